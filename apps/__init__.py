@@ -1,1 +1,1 @@
-"""The commands: one thin file each."""
+"""The command line of edge."""

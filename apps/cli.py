@@ -28,15 +28,15 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse, but what a command does not know is its own mistake, and not that of `edge`."""
-        found, unknown = super().parse_known_args(args, namespace)
+        """Parse as argparse does, but report an unknown argument as a mistake of the subcommand, and not of `edge`."""
+        namespace_found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             options = [name for name in self._option_string_actions if name.startswith("--")]
             self.error(f"unknown argument {unknown[0]}{_meant(unknown[0].partition('=')[0], options)}")
-        return found, unknown
+        return namespace_found, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """As argparse, and with the choice that is nearest to a mistyped one."""
+        """Check as argparse does, and suggest the choice that is nearest to a mistyped one."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _meant(given: str, known: Iterable[str]) -> str:
-    """What of all that is known is nearest to something mistyped, as words to add to a message."""
+    """Return text that suggests the known word nearest to a mistyped one."""
     from difflib import get_close_matches
 
     near = get_close_matches(given, list(known), n=1)
@@ -53,30 +53,32 @@ def _meant(given: str, known: Iterable[str]) -> str:
 
 
 def build_parser() -> Parser:
-    """The parser of all commands. Their modules are light at import: engines load when a command runs."""
+    """Return the parser of all commands. Their modules are light to import: engines load when a command runs."""
     parser = Parser(prog="edge", description="Run one model on the devices you have.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         module = importlib.import_module(f"apps.commands.{name}")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
-        command.set_defaults(run=getattr(module, "run", None), parser=command)  # of several actions each has its own
+        command.set_defaults(
+            run=getattr(module, "run", None), parser=command
+        )  # a command with actions has a `run` for each
         module.add_arguments(command)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line, by default that of this process; the exit code."""
+    """Run a command line, by default that of this process; return the exit code."""
     if argv is not None:
         return _run(argv)
     try:
         end_by_signals()
         code = _run(None)
         return EXIT_TERMINATED if terminated() and code == EXIT_INTERRUPTED else code
-    except KeyboardInterrupt:  # between the other lines
+    except KeyboardInterrupt:  # raised outside of `_run`
         return EXIT_INTERRUPTED
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):  # it ends; a traceback of how would be all that comes of them
+        for number in (signal.SIGINT, signal.SIGTERM):  # the process is ending: a signal would only add a traceback
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
 
@@ -92,7 +94,7 @@ def _run(argv: list[str] | None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone. Give the interpreter's last flush somewhere harmless to write.
+        # The reader of our output has gone. Let the interpreter's last flush write to a harmless place.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_CLOSED_PIPE
     except Exception as error:
@@ -116,7 +118,7 @@ def _one_line(error: Exception, code: int) -> str:
 
 
 class _Version(argparse.Action):
-    """Looks the version up only when asked: that takes as long as the rest of --help."""
+    """Looks the version up only on request: that takes as long as the rest of --help."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from edge.version import version

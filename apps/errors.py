@@ -1,4 +1,4 @@
-"""What a command can fail with, as exit codes."""
+"""Exit codes of errors."""
 
 import errno
 
@@ -19,14 +19,14 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code for an error. A full disk has one code, whichever part of the program met it."""
+    """Return the exit code of an error. A full disk has one code, whichever part of the program met it."""
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__) is not None and all(cause is not known for known in causes):
-        causes.append(cause)  # what was raised from itself has itself for a cause
+        causes.append(cause)  # an error raised from itself is its own cause
     if any(isinstance(cause, OSError) and cause.errno in FULL for cause in causes):
         return EXIT_NO_ROOM
     return next((EXIT_CODES[c.__name__] for c in type(error).__mro__ if c.__name__ in EXIT_CODES), EXIT_BUG)
 
 
 class UsageError(Exception):
-    """Options that do not go together."""
+    """Options that contradict each other, or do not go together."""

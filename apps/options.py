@@ -1,4 +1,4 @@
-"""Options that several commands share: which model, and how to load it."""
+"""Options that several commands share: the model, and how to load it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge import units
 if TYPE_CHECKING:
     from edge.llm.options import EngineOptions
 
-# Named here and not asked of quant.types and edge.llm.engine, so that --help stays quick; a test holds them together.
+# Copies of names in quant.types and edge.llm.engine, so that --help stays quick; a test compares them.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 TRANSPORTS = ("auto", "tcp", "grpc")
 WIRES = ("f32", "f16", "q8")
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """A parser as argparse takes it: what it refuses, it refuses in its own words."""
+    """Return a parser for argparse that reports errors with their own message."""
 
     @wraps(parse)
     def parsed(text: str) -> T:
@@ -58,13 +58,13 @@ byte_size, dimension = argument(units.parse_bytes), argument(units.dimension)
 
 
 def between(least: float, most: float) -> Callable[[str], float]:
-    """What reads a number from `least` to `most`."""
+    """Return a parser of numbers from `least` to `most`."""
     return argument(units.between(least, most))
 
 
 @argument
 def io_chunk(text: str) -> int:
-    """Bytes of one read, up to what an engine takes."""
+    """Return the bytes of one read, up to the engine's limit."""
     size = units.parse_bytes(text)
     if size > MAX_IO_CHUNK:
         raise ValueError(f"needs a size of at most {MAX_IO_CHUNK >> 20}MiB, got {text}")
@@ -73,13 +73,13 @@ def io_chunk(text: str) -> int:
 
 @argument
 def losses(text: str) -> int | str:
-    """Devices that may be lost: a number of 1 or more, or "auto"."""
+    """Return how many devices may be lost: a number of 1 or more, or "auto"."""
     return text if text == "auto" else units.positive_int(text)
 
 
 @argument
 def address(text: str) -> str:
-    """HOST:PORT of a worker, from what may lack the port."""
+    """Return HOST:PORT of a worker; the port may be left out."""
     from edge.net.channel import join_address, parse_address
 
     return join_address(*parse_address(text))
@@ -87,13 +87,13 @@ def address(text: str) -> str:
 
 @argument
 def worker_addresses(text: str) -> tuple[str, ...]:
-    """HOST:PORT of each worker. This device may be named first."""
+    """Return HOST:PORT of each worker. This device may be named first."""
     parts = items(text)
     if "local" in parts[1:]:
         raise ValueError("this device comes first, so only the first can be `local`")
     if parts == ["local"]:
         raise ValueError("this device alone needs no --workers")
-    parts = parts[1:] if parts[0] == "local" else parts  # it takes part as it is
+    parts = parts[1:] if parts[0] == "local" else parts  # this device always takes part
     if len(parts) > MOST_WORKERS:
         raise ValueError(f"takes up to {MOST_WORKERS} workers, got {len(parts)}")
     return tuple(map(address, parts))
@@ -101,13 +101,13 @@ def worker_addresses(text: str) -> tuple[str, ...]:
 
 @argument
 def workers_or_auto(text: str) -> tuple[str, ...]:
-    """As `worker_addresses`; AUTO stands for all that are found."""
+    """Parse as `worker_addresses`; AUTO stands for all workers that are found."""
     return AUTO if text == "auto" else worker_addresses(text)
 
 
 @argument
 def cores(text: str) -> tuple[int, ...]:
-    """Numbers of cores, from "0,2-3"."""
+    """Return numbers of cores from "0,2-3"."""
     from devices.cores import parse_cores
 
     return parse_cores(",".join(items(text)))
@@ -115,14 +115,15 @@ def cores(text: str) -> tuple[int, ...]:
 
 @argument
 def device_name(text: str) -> str:
-    """A name that a device can have."""
+    """Return a valid name of a device."""
     from devices.names import check_name
 
     return check_name(text)
 
 
 def check_usable(cores: Sequence[int], where: str = "--affinity") -> None:
-    """UsageError, with `where` they were named, unless this machine has these cores, and lets us choose them."""
+    """Raise UsageError, with the option `where` cores were named, unless this machine has them and lets a process
+    choose them."""
     from devices.cores import check_cores
 
     try:
@@ -131,7 +132,7 @@ def check_usable(cores: Sequence[int], where: str = "--affinity") -> None:
         raise UsageError(f"{where}: {error}") from None
 
 
-# Options of several commands, as argparse takes them. A command that means more by one gives it other words.
+# Options of several commands, as arguments of argparse. A command may change the help text.
 OPTIONS: dict[str, dict[str, Any]] = {
     "model": {
         "nargs": "?", "metavar": "MODEL", "help": "GGUF file, a known name, or REPO:FILE (default: the bundled model)",
@@ -176,13 +177,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def add(parser: argparse._ActionsContainer, *names: str, **otherwise: Any) -> None:
-    """Add options of OPTIONS, with what is `otherwise` in this command."""
+    """Add options of OPTIONS. otherwise: arguments that differ in this command."""
     for name in names:
         parser.add_argument(name, **{**OPTIONS[name], **otherwise})
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """How to load and run the model."""
+    """Add the options that say how to load and run the model."""
     group = parser.add_argument_group("engine")
     add(group, "--context", help="tokens of context (default: the model's, at most 4096)")
     add(group, "--threads", help="default: by cores and model")
@@ -217,20 +218,20 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--verify", action="store_true", help="check that what is read again has not changed")
 
 
-def given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Those of these options that were given, by name."""
+def given_options(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return the options of these names that were given."""
     return {name: value for name in names if (value := getattr(args, name, None)) is not None}
 
 
 def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
-    """UsageError where one of these options was given. why: what is said behind its name."""
+    """Raise UsageError if one of these options was given. why: text that follows its name."""
     for name in names:
         if (value := getattr(args, name, None)) is not None and value is not False:
             raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
 def add_prefix_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup, whose: str) -> None:
-    """How much of prompts is kept on disk."""
+    """Add the option for the size of the prefix cache on disk."""
     parser.add_argument(
         "--prefix-cache",
         type=byte_size_or_none,
@@ -240,21 +241,25 @@ def add_prefix_argument(parser: argparse.ArgumentParser | argparse._ArgumentGrou
 
 
 def add_draft_arguments(parser: argparse._ActionsContainer, default: str) -> None:
-    """How tokens are guessed, so that one pass checks several; and on which worker."""
-    words = f"guess tokens and check several in a pass: auto, off, ngram, self, or a small model (default: {default})"
-    parser.add_argument("--draft", metavar="HOW", help=words)
-    words = "let this worker guess, by the model that --draft names; tokens alone go there: HOST[:PORT]"
-    parser.add_argument("--draft-worker", type=address, metavar="ADDRESS", help=words)
+    """Add the options for drafting tokens, so that one pass verifies several, and for the worker that drafts."""
+    help_text = (
+        f"guess tokens and check several in a pass: auto, off, ngram, self, or a small model (default: {default})"
+    )
+    parser.add_argument("--draft", metavar="HOW", help=help_text)
+    help_text = "let this worker guess, by the model that --draft names; tokens alone go there: HOST[:PORT]"
+    parser.add_argument("--draft-worker", type=address, metavar="ADDRESS", help=help_text)
 
 
 def add_reproducible_argument(parser: argparse._ActionsContainer) -> None:
-    """Whether the same command gives the same tokens each time."""
-    words = "the same command gives the same tokens each time on these devices, for some speed (docs/reproducible.md)"
-    parser.add_argument("--reproducible", action="store_true", help=words)
+    """Add the option for the same tokens each time."""
+    help_text = (
+        "the same command gives the same tokens each time on these devices, for some speed (docs/reproducible.md)"
+    )
+    parser.add_argument("--reproducible", action="store_true", help=help_text)
 
 
-def settle(args: argparse.Namespace) -> None:
-    """With --reproducible: turn off what would follow time. UsageError for options that ask for it."""
+def apply_reproducible(args: argparse.Namespace) -> None:
+    """With --reproducible, turn off all that depends on time. UsageError for options that ask for it."""
     if not args.reproducible:
         return
     why = "depends on how long steps take, so answers would not be the same each time: leave it or --reproducible out"
@@ -268,7 +273,7 @@ def settle(args: argparse.Namespace) -> None:
 
 
 def check_draft_worker(args: argparse.Namespace) -> None:
-    """UsageError where a worker is to guess, and --draft names no model for it. To be called before gRPC is loaded."""
+    """Raise UsageError if a worker is to draft, and --draft names no model for it. Call this before gRPC is loaded."""
     if getattr(args, "draft_worker", None) is None:  # edge devices probe MODEL has no such option
         return
     if args.draft in (None, "auto", "off", "ngram"):
@@ -278,10 +283,10 @@ def check_draft_worker(args: argparse.Namespace) -> None:
 
 
 def check_output(output: Path, sources: Iterable[Path], force: bool) -> None:
-    """UsageError where a file cannot be written, or must not: to be known before anything is computed. It is this
-    command's from then on: another one that is to write it is refused.
+    """Raise UsageError if a file cannot be written, or must not be: called before anything is computed. The file then
+    belongs to this command: another command is refused.
 
-    sources: all files that are read, which nothing may replace. force: any other one may be replaced.
+    sources: files that are read, which must not be replaced. force: any other file may be replaced.
     """
     from devices.files import claim
 
@@ -302,27 +307,27 @@ def check_output(output: Path, sources: Iterable[Path], force: bool) -> None:
 
 
 def check_onnx(pictures: bool = False) -> None:
-    """UsageError where what ONNX models need is not installed; pictures: what reading these needs, too."""
+    """Raise UsageError if packages for ONNX models are not installed; pictures: also those for reading pictures."""
     check_installed({"onnx": "onnx", "onnxruntime": "onnxruntime"} | ({"PIL": "pillow"} if pictures else {}))
 
 
 def check_installed(packages: Mapping[str, str], use: str = "this", extra: str = "onnx") -> None:
-    """UsageError, with what they are needed for and the extra that brings them, where packages are not installed.
-    packages: what is imported of each, and its name."""
+    """Raise UsageError, with their use and the extra that installs them, if packages are not installed. packages: the
+    module to import of each, and its name."""
     lacking = [name for module, name in packages.items() if find_spec(module) is None]
     if lacking:
         raise UsageError(f'{", ".join(lacking)} needed for {use}: pip install "edge-runtime[{extra}]"')
 
 
-def check_dimensions(given: Sequence[tuple[str, int]]) -> None:
-    """UsageError where --dim names one twice."""
-    if len({name for name, _ in given}) < len(given):
+def check_dimensions(dimensions: Sequence[tuple[str, int]]) -> None:
+    """Raise UsageError if --dim names a dimension twice."""
+    if len({name for name, _ in dimensions}) < len(dimensions):
         raise UsageError("--dim gives one dimension two values; give it once")
 
 
 def keep_to_cores(cores: Sequence[int] | None, where: str = "--affinity") -> None:
-    """Run on these cores from now on, where some are named. Call it before anything starts threads. UsageError, with
-    `where` they were named, where they cannot be had."""
+    """Run on these cores from now on, if any are named. Call it before anything starts threads. UsageError, with the
+    option `where` they were named, if they are not available."""
     if cores:
         from devices.cores import pin_to_cores
 
@@ -331,47 +336,47 @@ def keep_to_cores(cores: Sequence[int] | None, where: str = "--affinity") -> Non
 
 
 def quiet_grpc() -> None:
-    """To be called before gRPC is loaded. It writes lines of its own about connections that failed; ours say the same
-    in words. And it would prepare for forks, of which there are none."""
+    """Silence gRPC; call this before it is loaded. Its own lines about failed connections repeat our errors, and it
+    would prepare for forks, which do not happen."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def byte_size_or_none(text: str) -> int:
-    """A size, or 0."""
+    """Return a size, or 0."""
     return 0 if text.strip() == "0" else byte_size(text)
 
 
 def engine_options(args: argparse.Namespace, sequences: int = 1, *, follows_load: bool = False) -> EngineOptions:
-    """The parsed engine options, for so many sequences. follows_load: without --threads, there are as many as others
-    leave free. UsageError for options that do not go together."""
+    """Return the parsed engine options, for so many sequences. follows_load: without --threads, use as many threads as
+    other programs leave free. UsageError for options that do not go together."""
     from edge.llm.options import EngineOptions, PrefixOptions, reproducible
 
     check_engine_arguments(args)
     names = {field.name for field in fields(EngineOptions)}
     options = {name: value for name, value in vars(args).items() if name in names}
     prefixes = PrefixOptions.of(getattr(args, "prefix_cache", 0))
-    made = EngineOptions(**options, prefixes=prefixes, sequences=sequences, follows_load=follows_load)
-    made = reproducible(made) if getattr(args, "reproducible", False) else made
+    engine_opts = EngineOptions(**options, prefixes=prefixes, sequences=sequences, follows_load=follows_load)
+    engine_opts = reproducible(engine_opts) if getattr(args, "reproducible", False) else engine_opts
     if getattr(args, "draft", None) is None:
-        return made
+        return engine_opts
     from apps.show.progress import ShownSteps
     from edge.speculate.factory import drafts, with_room
 
     insecure = bool(getattr(args, "insecure", False))
     args.draft = drafts(args.draft, args.model, ShownSteps(), worker=args.draft_worker, insecure=insecure)
-    return with_room(made, args.draft)
+    return with_room(engine_opts, args.draft)
 
 
 def options_of_chunks(args: argparse.Namespace) -> EngineOptions:
-    """As `engine_options`, for a text in chunks. From then on this process keeps to the cores asked for."""
+    """Return `engine_options` for a text in chunks. From then on this process keeps to the requested cores."""
     refuse(args, ("context",), "is not used: every chunk has a context of its own; use --chunk-tokens in its place")
     keep_to_cores(args.affinity)
     return engine_options(args)
 
 
 def check_engine_arguments(args: argparse.Namespace) -> None:
-    """UsageError for engine options that do not go together."""
+    """Raise UsageError for engine options that do not go together."""
     if args.memory is None:
         about_budget = ("window", "io_threads", "io_chunk", "verify")
         refuse(args, about_budget, "is about a budget: give one with --memory SIZE")
@@ -380,8 +385,8 @@ def check_engine_arguments(args: argparse.Namespace) -> None:
 
 
 def model_path(spec: str | None) -> Path:
-    """The model to run: the bundled one, a local file, a model that has a name, or REPO:FILE from the hub. The last two
-    are fetched where they are not here yet."""
+    """Return the model to run: the bundled one, a local file, a named model, or REPO:FILE from the hub. The last two
+    are fetched if they are not here yet."""
     from edge.demo import MODEL_PATH
 
     if spec is None:

@@ -37,7 +37,7 @@ from edge.quantization.fit import FitOptions, fit_file
 from edge.quantization.text_file import BUNDLED, read_text
 from edge.sameness.evaluate import COLUMNS, chunks_of, compare_routes
 from edge.sameness.routes import Route, after_loss
-from edge.sameness.standard import elsewhere, here, opened_here, options_for, settings, ways
+from edge.sameness.standard import answer_routes, local_engines, local_route, options_for, remote_route, setting_routes
 from edge.units import as_bytes
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
@@ -97,9 +97,10 @@ def one_file(
     chunks = chunks_of([reference, path], read_text(args.text), args.chunk_tokens, args.chunks)
     options = options_for(EngineOptions(threads=1), args.chunk_tokens)
     n_vocab = ModelShape.from_gguf(GgufFile.open(path)).n_vocab
-    on_one = here(path, options)
+    on_one = local_route(path, options)
     found = compare_routes(
-        here(reference, options), on_one, settings(path, options), others(path, options, workers), chunks, n_vocab,
+        local_route(reference, options), on_one, setting_routes(path, options),
+others(path, options, workers), chunks, n_vocab,
         progress=said(path.name),
     )  # fmt: skip
     return {"size_bytes": path.stat().st_size, **found.to_json(), "rows": found.rows()}
@@ -124,16 +125,16 @@ def others(path: Path, options: EngineOptions, workers: Sequence[tuple[str, int]
 
     two = over("tensor", 1, 1)
     return [
-        *ways(options, opened_here(path)),
-        elsewhere(options, over("pipeline", 1, 1, 1), "3 stages"),
-        elsewhere(options, two, "2 ranks"),
-        elsewhere(options, over("tensor", 3, 1), "2 ranks, 3 to 1"),
-        elsewhere(options, over("tensor", 1, 1, 1, 1), "4 ranks"),
-        elsewhere(options, over("tensor", 1, 1, wire="f16"), "2 ranks, f16 on the wire"),
-        elsewhere(options, over("tensor", 1, 1, wire="q8"), "2 ranks, q8 on the wire"),
-        elsewhere(options, over("pipeline", 1, 1, 1, wire="q8"), "3 stages, q8 on the wire"),
-        *ways(options, two, "2 ranks"),
-        elsewhere(options, two, "2 ranks, a loss in each chunk", after_loss(lose)),
+        *answer_routes(options, local_engines(path)),
+        remote_route(options, over("pipeline", 1, 1, 1), "3 stages"),
+        remote_route(options, two, "2 ranks"),
+        remote_route(options, over("tensor", 3, 1), "2 ranks, 3 to 1"),
+        remote_route(options, over("tensor", 1, 1, 1, 1), "4 ranks"),
+        remote_route(options, over("tensor", 1, 1, wire="f16"), "2 ranks, f16 on the wire"),
+        remote_route(options, over("tensor", 1, 1, wire="q8"), "2 ranks, q8 on the wire"),
+        remote_route(options, over("pipeline", 1, 1, 1, wire="q8"), "3 stages, q8 on the wire"),
+        *answer_routes(options, two, "2 ranks"),
+        remote_route(options, two, "2 ranks, a loss in each chunk", after_loss(lose)),
     ]
 
 

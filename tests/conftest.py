@@ -104,7 +104,7 @@ def _processes_are_forked() -> Iterator[None]:
         if available() and not THOROUGH:
             for name, seconds in BRIEF_LINKS.items():
                 patch.setattr(dialling, name, seconds)
-            patch.setattr(session, "Child", partial(session.Child, fork_server=OwnEngines()))  # type: ignore[attr-defined]
+            patch.setattr(session, "RankProcess", partial(session.RankProcess, fork_server=OwnEngines()))  # type: ignore[attr-defined]
             fork_modules(patch)
         yield
 

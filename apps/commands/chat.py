@@ -23,18 +23,18 @@ from apps.options import (
     add_engine_arguments,
     add_prefix_argument,
     add_reproducible_argument,
+    apply_reproducible,
     check_draft_worker,
     engine_options,
-    given,
+    given_options,
     model_path,
     natural,
     number,
     positive_int,
     refuse,
     seed,
-    settle,
 )
-from apps.show.answer import Loaded, answer, dropped_line, end_line
+from apps.show.answer import LoadedChat, answer, dropped_line, end_line
 from apps.show.progress import ShownSteps
 from apps.show.progress import say as say_as
 from apps.show.table import print_json
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
         return _ask_server(args, prompt)
     if args.api_key is not None:
         raise UsageError("--api-key is for a server; name it with --url URL")
-    settle(args)
+    apply_reproducible(args)
     if args.reproducible and args.seed is None:
         args.seed = 0
     if args.seed is not None and args.prefix_cache is None:
@@ -177,7 +177,7 @@ def _ask_server(args: argparse.Namespace, prompt: str | None) -> int:
     from edge.net.chat_client import ServerChat
 
     refuse(args, _OF_THIS_PROCESS, "is about a model that is loaded here, and with --url it is loaded by a server")
-    options = given(args, (*_SAMPLING, "max_tokens"))
+    options = given_options(args, (*_SAMPLING, "max_tokens"))
     if args.stop:
         options["stop"] = args.stop
     if args.json_schema:
@@ -224,7 +224,7 @@ def _has_input(timeout_s: float) -> bool:
         return bool(selector.select(timeout_s))
 
 
-def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling: SamplingParams) -> int:
+def _answer_once(args: argparse.Namespace, loaded: LoadedChat, prompt: str, sampling: SamplingParams) -> int:
     from edge.errors import EdgeError
     from edge.llama.interrupt import interrupt_stops
     from edge.llm.interface import memory_json
@@ -279,7 +279,7 @@ def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling
 @contextmanager
 def _loaded(
     args: argparse.Namespace, path: Path, template: str | None, devices: distributed.Devices[Plan] | None, *, once: bool
-) -> Iterator[Loaded]:
+) -> Iterator[LoadedChat]:
     """A chat on the loaded model. once: for a single question, whose answer ends where the context is full."""
     document = "\n\n".join(_read(name).strip() for name in args.file)
     from edge.llm.chat import Chat
@@ -302,7 +302,7 @@ def _loaded(
         resumed = _resumed(chat, args.resume) if args.resume is not None else None
         chat.system = args.system or chat.system
         chat.document = document or chat.document
-        yield Loaded(chat, time.perf_counter() - began, deployed, resumed)
+        yield LoadedChat(chat, time.perf_counter() - began, deployed, resumed)
 
 
 def _resumed(chat: Chat, name: str) -> Path:
@@ -340,8 +340,8 @@ def _say_memory(need: MemoryNeed, plan: PagePlan) -> None:
 def _sampling(args: argparse.Namespace) -> SamplingParams:
     from edge.llm.sampler import SamplingParams
 
-    files: dict[str, Any] = {n: _read(path) for n, path in given(args, ("grammar", "json_schema")).items()}
-    return SamplingParams(**given(args, _SAMPLING), **files)
+    files: dict[str, Any] = {n: _read(path) for n, path in given_options(args, ("grammar", "json_schema")).items()}
+    return SamplingParams(**given_options(args, _SAMPLING), **files)
 
 
 def _bounds_line(schema: str) -> str | None:

@@ -16,7 +16,7 @@ from apps.options import (
     add,
     check_output,
     engine_options,
-    given,
+    given_options,
     keep_to_cores,
     quiet_grpc,
     refuse,
@@ -213,10 +213,10 @@ def deployed(
         f"as {args.plan} says",
         exchange=Exchange(args.transport or "auto", args.allreduce or "auto", args.wire or "f32"),
         insecure=args.insecure,
-        own=given(args, ("threads", "affinity", "gpu_layers", "memory")),
+        own=given_options(args, ("threads", "affinity", "gpu_layers", "memory")),
         seek=announced if devices.joining else None,
         reproducible=getattr(args, "reproducible", False),
-        **given(args, ("parallel", "shares", "spare")),
+        **given_options(args, ("parallel", "shares", "spare")),
     )
     options = options or engine_options(args, sequences)
     with running(path, placement, options, steps=ShownSteps(), on_plan=save) as model:
@@ -239,7 +239,7 @@ def deployed_onnx(
         f"as {args.plan} says",
         args.cut,
         insecure=args.insecure,
-        **given(args, ("shares", "transport", "wire", "threads", "provider")),
+        **given_options(args, ("shares", "transport", "wire", "threads", "provider")),
     )
     with running(model, placement, steps=ShownSteps()) as running_model:
         if args.save_plan is not None:

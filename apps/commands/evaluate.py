@@ -96,7 +96,14 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
         raise UsageError(f"one model is computed in several ways, {len(args.models)} were given beside the reference")
     from edge.quantization.text_file import BUNDLED, read_text
     from edge.sameness.evaluate import COLUMNS, chunks_of, compare_routes
-    from edge.sameness.standard import elsewhere, here, opened_here, options_for, settings, ways
+    from edge.sameness.standard import (
+        answer_routes,
+        local_engines,
+        local_route,
+        options_for,
+        remote_route,
+        setting_routes,
+    )
     from partition.model.model import ModelShape
     from quant.gguf.file import GgufFile
 
@@ -104,7 +111,7 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
     reference, path = (model_path(spec) for spec in (args.reference, *(args.models or [args.reference])))
     chunks = chunks_of([reference, path], read_text(source), args.chunk_tokens, _most(args))
     options = options_for(options, args.chunk_tokens)
-    others = ways(options, opened_here(path))
+    others = answer_routes(options, local_engines(path))
     if devices is not None:
 
         @contextmanager
@@ -112,11 +119,17 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
             with distributed.deployed(args, devices, path, options=asked) as model:
                 yield model.engine
 
-        others += [elsewhere(options, over, "the devices"), *ways(options, over, "the devices")]
+        others += [remote_route(options, over, "the devices"), *answer_routes(options, over, "the devices")]
     n_vocab = ModelShape.from_gguf(GgufFile.open(path)).n_vocab
     with ShownSteps().step("Evaluating", unit="predictions") as show:
         found = compare_routes(
-            here(reference, options), here(path, options), settings(path, options), others, chunks, n_vocab, show
+            local_route(reference, options),
+            local_route(path, options),
+            setting_routes(path, options),
+            others,
+            chunks,
+            n_vocab,
+            show,
         )
     if args.json:
         head = {"reference": str(reference), "model": str(path), "text": str(source)}

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from apps.commands import model_kept
-from apps.options import add, check_output, given, model_path, natural, positive_int
+from apps.options import add, check_output, given_options, model_path, natural, positive_int
 from apps.show.progress import progress
 from apps.show.table import print_json, print_table
 from quant.text import bytes_text, count_text
@@ -112,7 +112,7 @@ def _range(values: tuple[int, ...]) -> str:
 def _synth(args: argparse.Namespace) -> int:
     from edge.models import presets, synth
 
-    shape = presets.shape_of(args.shape, args.arch, given(args, (*_FIGURES, "tied")))
+    shape = presets.shape_of(args.shape, args.arch, given_options(args, (*_FIGURES, "tied")))
     synth.layout(shape, args.type, args.head_type)  # refuses types before anything is written
     check_output(args.out, (), args.force)
     start_s = time.monotonic()

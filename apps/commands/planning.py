@@ -20,7 +20,7 @@ from apps.options import (
     check_dimensions,
     check_draft_worker,
     check_onnx,
-    given,
+    given_options,
     in_flight,
     model_path,
     positive_int,
@@ -82,7 +82,7 @@ def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tu
         if is_onnx(args.model):
             check_onnx()
             check_dimensions(args.dim or [])
-        named = given(args, [field.name for field in fields(PlanOptions)])
+        named = given_options(args, [field.name for field in fields(PlanOptions)])
         options, steps = PlanOptions(dims=dict(args.dim or []), inputs=args.input or (), **named), ShownSteps()
         with_workers = (path, cluster.devices, cluster.fleet, cluster.notes, options)
         found = of_model(*with_workers, types=types, insecure=cluster.insecure, steps=steps)

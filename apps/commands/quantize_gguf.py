@@ -17,7 +17,7 @@ from edge.quantization import make
 from edge.quantization.comparison import COLUMNS, compare_mixes
 from edge.quantization.fit import FitOptions
 from edge.quantization.kernels import default_mix
-from edge.quantization.make import Made, Source
+from edge.quantization.make import QuantizedModel, Source
 from edge.quantization.text_file import BUNDLED, read_text
 from quant.checkpoint.convert import CONVERTED_TYPES
 from quant.gguf.imatrix import read_imatrix
@@ -33,10 +33,10 @@ def run(args: argparse.Namespace) -> int:
     is_folder = model.is_dir()
     model = model if is_folder else model_path(args.model)
     read = [path for path in (args.imatrix, args.text) if path]
-    check_output(args.output, [*make.files_of(model), *read], args.force)
+    check_output(args.output, [*make.model_files(model), *read], args.force)
     evaluation = None
     if is_folder and (args.type or "").lower() in CONVERTED_TYPES and not args.report:
-        made = make.converted(model, args.output, args.type.lower(), steps)
+        made = make.convert_checkpoint(model, args.output, args.type.lower(), steps)
     else:
         with make.as_gguf(model, args.output, steps) as source:
             made = _make(args, source, steps)
@@ -89,18 +89,18 @@ def _check(args: argparse.Namespace) -> list[Mix]:
     return compared
 
 
-def _make(args: argparse.Namespace, source: Source, steps: ShownSteps) -> Made:
+def _make(args: argparse.Namespace, source: Source, steps: ShownSteps) -> QuantizedModel:
     """Write OUT in a type, or in the size that is asked for."""
     if not (args.size or args.fit):
         mix = mix_by_name(args.type) if args.type else default_mix(args.threads or default_threads())
-        return make.to_type(source, args.output, mix, imatrix=args.imatrix, threads=args.threads, steps=steps)
+        return make.quantize_to_type(source, args.output, mix, imatrix=args.imatrix, threads=args.threads, steps=steps)
     kinds = tuple(weight_type(name) for name in args.types or ())
     options = FitOptions(args.imatrix, kinds, args.fast, 60 * (args.minutes or QUANTIZE_MINUTES), args.threads)
-    size = args.size or make.size_within(source, args.fit, args.context, args.kv_type or "f16", options, steps)
-    return make.to_size(source, args.output, size, read_text(args.text or BUNDLED), options, steps)
+    size = args.size or make.budget_within(source, args.fit, args.context, args.kv_type or "f16", options, steps)
+    return make.quantize_to_size(source, args.output, size, read_text(args.text or BUNDLED), options, steps)
 
 
-def _print(args: argparse.Namespace, made: Made) -> None:
+def _print(args: argparse.Namespace, made: QuantizedModel) -> None:
     values = made.to_json()
     rows = [
         ("size", f"{bytes_text(values['size_bytes'])}, was {bytes_text(values['source_bytes'])}"),
@@ -113,7 +113,7 @@ def _print(args: argparse.Namespace, made: Made) -> None:
         rows.append(("KL divergence", figures))
         if exact := values["exact_tensors"]:
             rows.append(("without loss", ", ".join(f"{n} tensors on the grid of {kind}" for kind, n in exact.items())))
-    print_table(f"{args.output}: {made.word}", rows)
+    print_table(f"{args.output}: {made.type_name}", rows)
     if made.outcome.misfits:
         first = made.outcome.misfits[0]
         print_note(

@@ -11,7 +11,7 @@ from apps.commands import distributed
 from apps.errors import UsageError
 from apps.options import add, check_dimensions, check_onnx, check_output, items, natural, number, positive, positive_int
 from apps.show.progress import progress
-from apps.show.run_outputs import Made
+from apps.show.run_outputs import RunResult
 from apps.show.table import print_json
 from quant.text import counted
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _here(args: argparse.Namespace, scaling: Scaling | None) -> Made:
+def _here(args: argparse.Namespace, scaling: Scaling | None) -> RunResult:
     """On this device alone: one engine computes one input at a time, with all its threads."""
     from edge.llama.interrupt import interrupt_stops
     from edge.onnx.bench import sequential
@@ -99,10 +99,10 @@ def _here(args: argparse.Namespace, scaling: Scaling | None) -> Made:
         }
         rows = [("provider", f"{engine.provider}, {counted(engine.threads, 'thread')}")]
         fallbacks = [f"{one}; what runs is {engine.provider}" for one in engine.fell_back_from]
-        return Made(given, outputs, speed, about, rows, fallbacks)
+        return RunResult(given, outputs, speed, about, rows, fallbacks)
 
 
-def _there(args: argparse.Namespace, scaling: Scaling | None, devices: distributed.Devices[OnnxPlan]) -> Made:
+def _there(args: argparse.Namespace, scaling: Scaling | None, devices: distributed.Devices[OnnxPlan]) -> RunResult:
     """On several devices, as a pipeline."""
     from edge.llama.interrupt import interrupt_stops
     from edge.onnx.file import load
@@ -129,7 +129,7 @@ def _there(args: argparse.Namespace, scaling: Scaling | None, devices: distribut
             wire_errors = errors(pipeline.run(given.feeds).outputs, outputs) if wire != "f32" else ()
             speed = pipeline.measured(measure, wire) if args.repeats else None
         about = deployed.to_json(speed.compute_ms if speed else (), wire_errors)
-        return Made(given, outputs, speed, about, stage_rows(about["stages"], deployed, wire_errors))
+        return RunResult(given, outputs, speed, about, stage_rows(about["stages"], deployed, wire_errors))
 
 
 def _check(args: argparse.Namespace) -> Scaling | None:

@@ -16,13 +16,13 @@ from apps.options import (
     add_engine_arguments,
     add_prefix_argument,
     add_reproducible_argument,
+    apply_reproducible,
     argument,
     check_draft_worker,
     check_engine_arguments,
     check_installed,
-    given,
+    given_options,
     model_path,
-    settle,
 )
 from apps.show.progress import say as say_as
 from edge import units
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     insecure = args.insecure
     asks_workers = (args.workers or args.plan or args.draft_worker) is not None
     args.insecure = insecure and asks_workers  # else it is about clients alone
-    settle(args)
+    apply_reproducible(args)
     if args.reproducible and (args.requests or 1) > 1:
         raise UsageError(
             f"--requests {args.requests}: what a request gets depends on those that share its steps, so"
@@ -188,7 +188,7 @@ def _config(args: argparse.Namespace, path: Path, devices: distributed.Devices[P
             "workers": devices.addresses[1:],
             "joining": devices.joining,
             "plan": None if devices.plan is None else devices.plan.to_json(),
-            **given(args, ("parallel", "shares", "transport", "allreduce", "wire", "spare")),
+            **given_options(args, ("parallel", "shares", "transport", "allreduce", "wire", "spare")),
         }
     options["sequences"] = args.requests
     return EngineConfig(

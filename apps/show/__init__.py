@@ -1,1 +1,1 @@
-"""Tables, progress, Markdown and pictures."""
+"""Output of commands: tables, progress, Markdown, the interactive chat."""

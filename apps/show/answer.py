@@ -1,4 +1,4 @@
-"""An answer as it comes, with what there is to see before its first token."""
+"""Answer of a chat as it comes, with a progress bar before its first token."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ STOPPED = "stopped before an answer began, so the conversation is without this q
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What there is to talk to."""
+class LoadedChat:
+    """A loaded chat."""
 
     chat: Chat
-    seconds: float  # that loading took
-    deployed: Deployed | None  # where it runs on several devices
-    resumed: Path | None = None  # where the conversation is kept after each answer
+    seconds: float  # of loading
+    deployed: Deployed | None  # the deployment, if it runs on several devices
+    resumed: Path | None = None  # file in which the conversation is saved after each answer
 
 
 def dropped_line(usage: Usage) -> str:
-    """What a person is told where the context was full."""
+    """Return the line that reports that the context was full."""
     return f"context full: the oldest {usage.dropped_tokens} tokens were dropped"
 
 
 def end_line(response: Response, max_tokens: int | None, sampling: SamplingParams) -> str | None:
-    """Return the line that says why an answer was cut; None where it was not, or where that was asked for.
+    """Return the line that says why an answer was cut; None if it was not, or that was requested.
 
-    max_tokens: what they asked for.
+    max_tokens: the requested limit.
     """
     if response.finish_reason == "repetition":
         line = f"{response.repetition}; it ends here, --allow-repetition lets it go on"
@@ -59,7 +59,7 @@ def answer(
     stop: Sequence[str],
     again: bool = False,
 ) -> Generator[Response, None, None]:
-    """What `Chat.ask` yields, or `Chat.retry` where it is `again`, with a progress bar until the first token."""
+    """Yield the responses of `Chat.ask`, or of `Chat.retry` if `again`, with a progress bar until the first token."""
     ask: Callable[..., Iterator[Response]] = chat.retry if again else chat.ask
     with progress("Reading the prompt", unit="tokens") as show:
         responses = ask(text, sampling, max_tokens=max_tokens, stop=stop, on_prefill=show)

@@ -17,12 +17,13 @@ from rich.text import Text
 REDRAW_EVERY_S = 0.05
 DRAWING_SHARE = 0.1  # of the time, at most: a long code block takes longer to draw than a token to compute
 
-# What looks like HTML is shown as it is: a model that writes <think> or vector<int> means the characters.
+# Text like HTML is shown unchanged: a model that writes <think> or vector<int> means the characters.
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
 
 
 class MarkdownStream:
-    """A context manager; `push` text as it comes. Leaving it prints what is still open, also after Ctrl-C."""
+    """Context manager that prints a stream of Markdown; `push` text as it comes. Its end prints open blocks, also after
+    Ctrl-C."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -62,13 +63,13 @@ class MarkdownStream:
 
 
 def finished_length(text: str) -> int:
-    """Characters of `text` that belong to blocks which no further text can change: all but the last block."""
+    """Return how many characters of `text` belong to blocks that further text cannot change: all but the last block."""
     whole_lines = text[: text.rfind("\n") + 1]  # a "#" at the end may become a heading, or "#1"
     return sum(len(block) for block in split_blocks(whole_lines)[:-1])
 
 
 def split_blocks(text: str) -> list[str]:
-    """`text`, cut before each block but the first."""
+    """Return `text` cut before each block but the first."""
     lines = io.StringIO(text, newline="").readlines()  # str.splitlines would also cut where Markdown does not
     starts = [token.map[0] for token in _PARSER.parse(text) if token.level == 0 and token.map]
     cuts = [0, *starts[1:], len(lines)]
@@ -76,7 +77,7 @@ def split_blocks(text: str) -> list[str]:
 
 
 class _Markdown(Markdown):
-    """rich's Markdown, parsed our way."""
+    """rich's Markdown with the parser of this module."""
 
     def __init__(self, text: str) -> None:
         super().__init__("")
@@ -107,5 +108,5 @@ def _is_empty(line: list[Segment]) -> bool:
 
 
 def _is_blank(line: list[Segment]) -> bool:
-    # A coloured background is something to see: code has a border of it.
+    # A coloured background is visible: code has a border of it.
     return _is_empty(line) and not any(s.style is not None and s.style.bgcolor is not None for s in line)

@@ -1,4 +1,4 @@
-"""How far a long job is: a bar on a terminal, a plain line now and then elsewhere. All on stderr."""
+"""Progress of a long job: a bar on a terminal, plain lines elsewhere. All on standard error."""
 
 import sys
 import threading
@@ -9,15 +9,16 @@ from contextlib import contextmanager
 from edge.tasks import ShowStep, Steps
 from quant.text import bytes_text, count_text, printable
 
-PLAIN_AFTER_S = 1.0  # the first line of a step: less would only fill a log
-PLAIN_INTERVAL_S = 5.0  # between lines, where it goes on
-STILL_S = 10.0  # between lines, where nothing is told: it is not dead
-SHOW_AFTER_S = 0.3  # a bar for less would only flicker
+PLAIN_AFTER_S = 1.0  # until the first line of a step: lines of shorter steps would only fill a log
+PLAIN_INTERVAL_S = 5.0  # between lines while the job reports progress
+STILL_S = 10.0  # between lines while it reports none, to show that it goes on
+SHOW_AFTER_S = 0.3  # until a bar appears: shorter ones would only flicker
 
 
 @contextmanager
 def progress(label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
-    """Show `label` and how much of `total` is done, until the block ends. Units: "bytes", or what is counted."""
+    """Show `label` and how much of `total` is done, until the block ends. unit: "bytes", or the name of what is
+    counted."""
     if sys.stderr.isatty():
         with _Bar(label, total, unit) as bar:
             yield bar.update
@@ -26,27 +27,27 @@ def progress(label: str, total: float | None = None, unit: str = "bytes") -> Ite
             yield lines.update
 
 
-def say(words: str, command: str = "") -> None:
+def say(message: str, command: str = "") -> None:
     """A line of a command on standard error, above what is drawn there and on standard output."""
-    print(printable(f"{' '.join(filter(None, ('edge', command)))}: {words}"), file=sys.stderr, flush=True)
+    print(printable(f"{' '.join(filter(None, ('edge', command)))}: {message}"), file=sys.stderr, flush=True)
 
 
 class ShownSteps(Steps):
-    """Steps of a longer job, each with a progress of its own."""
+    """Steps of a longer job, each with its own progress."""
 
     def __init__(self, command: str = "") -> None:
-        """command: whose job it is, for what is said."""
+        """command: whose job it is, for lines of `say`."""
         self._command = command
 
     step = staticmethod(progress)
 
     def say(self, line: str) -> None:
-        """A sentence on standard error."""
+        """Print a sentence on standard error."""
         say(line, self._command)
 
 
 class _Bar:
-    """A line that is drawn over."""
+    """A progress bar."""
 
     def __init__(self, label: str, total: float | None, unit: str) -> None:
         from rich.console import Console
@@ -74,14 +75,14 @@ class _Bar:
         self._rich.stop()
 
     def update(self, n: float, total: float | None = None, what: str = "") -> None:
-        """`n` units are done, of `total` where that is news. what: it is at now."""
+        """Report `n` units done, of `total` if that has changed. what: the item in progress."""
         self._total = total or self._total
         self._rich.update(self._task, completed=n, total=self._total, text=_text(n, self._total, self._unit, what))
 
 
 class Lines:
-    """A line when it has gone on for PLAIN_AFTER_S, then one at most every PLAIN_INTERVAL_S and at least every STILL_S.
-    None for what is over before the first."""
+    """Plain lines: the first after PLAIN_AFTER_S, then one at most every PLAIN_INTERVAL_S and at least every STILL_S. A
+    shorter job prints none."""
 
     def __init__(
         self,
@@ -92,11 +93,11 @@ class Lines:
         clock: Callable[[], float] = lambda: time.monotonic(),
         ticking: bool = True,
     ) -> None:
-        """ticking: a thread calls `tick` while it lasts."""
+        """ticking: whether a thread calls `tick` while the job lasts."""
         self._label, self._total, self._unit = label, total, unit
         self._clock, self._began_s = clock, clock()
         self._next_s, self._still_s = self._began_s + PLAIN_INTERVAL_S, self._began_s + PLAIN_AFTER_S
-        self._state = ""  # how far it is, in words
+        self._state = ""  # progress as text
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True) if ticking else None
@@ -112,7 +113,7 @@ class Lines:
             self._thread.join()
 
     def update(self, n: float, total: float | None = None, what: str = "") -> None:
-        """`n` units are done, of `total` where that is news. what: it is at now."""
+        """Report `n` units done, of `total` if that has changed. what: the item in progress."""
         self._total = total or self._total
         with self._lock:
             self._state = _text(n, self._total, self._unit, what)
@@ -120,7 +121,7 @@ class Lines:
                 self._print(now_s, f"{self._label}: {self._state}")
 
     def tick(self) -> float:
-        """Print a line where none was for too long: the seconds until the next is due."""
+        """Print a line if there was none for too long; return the seconds until the next is due."""
         with self._lock:
             now_s = self._clock()
             if now_s >= self._still_s:
@@ -138,7 +139,7 @@ class Lines:
 
 
 def _text(n: float, total: float | None, unit: str, what: str) -> str:
-    """How much is done, in words: "1.00 GiB of 4.00 GiB, 25 %", "512 of 2.05 K tokens, 25 %, the last"."""
+    """Return the progress as text: "1.00 GiB of 4.00 GiB, 25 %", "512 of 2.05 K tokens, 25 %, the last"."""
     show, suffix = (bytes_text, "") if unit == "bytes" else (count_text, f" {unit}")
     amount = f"{show(n)} of {show(total)}{suffix}, {100 * n / total:.0f} %" if total else show(n) + suffix
     return f"{amount}, {what}" if what else amount

@@ -1,4 +1,4 @@
-"""The line a conversation is typed into: its keys, its history, and what it completes."""
+"""Input line of a conversation: its keys, its history, and completion."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ KEYS = "Enter sends, Alt+Enter or Ctrl-J starts a new line, Ctrl-C stops an answ
 
 
 class PromptLine:
-    """Reads what a person types."""
+    """Reads the input of a person."""
 
     def __init__(self, commands: Mapping[str, str]) -> None:
-        """commands: what each does, by name with its slash."""
+        """commands: descriptions of commands, by name with its slash."""
         names = WordCompleter(list(commands), meta_dict=commands, sentence=True)
         completer = ConditionalCompleter(names, _begins_with_a_slash)
         self._session: PromptSession[str] = PromptSession(
@@ -28,7 +28,7 @@ class PromptLine:
         )
 
     def read(self, draft: str = "") -> str:
-        """What was typed, or made of `draft`. KeyboardInterrupt on Ctrl-C, EOFError on Ctrl-D."""
+        """Return the typed line, which may begin as `draft`. KeyboardInterrupt on Ctrl-C, EOFError on Ctrl-D."""
         return self._session.prompt([("bold fg:ansicyan", "> ")], prompt_continuation="  ", default=draft).strip()
 
 
@@ -57,7 +57,7 @@ def _keys() -> KeyBindings:
 
 
 def _history() -> History:
-    """What was typed before, in a file only its owner may read; in memory where that file cannot be made."""
+    """Return the history, in a file only its owner may read; in memory if that file cannot be created."""
     file = state_folder() / "chat_history"
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,4 +1,4 @@
-"""A conversation with a server, on a terminal or once from a script."""
+"""Conversation with a server, on a terminal or once from a script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMMANDS = {"/clear": "begin anew", "/exit": "leave"}
 
 
 def answer_once(chat: ServerChat, prompt: str, options: Mapping[str, Any], *, as_json: bool) -> int:
-    """Print one answer; the exit code. TransportError."""
+    """Print one answer; return the exit code. TransportError."""
     pieces = []
     for piece in chat.ask(prompt, options):
         pieces.append(piece)
@@ -34,14 +34,14 @@ def answer_once(chat: ServerChat, prompt: str, options: Mapping[str, Any], *, as
 
 
 def end_line(chat: ServerChat) -> str | None:
-    """Return the line that says that the server ended an answer which repeats itself; None where it did not."""
+    """Return the line that reports that the server ended a repeating answer; None if it did not."""
     if chat.finish_reason != "repetition":
         return None
     return "the answer repeats itself; the server ended it, --allow-repetition lets it go on"
 
 
 def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
-    """Ask what a person types until they leave; the exit code."""
+    """Send what a person types until they leave; return the exit code."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -54,7 +54,7 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
     console, prompt, system = Console(), PromptLine(_COMMANDS), list(chat.messages)
     console.print(f"[dim]{KEYS}[/]\n")
     while True:
-        waits = False  # for the first piece of an answer
+        waits = False  # whether the first piece of an answer has not come yet
         try:
             line = prompt.read()
             if line == "/exit":
@@ -73,7 +73,7 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
         except KeyboardInterrupt:
             if waits:
                 console.print(f"[dim]{STOPPED}; Up brings it back[/]", soft_wrap=True)
-            console.print()  # ends the answer: the server hears that nobody reads
+            console.print()  # closing the answer's stream has told the server that nobody reads
         except EOFError:
             return 0
         except TransportError as error:

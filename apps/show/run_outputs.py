@@ -1,4 +1,4 @@
-"""What `edge run` says: figures of outputs, the likeliest classes, latency and throughput."""
+"""Output of `edge run`: figures of outputs, top classes, latency and throughput."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Made:
-    """What one model made of one input, and where."""
+class RunResult:
+    """Outputs of one run of a model, and how they were computed."""
 
-    given: ReadInputs
+    inputs: ReadInputs
     outputs: Feeds
-    speed: FlowSpeed | None  # None where nothing was measured
-    about: Mapping[str, Any]  # what ran it, for --json
+    speed: FlowSpeed | None  # None if it was not measured
+    about: Mapping[str, Any]  # description of the engine, for --json
     rows: Sequence[tuple[str, str]]  # the same for people, by name
-    further: Sequence[str] = ()  # notes of what ran it, without their full stop
+    further: Sequence[str] = ()  # notes of the engine, without full stop
 
     @property
     def notes(self) -> list[str]:
-        """Sentences."""
-        return [f"{note}." for note in (*self.given.notes, *self.further)]
+        """Notes as sentences."""
+        return [f"{note}." for note in (*self.inputs.notes, *self.further)]
 
     def to_json(self, top: TopClasses | None) -> dict[str, Any]:
-        """Plain values. top: the likeliest classes, where there are labels."""
+        """Return plain values. top: the top classes, if there are labels."""
         from edge.onnx.bench import speed_json
         from edge.onnx.outputs import summaries
 
         speed = self.speed
         return {
-            **self.given.to_json(),
+            **self.inputs.to_json(),
             **self.about,
-            "outputs": [one.to_json() for one in summaries(self.outputs)],
+            "outputs": [summary.to_json() for summary in summaries(self.outputs)],
             "top": top.to_json() if top else None,
             **speed_json(speed),
             "latency_ms_p90": speed.latency_ms_p90 if speed else None,
@@ -50,7 +50,7 @@ class Made:
         }
 
     def show(self, title: str, top: TopClasses | None) -> None:
-        """Print it for people."""
+        """Print the result for people."""
         from edge.onnx.outputs import summaries
 
         rows, outputs = list(self.rows), summaries(self.outputs)
@@ -62,7 +62,7 @@ class Made:
         print_table(title, rows)
         figures = [[figure(value, ".5g") for value in (o.min, o.max, o.mean)] for o in outputs]
         shapes = [" x ".join(map(str, o.shape)) or "scalar" for o in outputs]
-        table = [(o.name, shape, o.type, *of) for o, shape, of in zip(outputs, shapes, figures, strict=True)]
+        table = [(o.name, shape, o.type, *values) for o, shape, values in zip(outputs, shapes, figures, strict=True)]
         print_columns(("output", "shape", "type", "min", "max", "mean"), table)
         classes = top.rows if top else ()
         for i, row in enumerate(classes):
@@ -70,6 +70,6 @@ class Made:
                 (f"class, row {i}" if len(classes) > 1 else "class", "label", "value"),
                 [(str(number), label, figure(value, ".5g")) for number, label, value in row],
             )
-        not_finite = (one for one in outputs if one.not_finite)
-        print_notes(f"{one.not_finite} values of {one.name} are infinite or not a number." for one in not_finite)
+        not_finite = (o for o in outputs if o.not_finite)
+        print_notes(f"{o.not_finite} values of {o.name} are infinite or not a number." for o in not_finite)
         print_notes(self.notes)

@@ -1,4 +1,4 @@
-"""Arrivals and disturbances of a simulation, as people write them. ValueError says what is needed and what there is."""
+"""Parsers of a simulation's arrivals and disturbances. ValueError says what is needed and what was there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _LEAVE = re.compile(r"(.+)@([0-9.]+)")
 
 
 def arrivals(text: str) -> tuple[str, Any]:
-    """("poisson", rate a second), ("closed", clients) or ("trace", file), of "poisson:0.5", "closed:4" or "trace:F"."""
+    """Return ("poisson", rate a second), ("closed", clients) or ("trace", file) from "poisson:0.5", "closed:4" or
+    "trace:F"."""
     kind, colon, value = text.partition(":")
     if kind == "trace" and value:
         return kind, value
@@ -30,7 +31,7 @@ def arrivals(text: str) -> tuple[str, Any]:
 
 
 def percent(text: str) -> float:
-    """A share, from per cent."""
+    """Return a share from per cent."""
     value = number(text)
     if not 0 <= value <= 1000:
         raise ValueError(f"needs per cent, 0 to 1000, got {text[:40]}")
@@ -38,7 +39,7 @@ def percent(text: str) -> float:
 
 
 def slow(text: str) -> tuple[str, float, float, float]:
-    """(device, factor, from second, to second), of "DEVICE:FACTOR@T" or "DEVICE:FACTOR@T-T2"."""
+    """Return (device, factor, from second, to second) from "DEVICE:FACTOR@T" or "DEVICE:FACTOR@T-T2"."""
     match = _SLOW.fullmatch(text)
     if not match:
         raise ValueError(f"needs DEVICE:FACTOR@T or DEVICE:FACTOR@T-T2, got {text[:80]!r}")
@@ -50,7 +51,7 @@ def slow(text: str) -> tuple[str, float, float, float]:
 
 
 def leave(text: str) -> tuple[str, float]:
-    """(device, second), of "DEVICE@T"."""
+    """Return (device, second) from "DEVICE@T"."""
     match = _LEAVE.fullmatch(text)
     if not match:
         raise ValueError(f"needs DEVICE@T, got {text[:80]!r}")

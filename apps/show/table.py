@@ -12,7 +12,7 @@ from quant.text import printable
 
 
 def print_json(values: Mapping[str, Any], *, escaped: bool = True) -> int:
-    """Print the object of a command's --json on one line, in ASCII where it is `escaped`; the exit code of success."""
+    """Print the object of a command's --json on one line, in ASCII if `escaped`; return the exit code of success."""
     print(json.dumps(values, ensure_ascii=escaped))
     return 0
 
@@ -34,7 +34,7 @@ def print_columns(
     names: Sequence[str], rows: Sequence[Sequence[str]], whole: Collection[str] = (), notes: Iterable[str] = ()
 ) -> None:
     """Print rows of as many values as there are `names`, under them, and then sentences. On a narrow terminal values
-    are broken into lines; those of the columns `whole` only where nothing else is left to break."""
+    are broken into lines; those of the columns `whole` only if nothing else is left to break."""
     rows = [[printable(value) for value in row] for row in rows]
     if sys.stdout.isatty():
         _print_rich(names, rows, whole)
@@ -61,7 +61,7 @@ def _print_rich(
 
 
 def figure(value: float | None, form: str) -> str:
-    """A number in this format, or a dash."""
+    """Return a number in this format, or a dash."""
     return "-" if value is None else format(value, form)
 
 

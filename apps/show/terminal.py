@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from apps.show.answer import STOPPED, Loaded, answer, dropped_line, end_line
+from apps.show.answer import STOPPED, LoadedChat, answer, dropped_line, end_line
 from apps.show.markdown import MarkdownStream
 from apps.show.prompt_line import KEYS, PromptLine
 from apps.show.table import print_columns
@@ -25,11 +25,11 @@ from quant.text import count_text, counted, printable
 from transport.errors import TransportError
 
 
-def talk(loaded: Loaded, sampling: SamplingParams, *, max_tokens: int | None, stop: Sequence[str]) -> int:
-    """Run the conversation until the person leaves; the exit code.
+def talk(loaded: LoadedChat, sampling: SamplingParams, *, max_tokens: int | None, stop: Sequence[str]) -> int:
+    """Run the conversation until the person leaves; return the exit code.
 
-    Where one of several devices failed or was lost, the person can still save the conversation; then its error is
-    raised: WorkerError, EngineError or a TransportError.
+    If one of several devices failed or was lost, the person can still save the conversation; then the error is raised:
+    WorkerError, EngineError or a TransportError.
     """
     with signals_are_for_the_program():
         return _Talk(loaded, sampling, max_tokens, stop).run()
@@ -40,14 +40,16 @@ _BRINGS_BACK = "/retry asks it again, /edit or Up changes it first"
 
 @dataclass(frozen=True)
 class _Question:
-    """Something asked, and whether it was to replace the last exchange."""
+    """A question, and whether it replaces the last exchange."""
 
     text: str
     again: bool
 
 
 class _Talk:
-    def __init__(self, loaded: Loaded, sampling: SamplingParams, max_tokens: int | None, stop: Sequence[str]) -> None:
+    def __init__(
+        self, loaded: LoadedChat, sampling: SamplingParams, max_tokens: int | None, stop: Sequence[str]
+    ) -> None:
         self._chat, self._deployed, self._load_s = loaded.chat, loaded.deployed, loaded.seconds
         self._resumed = loaded.resumed
         self._sampling, self._max_tokens, self._stop = sampling, max_tokens, stop
@@ -67,8 +69,8 @@ class _Talk:
         }
         self._leaving = False
         self._draft = ""  # the last question, while it is being edited
-        self._unanswered: _Question | None = None  # the last one, where it ended before its answer began
-        self._lost: Exception | None = None  # why nothing can be computed any more, where that is so
+        self._unanswered: _Question | None = None  # the last one, if it was stopped before its answer began
+        self._lost: Exception | None = None  # why nothing can be computed any more, if so
 
     def run(self) -> int:
         engine = self._chat.engine
@@ -89,7 +91,7 @@ class _Talk:
             try:
                 line = prompt.read(draft)
             except KeyboardInterrupt:
-                continue  # Ctrl-C at the prompt empties the line, and leaves what was to be edited as it was
+                continue  # Ctrl-C at the prompt empties the line, and leaves the last question unchanged
             except EOFError:
                 break
             if not line:
@@ -98,7 +100,7 @@ class _Talk:
                 if line.startswith("/"):
                     self._run_command(line)
                 else:
-                    # In place of the last exchange, unless what is edited never became one.
+                    # An edited question replaces the last exchange, unless that was never answered.
                     self._answer(line, again=unanswered.again if draft and unanswered else bool(draft))
                 self._console.print()
             except KeyboardInterrupt:
@@ -106,7 +108,7 @@ class _Talk:
             except (EdgeError, OSError, TransportError) as error:
                 self._console.print(f"[red]{escape(printable(str(error)))}[/]", soft_wrap=True)
                 if self._deployed and isinstance(error, (EngineError, WorkerError, TransportError)):
-                    # The engine says the same to whatever is asked from now on, but what was said is still here.
+                    # The engine fails from now on, but the conversation can still be saved.
                     self._lost = error
                     self._console.print("[dim]/save FILE keeps the conversation, /exit leaves[/]")
                 self._console.print()
@@ -115,7 +117,7 @@ class _Talk:
         return 0
 
     def _answer(self, text: str | None, *, again: bool = False) -> None:
-        """Answer a question; `again`: in place of the last one, or that one where there is no text."""
+        """Answer a question. again: in place of the last one; without text, repeat that one."""
         stopped = False
         self._last = None
         self._unanswered = _Question(text or self._chat.last_question or "", again)
@@ -131,7 +133,7 @@ class _Talk:
             except (KeyboardInterrupt, Interrupted):
                 stopped = True
             finally:
-                responses.close()  # what was said so far joins the conversation
+                responses.close()  # adds the partial answer to the conversation
         self._lost = None
         self._keep()
         if self._unanswered is not None:
@@ -140,7 +142,7 @@ class _Talk:
             self._console.print(f"[dim]{self._stats_line(stopped)}[/]", soft_wrap=True)
 
     def _keep(self) -> None:
-        """Keep the conversation as it is now, where it has a name."""
+        """Save the conversation, if it has a file."""
         if self._resumed is not None:
             self._chat.save(self._resumed)
 
@@ -184,7 +186,7 @@ class _Talk:
     def _retry(self, _: str) -> None:
         if self._unanswered is not None:
             self._answer(self._unanswered.text, again=self._unanswered.again)
-        elif self._something_asked():
+        elif self._has_question():
             # The same seed would give the same answer.
             self._sampling = replace(self._sampling, seed=(self._sampling.seed + 1) % (MAX_SEED + 1))
             self._answer(None, again=True)
@@ -192,24 +194,24 @@ class _Talk:
     def _edit(self, _: str) -> None:
         if self._unanswered is not None:
             self._draft = self._unanswered.text
-        elif self._something_asked():
+        elif self._has_question():
             self._draft = self._chat.last_question or ""
 
     def _undo(self, _: str) -> None:
-        if self._something_asked():
+        if self._has_question():
             self._chat.undo()
             self._changed(f"taken back; {counted(len(self._chat.messages), 'message')} left")
 
-    def _something_asked(self) -> bool:
+    def _has_question(self) -> bool:
         if self._chat.last_question is None:
             self._console.print("[red]nothing was asked yet[/]")
         return self._chat.last_question is not None
 
-    def _changed(self, words: str) -> None:
-        """The conversation is another one now."""
+    def _changed(self, message: str) -> None:
+        """Reset what belonged to the last answer: the conversation is another one now."""
         self._last, self._unanswered = None, None
         self._keep()
-        self._console.print(f"[dim]{words}[/]")
+        self._console.print(f"[dim]{message}[/]")
 
     def _clear(self, _: str) -> None:
         self._chat.clear()

@@ -15,7 +15,7 @@ from devices.profile import DeviceProfile
 from edge.errors import WorkerError
 from edge.slices.cutting import chunks
 from edge.version import version
-from edge.worker.messages import profile_of
+from edge.worker.messages import profile_from
 from partition.slices.recipe import Recipe
 from transport import edge_pb2 as pb
 from transport import frame, rpc
@@ -62,7 +62,7 @@ class Remote:
             here = f"version {frame.VERSION} (edge {version('edge-runtime')})"
             raise Refused(f"{self.name} speaks {there}, this device {here}; update both to the same version")
         try:
-            profile = profile_of(said.profile)
+            profile = profile_from(said.profile)
         except ValueError as error:
             raise Refused(
                 f"{self.name} describes itself in a way this version does not read: {error}; update both"

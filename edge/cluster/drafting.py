@@ -15,7 +15,7 @@ from edge.errors import EdgeError
 from edge.llm.options import EngineOptions
 from edge.slices.local import OwnSlices
 from edge.tasks import SILENT, AggregateProgress, CancelScope, CheckedSteps, Steps
-from edge.worker.draft_queries import GUESS_S, RemoteGuesser
+from edge.worker.draft_queries import ANSWER_S, RemoteDrafter
 from edge.worker.messages import options_message
 from partition.slices.recipe import whole
 from quant.wire import WIRES
@@ -129,7 +129,7 @@ class LoadedDraft(RankGroup):
 
     def __init__(self, fleet: Fleet, say: Callable[[str], None]) -> None:
         """fleet: the one worker, which is let go at the end. say: told where it stands still while it is waited for."""
-        deadlines = Deadlines(step_timeout_s=GUESS_S, send_timeout_s=GUESS_S)
+        deadlines = Deadlines(step_timeout_s=ANSWER_S, send_timeout_s=ANSWER_S)
         super().__init__(fleet, 2, say, transport="auto", deadlines=deadlines, streams=False, gives_up=True)
         self._closing.then(fleet.close)
         (worker,) = fleet.workers.values()
@@ -157,11 +157,11 @@ class LoadedDraft(RankGroup):
                 done = session.ask(pb.Command(load=load), lambda event: read(event.loading.fraction * n_bytes, n_bytes))
         session.tell(pb.Command(run=pb.Run(wire=next(iter(WIRES)), algorithm="auto")))
         self.context = int(done.loaded.context)
-        self._guesser = RemoteGuesser(self.link, self.context, n_vocab)
+        self._guesser = RemoteDrafter(self.link, self.context, n_vocab)
         self._closing.then(self._end)
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
-        """As `RemoteGuesser.propose`."""
+        """As `RemoteDrafter.propose`."""
         self._waits = True
         try:
             return self._guesser.propose(tokens, n)

@@ -27,7 +27,7 @@ from edge.cluster.failures import failure_reason, is_cause
 from edge.errors import WorkerError
 from edge.net.peers import Peer
 from edge.worker.limits import ResourceLimits
-from edge.worker.process import Child
+from edge.worker.process import RankProcess
 from transport import edge_pb2 as pb
 from transport import rpc
 from transport.errors import LinkClosed, LinkTimeout, TransportError
@@ -238,7 +238,7 @@ class LocalSession(EngineSession):
         """Starts the process. credentials: the folder, where its links are encrypted. streams: what its links are for
         (`transport.tcp_link.tune`)."""
         super().__init__(device, 0)
-        self._child = Child(_HOST, credentials, ResourceLimits(threads), "local")
+        self._child = RankProcess(_HOST, credentials, ResourceLimits(threads), "local")
         threading.Thread(target=self._read, daemon=True, name="events of this device").start()
         self.pid = self.open(world_size, secret, streams=streams).pid
         self.peer = Peer(0, device, _HOST, 0, 0, "local")

@@ -36,7 +36,7 @@ class Matcher(Protocol):
     """Allowed next tokens. Remembers the tokens it accepted."""
 
     def allows(self, token: int) -> bool:
-        """Whether this token may come next."""
+        """Return whether this token may come next."""
 
     def mask(self) -> Mask:
         """Return the mask of allowed tokens. SamplingError if there are none, or the mask cannot be computed."""

@@ -1,1 +1,1 @@
-"""What is wrong with this device, its workers and their links, and what to do about it."""
+"""Diagnosis of this device, its workers and their links, with advice."""

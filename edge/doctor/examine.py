@@ -1,4 +1,4 @@
-"""All checks one after the other: this device, each worker, each link."""
+"""Runs all checks one after the other: this device, each worker, each link."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from edge.doctor.install import Build, Installed
 from edge.errors import EngineError
 from edge.tasks import SILENT, Steps
 
-# For one check of this device. The slowest starts a process that ends, or is ended, before.
+# For one check of this device. The slowest one starts a process with a shorter deadline.
 CHECK_TIMEOUT_S = native.NATIVE_TIMEOUT_S + 10.0
 
 
 def examine(addresses: Sequence[str] = (), *, insecure: bool = False, steps: Steps = SILENT) -> Report:
     """Check this device, the workers at these addresses, and every link between all of them.
 
-    A check that fails, or takes too long, is a finding, and the others go on. insecure: also workers in the clear.
+    A check that fails, or takes too long, is a finding, and the others go on. insecure: allow workers without TLS.
     """
     findings: list[Finding] = []
     checks = LocalChecks().checks()
@@ -35,8 +35,8 @@ def examine(addresses: Sequence[str] = (), *, insecure: bool = False, steps: Ste
     with steps.step("Checking workers", len(addresses), "workers") as show:
         for number, address in enumerate(addresses):
             show(number, what=address)
-            worker, said = workers.check_worker(address, insecure=insecure)
-            findings += said
+            worker, worker_findings = workers.check_worker(address, insecure=insecure)
+            findings += worker_findings
             if worker is not None:
                 names[address] = worker
     n_links = len(names) * (len(names) + 1) // 2
@@ -48,24 +48,26 @@ def examine(addresses: Sequence[str] = (), *, insecure: bool = False, steps: Ste
 
 
 class LocalChecks:
-    """The checks of this device. What several of them need is read once, when the first of them is made."""
+    """Checks of this device. Facts that several of them need are read once, by the first that needs them."""
 
     @cached_property
     def installed(self) -> Installed | None:
-        """Packages; None for a checkout that runs without being installed."""
+        """Installed packages; None for a checkout that runs without being installed."""
         with suppress(PackageNotFoundError):
             return install.read_installed()
         return None
 
     @cached_property
     def build(self) -> Build | EngineError:
-        """What llama.cpp says of itself, or why it says nothing."""
+        """llama.cpp's description of its build, or the error of asking for it."""
         try:
-            said = native.ask("describe")
+            description = native.ask("describe")
         except EngineError as error:
             return error
         sets, knowable = frozenset(instruction_sets()), knowable_sets()
-        return Build(said["library"], said["system_info"], said["gpu"], sets, knowable, install.gpu_files())
+        return Build(
+            description["library"], description["system_info"], description["gpu"], sets, knowable, install.gpu_files()
+        )
 
     @cached_property
     def cores(self) -> machine.Cores:
@@ -73,7 +75,7 @@ class LocalChecks:
         return machine.read_cores()
 
     def checks(self) -> dict[str, Check]:
-        """By name, in their order."""
+        """Return the checks by name, in order."""
         folders = {"cache": cache_folder(), "state": state_folder(), "config": config_folder()}
         return {
             "python": partial(self._package, install.python),
@@ -117,7 +119,7 @@ def _folder(folder: Path) -> Verdict:
 
 
 def answer_of(build: Build) -> Verdict:
-    """The bundled model's answer, unless a kernel of this build would end the process."""
+    """Judge the bundled model's answer, unless a kernel of this build would end the process."""
     if install.instructions(build).level == PROBLEM:
         return Verdict(NOTE, "not tried: this build does not fit the processor", "see the check instructions")
     try:

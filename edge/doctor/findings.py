@@ -1,4 +1,4 @@
-"""What a check says: how things are, whether that is a problem, and what to do. Every check has a deadline."""
+"""Findings of checks: the state, whether it is a problem, and advice. Every check has a deadline."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 from quant.text import printable
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
-LOCAL = "local"  # where: this device
+LOCAL = "local"  # value of `where` for this device
 
 
 class Verdict(NamedTuple):
-    """What one check says."""
+    """Result of one check."""
 
     level: str  # OK; NOTE: works, and could be better; PROBLEM: something will fail
-    seen: str  # how things are
-    advice: str = ""  # what to do; empty where nothing is to be done
+    seen: str  # the state that was found
+    advice: str = ""  # what to do; empty if nothing needs to be done
 
 
 Check = Callable[[], Verdict]
@@ -27,7 +27,7 @@ Check = Callable[[], Verdict]
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict of a check on a device or a link."""
+    """Verdict of a check on a device or a link."""
 
     where: str  # LOCAL, a worker's name, or "A to B"
     check: str  # a name of docs/doctor.md
@@ -43,22 +43,23 @@ class Report:
     findings: Sequence[Finding]
 
     def count(self, level: str) -> int:
-        """How many findings are of this level."""
+        """Return the number of findings of this level."""
         return sum(finding.level == level for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/doctor.md says."""
+        """Return plain values, as docs/doctor.md says."""
         counts = {"problems": self.count(PROBLEM), "notes": self.count(NOTE)}
         return {**counts, "findings": [dataclasses.asdict(finding) for finding in self.findings]}
 
 
 def finding(where: str, check: str, verdict: Verdict) -> Finding:
-    """A verdict with where it is from. Texts of other machines are made printable."""
+    """Return a verdict with its place. Texts of other machines are made printable."""
     return Finding(printable(where), check, verdict.level, printable(verdict.seen), printable(verdict.advice))
 
 
 def run_check(where: str, name: str, check: Check, timeout_s: float) -> Finding:
-    """What a check says. One that fails, or takes longer than `timeout_s`, is a problem and never an error."""
+    """Run a check and return its finding. One that fails, or takes longer than `timeout_s`, is a problem and never an
+    error."""
     verdicts: list[Verdict] = []
 
     def run() -> None:
@@ -68,7 +69,7 @@ def run_check(where: str, name: str, check: Check, timeout_s: float) -> Finding:
             why = f"could not be checked: {error or type(error).__name__}"
             verdicts.append(Verdict(PROBLEM, why, "mend what it names, and run edge doctor again"))
 
-    # A daemon: a file system that hangs must not keep the command from ending.
+    # A daemon thread: a file system that hangs must not keep the command from ending.
     thread = threading.Thread(target=run, daemon=True, name=f"check {name}")
     thread.start()
     thread.join(timeout_s)

@@ -1,4 +1,4 @@
-"""Checks of what is installed: Python, packages, and whether llama.cpp was built for this processor."""
+"""Checks of the installation: Python, packages, and whether llama.cpp was built for this processor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quant.text import counted
 RUNTIME = "edge-runtime"
 EXTRAS = {"onnx": "models in ONNX", "quantize": "edge quantize --size and pictures"}
 REBUILD = "build it on this device: pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python"
-# What llama.cpp calls the instruction sets it was built with, and what devices.machine_cores calls them.
+# llama.cpp's names of the instruction sets it was built with, to those of devices.machine_cores.
 _BUILT = {
     "AVX": "avx", "AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "BMI2": "bmi2", "AVX_VNNI": "avx_vnni",
     "AVX512": "avx512f", "AVX512_VBMI": "avx512_vbmi", "AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16",
@@ -27,39 +27,39 @@ _BUILT = {
     "NEON": "neon", "FP16_VA": "fp16", "DOTPROD": "dotprod", "MATMUL_INT8": "i8mm", "SVE": "sve", "SME": "sme",
 }  # fmt: skip
 _AMX = "amx_int8"
-# Files that a driver makes for a GPU of its own memory, and the option of a build that uses it.
+# Files that drivers of GPUs with their own memory create, and the build option that uses the GPU.
 _GPU_FILES = {"/dev/nvidia0": "-DGGML_CUDA=on", "/dev/kfd": "-DGGML_HIP=on"}
 
 
 @dataclass(frozen=True)
 class Installed:
-    """What the runtime needs, as its package says, and what is there."""
+    """Requirements of the runtime's package, and the installed versions."""
 
     requires_python: str  # such as ">=3.10"
     requirements: Sequence[str]  # as in pyproject.toml, those of extras with their markers
-    versions: Mapping[str, str | None]  # of each package named; None: not installed
+    versions: Mapping[str, str | None]  # of each required package; None: not installed
 
 
 @dataclass(frozen=True)
 class Build:
-    """What llama.cpp says of its build, and what this processor has."""
+    """llama.cpp's description of its build, and the instruction sets of this processor."""
 
     library: str  # "llama.cpp 0.5.0 with ggml 0.25.3 of /usr/local/lib"
     system_info: str  # "CPU : AVX2 = 1 | CUDA : ARCHS = 890 | "
-    gpu: str | None  # the backends that reach one; None: none does
-    cpu_sets: frozenset[str]  # by the names of devices.machine_cores; none: the system does not say
-    knowable: frozenset[str]  # the sets that this system tells about
-    gpu_files: tuple[str, ...] = ()  # of _GPU_FILES, those that are there
+    gpu: str | None  # backends that reach a GPU; None: no backend does
+    cpu_sets: frozenset[str]  # names as in devices.machine_cores; empty: the system does not say
+    knowable: frozenset[str]  # sets that this system reports if they are there
+    gpu_files: tuple[str, ...] = ()  # files of _GPU_FILES that exist
 
     @property
     def built_sets(self) -> frozenset[str]:
-        """The sets it was built with."""
+        """Instruction sets that it was built with."""
         names = re.findall(r"(\w+) = 1", self.system_info)
         return frozenset(_BUILT[name] for name in names if name in _BUILT)
 
 
 def read_installed() -> Installed:
-    """What is installed now. PackageNotFoundError where the runtime itself is not."""
+    """Return the requirements and installed versions. PackageNotFoundError if the runtime itself is not installed."""
     runtime = distribution(RUNTIME)
     requirements = runtime.requires or []
     names = {Requirement(text).name for text in requirements}
@@ -69,12 +69,12 @@ def read_installed() -> Installed:
 
 
 def gpu_files() -> tuple[str, ...]:
-    """Files of drivers that tell of a GPU."""
+    """Return the files of drivers that show a GPU."""
     return tuple(name for name in _GPU_FILES if Path(name).exists())
 
 
 def python(installed: Installed, here: str | None = None) -> Verdict:
-    """Whether this Python is one that the runtime runs on. here: its version."""
+    """Check that the runtime runs on this Python. here: its version."""
     here = here or platform.python_version()
     if SpecifierSet(installed.requires_python).contains(here, prereleases=True):
         return Verdict(OK, f"Python {here}, {installed.requires_python} is needed")
@@ -86,8 +86,8 @@ def python(installed: Installed, here: str | None = None) -> Verdict:
 
 
 def packages(installed: Installed) -> Verdict:
-    """Whether every package that edge cannot be without has a version in its range."""
-    needed = [each for each in map(Requirement, installed.requirements) if not each.marker or each.marker.evaluate()]
+    """Check that every package that edge requires has a version in its range."""
+    needed = [r for r in map(Requirement, installed.requirements) if not r.marker or r.marker.evaluate()]
     wrong = _wrong(needed, installed.versions)
     if wrong:
         return Verdict(PROBLEM, "; ".join(wrong.values()), f"pip install {' '.join(map(_quoted, wrong))}")
@@ -95,11 +95,11 @@ def packages(installed: Installed) -> Verdict:
 
 
 def extra(name: str, installed: Installed) -> Verdict:
-    """Whether the packages of an extra are there, all of them in their ranges."""
+    """Check that the packages of an extra are installed, all of them in their ranges."""
     needed = [
-        each
-        for each in map(Requirement, installed.requirements)
-        if each.marker and each.marker.evaluate({"extra": name}) and not each.marker.evaluate({"extra": ""})
+        requirement
+        for requirement in map(Requirement, installed.requirements)
+        if (marker := requirement.marker) and marker.evaluate({"extra": name}) and not marker.evaluate({"extra": ""})
     ]
     wrong = _wrong(needed, installed.versions)
     if not wrong:
@@ -110,12 +110,12 @@ def extra(name: str, installed: Installed) -> Verdict:
 
 
 def llama_cpp(build: Build) -> Verdict:
-    """Of a llama.cpp that loads: which one it is."""
+    """Report which llama.cpp is loaded."""
     return Verdict(OK, f"llama-cpp-python {_version('llama-cpp-python')} loads {build.library}")
 
 
 def instructions(build: Build) -> Verdict:
-    """Whether the build uses what this processor has, and nothing that it lacks."""
+    """Check that the build uses the instruction sets of this processor, and no others."""
     if not build.cpu_sets:
         return Verdict(NOTE, "this system does not say what its processor can do", "trust the check `answer`")
     lacking = sorted((build.built_sets - build.cpu_sets) & build.knowable)
@@ -130,14 +130,14 @@ def instructions(build: Build) -> Verdict:
 
 
 def amx(build: Build) -> Verdict:
-    """Whether there are kernels for Intel's AMX, which edge leaves out (edge/llama/buffers.py)."""
+    """Report whether there are kernels for Intel's AMX, which edge does not use (edge/llama/buffers.py)."""
     if _AMX in build.built_sets:
         return Verdict(NOTE, "llama.cpp has kernels for AMX; edge uses its next best ones", "nothing: it is deliberate")
     return Verdict(OK, "llama.cpp has no kernels for AMX")
 
 
 def gpu(build: Build) -> Verdict:
-    """Whether a GPU that is there is used."""
+    """Check that a GPU is used if there is one."""
     if build.gpu is not None:
         return Verdict(OK, f"llama.cpp uses one: {build.gpu}")
     for name in build.gpu_files:
@@ -150,7 +150,7 @@ def gpu(build: Build) -> Verdict:
 
 
 def answer(text: str) -> Verdict:
-    """Whether the bundled model answers as it does everywhere. text: its greedy answer to QUESTION."""
+    """Check that the bundled model answers as it does everywhere. text: its greedy answer to QUESTION."""
     if text == ANSWER:
         return Verdict(OK, f"{QUESTION} {text}")
     return Verdict(PROBLEM, f"the bundled model answers {text!r:.80} to {QUESTION!r}, not {ANSWER!r}", REBUILD)
@@ -164,14 +164,16 @@ def _version(name: str) -> str | None:
 
 
 def _wrong(needed: Sequence[Requirement], versions: Mapping[str, str | None]) -> dict[Requirement, str]:
-    """Of each requirement that is not met: what is there instead."""
+    """Return the requirements that are not met, each with a description of what is installed."""
     wrong: dict[Requirement, str] = {}
-    for each in needed:
-        there = versions.get(each.name)
-        if there is None:
-            wrong[each] = f"{each.name} is not installed"
-        elif not each.specifier.contains(there, prereleases=True):
-            wrong[each] = f"{each.name} {there} is installed, {each.specifier} is needed"
+    for requirement in needed:
+        installed_version = versions.get(requirement.name)
+        if installed_version is None:
+            wrong[requirement] = f"{requirement.name} is not installed"
+        elif not requirement.specifier.contains(installed_version, prereleases=True):
+            wrong[requirement] = (
+                f"{requirement.name} {installed_version} is installed, {requirement.specifier} is needed"
+            )
     return wrong
 
 

@@ -20,15 +20,15 @@ from devices.machine import thermal_level
 from edge.doctor.findings import NOTE, OK, PROBLEM, Verdict
 from quant.text import bytes_text, counted
 
-# The bundled model takes 100 MiB beside the runtime's 150; a real one of a billion parameters a gigabyte.
+# The bundled model takes 100 MiB beside the runtime's 150; a model of a billion parameters takes a gigabyte.
 LEAST_MEMORY, ENOUGH_MEMORY = 256 << 20, 1 << 30
 LEAST_DISK, ENOUGH_DISK = 64 << 20, 5 << 30
-ENOUGH_FILES = 1024  # a worker has three of each connection, and each rank some dozens
-BUSY_SHARE = 0.5  # of the cores that others keep busy
-_CAPPED = 0.9  # of its highest clock
+ENOUGH_FILES = 1024  # a worker opens three for each connection, and each rank some dozens
+BUSY_SHARE = 0.5  # of the cores: a higher load is reported
+_CAPPED = 0.9  # of a core's highest clock: a lower limit is reported
 _CPUS = Path("/sys/devices/system/cpu")
 _PI_THROTTLED = Path("/sys/devices/platform/soc/soc:firmware/get_throttled")
-# Drivers under which "powersave" is the usual governor, and does not slow down what computes.
+# Drivers under which "powersave" is the usual governor, and does not slow down computation.
 _OWN_GOVERNORS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 
 
@@ -45,38 +45,38 @@ class Memory:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that edge keeps files in."""
+    """A folder for files of edge."""
 
     path: str
-    error: str  # why no file can be made there; empty where one can
+    error: str  # why no file can be created there; empty if one can
     free_bytes: int
 
 
 @dataclass(frozen=True)
 class Cores:
-    """Cores, and how many of them may be used."""
+    """Number of cores, and how many of them may be used."""
 
     logical: int
     threads: int  # by default
     quota: float | None  # of control groups
-    load: float | None  # average number of threads that run or wait, over a minute; None: the system does not say
+    load: float | None  # average number of threads that run or wait, over a minute; None: unknown
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """How fast cores may be clocked."""
+    """Clock limits of the cores."""
 
     governors: frozenset[tuple[str, str]]  # (governor, driver)
-    cap: float  # the lowest limit of a core, as a part of its highest clock
+    cap: float  # the lowest limit of a core, as a fraction of its highest clock
 
 
 @dataclass(frozen=True)
 class Heat:
-    """How hot the processor is, and whether that slowed it down."""
+    """Temperature level of the processor, and whether it was slowed down."""
 
-    level: str | None  # "normal", "hot", "critical"; None: no sensor says
-    throttled: int  # how often since the start
-    low_voltage: bool  # now, as a Raspberry Pi says
+    level: str | None  # "normal", "hot", "critical"; None: there is no sensor
+    throttled: int  # number of times since the start
+    low_voltage: bool  # now, as a Raspberry Pi reports
 
 
 @dataclass(frozen=True)
@@ -85,18 +85,18 @@ class Port:
 
     number: int
     free: bool
-    holder: str = ""  # the program that has it, where that can be seen
-    is_worker: bool = False  # an edge worker has it
+    holder: str = ""  # the program that has it, if that is visible
+    is_worker: bool = False  # whether an edge worker has it
 
 
 def read_memory() -> Memory:
-    """Of now."""
+    """Read the current memory figures."""
     machine, swap = psutil.virtual_memory(), psutil.swap_memory()
     return Memory(probe.available_memory(), machine.available, machine.total, swap.total, swap.used)
 
 
 def memory(memory: Memory) -> Verdict:
-    """Whether a model has room."""
+    """Check that a model has room."""
     seen = f"{bytes_text(memory.available)} free of {bytes_text(memory.total)}"
     if memory.available < memory.machine_available:
         seen += f"; a control group limits it, the machine has {bytes_text(memory.machine_available)} free"
@@ -111,19 +111,19 @@ def memory(memory: Memory) -> Verdict:
 
 
 def read_folder(folder: Path) -> Folder:
-    """A folder, or the nearest one above it that is there, as it is made on its first use."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    """Check a folder for writing, or its nearest existing parent, because it is created on first use."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     error = ""
     try:
-        with tempfile.TemporaryFile(dir=there) as file:
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"\0")
     except OSError as failure:
         error = failure.strerror or str(failure)
-    return Folder(str(folder), error, shutil.disk_usage(there).free)
+    return Folder(str(folder), error, shutil.disk_usage(existing).free)
 
 
 def folder(folder: Folder) -> Verdict:
-    """Whether files can be kept there."""
+    """Check that files can be kept in a folder."""
     seen = f"{bytes_text(folder.free_bytes)} free for {folder.path}"
     if folder.error:
         return Verdict(
@@ -137,12 +137,12 @@ def folder(folder: Folder) -> Verdict:
 
 
 def read_cores() -> Cores:
-    """Of now."""
+    """Read the cores and the current load."""
     return Cores(psutil.cpu_count() or 1, probe.default_threads(), probe.cpu_quota(), _load_average())
 
 
 def cores(cores: Cores) -> Verdict:
-    """How many cores compute."""
+    """Report how many cores compute."""
     seen = f"{cores.logical} logical, {counted(cores.threads, 'thread')} by default"
     if cores.quota is not None and cores.quota < cores.logical:
         seen += f"; control groups let it keep {cores.quota:g} busy"
@@ -151,7 +151,7 @@ def cores(cores: Cores) -> Verdict:
 
 
 def load(cores: Cores) -> Verdict:
-    """Whether others leave the cores free."""
+    """Check that other programs leave the cores free."""
     if cores.load is None:
         return Verdict(OK, "this system does not say")
     seen = f"{cores.load:.1f} threads ran or waited in the last minute, for {cores.logical} logical cores"
@@ -161,7 +161,7 @@ def load(cores: Cores) -> Verdict:
 
 
 def read_clocks(cpus: Path = _CPUS) -> Clocks | None:
-    """What Linux says of its processors; None where it says nothing. cpus: the folder of its processors."""
+    """Return the clock limits that Linux reports; None if it reports none. cpus: the folder of its processors."""
     folders = [path for path in cpus.glob("cpu[0-9]*/cpufreq") if _read(path / "scaling_governor")]
     if not folders:
         return None
@@ -171,7 +171,7 @@ def read_clocks(cpus: Path = _CPUS) -> Clocks | None:
 
 
 def clocks(clocks: Clocks | None) -> Verdict:
-    """Whether cores may run at their highest clock."""
+    """Check that cores may run at their highest clock."""
     if clocks is None:
         return Verdict(OK, "this system does not say")
     seen = ", ".join(f"{governor} ({driver or 'no driver named'})" for governor, driver in sorted(clocks.governors))
@@ -184,7 +184,8 @@ def clocks(clocks: Clocks | None) -> Verdict:
 
 
 def read_heat(cpus: Path = _CPUS, pi: Path = _PI_THROTTLED) -> Heat:
-    """Of now. cpus, pi: what Linux shows of its processors, and a Raspberry Pi of its supply."""
+    """Read the current temperature level. cpus, pi: files of Linux for its processors, and of a Raspberry Pi for its
+    supply."""
     counts = [_number(path) for path in cpus.glob("cpu[0-9]*/thermal_throttle/core_throttle_count")]
     try:
         bits = int(_read(pi) or "0", 16)  # 0: too little voltage; 2: slowed down now; 18: was since the start
@@ -194,7 +195,7 @@ def read_heat(cpus: Path = _CPUS, pi: Path = _PI_THROTTLED) -> Heat:
 
 
 def heat(heat: Heat) -> Verdict:
-    """Whether heat or a weak supply slows this device down."""
+    """Check that neither heat nor a weak supply slows this device down."""
     seen = f"sensors say {heat.level}" if heat.level else "no sensor says"
     if heat.throttled:
         seen += f"; slowed down {counted(heat.throttled, 'time')} since the start"
@@ -207,12 +208,12 @@ def heat(heat: Heat) -> Verdict:
 
 
 def read_files() -> int:
-    """Files that this process may have open."""
+    """Return how many files this process may have open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def files(most: int) -> Verdict:
-    """Whether that is enough for many connections. most: below 0 where there is no limit."""
+    """Check that enough files may be open for many connections. most: below 0 if there is no limit."""
     seen = "no limit on open files" if most < 0 else f"{most} files may be open"
     if 0 <= most < ENOUGH_FILES:
         return Verdict(NOTE, seen, "ulimit -n 4096, or LimitNOFILE=4096 in the unit of the service")
@@ -220,7 +221,7 @@ def files(most: int) -> Verdict:
 
 
 def read_port(number: int = DEFAULT_PORT) -> Port:
-    """Whether a worker could listen, and who does."""
+    """Return whether a worker could listen on a port, and which program does."""
     with socket.socket() as probing:
         probing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -232,13 +233,13 @@ def read_port(number: int = DEFAULT_PORT) -> Port:
     try:
         pids = [c.pid for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == number and c.pid]
         command = psutil.Process(pids[0]).cmdline() if pids else []
-    except (psutil.Error, OSError):  # other people's processes are not shown to all, Android shows programs no ports
+    except (psutil.Error, OSError):  # other users' processes may be hidden, and Android hides all ports
         return Port(number, free=False)
     return Port(number, False, f"process {pids[0]}: {' '.join(command)[:80]}" if pids else "", _is_worker(command))
 
 
 def port(port: Port) -> Verdict:
-    """Whether a worker can listen there, or does."""
+    """Check that a worker can listen on the port, or does."""
     if port.free:
         return Verdict(OK, f"port {port.number} is free for edge worker")
     holder = port.holder or "a process that this user cannot see"
@@ -256,7 +257,7 @@ def _is_worker(command: Sequence[str]) -> bool:
 def _load_average() -> float | None:
     try:
         return os.getloadavg()[0]
-    except (AttributeError, OSError):  # older Androids have none
+    except (AttributeError, OSError):  # older Androids lack it
         return None
 
 

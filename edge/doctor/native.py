@@ -18,23 +18,23 @@ NATIVE_TIMEOUT_S = 60.0  # to load llama.cpp and the bundled model from a slow c
 QUESTION, ANSWER = "What is 27 plus 38?", "27 plus 38 is 65."
 
 
-def ask(what: str) -> dict[str, Any]:
-    """What the process prints: of "describe" `library`, `system_info` and `gpu`, of "answer" the `text`.
+def ask(question: str) -> dict[str, Any]:
+    """Return what the process prints: `library`, `system_info` and `gpu` for "describe", the `text` for "answer".
 
-    EngineError says how the process ended where it printed nothing.
+    EngineError says how the process ended if it printed nothing.
     """
     try:
-        done = subprocess.run(
-            module_command("edge.doctor.native", what), capture_output=True, text=True, timeout=NATIVE_TIMEOUT_S
+        process = subprocess.run(
+            module_command("edge.doctor.native", question), capture_output=True, text=True, timeout=NATIVE_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
         raise EngineError(f"llama.cpp gave no answer within {NATIVE_TIMEOUT_S:g} s") from None
-    if done.returncode < 0:
-        raise EngineError(f"llama.cpp ended the process by {signal.Signals(-done.returncode).name}")
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it gives no reason"])[-1]
+    if process.returncode < 0:
+        raise EngineError(f"llama.cpp ended the process by {signal.Signals(-process.returncode).name}")
+    if process.returncode:
+        last = (process.stderr.strip().splitlines() or ["it gives no reason"])[-1]
         raise EngineError(f"llama.cpp cannot be used: {last}")
-    values: dict[str, Any] = json.loads(done.stdout)
+    values: dict[str, Any] = json.loads(process.stdout)
     return values
 
 

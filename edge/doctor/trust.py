@@ -1,4 +1,4 @@
-"""Checks of who this device is to the others: its credentials, who may read them, and the clock that they hold by."""
+"""Checks of this device's identity: its credentials, who may read them, and the clock that they depend on."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from devices.trust.credentials import DEVICE_FILE
 from edge.doctor.findings import NOTE, OK, PROBLEM, Verdict
 
 SOON_S = 30 * DAY_S  # before the end of a certificate
-FAR_S = 60.0  # between two clocks that nobody sets by a time server; invitations hold for an hour
+FAR_S = 60.0  # largest difference between two clocks that is not reported; invitations hold for an hour
 
 
 @dataclass(frozen=True)
 class Trust:
-    """What this device shows to others. Times are Unix seconds."""
+    """Credentials of this device. Times are Unix seconds."""
 
     now: float
     name: str
     role: str
     begins: float  # of its certificate
     expires: float
-    readable: tuple[str, ...] = ()  # files with keys that others may read
+    readable: tuple[str, ...] = ()  # files with keys that other users may read
 
 
 def read_trust(now: float | None = None) -> Trust | None:
-    """Of this device; None where it is in no cluster. TrustError where its files, or the owner's, are damaged.
+    """Read this device's credentials; None if it is in no cluster. TrustError if its files, or the owner's, are
+    damaged.
 
-    Nothing is mended: where the clock is wrong, that would revoke what is right.
+    Nothing is repaired: with a wrong clock, that would revoke valid certificates.
     """
     owned = is_owned(authority_folder())
     if owned:
@@ -58,7 +59,7 @@ def read_trust(now: float | None = None) -> Trust | None:
 
 
 def trust(trust: Trust | None) -> Verdict:
-    """Whether this device can show who it is, and nobody else can in its name."""
+    """Check that this device can prove its identity, and nobody else can in its name."""
     if trust is None:
         return Verdict(OK, "in no cluster; edge cluster init makes one, edge worker --join joins one")
     seen = f"{trust.name}, {trust.role}"
@@ -72,7 +73,7 @@ def trust(trust: Trust | None) -> Verdict:
 
 
 def clock(trust: Trust | None) -> Verdict:
-    """Whether this device's clock is within its certificate's time."""
+    """Check that this device's clock is within the validity of its certificate."""
     if trust is None:
         return Verdict(OK, "no certificate to hold it against")
     set_it = "set the clock (timedatectl set-ntp true)"
@@ -90,7 +91,7 @@ def clock(trust: Trust | None) -> Verdict:
 
 
 def clocks_apart(ahead_s: float) -> Verdict:
-    """Whether two devices agree on the time. ahead_s: by how much a worker's clock is ahead of ours."""
+    """Check that two devices agree on the time. ahead_s: by how much a worker's clock is ahead of this device's."""
     seen = f"{abs(ahead_s):,.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this device's clock"
     set_both = "set both clocks by a time server (timedatectl set-ntp true)"
     if abs(ahead_s) > CLOCK_SKEW_S:

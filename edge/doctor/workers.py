@@ -22,7 +22,7 @@ from edge.tasks import CancelScope
 from quant.text import bytes_text, counted, seconds_text
 from transport.errors import LinkClosed, LinkTimeout, TransportError
 
-WORKER_TIMEOUT_S = 5.0  # for a worker to take a connection, and again for each of its answers
+WORKER_TIMEOUT_S = 5.0  # for a worker to accept a connection, and again for each of its answers
 LINK_TIMEOUT_S = 60.0  # to start two engine processes, on slow devices too, and to measure between them
 HOT_C = 85.0  # most processors slow down at 85 to 100 degrees Celsius
 LOW_PERCENT = 20.0  # of a battery
@@ -30,17 +30,17 @@ LOW_PERCENT = 20.0  # of a battery
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """What a worker says of itself, and how it was reached."""
+    """A worker's own description, and how it was reached."""
 
     profile: DeviceProfile
-    secure: bool  # encrypted, and both sides are known
-    here: bool  # on this machine
+    secure: bool  # encrypted, and both sides are authenticated
+    local: bool  # on this machine
     sessions: int
-    ahead_s: float | None  # its clock, of ours; None: it does not say
+    ahead_s: float | None  # its clock minus this device's; None: it does not say
 
 
 def check_worker(address: str, *, insecure: bool = False) -> tuple[str | None, list[Finding]]:
-    """The worker's name, None where it cannot be used, and what there is to say of it."""
+    """Return the worker's name, or None if it cannot be used, and the findings about it."""
     try:
         with reach(address, insecure=insecure, timeout_s=WORKER_TIMEOUT_S) as worker:
             facts = read_worker(worker, WORKER_TIMEOUT_S)
@@ -51,15 +51,15 @@ def check_worker(address: str, *, insecure: bool = False) -> tuple[str | None, l
 
 
 def read_worker(worker: Remote, timeout_s: float, now: Callable[[], float] = time.time) -> WorkerFacts:
-    """Ask a worker. Its clock is read between the question and the answer."""
+    """Ask a worker for its facts. Its clock is compared with the middle of the question's round trip."""
     asked = now()
-    profile, said = worker.describe(timeout_s)
-    ahead_s = said.clock_s - (asked + now()) / 2 if said.clock_s else None
-    return WorkerFacts(profile, worker.secure, is_loopback(worker.host), len(said.sessions), ahead_s)
+    profile, description = worker.describe(timeout_s)
+    ahead_s = description.clock_s - (asked + now()) / 2 if description.clock_s else None
+    return WorkerFacts(profile, worker.secure, is_loopback(worker.host), len(description.sessions), ahead_s)
 
 
 def unreachable(error: Exception) -> Verdict:
-    """Why a worker cannot be used, and what to do."""
+    """Return why a worker cannot be used, with advice."""
     if isinstance(error, (LinkClosed, LinkTimeout)):
         advice = "start edge worker there; check its address, and that its firewall lets the port through"
     else:
@@ -68,7 +68,7 @@ def unreachable(error: Exception) -> Verdict:
 
 
 def worker_verdicts(address: str, facts: WorkerFacts) -> Mapping[str, Verdict]:
-    """What there is to say of a worker that answers, by check."""
+    """Return the verdicts on a worker that answers, by check."""
     profile = facts.profile
     verdicts = {
         "reach": Verdict(OK, f"{address} answers"),
@@ -87,7 +87,7 @@ def worker_verdicts(address: str, facts: WorkerFacts) -> Mapping[str, Verdict]:
 
 
 def link_findings(workers: Mapping[str, str], *, insecure: bool = False) -> Iterator[Finding]:
-    """Of each link, this device's first. workers: addresses, and names of those that can be used."""
+    """Yield a finding for each link, those of this device first. workers: addresses and names of usable workers."""
     for a, b in combinations((LOCAL, *workers), 2):
         yield check_link(a, b, f"{workers.get(a, LOCAL)} to {workers[b]}", insecure=insecure)
 
@@ -114,7 +114,7 @@ def check_link(a: str, b: str, where: str, *, insecure: bool) -> Finding:
 
 
 def link(report: LinkReport) -> Verdict:
-    """What a link does, and what looks wrong about it."""
+    """Return the speed of a link, and hints about problems."""
     seen = f"{seconds_text(2 * report.profile.latency_median_s)} there and back, {_rates(report.profile)}"
     return Verdict(NOTE, seen, "; ".join(report.hints)) if report.hints else Verdict(OK, seen)
 
@@ -130,7 +130,7 @@ def _versions(profile: DeviceProfile) -> Verdict:
 def _trust(facts: WorkerFacts) -> Verdict:
     if facts.secure:
         return Verdict(OK, "encrypted, both sides are known")
-    if facts.here:
+    if facts.local:
         return Verdict(OK, "in the clear, on this machine")
     return Verdict(
         NOTE, "in the clear: everybody in the network can read prompts and use it", "edge cluster invite, and --join"

@@ -29,7 +29,7 @@ _MODES = {1: "L", 3: "RGB"}  # by channels
 
 @dataclass(frozen=True)
 class Scaling:
-    """How pixels from 0 to 255 become floats: (pixel / scale - mean) / std."""
+    """Scaling of pixels from 0 to 255 to floats: (pixel / scale - mean) / std."""
 
     scale: float = 255.0
     mean: tuple[float, ...] = (0.0,)  # by channel, or one for all
@@ -141,7 +141,7 @@ def _pixels(path: Path, target: _Target) -> tuple[Array, tuple[int, int]]:
                 turned = _eight_bits(ImageOps.exif_transpose(image))
                 width, height = target.size(turned.size)
                 if width * height > (Image.MAX_IMAGE_PIXELS or width * height):
-                    raise SamplesError(f"{path} would have {width} x {height} pixels; give --dim for both of its sides")
+                    raise SamplesError(f"{path} would have {width} x {height} pixels; give sizes for both dimensions")
                 sized = turned.convert(_MODES[target.channels]).resize((width, height), Image.Resampling.BILINEAR)
                 return np.asarray(sized).reshape(height, width, target.channels), turned.size
         except (MemoryError, SamplesError):

@@ -95,7 +95,7 @@ class Tensor:
 
     @property
     def n_header_numbers(self) -> int:
-        """How many numbers its shape takes in a header."""
+        """Count of the numbers of its shape in a header."""
         return 1 + MOST_DIMS if self.any_rank else len(self.shape)
 
     def encode_shape(self, shape: Sequence[int]) -> tuple[int, ...]:

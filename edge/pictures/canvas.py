@@ -1,4 +1,4 @@
-"""A picture of points: its axes, labels beside the points and none on another, and its file."""
+"""Canvas for pictures of points: axes, labels that do not cover points or each other, and saving."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from devices.files import temporary_beside
 from edge.errors import PictureError
 
 TEXT, GRID, DPI = "#222222", "#e4e7eb", 150
-_BESIDE = 9.0  # pixels at 100 dots an inch between a point and a label beside it
+_BESIDE = 9.0  # pixels at 100 dots an inch between a point and its label
 _DISTANCES = (_BESIDE, 18.0, 28.0, 40.0, 54.0, 70.0, 90.0, 115.0, 145.0)
-_ANGLES = (45, 30, 60, 0, 90, -135, -150, -120, 180, -90, 135, -45, 150, 120, -30, -60)  # the best first
-_OUTSIDE, _OVERLAP, _CROSSED = 1000.0, 600.0, 60.0  # what these cost, beside pixels that it is far away
+_ANGLES = (45, 30, 60, 0, 90, -135, -150, -120, 180, -90, 135, -45, 150, 120, -30, -60)  # best first
+_OUTSIDE, _OVERLAP, _CROSSED = 1000.0, 600.0, 60.0  # penalties, added to the distance in pixels
 _RADIUS = 6  # pixels at 100 dots an inch of a point, with some room
-_STEPS = 100  # places along each part of a line that labels keep away from
+_STEPS = 100  # samples along each part of a line that labels keep away from
 
 Place = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Label:
-    """What is written beside one of the points."""
+    """Label of one of the points."""
 
-    point: int  # its number
+    point: int  # number of the point
     text: str
     color: str
     size: float  # of the letters
     bold: bool = False
-    farther: float = 0.0  # pixels at 100 dots an inch, for a point that is drawn larger
-    optional: bool = False  # beside its point, or left out where it is crowded
+    farther: float = 0.0  # extra pixels at 100 dots an inch, for a point that is drawn larger
+    optional: bool = False  # placed right beside its point, or left out if there is no room
 
 
 def check_picture(path: Path) -> None:
-    """PictureError where no picture can be drawn or written there: to be known before anything is computed."""
+    """Raise PictureError if no picture can be drawn or written there. Called before anything is computed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -50,7 +50,7 @@ def check_picture(path: Path) -> None:
 
 
 def new_axes(size_inches: tuple[float, float]) -> Any:
-    """Axes of matplotlib with a grid, alone in a figure that needs no display."""
+    """Return matplotlib axes with a grid, alone in a figure that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -65,7 +65,7 @@ def new_axes(size_inches: tuple[float, float]) -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure as PNG. It appears under its name only when it is whole."""
+    """Write a figure as PNG. The file appears under its name only when it is whole."""
     with temporary_beside(path) as temporary:
         figure.savefig(temporary, format="png", dpi=DPI)
         temporary.replace(path)
@@ -78,18 +78,18 @@ def add_labels(
     line: Sequence[Place] = (),
     faint: Sequence[Place] = (),
 ) -> None:
-    """Write each label beside its point; farther away, with a line to its point, where it is crowded. The first ones
-    have the best places.
+    """Write each label beside its point, or farther away with a line to its point if it is crowded. The first labels
+    get the best places.
 
-    points: those drawn, in the units of the data, which no label may cover. line, faint: a line, and points, that a
-    label may cover where nothing else is left. All but the labels must have been drawn, as sizes follow from that.
+    points: drawn points, in the units of the data, which no label may cover. line, faint: a line, and points, that a
+    label may cover if no other place is left. All but the labels must have been drawn, because sizes follow from that.
     """
     from matplotlib.path import Path as Line
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 
     figure = axes.figure
-    figure.draw_without_rendering()  # where everything is, is known from here on
+    figure.draw_without_rendering()  # computes the layout
     renderer, pixel = figure.canvas.get_renderer(), figure.dpi / 100
     at, drawn, unimportant = (
         axes.transData.transform(np.reshape(np.asarray(places, np.float64), (-1, 2)))
@@ -103,7 +103,7 @@ def add_labels(
     inside = axes.get_window_extent(renderer)
 
     def cost(box: Any, point: Any, far: float, rank: int) -> float:
-        """How bad a place is: the label or its line covers others, or the line, or it is far away."""
+        """Return the cost of a place: the label or its line covers others, or the line, or it is far away."""
         outside = not all(inside.contains(x, y) for x, y in (box.min, box.max))
         leader = Line([point, _nearest(box, point)]) if far > _BESIDE else None
         crossed = sum(leader.intersects_bbox(other) for other in taken) if leader else 0
@@ -131,7 +131,7 @@ def add_labels(
                 low = _corner(at[i], size, (far + label.farther) * pixel, angle)
                 box = Bbox([low, low + size])
                 tried.append((cost(box, at[i], far, rank), far, box))
-        least, far, box = min(tried, key=lambda one: one[:2])
+        least, far, box = min(tried, key=lambda place: place[:2])
         if label.optional and least >= _OVERLAP:
             text.remove()
             continue
@@ -144,12 +144,12 @@ def add_labels(
 
 
 def _corner(at: Any, size: Any, far: float, angle: float) -> Any:
-    """The lower left corner of a label of this size in a direction (degrees) from a point, so far that they do not
-    touch."""
+    """Return the lower left corner of a label of this size in a direction (degrees) from a point, so far away that they
+    do not touch."""
     direction = np.array((math.cos(math.radians(angle)), math.sin(math.radians(angle))))
     return at + far * direction - size * (1 - direction) / 2
 
 
 def _nearest(box: Any, at: Any) -> Any:
-    """The place of a box that is nearest to a point."""
+    """Return the place of a box that is nearest to a point."""
     return np.clip(at, box.min, box.max)

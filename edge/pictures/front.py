@@ -1,4 +1,4 @@
-"""The picture of `edge pareto`: latency against throughput, the front, what it dominates, and what was measured."""
+"""Picture of `edge pareto`: latency against throughput, the front, the plans it dominates, and measurements."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from edge.pictures.front_points import (
     Point,
     Result,
     best_single,
+    first_few,
     front,
     knee,
     latency_s,
     line,
     names,
     several_types,
-    some,
     throughput,
-    to_show,
     unit,
+    visible_plans,
 )
 from edge.pictures.front_points import figure as digits
 from quant.text import printable
@@ -56,7 +56,7 @@ def write_picture(result: Result, path: PathLike) -> None:
 
 def _figure(result: Result) -> Any:
     axes = new_axes(_SIZE_INCHES)
-    shown, faint = to_show(result)
+    shown, faint = visible_plans(result)
     markers = {name: _MARKERS[i % len(_MARKERS)] for i, name in enumerate(several_types(result))}
     for point in faint:
         _mark(axes, _at(point), point, markers, markersize=4.5, alpha=0.35, markeredgewidth=0, zorder=2)
@@ -78,7 +78,7 @@ def _figure(result: Result) -> Any:
 
 
 def _at(point: Point) -> Place:
-    """As measured, where it was; else as predicted."""
+    """Return the place of a plan as measured, or else as predicted."""
     return 1e3 * latency_s(point), throughput(point)
 
 
@@ -87,8 +87,8 @@ def _predicted(point: Point) -> Place:
 
 
 def _measured(point: Point) -> Place | None:
-    found = point["measured"]
-    return (1e3 * found["latency_s"], found["throughput_per_s"]) if found else None
+    measured = point["measured"]
+    return (1e3 * measured["latency_s"], measured["throughput_per_s"]) if measured else None
 
 
 def _color(point: Point) -> str:
@@ -101,7 +101,7 @@ def _mark(axes: Any, place: Place, point: Point, markers: dict[str, str], **how:
 
 
 def _scale(axes: Any, places: Sequence[Place]) -> None:
-    """Ranges with some room, logarithmic where values span much."""
+    """Set the ranges with some room, logarithmic if values span much."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for values, scale, set_range, axis in (
@@ -122,7 +122,7 @@ def _scale(axes: Any, places: Sequence[Place]) -> None:
 
 
 def _draw_front(axes: Any, points: Sequence[Point]) -> list[Place]:
-    """The line of these points, with what it dominates shaded. Its corners."""
+    """Draw the line of these points, and shade what it dominates. Return its corners."""
     (_, right), (low, _) = axes.get_xlim(), axes.get_ylim()
     corners: list[Place] = []
     height = low
@@ -138,15 +138,15 @@ def _draw_front(axes: Any, points: Sequence[Point]) -> list[Place]:
 def _write_around(
     axes: Any, result: Result, shown: Sequence[Point], faint: Sequence[Point], markers: dict[str, str]
 ) -> None:
-    """Title, axes and legend."""
-    what = unit(result)
-    axes.set_xlabel("latency (ms a token)" if what == "tokens" else "latency (ms)", fontsize=12, color=TEXT)
-    axes.set_ylabel(f"throughput ({what}/s)", fontsize=12, color=TEXT)
+    """Write title, axes and legend."""
+    counted_unit = unit(result)
+    axes.set_xlabel("latency (ms a token)" if counted_unit == "tokens" else "latency (ms)", fontsize=12, color=TEXT)
+    axes.set_ylabel(f"throughput ({counted_unit}/s)", fontsize=12, color=TEXT)
     title = axes.set_title(_short(result["model"]), fontsize=15, fontweight="bold", color=TEXT, loc="left", pad=26)
     title.set_parse_math(False)
-    at_once = f"; {result['concurrency']} {'sequences' if what == 'tokens' else 'inputs'} at once"
+    at_once = f"; {result['concurrency']} {'sequences' if counted_unit == 'tokens' else 'inputs'} at once"
     axes.annotate(
-        _short(f"on {some(names(result), _MOST_NAMES)}{at_once}", 90),
+        _short(f"on {first_few(names(result), _MOST_NAMES)}{at_once}", 90),
         (0, 1),
         (0, 9),
         xycoords="axes fraction",
@@ -155,15 +155,15 @@ def _write_around(
         color=_QUIET,
         parse_math=False,
     )
-    words = [f"Knee: {KNEE}."] if knee(result) and len(front(result)) > 1 else []
-    words += [f"Dominated: {DOMINATED}."] if faint else []
+    explanations = [f"Knee: {KNEE}."] if knee(result) and len(front(result)) > 1 else []
+    explanations += [f"Dominated: {DOMINATED}."] if faint else []
     handles = list(_legend(result, shown, faint, markers))
     legend = axes.figure.legend(
         handles=handles,
         loc="outside lower center",
         ncols=len(handles) if len(handles) <= 7 else min(6, (len(handles) + 1) // 2),
         frameon=False,
-        title="  ".join(words),
+        title="  ".join(explanations),
         title_fontproperties={"size": 10},
         fontsize=11,
         labelcolor=TEXT,
@@ -197,7 +197,8 @@ def _legend(result: Result, shown: Sequence[Point], faint: Sequence[Point], mark
 
 
 def _labels(result: Result, shown: Sequence[Point]) -> Iterable[Label]:
-    """The knee, the best single device and the ends of the front in words; of others the id, where there is room."""
+    """Yield labels with roles for the knee, the best single device and the ends of the front; ids for others, if there
+    is room."""
     on_front = front(result)
     ends = line(result)
     named: list[tuple[str, Point | None]] = [
@@ -209,25 +210,26 @@ def _labels(result: Result, shown: Sequence[Point]) -> Iterable[Label]:
         named[1:] = [("best in both", on_front[0])]
     else:
         named.insert(0, ("the knee", knee(result)))
-    said: dict[int, list[str]] = {}
+    roles_by_point: dict[int, list[str]] = {}
     for role, point in named:
         if point is not None:
-            said.setdefault(next(i for i, one in enumerate(shown) if one is point), []).append(role)
-    for i, words in said.items():
+            roles_by_point.setdefault(next(i for i, other in enumerate(shown) if other is point), []).append(role)
+    for i, words in roles_by_point.items():
         point, is_knee = shown[i], "the knee" in words
         roles = textwrap.wrap(f"{_short(point['id'], 8)}, {', '.join(words)}", _WIDTH)
         size, farther = (11, 5) if is_knee else (10, 0)
         yield Label(i, "\n".join((*roles, *_wrapped(point["label"]))), _color(point), size, is_knee, farther)
     for i, point in enumerate(shown):
-        if i not in said:
+        if i not in roles_by_point:
             yield Label(i, _short(point["id"], 8), _QUIET, 9, optional=True)
 
 
 def _wrapped(label: str) -> list[str]:
-    """A plan in words as lines, broken between stages and after commas and colons: a device stays with its layers."""
+    """Return the description of a plan as lines, broken between stages and after commas and colons: a device stays with
+    its layers."""
     glued = re.sub(r"(?<![,:;|]) ", "\N{NO-BREAK SPACE}", printable(label))
     if max(map(len, glued.split(" "))) > _WIDTH:
-        glued = printable(label)  # what is too long for a line is broken between words, and not inside of one
+        glued = printable(label)  # a stage that is too long for a line is broken between words
     lines = textwrap.wrap(glued, _WIDTH, max_lines=_LINES, placeholder=" ...", break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 

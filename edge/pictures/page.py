@@ -1,4 +1,4 @@
-"""The page of `edge pareto`: one HTML file with the chart, and each plan of it, that needs nothing else."""
+"""Page of `edge pareto`: one self-contained HTML file with the chart and each of its plans."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from edge.pictures.front_points import (
     names,
     notes,
     several_types,
-    to_show,
     unit,
+    visible_plans,
 )
 from partition.predict.objectives import OBJECTIVES
 
-SAVED = "plan.json"  # what the commands call a saved plan
+SAVED = "plan.json"  # file name of a saved plan in the commands shown
 _FOLDER = Path(__file__).parent
-AXES = _FOLDER / "axes.js"  # a module, which the server's page loads as it is
+AXES = _FOLDER / "axes.js"  # a module that the server's page loads unchanged
 
 
 def check_page(path: Path) -> None:
-    """PictureError where no page can be written there: to be known before anything is computed."""
+    """Raise PictureError if no page can be written there. Called before anything is computed."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise PictureError(f"{path}: the page is HTML, so its name must end in .html")
     if path.is_dir() or not path.absolute().parent.is_dir():
@@ -48,9 +48,9 @@ def write_page(
 ) -> None:
     """Write the object of `edge pareto --json` as a page to look at in a browser, offline too.
 
-    command: what made the object, as words, without what to write; the page tells how to pick a plan with it. model:
-    the file, where `edge chat` or `edge run` is to be given one. The file appears under its name only when it is
-    whole. PictureError as `check_page`, or without plans.
+    command: the arguments that made the object, without output options; the page shows how to pick a plan with it.
+    model: the model file to put into the shown `edge chat` or `edge run` commands. The page appears under its name only
+    when it is whole. PictureError as `check_page`, or without plans.
     """
     path = Path(path)
     check_page(path)
@@ -63,9 +63,9 @@ def write_page(
 
 
 def page(result: Result, command: Sequence[str], model: str) -> str:
-    """The whole page, in ASCII. Nothing in it but this project's script and style is code: the browser is told their
-    digests, and the figures are data that the script writes as text."""
-    axes = AXES.read_text(encoding="utf-8").replace("export function", "function")  # no module: all is one file here
+    """Return the whole page, in ASCII. Its only code is this project's script and style: a policy has their digests,
+    and the script writes the figures as text."""
+    axes = AXES.read_text(encoding="utf-8").replace("export function", "function")  # one file has no modules
     script, style = axes + _part("chart.js") + _part("page.js"), _part("page.css")
     title = html.escape(f"{result['model']}: latency against throughput")
     parts = {
@@ -76,19 +76,19 @@ def page(result: Result, command: Sequence[str], model: str) -> str:
         "script": script,
         "data": embedded({"result": result, "view": _view(result, command, model)}),
     }
-    # In one go, so that what is put in is not looked at again.
+    # In one pass, so that inserted text is not searched for placeholders.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("page.html"))
 
 
 def embedded(values: Any) -> str:
-    """JSON, in ASCII, that cannot end the script element it is in, nor begin a comment there."""
+    """Return JSON, in ASCII, that can neither end its script element nor begin a comment there."""
     text = json.dumps(values, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _view(result: Result, command: Sequence[str], model: str) -> dict[str, Any]:
-    """What the page shows that follows from the object."""
-    shown, near = to_show(result)
+    """Return the values that the page shows beside the object itself."""
+    shown, near = visible_plans(result)
     single = best_single(result)
     return {
         "log_from": LOG_FROM,
@@ -109,7 +109,7 @@ def _view(result: Result, command: Sequence[str], model: str) -> dict[str, Any]:
 
 
 def _commands(result: Result, point: Point, command: Sequence[str], model: str) -> list[str]:
-    """How a plan is saved and used; how the model is used here, where the plan is this device alone."""
+    """Return the commands that save and use a plan, or that use the model if the plan is this device alone."""
     use = (
         ["edge", "chat", *([model] if model else [])] if result["kind"] == "llm" else ["edge", "run", model or "MODEL"]
     )

@@ -1,4 +1,4 @@
-"""A picture of models: size against how far they are from what they were made from."""
+"""Picture of models: size against divergence from the model they were made from."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ _LINE, _POINT, _CHOSEN = "#9aa5b1", "#33658a", "#d1495b"
 
 
 @dataclass(frozen=True)
-class Point:
+class ModelPoint:
     """One model."""
 
     label: str
     size_bytes: int
     divergence: float  # mean, nats
-    uniform: bool = False  # one of llama.cpp's own types; these are joined by a line
+    uniform: bool = False  # whether it is one of llama.cpp's own types, which a line joins
 
 
-def size_against_divergence(points: Sequence[Point], chosen: str | None, path: Path, *, reference: str = "") -> None:
+def size_against_divergence(
+    points: Sequence[ModelPoint], chosen: str | None, path: Path, *, reference: str = ""
+) -> None:
     """Draw `points` as PNG: megabytes to the right, mean KL divergence (nats, logarithmic) up.
 
-    chosen: the label of the one to stand out. reference: what all are compared with. A divergence of 0 is drawn at the
-    foot. The file appears under its name only when it is whole. PictureError as `check_picture`, or without points.
+    chosen: the label of the highlighted model. reference: the model that all are compared with. A divergence of 0 is
+    drawn at the foot. The file appears under its name only when it is whole. PictureError as `check_picture`, or
+    without points.
     """
     check_picture(path)
     if not points:
@@ -40,29 +43,28 @@ def size_against_divergence(points: Sequence[Point], chosen: str | None, path: P
 
 
 def draw_evaluation(evaluation: Evaluation, path: Path, *, like: str | None = None) -> None:
-    """Draw size against divergence from the first model as PNG. like: the name of the one to stand out from the others,
-    which are llama.cpp's own types; None: there is none, and all are alike. The errors of
-    `size_against_divergence`."""
+    """Draw size against divergence from the first model as PNG. like: the name of the highlighted model among
+    llama.cpp's own types; None: no model is highlighted. The errors of `size_against_divergence`."""
     reference, *names = (name.removesuffix(".gguf") for name in evaluation.names)
     chosen = like.removesuffix(".gguf") if like is not None else None
     if like is None:
         names = without_common_start([reference, *names])[1:]
     points = [
-        Point(name, result.size_bytes, result.summary.mean_divergence, uniform=like is not None and name != chosen)
+        ModelPoint(name, result.size_bytes, result.summary.mean_divergence, uniform=like is not None and name != chosen)
         for name, result in zip(names, evaluation.results[1:], strict=True)
     ]
     size_against_divergence(points, chosen, path, reference=reference)
 
 
 def without_common_start(names: Sequence[str]) -> list[str]:
-    """Names without the words that all begin with: "q4_0" of "demo-q4_0", where another is "demo-f16"."""
+    """Return the names without their common words at the start: "q4_0" of "demo-q4_0", where another is "demo-f16"."""
     letters = enumerate(zip(*names, strict=False))
-    differ = next((i for i, some in letters if len(set(some)) > 1), min(map(len, names)))
+    differ = next((i for i, at_i in letters if len(set(at_i)) > 1), min(map(len, names)))
     end = 1 + max(names[0].rfind(mark, 0, differ) for mark in "-./")
     return [name[end:] or name for name in names]
 
 
-def _figure(points: Sequence[Point], chosen: str | None, reference: str) -> Any:
+def _figure(points: Sequence[ModelPoint], chosen: str | None, reference: str) -> Any:
     from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
     axes = new_axes(_SIZE_INCHES)
@@ -102,21 +104,21 @@ def _figure(points: Sequence[Point], chosen: str | None, reference: str) -> Any:
     return axes.figure
 
 
-def _foot(points: Sequence[Point]) -> float:
-    """Where a divergence of 0 is drawn: below all others."""
+def _foot(points: Sequence[ModelPoint]) -> float:
+    """Return the height at which a divergence of 0 is drawn, below all others."""
     positive = [point.divergence for point in points if point.divergence > 0 and math.isfinite(point.divergence)]
     return min(positive, default=1e-6) / 3
 
 
-def _drawn(point: Point, foot: float) -> float:
-    """The height of a point. Infinity, which a broken model has, is drawn as very far."""
+def _drawn(point: ModelPoint, foot: float) -> float:
+    """Return the height of a point. Infinity, which a broken model has, is drawn very high."""
     if not math.isfinite(point.divergence):
         return 1e3
     return point.divergence if point.divergence > 0 else foot
 
 
-def _labels(points: Sequence[Point], places: Sequence[Place], chosen: str | None) -> list[Label]:
-    """One for each point, the chosen one first."""
+def _labels(points: Sequence[ModelPoint], places: Sequence[Place], chosen: str | None) -> list[Label]:
+    """Return a label for each point, the chosen one first."""
     order = sorted(range(len(points)), key=lambda i: (points[i].label != chosen, places[i]))
     return [
         Label(

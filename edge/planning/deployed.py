@@ -24,7 +24,7 @@ from edge.planning.arrange import Arrangement, arrange, work_of
 from edge.planning.reproducible import SameCuts, check_settled, settled
 from edge.planning.supervisor import Supervisor
 from edge.slices.local import OwnSlices
-from edge.survey.joining import Seek
+from edge.survey.joining import FindWorkers
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
 from partition.model.check import check_loadable
@@ -48,7 +48,7 @@ class Placement:
     insecure: bool = False  # allow workers that do not encrypt
     own: Mapping[str, Any] = field(default_factory=dict)  # fields of this device's shard that a person has set
     spare: int | str = 0  # losses of devices that are prepared for; "auto": as many as there is room for
-    seek: Seek | None = None  # for workers that join while it runs; None: those named are all
+    seek: FindWorkers | None = None  # for workers that join while it runs; None: those named are all
     reproducible: bool = False  # the same tokens from run to run, for options that are (`edge.llm.options`)
 
 

@@ -25,7 +25,7 @@ from partition.predict.cost import Work
 from partition.predict.drafts import Draft
 
 ROUNDS = 3  # of measuring everything: what disturbs one is over in the next
-_PIECE_S, _PIECES = 0.1, 3  # of the latency, in a round
+_SAMPLE_S, _SAMPLES = 0.1, 3  # of the latency, in a round
 _STEPS = 24  # that lie between the depth at the beginning of a piece and at its end, at most
 _WINDOW_TOKENS = 100  # of an answer with windows
 _SETTLED = 3  # tokens of each request before throughput counts
@@ -114,7 +114,7 @@ def token_s(engine: TextEngine, depth: int, rows: int = 1) -> BestTime:
         engine.decode([1] * rows, position, top=1)
         position += rows
 
-    [found] = best_of([TimedTask(step)], _PIECE_S, samples=_PIECES)
+    [found] = best_of([TimedTask(step)], _SAMPLE_S, samples=_SAMPLES)
     return found
 
 

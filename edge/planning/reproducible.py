@@ -16,7 +16,7 @@ from edge.cluster.fleet import Fleet, by_device, device
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning.arrange import shared
 from edge.planning.supervisor import Supervisor
-from edge.worker.here import worker_here
+from edge.worker.local import local_worker
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Plan
 
@@ -58,7 +58,7 @@ class SameCuts(Supervisor):
             if fleet is not None or self._alone_is_same:
                 yield fleet, notes
                 return
-            with worker_here() as address, Fleet([address]) as here:
+            with local_worker() as address, Fleet([address]) as here:
                 yield here, notes
 
     @property

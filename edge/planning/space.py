@@ -12,7 +12,7 @@ from devices.probe import default_threads
 from devices.remembered import Remembered, key_of
 from edge.cluster.fleet import Fleet
 from edge.planning.measure import Measured
-from edge.survey.links import told as told_link
+from edge.survey.links import rough_text
 from edge.survey.profile import ClusterProfile
 from edge.survey.survey import own_profile
 from partition.plan.plan import LOCAL
@@ -71,7 +71,7 @@ class PlanSpace(ABC):
         """What a measurement is remembered under."""
         others = [fleet.profiles[device] for device in point.plan.devices if fleet and device != LOCAL]
         pairs = permutations(dict.fromkeys((LOCAL, *point.plan.devices)), 2)
-        links = [told_link(self.known.links.between.get(pair)) for pair in pairs]
+        links = [rough_text(self.known.links.between.get(pair)) for pair in pairs]
         own = own_profile(LOCAL, self._threads or default_threads())
         return key_of([*self.depends_on(point), *links], own, *others)
 

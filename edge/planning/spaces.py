@@ -15,7 +15,7 @@ from edge.planning.arrange import work_of
 from edge.planning.drafted import DraftRequest, assumed_text, draft_of
 from edge.planning.llm_space import LlmSpace
 from edge.planning.space import PlanSpace
-from edge.quantization.of_type import of_type
+from edge.quantization.model_in_type import model_in_type
 from edge.slices.local import OwnSlices
 from edge.survey.llm_survey import llm_speeds
 from edge.tasks import SILENT, Steps
@@ -80,7 +80,7 @@ def spaces(
     if not types:
         return [_llm_space(path, cluster, fleet, notes, options, insecure, steps, None)]
     return [
-        _llm_space(of_type(path, type_, steps), cluster, fleet, notes, options, insecure, steps, type_)
+        _llm_space(model_in_type(path, type_, steps), cluster, fleet, notes, options, insecure, steps, type_)
         for type_ in types
     ]
 

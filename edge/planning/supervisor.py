@@ -28,9 +28,9 @@ from edge.llm.options import EngineOptions
 from edge.parallel.mirror import MirroredHistory, mirror_of
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning.arrange import Arrangement, again, shared
-from edge.survey.joining import Joined, Newcomers, Seek
+from edge.survey.joining import FindWorkers, JoinedDevice, Newcomers
 from edge.survey.profile import reachable
-from edge.survey.slow_watch import SlowWatch
+from edge.survey.straggler_watch import StragglerWatch
 from edge.tasks import CheckedSteps, Progress, Repeated, Steps
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import NEW_PLAN
@@ -60,7 +60,7 @@ class Supervisor:
         *,
         arranged: Arrangement | None = None,
         spare: int | str = 0,
-        seek: Seek | None = None,
+        seek: FindWorkers | None = None,
     ) -> None:
         """digest: of the file. arranged: what the first plan was made from; None: it was given. spare: losses of
         devices that `start` prepares for; `edge.cluster.spares.AUTO`: as many as there is room for. seek: for devices
@@ -69,7 +69,7 @@ class Supervisor:
         self._steps, self._insecure, self._spare = steps, insecure, spare
         self._made = arranged
         self.standby: Standby | None = None  # where it is to be ready for a loss
-        self.slow = SlowWatch(arranged.survey if arranged else None, arranged.work if arranged else None)
+        self.slow = StragglerWatch(arranged.survey if arranged else None, arranged.work if arranged else None)
         self._stack = ExitStack()  # what lasts
         self._running = ExitStack()  # what another plan replaces
         self._ranks: RankGroup | None = None  # of other devices; None where there are none
@@ -77,7 +77,7 @@ class Supervisor:
         self._shunned: set[str] = set()  # those that could not be taken
         self._lost_lately = LostLately()
         self._newcomers = Newcomers(seek, file, digest, exchange.transport, insecure=insecure) if seek else None
-        self._joined: Joined | None = None  # measured, and not offered yet
+        self._joined: JoinedDevice | None = None  # measured, and not offered yet
         self._offered = ExitStack()  # of a plan that waits to take over
         self._stays_with: list[str] = []  # devices that leave, and nothing else can do their part
         self._offer_at = time.monotonic() + OFFER_S
@@ -230,7 +230,7 @@ class Supervisor:
             leaving = self._ranks.leaving if self._ranks else []
             if leaving and leaving != self._stays_with:
                 self._leave(leaving)
-            elif (self.slow.is_due or self.slow.found) and (self._is_quiet() or time.monotonic() > self._slow_at):
+            elif (self.slow.is_due or self.slow.notes) and (self._is_quiet() or time.monotonic() > self._slow_at):
                 self._look_for_slow()
             elif self._engine.quiet_s > QUIET_S and time.monotonic() > self._offer_at:
                 self._offer_at = time.monotonic() + OFFER_S
@@ -293,8 +293,8 @@ class Supervisor:
         if self.slow.is_due:
             self._engine.between_steps(self.slow.look)
             if self._arranged is not None and self._options.sequences == 1:
-                self.slow.found += self._arranged.far_off(self._current, self.slow.first_times())
-        if not (words := "; ".join(self.slow.found)):
+                self.slow.notes += self._arranged.far_off(self._current, self.slow.first_times())
+        if not (words := "; ".join(self.slow.notes)):
             return
         try:
             is_offered = self._offer(words, self._pays_by_now, check)
@@ -302,7 +302,7 @@ class Supervisor:
             return
         except EdgeError:  # nothing else can be: the plan stays
             is_offered = False
-        self.slow.found.clear()
+        self.slow.notes.clear()
         if not is_offered:
             self._steps.say(f"{words}; the plan stays as it is")
 

@@ -1,1 +1,1 @@
-"""Smaller models: measured for sensitivity, fitted to a size, quantized and compared."""
+"""Quantization: sensitivity of tensors, choice of types for a size, writing, and comparison."""

@@ -1,4 +1,4 @@
-"""How fast several models are beside each other, and which of them are slower than a larger one."""
+"""Speed of several models compared with each other, and which of them are slower than a larger one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GEN_TOKENS = 32
 
 
 @dataclass(frozen=True)
-class Speed:
+class ModelSpeed:
     """Tokens per second of one model, round by round."""
 
     prefill_rounds: tuple[float, ...]
@@ -28,18 +28,18 @@ class Speed:
 
     @property
     def prefill(self) -> float:
-        """The median round."""
+        """The median round's prefill rate."""
         return statistics.median(self.prefill_rounds)
 
     @property
     def decode(self) -> float:
-        """The median round."""
+        """The median round's decode rate."""
         return statistics.median(self.decode_rounds)
 
-    def slower_than(self, other: Speed) -> float | None:
-        """How many times slower than `other`, measured in the same rounds, this decodes; None unless it does so in each
-        of them, and by more than 2 % in the median."""
-        always = all(own < its for own, its in zip(self.decode_rounds, other.decode_rounds, strict=True))
+    def slower_than(self, other: ModelSpeed) -> float | None:
+        """Return how many times slower than `other`, measured in the same rounds, this model decodes; None unless it is
+        slower in each round, and by more than 2 % in the median."""
+        always = all(own < others for own, others in zip(self.decode_rounds, other.decode_rounds, strict=True))
         slower = always and clearly_faster(other.decode, self.decode, by=TYPE)
         return other.decode / self.decode if slower else None
 
@@ -52,13 +52,13 @@ def measure_speeds(
     prompt_tokens: int = PROMPT_TOKENS,
     gen_tokens: int = GEN_TOKENS,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Speed]:
-    """The speeds of models on this device, in the order of `paths`.
+) -> list[ModelSpeed]:
+    """Return the speeds of models on this device, in the order of `paths`.
 
     All are measured once before any is measured again, every other round in reverse, so that a device that gets warm or
-    busy is no model's disadvantage. One model is in memory at a time; each is warm when it is measured. The context of
-    `options` is replaced by what is needed. progress(measurements done, in all). Raises what Engine does; Interrupted
-    after Ctrl-C.
+    busy slows no model more than others. One model is in memory at a time; each is warm when it is measured. The
+    context of `options` is replaced by the length of a measurement. progress(measurements done, in total). Raises the
+    errors of Engine; Interrupted after Ctrl-C.
     """
     options = replace(options, context=prompt_tokens + gen_tokens, sequences=1, outputs=None)
     options = replace(options, batch=min(options.rows, prompt_tokens))
@@ -71,11 +71,12 @@ def measure_speeds(
             rates[i].append((result.prefill.mean, result.decode.mean))
             if progress:
                 progress(number * len(paths) + done, rounds * len(paths))
-    return [Speed(*map(tuple, zip(*model, strict=True))) for model in rates]
+    return [ModelSpeed(*map(tuple, zip(*model, strict=True))) for model in rates]
 
 
-def speed_notes(names: Sequence[str], sizes_bytes: Sequence[int], speeds: Sequence[Speed]) -> list[str]:
-    """A sentence for each model that is smaller than another and decodes slower: against the fastest such one."""
+def speed_notes(names: Sequence[str], sizes_bytes: Sequence[int], speeds: Sequence[ModelSpeed]) -> list[str]:
+    """Return a sentence for each model that is smaller than another and decodes slower: against the fastest such
+    one."""
     notes = []
     for i, name in enumerate(names):
         larger = [j for j in range(len(names)) if sizes_bytes[j] > sizes_bytes[i]]

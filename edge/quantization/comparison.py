@@ -1,4 +1,4 @@
-"""Models beside the one they were made from: quality and speed."""
+"""Comparison of models with the one they were made from: quality and speed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from devices.files import temporary_beside
 from edge.llm.options import DEFAULTS, EngineOptions
-from edge.quantization.compare_speed import Speed, measure_speeds, speed_notes
+from edge.quantization.compare_speed import ModelSpeed, measure_speeds, speed_notes
 from edge.quantization.divergence import CHUNK_TOKENS
 from edge.quantization.evaluate import Quality, evaluate
 from edge.quantization.gguf import quantize
@@ -20,7 +20,7 @@ from quant.gguf.file import GgufFile
 from quant.mixes import Mix
 from quant.text import bytes_text
 
-# Of a table.
+# Columns of the table.
 COLUMNS = (
     "model", "size", "bits/weight", "perplexity", "mean KL", "99 % KL", "top-1", "decode tok/s", "prefill tok/s",
 )  # fmt: skip
@@ -28,24 +28,24 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Several models, the reference first."""
+    """Figures of several models, the reference first."""
 
-    names: Sequence[str]  # that tell them apart
+    names: Sequence[str]  # distinct names
     results: Sequence[Quality]
-    speeds: Sequence[Speed] | None  # None where they were not measured
+    speeds: Sequence[ModelSpeed] | None  # None if they were not measured
     notes: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli.md says."""
-        speeds: Sequence[Speed | None] = self.speeds or [None] * len(self.names)
+        """Return plain values, as docs/cli.md says."""
+        speeds: Sequence[ModelSpeed | None] = self.speeds or [None] * len(self.names)
         return {
             "scored_tokens": self.results[0].summary.tokens,
-            "models": [_model_json(*one) for one in zip(self.names, self.results, speeds, strict=True)],
+            "models": [_model_json(*model) for model in zip(self.names, self.results, speeds, strict=True)],
             "notes": list(self.notes),
         }
 
     def rows(self) -> list[list[str]]:
-        """What COLUMNS name, of each model."""
+        """Return the values of COLUMNS for each model."""
         table, speeds = [], self.speeds
         for i, (name, result) in enumerate(zip(self.names, self.results, strict=True)):
             s = result.summary
@@ -76,7 +76,7 @@ def compare(
     speed: bool = True,
     steps: Steps = SILENT,
 ) -> Evaluation:
-    """The models at `paths`, which are called `names`, beside the first of them. speed: measure it, too.
+    """Compare the models at `paths`, with these `names`, with the first of them. speed: whether to measure it.
 
     The errors of `evaluate` and `measure_speeds`.
     """
@@ -100,7 +100,8 @@ def compare_mixes(
     threads: int | None = None,
     steps: Steps = SILENT,
 ) -> Evaluation:
-    """`out` beside the model called `name` that it was made of, and beside that in `mixes`, which are removed again."""
+    """Compare `out` with the model `name` that it was made from, and with that model in `mixes`, which are removed
+    again."""
     with ExitStack() as stack:
         paths = [file.path, out]
         for mix in mixes:
@@ -111,7 +112,7 @@ def compare_mixes(
         return compare(paths, names, text, EngineOptions(threads=threads), steps=steps)
 
 
-def _model_json(name: str, result: Quality, speed: Speed | None) -> dict[str, Any]:
+def _model_json(name: str, result: Quality, speed: ModelSpeed | None) -> dict[str, Any]:
     s = result.summary
     return {
         "model": name,
@@ -130,5 +131,5 @@ def _model_json(name: str, result: Quality, speed: Speed | None) -> dict[str, An
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
+    """Return None for infinity, which JSON does not have."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""How far a model's predictions are from another's: text cut into chunks, log-probabilities, KL divergence.
+"""Divergence of a model's predictions from another's: text cut into chunks, log-probabilities, KL divergence.
 
 Perplexity is defined as llama.cpp's perplexity tool does: a text is cut into chunks of equal length, each computed with
 an empty cache and, where the vocabulary wants one, with BOS in place of its first token; the second half of a chunk is
@@ -41,25 +41,25 @@ Tokens = NDArray[np.int32]
 CHUNK_TOKENS = 512
 MIN_CHUNK_TOKENS = 16
 
-_OUTPUT_BYTES = 64 << 20  # of logits that llama.cpp holds at a time
+_OUTPUT_BYTES = 64 << 20  # of logits in llama.cpp's output buffer
 _MIN_OUTPUTS = 16
-_BLOCK_VALUES = 1 << 20  # computed with at a time: 4 MiB for each array that is needed
-_BLOCKS_AT_ONCE = 3  # float64, or twice as many of float32
+_BLOCK_VALUES = 1 << 20  # values computed at a time: 4 MiB for each float32 array
+_BLOCKS_AT_ONCE = 3  # temporary arrays of float64, or twice as many of float32
 _FAR = np.float32(-10)
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """A text as the same number of tokens again and again; what is left at the end is dropped."""
+    """A text cut into chunks of the same number of tokens; a shorter rest at the end is dropped."""
 
-    tokens: Tokens  # [chunks, chunk tokens], as they follow each other in the text
-    bos: int | None  # computed in place of each chunk's first token; None: that token itself is
+    tokens: Tokens  # [chunks, chunk tokens], in the order of the text
+    bos: int | None  # computed in place of each chunk's first token; None: that token itself is computed
 
     @classmethod
     def cut(cls, model: Model, text: str, size: int = CHUNK_TOKENS, most: int | None = None) -> Chunks:
-        """`text` in chunks of `size` tokens of the model's vocabulary, `most` of them or as many as there are.
+        """Cut `text` into chunks of `size` tokens of the model's vocabulary: `most` of them, or all.
 
-        TextError where the text is too short for one, or `size` is below MIN_CHUNK_TOKENS.
+        TextError if the text is too short for one, or `size` is below MIN_CHUNK_TOKENS.
         """
         if size < MIN_CHUNK_TOKENS:
             raise TextError(f"a chunk has {MIN_CHUNK_TOKENS} tokens or more, {size} were asked for")
@@ -84,45 +84,46 @@ class Chunks:
 
     @property
     def scored(self) -> int:
-        """Predictions of a chunk that count."""
+        """Number of scored predictions of a chunk."""
         return self.size - 1 - self.size // 2
 
     def inputs(self, i: int) -> Tokens:
-        """What is computed for chunk `i`: int32 [size]."""
+        """Return the tokens to compute for chunk `i`: int32 [size]."""
         tokens: Tokens = self.tokens[i].copy()
         if self.bos is not None:
             tokens[0] = self.bos
         return tokens
 
     def targets(self, i: int) -> Tokens:
-        """The tokens that chunk `i` has where predictions are scored: int32 [scored]."""
+        """Return the tokens of chunk `i` whose predictions are scored: int32 [scored]."""
         targets: Tokens = self.tokens[i, self.size // 2 + 1 :]
         return targets
 
     def same(self, other: Chunks) -> bool:
-        """Whether both are the same tokens, so that predictions can be compared."""
+        """Return whether both have the same tokens, so that predictions can be compared."""
         return self.bos == other.bos and np.array_equal(self.tokens, other.tokens)
 
 
 def options_for(options: EngineOptions, chunk_tokens: int, n_vocab: int) -> EngineOptions:
-    """`options` for an engine that is to compute such chunks. How a chunk is divided into decodes depends on `options`
-    and the vocabulary alone, so that models that are compared are computed alike."""
+    """Return `options` for an engine that computes such chunks. How a chunk is divided into decodes depends on
+    `options` and the vocabulary alone, so that all compared models are computed alike."""
     batch = min(options.rows, chunk_tokens)
     outputs = min(batch, max(_MIN_OUTPUTS, _OUTPUT_BYTES // (4 * max(n_vocab, 1))))
     return dataclasses.replace(options, context=chunk_tokens, batch=batch, sequences=1, outputs=outputs)
 
 
 def log_probabilities(engine: Engine, tokens: Tokens) -> Floats:
-    """The log-probabilities (nats) of every token at the scored places of one chunk: float32 [scored, n_vocab].
+    """Return the log-probabilities (nats) of every token at the scored places of one chunk: float32 [scored, n_vocab].
 
-    tokens: a chunk's `inputs`. The engine's cache is cleared first; it needs a context of a chunk. EngineError where
-    the model computes what is no number.
+    tokens: a chunk's `inputs`. The engine's cache is cleared first; its context must hold a chunk. EngineError if
+    logits are not numbers.
     """
     return np.concatenate(list(blocks_of_log_probabilities(engine, tokens)))
 
 
 def blocks_of_log_probabilities(engine: Engine, tokens: Tokens) -> Iterator[Floats]:
-    """The same a few rows at a time: as many as the engine gives logits of in a decode. EngineError likewise."""
+    """Yield the log-probabilities of a chunk some rows at a time: as many as the engine gives logits of in a decode.
+    EngineError if logits are not numbers."""
     first, end = len(tokens) // 2, len(tokens) - 1
     engine.kv_clear()
     for start in range(0, first, engine.batch):
@@ -139,14 +140,14 @@ def blocks_of_log_probabilities(engine: Engine, tokens: Tokens) -> Iterator[Floa
 
 
 def results_bytes(options: EngineOptions, n_vocab: int) -> int:
-    """Bytes that blocks of log-probabilities take beside an engine of `options_for`: those of two models, what they
-    are compared with, and what is computed with a block at a time."""
+    """Return the bytes that blocks of log-probabilities need beside an engine of `options_for`: those of two models, of
+    the reference, and of temporary arrays."""
     rows = min(options.outputs or 1, (options.context or 1) // 2)
     return 3 * 4 * n_vocab * rows + _BLOCKS_AT_ONCE * 8 * _BLOCK_VALUES
 
 
 def log_softmax(logits: Floats, out: Floats | None = None) -> Floats:
-    """log(softmax) of each row [rows, n_vocab], in `out` where given, which may be `logits` itself.
+    """Return log(softmax) of each row [rows, n_vocab], in `out` if given, which may be `logits` itself.
 
     Sums are float64. A row with a logit that is not a number becomes NaN.
     """
@@ -159,7 +160,7 @@ def log_softmax(logits: Floats, out: Floats | None = None) -> Floats:
 
 
 def divergence(reference: Floats, other: Floats) -> Doubles:
-    """KL(reference || other) of each row, in nats: float64 [rows]. Both are log-probabilities [rows, n_vocab].
+    """Return KL(reference || other) of each row, in nats: float64 [rows]. Both are log-probabilities [rows, n_vocab].
 
     The sum over tokens of p (d + exp(-d) - 1) with d = log p - log q: that is the sum of p d, because p and q both sum
     to 1, but no term is negative, and errors of the logarithms, such as rounding, do not count at first order. Equal
@@ -184,7 +185,7 @@ def divergence(reference: Floats, other: Floats) -> Doubles:
 
 @dataclass(frozen=True)
 class Summary:
-    """What the scored predictions of a model come to. Divergences are in nats, from a reference."""
+    """Summary of the scored predictions of a model. Divergences are in nats, from a reference."""
 
     tokens: int  # scored
     perplexity: float
@@ -197,8 +198,8 @@ class Summary:
 
 
 def summarize(nll: Doubles, divergences: Doubles, agree: NDArray[np.bool_]) -> Summary:
-    """Of all scored predictions, each array [tokens]: -log p of the token in the text, divergence from the reference,
-    and whether both have the same likeliest token."""
+    """Summarize all scored predictions. Each array is [tokens]: -log p of the token in the text, divergence from the
+    reference, and whether both have the same most likely token."""
     n = len(nll)
     mean = float(nll.mean())
     perplexity = float(np.exp(mean))
@@ -217,6 +218,6 @@ def summarize(nll: Doubles, divergences: Doubles, agree: NDArray[np.bool_]) -> S
 
 
 def _blocks(values: Floats) -> list[slice]:
-    """Rows to compute with at a time, so that temporary arrays stay small."""
+    """Return slices of rows to compute at a time, so that temporary arrays stay small."""
     step = max(1, _BLOCK_VALUES // max(values.shape[1], 1))
     return [slice(start, start + step) for start in range(0, len(values), step)]

@@ -1,7 +1,7 @@
-"""What a smaller model costs in quality: perplexity, and divergence from a reference, on the same text.
+"""Evaluation of the quality of smaller models: perplexity, and divergence from a reference, on the same text.
 
-One model is in memory at a time. What the reference predicts waits for the others in a temporary file, as float32: the
-logarithms of near-identical models differ by less than half a float would keep.
+One model is in memory at a time. The reference's predictions are kept in a temporary file, as float32:
+log-probabilities of near-identical models differ by less than float16 could hold.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from quant.text import bytes_text
 Progress = Callable[[int, int], None]  # chunks done, chunks in all, over all models
 Floats = NDArray[np.float32]
 
-_KEEP_FREE = 64 << 20  # bytes of the disk that are left to others
+_KEEP_FREE = 64 << 20  # bytes of the disk that are left free
 
 
 @dataclass(frozen=True)
 class Quality:
-    """One model, and how it did."""
+    """Size and quality of one model."""
 
     path: Path
     size_bytes: int  # of its files
@@ -65,11 +65,11 @@ def evaluate(
     most: int | None = None,
     progress: Progress | None = None,
 ) -> list[Quality]:
-    """How `reference` and then each of `models` predict `text`, cut into chunks, `most` of them or all.
+    """Evaluate how `reference` and then each of `models` predict `text`, cut into chunks, `most` of them or all.
 
-    The context and outputs of `options` are replaced by what the chunks need. TextError where the text is too short;
-    ModelFileError for a model with another vocabulary than the reference; OSError where the disk has no room for what
-    the reference predicts; what Engine raises; Interrupted after Ctrl-C.
+    The context and outputs of `options` are replaced by those of the chunks. TextError if the text is too short;
+    ModelFileError for a model with another vocabulary than the reference; OSError if the disk has no room for the
+    reference's predictions; the errors of Engine; Interrupted after Ctrl-C.
     """
     paths = [Path(reference), *map(Path, models)]
     shapes = [_shape(path) for path in paths]
@@ -79,21 +79,21 @@ def evaluate(
     if options.memory is not None:
         options = replace(options, reserved=results_bytes(options, n_vocab))
     results = []
-    with temporary(4 * len(chunks) * chunks.scored * n_vocab if models else 0) as kept:
+    with temporary(4 * len(chunks) * chunks.scored * n_vocab if models else 0) as predictions:
         for number, (path, shape) in enumerate(zip(paths, shapes, strict=True)):
-            kept.seek(0)
+            predictions.seek(0)
             scores = _Scores()
             with Engine(path, options) as engine, interrupt_stops(engine):
                 for i in range(len(chunks)):
                     targets = chunks.targets(i)
                     for log_p in blocks_of_log_probabilities(engine, chunks.inputs(i)):
-                        now, targets = targets[: len(log_p)], targets[len(log_p) :]
+                        block_targets, targets = targets[: len(log_p)], targets[len(log_p) :]
                         if number:
-                            scores.add(now, log_p, _read(kept, log_p.shape))
+                            scores.add(block_targets, log_p, _read(predictions, log_p.shape))
                         else:
-                            scores.add(now, log_p, None)
+                            scores.add(block_targets, log_p, None)
                             if models:
-                                _write(kept, log_p)
+                                _write(predictions, log_p)
                     if progress:
                         progress(number * len(chunks) + i + 1, len(paths) * len(chunks))
             size = GgufFile.open(path).size_bytes
@@ -102,7 +102,7 @@ def evaluate(
 
 
 class _Scores:
-    """Every scored prediction of one model."""
+    """Scores of every prediction of one model."""
 
     def __init__(self) -> None:
         self._nll: list[NDArray[np.float64]] = []
@@ -110,7 +110,7 @@ class _Scores:
         self._agree: list[NDArray[np.bool_]] = []
 
     def add(self, targets: NDArray[np.int32], log_p: Floats, reference: Floats | None) -> None:
-        """Those of a chunk, [scored, n_vocab]; the reference itself has None."""
+        """Add the scores of some rows, [rows, n_vocab]. reference: None for the reference itself."""
         n = len(targets)
         self._nll.append(-log_p[np.arange(n), targets].astype(np.float64))
         self._divergence.append(np.zeros(n) if reference is None else divergence(reference, log_p))
@@ -129,26 +129,27 @@ def _shape(path: Path) -> ModelShape:
 
 
 def common_chunks(paths: Sequence[Path], text: str, size: int, most: int | None) -> Chunks:
-    """The text in tokens, which must be the same for all: known before the first model computes for an hour."""
-    found: list[tuple[Chunks, int]] = []
+    """Return the text in tokens, which must be the same for all models: checked before the first one computes for an
+    hour."""
+    chunks_and_sizes: list[tuple[Chunks, int]] = []
     for path in paths:
         model = Model(path, vocabulary_only=True)
         try:
-            found.append((Chunks.cut(model, text, size, most), model.n_vocab))
+            chunks_and_sizes.append((Chunks.cut(model, text, size, most), model.n_vocab))
         finally:
             model.close()
-        (chunks, n_vocab), (first, first_n_vocab) = found[-1], found[0]
+        (chunks, n_vocab), (first, first_n_vocab) = chunks_and_sizes[-1], chunks_and_sizes[0]
         if n_vocab != first_n_vocab or not chunks.same(first):
             raise ModelFileError(
                 f"{path.name}: its vocabulary ({n_vocab} tokens) is not that of {paths[0].name} ({first_n_vocab}), so"
                 " their predictions cannot be compared; give models made from the reference"
             )
-    return found[0][0]
+    return chunks_and_sizes[0][0]
 
 
 @contextmanager
 def temporary(n_bytes: int) -> Iterator[IO[bytes]]:
-    """A file without a name, which is gone with this process. OSError where `n_bytes` do not fit on its disk."""
+    """Yield a file without a name, which is gone with this process. OSError if `n_bytes` do not fit on its disk."""
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free - _KEEP_FREE
     if n_bytes > free:

@@ -1,6 +1,6 @@
-"""A file of the size that is asked for, with the least damage: measures, chooses types, quantizes, and measures again.
+"""Fits a model into a file of a given size with the least damage: measures, chooses types, quantizes, and checks.
 
-What was measured of a model is kept in the cache folder: another size of it takes quantizing and one comparison.
+Measurements of a model are kept in the cache folder: another size of it then takes quantizing and one comparison only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from edge.quantization.fit_choices import (
 )
 from edge.quantization.gguf import Outcome, file_bytes, header_bytes, quantize
 from edge.quantization.kernels import KINDS, known_kernels, slow_kinds
-from edge.quantization.rounds import Damages, EarlyStopping, Table, TimePlan, in_order, is_settled
+from edge.quantization.rounds import Damages, EarlyStopping, Table, TimePlan, is_settled, probe_order
 from edge.quantization.tensor_rows import TensorRows
 from partition.model.model import ModelShape
 from quant.errors import DoesNotFit
@@ -55,50 +55,50 @@ from quant.types import TYPES, TensorType
 
 
 class Progress(Protocol):
-    """Told how far things are."""
+    """Callback that reports progress."""
 
     def __call__(self, stage: str, done: int, total: int, what: str = "") -> None:
-        """`done` steps of `total` of a stage are done; `what` comes now."""
+        """Report that `done` steps of `total` of a stage are done. what: the item in progress."""
 
 
 _CALIBRATION_CHUNKS = 32
-# Parts of the time, at the end of which a stage has ended. What follows the last is for writing and checking.
+# Shares of the time by whose end a stage has ended. The time after the last one is for writing and checking.
 _CALIBRATED, _READ, _MEASURED, _WHOLE = 0.15, 0.3, 0.5, 0.6
-_ANCHORS = (0.03, 0.15)  # of the way from the smallest file to the model as it is: sizes that are measured whole
-_SECOND = 3.0  # times as long as writing took, that must be left for another try and its check
+_ANCHORS = (0.03, 0.15)  # of the way from the smallest file to the unchanged model: sizes that are measured as a whole
+_SECOND = 3.0  # times the writing time that must be left for another candidate and its check
 _KEPT = "sensitivity.json"
-_DOUBT = 2.0  # times the least expected damage: what is within, may be less in truth
-_MORE = 1.5  # times as long: worth measuring again
+_DOUBT = 2.0  # times the least expected damage: a candidate within that may turn out to be better
+_MORE = 1.5  # times the time spent before: with more, measuring again is worth it
 _MIB = 1 << 20
-_SPARE_MIB = 2  # a process is not always of the same size
+_SPARE_MIB = 2  # a process does not always have the same size
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What a person may set."""
+    """Options of a fit that a person may set."""
 
-    imatrix: Path | None = None  # an importance matrix; None: one is made of the text
-    kinds: tuple[TensorType, ...] = ()  # to choose among; none: KINDS
-    fast: bool = False  # without those that decode slower on this device than a larger one, unless the size needs them
-    within_s: float = 600.0  # for all of it
+    imatrix: Path | None = None  # an importance matrix; None: one is computed from the text
+    kinds: tuple[TensorType, ...] = ()  # types to choose among; empty: KINDS
+    fast: bool = False  # leave out types that decode slower here than a larger one, unless the size needs them
+    within_s: float = 600.0  # for the whole fit
     threads: int | None = None
     clock: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A file that was made to fit."""
+    """A file that was fitted to a size."""
 
     outcome: Outcome
-    expected_divergence: float  # nats a token: the sum of what each tensor's type costs, times what whole files add
+    expected_divergence: float  # nats a token: the sum of the tensors' damages, corrected by whole files
     measured_divergence: float  # of the file, on the same text
-    gap: float  # the expected one is at most this part above the least possible
-    slow: Mapping[str, str]  # types it has though a larger one, the value, decodes faster here
-    exact: Mapping[str, str]  # by tensor, the type that holds it without loss, though its own is wider
+    gap: float  # upper bound of the fraction by which the expected damage is above the least possible
+    slow: Mapping[str, str]  # types in it that decode slower here than a larger type, the value
+    exact: Mapping[str, str]  # by tensor, a narrower type that holds it without loss
 
 
 def _silent(stage: str, done: int, total: int, what: str = "") -> None:
-    """Nobody is told."""
+    """Report nothing."""
 
 
 def fit_file(
@@ -106,8 +106,8 @@ def fit_file(
 ) -> Fitted:
     """Write a model to `out` in a file of at most `budget` bytes, whose predictions on `text` differ least from it.
 
-    SizeTooSmall, with the least size that can be, where that is larger. TextError where the text is too short; what
-    `quantize` and Engine raise.
+    SizeTooSmall, with the least possible size, if that is larger. TextError if the text is too short; the errors of
+    `quantize` and Engine.
     """
     plan = TimePlan(options.within_s, options.clock)
     free = free_tensors(file)
@@ -123,34 +123,38 @@ def fit_file(
         if importance is None:
             importance = read_imatrix(imatrix).weights_of(file)
         try:
-            found = _sensitivity(
+            sensitivities = _sensitivity(
                 file, text, candidates, importance, folder, (budget, reserved), options, plan, progress
             )
-            table = choices(file, candidates, found)
+            table = choices(file, candidates, sensitivities)
             chosen = fit(table, budget, reserved)
         except DoesNotFit as error:  # some tensors cannot be measured, and stay as they are
             raise too_small(file, error.least, budget) from None
-        tries = [chosen]
-        beside = from_mix(file, table, budget, reserved, imatrix)
-        if beside and beside.choices != chosen.choices and beside.damage < _DOUBT * chosen.damage:
-            tries.append(beside)
-        best, outcome, measured = _best(file, out, text, tries, imatrix, options, plan, progress)
-        expected = found.together(best.damage)
-        _keep(folder, replace(found, wholes=tuple({**dict(found.wholes), best.damage: measured}.items())))
+        fits = [chosen]
+        widened = from_mix(file, table, budget, reserved, imatrix)
+        if widened and widened.choices != chosen.choices and widened.damage < _DOUBT * chosen.damage:
+            fits.append(widened)
+        best, outcome, measured = _best(file, out, text, fits, imatrix, options, plan, progress)
+        expected = sensitivities.together(best.damage)
+        _keep(
+            folder, replace(sensitivities, wholes=tuple({**dict(sensitivities.wholes), best.damage: measured}.items()))
+        )
     used = {choice.type.name for choice in best.choices.values()}
     slow = {kind: larger for kind, larger in slow.items() if kind in used}
-    exact = {name: kind for name, choice in best.choices.items() if (kind := _exact(file, name, choice.type, found))}
+    exact = {
+        name: kind for name, choice in best.choices.items() if (kind := _exact(file, name, choice.type, sensitivities))
+    }
     return Fitted(outcome, expected, measured, chosen.gap, slow, exact)
 
 
-def _exact(file: GgufFile, name: str, kind: TensorType, found: Sensitivity) -> str | None:
-    """The narrower type a tensor has without loss, if it has one."""
+def _exact(file: GgufFile, name: str, kind: TensorType, sensitivities: Sensitivity) -> str | None:
+    """Return the narrower type that holds a tensor without loss, if there is one."""
     narrower = kind.block > 1 and kind.id != file.tensors[name].type.id
-    return kind.name if narrower and found.errors.get(name, {}).get(kind.name, 1.0) <= EXACT else None
+    return kind.name if narrower and sensitivities.errors.get(name, {}).get(kind.name, 1.0) <= EXACT else None
 
 
 def least_bytes(file: GgufFile, options: FitOptions) -> int:
-    """Bytes of the smallest file that can be made of a model."""
+    """Return the bytes of the smallest file that can be made from a model."""
     free = free_tensors(file)
     covered = read_imatrix(options.imatrix).weights_of(file) if options.imatrix else calibrate.covered(file)
     return smallest(file, free, covered, reserved_bytes(file, free), _kinds(options))
@@ -164,33 +168,33 @@ def _best(
     file: GgufFile,
     out: Path,
     text: str,
-    tries: Sequence[Fit],
+    fits: Sequence[Fit],
     imatrix: Path,
     options: FitOptions,
     plan: TimePlan,
     progress: Progress,
 ) -> tuple[Fit, Outcome, float]:
-    """Write all that there is time for, and keep the one whose predictions differ least: (which, what was written, its
-    divergence)."""
+    """Write as many fits as there is time for, and keep the one whose predictions differ least. Return the fit, its
+    outcome and its divergence."""
     with ExitStack() as stack:
         paths: list[Path] = []
         outcomes = []
         took_s = 0.0
-        for one in tries:
+        for chosen in fits:
             if paths and plan.left_s() < _SECOND * took_s:
                 break
             began = plan.left_s()
             paths.append(stack.enter_context(temporary_beside(out, ".gguf")))
-            outcomes.append(_write(file, paths[-1], one, imatrix, options, progress))
+            outcomes.append(_write(file, paths[-1], chosen, imatrix, options, progress))
             took_s = began - plan.left_s()
         measured = _measured(file, paths, text, options, plan, progress)
         best = min(range(len(paths)), key=lambda i: measured[i])
         paths[best].replace(out)
-    return tries[best], outcomes[best], measured[best]
+    return fits[best], outcomes[best], measured[best]
 
 
 def _whole(file: GgufFile, out: Path, free: Sequence[str], options: FitOptions, progress: Progress) -> Fitted:
-    """The model as it is: a larger file would hold no more."""
+    """Write the model unchanged: a larger file would hold no more."""
     types = {name: file.tensors[name].type for name in free}
     chosen = Fit({name: Choice(kind, tensor_bytes(file, name, kind), 0.0) for name, kind in types.items()}, 0.0)
     return Fitted(_write(file, out, chosen, options.imatrix, options, progress), 0.0, 0.0, 0.0, {}, {})
@@ -199,7 +203,7 @@ def _whole(file: GgufFile, out: Path, free: Sequence[str], options: FitOptions, 
 def _write(
     file: GgufFile, out: Path, chosen: Fit, imatrix: Path | None, options: FitOptions, progress: Progress
 ) -> Outcome:
-    """Have llama.cpp write what was chosen."""
+    """Have llama.cpp write a fit."""
     types = {name: choice.type for name, choice in chosen.choices.items()}
     return quantize(
         file,
@@ -215,10 +219,10 @@ def _write(
 def file_within(
     file: GgufFile, memory: int, context: int | None, kv_type: str, least: int
 ) -> tuple[int, dict[str, int]]:
-    """(bytes of a file that a process of `memory` bytes can hold whole, bytes by part of what else it holds).
+    """Return (bytes of a file that a process of `memory` bytes can hold whole, bytes of the process's other parts).
 
-    least: bytes of the smallest file there can be. SizeTooSmall, with the memory that would do, where no file of that
-    size is left. What a dry run of the model raises.
+    least: bytes of the smallest possible file. SizeTooSmall, with the memory that would suffice, if there is no room
+    for it. The errors of a dry run of the model.
     """
     shape = ModelShape.from_gguf(file)
     options = EngineOptions(context=context, kv_type=kv_type)
@@ -228,11 +232,11 @@ def file_within(
     parts["kept prompts"] = held_bytes(shape)
     left = memory - sum(parts.values())
     if left + header_bytes(file) < least:
-        words = ", ".join(f"{name} {n / _MIB:,.0f}" for name, n in parts.items())
+        parts_text = ", ".join(f"{name} {n / _MIB:,.0f}" for name, n in parts.items())
         without_share = memory - left - memory // MARGIN_SHARE + least - header_bytes(file)  # that part grows with it
         least_mib = math.ceil(without_share / (1 - 1 / MARGIN_SHARE) / _MIB) + _SPARE_MIB
         raise SizeTooSmall(
-            f"{max(0, left) / _MIB:,.0f} of {memory / _MIB:,.0f} MiB are left for weights, beside {words} MiB; the"
+            f"{max(0, left) / _MIB:,.0f} of {memory / _MIB:,.0f} MiB are left for weights, beside {parts_text} MiB; the"
             f" smallest file has {least / _MIB:,.1f} MiB. Take --fit {least_mib}MiB or more, a smaller"
             " --context or --kv-type, or name smaller types with --types"
         )
@@ -241,7 +245,7 @@ def file_within(
 
 @contextmanager
 def _folder(file: GgufFile, text: str, imatrix: Path | None) -> Iterator[Path]:
-    """Where what is measured of a model, on a text, is kept; a temporary one where the cache cannot be written to."""
+    """Yield the folder of measurements of a model on a text; a temporary one if the cache is not writable."""
     stamps = {str(path.resolve()): file.stamp(path) for path in file.paths}
     digests = [hashlib.sha256(text.encode()).hexdigest()]
     if imatrix is not None:
@@ -258,7 +262,7 @@ def _folder(file: GgufFile, text: str, imatrix: Path | None) -> Iterator[Path]:
 
 
 def _imatrix(file: GgufFile, text: str, path: Path, options: FitOptions, plan: TimePlan, progress: Progress) -> Path:
-    """The file of the importance matrix of a text; made where it is not there."""
+    """Return the file of the importance matrix of a text; compute it if it does not exist."""
     if not path.exists():
         calibrate.collect(
             file.path,
@@ -283,9 +287,10 @@ def _sensitivity(
     plan: TimePlan,
     progress: Progress,
 ) -> Sensitivity:
-    """What was measured before, in as much time as there is now, or is measured: as much as the choice depends on.
+    """Return the sensitivities that the choice depends on: those measured before, if they took enough of the time that
+    there is now, and new ones.
 
-    size: bytes that the file may have, and those of it that do not depend on the choice.
+    size: bytes that the file may have, and bytes of it that do not depend on the choice.
     """
     threads = options.threads or default_threads()
     rows = {name: TensorRows(file, name, importance.get(name)) for name in candidates}
@@ -307,22 +312,22 @@ def _sensitivity(
     def table(damages: Damages) -> Table:
         return choices(file, candidates, Sensitivity(damages, errors, 0.0))
 
-    def settling() -> EarlyStopping:
+    def stopping() -> EarlyStopping:
         return EarlyStopping(table, lambda table: fit(table, *size))
 
     def whole(damages: Damages) -> list[Mapping[str, Choice]]:
-        """Choices for files of sizes that do not depend on the one that is asked for."""
+        """Return choices for files of sizes that do not depend on the requested one."""
         costs = table(damages)
         least, most = (sum(end(c.n_bytes for c in row) for row in costs.values()) for end in (min, max))
         return [fit(costs, int(least + part * (most - least)) + 1).choices for part in _ANCHORS]
 
-    values = sum(one.rows * one.columns for one in rows.values())
+    values = sum(tensor.rows * tensor.columns for tensor in rows.values())
     possible = [kind for kind in sensitivity.PROBES if any(row.get(kind, 0) > 0 for row in errors.values())]
-    order = in_order(possible, 8 * (size[0] - size[1]) / max(1, values))
-    if known and (not known.left_s or is_settled(order, known.damages, settling().after_round)):
-        found = replace(known, errors=errors)
+    order = probe_order(possible, 8 * (size[0] - size[1]) / max(1, values))
+    if known and (not known.left_s or is_settled(order, known.damages, stopping().after_round)):
+        result = replace(known, errors=errors)
     else:
-        found = sensitivity.measure_damages(
+        result = sensitivity.measure_damages(
             file,
             text,
             rows,
@@ -332,24 +337,24 @@ def _sensitivity(
             progress=lambda done, total, left_s: progress("Measuring", done, total, _time_left(left_s)),
             order=order,
             known=known.damages if known else None,
-            after_round=settling().after_round,
+            after_round=stopping().after_round,
             whole=whole,
             whole_left_s=lambda: plan.left_s(_WHOLE),
             clock=options.clock,
         )
-        found = replace(found, spent_s=known.spent_s if known else options.within_s)
-    if known is None or found != known:
-        _keep(folder, found)
-    return found
+        result = replace(result, spent_s=known.spent_s if known else options.within_s)
+    if known is None or result != known:
+        _keep(folder, result)
+    return result
 
 
-def _keep(folder: Path, found: Sensitivity) -> None:
-    """Write what was measured for the next size of the model."""
-    write_whole(folder / _KEPT, json.dumps(found.to_json()).encode())
+def _keep(folder: Path, sensitivities: Sensitivity) -> None:
+    """Write the measurements, for the next size of the model."""
+    write_whole(folder / _KEPT, json.dumps(sensitivities.to_json()).encode())
 
 
 def _time_left(left_s: float) -> str:
-    """For people: at most how long measuring goes on, and what decides that."""
+    """Return for people how long measuring goes on at most, and which option decides that."""
     left = f"{math.ceil(left_s / 60)} min" if left_s >= 90 else f"{math.ceil(left_s)} s"
     return f"at most {left} left (--minutes)"
 
@@ -357,7 +362,8 @@ def _time_left(left_s: float) -> str:
 def _measured(
     file: GgufFile, paths: Sequence[Path], text: str, options: FitOptions, plan: TimePlan, progress: Progress
 ) -> list[float]:
-    """Mean divergence of what was written, nats a token: on a chunk of the text, and where there is time, on more."""
+    """Return the mean divergence of each written file, nats a token: on a chunk of the text, and on more if there is
+    time."""
     began, most = plan.left_s(), sensitivity.most_chunks(ModelShape.from_gguf(file).n_vocab)
     results: list[Quality] = []
     for n in (1, most):

@@ -1,4 +1,4 @@
-"""What a file of a given size can be made of: which tensors may change, to which types, and what each choice costs."""
+"""Choices for a file of a given size: which tensors may change, to which types, and the bytes and damage of each."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from quant.mixes import MIXES, NEED_IMPORTANCE, Mix
 from quant.sensitivity import Sensitivity
 from quant.types import TYPES, TensorType
 
-# Mixes that stand beside what is chosen, by size.
+# Usual mixes by size, compared with the chosen types.
 _USUAL = ("iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "q2_k", "iq3_xxs", "iq3_xs", "iq3_s", "q3_k_s", "iq3_m", "q3_k_m",
           "iq4_xs", "iq4_nl", "q4_0", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "q8_0")  # fmt: skip
 _MIB = 1 << 20
 
 
 def free_tensors(file: GgufFile) -> list[str]:
-    """The tensors that llama.cpp's quantizer changes: those to which it gives another type in one of two mixes."""
-    mixes = [MIXES[name] for name in ("q4_1", "q8_0")]  # the head has other types in these
+    """Return the tensors that llama.cpp's quantizer changes: those that get another type in one of two mixes."""
+    mixes = [MIXES[name] for name in ("q4_1", "q8_0")]  # the output matrix has other types in these
     changed = [outcome.types for outcome in types_of_each(file, mixes)]
     return [name for name, tensor in file.tensors.items() if any(types[name] != tensor.type for types in changed)]
 
@@ -41,9 +41,9 @@ def choose_kinds(
     fast: bool,
     slow: Container[str],
 ) -> dict[str, list[TensorType]]:
-    """The types that each tensor may have, of `kinds`. SizeTooSmall where even the smallest of them are too large.
+    """Return the types that each tensor may have, of `kinds`. SizeTooSmall if even the smallest of them are too large.
 
-    covered: tensors that the importance matrix has. fast: without `slow`, types that are slow here, if that can be.
+    covered: tensors in the importance matrix. fast: leave out `slow`, types that are slow on this device, if possible.
     """
 
     def candidates(kinds: Sequence[TensorType]) -> dict[str, list[TensorType]]:
@@ -62,12 +62,12 @@ def choose_kinds(
 def smallest(
     file: GgufFile, free: Sequence[str], covered: Container[str], reserved: int, kinds: Sequence[TensorType]
 ) -> int:
-    """Bytes of the smallest file: every tensor has the narrowest type that it may have."""
+    """Return the bytes of the smallest file: every tensor has the narrowest type that it may have."""
     return _least(file, {name: _candidates(file, name, kinds, name in covered) for name in free}, reserved)
 
 
 def _candidates(file: GgufFile, name: str, kinds: Sequence[TensorType], has_importance: bool) -> list[TensorType]:
-    """The types that a tensor may have: at most as wide as it is, of whole blocks. Its own is among them."""
+    """Return the types that a tensor may have: its own, and narrower ones with whole blocks."""
     tensor = file.tensors[name]
     wide = [TYPES["f16"]] if tensor.type.name == "f32" else []
     return [tensor.type] + [
@@ -80,16 +80,16 @@ def _candidates(file: GgufFile, name: str, kinds: Sequence[TensorType], has_impo
 
 
 def choices(
-    file: GgufFile, candidates: Mapping[str, Sequence[TensorType]], found: Sensitivity
+    file: GgufFile, candidates: Mapping[str, Sequence[TensorType]], sensitivities: Sensitivity
 ) -> dict[str, list[Choice]]:
-    """What the types of each tensor take and cost."""
+    """Return bytes and damage of the types of each tensor."""
     table = {}
     for name, kinds in candidates.items():
-        if name in found.damages:
+        if name in sensitivities.damages:
             table[name] = [
-                Choice(kind, tensor_bytes(file, name, kind), found.damage(name, kind.name)) for kind in kinds
+                Choice(kind, tensor_bytes(file, name, kind), sensitivities.damage(name, kind.name)) for kind in kinds
             ]
-        else:  # no graph uses it as it is, or its rows fill no blocks: it stays
+        else:  # no graph uses it directly, or its rows fill no blocks: its type stays
             table[name] = [Choice(kinds[0], tensor_bytes(file, name, kinds[0]), 0.0)]
     return table
 
@@ -97,11 +97,11 @@ def choices(
 def from_mix(
     file: GgufFile, table: Mapping[str, Sequence[Choice]], budget: int, reserved: int, imatrix: Path
 ) -> Fit | None:
-    """The largest of the usual mixes that keeps to a budget, with what is left spent on wider types: no worse than that
-    mix, however wrong the damages are. None where none keeps to it, or fills it."""
+    """Return the largest usual mix within a budget, with the rest of the budget spent on wider types: no worse than
+    that mix, even if the damages are wrong. None if no mix is within the budget, or none fills it."""
     usual = [MIXES[name] for name in reversed(_USUAL)]
     with closing(types_of_each(file, usual, imatrix=imatrix)) as outcomes:
-        outcome = next((one for one in outcomes if one.n_bytes <= budget), None)
+        outcome = next((mixed for mixed in outcomes if mixed.n_bytes <= budget), None)
     if outcome is None:
         return None
     wider = {}
@@ -113,32 +113,32 @@ def from_mix(
     if not all(wider.values()):
         return None
     try:
-        found = fit(wider, budget, reserved)
+        widened = fit(wider, budget, reserved)
     except DoesNotFit:
         return None
-    return found if found.n_bytes + reserved >= LEAST_FILL * budget else None
+    return widened if widened.n_bytes + reserved >= LEAST_FILL * budget else None
 
 
 def reserved_bytes(file: GgufFile, free: Sequence[str]) -> int:
-    """Bytes of a file that do not depend on the choice."""
+    """Return the bytes of a file that do not depend on the choice."""
     whole = file_bytes(file, {name: tensor.type for name, tensor in file.tensors.items()})
     return whole - sum(tensor_bytes(file, name, file.tensors[name].type) for name in free)
 
 
 def _least(file: GgufFile, candidates: Mapping[str, Sequence[TensorType]], reserved: int) -> int:
-    """Bytes of the smallest file."""
+    """Return the bytes of the smallest file."""
     return reserved + sum(min(tensor_bytes(file, name, kind) for kind in kinds) for name, kinds in candidates.items())
 
 
 def tensor_bytes(file: GgufFile, name: str, kind: TensorType) -> int:
-    """Bytes of a tensor in a type, with padding."""
+    """Return the bytes of a tensor in a type, with padding."""
     tensor = NewTensor(name, file.tensors[name].shape, kind)
     return tensor.n_bytes + tensor.padding
 
 
 def mix_like(chosen: Fit) -> Mix:
-    """The mix whose name the file is to bear: of the type that most of it has. It decides nothing, because every tensor
-    that may change is given its type."""
+    """Return the mix that names the file: of the type that most of it has. It decides nothing else, because every
+    tensor that may change is given its type."""
     n_bytes = Counter[str]()
     for choice in chosen.choices.values():
         if choice.type.block > 1:
@@ -148,9 +148,9 @@ def mix_like(chosen: Fit) -> Mix:
 
 
 def too_small(file: GgufFile, least: int, budget: int) -> SizeTooSmall:
-    """The error that says the least size there is."""
+    """Return the error that says the least possible size."""
     return SizeTooSmall(
         f"{file.path.name} cannot be smaller than {least}B ({least / _MIB:,.1f} MiB) with the types to choose among;"
-        f" {budget}B ({budget / _MIB:,.1f} MiB) were asked for. Name smaller types with --types, or take a smaller"
+        f" {budget}B ({budget / _MIB:,.1f} MiB) were asked for. Allow smaller types, or take a smaller"
         " model"
     )

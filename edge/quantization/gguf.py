@@ -1,4 +1,4 @@
-"""A GGUF file in other types, written by llama.cpp's quantizer in a process of its own.
+"""Quantizes a GGUF file with llama.cpp's quantizer, in a process of its own.
 
 The file appears under its name only when it is whole. Ctrl-C, an error, or the end of this process ends the other one.
 """
@@ -28,7 +28,7 @@ from quant.mixes import NEED_IMPORTANCE, Mix
 from quant.types import TensorType, type_by_name
 from quant.whole_file import check_room
 
-Progress = Callable[[int, int, str], None]  # bytes of the source done, bytes in all, the tensor that comes
+Progress = Callable[[int, int, str], None]  # bytes of the source done, bytes in total, the current tensor
 
 _END_S = 5.0  # for the process to end after its standard input was closed
 _NEVER_NEED_IT = ("token_embd.weight", "output.weight", "per_layer_token_embd.weight")
@@ -37,7 +37,7 @@ _SPLIT = "split."
 
 @dataclass(frozen=True)
 class BlockMismatch:
-    """A tensor whose rows do not fill whole blocks of the type that was wanted, and has another one."""
+    """A tensor whose rows do not fill whole blocks of its type in the mix, so that it has another one."""
 
     tensor: str
     columns: int
@@ -47,7 +47,7 @@ class BlockMismatch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a model becomes."""
+    """Types and size of a quantized model."""
 
     types: Mapping[str, TensorType]  # by tensor
     n_bytes: int  # of the file
@@ -57,7 +57,7 @@ class Outcome:
 def types_of(
     file: GgufFile, mix: Mix, types: Mapping[str, TensorType] | None = None, imatrix: Path | None = None
 ) -> Outcome:
-    """What llama.cpp would make of a file, without making it. EngineError as `quantize`."""
+    """Return the types that llama.cpp would give a file, without writing it. EngineError as `quantize`."""
     with closing(types_of_each(file, [mix], types, imatrix)) as outcomes:
         return next(outcomes)
 
@@ -65,29 +65,29 @@ def types_of(
 def types_of_each(
     file: GgufFile, mixes: Sequence[Mix], types: Mapping[str, TensorType] | None = None, imatrix: Path | None = None
 ) -> Generator[Outcome, None, None]:
-    """`types_of` of several mixes, one after another, in one process, which ends with the generator."""
+    """Yield `types_of` several mixes, one after another, in one process, which ends with the generator."""
     with _child(file, mixes, types or {}, imatrix, None, default_threads()) as events:
         for mix in mixes:
-            yield _told(file, mix, types or {}, takewhile(lambda event: "made" not in event, events))
+            yield _outcome(file, mix, types or {}, takewhile(lambda event: "made" not in event, events))
 
 
-def _told(file: GgufFile, mix: Mix, types: Mapping[str, TensorType], events: Iterator[dict[str, Any]]) -> Outcome:
-    """What the process says of a mix."""
-    told: dict[str, TensorType] = {}
+def _outcome(file: GgufFile, mix: Mix, types: Mapping[str, TensorType], events: Iterator[dict[str, Any]]) -> Outcome:
+    """Return the outcome of a mix from the events of the process."""
+    reported: dict[str, TensorType] = {}
     misfits: list[BlockMismatch] = []
     for event in events:
         if "type" in event:
-            told[event["tensor"]] = type_by_name(event["type"])
+            reported[event["tensor"]] = type_by_name(event["type"])
         elif "misfit" in event:
             misfits.append(BlockMismatch(event["misfit"], event["columns"], event["wanted"], ""))
         elif "instead" in event and misfits:  # the line that follows it
             misfits[-1] = replace(misfits[-1], used=event["instead"])
-    found = {name: told.get(name, tensor.type) for name, tensor in file.tensors.items()}
-    said = {misfit.tensor for misfit in misfits}
-    for name, tensor in file.tensors.items():  # of the head llama.cpp says nothing
-        if name in told and name not in said and not types and tensor.shape[0] % mix.type.block:
-            misfits.append(BlockMismatch(name, tensor.shape[0], mix.type.name, told[name].name))
-    return Outcome(found, file_bytes(file, found), tuple(misfits))
+    all_types = {name: reported.get(name, tensor.type) for name, tensor in file.tensors.items()}
+    known_misfits = {misfit.tensor for misfit in misfits}
+    for name, tensor in file.tensors.items():  # llama.cpp does not report misfits of the output matrix
+        if name in reported and name not in known_misfits and not types and tensor.shape[0] % mix.type.block:
+            misfits.append(BlockMismatch(name, tensor.shape[0], mix.type.name, reported[name].name))
+    return Outcome(all_types, file_bytes(file, all_types), tuple(misfits))
 
 
 def quantize(
@@ -100,11 +100,10 @@ def quantize(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Write `file` to `out` in a mix; what was written.
+    """Write `file` to `out` in a mix, and return the outcome.
 
-    types: of tensors that are to have another one than the mix gives them. imatrix: a file of an importance matrix.
-    EngineError with llama.cpp's reason; ModelFileError where what came out is not a model; OSError where the disk is
-    full.
+    types: of tensors that get another type than the mix's. imatrix: a file of an importance matrix. EngineError with
+    llama.cpp's reason; ModelFileError if the result is not a model; OSError if the disk is full.
     """
     check_loadable(file)
     outcome = types_of(file, mix, types, imatrix)
@@ -125,8 +124,10 @@ def quantize(
                         if progress:
                             progress(done, total, last)
         except EngineError:
-            held = temporary.stat().st_size if temporary.exists() else 0  # the process removes it where it can
-            check_room(out, outcome.n_bytes - held)  # the usual cause, which llama.cpp cannot name
+            written_bytes = temporary.stat().st_size if temporary.exists() else 0  # the process removes it where it can
+            check_room(
+                out, outcome.n_bytes - written_bytes
+            )  # a full disk is the usual cause, which llama.cpp does not report
             raise
         written = GgufFile.open(temporary)
         if {name: t.type for name, t in written.tensors.items()} != outcome.types:
@@ -138,26 +139,26 @@ def quantize(
 
 
 def file_bytes(file: GgufFile, types: Mapping[str, TensorType]) -> int:
-    """Bytes of the file that a model becomes when its tensors have these types."""
+    """Return the bytes of the model's file if its tensors have these types."""
     tensors = [NewTensor(name, tensor.shape, types[name]) for name, tensor in file.tensors.items()]
     return header_bytes(file) + sum(tensor.n_bytes + tensor.padding for tensor in tensors)
 
 
 def header_bytes(file: GgufFile) -> int:
-    """Bytes of that file before its first tensor."""
+    """Return the bytes of that file before its first tensor."""
     pairs = {key: file.raw_value(key) for key in file.metadata if not key.startswith(_SPLIT)}
     pairs |= {key: encoded("u32", 0) for key in ("general.quantization_version", "general.file_type")}
     return len(header(pairs, [NewTensor(name, tensor.shape, tensor.type) for name, tensor in file.tensors.items()]))
 
 
 def _check_needs_none(outcome: Outcome, mix: Mix) -> None:
-    """EngineError for types that are garbage without an importance matrix, which llama.cpp refuses then."""
+    """Raise EngineError for types that are garbage without an importance matrix, as llama.cpp does."""
     refused = (*NEED_IMPORTANCE, "q2_k") if mix.name == "q2_k_s" else NEED_IMPORTANCE
     for name, kind in outcome.types.items():
         if kind.name in refused and name not in _NEVER_NEED_IT:
             raise EngineError(
                 f"{mix.name} gives {name} the type {kind.name}, which needs an importance matrix; make one with edge"
-                " imatrix MODEL TEXT and give it with --imatrix FILE"
+                " imatrix MODEL TEXT and give its file as imatrix"
             )
 
 
@@ -170,7 +171,7 @@ def _child(
     target: Path | None,
     threads: int,
 ) -> Iterator[Iterator[dict[str, Any]]]:
-    """The events of a process that makes each mix. At the end of the block it has ended."""
+    """Yield the events of a process that makes each mix. At the end of the block it has ended."""
     job = {
         "source": str(file.path),
         "target": str(target or ""),
@@ -180,21 +181,21 @@ def _child(
         "threads": threads,
         "dry": target is None,
     }
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as stderr:
         process = subprocess.Popen(
             module_command("edge.quantization.gguf_child"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=stderr,
             start_new_session=True,
-        )  # a session of its own: Ctrl-C is for us, who then end it
+        )  # a session of its own: Ctrl-C reaches this process alone, which then ends that one
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             with suppress(BrokenPipeError):
                 process.stdin.write(json.dumps(job).encode() + b"\n")
                 process.stdin.flush()
-            yield _events(process, said)
+            yield _events(process, stderr)
         finally:
             with suppress(BrokenPipeError):
                 process.stdin.close()
@@ -206,8 +207,8 @@ def _child(
             process.stdout.close()
 
 
-def _events(process: subprocess.Popen[bytes], said: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """Until its last. EngineError where it fails or ends without one."""
+def _events(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield events until the last. EngineError if the process fails or ends without it."""
     assert process.stdout is not None
     for line in process.stdout:
         event: dict[str, Any] = json.loads(line)
@@ -219,7 +220,7 @@ def _events(process: subprocess.Popen[bytes], said: IO[bytes]) -> Iterator[dict[
             return
         yield event
     code = process.wait()
-    said.seek(0)
-    words = said.read().decode(errors="replace").split("\n")
+    stderr.seek(0)
+    lines = stderr.read().decode(errors="replace").split("\n")
     hint = " (out of memory is the usual cause)" if code == -signal.SIGKILL else ""
-    raise EngineError(f"the quantizer's process ended with code {code}{hint}: {' | '.join(words[-4:]).strip()}")
+    raise EngineError(f"the quantizer's process ended with code {code}{hint}: {' | '.join(lines[-4:]).strip()}")

@@ -1,4 +1,4 @@
-"""The process in which llama.cpp quantizes: a job as JSON on standard input, events as JSON on standard output.
+"""Process in which llama.cpp quantizes: a job as JSON on standard input, events as JSON on standard output.
 
 It ends, and removes what it has written, when its standard input is closed: also where its parent was killed.
 """
@@ -23,27 +23,27 @@ _NOT_WHOLE = re.compile(r"warning: (\S+) +- ncols +(\d+) not divisible by +(\d+)
 
 
 def main() -> int:
-    """Do one job; 0, or 1 after an event that says why not."""
+    """Do one job; return 0, or 1 after an event with the reason."""
     job = json.loads(sys.stdin.buffer.readline())
     events = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what native code prints is no event
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # native code must not print between the events
     complete = threading.Event()
     threading.Thread(target=_until_closed, args=(job["target"], complete), daemon=True).start()
 
-    def tell(**event: Any) -> None:
+    def emit(**event: Any) -> None:
         events.write(json.dumps(event) + "\n")
 
     try:
-        _run(job, tell)
+        _run(job, emit)
     except (EdgeError, OSError) as error:
-        tell(error=str(error), kind=type(error).__name__)
+        emit(error=str(error), kind=type(error).__name__)
         return 1
     complete.set()
-    tell(complete=True)
+    emit(complete=True)
     return 0
 
 
-def _run(job: dict[str, Any], tell: Callable[..., None]) -> None:
+def _run(job: dict[str, Any], emit: Callable[..., None]) -> None:
     from edge.llama.quantizer import quantize_model
 
     importance = {}
@@ -61,32 +61,32 @@ def _run(job: dict[str, Any], tell: Callable[..., None]) -> None:
             types=job["types"],
             importance=importance,
             dry=job["dry"],
-            on_log=_Lines(tell),
+            on_log=_Lines(emit),
         )
-        tell(made=mix)
+        emit(made=mix)
 
 
 class _Lines:
-    """Turns what llama.cpp says into events."""
+    """Turns llama.cpp's log lines into events."""
 
-    def __init__(self, tell: Callable[..., None]) -> None:
-        self._tell = tell
+    def __init__(self, emit: Callable[..., None]) -> None:
+        self._emit = emit
         self._name = ""
 
     def __call__(self, line: str) -> None:
-        if found := _TENSOR.match(line):
-            self._name = found[3]
-            self._tell(tensor=found[3], number=int(found[1]), of=int(found[2]))
-        elif found := _TYPE.match(line):
-            self._tell(tensor=self._name, type=found[1].lower())
-        elif found := _NOT_WHOLE.match(line):
-            self._tell(misfit=found[1], columns=int(found[2]), block=int(found[3]), wanted=found[4].lower())
-        elif found := _FALLS_BACK.search(line):
-            self._tell(instead=found[1].lower())
+        if match := _TENSOR.match(line):
+            self._name = match[3]
+            self._emit(tensor=match[3], number=int(match[1]), of=int(match[2]))
+        elif match := _TYPE.match(line):
+            self._emit(tensor=self._name, type=match[1].lower())
+        elif match := _NOT_WHOLE.match(line):
+            self._emit(misfit=match[1], columns=int(match[2]), block=int(match[3]), wanted=match[4].lower())
+        elif match := _FALLS_BACK.search(line):
+            self._emit(instead=match[1].lower())
 
 
 def _until_closed(target: str, complete: threading.Event) -> None:
-    """Wait for the end of standard input, and then end the process, whatever it does."""
+    """Wait for the end of standard input, and then end the process, whatever it is doing."""
     while os.read(sys.stdin.fileno(), 1 << 10):  # a buffered reader would hold a lock while the interpreter ends
         pass
     if not complete.is_set():

@@ -1,7 +1,7 @@
-"""Collect an importance matrix: run a model over a text and sum the squares of what its weights are multiplied with.
+"""Importance matrix: run a model over a text, and sum the squares of the inputs of its weights.
 
-The same tensors are covered as by llama.cpp's own tool: those of the layers. The output matrix is left out unless asked
-for: it is quantized well without, and its inputs, of one kind only, would have to stand for all tokens of a vocabulary.
+It covers the same tensors as llama.cpp's own tool: those of the layers. The output matrix is left out by default: it is
+quantized well without, and few inputs would have to represent all tokens of a vocabulary.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from quant.gguf.file import GgufFile
 from quant.gguf.imatrix import Entry, ImportanceMatrix
 from quant.gguf.part import TensorInfo
 
-Progress = Callable[[int, int], None]  # chunks done, chunks in all
+Progress = Callable[[int, int], None]  # chunks done, chunks in total
 
 _PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
-_LAST_NORM = "result_norm"  # the node whose value only the output matrix needs
-_SQUARED_VALUES = 1 << 20  # float64 at a time
+_LAST_NORM = "result_norm"  # the node before the output matrix
+_SQUARED_VALUES = 1 << 20  # float64 values squared at a time
 
 
 def collect(
@@ -47,14 +47,14 @@ def collect(
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ImportanceMatrix:
-    """The importance matrix of a model on `text`, cut into chunks of so many tokens, `most` of them or all.
+    """Compute the importance matrix of a model on `text`, cut into chunks of so many tokens, `most` of them or all.
 
-    Every chunk is computed with an empty cache. within_s: no chunk begins later, by `clock`. output: also for the
-    output matrix, or the token table where that is the output matrix, too. dataset: what the text is called in the
-    file. The context and outputs of `options` are replaced by what the chunks need.
+    Every chunk is computed with an empty cache. within_s: no chunk begins later, by `clock`. output: include the output
+    matrix, or the token table if that is the output matrix, too. dataset: name of the text in the file. The context and
+    outputs of `options` are replaced by those of the chunks.
 
-    TextError where the text is too short; EngineError where the model computes what is no number; what Engine raises;
-    Interrupted after Ctrl-C.
+    TextError if the text is too short; EngineError if the model computes values that are not numbers; the errors of
+    Engine; Interrupted after Ctrl-C.
     """
     file = GgufFile.open(path)
     squares = Squares(covered(file, output))
@@ -65,7 +65,7 @@ def collect(
         options = replace(options, reserved=_results_bytes(squares, shape, options))
     with Engine(path, options, hooks) as engine, interrupt_stops(engine):
         chunks = Chunks.cut(engine.model, text, chunk_tokens, most)
-        # The last layer leaves out rows that give no logits: all of them do.
+        # The last layer leaves out rows without logits, so all rows must have them.
         step = min(engine.batch, engine.outputs)
         began, done = clock(), 0
         for i in range(len(chunks)):
@@ -84,39 +84,39 @@ def collect(
 
 
 def _results_bytes(squares: Squares, shape: ModelShape, options: EngineOptions) -> int:
-    """Bytes that the sums take, with the inputs that are summed, and with the logits nobody needs."""
+    """Return the bytes of the sums, of the inputs that are summed, and of logits that nothing uses."""
     inputs = 3 * 4 * options.rows * max(1, shape.n_experts_used) * squares.widest
     return squares.n_bytes + inputs + 2 * 8 * _SQUARED_VALUES + 4 * shape.n_vocab * (options.outputs or 1)
 
 
 class Squares:
-    """Sums of squares of the inputs of some weights, over all graphs that are computed with `hook`."""
+    """Sums of squares of the inputs of some weights, over all graphs computed with `hook`."""
 
     def __init__(self, tensors: Mapping[str, TensorInfo]) -> None:
         """tensors: the weights, by name."""
         self._tensors = tensors
         self._sums: dict[str, NDArray[np.float64]] = {}  # [experts, columns]
         self._counts: dict[str, NDArray[np.int64]] = {}  # [experts]
-        self._last: tuple[int, NDArray[np.float64], int] | None = None  # input, its sums, its rows
+        self._last: tuple[int, NDArray[np.float64], int] | None = None  # address of an input, its sums, its rows
         self.hook = Hook(self._wants, self._add)
 
     @property
     def widest(self) -> int:
-        """Columns of the widest weight."""
+        """Number of columns of the widest weight."""
         return max((tensor.shape[0] for tensor in self._tensors.values()), default=0)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all sums and counts, and of what is made of them in the end."""
+        """Bytes of all sums and counts, and of the entries made from them."""
         values = sum(int(np.prod((t.shape[0], *t.shape[2:]), dtype=np.int64)) for t in self._tensors.values())
         return (8 + 4 + 4) * values
 
     def begin(self) -> None:
-        """To be called before a graph is computed: what lies where it lay in the last one is new."""
+        """Forget the last input. Call this before each graph: a new input may lie at an old one's address."""
         self._last = None
 
     def entries(self, model: str) -> dict[str, Entry]:
-        """What was seen, by name of the weight. EngineError where that is not a number, or nothing."""
+        """Return the entries by name of the weight. EngineError if there are none, or a sum is not a number."""
         if not self._sums:
             raise EngineError(f"{model}: no weight of its layers is multiplied with anything; it cannot be calibrated")
         broken = [name for name, sums in self._sums.items() if not np.isfinite(sums).all()]
@@ -143,8 +143,8 @@ class Squares:
         self._counts[name] += rows // matrices
 
     def _summed(self, source: int) -> tuple[NDArray[np.float64], int]:
-        """Sums of squares of an input [ne2, columns], and its rows. Products with the same input, as those with the
-        weights of queries, keys and values, follow each other: it is summed once."""
+        """Return the sums of squares of an input [ne2, columns], and its rows. Products with the same input, such as
+        those of queries, keys and values, follow each other, so it is summed once."""
         if self._last is None or self._last[0] != source:
             x = Node(source).values()
             by_matrix = np.moveaxis(x, 1, 0).reshape(x.shape[1], -1, x.shape[3])
@@ -153,20 +153,20 @@ class Squares:
         return self._last[1], self._last[2]
 
     def _add_experts(self, name: str, node: Node) -> None:
-        """Inputs are [tokens, experts used or 1, columns], the experts of their products [tokens, experts used]."""
+        """Add inputs [tokens, experts used or 1, columns] of products with the experts [tokens, experts used]."""
         x = Node(node.sources[1]).values()[0]
         ids = Node(node.sources[2]).values()[0, 0]
         used = ids.shape[1]
         order = np.argsort(ids, axis=None, kind="stable")
         experts, starts = np.unique(ids.reshape(-1)[order], return_index=True)
         for expert, places in zip(experts, np.split(order, starts[1:]), strict=True):
-            # Where all experts of a token have the same input, there is one only.
+            # If all experts of a token have the same input, there is only one.
             self._sums[name][expert] += _squares(x[places // used, places % used % x.shape[1]])
             self._counts[name][expert] += len(places)
 
 
 def _squares(x: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Squares of [rows, columns], summed over rows."""
+    """Return the squares of [rows, columns], summed over rows."""
     sums = np.zeros(x.shape[1])
     step = max(1, _SQUARED_VALUES // x.shape[1])
     for start in range(0, len(x), step):
@@ -176,7 +176,8 @@ def _squares(x: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def covered(file: GgufFile, output: bool = False) -> dict[str, TensorInfo]:
-    """The tensors that an importance matrix has, if they are multiplied with anything. output: also the last one."""
+    """Return the tensors that an importance matrix covers, if they are multiplied with anything. output: the last one,
+    too."""
     head = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
     return {
         name: tensor

@@ -1,4 +1,4 @@
-"""How fast this device computes with each type: which of them pay is measured, not known from their sizes."""
+"""Kernel speeds: how fast this device computes with each type. Sizes alone do not tell which types are worth it."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from partition.predict.hysteresis import KERNEL, clearly_faster
 from quant.mixes import MIXES, Mix
 from quant.types import TYPES, TensorType
 
-# What weights are quantized to. Narrower types exist; models lose most of what they know with them.
+# Types that weights are quantized to. With narrower ones models lose most of their knowledge.
 KINDS = (
     "iq2_xxs", "iq2_xs", "q2_k", "iq3_xxs", "iq3_s", "q3_k", "iq4_xs", "iq4_nl", "q4_0", "q4_k", "q4_1", "q5_0",
     "q5_k", "q5_1", "q6_k", "q8_0",
 )  # fmt: skip
-COLUMNS = 2048  # of the matrices that types are timed with
-_MATRIX_BYTES = 16 << 20  # of one type; all together are more than caches hold, so that each is read from memory
-_MEMORY_SHARE = 4  # all together take at most this part of what memory is free
+COLUMNS = 2048  # of the timed matrices
+_MATRIX_BYTES = 16 << 20  # of one type; all together exceed the caches, so that each is read from memory
+_MEMORY_SHARE = 4  # all together take at most this fraction (1/4) of free memory
 _PATTERN_ROWS = 32
 _PROMPT_ROWS = 32
-_ROUNDS = 25  # all types in turn; the fastest round of each counts, because only other work slows a product down
+_ROUNDS = 25  # over all types; the fastest round of each counts, because other work only slows a product down
 _PROMPT_ROUNDS = 3
 _DEFAULTS = ("q4_k_m", "iq4_nl", "q4_0")  # mixes of about 4.5 bits, the least damage first
-_NEARLY = 0.9  # of the fastest of them: as fast
+_NEARLY = 0.9  # of the fastest rate: at least that counts as equally fast
 
 
 @dataclass(frozen=True)
 class KernelSpeed:
-    """One type on this device."""
+    """Speed of one type on this device."""
 
     type: TensorType
-    decode: float  # weights that one row passes, in 1e9 a second
-    prefill: float | None  # the same for each of many rows, where that was measured
-    repacked: bool  # in this CPU's own layout, where that was asked
+    decode: float  # 1e9 weights a second, with one row
+    prefill: float | None  # 1e9 weights a second times rows, with many rows; None if not measured
+    repacked: bool  # whether it was in this CPU's own layout
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli.md says."""
+        """Return plain values, as docs/cli.md says."""
         return {
             "type": self.type.name,
             "bits_per_weight": self.type.bits_per_weight,
@@ -69,8 +69,8 @@ def measure_kernels(
     prompts: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[KernelSpeed]:
-    """The speeds of products with matrices of `columns` columns, in the layout that an engine would use. Columns must
-    divide by the types' blocks. prompts: measure prefill, too. progress(rounds done, in all)."""
+    """Return the speeds of products with matrices of `columns` columns, in the layout that an engine would use. Columns
+    must divide by the types' blocks. prompts: measure prefill, too. progress(rounds done, in total)."""
     size = min(_MATRIX_BYTES, available_memory() // (_MEMORY_SHARE * len(kinds)))
     products = Products(threads)
     matrices = [_Matrix(kind, columns, size, products) for kind in kinds]
@@ -78,7 +78,7 @@ def measure_kernels(
     fastest: dict[int, NDArray[np.float64]] = {}
     try:
         for done, n in enumerate(rows, start=1):
-            times = np.array([one.time(n) for one in matrices])
+            times = np.array([matrix.time(n) for matrix in matrices])
             fastest[n] = np.minimum(times, fastest.get(n, times))
             progress(done, len(rows))
         rates = {
@@ -89,14 +89,14 @@ def measure_kernels(
             for i, one in enumerate(matrices)
         ]
     finally:
-        for one in matrices:
-            one.close()
+        for matrix in matrices:
+            matrix.close()
         products.close()
 
 
 def known_kernels(threads: int, *, again: bool = False) -> list[KernelSpeed]:
-    """The decode speeds of KINDS on this device: measured once for a number of threads, or `again`. So a command that
-    is repeated chooses among the same types."""
+    """Return the decode speeds of KINDS on this device, measured once for a number of threads, or `again`. So a
+    repeated command chooses among the same types."""
     path = cache_folder() / "kernels.json"
     key = hashlib.sha256(f"{PINNED_VERSION} {llama.system_info()} {threads}".encode()).hexdigest()[:32]
     known: dict[str, dict[str, float]] = {}
@@ -113,19 +113,19 @@ def known_kernels(threads: int, *, again: bool = False) -> list[KernelSpeed]:
 
 
 def slow_kinds(speeds: Sequence[KernelSpeed]) -> dict[str, str]:
-    """Types that are smaller than another one and yet decode slower, each with the fastest of those."""
-    found = {}
-    for one in speeds:
-        larger = [other for other in speeds if other.type.bits_per_weight > one.type.bits_per_weight]
+    """Return the types that are smaller than another one and yet decode slower, each with the fastest of those."""
+    slow = {}
+    for speed in speeds:
+        larger = [other for other in speeds if other.type.bits_per_weight > speed.type.bits_per_weight]
         best = max(larger, key=lambda other: other.decode, default=None)
-        if best is not None and clearly_faster(best.decode, one.decode, by=KERNEL):
-            found[one.type.name] = best.type.name
-    return found
+        if best is not None and clearly_faster(best.decode, speed.decode, by=KERNEL):
+            slow[speed.type.name] = best.type.name
+    return slow
 
 
 def default_mix(threads: int, *, again: bool = False) -> Mix:
-    """What a model becomes on this device where nothing is said: of the usual mixes, the one with the least damage that
-    is about as fast as the fastest of them. Measured as `known_kernels` says."""
+    """Return the default mix on this device: of the usual mixes, the one with the least damage that is about as fast as
+    the fastest of them. Measured as `known_kernels` says."""
     decode = {one.type.name: one.decode for one in known_kernels(threads, again=again)}
     mixes = [MIXES[name] for name in _DEFAULTS]
     fastest = max(decode[mix.type.name] for mix in mixes)
@@ -133,7 +133,7 @@ def default_mix(threads: int, *, again: bool = False) -> Mix:
 
 
 class _Matrix:
-    """A matrix in memory, of a pattern again and again."""
+    """A matrix in memory that repeats a pattern."""
 
     def __init__(self, kind: TensorType, columns: int, n_bytes: int, products: Products) -> None:
         self.kind, self._products, self._columns = kind, products, columns
@@ -154,7 +154,7 @@ class _Matrix:
             self.repacked = weight.repacks
 
     def time(self, n: int) -> float:
-        """Seconds of the product with `n` rows."""
+        """Return the seconds of the product with `n` rows."""
         with loose_weight(self.kind.id, self._columns, self._rows) as weight:
             began = time.perf_counter()
             self._products.multiply(

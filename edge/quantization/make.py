@@ -1,4 +1,4 @@
-"""A smaller model from a GGUF file or a folder of safetensors, and what is known of it afterwards."""
+"""Makes a smaller model from a GGUF file or a folder of safetensors, and reports on the result."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ _UNITS = {"Quantizing": "bytes", "Reading weights": "tensors", "Calibrating": "c
 
 @dataclass(frozen=True)
 class Source:
-    """A model in GGUF that a smaller one is made of."""
+    """A model in GGUF that a smaller one is made from."""
 
     file: GgufFile
-    n_bytes: int  # of what it came from: its own files, or the weights in a folder of safetensors
+    n_bytes: int  # of its own files, or of the weights in the folder of safetensors that it was converted from
 
 
 @dataclass(frozen=True)
-class Made:
-    """What was written."""
+class QuantizedModel:
+    """A model that was written."""
 
     source: Source
     outcome: Outcome
-    word: str  # for its types
-    fitted: Fitted | None = None  # where it was to have a size
-    budget: int | None = None  # bytes of that
+    type_name: str  # of the mix, or "fitted"
+    fitted: Fitted | None = None  # if it was fitted to a size
+    budget: int | None = None  # most bytes of a fitted model
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli.md says."""
+        """Return plain values, as docs/cli.md says."""
         tensors, fitted = self.source.file.tensors, self.fitted
         sizes: Counter[str] = Counter()
         for name, kind in self.outcome.types.items():
             sizes[kind.name] += kind.n_bytes(tensors[name].n_values)
         n_values = sum(tensors[name].n_values for name in self.outcome.types)
         return {
-            "type": self.word,
+            "type": self.type_name,
             "source_bytes": self.source.n_bytes,
             "size_bytes": self.outcome.n_bytes,
             "bits_per_weight": 8 * sum(sizes.values()) / n_values,
@@ -68,9 +68,9 @@ class Made:
         }
 
 
-def files_of(model: Path) -> list[Path]:
-    """The files that a model consists of, which nothing may replace. A GGUF in a folder of safetensors is none of them:
-    it was made from it before. ModelFileError for what is no model."""
+def model_files(model: Path) -> list[Path]:
+    """Return the files of a model, which nothing may replace. A GGUF in a folder of safetensors does not count: it was
+    made from that folder before. ModelFileError if there is no model."""
     if not model.is_dir():
         return list(GgufFile.open(model).paths)
     with Checkpoint.open(model) as checkpoint:
@@ -79,7 +79,8 @@ def files_of(model: Path) -> list[Path]:
 
 @contextmanager
 def as_gguf(model: Path, out: Path, steps: Steps = SILENT) -> Iterator[Source]:
-    """The model as GGUF. A folder of safetensors is converted first, to a file beside `out` that goes at the end."""
+    """Yield the model as GGUF. A folder of safetensors is converted first, to a file beside `out` that is removed at
+    the end."""
     if not model.is_dir():
         file = GgufFile.open(model)
         yield Source(file, file.size_bytes)
@@ -88,38 +89,42 @@ def as_gguf(model: Path, out: Path, steps: Steps = SILENT) -> Iterator[Source]:
         yield _converted(model, temporary, None, steps)
 
 
-def converted(model: Path, out: Path, type_: str, steps: Steps = SILENT) -> Made:
-    """A folder of safetensors as GGUF, in one of CONVERTED_TYPES."""
+def convert_checkpoint(model: Path, out: Path, type_: str, steps: Steps = SILENT) -> QuantizedModel:
+    """Convert a folder of safetensors to GGUF, in one of CONVERTED_TYPES."""
     source = _converted(model, out, type_, steps)
     types = {name: tensor.type for name, tensor in source.file.tensors.items()}
-    return Made(source, Outcome(types, source.file.size_bytes, ()), type_)
+    return QuantizedModel(source, Outcome(types, source.file.size_bytes, ()), type_)
 
 
-def to_type(
+def quantize_to_type(
     source: Source, out: Path, mix: Mix, *, imatrix: Path | None, threads: int | None, steps: Steps = SILENT
-) -> Made:
-    """The model in a type. The errors of `quantize`."""
+) -> QuantizedModel:
+    """Quantize the model to a mix. The errors of `quantize`."""
     _warn_of_loss(source.file, steps)
     n_bytes = sum(tensor.n_bytes for tensor in source.file.tensors.values())
     with steps.step(f"Quantizing to {mix.name}", n_bytes) as show:
-        return Made(source, quantize(source.file, out, mix, imatrix=imatrix, threads=threads, progress=show), mix.name)
+        return QuantizedModel(
+            source, quantize(source.file, out, mix, imatrix=imatrix, threads=threads, progress=show), mix.name
+        )
 
 
-def to_size(source: Source, out: Path, budget: int, text: str, options: FitOptions, steps: Steps = SILENT) -> Made:
-    """The model in a file of at most `budget` bytes. The errors of `fit_file`."""
+def quantize_to_size(
+    source: Source, out: Path, budget: int, text: str, options: FitOptions, steps: Steps = SILENT
+) -> QuantizedModel:
+    """Quantize the model to a file of at most `budget` bytes. The errors of `fit_file`."""
     _warn_of_loss(source.file, steps)
     with _stages(steps) as show:
         fitted = fit_file(source.file, out, budget, text, options, show)
-    return Made(source, fitted.outcome, "fitted", fitted, budget)
+    return QuantizedModel(source, fitted.outcome, "fitted", fitted, budget)
 
 
-def size_within(
+def budget_within(
     source: Source, memory: int, context: int | None, kv_type: str, options: FitOptions, steps: Steps = SILENT
 ) -> int:
-    """Bytes of a file whose weights fit into the memory beside everything else. The errors of `file_within`."""
+    """Return the bytes of a file whose weights fit into memory beside everything else. The errors of `file_within`."""
     budget, parts = file_within(source.file, memory, context, kv_type, least_bytes(source.file, options))
-    words = ", ".join(f"{name} {bytes_text(n)}" for name, n in parts.items() if n)
-    steps.say(f"of {bytes_text(memory)}, {bytes_text(budget)} are left: {words}")
+    parts_text = ", ".join(f"{name} {bytes_text(n)}" for name, n in parts.items() if n)
+    steps.say(f"of {bytes_text(memory)}, {bytes_text(budget)} are left: {parts_text}")
     return budget
 
 
@@ -132,7 +137,7 @@ def _converted(folder: Path, out: Path, type_: str | None, steps: Steps) -> Sour
 
 
 def _warn_of_loss(file: GgufFile, steps: Steps) -> None:
-    """A word where weights have lost bits before."""
+    """Warn if weights were quantized before."""
     lossy = Counter[str]()
     for tensor in file.tensors.values():
         if tensor.type.block > 1:
@@ -146,7 +151,7 @@ def _warn_of_loss(file: GgufFile, steps: Steps) -> None:
 
 @contextmanager
 def _stages(steps: Steps) -> Iterator[Any]:
-    """A step for each stage of fitting, one after the other."""
+    """Yield a callback that shows a step for each stage of fitting, one after the other."""
     with ExitStack() as stack:
         shown: dict[str, ShowStep] = {}
 

@@ -1,4 +1,4 @@
-"""An ONNX model with weights of 8 or 4 bits, made by ONNX Runtime's own tools.
+"""Quantizes an ONNX model to weights of 8 or 4 bits with ONNX Runtime's own tools.
 
 OUT appears under its name only when it is whole, runs, and has been compared with the float model.
 """
@@ -27,61 +27,61 @@ from quant.errors import ModelFileError, UnknownTypeError
 from quant.text import number_text
 from quant.whole_file import check_room
 
-Progress = Callable[[int, int], None]  # steps done, steps in all
+Progress = Callable[[int, int], None]  # steps done, steps in total
 
 TYPES = ("int8", "int4")
 BLOCK_SIZES = (16, 32, 64, 128, 256)  # values that share a scale in int4
-DEFAULT_BLOCK_SIZE = 32  # the least error of them but for 16, which takes a fifth more room
+DEFAULT_BLOCK_SIZE = 32  # the least error except for 16, which takes a fifth more room
 
-_FAR = 0.25  # a relative error of an output above which a person is warned
+_FAR = 0.25  # relative error of an output above which a person is warned
 _STEPS = 4
-_COPIES = 5  # of the weights, that are on the disk at once while the tools work
-_MADE_UP = 8  # samples to compare with, without any given
-_COMPARED = 32  # of those given
-_OPEN_SIZES = (
-    64,
-    256,
-    512,
-    1,
-)  # of axes that the caller chooses, in made-up samples: a small picture, a moment of sound
+_COPIES = 5  # of the weights on the disk at once while the tools work
+_RANDOM_SAMPLES = 8  # to compare with, if none are given
+_COMPARED = 32  # given samples to compare with, at most
+# Sizes of open axes in random samples, tried in this order: a small picture, a moment of sound.
+_OPEN_SIZES = (64, 256, 512, 1)
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """What was made of a model."""
+    """A quantized model, with figures about it."""
 
     method: str  # "dynamic", "static" or "weights"
     block_size: int | None  # int4 only
     source_bytes: int
     size_bytes: int  # of OUT and its data file
     data_file: Path | None  # beside OUT
-    weights_quantized: int  # tensors that are no vectors
-    weights_left: int  # of those, in floats
+    weights_quantized: int  # tensors, without vectors
+    weights_left: int  # tensors, without vectors, that are still floats
     samples_made_up: bool
     open_dims: dict[str, tuple[str, ...]]  # by input
-    open_size: int | None  # of those at the end of an input, in made-up samples; others were 1
+    open_size: int | None  # of open axes at the end of an input, in random samples; others were 1
     comparison: Comparison | None
-    not_compared: str | None  # why
+    not_compared: str | None  # the reason, if there is no comparison
     threads: int
 
     @property
     def notes(self) -> list[str]:
-        """What a reader should know beside the figures, a sentence each."""
+        """Notes for a reader of the figures, a sentence each."""
         notes, compared = [], self.comparison
         if compared and compared.slower:
             notes.append(
                 "The quantized model is slower than the float one on this device:"
                 f" {number_text(compared.quantized_ms)} ms instead of {number_text(compared.float_ms)}."
-                + (" With --calibration ranges are fixed, which is often faster." if self.method == "dynamic" else "")
+                + (
+                    " With calibration samples ranges are fixed, which is often faster."
+                    if self.method == "dynamic"
+                    else ""
+                )
             )
         if self.samples_made_up and compared:
-            notes.append("Made-up samples are random; give real ones with --calibration for an error that counts.")
+            notes.append("Made-up samples are random; give real calibration samples for an error that counts.")
             if self.open_dims:
                 dims = "; ".join(f"{name}: {', '.join(dims)}" for name, dims in self.open_dims.items())
                 end = "" if self.open_size == 1 else f"{self.open_size} at the end of an input, otherwise "
                 notes.append(f"Dimensions that the model leaves open were {end}1 in them ({dims}).")
-        if compared and (far := [one for one in compared.outputs if (one.relative_l2 or 0) > _FAR]):
-            worst = max(far, key=lambda one: one.relative_l2 or 0)
+        if compared and (far := [output for output in compared.outputs if (output.relative_l2 or 0) > _FAR]):
+            worst = max(far, key=lambda output: output.relative_l2 or 0)
             notes.append(
                 f"Output {worst.name!r} is off by {worst.relative_l2:.0%} of its size: check the quantized model on"
                 " real inputs before it is used, or keep the float model."
@@ -95,7 +95,7 @@ class Quantized:
         return notes
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli.md says."""
+        """Return plain values, as docs/cli.md says."""
         compared = self.comparison
         return {
             "data_path": str(self.data_file) if self.data_file else None,
@@ -133,10 +133,10 @@ def quantize(
 
     int8: weights and, with calibration samples, fixed ranges of activations (static); without, ranges are found in
     every run (dynamic). int4: weights of matrix products and tables, in blocks. Samples are described at `Samples`;
-    made-up ones serve to compare where none are given. An existing `target` is replaced.
+    without any, random ones are compared. An existing `target` is replaced.
 
-    UnknownTypeError; ModelFileError for a source or samples that cannot be used; EngineError when ONNX Runtime refuses,
-    or nothing in the model can be quantized so; OSError. In each case `target` is as it was.
+    UnknownTypeError; ModelFileError for a source or samples that cannot be used; EngineError if ONNX Runtime refuses,
+    or nothing in the model can be quantized in this way; OSError. In each case `target` is unchanged.
     """
     if type_name not in TYPES:
         raise UnknownTypeError(f"unknown ONNX type {type_name!r}; known: {', '.join(TYPES)}")
@@ -144,9 +144,9 @@ def quantize(
     done = progress or (lambda n, total: None)
     file = onnx_file.load(source)
     data = target.with_name(f"{target.name}.data")
-    held = {path.resolve() for path in file.data_files}
+    weight_files = {path.resolve() for path in file.data_files}
     for path in (target, data):
-        if path.resolve() in held:
+        if path.resolve() in weight_files:
             raise ModelFileError(f"{path} holds weights of {source}; name another file to write")
     check_room(target, _COPIES * file.weight_bytes + file.size_bytes)
     with _working_folder(target) as folder:
@@ -159,7 +159,7 @@ def quantize(
         inputs, samples = _samples(reference, calibration)
         done(1, _STEPS)
         with quiet_tools(folder), refusals(f"quantize {source}", folder):
-            prepared = onnx_tools.prepared(
+            prepared = onnx_tools.prepare(
                 staged, file.external, eight_bits=type_name == "int8", fixed=type_name == "int8" and samples is not None
             )
             done(2, _STEPS)
@@ -180,8 +180,8 @@ def quantize(
         comparison, open_size, reason = _compared(reference, after, inputs, samples)
         written = made.with_name(data.name)
         size = sum(path.stat().st_size for path in (made, written) if path.exists())
-        beside = data if written.exists() else None
-        if beside:
+        data_file = data if written.exists() else None
+        if data_file:
             written.chmod(made.stat().st_mode)  # the onnx package makes it for this user alone
             os.replace(written, data)  # first: the model under its name needs it
         os.replace(made, target)
@@ -191,7 +191,7 @@ def quantize(
         block_size=(block_size or DEFAULT_BLOCK_SIZE) if type_name == "int4" else None,
         source_bytes=file.size_bytes,
         size_bytes=size,
-        data_file=beside,
+        data_file=data_file,
         weights_quantized=quantized,
         weights_left=left,
         samples_made_up=samples is None,
@@ -205,7 +205,7 @@ def quantize(
 
 @contextmanager
 def _working_folder(target: Path) -> Iterator[Path]:
-    """A folder beside `target`, removed with what is in it at the end of the block."""
+    """Yield a folder beside `target`, removed with its files at the end of the block."""
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.absolute().parent))
     with removed_at_end(folder):
         try:
@@ -215,12 +215,13 @@ def _working_folder(target: Path) -> Iterator[Path]:
 
 
 def _samples(reference: Any, calibration: Path | None) -> tuple[tuple[Input, ...], Samples | None]:
-    """What the model takes, and the samples given; the first one is read, so that bad ones are refused early."""
+    """Return the model's inputs, and the given samples. The first sample is read, so that bad ones are refused
+    early."""
     if calibration is None:
         try:
             return inputs_of(reference), None
         except ModelFileError:
-            return (), None  # can be quantized, and not be compared
+            return (), None  # it can be quantized, but not compared
     inputs = inputs_of(reference)
     samples = Samples(calibration, inputs)
     next(iter(samples))
@@ -230,8 +231,8 @@ def _samples(reference: Any, calibration: Path | None) -> tuple[tuple[Input, ...
 def _compared(
     reference: Any, quantized: Any, inputs: tuple[Input, ...], samples: Samples | None
 ) -> tuple[Comparison | None, int | None, str | None]:
-    """The comparison, the length of open axes in made-up samples, or why there is none. EngineError where the float
-    model runs and the quantized one does not."""
+    """Return the comparison and the length of open axes in random samples, or the reason why there is no comparison.
+    EngineError if the float model runs and the quantized one does not."""
     if samples is not None:
         return compare(reference, quantized, islice(samples, _COMPARED)), None, None
     if not inputs:
@@ -239,12 +240,12 @@ def _compared(
     size, reason = _open_size(reference, inputs)
     if size is None:
         return None, None, reason
-    return compare(reference, quantized, random_feeds(with_open(inputs, size), _MADE_UP)), size, None
+    return compare(reference, quantized, random_feeds(with_open(inputs, size), _RANDOM_SAMPLES)), size, None
 
 
 def _open_size(reference: Any, inputs: tuple[Input, ...]) -> tuple[int | None, str | None]:
-    """The first of _OPEN_SIZES with which the float model runs on made-up inputs and tells them apart, or else runs at
-    all; None, and the reason with the first of them, where it runs with none."""
+    """Return the first of _OPEN_SIZES with which the float model runs on random inputs and gives them different
+    outputs, or else the first with which it runs; None, and the first reason, if it runs with none."""
     runs, reason = None, None
     for size in _OPEN_SIZES if with_open(inputs, 2) != with_open(inputs, 1) else (1,):
         feeds = list(random_feeds(with_open(inputs, size), 2))
@@ -252,7 +253,7 @@ def _open_size(reference: Any, inputs: tuple[Input, ...]) -> tuple[int | None, s
             with refusals("run the float model on made-up inputs"):
                 first, second = (reference.run(None, feed) for feed in feeds)
         except EngineError as exc:
-            reason = reason or f"{exc}; give samples with --calibration to compare"
+            reason = reason or f"{exc}; give calibration samples to compare"
             continue
         runs = runs or size
         if any(differ(a, b) for a, b in zip(first, second, strict=True)):
@@ -261,13 +262,13 @@ def _open_size(reference: Any, inputs: tuple[Input, ...]) -> tuple[int | None, s
 
 
 def with_open(inputs: tuple[Input, ...], size: int) -> tuple[Input, ...]:
-    """Inputs whose open axes at the end are `size` long, and others, the first one included, 1."""
-    made = []
-    for one in inputs:
-        last = max((i for i, dim in enumerate(one.shape) if isinstance(dim, int)), default=0)
-        shape = (d if isinstance(d, int) else size if i > max(last, 0) else 1 for i, d in enumerate(one.shape))
-        made.append(replace(one, shape=tuple(shape)))
-    return tuple(made)
+    """Return the inputs with open axes at the end `size` long, and other open axes, the first one included, 1."""
+    sized_inputs = []
+    for spec in inputs:
+        last = max((i for i, dim in enumerate(spec.shape) if isinstance(dim, int)), default=0)
+        shape = (d if isinstance(d, int) else size if i > max(last, 0) else 1 for i, d in enumerate(spec.shape))
+        sized_inputs.append(replace(spec, shape=tuple(shape)))
+    return tuple(sized_inputs)
 
 
 def _output_json(output: OutputError) -> dict[str, Any]:
@@ -284,8 +285,8 @@ def _nothing(source: Path, method: str, in_branches: bool) -> str:
     if in_branches and method == "static":
         return (
             f"{source} has its weights in branches (of an If or a Loop), where ONNX Runtime fixes no ranges; leave out"
-            " --calibration: then ranges are found in every run, in branches too"
+            " calibration: then ranges are found in every run, in branches too"
         )
     if method == "weights":
-        return f"{source} has no matrix product or table with a constant weight, which int4 is for; use --type int8"
+        return f"{source} has no matrix product or table with a constant weight, which int4 is for; use int8"
     return f"{source} has no convolution or matrix product with a constant weight in floats: nothing to quantize"

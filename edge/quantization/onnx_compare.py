@@ -1,4 +1,4 @@
-"""What quantization did to an ONNX model: the error of every output, and the time of a run before and after."""
+"""Comparison of a quantized ONNX model with the float model: the error of every output, and the time of a run."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class OutputError:
-    """The quantized model's output against the float model's, over all samples. None for what cannot be said."""
+    """Error of one output against the float model's, over all samples. None for figures that are not defined."""
 
     name: str
-    max_abs: float | None  # largest difference of a value; None where shapes differ or values are not finite
+    max_abs: float | None  # largest difference of a value; None if shapes differ or values are not finite
     relative_l2: float | None  # norm of the difference over the norm of the float output; None for a norm of 0
     cosine: float | None  # of the angle between the two outputs
-    top1: float | None  # share of rows with the same largest value; None where the output is not (n, classes)
+    top1: float | None  # share of rows with the same largest value; None if the output is not (n, classes)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models on the same inputs."""
+    """Errors and times of two models on the same inputs."""
 
     samples: int
     outputs: tuple[OutputError, ...]
-    float_ms: float  # medians of one run, of alternating ones
+    float_ms: float  # median of a run; runs of the two models alternate
     quantized_ms: float
     rounds: int
 
     @property
     def slower(self) -> bool:
-        """Whether quantization cost speed, by more than such measurements vary."""
+        """True if the quantized model is slower, by more than such measurements vary."""
         return self.quantized_ms > 1.05 * self.float_ms
 
 
 def compare(reference: Any, quantized: Any, feeds: Iterable[Feeds]) -> Comparison:
-    """Run two sessions of the same inputs on each of `feeds`, then time them on the first one.
+    """Run two sessions with the same inputs on each of `feeds`, then time them on the first one.
 
     EngineError when one of them does not run. At least one feed is needed.
     """
@@ -58,43 +58,43 @@ def compare(reference: Any, quantized: Any, feeds: Iterable[Feeds]) -> Compariso
     samples, first = 0, None
     for feed in feeds:
         expected = _run(reference, names, feed, "the float model")
-        found = _run(quantized, names, feed, "the quantized model")
-        for one, a, b in zip(sums, expected, found, strict=True):
-            one.add(a, b)
+        actual = _run(quantized, names, feed, "the quantized model")
+        for total, a, b in zip(sums, expected, actual, strict=True):
+            total.add(a, b)
         samples += 1
         first = first or feed
     assert first is not None, "nothing to compare with"
     float_ms, quantized_ms, rounds = _times(reference, quantized, first)
-    outputs = tuple(one.error(name) for name, one in zip(names, sums, strict=True))
+    outputs = tuple(total.error(name) for name, total in zip(names, sums, strict=True))
     return Comparison(samples, outputs, float_ms, quantized_ms, rounds)
 
 
-def errors(expected: Feeds, found: Feeds) -> tuple[OutputError, ...]:
-    """The error of every output in `found`, arrays by name, against those `expected`."""
-    made = []
+def errors(expected: Feeds, actual: Feeds) -> tuple[OutputError, ...]:
+    """Return the error of every output in `actual`, arrays by name, against those `expected`."""
+    results = []
     for name, array in expected.items():
-        one = _Sums()
-        one.add(array, found[name])
-        made.append(one.error(name))
-    return tuple(made)
+        sums = _Sums()
+        sums.add(array, actual[name])
+        results.append(sums.error(name))
+    return tuple(results)
 
 
 def differ(a: object, b: object) -> bool:
-    """Whether two outputs of a model are not the same."""
+    """Return whether two outputs of a model differ."""
     return not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b))
 
 
 class _Sums:
-    """One output's figures, added up over the samples."""
+    """Figures of one output, added up over the samples."""
 
     def __init__(self) -> None:
         self._comparable = True
         self._max = self._difference = self._a = self._b = self._product = 0.0
         self._rows = self._same = 0
 
-    def add(self, expected: object, found: object) -> None:
-        """One more sample's output of both models."""
-        a, b = _numbers(expected), _numbers(found)
+    def add(self, expected: object, actual: object) -> None:
+        """Add one sample's output of both models."""
+        a, b = _numbers(expected), _numbers(actual)
         if a is None or b is None or a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
             self._comparable = False
             return
@@ -110,7 +110,7 @@ class _Sums:
         self._product += float(a @ b)
 
     def error(self, name: str) -> OutputError:
-        """The figures of all samples."""
+        """Return the figures of all samples."""
         if not self._comparable:
             return OutputError(name, None, None, None, None)
         relative = math.sqrt(self._difference / self._a) if self._a else None
@@ -119,14 +119,15 @@ class _Sums:
 
 
 def _numbers(output: object) -> Array | None:
-    """An output as float64; None for text, and for sequences and maps."""
+    """Return an output as float64; None for text, sequences and maps."""
     if not isinstance(output, np.ndarray) or output.dtype.kind not in "fiub":
         return None
     return output.astype(np.float64)
 
 
 def _rows_of_classes(output: Array) -> int:
-    """How many rows of classes an output has: (n, classes), also with axes of 1 after them; 0 for other shapes."""
+    """Return how many rows of classes an output has: (n, classes), also with axes of 1 after them; 0 for other
+    shapes."""
     shape = output.shape
     if len(shape) < 2 or shape[1] < 2 or any(dim != 1 for dim in shape[2:]):
         return 0
@@ -140,14 +141,15 @@ def _run(session: Any, names: list[str], feed: Feeds, who: str) -> list[object]:
 
 
 def _times(reference: Any, quantized: Any, feed: Feeds) -> tuple[float, float, int]:
-    """Median milliseconds of a run of each, by turns after one that does not count, and how many were timed."""
-    taken: tuple[list[float], list[float]] = ([], [])
+    """Return the median milliseconds of a run of each, and how many were timed. Runs alternate, after one of each that
+    does not count."""
+    times_ms: tuple[list[float], list[float]] = ([], [])
     for session in (reference, quantized):
         session.run(None, feed)
     end_s = time.perf_counter() + _TIMING_S
-    while len(taken[0]) < _LEAST_ROUNDS or (len(taken[0]) < _MOST_ROUNDS and time.perf_counter() < end_s):
-        for session, times in zip((reference, quantized), taken, strict=True):
+    while len(times_ms[0]) < _LEAST_ROUNDS or (len(times_ms[0]) < _MOST_ROUNDS and time.perf_counter() < end_s):
+        for session, own_ms in zip((reference, quantized), times_ms, strict=True):
             start_s = time.perf_counter()
             session.run(None, feed)
-            times.append(1e3 * (time.perf_counter() - start_s))
-    return statistics.median(taken[0]), statistics.median(taken[1]), len(taken[0])
+            own_ms.append(1e3 * (time.perf_counter() - start_s))
+    return statistics.median(times_ms[0]), statistics.median(times_ms[1]), len(times_ms[0])

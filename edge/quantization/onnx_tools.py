@@ -1,7 +1,7 @@
-"""The steps of quantizing an ONNX model, each one of ONNX Runtime's own tools with the settings that measured best.
+"""Steps of quantizing an ONNX model: ONNX Runtime's own tools, with the settings that measured best.
 
-Files in, files out. The tools raise what they like: edge/quantization/onnx.py runs them inside `quiet_tools` and
-`refusals`, after `runtime` has set ONNX Runtime up.
+Each step reads and writes files. The tools raise all kinds of errors: edge/quantization/onnx.py runs them inside
+`quiet_tools` and `refusals`, after `runtime` has set ONNX Runtime up.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 from edge.errors import EngineError
 from edge.onnx.samples import Feeds
 
-_PER_CHANNEL_OPSET = 13  # from here on a scale can belong to a channel
-_LEAST_OPSET = 11  # what is older the tools convert to this version, and stumble over its Upsample
+_PER_CHANNEL_OPSET = 13  # the first one with scales for each channel
+_LEAST_OPSET = 11  # the tools convert older models to this version, and fail at its Upsample
 _TURNED, _FLAT = "_transposed", "_flat"
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM")
-_INT8_COMPUTE = (
-    4  # accuracy_level of MatMulNBits: multiply in 8 bits; 3 to 5 times as fast as in floats, no worse measured
-)
+# accuracy_level of MatMulNBits: multiply in 8 bits; 3 to 5 times as fast as in floats, and no less accurate (measured).
+_INT8_COMPUTE = 4
 
 
-def prepared(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Path:
-    """The model with constants folded and shapes inferred, as the tools want it, in a new file in its folder.
+def prepare(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Path:
+    """Write the model with constants folded and shapes inferred, as the tools need it, to a new file in its folder;
+    return its path.
 
-    eight_bits: what it is for, 8 bits or 4; fixed: with fixed ranges of activations. EngineError for weights of 16 bits
-    that should become 8.
+    eight_bits: quantize to 8 bits, not 4; fixed: with fixed ranges of activations. EngineError for 16-bit weights that
+    should become 8-bit.
     """
     import onnx
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -46,12 +46,12 @@ def prepared(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Pat
         )
     if eight_bits and not fixed:
         staged = _weights_in_branches(staged, external)
-    # Symbolic shapes would need another package (sympy); the tools only use those that are known.
+    # Symbolic shapes would need another package (sympy); the tools use only known ones.
     quant_pre_process(
         str(staged),
         str(path := staged.with_name("prepared.onnx")),
         skip_symbolic_shape=True,
-        skip_optimization=halves,  # it puts casts behind weights of 16 bits, which the tools do not look through
+        skip_optimization=halves,  # it would put casts after 16-bit weights, through which the tools do not look
         save_as_external_data=external,
         all_tensors_to_one_file=True,
         external_data_location="prepared.onnx.data",
@@ -60,7 +60,7 @@ def prepared(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Pat
 
 
 def dynamic(prepared: Path, made: Path, external: bool) -> None:
-    """Weights of 8 bits; the ranges of activations are found in every run."""
+    """Quantize weights to 8 bits; ranges of activations are found in every run."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     # Unsigned weights: ConvInteger with signed ones has no fast kernel (3 to 6 times slower than floats, measured),
@@ -76,7 +76,7 @@ def dynamic(prepared: Path, made: Path, external: bool) -> None:
 
 
 def static(prepared: Path, made: Path, external: bool, samples: Iterable[Feeds]) -> None:
-    """Weights and activations of 8 bits; the ranges of activations are those of the samples."""
+    """Quantize weights and activations to 8 bits; ranges of activations are those of the samples."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]  # the package ships no types
@@ -86,8 +86,8 @@ def static(prepared: Path, made: Path, external: bool, samples: Iterable[Feeds])
         def get_next(self) -> Feeds | None:
             return next(self._left, None)
 
-    # What lies between the products stays in floats: with all operators quantized the error was up to twice as large.
-    # Of four networks one then was a fifth faster, two within 5 %, and one took twice the time.
+    # Operators between the products stay in floats: with all of them quantized the error was up to twice as large. Of
+    # four networks one then was a fifth faster, two within 5 %, and one took twice the time.
     quantize_static(
         prepared,
         made,
@@ -104,7 +104,7 @@ def static(prepared: Path, made: Path, external: bool, samples: Iterable[Feeds])
 
 
 def int4(prepared: Path, made: Path, external: bool, block_size: int) -> None:
-    """Weights of matrix products and tables of 4 bits, of which so many share a scale."""
+    """Quantize weights of matrix products and tables to 4 bits; block_size of them share a scale."""
     import onnx
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
     from onnxruntime.quantization.onnx_model import ONNXModel
@@ -113,7 +113,7 @@ def int4(prepared: Path, made: Path, external: bool, block_size: int) -> None:
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     ONNXModel(model).replace_gemm_with_matmul()  # MatMulNBits is for MatMul alone
     for i, node in enumerate(model.graph.node):
-        node.name = node.name or f"node_{i}"  # to be told apart below
+        node.name = node.name or f"node_{i}"  # names identify them below
     gathers = {node.name: _is_table(model.graph, node) for node in model.graph.node if node.op_type == "Gather"}
     tool = MatMulNBitsQuantizer(
         model,
@@ -126,27 +126,28 @@ def int4(prepared: Path, made: Path, external: bool, block_size: int) -> None:
     tool.process()
     result = tool.model.model
     for entry in result.opset_import:
-        # For tables the tool raises the version, and leaves the operators as they were: those of the old version.
+        # For tables the tool raises the version but leaves the operators, which are those of the old version.
         entry.version = opsets.get(entry.domain, entry.version)
     _without_repeats(result.graph)
     tool.model.save_model_to_file(str(made), external)
 
 
 def _transposed_once(path: Path, external: bool) -> Path:
-    """The model with constants that a Gemm reads transposed written as it needs them, under other names.
+    """Write the model with constants that a Gemm reads transposed stored transposed, under other names; return its
+    path.
 
-    The tools turn such a Gemm into a MatMul by changing its constant in place: twice, where two of them share it, and
-    against the shape that was inferred for it before.
+    The tools turn such a Gemm into a MatMul by changing its constant in place: twice if two of them share it, and in
+    conflict with the shape that was inferred for it before.
     """
     import onnx
     from onnx import numpy_helper
 
     graph = (model := onnx.load(path)).graph
-    held = {tensor.name: tensor for tensor in graph.initializer}
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
     turned: set[str] = set()
     for node in graph.node:
         flag = next((attribute for attribute in node.attribute if attribute.name == "transB" and attribute.i), None)
-        if node.op_type == "Gemm" and flag is not None and node.input[1] in held:
+        if node.op_type == "Gemm" and flag is not None and node.input[1] in initializers:
             flag.i = 0
             turned.add(node.input[1])
             node.input[1] += _TURNED
@@ -154,17 +155,19 @@ def _transposed_once(path: Path, external: bool) -> Path:
         return path
     used = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
     for name in sorted(turned):
-        graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(held[name]).T.copy(), name + _TURNED))
+        graph.initializer.append(
+            numpy_helper.from_array(numpy_helper.to_array(initializers[name]).T.copy(), name + _TURNED)
+        )
         if name not in used and not _has_subgraphs(graph):
-            graph.initializer.remove(held[name])
+            graph.initializer.remove(initializers[name])
     path = path.with_name("transposed.onnx")
     onnx.save_model(model, str(path), save_as_external_data=external, location=f"{path.name}.data")
     return path
 
 
 def _weights_in_branches(path: Path, external: bool) -> Path:
-    """The model with weights that only one branch (of an If, a Loop) uses moved into that branch, where the tool looks
-    for them."""
+    """Write the model with weights that only one branch (of an If, a Loop) uses moved into that branch, where the tool
+    looks for them; return its path."""
     import onnx
 
     model = onnx.load(path)
@@ -176,7 +179,7 @@ def _weights_in_branches(path: Path, external: bool) -> Path:
 
 
 def _move_into_branches(graph: Any) -> bool:
-    """Whether an initializer of `graph` was moved into the one branch that uses it, or further in."""
+    """Move initializers of `graph` into the one branch that uses them, or further in; return whether any was moved."""
     branches = [branch for node in graph.node for branch in _branches(node)]
     used = _names_used(graph) | {value.name for value in graph.output}
     moved = False
@@ -186,7 +189,7 @@ def _move_into_branches(graph: Any) -> bool:
             users[0].initializer.append(tensor)
             graph.initializer.remove(tensor)
             moved = True
-    further = [_move_into_branches(branch) for branch in branches]  # all of them, so a list
+    further = [_move_into_branches(branch) for branch in branches]  # a list: any() would stop at the first
     return moved or any(further)
 
 
@@ -198,41 +201,42 @@ def _branches(node: Any) -> Iterator[Any]:
 
 
 def _names_used(graph: Any) -> set[str]:
-    """Inputs of the nodes of a graph, without those in its branches."""
+    """Return the inputs of the nodes of a graph, without those in its branches."""
     return {name for node in graph.node for name in node.input}
 
 
 def _all_names_used(graph: Any) -> set[str]:
-    """Inputs of a graph, its branches and their outputs included."""
+    """Return the inputs of a graph, its branches and their outputs included."""
     inside = [_all_names_used(branch) for node in graph.node for branch in _branches(node)]
     return _names_used(graph).union({value.name for value in graph.output}, *inside)
 
 
 def _flat_biases(path: Path, external: bool) -> Path:
-    """The model with biases of a Gemm of shape (1, n) written as (n): the tool takes the first axis for channels."""
+    """Write the model with biases of a Gemm of shape (1, n) as (n), because the tool takes the first axis for channels;
+    return its path."""
     import onnx
     from onnx import numpy_helper
 
     graph = (model := onnx.load(path)).graph
-    held = {tensor.name: tensor for tensor in graph.initializer}
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
     flat: set[str] = set()
     for node in graph.node:
-        if node.op_type == "Gemm" and len(node.input) > 2 and node.input[2] in held:
-            name, dims = node.input[2], list(held[node.input[2]].dims)
+        if node.op_type == "Gemm" and len(node.input) > 2 and node.input[2] in initializers:
+            name, dims = node.input[2], list(initializers[node.input[2]].dims)
             if len(dims) == 2 and dims[0] == 1:
                 node.input[2] = name + _FLAT
                 flat.add(name)
     if not flat:
         return path
     for name in sorted(flat):
-        graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(held[name])[0], name + _FLAT))
+        graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(initializers[name])[0], name + _FLAT))
     path = path.with_name("flat.onnx")
     onnx.save_model(model, str(path), save_as_external_data=external, location=f"{path.name}.data")
     return path
 
 
 def has_branches(path: Path) -> bool:
-    """Whether a model has weights, or products, inside an If or a Loop."""
+    """Return whether a model has weights, or products, inside an If or a Loop."""
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph
@@ -246,34 +250,34 @@ def _matrix_products(graph: Any) -> bool:
 
 
 def _has_subgraphs(graph: Any) -> bool:
-    """Whether weights may be used where we do not look."""
+    """Return whether subgraphs may use weights."""
     return any(True for node in graph.node for _ in _branches(node))
 
 
 def count_weights(prepared: Path, made: Path) -> tuple[int, int]:
-    """How many tensors that are no vectors were quantized, and how many were left in floats."""
+    """Return how many tensors, without vectors, were quantized, and how many were left in floats."""
     (floats, integers), (floats_left, integers_now) = _matrices(prepared), _matrices(made)
     return len(integers_now - integers), len(floats & floats_left)
 
 
 def _matrices(path: Path) -> tuple[set[str], set[str]]:
-    """Names of a model's initializers that are no vectors: those of floats, and those of 8 or 4 bits."""
+    """Return the names of a model's initializers that are no vectors: those of floats, and those of 8 or 4 bits."""
     import onnx
 
-    of = onnx.TensorProto
+    types = onnx.TensorProto
     floats, integers = set(), set()
     for tensor in _initializers(onnx.load(path, load_external_data=False).graph):
         if sum(dim > 1 for dim in tensor.dims) < 2:
             continue  # also with axes of 1, as scales of channels have them
-        if tensor.data_type in (of.FLOAT, of.FLOAT16, of.BFLOAT16, of.DOUBLE):
+        if tensor.data_type in (types.FLOAT, types.FLOAT16, types.BFLOAT16, types.DOUBLE):
             floats.add(tensor.name)
-        elif tensor.data_type in (of.UINT8, of.INT8, of.UINT4, of.INT4):
+        elif tensor.data_type in (types.UINT8, types.INT8, types.UINT4, types.INT4):
             integers.add(tensor.name)
     return floats, {name for name in integers if not name.endswith(("_zero_point", "_zero_points"))}
 
 
 def _initializers(graph: Any) -> Iterator[Any]:
-    """Those of a graph and of all branches in it."""
+    """Yield the initializers of a graph and of all its branches."""
     yield from graph.initializer
     for node in graph.node:
         for branch in _branches(node):
@@ -281,30 +285,30 @@ def _initializers(graph: Any) -> Iterator[Any]:
 
 
 def _is_table(graph: Any, node: Any) -> bool:
-    """Whether a Gather takes rows of a constant matrix of floats."""
+    """Return whether a Gather takes rows of a constant matrix of floats."""
     import onnx
 
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
     axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
-    held = next((tensor for tensor in graph.initializer if tensor.name == node.input[0]), None)
-    return held is not None and len(held.dims) == 2 and held.data_type in floats and axis == 0
+    table = next((tensor for tensor in graph.initializer if tensor.name == node.input[0]), None)
+    return table is not None and len(table.dims) == 2 and table.data_type in floats and axis == 0
 
 
 def _without_repeats(graph: Any) -> None:
-    """The tool writes a weight that two nodes share twice; once is what ONNX allows."""
-    kept = {tensor.name: tensor for tensor in graph.initializer}
-    if len(kept) < len(graph.initializer):
-        tensors = list(kept.values())
+    """Remove repeated initializers: the tool writes a weight that two nodes share twice, which ONNX does not allow."""
+    unique = {tensor.name: tensor for tensor in graph.initializer}
+    if len(unique) < len(graph.initializer):
+        tensors = list(unique.values())
         graph.ClearField("initializer")
         graph.initializer.extend(tensors)
 
 
 def _saturates() -> bool:
-    """Whether this processor's 8-bit products can saturate: x86 without VNNI. Weights then have 7 bits."""
+    """Return whether this processor's 8-bit products can saturate: x86 without VNNI. Weights then have 7 bits."""
     if platform.machine().lower() not in ("x86_64", "amd64", "i686"):
         return False
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return True  # not known: be safe
+        return True  # unknown: the safe answer
     return not any(name in flags for name in ("avx512_vnni", "avx_vnni"))

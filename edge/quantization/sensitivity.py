@@ -1,9 +1,9 @@
-"""Measure what each tensor's type costs in quality: put it in the place of the weight, and compare predictions.
+"""Sensitivity: measures how much quality each tensor's type costs, by replacing the weight and comparing predictions.
 
-The model runs from its file. One tensor, or where time is short a group of like ones, is quantized into memory, and the
-weight is pointed there, type and all: what is compared is what a file with that tensor would predict. A middle type is
-measured for all tensors first, then others while there is time and the choice still changes with them (`rounds`). What
-is not measured follows from the weights' errors.
+The model runs from its file. One tensor, or a group of similar ones if time is short, is quantized into memory, and the
+weight is pointed there with its new type: predictions are then those of a file with that tensor. A middle type is
+measured for all tensors first, then others while there is time and they still change the choice (`rounds`). Damages
+that are not measured are derived from the weights' errors.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from quant.mixes import NEED_IMPORTANCE
 from quant.sensitivity import Sensitivity
 from quant.types import TYPES, TensorType
 
-Progress = Callable[[int, int], None]  # steps done, steps that are planned
+Progress = Callable[[int, int], None]  # steps done, steps planned
 
-# The types that are measured, in this order, where a tensor can have them: from the middle to the ends, and those first
-# that weights are quantized to in a moment.
+# Types to measure, in this order, if a tensor can have them: from the middle to the ends, those first that are quickly
+# quantized to.
 PROBES = ("q4_0", "q3_k", "q6_k", "q2_k", "q5_k", "iq4_xs", "iq3_xxs", "iq2_xs", "q8_0")
 MOST_CHUNKS = 8
 _MOST_REFERENCE = 512 << 20  # bytes of predictions to compare with
-_PROBES_AT_LEAST = 2  # that chunks and groups are chosen for
-_MEMORY_SHARE = 4  # a group takes at most this part of what memory is free
-_QUANTIZE_S = 30e-9  # that a thread needs for a value in the first types
-_WHOLE_S = 300e-9  # that it needs in the slowest of those that a whole file has
-_SIZES = (CHUNK_TOKENS, CHUNK_TOKENS // 2, CHUNK_TOKENS // 4)  # of chunks; shorter ones where there is little time
+_PROBES_AT_LEAST = 2  # rounds that chunks and groups are sized for
+_MEMORY_SHARE = 4  # a group takes at most this fraction (1/4) of free memory
+_QUANTIZE_S = 30e-9  # of a thread for a value in the first types
+_WHOLE_S = 300e-9  # of a thread for a value in the slowest types of a whole file
+_SIZES = (CHUNK_TOKENS, CHUNK_TOKENS // 2, CHUNK_TOKENS // 4)  # of chunks; shorter ones if there is little time
 
 
 def measure_errors(
@@ -63,31 +63,31 @@ def measure_errors(
     progress: Progress,
     is_over: Callable[[], bool] = lambda: False,
 ) -> dict[str, dict[str, float]]:
-    """The errors of tensors in types, as `TensorRows.errors` has them.
+    """Return the errors of tensors in types, as `TensorRows.errors`.
 
-    is_over: whether time is up. From then on a tensor has the errors of the like one of the layer before, because they
-    are relative, and differ little between layers. One of each kind is always read.
+    is_over: returns whether time is up. From then on a tensor gets the errors of the similar one of the layer before,
+    because errors are relative and differ little between layers. One of each kind is always read.
     """
-    like: dict[object, list[str]] = {}
+    similar: dict[object, list[str]] = {}
     for name in rows:
-        like.setdefault((_kind(name), frozenset(kinds[name])), []).append(name)
-    order = [name for turn in zip_longest(*like.values()) for name in turn if name is not None]
-    found: dict[str, dict[str, float]] = {}
+        similar.setdefault((_kind(name), frozenset(kinds[name])), []).append(name)
+    order = [name for turn in zip_longest(*similar.values()) for name in turn if name is not None]
+    errors: dict[str, dict[str, float]] = {}
     pool = ThreadPoolExecutor(threads)
     try:
         for start in range(0, len(order), threads):
-            if start >= len(like) and is_over():
+            if start >= len(similar) and is_over():
                 break
             names = order[start : start + threads]
             jobs = [pool.submit(rows[name].errors, list(kinds[name])) for name in names]
-            found |= {name: job.result() for name, job in zip(names, jobs, strict=True)}
-            progress(len(found), len(order))
+            errors |= {name: job.result() for name, job in zip(names, jobs, strict=True)}
+            progress(len(errors), len(order))
     finally:
         pool.shutdown(cancel_futures=True)  # also at Ctrl-C
-    for names in like.values():
+    for names in similar.values():
         for before, name in pairwise(names):
-            found.setdefault(name, found[before])
-    return {name: found[name] for name in rows}
+            errors.setdefault(name, errors[before])
+    return {name: errors[name] for name in rows}
 
 
 def measure_damages(
@@ -106,12 +106,12 @@ def measure_damages(
     whole_left_s: Callable[[], float] = lambda: 0.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Sensitivity:
-    """The sensitivities of tensors of a file, in about `within_s`. Of those that no graph uses as they are, none.
+    """Measure the sensitivities of a file's tensors, in about `within_s`; none for tensors that no graph uses directly.
 
-    errors: of the types of `probes`, and any others. progress: as `measure_rounds` tells it. order: of the types to
-    measure. known: damages that need no measuring. after_round: whether what is known now is enough. whole: choices for
-    all tensors at once, which are measured, too, while `whole_left_s` leaves time. clock: seconds. TextError
-    where the text is too short; what Engine raises; Interrupted after Ctrl-C.
+    errors: of the types of `probes`, and any others. progress: as of `measure_rounds`. order: of the types to measure.
+    known: damages that need no measuring. after_round: returns whether the damages so far are enough. whole: returns
+    choices for all tensors at once, which are measured, too, while `whole_left_s` leaves time. clock: seconds.
+    TextError if the text is too short; the errors of Engine; Interrupted after Ctrl-C.
     """
     began = clock()
     weights: dict[str, list[Weight]] = {}
@@ -158,13 +158,13 @@ def measure_damages(
 
 
 def probes(rows: TensorRows) -> list[TensorType]:
-    """The types that are measured of a tensor: narrower ones than its own, of whole blocks."""
+    """Return the types to measure for a tensor: narrower ones than its own, with whole blocks."""
     kinds = [TYPES[name] for name in PROBES if rows.has_importance or name not in NEED_IMPORTANCE]
     return [k for k in kinds if k.bits_per_weight < rows.type.bits_per_weight and rows.columns % k.block == 0]
 
 
 class _Probe:
-    """The model with all its weights as they are, and what it predicts."""
+    """The model with unchanged weights, and its predictions."""
 
     def __init__(self, engine: Engine, text: str, clock: Callable[[], float]) -> None:
         self._engine, self._text = engine, text
@@ -180,14 +180,14 @@ class _Probe:
         self._inputs, self._reference = [], []
 
     def use(self, n: int) -> None:
-        """Compare so many chunks: as many as there are, and have room, and one at least."""
+        """Compare so many chunks: at most as many as there are and have room, and at least one."""
         room = most_chunks(self._engine.model.n_vocab)
         for i in range(len(self._inputs), max(1, min(n, len(self._chunks), room))):
             self._inputs.append(self._chunks.inputs(i))
             self._reference.append(log_probabilities(self._engine, self._inputs[i]))
 
     def use_within(self, pass_s: float) -> float:
-        """Compare as much text as takes so long: several chunks, or where one takes longer, a shorter one. Returns the
+        """Compare as much text as takes so long: several chunks, or a shorter one if one takes longer. Return the
         seconds that it will take."""
         size = next((n for n in _SIZES if n * self._token_s <= pass_s), _SIZES[-1])
         if size != self._chunks.size:
@@ -198,12 +198,12 @@ class _Probe:
     @property
     def pass_s(self) -> float:
         """Seconds of one comparison."""
-        return self._token_s * sum(len(one) for one in self._inputs)
+        return self._token_s * sum(map(len, self._inputs))
 
     def loss(
         self, changed: Mapping[str, tuple[TensorRows, Sequence[Weight], TensorType]], pool: ThreadPoolExecutor
     ) -> float:
-        """Mean KL divergence, nats, when these tensors have other types."""
+        """Return the mean KL divergence, nats, when these tensors have other types."""
         with ExitStack() as stack:
             for rows, weights, kind in changed.values():
                 space = rows.quantized(kind, pool)
@@ -214,16 +214,16 @@ class _Probe:
                 divergence(before, log_probabilities(self._engine, tokens)).sum()
                 for tokens, before in zip(self._inputs, self._reference, strict=True)
             ]
-        return float(np.sum(sums)) / sum(len(one) for one in self._reference)
+        return float(np.sum(sums)) / sum(map(len, self._reference))
 
 
 def most_chunks(n_vocab: int) -> int:
-    """Chunks whose predictions may be kept to compare with, one at least."""
+    """Return how many chunks' predictions may be kept to compare with, one at least."""
     return max(1, min(MOST_CHUNKS, _MOST_REFERENCE // (2 * CHUNK_TOKENS * n_vocab)))
 
 
-def _finds(names: Mapping[str, object], found: dict[str, list[Weight]]) -> Hook:
-    """A hook that notes the structs of these weights, as the nodes of graphs name them."""
+def _finds(names: Mapping[str, object], weights: dict[str, list[Weight]]) -> Hook:
+    """Return a hook that notes the structs of these weights, when nodes of graphs name them."""
     seen: set[int] = set()
 
     def wants(node: Node) -> bool:
@@ -232,15 +232,15 @@ def _finds(names: Mapping[str, object], found: dict[str, list[Weight]]) -> Hook:
                 seen.add(address)
                 name = Node(address).name
                 if name in names:
-                    found.setdefault(name, []).append(Weight(address))
+                    weights.setdefault(name, []).append(Weight(address))
         return False
 
     return Hook(wants, lambda node: None)
 
 
 def _groups(rows: Mapping[str, TensorRows], most: int) -> list[list[str]]:
-    """Each tensor alone, or where those are more than `most`, like ones of neighbouring layers together, as far as they
-    have room in memory."""
+    """Return each tensor alone, or, if those are more than `most`, similar ones of neighbouring layers together, as far
+    as they have room in memory."""
     room = available_memory() // _MEMORY_SHARE
     size = 1
     while True:
@@ -255,5 +255,5 @@ def _groups(rows: Mapping[str, TensorRows], most: int) -> list[list[str]]:
 
 
 def _kind(name: str) -> str:
-    """The name of a tensor without its layer."""
+    """Return the name of a tensor without its layer."""
     return name if block_of(name) is None else re.sub(r"\d+", "", name, count=1)

@@ -1,4 +1,4 @@
-"""Rows of a model file's tensors as numbers, and as another type has them: what quantizing one tensor does."""
+"""Rows of a model file's tensors as numbers, and quantized to another type."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from quant.types import TensorType
 Floats = NDArray[np.float32]
 
 _CHUNK_VALUES = 1 << 18  # quantized at a time by a thread: 1 MiB of floats
-_SAMPLE_VALUES = 1 << 16  # that stand for all of a tensor
+_SAMPLE_VALUES = 1 << 16  # that represent a whole tensor
 
 
 class TensorRows:
-    """One tensor of a file, and what each of its columns is multiplied with."""
+    """One tensor of a file, and the importance of its columns."""
 
     def __init__(self, file: GgufFile, name: str, importance: Floats | None) -> None:
-        """importance: float32 [experts * columns], or None where all columns count alike."""
+        """importance: float32 [experts * columns], or None if all columns count alike."""
         tensor: TensorInfo = file.tensors[name]
         self.name, self.type = name, tensor.type
         self.columns, self._rows_of_one = tensor.shape[0], tensor.shape[1]
@@ -36,17 +36,17 @@ class TensorRows:
 
     @property
     def has_importance(self) -> bool:
-        """Whether its columns are weighed; some types need that."""
+        """True if its columns are weighted; some types need that."""
         return self._importance is not None
 
     def values(self, first: int, last: int) -> Floats:
-        """Rows [first, last) as numbers: float32 [rows, columns]."""
+        """Return rows [first, last) as numbers: float32 [rows, columns]."""
         out = np.empty((last - first, self.columns), np.float32)
         dequantize_rows(self._bytes[first:last], self.type.id, out)
         return out
 
     def quantized(self, kind: TensorType, pool: ThreadPoolExecutor) -> AddressSpace:
-        """All of it in another type, as a file would hold it. `close` it when it is no longer used."""
+        """Return all of it in another type, as in a file. `close` the result when it is no longer used."""
         row_bytes = kind.n_bytes(self.columns)
         space = AddressSpace(self.rows * row_bytes)
         out = np.frombuffer(space.view(0, self.rows * row_bytes), np.uint8).reshape(self.rows, row_bytes)
@@ -58,16 +58,16 @@ class TensorRows:
         return space
 
     def errors(self, kinds: Iterable[TensorType]) -> dict[str, float]:
-        """By type: the squared error of the weights over their squares, both weighed by importance; of a sample, or of
-        all values where the sample lies on the grid of a type."""
+        """Return, by type, the squared error of the weights over their squares, both weighted by importance; of a
+        sample, or of all values if a type holds the sample without loss."""
         parts = list(self._parts(_CHUNK_VALUES // 16))
         step = max(1, len(parts) * (_CHUNK_VALUES // 16) // _SAMPLE_VALUES)
-        found = self._errors(kinds, parts[::step])
-        exact = [kind for kind in kinds if found[kind.name] <= EXACT and kind.block > 1 and kind.id != self.type.id]
-        return {**found, **(self._errors(exact, parts) if exact and step > 1 else {})}
+        sampled = self._errors(kinds, parts[::step])
+        exact = [kind for kind in kinds if sampled[kind.name] <= EXACT and kind.block > 1 and kind.id != self.type.id]
+        return {**sampled, **(self._errors(exact, parts) if exact and step > 1 else {})}
 
     def _errors(self, kinds: Iterable[TensorType], parts: Iterable[tuple[int, int]]) -> dict[str, float]:
-        """The same of some rows."""
+        """Return the errors of some rows."""
         sums = dict.fromkeys((kind.name for kind in kinds), 0.0)
         total = 0.0
         for part in parts:
@@ -86,7 +86,7 @@ class TensorRows:
         return None if self._importance is None else self._importance[row // self._rows_of_one]
 
     def _parts(self, values: int) -> Iterator[tuple[int, int]]:
-        """Ranges of rows of one matrix, of about so many values."""
+        """Yield ranges of rows of one matrix, of about so many values."""
         step = max(1, values // self.columns)
         for start in range(0, self.rows, self._rows_of_one):
             end = start + self._rows_of_one
@@ -95,6 +95,6 @@ class TensorRows:
 
 
 def _weighed(values: Floats, weights: Floats | None) -> float:
-    """The sum of squares, each times its column's weight."""
+    """Return the sum of squares, each times its column's weight."""
     squares = np.einsum("ij,ij->j", values, values, dtype=np.float64)
     return float(squares.sum() if weights is None else squares @ weights)

@@ -14,7 +14,7 @@ MAX_BYTES = 64 << 20  # 15 million tokens or more
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text in a file. TextError where it cannot be read, is too large, or is not UTF-8."""
+    """Return the text in a file. TextError if it cannot be read, is too large, or is not UTF-8."""
     try:
         with Path(path).open("rb") as file:
             raw = file.read(MAX_BYTES + 1)

@@ -1,1 +1,1 @@
-"""How near to each other the ways are in which one model can be computed."""
+"""Agreement of routes: how near to each other the ways to compute one model are."""

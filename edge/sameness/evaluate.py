@@ -21,72 +21,73 @@ COLUMNS = ("route", "perplexity", "mean KL", "top-1", "KL from one device", "top
 
 
 @dataclass(frozen=True)
-class Sameness:
-    """One route, and how near it is."""
+class RouteFigures:
+    """Figures of one route: how near it is to the reference and to one device."""
 
     name: str
-    reference: Summary  # beside the reference file
-    one_device: Summary  # beside the same file on one device
+    reference: Summary  # compared with the reference file
+    one_device: Summary  # compared with the same file on one device
 
 
 @dataclass(frozen=True)
-class Routes:
-    """All of them: one device first, then the settings of llama.cpp that make up the spread, then the others."""
+class RouteComparison:
+    """Figures of all routes: one device first, then the settings of llama.cpp that make up the spread, then the
+    others."""
 
-    results: Sequence[Sameness]
+    results: Sequence[RouteFigures]
     n_settings: int
 
     @property
     def spread(self) -> float:
-        """The largest mean divergence, from one device, among llama.cpp's own settings on it."""
-        return max(one.one_device.mean_divergence for one in self.results[1 : 1 + self.n_settings])
+        """The largest mean divergence from one device among llama.cpp's own settings on it."""
+        return max(result.one_device.mean_divergence for result in self.results[1 : 1 + self.n_settings])
 
-    def of_spread(self, one: Sameness) -> float:
-        """A route's divergence from one device in units of the spread; 0 where both are 0."""
-        mean = one.one_device.mean_divergence
+    def in_spreads(self, result: RouteFigures) -> float:
+        """Return a route's divergence from one device in units of the spread; 0 if both are 0."""
+        mean = result.one_device.mean_divergence
         return mean / self.spread if self.spread else (0.0 if mean == 0 else float("inf"))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli.md says."""
+        """Return plain values, as docs/cli.md says."""
         return {
             "scored_tokens": self.results[0].reference.tokens,
             "spread": self.spread,
             "routes": [
                 {
-                    "route": one.name,
+                    "route": result.name,
                     "setting": 0 < i <= self.n_settings,
-                    "perplexity": one.reference.perplexity,
-                    "perplexity_error": one.reference.perplexity_error,
-                    "mean_divergence": one.reference.mean_divergence,
-                    "top_1_agreement": one.reference.top_1_agreement,
+                    "perplexity": result.reference.perplexity,
+                    "perplexity_error": result.reference.perplexity_error,
+                    "mean_divergence": result.reference.mean_divergence,
+                    "top_1_agreement": result.reference.top_1_agreement,
                     "one_device": {
-                        "mean_divergence": one.one_device.mean_divergence,
-                        "divergence_99": one.one_device.divergence_99,
-                        "top_1_agreement": one.one_device.top_1_agreement,
+                        "mean_divergence": result.one_device.mean_divergence,
+                        "divergence_99": result.one_device.divergence_99,
+                        "top_1_agreement": result.one_device.top_1_agreement,
                     },
                 }
-                for i, one in enumerate(self.results)
+                for i, result in enumerate(self.results)
             ],
         }
 
     def rows(self) -> list[list[str]]:
-        """Values of COLUMNS for each route."""
+        """Return the values of COLUMNS for each route."""
         return [
             [
-                one.name,
-                f"{one.reference.perplexity:.3f}",
-                f"{one.reference.mean_divergence:.5f}",
-                f"{100 * one.reference.top_1_agreement:.2f} %",
-                f"{one.one_device.mean_divergence:.6f}",
-                f"{100 * one.one_device.top_1_agreement:.2f} %",
-                f"{self.of_spread(one):.2f}" if i else "-",
+                result.name,
+                f"{result.reference.perplexity:.3f}",
+                f"{result.reference.mean_divergence:.5f}",
+                f"{100 * result.reference.top_1_agreement:.2f} %",
+                f"{result.one_device.mean_divergence:.6f}",
+                f"{100 * result.one_device.top_1_agreement:.2f} %",
+                f"{self.in_spreads(result):.2f}" if i else "-",
             ]
-            for i, one in enumerate(self.results)
+            for i, result in enumerate(self.results)
         ]
 
 
 def chunks_of(paths: Sequence[Path], text: str, size: int, most: int | None) -> Chunks:
-    """The text in tokens that all these models share. The errors of `evaluate`."""
+    """Return the text in tokens that all these models share. The errors of `evaluate`."""
     return common_chunks(paths, text, size, most)
 
 
@@ -97,12 +98,12 @@ def compare_routes(
     others: Sequence[Route],
     chunks: Chunks,
     n_vocab: int,
-    progress: Callable[[int, int], None] = lambda done, of: None,
-) -> Routes:
-    """Each route's predictions of `chunks` beside those of `reference`, which has another file perhaps, and those of
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> RouteComparison:
+    """Compare each route's predictions of `chunks` with those of `reference`, which may have another file, and those of
     `one_device`. settings: of llama.cpp on one device, which make up the spread.
 
-    OSError where the disk has no room for what both predict; the errors of engines and deployments.
+    OSError if the disk has no room for the predictions of both; the errors of engines and deployments.
     """
     routes = (reference, one_device, *settings, *others)
     total = len(routes) * len(chunks) * chunks.scored
@@ -125,9 +126,9 @@ def compare_routes(
                     done += 1
                     progress(done, total)
             if number:
-                results.append(scores.of(route.name))
+                results.append(scores.result(route.name))
         del of_reference, of_one
-    return Routes(results, len(settings))
+    return RouteComparison(results, len(settings))
 
 
 def _rows_in(file: IO[bytes], chunks: Chunks, n_vocab: int) -> Floats:
@@ -135,7 +136,7 @@ def _rows_in(file: IO[bytes], chunks: Chunks, n_vocab: int) -> Floats:
 
 
 class _Scores:
-    """Every scored prediction of one route."""
+    """Scores of every prediction of one route."""
 
     def __init__(self, n: int) -> None:
         self._nll = np.full(n, np.nan)
@@ -143,13 +144,13 @@ class _Scores:
         self._agree = np.zeros((2, n), np.bool_)
 
     def add(self, at: int, target: int, log_p: Floats, *others: Floats) -> None:
-        """The prediction number `at`, beside the reference's and one device's."""
+        """Add prediction number `at`, compared with the reference's and one device's."""
         self._nll[at] = -float(log_p[target])
         for k, other in enumerate(others):
             self._divergence[k, at] = divergence(other[np.newaxis], log_p[np.newaxis])[0]
             self._agree[k, at] = other.argmax() == log_p.argmax()
 
-    def of(self, name: str) -> Sameness:
-        """Figures of all rows; a place that no row came for is NaN in them."""
-        found = (summarize(self._nll, self._divergence[k], self._agree[k]) for k in range(2))
-        return Sameness(name, *found)
+    def result(self, name: str) -> RouteFigures:
+        """Return the figures of all rows; they are NaN if a row is missing."""
+        summaries = (summarize(self._nll, self._divergence[k], self._agree[k]) for k in range(2))
+        return RouteFigures(name, *summaries)

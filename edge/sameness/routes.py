@@ -1,7 +1,7 @@
-"""Routes: ways to compute what a model says of a text.
+"""Routes: ways to compute a model's predictions of a text.
 
 The first half of a chunk is a prompt, and the predictions of the second half are scored. Each row of logits is yielded
-with the chunk it belongs to and its place among those that are scored.
+with the number of its chunk and its place among the scored predictions.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from edge.llm.sequence import Session
 from edge.quantization.divergence import Chunks
 
 Floats = NDArray[np.float32]
-Row = tuple[int, int, Floats]  # chunk, place among its scored predictions, logits [n_vocab], which hold until the next
+Row = tuple[int, int, Floats]  # chunk, place among its scored predictions, logits [n_vocab] (valid until the next row)
 Predict = Callable[[TextEngine, Chunks], Iterator[Row]]
 
 
 def at_once(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
-    """The second half as a prompt is: as many rows a pass as may give logits."""
+    """Compute the second half like a prompt: as many rows a pass as may give logits."""
     for i in range(len(chunks)):
         tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
         Session(engine).prefill(tokens[:first])
@@ -32,7 +32,7 @@ def at_once(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
 
 
 def _rest(engine: TextEngine, i: int, tokens: list[int], start: int) -> Iterator[Row]:
-    """The predictions of chunk `i` from position `start` on, behind all before it."""
+    """Yield the predictions of chunk `i` from position `start` on."""
     first, end, step = len(tokens) // 2, len(tokens) - 1, min(engine.batch, engine.outputs)
     for at in range(start, end, step):
         logits = engine.decode(tokens[at : min(end, at + step)], at, outputs="all")
@@ -41,7 +41,8 @@ def _rest(engine: TextEngine, i: int, tokens: list[int], start: int) -> Iterator
 
 
 def after_loss(lose: Callable[[], None]) -> Predict:
-    """As `at_once`, and in the middle of what is scored of each chunk a device is lost. lose: has that happen."""
+    """Return a route like `at_once` that loses a device in the middle of the scored half of each chunk. lose: makes
+    that happen."""
 
     def predict(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
         for i in range(len(chunks)):
@@ -57,7 +58,7 @@ def after_loss(lose: Callable[[], None]) -> Predict:
 
 
 def one_by_one(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
-    """A row a pass."""
+    """Compute one row a pass."""
     for i in range(len(chunks)):
         tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
         session = Session(engine)
@@ -67,7 +68,8 @@ def one_by_one(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
 
 
 def drafted(rows: int) -> Predict:
-    """Passes of so many rows, as guesses are checked; the second half of each was guessed wrong and is forgotten."""
+    """Return a route with passes of so many rows, as drafts are verified; the second half of each is rejected and
+    removed."""
 
     def predict(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
         for i in range(len(chunks)):
@@ -76,28 +78,31 @@ def drafted(rows: int) -> Predict:
             yield i, 0, session.prefill(tokens[: first + 1])
             place = 1
             while place < chunks.scored:
-                right = min(rows // 2, chunks.scored - place)
+                accepted = min(rows // 2, chunks.scored - place)
                 start = first + place
-                wrong = min(rows - right, engine.context - start - right)
-                logits = session.check([*tokens[start : start + right], *[tokens[first]] * wrong])
-                kept = logits[:right].copy()  # to forget is a call of the engine
-                session.forget(wrong)
-                for row in kept:
+                rejected = min(rows - accepted, engine.context - start - accepted)
+                logits = session.check([*tokens[start : start + accepted], *[tokens[first]] * rejected])
+                logits_kept = logits[
+                    :accepted
+                ].copy()  # a copy: `forget` calls the engine, which may overwrite its rows
+                session.forget(rejected)
+                for row in logits_kept:
                     yield i, place, row
                     place += 1
 
     return predict
 
 
-def kept(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
-    """As `at_once`, behind a prompt whose keys and values were read from disk. EngineError where none were kept."""
+def from_prefix_cache(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
+    """Compute like `at_once`, after a prompt whose keys and values were read from disk. EngineError if none were
+    kept."""
     for i in range(len(chunks)):
         tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
         before = Session(engine)
         before.prefill(tokens[:first])
         before.keep()
         engine.kv_clear()
-        session = Session(engine)  # which holds nothing in the cache
+        session = Session(engine)  # a new one, which holds nothing in the cache
         session.prefill(tokens[:first])
         if not session.restored:
             raise EngineError("nothing of the prompt was kept on disk; is there room for it, and is it long enough?")
@@ -105,7 +110,7 @@ def kept(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
 
 
 def streams(n: int) -> Predict:
-    """Steps with a row of each of `n` chunks, after their prompts in turn."""
+    """Return a route with steps of a row of each of `n` chunks, after their prompts one by one."""
 
     def predict(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
         first = chunks.size // 2
@@ -119,11 +124,11 @@ def streams(n: int) -> Predict:
                     last = start + len(part) == first + 1
                     logits = engine.decode(part, start, sequence=sequence, outputs="last" if last else "none")
                 yield i, 0, logits
-            everybody = np.arange(len(group))
+            sequences = np.arange(len(group))
             for place in range(1, chunks.scored):
-                rows = np.array([one[first + place] for one in tokens], np.int32)
+                rows = np.array([chunk[first + place] for chunk in tokens], np.int32)
                 at = np.full(len(group), first + place)
-                engine.submit(rows, at, everybody, np.ones(len(group), np.int8))
+                engine.submit(rows, at, sequences, np.ones(len(group), np.int8))
                 for i, row in zip(group, engine.collect(), strict=True):
                     yield i, place, row
 
@@ -132,7 +137,7 @@ def streams(n: int) -> Predict:
 
 @dataclass(frozen=True)
 class Route:
-    """One way."""
+    """One way to compute predictions."""
 
     name: str  # for people
     opened: Callable[[], AbstractContextManager[TextEngine]]

@@ -1,4 +1,4 @@
-"""The routes that are compared where nobody names any: settings of llama.cpp, and what this runtime adds to them."""
+"""Standard routes, compared if none are named: settings of llama.cpp, and the ways that this runtime adds."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions
-from edge.sameness.routes import Predict, Route, at_once, drafted, kept, one_by_one, streams
+from edge.sameness.routes import Predict, Route, at_once, drafted, from_prefix_cache, one_by_one, streams
 
 STREAMS = 8
-ROWS = 8  # of a pass with guesses
+ROWS = 8  # of a pass that verifies drafts
 _SMALL_BATCH = 32
 _OUTPUTS = 64  # rows of a pass that give logits
 
@@ -23,45 +23,45 @@ Opened = Callable[[EngineOptions], AbstractContextManager[TextEngine]]
 
 
 def options_for(options: EngineOptions, chunk_tokens: int) -> EngineOptions:
-    """`options` for engines that compute chunks of so many tokens, with room for guesses."""
+    """Return `options` for engines that compute chunks of so many tokens, with room for drafts."""
     batch = min(options.rows, chunk_tokens)
     return replace(options, context=chunk_tokens, batch=batch, outputs=min(batch, _OUTPUTS), sequences=1)
 
 
-def here(path: Path, options: EngineOptions, name: str = "one device") -> Route:
-    """A model on this device. options: of `options_for`."""
+def local_route(path: Path, options: EngineOptions, name: str = "one device") -> Route:
+    """Return the route of a model on this device. options: of `options_for`."""
     return Route(name, partial(_engine, path, options))
 
 
-def settings(path: Path, options: EngineOptions) -> list[Route]:
-    """llama.cpp's own settings on this device, other than those of `options`."""
+def setting_routes(path: Path, options: EngineOptions) -> list[Route]:
+    """Return routes with llama.cpp's own settings on this device, other than those of `options`."""
     flash = "off" if options.flash_attention != "off" else "on"
     changed = {
         f"flash attention {flash}": replace(options, flash_attention=flash),
         f"steps of {_SMALL_BATCH} rows": _in_steps(options),
         "weights not repacked": replace(options, repack=False),
     }
-    routes = [here(path, one, name) for name, one in changed.items()]
+    routes = [local_route(path, setting, name) for name, setting in changed.items()]
     routes.append(Route("a row a pass", partial(_engine, path, options), one_by_one))
     if options.threads != 1:
         routes.append(Route("the same on 1 thread", partial(_engine, path, replace(options, threads=1)), one_by_one))
     return routes
 
 
-def ways(options: EngineOptions, opened: Opened, where: str = "") -> list[Route]:
-    """Routes that compute answers. opened: an engine with these options. where: it is, for
+def answer_routes(options: EngineOptions, opened: Opened, where: str = "") -> list[Route]:
+    """Return the routes that compute answers. opened: opens an engine with these options. where: its place, for
     people."""
     behind = f", {where}" if where else ""
     wide = replace(options, context=STREAMS * (options.context or 1), sequences=STREAMS, outputs=STREAMS)
     return [
         Route(f"passes of {ROWS} rows{behind}", partial(opened, options), drafted(ROWS)),
-        Route(f"kept prompt{behind}", partial(_keeping, options, opened), kept),
+        Route(f"kept prompt{behind}", partial(_keeping, options, opened), from_prefix_cache),
         Route(f"{STREAMS} streams{behind}", partial(opened, wide), streams(STREAMS)),
     ]
 
 
-def elsewhere(options: EngineOptions, opened: Opened, where: str, predict: Predict = at_once) -> Route:
-    """A model on other engines than this device's own. where: they are, for people."""
+def remote_route(options: EngineOptions, opened: Opened, where: str, predict: Predict = at_once) -> Route:
+    """Return the route of a model on other engines than this device's own. where: their place, for people."""
     return Route(where, partial(opened, options), predict)
 
 
@@ -76,14 +76,15 @@ def _engine(path: Path, options: EngineOptions) -> Iterator[TextEngine]:
         yield engine
 
 
-def opened_here(path: Path) -> Opened:
-    """Engines of this device for a model."""
+def local_engines(path: Path) -> Opened:
+    """Return a function that opens engines of this device for a model."""
     return partial(_engine, path)
 
 
 @contextmanager
 def _keeping(options: EngineOptions, opened: Opened) -> Iterator[TextEngine]:
-    """This device's blocks go to a folder that is removed; workers keep theirs in their own."""
+    """Open an engine with a prefix cache. This device's blocks go to a folder that is removed; workers keep theirs in
+    their own."""
     with (
         TemporaryDirectory(prefix="edge-kept-") as folder,
         opened(replace(options, prefixes=PrefixOptions(folder=Path(folder)))) as engine,

@@ -24,22 +24,22 @@ from edge.serve.options import ServeOptions, check
 from edge.serve.served import ServedModels
 
 PAGE = Path(__file__).with_name("page")
-_GONE = 499  # nobody reads this status; it is for the log
+_GONE = 499  # for the log: the client has gone
 
 
 def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
-    """All APIs and the page. TrustError where other machines would be answered without a key."""
+    """Return the app with all APIs and the page. TrustError if other machines would be answered without a key."""
     check(options)
     page = _page()
-    answered = endpoints(models, options)
-    routes = [Route(one.path, one.handle, methods=[one.method]) for one in answered]
+    all_endpoints = endpoints(models, options)
+    routes = [Route(endpoint.path, endpoint.handle, methods=[endpoint.method]) for endpoint in all_endpoints]
     return Starlette(
         routes=[*routes, *(Route(path, handle) for path, handle in page.items())],
         middleware=[Middleware(Security, options=options, open_paths={*HEALTH, *page})],
         exception_handlers={
             EdgeError: _failed,
             ValidationError: _failed,
-            HTTPException: _not_answered([one.path for one in answered]),
+            HTTPException: _not_answered([endpoint.path for endpoint in all_endpoints]),
             ClientDisconnect: _gone,
             Exception: _failed,
         },
@@ -47,9 +47,9 @@ def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
 
 
 def _page() -> dict[str, Callable[[Request], Awaitable[Response]]]:
-    """The files of the page, by the paths where they are; its index also at the root."""
+    """Return handlers for the files of the page by path; the index is also at the root."""
 
-    def sends(file: Path) -> Callable[[Request], Awaitable[Response]]:
+    def sender(file: Path) -> Callable[[Request], Awaitable[Response]]:
         async def send(_request: Request) -> Response:
             return FileResponse(file)
 
@@ -57,7 +57,7 @@ def _page() -> dict[str, Callable[[Request], Awaitable[Response]]]:
 
     files = {f"/{file.name}": file for file in (*PAGE.glob("*"), AXES) if file.is_file()}
     index = {"/": PAGE / "index.html"} if "/index.html" in files else {}
-    return {path: sends(file) for path, file in {**files, **index}.items()}
+    return {path: sender(file) for path, file in {**files, **index}.items()}
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -67,22 +67,22 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 def _not_answered(paths: Sequence[str]) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Tells of errors of HTTP; of a path that is not there, which there are."""
+    """Return a handler of HTTP errors. For an unknown path it lists the existing ones."""
 
-    async def tell(request: Request, error: Exception) -> Response:
+    async def respond(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = request.url.path
         if error.status_code == 404:
             near = difflib.get_close_matches(path, paths, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            words = f"there is no {path[:200]} here; {hint}there are {', '.join(sorted(paths))}"
-            error = HTTPException(404, words)
+            message = f"there is no {path[:200]} here; {hint}there are {', '.join(sorted(paths))}"
+            error = HTTPException(404, message)
         elif error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "")
             error = HTTPException(405, f"{path} takes {allowed}, not {request.method[:20]}", error.headers)
         return await _failed(request, error)
 
-    return tell
+    return respond
 
 
 async def _gone(_request: Request, _error: Exception) -> Response:

@@ -1,6 +1,6 @@
-"""The process that computes: a loaded model, and requests on it. It speaks JSON with the server, as messages.py says.
+"""Engine process of the server: loads a model and computes its requests. Its messages are described in messages.py.
 
-One thread drives the engine: it takes what arrived, makes a step, and tells what came of it. Others prepare requests
+One thread drives the engine: it takes new requests, makes a step, and sends the results. Others prepare requests
 (templates, tokens, grammars), so that the engine waits for none. The process ends when the server does.
 """
 
@@ -26,19 +26,19 @@ from edge.speculate.factory import shared_speculation
 from edge.tasks import ShowStep, Steps
 
 _PREPARING = 4  # threads
-_LARGE_BYTES = 1 << 20  # of what is asked: what preparing it took is given back to the system
-_CONSTRAINING = 2  # threads for requests whose answers are constrained: compiling may take a second of a processor
+_LARGE_BYTES = 1 << 20  # of a request: memory for preparing a larger one is given back to the system
+_CONSTRAINING = 2  # threads for constrained requests: compiling may take a second of a processor
 _CONSTRAINTS = ("grammar", "json_schema", "regex", "lark")
 
 
 class Control:
-    """The socket to the server."""
+    """Socket to the server."""
 
     def __init__(self, its_socket: socket.socket) -> None:
         self._socket, self._lock = its_socket, threading.Lock()
 
     def send(self, *messages: Mapping[str, Any]) -> None:
-        """Tell the server. A server that has gone is noticed by whoever reads."""
+        """Send messages to the server. If it has gone, the reader notices."""
         data = json.dumps(messages).encode() + b"\n"
         with self._lock:
             try:
@@ -47,7 +47,7 @@ class Control:
                 return
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """What the server says, until it goes: also where it leaves what it was told unread."""
+        """Yield the server's messages, until it goes; a reset, which leaves some unread, ends them, too."""
         with suppress(ConnectionError), self._socket.makefile("rb") as stream:
             yield from map(_message, iter(partial(stream.readline, MOST_LINE_BYTES), b""))
 
@@ -56,8 +56,8 @@ def _message(line: bytes) -> dict[str, Any]:
     return {**json.loads(line), "is_large": len(line) > _LARGE_BYTES}
 
 
-class _ToldSteps(Steps):
-    """Loading, as the server shows it."""
+class _RemoteSteps(Steps):
+    """Progress of loading, sent to the server."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -72,12 +72,12 @@ class _ToldSteps(Steps):
 
 
 def main() -> int:
-    """Serve until the server goes; the exit code."""
+    """Serve until the server goes; return the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--control", type=int, required=True, help="file descriptor of a socket to the server")
     control = Control(socket.socket(fileno=parser.parse_args().control))
     messages = control.lines()
-    steps = _ToldSteps(control)
+    steps = _RemoteSteps(control)
     try:
         config = EngineConfig.from_json(next(messages)["config"]).with_draft(steps)
         with config.loaded(steps) as (engine, deployed), ExitStack() as stack:
@@ -86,14 +86,14 @@ def main() -> int:
             control.send({"ready": loop.status()})
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()
             loop.run()
-    except Exception as error:  # whatever it is, the server says so to whoever asked
+    except Exception as error:  # the server passes any error on to waiting clients
         control.send({"fatal": error_json(error)})
         return 1
     return 0
 
 
 def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Control) -> None:
-    """Hand over what the server asks; in threads where it takes time."""
+    """Pass on the server's messages; in threads if that takes time."""
     with (
         ThreadPoolExecutor(_PREPARING, thread_name_prefix="prepare") as pool,
         ThreadPoolExecutor(_CONSTRAINING, thread_name_prefix="constrain") as constraining,
@@ -101,7 +101,7 @@ def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Contro
         for message in messages:
             if message["do"] == "cancel":
                 loop.cancel(message["id"])
-            elif message["do"] == "beat":  # here, whatever all other threads do
+            elif message["do"] == "beat":  # answered here, whatever other threads do
                 control.send({"id": message["id"], "result": loop.beat()})
             else:
                 if message["do"] == "generate":
@@ -120,7 +120,7 @@ def _answer(message: dict[str, Any], loop: ServingLoop, send: Callable[..., None
     number, what, arguments = message["id"], message["do"], message.pop("with", {})
     try:
         if what == "generate":
-            loop.generate(number, **arguments)  # says itself that it was accepted, before anything comes of it
+            loop.generate(number, **arguments)  # reports the acceptance itself, before the first piece
         else:
             send({"id": number, "result": loop.ask(what, arguments)})
     except Exception as error:
@@ -134,4 +134,4 @@ def _answer(message: dict[str, Any], loop: ServingLoop, send: Callable[..., None
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # threads may wait for what nobody will say
+    os._exit(code)  # threads may wait for messages that never come

@@ -1,4 +1,4 @@
-"""How a model is to be loaded by its engine process: plain values, which cross as JSON."""
+"""Configuration of an engine process: how to load a model, as plain values that cross as JSON."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the server makes configurations, and loads nothing of what computes
+if TYPE_CHECKING:  # the server makes configurations without loading an engine
     from edge.llm.interface import TextEngine
     from edge.llm.options import EngineOptions
     from edge.planning.deployed import Deployed
     from edge.speculate.factory import Draft
     from edge.tasks import Steps
 
-FULL_REQUESTS = 4  # as long as the model allows, that have room at once where nobody says how many tokens
+FULL_REQUESTS = 4  # requests of the model's full context that have room at once, if no context is given
 
 
 @dataclass(frozen=True)
@@ -23,43 +23,43 @@ class EngineConfig:
     """A model, how to load it, and on which devices."""
 
     path: str  # of the model's file
-    options: Mapping[str, Any] = field(default_factory=dict)  # fields of EngineOptions, but prefixes
-    prefix_cache: int | None = None  # bytes on disk; None: as usual; 0: none
-    workers: tuple[str, ...] = ()  # addresses of the other devices; none: this one alone, unless a plan names some
+    options: Mapping[str, Any] = field(default_factory=dict)  # fields of EngineOptions except prefixes
+    prefix_cache: int | None = None  # bytes on disk; None: the default; 0: no cache
+    workers: tuple[str, ...] = ()  # addresses of the other devices; empty: this one alone, unless a plan names some
     plan: Mapping[str, Any] | None = None  # JSON of a plan, in place of workers
-    joining: bool = False  # workers of the cluster that are found later are to take part, too
+    joining: bool = False  # whether workers of the cluster that are found later take part, too
     parallel: str = "auto"
     shares: tuple[float, ...] | None = None
     transport: str = "auto"
     allreduce: str = "auto"
     wire: str = "f32"
     insecure: bool = False
-    spare: int | str = 0  # losses that are prepared for, or "auto"
-    draft: str = "off"  # what guesses tokens, as `edge.speculate.factory.drafts` has it
-    draft_worker: str | None = None  # the address of the device that guesses by that model; None: this one
-    reproducible: bool = False  # the same request gives the same tokens, whatever was asked before
+    spare: int | str = 0  # number of losses to prepare for, or "auto"
+    draft: str = "off"  # source of drafts, as in `edge.speculate.factory.drafts`
+    draft_worker: str | None = None  # address of the device with the draft model; None: this one
+    reproducible: bool = False  # whether a request gives the same tokens whatever was computed before
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> EngineConfig:
-        """What `to_json` gave."""
+        """Return the configuration that `to_json` wrote."""
         shares = values["shares"]
         return cls(
             **{**values, "workers": tuple(values["workers"]), "shares": None if shares is None else tuple(shares)}
         )
 
     def with_draft(self, steps: Steps) -> EngineConfig:
-        """The same, with the file of a model that guesses. The errors of `drafts`."""
+        """Return the configuration with the file of the draft model. The errors of `drafts`."""
         from edge.speculate.factory import drafts
 
         return replace(self, draft=str(drafts(self.draft, self.path, steps)))
 
     @property
     def drafts(self) -> Draft:
-        """What guesses, as `edge.speculate.factory` takes it, of a configuration `with_draft`."""
+        """Source of drafts for `edge.speculate.factory`, of a configuration `with_draft`."""
         from edge.speculate.factory import KINDS, WorkerDraft
 
         if self.draft in KINDS:
@@ -68,24 +68,25 @@ class EngineConfig:
         return path if self.draft_worker is None else WorkerDraft(path, self.draft_worker, self.insecure)
 
     def engine_options(self) -> EngineOptions:
-        """As an engine takes them. EngineError for one that is out of its range."""
+        """Return the options of the engine. EngineError for one that is out of its range."""
         from edge.llm.options import EngineOptions, PrefixOptions, reproducible, resolve
         from edge.speculate.factory import with_room
         from partition.model.model import ModelShape
         from quant.gguf.file import GgufFile
 
-        asked = EngineOptions(**self.options, prefixes=PrefixOptions.of(self.prefix_cache))
-        asked = reproducible(asked) if self.reproducible else asked
-        options = with_room(asked, self.drafts)
+        requested = EngineOptions(**self.options, prefixes=PrefixOptions.of(self.prefix_cache))
+        requested = reproducible(requested) if self.reproducible else requested
+        options = with_room(requested, self.drafts)
         if options.context is not None or options.memory is not None:
             return options
-        # Requests share the context, and few of them are as long as they may be.
+        # Requests share the context, and few of them have the full length.
         alone, _, _ = resolve(options, ModelShape.from_gguf(GgufFile.open(self.path)))
         return replace(options, context=alone * min(options.sequences, FULL_REQUESTS))
 
     @contextmanager
     def loaded(self, steps: Steps) -> Iterator[tuple[TextEngine, Deployed | None]]:
-        """The model, loaded, and where it runs where that is on several devices. The errors of Engine and deployed."""
+        """Yield the loaded engine, and its deployment if it runs on several devices. The errors of Engine and
+        deployed."""
         from edge.cluster.deployment import Exchange
         from edge.cluster.roster import announced
         from edge.llm.engine import load

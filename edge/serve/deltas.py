@@ -1,4 +1,4 @@
-"""Answers as all APIs tell them: text, calls, an end. From an engine's pieces."""
+"""Deltas of answers for all APIs, made from an engine's pieces: text, calls, an end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.serve.served import Answer, Generation, Piece, ServedModel
 from edge.serve.tools.parser import CallParser, ParsedCall
 
 Reason = Literal["stop", "length", "tool_calls"]
-AHEAD = 64  # deltas that wait for a slow reader; an engine's answer waits after that
+AHEAD = 64  # deltas queued for a slow reader; with more, reading the engine's answer waits
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Begin:
     """The prompt has been computed."""
 
     prompt_tokens: int
-    cached_tokens: int  # of them
+    cached_tokens: int  # of the prompt
 
 
 @dataclass(frozen=True)
 class Text:
-    """More text. `pieces` are the tokens it came of, where their probabilities were asked for."""
+    """More text. `pieces` are its tokens, if their probabilities were requested."""
 
     text: str
     pieces: tuple[Piece, ...] = ()
@@ -34,7 +34,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Call:
-    """A function is called."""
+    """A call of a function."""
 
     id: str
     name: str
@@ -43,26 +43,26 @@ class Call:
 
 @dataclass(frozen=True)
 class End:
-    """Why an answer ended, and how many tokens it has."""
+    """End of an answer: the reason, and its number of tokens."""
 
     reason: Reason
     stop_string: str | None
     generated_tokens: int
-    ended_by: str | None = None  # "repetition" where that is why; the clients' types have no such reason
+    ended_by: str | None = None  # "repetition" if that is the reason; the clients' types have no such reason
 
     @property
     def extra(self) -> dict[str, str]:
-        """The field beside the reason that tells what the reason cannot."""
+        """Field for a reason that the finish reason cannot express."""
         return {"ended_by": self.ended_by} if self.ended_by else {}
 
 
 Delta = Begin | Text | Call | End
 Deltas = AsyncIterator[tuple[int, Delta]]
-"""Of several answers, each with its number, as they come."""
+"""Deltas of several answers, each with the answer's number, as they come."""
 
 
 async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator[Delta, None]:
-    """One answer. Its last delta is an End; EngineGone where its engine ended."""
+    """Yield the deltas of one answer. The last is an End; EngineGone if its engine ended."""
     begun, called = False, False
     tokens = 0
     pieces: list[Piece] = []
@@ -75,11 +75,11 @@ async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator
             pieces.append(piece)
         parts: list[str | ParsedCall] = parser.add(piece.text) if parser else [piece.text]
         if piece.finish_reason is not None and parser:
-            parts += [*parser.end(), ""]  # tokens may be left that made no text
+            parts += [*parser.end(), ""]  # "": the last tokens may have made no text
         for part in parts:
             if isinstance(part, ParsedCall):
                 called = True
-                pieces.clear()  # its tokens are told of no text
+                pieces.clear()  # tokens of a call are no tokens of a text
                 yield Call(f"call_{secrets.token_hex(12)}", part.name, part.arguments)
             elif part or pieces:
                 yield Text(part, tuple(pieces))
@@ -92,7 +92,7 @@ async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator
 
 
 async def begin(model: ServedModel, generations: Sequence[Generation]) -> list[Answer]:
-    """Begin all answers, or none: what `ServedModel.generate` raises."""
+    """Begin all answers, or none. The errors of `ServedModel.generate`."""
     answers: list[Answer] = []
     try:
         for generation in generations:
@@ -107,11 +107,11 @@ async def begin(model: ServedModel, generations: Sequence[Generation]) -> list[A
 async def merged(
     answers: Sequence[Answer], parsers: Sequence[CallParser | None]
 ) -> AsyncGenerator[tuple[int, Delta], None]:
-    """The deltas of all answers. Where this is closed, or one of them fails, all are ended."""
-    if len(answers) == 1:  # needs no task beside the one that asks
+    """Yield the deltas of all answers. If this is closed, or one of them fails, all are cancelled."""
+    if len(answers) == 1:  # needs no further task
         try:
-            async for one in deltas_of(answers[0], parsers[0]):
-                yield 0, one
+            async for only_delta in deltas_of(answers[0], parsers[0]):
+                yield 0, only_delta
         finally:
             answers[0].cancel()
         return

@@ -1,4 +1,4 @@
-"""Texts to vectors: what a model holds of a text, pooled to one vector."""
+"""Embeddings: a model's hidden states of a text, pooled to one vector."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Embedder:
     """Embeds texts with a loaded model, in a context of its own."""
 
     def __init__(self, model: Model, context: int, threads: int) -> None:
-        """context: tokens that the model was trained for, or fewer. EngineError where the model cannot."""
+        """context: tokens that the model was trained for, or fewer. EngineError if the model cannot embed."""
         self.most_tokens = min(context, MOST_TOKENS)
         self._context = PooledContext(model, self.most_tokens, threads)
 
     def embed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """The embedding [n_embd] of a text, of length 1. ContextFull for one that is empty or too long."""
+        """Return the embedding [n_embd] of a text, of length 1. ContextFull if it is empty or too long."""
         if not 0 < len(tokens) <= self.most_tokens:
             raise ContextFull(f"a text to embed has 1 to {self.most_tokens} tokens, this one {len(tokens)}")
         vector = self._context.pooled(tokens)

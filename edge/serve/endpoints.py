@@ -1,4 +1,4 @@
-"""All paths that the server answers."""
+"""All endpoints of the server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from edge.serve.options import ServeOptions
 from edge.serve.served import ServedModel, ServedModels
 
 ANSWERING: tuple[Api[Any], ...] = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, NATIVE)
-# Paths that clients of llama.cpp's server ask for, which has them beside the usual ones.
+# Paths that clients of llama.cpp's server use beside the usual ones.
 ALIASES = {
     "/chat/completions": "/v1/chat/completions",
     "/responses": "/v1/responses",
@@ -42,25 +42,25 @@ R = TypeVar("R", bound=BaseModel)
 
 
 def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
-    """All of them."""
+    """Return all endpoints."""
 
-    async def figures(_http: Request) -> Response:
+    async def prometheus(_http: Request) -> Response:
         return Response(metrics(await state.statuses(models)), media_type=CONTENT_TYPE_LATEST)
 
-    async def healthy(_http: Request) -> Response:
-        told = state.health(models)
-        return Json(told, 200 if told["status"] == "ok" else 503)
+    async def health(_http: Request) -> Response:
+        states = state.health(models)
+        return Json(states, 200 if states["status"] == "ok" else 503)
 
     async def one_model(http: Request) -> Response:
         return Json(await model_json(models, http.path_params["name"]))
 
-    async def described(_http: Request) -> Response:
-        return Json(openapi(told))
+    async def openapi_json(_http: Request) -> Response:
+        return Json(openapi(served))
 
     async def plan(http: Request) -> Response:
         return Json(await unless_gone(http, state.use_plan(await read(http, state.PlanRequest), models)))
 
-    told = [
+    served = [
         *(
             Endpoint("POST", api.path, api.summary, answers(api, models, options.ping_s), api.request)
             for api in ANSWERING
@@ -90,29 +90,29 @@ def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
         _get("/v1/front", "Tell the plans that there are to choose from.", lambda: state.front(options.front)),
         _get("/props", "Tell of the default model.", lambda: state.props(models)),
         _get("/slots", "Tell which answers are in the making.", lambda: state.slots(models)),
-        *(Endpoint("GET", path, "Tell whether the models answer.", healthy) for path in HEALTH),
-        Endpoint("GET", "/metrics", "Tell figures to Prometheus.", figures),
-        Endpoint("GET", "/openapi.json", "Tell all this.", described),
+        *(Endpoint("GET", path, "Tell whether the models answer.", health) for path in HEALTH),
+        Endpoint("GET", "/metrics", "Tell figures to Prometheus.", prometheus),
+        Endpoint("GET", "/openapi.json", "Tell all this.", openapi_json),
     ]
-    by_path = {one.path: one for one in told}
-    told += [replace(by_path[usual], path=path) for path, usual in ALIASES.items()]
-    return told
+    by_path = {endpoint.path: endpoint for endpoint in served}
+    served += [replace(by_path[usual], path=path) for path, usual in ALIASES.items()]
+    return served
 
 
-def _get(path: str, summary: str, tell: Callable[[], Awaitable[Any]]) -> Endpoint:
+def _get(path: str, summary: str, answer: Callable[[], Awaitable[Any]]) -> Endpoint:
     async def handle(_http: Request) -> Response:
-        return Json(await tell())
+        return Json(await answer())
 
     return Endpoint("GET", path, summary, handle)
 
 
 def _post(
-    path: str, summary: str, request: type[R], tell: Callable[[R, ServedModel], Awaitable[Any]], models: ServedModels
+    path: str, summary: str, request: type[R], answer: Callable[[R, ServedModel], Awaitable[Any]], models: ServedModels
 ) -> Endpoint:
-    """What a model is asked, by a request that may name it."""
+    """Return an endpoint whose request may name a model, which then answers it."""
 
-    async def work(asked: R) -> Any:
-        return await tell(asked, await models.model(getattr(asked, "model", None)))
+    async def work(parsed: R) -> Any:
+        return await answer(parsed, await models.model(getattr(parsed, "model", None)))
 
     async def handle(http: Request) -> Response:
         return Json(await unless_gone(http, work(await read(http, request))))

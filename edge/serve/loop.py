@@ -1,4 +1,4 @@
-"""The engine thread of an engine process, and what other threads may ask of it."""
+"""Serving loop of an engine process: its engine thread, and the requests of other threads to it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate
 from partition.model.generation import generates
 
-_RATE_S = 5.0  # over which tokens a second are counted
-_JOB_S = 600.0  # for the engine thread to come to what is asked of it: a step of a large model may take a minute
+_RATE_S = 5.0  # window of the tokens per second
+_JOB_S = 600.0  # for the engine thread to do a job: a step of a large model may take a minute
 
 
 class ServingLoop:
@@ -40,15 +40,15 @@ class ServingLoop:
         *,
         reproducible: bool = False,
     ) -> None:
-        """send: tells the server messages. drafter: guesses tokens. reproducible: a request shares nothing with those
-        before it, and without a seed of its own it has its place among the answers to one prompt."""
+        """send: sends messages to the server. drafter: drafts tokens. reproducible: a request shares nothing with
+        requests before it, and without a seed of its own its seed is its number among the answers to one prompt."""
         self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
         self._reproducible = reproducible
         self._scheduler = self._new_scheduler()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._numbers: dict[int, int] = {}  # the server's number of a request, by the scheduler's
+        self._numbers: dict[int, int] = {}  # the scheduler's number of a request to the server's
         self._requests: dict[int, Running] = {}  # by the server's number
-        self._preparing: dict[int, threading.Event] = {}  # of requests that have not begun: set where cancelled
+        self._preparing: dict[int, threading.Event] = {}  # for requests that have not begun: set if cancelled
         self._renderer_lock, self._renderer = threading.Lock(), TemplateProcess()
         special = {name: self._special(name) for name in ("bos", "eos")}
         self._bos = special["bos"]
@@ -57,15 +57,15 @@ class ServingLoop:
         self._longest = min(engine.context, engine.shape.context_length or engine.context)  # tokens of one request
         self._tokenizer = Tokenizer(engine.model, engine.file)
         self._embedder: Embedder | None = None
-        self._said_problem = False  # why prompts are not kept: said once, and not for each of them
-        self._began: float | None = None  # what the engine thread does now
-        self._times: deque[float] = deque()  # when tokens came, of the last seconds
+        self._said_problem = False  # whether it has reported once why prompts are not cached
+        self._began: float | None = None  # when the engine thread began its current job or step
+        self._times: deque[float] = deque()  # times of the tokens of the last seconds
         self._counters = {"prompt_tokens": 0, "cached_tokens": 0, "generated_tokens": 0, "steps": 0, "preemptions": 0}
 
     # --- the engine thread ---
 
     def run(self) -> None:
-        """Take what arrived, make a step, tell what came of it. The error that the engine cannot go on after."""
+        """Do jobs, make steps and send results, until the end. Raises the error after which the engine cannot go on."""
         try:
             while True:
                 if not self._take_jobs():
@@ -79,7 +79,7 @@ class ServingLoop:
                 self._embedder.close()
 
     def _take_jobs(self) -> bool:
-        """Do what other threads asked for; waits where there is nothing else to do. False: the end."""
+        """Do the jobs of other threads; wait for one if there is nothing else to do. Return False at the end."""
         while True:
             try:
                 job = self._jobs.get(block=not self._scheduler.busy)
@@ -87,28 +87,28 @@ class ServingLoop:
                 return True
             if job is None:
                 return False
-            with self._at_one_thing():
+            with self._timed():
                 job()
 
     def _step(self) -> None:
         scheduler, counters = self._scheduler, self._counters
         passes, preemptions = scheduler.passes, scheduler.preemptions
         try:
-            with self._at_one_thing():
+            with self._timed():
                 events = scheduler.step()
         except Exception as error:
             self._fail(error)
             return
         counters["steps"] += scheduler.passes - passes
         counters["preemptions"] += scheduler.preemptions - preemptions
-        if events:  # a part of a prompt brings none, and the server need not wake for that
+        if events:  # a part of a prompt has none, and the server need not wake for it
             self._send(*map(self._message, events))
         if not self._said_problem and (problem := self._engine.states.problem) is not None:
             self._said_problem = True
             self._send({"say": problem})
 
     @contextmanager
-    def _at_one_thing(self) -> Iterator[None]:
+    def _timed(self) -> Iterator[None]:
         self._began = time.monotonic()
         try:
             yield
@@ -116,8 +116,8 @@ class ServingLoop:
             self._began = None
 
     def _fail(self, error: Exception) -> None:
-        """All requests end with this error. Where the engine cannot be used any more it is raised: the process ends,
-        and the next is asked for them."""
+        """End all requests with this error. Raise it if the engine cannot be used any more: the process then ends, and
+        the next one gets the requests."""
         self._scheduler.close()
         if self._engine.failed is not None:
             raise error
@@ -130,11 +130,11 @@ class ServingLoop:
         return Scheduler(self._engine, keep=not self._reproducible, drafter=self._drafter, admitted=self._admitted)
 
     def _admitted(self, number: int) -> None:
-        """Should this process end now, this request may be why."""
+        """Report that a request is computed: if this process ends now, the request may be the cause."""
         self._send({"id": self._numbers[number], "begun": True})
 
     def _message(self, event: Event) -> dict[str, Any]:
-        """What an event is to the server."""
+        """Return an event as a message to the server."""
         number = self._numbers[event.request]
         if event.token_id is not None:
             self._counters["generated_tokens"] += 1
@@ -154,7 +154,7 @@ class ServingLoop:
         }
         if event.logprobs is not None and event.token_id is not None:
             piece["logprob"] = self._logprob(event.token_id, event.logprobs.chosen)
-            piece["alternatives"] = [self._logprob(*one) for one in event.logprobs.alternatives]
+            piece["alternatives"] = [self._logprob(*token) for token in event.logprobs.alternatives]
         return {"id": number, "piece": piece, "cached_tokens": event.cached_tokens}
 
     def _logprob(self, token: int, logprob: float) -> list[Any]:
@@ -163,17 +163,17 @@ class ServingLoop:
     # --- all threads ---
 
     def beat(self) -> dict[str, Any]:
-        """For how long the engine thread has been at one step; None: it waits for requests."""
+        """Return for how long the engine thread has been at one step; None: it waits for requests."""
         began = self._began
         return {"busy_s": None if began is None else time.monotonic() - began}
 
     def end(self) -> None:
-        """Let `run` return, and what is computed now be dropped."""
+        """Let `run` return, and drop the current computation."""
         self._engine.stop()
         self._jobs.put(None)
 
     def expect(self, number: int) -> None:
-        """A request is about to be prepared: from now on it can be cancelled."""
+        """Register a request that will be prepared: from now on it can be cancelled."""
         self._preparing[number] = threading.Event()
 
     def cancel(self, number: int) -> None:
@@ -189,11 +189,11 @@ class ServingLoop:
         self._jobs.put(job)
 
     def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
-        """What the server asks for, by name, as values of JSON. The errors of what it is."""
+        """Answer a request of the server by name, as JSON values. Raises its errors."""
         return getattr(self, f"_ask_{what}")(**arguments)
 
     def status(self) -> dict[str, Any]:
-        """As ServedModel.status; for the engine thread."""
+        """Return the status, as ServedModel.status; for the engine thread."""
         now, counters = time.monotonic(), dict(self._counters)
         while self._times and self._times[0] < now - _RATE_S:
             self._times.popleft()
@@ -216,7 +216,7 @@ class ServingLoop:
         }
 
     def generate(self, number: int, **generation: Any) -> None:
-        """Prepare a request, and let it wait for its turn. All that can be wrong with it is raised."""
+        """Prepare a request and queue it. Raises all errors that a request can have."""
         try:
             given_up = self._preparing[number].is_set
             if given_up():
@@ -228,7 +228,7 @@ class ServingLoop:
         self._jobs.put(lambda: self._begin(number, running))
 
     def _request(self, generation: Mapping[str, Any]) -> Request:
-        """What is asked for, as the scheduler takes it."""
+        """Return the scheduler's request."""
         if not generates(self._engine.file):
             raise SamplingError(f"{self._engine.path.name} does not go on with texts; ask it for embeddings")
         prompt = self._prompt(generation)
@@ -238,15 +238,15 @@ class ServingLoop:
                 f"the prompt has {len(prompt)} tokens, and {self._longest} is all that it and its answer may have;"
                 " use a shorter prompt, or serve with a larger --context where the model was trained for more"
             )
-        asked = generation["max_tokens"]
-        if asked is not None and asked < 1:
-            raise SamplingError(f"max_tokens is {asked}: an answer has 1 token or more")
+        max_tokens = generation["max_tokens"]
+        if max_tokens is not None and max_tokens < 1:
+            raise SamplingError(f"max_tokens is {max_tokens}: an answer has 1 token or more")
         biases = {int(token): bias for token, bias in generation["sampling"].get("logit_bias", {}).items()}
         stops = () if generation["messages"] is None else self._template.stops
         seed = {"seed": generation["place"]} if self._reproducible else {}
         return Request(
             prompt,
-            min(room, asked or room),
+            min(room, max_tokens or room),
             SamplingParams(**{**seed, **generation["sampling"], "logit_bias": biases}),
             (*generation["stop"], *stops),
             logprobs=generation["logprobs"],
@@ -266,7 +266,7 @@ class ServingLoop:
         self._scheduler.enqueue(running)
 
     def _prompt(self, generation: Mapping[str, Any]) -> list[int]:
-        """The token ids of what is to be continued."""
+        """Return the token ids of the prompt."""
         prompt, messages = generation["prompt"], generation["messages"]
         if messages is not None:
             self._tokenizer.check_messages(messages, self._longest)
@@ -279,8 +279,8 @@ class ServingLoop:
         return tokens
 
     def _tokens(self, text: str | Sequence[int], most: int) -> list[int]:
-        """Token ids of a text that may have so many, or checked ones. SamplingError for an id that is none, ContextFull
-        for a text that is far too long."""
+        """Return the token ids of a text, or given ids after a check. SamplingError for an invalid id, ContextFull for
+        a text that is far too long."""
         if isinstance(text, str):
             return self._tokenizer.tokenize(text, most)
         return self._checked(text)
@@ -312,8 +312,8 @@ class ServingLoop:
         return self._rendered(messages, tools, variables)
 
     def _ask_status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._in_turn(self.status)
-        return found
+        status: dict[str, Any] = self._on_engine_thread(self.status)
+        return status
 
     def _ask_embed(self, texts: list[str | list[int]]) -> dict[str, Any]:
         if self._deployed is not None:
@@ -321,7 +321,7 @@ class ServingLoop:
         if self._engine.paging is not None:
             raise EngineError("this model runs within a memory budget, and embeddings need a context of their own")
         tokenized = [self._tokens(text, MOST_TOKENS) for text in texts]
-        vectors = self._in_turn(lambda: [self._embed(tokens) for tokens in tokenized])
+        vectors = self._on_engine_thread(lambda: [self._embed(tokens) for tokens in tokenized])
         return {"embeddings": vectors, "tokens": sum(map(len, tokenized))}
 
     def _embed(self, tokens: list[int]) -> list[float]:
@@ -330,8 +330,8 @@ class ServingLoop:
             self._embedder = Embedder(self._engine.model, trained, self._engine.threads)
         return [float(value) for value in self._embedder.embed(tokens)]
 
-    def _in_turn(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives, done by the engine thread between two steps."""
+    def _on_engine_thread(self, work: Callable[[], Any]) -> Any:
+        """Return the result of `work`, done by the engine thread between two steps."""
         done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
         def job() -> None:

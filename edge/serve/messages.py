@@ -1,10 +1,10 @@
-"""What crosses between the server and an engine process: JSON values of requests, pieces and errors.
+"""Messages between the server and an engine process: JSON of requests, pieces and errors.
 
-A line is a message of the server, or a list of messages of the process: all that one step brought.
+A line is a message of the server, or a list of messages of the process: all those of one step.
 
 From the server: {"config"}, then {"id", "do": what, "with": arguments}, such as "beat", or {"id", "do": "cancel"}.
-From the process: {"say": a line for people}, {"ready": status}, {"fatal": error}; of what was asked {"id", "result"} or
-{"id", "error"}, and of a generation then {"id", "begun"} once it is computed, {"id", "piece"} until one has a finish
+From the process: {"say": a line for people}, {"ready": status}, {"fatal": error}; as an answer {"id", "result"} or
+{"id", "error"}; for a generation then {"id", "begun"} once it is computed, and {"id", "piece"} until one has a finish
 reason, or {"id", "error"}.
 """
 
@@ -28,12 +28,12 @@ _TREES = (edge.errors, partition.errors, quant.errors, devices.errors, transport
 
 
 def error_json(error: Exception) -> dict[str, str]:
-    """An error as it crosses: the class and the message."""
+    """Return an error as JSON: the class and the message."""
     return {"kind": type(error).__name__, "message": str(error)}
 
 
 def error_of(values: Mapping[str, str]) -> Exception:
-    """The error that crossed; EngineError where its class is none that people can act on."""
+    """Return the error in a message; EngineError if its class is none that people can act on."""
     for tree in _TREES:
         kind = getattr(tree, values["kind"], None)
         if isinstance(kind, type) and issubclass(kind, Exception):
@@ -43,12 +43,12 @@ def error_of(values: Mapping[str, str]) -> Exception:
 
 
 def generation_json(generation: Generation, generated: list[int]) -> dict[str, Any]:
-    """A generation as it crosses, with the tokens of it that were told already."""
+    """Return a generation as JSON, with its tokens that were sent to the client already."""
     return {**asdict(generation), "generated": generated}
 
 
 def piece_of(values: Mapping[str, Any]) -> Piece:
-    """The piece that crossed."""
+    """Return the piece in a message."""
     chosen = values.get("logprob")
     return Piece(
         values["text"],
@@ -66,12 +66,12 @@ def _logprob(values: list[Any]) -> TokenLogprob:
 
 
 def logprob_json(token: int, piece: bytes, logprob: float) -> list[Any]:
-    """A token with its probability, as it crosses."""
+    """Return a token with its probability as JSON."""
     return [token, piece.decode("latin-1"), logprob]
 
 
 def settle(future: asyncio.Future[Any], message: Mapping[str, Any]) -> None:
-    """Give a future the result in an answer, or its error."""
+    """Set the result in an answer, or its error, on a future."""
     if "error" in message:
         future.set_exception(error_of(message["error"]))
     else:

@@ -1,4 +1,4 @@
-"""Facts about model files, read once while a file stays as it is."""
+"""Facts about model files, read once as long as a file does not change."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from quant.gguf.file import GgufFile
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A file, and its model where it has one that can be read."""
+    """Facts about a file, and about its model if that can be read."""
 
-    created: int  # when it was last written, in seconds since 1970; 0: it is not there
+    created: int  # when it was last written, in seconds since 1970; 0: there is no file
     size_bytes: int = 0
     trained_context: int | None = None  # tokens
     vocabulary: int | None = None
@@ -44,7 +44,7 @@ class ModelFiles:
 
 
 def _read(path: str, created: int, size_bytes: int) -> ModelFile:
-    with suppress(EdgeError, OSError):  # who asks for this model hears why
+    with suppress(EdgeError, OSError):  # a request for this model gets the error
         shape = ModelShape.from_gguf(GgufFile.open(Path(path)))
         return ModelFile(created, size_bytes, shape.context_length or None, shape.n_vocab, shape.n_embd, shape.n_params)
     return ModelFile(created, size_bytes)

@@ -1,4 +1,4 @@
-"""How a server listens, and whom it answers."""
+"""Options of a server."""
 
 from __future__ import annotations
 
@@ -9,32 +9,35 @@ from pathlib import Path
 from devices.errors import TrustError
 from edge.net.channel import is_loopback
 
-MAX_BODY_BYTES = 32 << 20  # a prompt of a million tokens has four
-MAX_BODIES_BYTES = 64 << 20  # of all requests together; each is several times as large while it is read
-PING_S = 10.0  # proxies end what is silent for half a minute
+MAX_BODY_BYTES = 32 << 20  # a prompt of a million tokens has 4 MB
+MAX_BODIES_BYTES = 64 << 20  # of all requests together; each takes several times as much while it is parsed
+PING_S = 10.0  # proxies close connections that are silent for half a minute
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How a server listens, and whom it answers."""
+    """Options of a server: its address, and the clients that it answers."""
 
     host: str = "127.0.0.1"
     port: int = 8080
-    api_keys: tuple[str, ...] = ()  # a request needs one of them; none: no request needs any
-    insecure: bool = False  # other machines are answered without a key
-    allow_origins: tuple[str, ...] = ()  # of other pages whose scripts may ask, "https://example.org"; "*": all
+    api_keys: tuple[str, ...] = ()  # a request needs one of them; empty: it needs none
+    insecure: bool = False  # whether other machines are answered without a key
+    allow_origins: tuple[
+        str, ...
+    ] = ()  # origins of other pages that may send requests, "https://example.org"; "*": all
     allow_hosts: tuple[str, ...] = ()  # names of this server beside its own
     max_body_bytes: int = MAX_BODY_BYTES
     max_bodies_bytes: int = MAX_BODIES_BYTES
-    ping_s: float = PING_S  # between two signs of life in a stream that has nothing to say
-    tls_cert: Path | None = None  # PEM of the server's certificate, and those that vouch for it
+    ping_s: float = PING_S  # between two pings in a silent stream
+    tls_cert: Path | None = None  # PEM of the server's certificate chain
     tls_key: Path | None = None  # PEM of its key, not encrypted; both or none
-    front: Path | None = None  # JSON that `edge pareto --json` wrote
-    shared_prefixes: bool = False  # who has one key may notice what was asked with another
+    front: Path | None = None  # JSON of `edge pareto --json`
+    shared_prefixes: bool = False  # share the prefix cache between keys: timing may show one the prompts of another
 
 
 def check(options: ServeOptions) -> None:
-    """TrustError where other machines would be answered without a key, or a key is none; as `tls_context`."""
+    """Raise TrustError if other machines would be answered without a key, or a key is invalid; also as
+    `tls_context`."""
     tls_context(options)
     if any(not key.strip() or not key.isascii() or not key.isprintable() for key in options.api_keys):
         raise TrustError(
@@ -48,7 +51,8 @@ def check(options: ServeOptions) -> None:
 
 
 def tls_context(options: ServeOptions) -> ssl.SSLContext | None:
-    """With the certificate and its key; None without any. TrustError where they cannot be used together."""
+    """Return a TLS context with the certificate and its key; None without any. TrustError if they cannot be used
+    together."""
     cert, key = options.tls_cert, options.tls_key
     if cert is None and key is None:
         return None

@@ -1,11 +1,11 @@
-"""A served model: its engine process, started, spoken to, and started again where it ended.
+"""Served model: its engine process, started, given requests, and started again when it ends.
 
-Requests that were under way when a process ended are asked again of the next one, each with the tokens it had: whoever
-waits sees a pause. A request that two in a row ended at may be why, and fails. Moving the model to other devices is the
-same on purpose, and nobody's fault.
+Requests that were running when a process ended are sent to the next one, each with the tokens it had: the client sees a
+pause. A request during which two processes in a row ended may be the cause, and fails. Moving the model to other
+devices works in the same way, and counts as no end.
 
-One process is started at a time, under a lock. What it says counts only while it is the one in use, so the next one may
-be asked under the same numbers.
+One process is started at a time, under a lock. Its messages count only while it is the one in use, so the next one may
+get requests under the same numbers.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from edge.serve.spawn import exit_code, how_ended, spawn
 from edge.serve.watch import DEADLINES, RESTARTING, Deadlines, Watch
 
 LOAD_S = 3600.0  # for a model to be loaded: on several devices parts of it may have to be sent
-ANSWER_S = 660.0  # for what is no generation
-ENDS_IN_A_ROW = 2  # of processes that computed a request: then it fails
-RESTARTS_IN_A_ROW = 3  # without a token in between: then the model cannot be run
+ANSWER_S = 660.0  # for the answer to a request other than a generation
+ENDS_IN_A_ROW = 2  # ends of processes that computed a request, after which it fails
+RESTARTS_IN_A_ROW = 3  # without a token in between, after which the model counts as broken
 
 
 class _Moved(Exception):
-    """The process was ended to run the model elsewhere: what was asked of it is asked of the next one."""
+    """The process was ended to run the model elsewhere: its requests go to the next one."""
 
 
 class _NoAnswer(EngineGone):
-    """The process is there, and says nothing."""
+    """The process runs, and does not answer."""
 
 
 class EngineProcess:
-    """As `edge.serve.served.ServedModel`; for one event loop."""
+    """A served model in an engine process. Implements `edge.serve.served.ServedModel`; for one event loop."""
 
     def __init__(
         self,
@@ -53,69 +53,69 @@ class EngineProcess:
         say: Callable[[str], None],
         deadlines: Deadlines = DEADLINES,
     ) -> None:
-        """queue: requests that may wait beside those that are answered. say: told lines for people."""
+        """queue: requests that may wait beside the running ones. say: gets lines for people."""
         self.name, self.config, self.restarts = name, config, 0
         self._queue, self._say = queue, say
         self._numbers = itertools.count(1)
-        self._starting = asyncio.Lock()  # held while the process is changed for another
+        self._starting = asyncio.Lock()  # held while the process is replaced
         self._process: asyncio.subprocess.Process | None = None  # the one in use
         self._writer: asyncio.StreamWriter | None = None
         self._loaded: asyncio.Future[None] | None = None  # whether the process has loaded the model
         self._reader: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()  # held, or they might be collected
+        self._tasks: set[asyncio.Task[None]] = set()  # references, so that they are not collected
         self._watch = Watch(deadlines)
-        self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._answers: dict[int, ProcessAnswer] = {}  # that have not ended, whichever process makes them
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._answers: dict[int, ProcessAnswer] = {}  # answers that have not ended, whichever process computes them
         self._ready = asyncio.Event()
         self._failed: Exception | None = None  # why it cannot be loaded
-        self._fatal: Exception | None = None  # the process's last words
+        self._fatal: Exception | None = None  # the error that the process reported before its end
         self._ended_in_a_row = 0
         self._about: dict[str, Any] = {}  # the key `model` of its status
         self._closing = False
 
     @property
     def failed(self) -> Exception | None:
-        """Why nothing can be asked of it any more; None while it can."""
+        """Reason why it takes no more requests; None while it does."""
         return self._failed
 
     @property
     def known(self) -> Mapping[str, Any]:
-        """As `about`, as it was when the model was last loaded, without waiting for it."""
+        """`about`, as of the last time the model was loaded, without waiting for it."""
         return self._about
 
     @property
     def health(self) -> dict[str, Any]:
-        """As an item of `ServedModels.health`."""
+        """Health, as an item of `ServedModels.health`."""
         return self._watch.to_json(self._failed)
 
     @property
     def busy(self) -> bool:
-        """Whether answers are under way, or the model is being moved."""
+        """True if answers are running, or the model is being moved."""
         return bool(self._answers) or self._starting.locked()
 
     async def start(self) -> None:
-        """Load the model. The errors of loading it, EngineGone where the process ended."""
+        """Load the model. The errors of loading it; EngineGone if the process ended."""
         async with self._starting:
             await self._load(self.config)
 
     async def close(self) -> None:
-        """End the process; what is under way ends with EngineGone."""
+        """End the process; running answers end with EngineGone."""
         self._closing = True
         await self._end_process()
         self._give_up(EngineGone("the server ends"))
-        await asyncio.gather(*self._tasks)  # nothing that they wait for is there any more
+        await asyncio.gather(*self._tasks)  # everything they wait for has failed
 
     async def use(self, config: EngineConfig) -> None:
-        """Run the model as another configuration says; answers go on there, and what is asked meanwhile waits. The
-        errors of loading it: it then runs as before. EngineGone where it cannot do that, either."""
-        under_way: list[ProcessAnswer] = []
+        """Run the model with another configuration. Running answers go on there, and new requests wait. The errors of
+        loading it: it then runs as before. EngineGone if it cannot do that, either."""
+        running: list[ProcessAnswer] = []
         try:
             async with self._starting:
                 if config == self.config and self._process is not None:
                     return
                 await self._end_process()
-                under_way = self._take_accepted()
-                self._fail_asked(_Moved())
+                running = self._take_accepted()
+                self._fail_pending(_Moved())
                 try:
                     await self._load(config)
                 except (EdgeError, OSError) as error:
@@ -123,12 +123,12 @@ class EngineProcess:
                     raise
                 self.config, self._ended_in_a_row = config, 0
         finally:
-            await self._go_on(under_way)
+            await self._go_on(running)
 
-    # --- what is asked of it ---
+    # --- requests ---
 
     async def generate(self, generation: Generation) -> ProcessAnswer:
-        """As ServedModel."""
+        """As ServedModel.generate."""
         sequences = self._about.get("sequences", 1)
         if len(self._answers) >= sequences + self._queue:
             raise Overloaded(f"{sequences} requests are answered and {self._queue} wait: no more may; ask again later")
@@ -138,12 +138,12 @@ class EngineProcess:
         return answer
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """As ServedModel."""
+        """As ServedModel.tokenize."""
         options = {"add_special": add_special, "parse_special": parse_special}
         return list(await self._ask("tokenize", {"text": text, **options}))
 
     async def pieces(self, tokens: Sequence[int]) -> list[bytes]:
-        """As ServedModel."""
+        """As ServedModel.pieces."""
         return [piece.encode("latin-1") for piece in await self._ask("pieces", {"tokens": list(tokens)})]
 
     async def render(
@@ -152,31 +152,31 @@ class EngineProcess:
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """As ServedModel."""
+        """As ServedModel.render."""
         lists = {"messages": [dict(m) for m in messages], "tools": [dict(t) for t in tools]}
         return str(await self._ask("render", {**lists, "variables": dict(variables)}))
 
     async def embed(self, texts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
-        """As ServedModel."""
+        """As ServedModel.embed."""
         embedded = await self._ask("embed", {"texts": [t if isinstance(t, str) else list(t) for t in texts]})
         return embedded["embeddings"], embedded["tokens"]
 
     async def status(self) -> dict[str, Any]:
-        """As ServedModel."""
-        if not self._ready.is_set():  # nobody who looks at all models waits for one
+        """As ServedModel.status."""
+        if not self._ready.is_set():  # a list of all models does not wait for one
             raise EngineGone(f"{self.name} is being loaded")
         return {**await self._ask("status", {}), "restarts": self.restarts}
 
     async def about(self) -> dict[str, Any]:
-        """As ServedModel."""
+        """As ServedModel.about."""
         await self._until_ready()
         return self._about
 
     # --- messages ---
 
     async def _begin(self, answer: ProcessAnswer) -> None:
-        """Ask for an answer, from where it is; what is wrong with it is raised. A process that ends meanwhile may have
-        ended for another one, so the next is asked, too."""
+        """Send a request for an answer, from where it is; raise its errors. A process that ends meanwhile may have
+        ended because of another answer, so the next one gets the request, too."""
         try:
             while True:
                 try:
@@ -196,31 +196,31 @@ class EngineProcess:
             self._cancel(answer.number)
 
     async def _ask(self, what: str, arguments: Mapping[str, Any], number: int | None = None) -> Any:
-        """What the process says to this; the next one where the model is moved meanwhile."""
+        """Return the process's answer to a request; if the model is moved meanwhile, the next process's."""
         number = next(self._numbers) if number is None else number
         while True:
             await self._until_ready()
-            future = self._asked[number] = asyncio.get_running_loop().create_future()
+            future = self._pending[number] = asyncio.get_running_loop().create_future()
             try:
-                self._tell({"id": number, "do": what, "with": arguments})
+                self._send({"id": number, "do": what, "with": arguments})
                 return await asyncio.wait_for(future, ANSWER_S)
             except _Moved:
                 continue
             except asyncio.TimeoutError:
                 raise _NoAnswer(f"the engine process gave no answer in {ANSWER_S:g} s") from None
             finally:
-                if self._asked.get(number) is future:
-                    del self._asked[number]
+                if self._pending.get(number) is future:
+                    del self._pending[number]
 
     def _cancel(self, number: int) -> None:
-        self._tell({"id": number, "do": "cancel"})
+        self._send({"id": number, "do": "cancel"})
 
-    def _tell(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, Any]) -> None:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")
 
-    def _heard(self, message: Mapping[str, Any]) -> None:
-        """Something the process says."""
+    def _receive(self, message: Mapping[str, Any]) -> None:
+        """Handle a message of the process."""
         if "say" in message:
             self._say(f"{self.name}: {message['say']}")
         elif "ready" in message:
@@ -231,15 +231,17 @@ class EngineProcess:
                 self._loaded.set_result(None)
         elif "fatal" in message:
             self._fatal = error_of(message["fatal"])
-        elif (future := self._asked.get(message["id"])) is not None and not future.done():
+        elif (future := self._pending.get(message["id"])) is not None and not future.done():
             answer = self._answers.get(message["id"])
-            if answer is not None and "result" in message:  # now: its pieces may come before who asked goes on
+            if (
+                answer is not None and "result" in message
+            ):  # at once: its pieces may come before the waiting task goes on
                 answer.accepted, answer.prompt_tokens = True, message["result"]["prompt_tokens"]
             settle(future, message)
         elif (answer := self._answers.get(message["id"])) is not None:
-            self._told(answer, message)
+            self._progress(answer, message)
 
-    def _told(self, answer: ProcessAnswer, message: Mapping[str, Any]) -> None:
+    def _progress(self, answer: ProcessAnswer, message: Mapping[str, Any]) -> None:
         if "begun" in message:
             answer.begun = True
             return
@@ -257,22 +259,22 @@ class EngineProcess:
         answer.pieces.put_nowait(piece)
 
     def _end(self, answer: ProcessAnswer, reason: Exception) -> None:
-        """It fails, unless it has ended."""
+        """End an answer with an error, unless it has ended."""
         if self._answers.pop(answer.number, None):
             answer.pieces.put_nowait(reason)
 
     # --- the process ---
 
     async def _load(self, config: EngineConfig) -> None:
-        """Start a process, and wait until it has loaded the model. Why it has not; no process is left then."""
+        """Start a process, and wait until it has loaded the model. Raises why it has not; no process is left then."""
         if self._is_closing():
             raise EngineGone("the server ends")
         process, reader, writer = await spawn("edge.serve.child")
         loaded = asyncio.get_running_loop().create_future()
         self._process, self._writer, self._loaded, self._fatal = process, writer, loaded, None
-        self._tell({"config": config.to_json()})
+        self._send({"config": config.to_json()})
         self._reader = asyncio.create_task(self._listen(reader, process, loaded))
-        if self._is_closing():  # since it was asked to, and found no process then
+        if self._is_closing():  # closed meanwhile, when there was no process to end
             await self._end_process()
         try:
             await asyncio.wait_for(loaded, LOAD_S)
@@ -286,7 +288,7 @@ class EngineProcess:
         process.kill()
 
     async def _load_as_before(self, error: Exception) -> None:
-        """Run again as before a move that failed. EngineGone where that fails, too."""
+        """Load the model as before a move that failed. EngineGone if that fails, too."""
         try:
             await self._load(self.config)
         except (EdgeError, OSError) as again:
@@ -295,7 +297,7 @@ class EngineProcess:
             raise gone from again
 
     async def _until_ready(self) -> None:
-        """Wait until the model is loaded. Why it cannot be."""
+        """Wait until the model is loaded. Raises why it cannot be."""
         if self._failed is not None:
             raise self._failed
         try:
@@ -308,12 +310,12 @@ class EngineProcess:
     async def _listen(
         self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process, loaded: asyncio.Future[None]
     ) -> None:
-        """Hear what a process says; at its end, see to what is next."""
+        """Receive a process's messages; at its end, start what comes next."""
         with suppress(ConnectionError):
             async for line in reader:
-                if line.endswith(b"\n") and process is self._process:  # else it ended in the middle of what it said
+                if line.endswith(b"\n") and process is self._process:  # else it ended in the middle of a message
                     for message in json.loads(line):
-                        self._heard(message)
+                        self._receive(message)
         code, by_itself = await exit_code(process), process is self._process
         reason: Exception = EngineGone(f"{self.name} was told to end")
         if by_itself:
@@ -323,26 +325,29 @@ class EngineProcess:
             if self._writer is not None:
                 self._writer.close()
         if not loaded.done():
-            loaded.set_exception(reason)  # who loads it sees to what is next
+            loaded.set_exception(reason)  # `_load` raises it
         elif by_itself:
             self._ended(reason)
 
     def _ended(self, reason: Exception) -> None:
-        """The process ended by itself. Another is started, and asked for what this one did not complete."""
+        """Handle a process that ended by itself: start another, and send it the requests that this one did not
+        complete."""
         self._ready.clear()
-        under_way = self._take_accepted()
-        for answer in under_way:
+        running = self._take_accepted()
+        for answer in running:
             answer.ends += answer.begun
             if answer.ends >= ENDS_IN_A_ROW:
                 self._end(answer, reason)
-        self._fail_asked(reason)
+        self._fail_pending(reason)
         self._ended_in_a_row += 1
         self.restarts += 1
-        task = asyncio.create_task(self._restart(reason, [one for one in under_way if one.number in self._answers]))
+        task = asyncio.create_task(
+            self._restart(reason, [answer for answer in running if answer.number in self._answers])
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _restart(self, reason: Exception, under_way: Sequence[ProcessAnswer]) -> None:
+    async def _restart(self, reason: Exception, running: Sequence[ProcessAnswer]) -> None:
         async with self._starting:
             if self._process is None and not self._closing:  # else it was moved meanwhile
                 if self._ended_in_a_row > RESTARTS_IN_A_ROW:
@@ -354,10 +359,10 @@ class EngineProcess:
                     except (EdgeError, OSError) as error:
                         self._say(f"{error}; it is not started again")
                         self._give_up(error)
-        await self._go_on(under_way)
+        await self._go_on(running)
 
     async def _go_on(self, answers: Sequence[ProcessAnswer]) -> None:
-        """Ask for these again; where that fails, they do."""
+        """Send these requests again; if that fails, their answers do."""
         for answer in answers:
             try:
                 await self._begin(answer)
@@ -365,7 +370,8 @@ class EngineProcess:
                 answer.pieces.put_nowait(error)
 
     def _take_accepted(self) -> list[ProcessAnswer]:
-        """Those that the process had accepted: to be asked for again. Who asks for the others sees to what is next."""
+        """Return the answers that the process had accepted, to be requested again. Tasks that wait for others see to
+        them."""
         accepted = [answer for answer in self._answers.values() if answer.accepted]
         for answer in accepted:
             answer.accepted = answer.begun = False
@@ -384,17 +390,17 @@ class EngineProcess:
             await self._reader
 
     def _is_closing(self) -> bool:
-        """Asked between waits, in which it may change."""
+        """Return whether it is closing: a method, because it may change during waits."""
         return self._closing
 
     def _give_up(self, reason: Exception) -> None:
-        """Nothing more comes of what was asked."""
+        """Fail all requests, now and later."""
         self._failed = reason
-        self._ready.set()  # whoever waits for it hears why
-        self._fail_asked(reason)
+        self._ready.set()  # tasks that wait for it get the reason
+        self._fail_pending(reason)
         for answer in self._take_accepted():
             self._end(answer, reason)
 
-    def _fail_asked(self, reason: Exception) -> None:
-        for future in (one for one in self._asked.values() if not one.done()):
+    def _fail_pending(self, reason: Exception) -> None:
+        for future in (pending for pending in self._pending.values() if not pending.done()):
             future.set_exception(reason)

@@ -1,4 +1,4 @@
-"""The models of a server, by name: loaded when they are asked for, and let go where another needs the memory."""
+"""Router: the models of a server by name, loaded on request, and unloaded when another needs the memory."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from edge.serve.model_files import ModelFile, ModelFiles
 from edge.serve.process import EngineProcess
 from partition.plan.plan import Plan
 
-_BESIDE_WEIGHTS = 1.2  # memory that a model takes, in sizes of its file
-_MOST_NAMED = 20  # models that an error message lists
+_BESIDE_WEIGHTS = 1.2  # memory of a model, in sizes of its file
+_MOST_NAMED = 20  # models listed in an error message
 
 
 class Router:
-    """As `edge.serve.served.ServedModels`; for one event loop."""
+    """Implements `edge.serve.served.ServedModels`; for one event loop."""
 
     def __init__(
         self, configs: Mapping[str, EngineConfig], *, queue: int = 256, say: Callable[[str], None] = lambda line: None
     ) -> None:
-        """configs: of each model, by name, the default one first. queue: requests that may wait for each. say: told
+        """configs: of each model, by name, the default one first. queue: requests that may wait for each. say: gets
         lines for people."""
         self._configs = dict(configs)
         self._queue, self._say = queue, say
         self._files = ModelFiles()
         self._processes: dict[str, EngineProcess] = {}
-        self._used: dict[str, int] = {}  # when a model was last asked for
+        self._used: dict[str, int] = {}  # when a model was last requested
         self._times = itertools.count()
-        self._loading = asyncio.Lock()  # one model at a time: each needs to know what memory there is
-        self._moves: set[asyncio.Task[None]] = set()  # to other plans; held, or they might be collected
+        self._loading = asyncio.Lock()  # one model at a time: each must know how much memory is free
+        self._moves: set[asyncio.Task[None]] = set()  # to other plans; references, so that they are not collected
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the models, the default one first."""
+        """Names of the models, the default one first."""
         return list(self._configs)
 
     async def model(self, name: str | None) -> EngineProcess:
-        """As ServedModels."""
+        """As ServedModels.model."""
         name = self._known(name)
         process = self._running(name)
-        if process is not None:  # whatever else is being loaded
+        if process is not None:  # without waiting for models that are being loaded
             return process
         async with self._loading:
             process = self._running(name)
             if process is None:
                 if name in self._processes:
-                    await self._let_go(name)
+                    await self._unload(name)
                 await self._make_room(name)
                 process = EngineProcess(name, self._configs[name], queue=self._queue, say=self._say)
                 try:
@@ -66,24 +66,24 @@ class Router:
             return process
 
     async def loaded(self) -> Sequence[EngineProcess]:
-        """As ServedModels."""
+        """As ServedModels.loaded."""
         return [process for process in self._processes.values() if process.failed is None]
 
     def file(self, name: str) -> ModelFile:
-        """As ServedModels."""
+        """As ServedModels.file."""
         return self._files.about(self._configs[name].path)
 
     async def running(self, name: str) -> Mapping[str, Any]:
-        """As ServedModels."""
+        """As ServedModels.running."""
         process = self._processes.get(name)
         return process.known if process is not None and process.failed is None else {}
 
     def health(self) -> Sequence[Mapping[str, Any]]:
-        """As ServedModels."""
+        """As ServedModels.health."""
         return [process.health for process in self._processes.values()]
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
-        """As ServedModels. What has begun goes on where whoever asked for it has gone."""
+        """As ServedModels.use_plan. A move that has begun goes on if its client has gone."""
         name = self._known(name)
         Plan.from_json(dict(plan))  # PlanError
         config = replace(self._configs[name], plan=dict(plan), workers=())
@@ -93,12 +93,12 @@ class Router:
         await asyncio.shield(move)
 
     async def _use(self, name: str, config: EngineConfig) -> None:
-        """Run a model by another configuration, whether it is loaded or not. Other models are not concerned."""
+        """Run a model with another configuration, whether it is loaded or not. Other models are not affected."""
         before = self._configs[name]
         self._configs[name] = config
         try:
             process = await self.model(name)
-            await process.use(config)  # where it was loaded before
+            await process.use(config)  # if it was loaded before
         except BaseException:
             loaded = self._processes.get(name)
             self._configs[name] = before if loaded is None else loaded.config
@@ -107,11 +107,11 @@ class Router:
     async def close(self) -> None:
         """End all engine processes."""
         for name in list(self._processes):
-            await self._let_go(name)
+            await self._unload(name)
         await asyncio.gather(*self._moves, return_exceptions=True)
 
     def _running(self, name: str) -> EngineProcess | None:
-        """The process of a model that is loaded, which is used now."""
+        """Return the process of a loaded model, and mark it as used."""
         process = self._processes.get(name)
         if process is None or process.failed is not None:
             return None
@@ -127,7 +127,7 @@ class Router:
         return name
 
     async def _make_room(self, name: str) -> None:
-        """Let models go that nobody uses just now, the longest unused first, while this one needs their memory."""
+        """Unload models that are not in use, the longest unused first, while this one needs their memory."""
         config = self._configs[name]
         need = Path(config.path).stat().st_size * _BESIDE_WEIGHTS
         idle = sorted((n for n, process in self._processes.items() if not process.busy), key=lambda n: self._used[n])
@@ -135,7 +135,7 @@ class Router:
             if not config.options.get("memory") and need <= psutil.virtual_memory().available:
                 return
             self._say(f"{other}: let go, {name} needs the memory")
-            await self._let_go(other)
+            await self._unload(other)
 
-    async def _let_go(self, name: str) -> None:
+    async def _unload(self, name: str) -> None:
         await self._processes.pop(name).close()

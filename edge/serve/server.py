@@ -1,4 +1,4 @@
-"""Serving, from the first load to the last stream."""
+"""The HTTP server, from loading the first model to ending the last stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge.serve.http.connections import bounded_connections
 from edge.serve.options import ServeOptions, check, tls_context
 from edge.serve.router import Router
 
-_STREAMS_END_S = 5  # for streams to tell their clients that the server ends
+_STREAMS_END_S = 5  # for streams to report the server's end to their clients
 _BACKLOG = 512  # connections that wait to be accepted
 
 
@@ -29,10 +29,10 @@ def serve(
     say: Callable[[str], None],
     listening: Callable[[str], None],
 ) -> None:
-    """Serve models until SIGINT or SIGTERM. configs: by name; the first is loaded at once, and served by default.
-    queue: requests that may wait for each. say: told lines for people. listening: told the URL, once it answers.
+    """Serve models until SIGINT or SIGTERM. configs: by name; the first is loaded at once, and is the default. queue:
+    requests that may wait for each. say: gets lines for people. listening: gets the URL once the server answers.
 
-    TrustError as `check`, OSError where the address cannot be had, the errors of loading the first model.
+    TrustError as `check`, OSError if the address is not available, the errors of loading the first model.
     """
     check_own(options.host)
     check(options)
@@ -67,7 +67,7 @@ async def _serve(
 
 
 def uvicorn_config(app: Starlette, options: ServeOptions) -> uvicorn.Config:
-    """How HTTP is spoken. TrustError as `tls_context`."""
+    """Return the configuration of HTTP. TrustError as `tls_context`."""
     tls = tls_context(options)
     return uvicorn.Config(
         app,
@@ -83,13 +83,14 @@ def uvicorn_config(app: Starlette, options: ServeOptions) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Ends the engines first: their answers end then, and so do the streams that shutting down waits for."""
+    """Server that ends the engines first: their answers end then, and so do the streams that shutting down waits
+    for."""
 
     def __init__(self, config: uvicorn.Config, router: Router) -> None:
         super().__init__(config)
         self._router = router
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's."""
+        """Close the engines, then shut down."""
         await self._router.close()
         await super().shutdown(sockets)

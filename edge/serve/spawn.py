@@ -1,4 +1,4 @@
-"""Processes of Python that speak with this one over a socket: started, and seen to their ends."""
+"""Python processes that exchange messages with this one over a socket: start and end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ EXIT_S = 10.0  # for a process to end by itself
 
 
 async def spawn(module: str) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
-    """A process that runs a module, which gets `--control` with its end of a socket; and the other end. OSError."""
+    """Start a process that runs a module with `--control` and its end of a socket; return it and the other end.
+    OSError."""
     ours, theirs = socket.socketpair()
     try:
         with theirs:
@@ -30,7 +31,7 @@ async def spawn(module: str) -> tuple[asyncio.subprocess.Process, asyncio.Stream
 
 
 async def exit_code(process: asyncio.subprocess.Process) -> int:
-    """Of a process that should end; it is killed where it does not within EXIT_S."""
+    """Wait for the end of a process and return its exit code; kill it if it does not end within EXIT_S."""
     try:
         return await asyncio.wait_for(process.wait(), EXIT_S)
     except asyncio.TimeoutError:
@@ -39,7 +40,7 @@ async def exit_code(process: asyncio.subprocess.Process) -> int:
 
 
 def how_ended(name: str, code: int) -> str:
-    """How the engine process of a model ended, for people."""
+    """Return for people how the engine process of a model ended."""
     if code >= 0:
         return f"the engine process of {name} ended with exit code {code}"
     hint = " (out of memory is the usual cause)" if -code == signal.SIGKILL else ""

@@ -1,4 +1,4 @@
-"""What a served model is, and where its parts are: plain values for clients and the page."""
+"""Status of a served model and its parts: plain values for clients and the page."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edge.planning.deployed import Deployed
 
 
 class EngineStatus:
-    """The keys `model`, `devices`, `plan` and `why` of ServedModel.status. What stays is made once: the page asks every
-    second, and the engine thread answers."""
+    """The keys `model`, `devices`, `plan` and `why` of ServedModel.status. Constant values are made once, because the
+    page asks every second and the engine thread answers."""
 
     def __init__(self, engine: TextEngine, deployed: Deployed | None, template: str) -> None:
-        """template: of chats, as Jinja."""
+        """template: the Jinja source of the chat template."""
         self._engine, self._deployed, self._process = engine, deployed, psutil.Process()
         shape = engine.shape
         self._model = {
@@ -37,7 +37,7 @@ class EngineStatus:
         self._plan_json = self._plan.to_json() if self._plan else None
 
     def to_json(self) -> dict[str, Any]:
-        """As it is now."""
+        """Return the current status."""
         deployed = self._deployed
         if deployed is None:
             devices, why = [self._own()], "one device"
@@ -54,18 +54,18 @@ class EngineStatus:
         return {**own, "memory_bytes": self._memory_bytes(), "link": None}
 
     def _devices(self, deployed: Deployed) -> list[dict[str, Any]]:
-        """Of each rank what it holds, and how it is reached."""
+        """Return the slice of each rank, and the link to it."""
         engine = self._engine.current if isinstance(self._engine, SurvivingEngine) else self._engine
         links = engine.links if isinstance(engine, DistributedEngine) else {}
         devices = []
         for rank, name in enumerate(deployed.names):
-            held = deployed.plan.slice(rank)
+            slice_ = deployed.plan.slice(rank)
             devices.append(
                 {
                     "name": name,
                     "rank": rank,
-                    "layers": [held.layers.start, held.layers.stop],
-                    "heads": [held.heads.start, held.heads.stop],
+                    "layers": [slice_.layers.start, slice_.layers.stop],
+                    "heads": [slice_.heads.start, slice_.heads.stop],
                     "memory_bytes": self._memory_bytes() if rank == 0 else None,
                     "link": links.get(rank),
                 }

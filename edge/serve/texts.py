@@ -1,4 +1,5 @@
-"""Texts as tokens. What cannot fit is refused by its length, before native code takes a second for each megabyte."""
+"""Tokenization with a limit: texts that cannot fit are refused by length, before native code takes a second a
+megabyte."""
 
 from __future__ import annotations
 
@@ -10,22 +11,22 @@ from edge.llama.llama import Model
 from quant.gguf.file import GgufFile
 from quant.gguf.header import GgufArray
 
-_USUAL_BYTES = 8  # of a token in prose; a longer text is begun with, and refused where that is too much already
-_CUT_TOKENS = 64  # more that the beginning of a text may have, because it was cut in the middle of a word
+_USUAL_BYTES = 8  # of a token in prose, at most: the beginning of a longer text is tokenized first, and may be too much
+_CUT_TOKENS = 64  # extra tokens that the beginning may have because it was cut in the middle of a word
 
 
 class Tokenizer:
-    """The tokens of texts that have to fit. For all threads."""
+    """Tokenizer for texts that must fit. Any thread may use it."""
 
     def __init__(self, model: Model, file: GgufFile) -> None:
-        """file: the model's."""
+        """file: of the model."""
         self._model = model
         tokens = file.metadata.get("tokenizer.ggml.tokens")
         vocabulary = map(str, tokens) if isinstance(tokens, GgufArray) else ()
         self._longest = max((len(token.encode(errors="replace")) for token in vocabulary), default=1)  # bytes, or more
 
     def tokenize(self, text: str, most: int, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """The tokens of a text that may have so many; it may come with more of them where it is hardly longer.
+        """Return the tokens of a text that may have `most`; slightly more are returned if it is hardly longer.
         ContextFull for a text that certainly has more."""
         self._check(len(text.encode(errors="replace")), most)
         beginning = text[: most * _USUAL_BYTES]
@@ -36,7 +37,7 @@ class Tokenizer:
         return self._model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def check_messages(self, messages: Iterable[Mapping[str, Any]], most: int) -> None:
-        """ContextFull for messages with more text than so many tokens can have."""
+        """Raise ContextFull for messages with more text than so many tokens can have."""
         contents = (message.get("content") for message in messages)
         self._check(sum(len(content) for content in contents if isinstance(content, str)), most)
 

@@ -18,7 +18,7 @@ from edge.llm.model import Model
 from edge.llm.options import EngineOptions, reproducible
 from edge.llm.sequence import GreedyDrafter
 from edge.models.paths import PathLike, model_path
-from edge.quantization.of_type import of_type
+from edge.quantization.model_in_type import model_in_type
 from edge.speculate.choice import MOST_ROWS, RowChoice
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.shared import FEW, SharedSpeculation
@@ -83,7 +83,7 @@ def drafts(
 
 def _fewer_bits(path: Path, steps: Steps) -> Path:
     """The file of the same model, smaller."""
-    smaller = of_type(path, _FEWER_BITS, steps)
+    smaller = model_in_type(path, _FEWER_BITS, steps)
     if smaller.stat().st_size > _SMALLER * GgufFile.open(path).size_bytes:
         raise EngineError(
             f"{path.name} cannot guess for itself: in {_FEWER_BITS} it would still have"

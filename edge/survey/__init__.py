@@ -1,1 +1,1 @@
-"""What devices and links can do, measured: for planning, remembered, and corrected by use."""
+"""Profiling of devices and links: measured for planning, remembered, and corrected by use."""

@@ -1,10 +1,10 @@
-"""What use says of measured speeds: where a rank's steps clearly take longer or less than predicted, the next plan goes
-by that.
+"""Corrections of measured speeds by use: when a rank's steps clearly take longer or less than predicted, the next plan
+uses the corrected speed.
 
     factor = exp(mean over answers of log(factor then x what steps took / what they were predicted to take))
 
-The first answer corrects the whole of its error, each further one counts as much as those before it. So a device that
-is measured wrong is right at once, and plans that contradict each other end between what they say.
+The first answer corrects the whole of its error, and each further one counts as much as those before it. So a device
+that was measured wrong is right at once, and plans that contradict each other lead to a mean.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from partition.predict.speeds import DeviceSpeed, Links
 from quant.text import number_text
 
 _LEAST_STEPS = 16
-_MOST = 1000.0  # times; more is no correction
+_MOST = 1000.0  # largest factor that counts as a correction
 
 
 class Corrections:
-    """Factors by a device's key. They hold for the measurement that they correct: a new one begins anew."""
+    """Correction factors by a device's key. They hold for one measurement: a new one starts without a correction."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._remembered = Remembered("corrections", folder)
 
     def applied(self, measured: DeviceSpeed) -> DeviceSpeed:
-        """What was measured, corrected."""
-        found = self._known(measured)
-        if found is None:
+        """Return the measured speed, corrected."""
+        known = self._known(measured)
+        if known is None:
             return measured
-        factor = math.exp(found[0] / found[1])
+        factor = math.exp(known[0] / known[1])
         return replace(measured.times(factor), corrected=factor, quiet_s=measured.quiet_s)
 
     def learn(self, speed: DeviceSpeed, ratio: float) -> bool:
-        """Remember that steps took `ratio` times what `speed` had predicted; False where that is not clear."""
+        """Remember that steps took `ratio` times as long as `speed` predicted. Return False if that is no clear
+        difference."""
         if (
             not clearly_off(ratio, 1.0, by=CORRECTION)
             or not 1 / _MOST < ratio * speed.corrected < _MOST
@@ -60,21 +61,23 @@ class Corrections:
         return True
 
     def _known(self, measured: DeviceSpeed) -> tuple[float, int] | None:
-        """(sum of logarithms, answers) of this measurement; None where there is nothing."""
-        found = self._remembered.get(measured.key)
+        """Return (sum of logarithms, answers) of this measurement; None if there are none."""
+        remembered = self._remembered.get(measured.key)
         try:
-            value = found[0] if found else {}
-            of, logs, answers = float(value["of"]), float(value["logs"]), int(value["answers"])
+            value = remembered[0] if remembered else {}
+            measured_s, logs, answers = float(value["of"]), float(value["logs"]), int(value["answers"])
         except (TypeError, KeyError, ValueError, OverflowError):
             return None
-        same = math.isclose(of, measured.seconds, rel_tol=1e-6)
+        same = math.isclose(measured_s, measured.seconds, rel_tol=1e-6)
         return (logs, answers) if same and answers > 0 and abs(logs / answers) < math.log(_MOST) else None
 
 
-def took_times(summary: Summary | None, predicted_s: float | None) -> float:
-    """How many times as long as predicted a rank's steps take; 1 where nobody can say.
+def measured_ratio(summary: Summary | None, predicted_s: float | None) -> float:
+    """Return how many times as long as predicted a rank's steps take; 1 if that is unknown.
 
-    Slower is what even the fast tenth of them is, so that a busy moment is none; faster is what half of them are.
+        A rank is slower if even the fastest tenth of its steps is, so that a busy moment does not count; it is faster
+        if half
+    of them are.
     """
     if summary is None or summary.steps < _LEAST_STEPS or not predicted_s:
         return 1.0
@@ -92,21 +95,21 @@ def correct(
     *,
     disturbed: bool = False,
 ) -> list[str]:
-    """Correct what the plan went by, for the next one. times: of each rank, as its steps of one row took. disturbed:
-    other programs had this device's cores meanwhile, so it is not taken to be slower. A sentence for each device that
-    was clearly off."""
+    """Correct the speeds that the plan was made from, for the next plan. times: of each rank, its steps of one row.
+    disturbed: other programs had this device's cores meanwhile, so it is not called slower. Return a sentence for each
+    device that was clearly off."""
     corrections = corrections or Corrections()
-    of = {speed.device: speed for speed in speeds}
-    said = []
-    predicted = compute_s(plan, work, of, links)
-    for device, predicted_s, took in zip(plan.devices, predicted, times, strict=True):
-        ratio = took_times(took.get("decode"), predicted_s)
+    by_device = {speed.device: speed for speed in speeds}
+    sentences = []
+    predicted = compute_s(plan, work, by_device, links)
+    for device, predicted_s, summaries in zip(plan.devices, predicted, times, strict=True):
+        ratio = measured_ratio(summaries.get("decode"), predicted_s)
         if disturbed and device == LOCAL and ratio > 1:
             continue
-        if plan.devices.count(device) == 1 and corrections.learn(of[device], ratio):
+        if plan.devices.count(device) == 1 and corrections.learn(by_device[device], ratio):
             more = f"{100 * (ratio - 1):.0f} % longer" if ratio > 1 else f"{100 * (1 - ratio):.0f} % less"
-            said.append(
-                f"{of[device].name} computed {more} than it was measured to take"
+            sentences.append(
+                f"{by_device[device].name} computed {more} than it was measured to take"
                 f" ({number_text(1e3 * (predicted_s or 0))} ms a token); the next plan goes by that"
             )
-    return said
+    return sentences

@@ -1,4 +1,4 @@
-"""Devices that join while a model runs on others: found, and measured in moments in which nobody is disturbed."""
+"""Devices that join while a model runs on others: found, and profiled when nobody is disturbed."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from partition.plan.plan import LOCAL
 from partition.predict.speeds import DeviceSpeed
 from quant.gguf.file import GgufFile
 
-TRIES = 3  # to measure a device that is there: more would only disturb the others
-_LOOK_S = 0.05  # between two looks whether what is under way may go on
+TRIES = 3  # to measure a device: more would only disturb the others
+_POLL_S = 0.05  # between two checks whether the measurement may go on
 
 T = TypeVar("T")
 
-Seek = Callable[[], Sequence[str]]  # gives the addresses of all workers that could take part by now
+FindWorkers = Callable[[], Sequence[str]]  # returns the addresses of all workers that could take part now
 
 
 @dataclass(frozen=True)
-class Joined:
-    """A device that was measured."""
+class JoinedDevice:
+    """A device that joined and was measured."""
 
-    address: str  # as `device` writes it
+    address: str  # in the form of `device`
     name: str  # for people
-    survey: Survey[DeviceSpeed]  # what was known before, and this device
+    survey: Survey[DeviceSpeed]  # the previous survey with this device
 
 
 class Newcomers:
-    """Looks for devices that nothing is known of."""
+    """Looks for devices that are not in the survey yet, and measures them."""
 
-    def __init__(self, seek: Seek, file: GgufFile, model_digest: str, transport: str, *, insecure: bool) -> None:
-        """file: the model that they are to be measured for. transport: of links."""
-        self._seek, self._file, self._digest = seek, file, model_digest
+    def __init__(self, find: FindWorkers, file: GgufFile, model_digest: str, transport: str, *, insecure: bool) -> None:
+        """file: the model to measure them for. transport: of links."""
+        self._find, self._file, self._digest = find, file, model_digest
         self._transport, self._insecure = transport, insecure
-        self._tries: Counter[str] = Counter()  # that failed, by address
+        self._tries: Counter[str] = Counter()  # failed tries by address
 
-    def measured(self, known: Survey[DeviceSpeed], check: Progress) -> Joined | None:
-        """Measure one device that is there and not known; None where there is none that can be.
+    def measured(self, known: Survey[DeviceSpeed], check: Progress) -> JoinedDevice | None:
+        """Measure one device that answers and is not known; return None if there is none that can be measured.
 
-        check: what it raises ends this within moments, and that is no failed try. A device that failed TRIES times is
-        left alone.
+        check: its error ends this within moments, and does not count as a failed try. A device that failed TRIES times
+        is not tried again.
         """
         before = [device(speed.device) for speed in known.speeds]
-        for address in dict.fromkeys(map(device, self._seek())):
+        for address in dict.fromkeys(map(device, self._find())):
             check(0, 0)
             if address in before or self._tries[address] >= TRIES or len(before) > MAX_WORKERS:
                 continue
@@ -67,8 +67,8 @@ class Newcomers:
             self._tries[address] += 1
         return None
 
-    def _measured(self, address: str, known: Survey[DeviceSpeed], check: Progress) -> Joined | None:
-        addresses = [one for speed in known.speeds if (one := device(speed.device)) != LOCAL]
+    def _measured(self, address: str, known: Survey[DeviceSpeed], check: Progress) -> JoinedDevice | None:
+        addresses = [other for speed in known.speeds if (other := device(speed.device)) != LOCAL]
         with reachable(Cluster.of_addresses([address]), insecure=self._insecure) as (alone, _):
             if alone is None:
                 return None
@@ -83,24 +83,25 @@ class Newcomers:
                 ),
                 check,
             )  # fmt: skip
-            return Joined(address, fleet.workers[address].label, survey)
+            return JoinedDevice(address, fleet.workers[address].label, survey)
 
 
 def _is_known(fleet: Fleet, address: str) -> bool:
-    """Whether a device takes part already, under another address: names of a cluster's members differ."""
+    """Return whether a device takes part already, under another address: names of a cluster's members differ."""
     new = fleet.workers[address]
     others = (worker for other, worker in fleet.workers.items() if other != address)
     return new.secure and any(new.name == worker.name for worker in others)
 
 
 def _while_allowed(work: Callable[[CancelScope], T], check: Progress) -> T:
-    """What `work` gives. What `check` raises meanwhile is raised at once, and the scope that the work has is closed."""
+    """Return the result of `work`. An error of `check` meanwhile is raised at once, and the scope of the work is
+    closed."""
     pool = ThreadPoolExecutor(1, "joining")
     try:
         with CancelScope() as scope:
             done: Future[T] = pool.submit(work, scope)
             while not done.done():
-                wait([done], timeout=_LOOK_S)
+                wait([done], timeout=_POLL_S)
                 check(0, 0)
         return done.result()
     finally:

@@ -1,13 +1,13 @@
-"""What a model's layers and its head take on a device: slices of weights that are zero, timed and compared.
+"""Times of a model's layers and head on a device: slices with zero weights, timed and compared.
 
-Timed are n layers, twice as many, n of half width, and one with the head:
+These slices are timed: n layers, twice as many, n of half width, and one with the head.
 
-    step    = 2 x (n layers) - (2n layers), of one row: what a step takes beside its layers
+    step    = 2 x (n layers) - (2n layers), of one row: the time of a step beside its layers
     layer   = (n layers - step) / n, by rows; half a layer likewise
     head    = (a layer and the head) - step - layer, by rows; of as few layers as a slice can have
 
-n layers are more than caches hold, as decoding is bound by what memory gives; fewer where a budget has no room for
-twice as many.
+n layers are larger than the processor's caches, because decoding is bound by memory bandwidth; fewer if a budget has no
+room for twice as many.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from partition.slices.recipe import Recipe
 from quant.gguf.file import GgufFile
 from transport import edge_pb2 as pb
 
-DECODE_ROWS = (1, 2, 4, 8)  # of the steps that are timed: kernels take some numbers of rows better than others
-FEW_ROWS = (1, 4)  # of those that take only a part of a step
+DECODE_ROWS = (1, 2, 4, 8)  # of the timed steps: kernels are better at some numbers of rows than at others
+FEW_ROWS = (1, 4)  # of slices that are only a part of a step
 PREFILL_ROWS = 64
-DEPTH = 256  # tokens behind a row, where attention is timed
-_PIECES = 5  # of each step that is timed, at least
+DEPTH = 256  # tokens in the cache, where attention is timed
+_SAMPLES = 5  # of each timed step, at least
 _LEAST_BYTES = 96 << 20  # of layers
-_MOST_STEP = 0.3  # of n layers at their fastest: it is noise that makes a step's own part seem more
-_MOST_S = 3600.0  # no figure is that large
+_MOST_STEP = 0.3  # of the fastest time of n layers: a step's own part seems larger only by noise
+_MOST_S = 3600.0  # larger times are refused
 _OPTIONS = EngineOptions(context=512, batch=512, sequences=max(DECODE_ROWS))
 _ROWS = {
     "layers": (*DECODE_ROWS, PREFILL_ROWS),
@@ -50,7 +50,7 @@ _ROWS = {
 
 
 @dataclass(frozen=True)
-class Probe:
+class LayerProbe:
     """A slice to be timed."""
 
     recipe: Recipe
@@ -58,28 +58,28 @@ class Probe:
     path: Path  # of the owner's own copy
     layers: int
     rows: tuple[int, ...]
-    depth: int = 0  # above 0: also with so many tokens behind the row
-    last: bool = False  # with the head
+    depth: int = 0  # above 0: also timed with so many tokens in the cache
+    last: bool = False  # whether it has the head
 
 
 @dataclass(frozen=True)
-class Times:
-    """What the slices of one device take."""
+class LayerTimes:
+    """Times of the slices of one device."""
 
     n: int  # layers of the smaller slices
     steps: Mapping[str, Curve]  # by slice: layers, more (2n), half, head; the second and third may be missing
-    behind_s: float  # that n layers take longer with DEPTH tokens behind the row
+    depth_s: float  # how much longer n layers take with DEPTH tokens in the cache
     runtime_bytes: int  # of the process, beside weights
-    disk_bytes_per_s: float | None  # None where it was not asked for, or cannot be measured
-    busy: bool = False  # something else kept the device busy: it may take less
-    head_layers: int = 1  # of the slice with the head
+    disk_bytes_per_s: float | None  # None if it was not requested, or cannot be measured
+    busy: bool = False  # something else kept the device busy, so it may be faster
+    head_layers: int = 1  # layers of the slice with the head
 
 
 def probes(
     file: GgufFile, model_digest: str, closing: CancelScope, most_bytes: int | None = None
-) -> tuple[dict[str, Probe], int]:
-    """The slices to be timed, by name, and n. They stay on this device's disk until `closing` is. most_bytes: of the
-    weights of a slice, as far as one layer takes less."""
+) -> tuple[dict[str, LayerProbe], int]:
+    """Return the slices to be timed, by name, and n. They stay on this device's disk until `closing` is closed.
+    most_bytes: of the weights of a slice, unless a single layer has more."""
     can, slices = limits(file), OwnSlices()
     total = can.sizes.layers
     ends = [stop for stop in (*can.begins[1:], total) if can.can_be_stage(0, stop)]  # of slices from the first layer on
@@ -99,82 +99,85 @@ def probes(
         cuts["half"] = Slice(Range(0, n), half.heads, half.ff, NOTHING, first=True)
     except (CannotSlice, PlanError):
         pass  # its layers cannot be shared
-    found = {}
+    probes_by_name = {}
     for name, cut in cuts.items():
         recipe = blank_recipe(file, model_digest, cut)
         digest = slices.digest(recipe, file.path, closing.check)
         path = closing.enter(slices.use(recipe, file.path, digest, closing.check))
         depth = DEPTH if name == "layers" else 0
-        found[name] = Probe(recipe, digest, path, len(cut.layers), _ROWS[name], depth, last=name == "head")
-    return found, n
+        probes_by_name[name] = LayerProbe(
+            recipe, digest, path, len(cut.layers), _ROWS[name], depth, last=name == "head"
+        )
+    return probes_by_name, n
 
 
 def timed(
     session: EngineSession,
-    found: Mapping[str, Probe],
+    slices: Mapping[str, LayerProbe],
     n: int,
     on_slice: Callable[[], None],
     *,
     threads: int | None = None,
     disk: bool = False,
     memory: int | None = None,
-) -> Times:
-    """Load and time the slices, one after the other, in a session whose device has them; those that were busy once more
-    at the end. threads: None as the device has it. disk: also how fast it reads. memory: bytes that its process may
-    hold; a worker knows its own limit. Errors of sessions, and WorkerError for answers that cannot be."""
-    took: dict[str, list[BestTime]] = {}
+) -> LayerTimes:
+    """Load and time the slices one after the other, in a session whose device has them. Slices that were busy are timed
+    once more at the end. threads: None for the device's own. disk: also measure how fast it reads. memory: bytes that
+    its process may use; a worker knows its own limit. Errors of sessions, and WorkerError for answers that are not
+    valid."""
+    figures: dict[str, list[BestTime]] = {}
     runtime_bytes, disk_bytes_per_s = 0, 0.0
     options = replace(_OPTIONS, threads=threads)
-    for name, probe in found.items():
+    for name, probe in slices.items():
         wants_disk = disk and name == "layers"
-        took[name], n_bytes, rate = _timed(session, probe, options, wants_disk, memory)
+        figures[name], n_bytes, rate = _timed(session, probe, options, wants_disk, memory)
         runtime_bytes, disk_bytes_per_s = max(runtime_bytes, n_bytes), max(disk_bytes_per_s, rate)
         on_slice()
-    for name, probe in found.items():  # what was busy then may not be now
-        if any(figure.busy for figure in took[name]):
+    for name, probe in slices.items():  # a busy device may be quiet by now
+        if any(figure.busy for figure in figures[name]):
             again, _, _ = _timed(session, probe, options, False, memory)
-            took[name] = [one.or_better(other) for one, other in zip(took[name], again, strict=True)]
+            figures[name] = [first.or_better(second) for first, second in zip(figures[name], again, strict=True)]
     steps = {
-        name: Curve(tuple(zip(probe.rows, (figure.seconds for figure in took[name]), strict=False)))
-        for name, probe in found.items()
+        name: Curve(tuple(zip(probe.rows, (figure.seconds for figure in figures[name]), strict=False)))
+        for name, probe in slices.items()
     }
-    deep = [took[name] for name, probe in found.items() if probe.depth]
-    behind_s = max((max(0.0, of[-1].seconds - of[0].seconds) for of in deep), default=0.0)
-    busy = any(figure.busy for of in took.values() for figure in of)
-    return Times(n, steps, behind_s, runtime_bytes, disk_bytes_per_s or None, busy, found["head"].layers)
+    deep = [figures[name] for name, probe in slices.items() if probe.depth]
+    depth_s = max((max(0.0, slice_[-1].seconds - slice_[0].seconds) for slice_ in deep), default=0.0)
+    busy = any(figure.busy for slice_ in figures.values() for figure in slice_)
+    return LayerTimes(n, steps, depth_s, runtime_bytes, disk_bytes_per_s or None, busy, slices["head"].layers)
 
 
 def _timed(
-    session: EngineSession, probe: Probe, options: EngineOptions, disk: bool, memory: int | None
+    session: EngineSession, probe: LayerProbe, options: EngineOptions, disk: bool, memory: int | None
 ) -> tuple[list[BestTime], int, float]:
-    """One slice: its figures, bytes of the process beside weights, and bytes a second of the disk where that is
-    asked."""
-    # A slice is to be the last stage, or not: `place` allows one stage more than there are ranks.
+    """Time one slice: return its figures, bytes of the process beside weights, and bytes a second of the disk if
+    requested."""
+    # The slice is the last stage, or a stage before it: `place` allows one stage more than there are ranks.
     stages = [1] * (session.rank + (1 if probe.last else 2))
     load = pb.Load(slice=probe.digest, path=str(probe.path), stages=stages, options=options_message(options))
     load.memory_limit_bytes = memory or 0
     loaded = session.ask(pb.Command(load=load)).loaded
-    command = pb.Time(rows=probe.rows, steps=_PIECES, depth=probe.depth, disk=disk)
+    command = pb.Time(rows=probe.rows, steps=_SAMPLES, depth=probe.depth, disk=disk)
     answered = session.ask(pb.Command(time=command)).timed
     session.unload()
-    took, busy = answered.step_s, answered.busy
+    seconds, busy = answered.step_s, answered.busy
     n = len(probe.rows) + bool(probe.depth)
-    if not len(took) == len(busy) == n or not all(0 < one < _MOST_S for one in took):
+    if not len(seconds) == len(busy) == n or not all(0 < step_s < _MOST_S for step_s in seconds):
         raise WorkerError(f"{session.device} answers with times that cannot be; is it of another version?")
-    figures = [BestTime(*one) for one in zip(took, busy, strict=True)]
+    figures = [BestTime(*figure) for figure in zip(seconds, busy, strict=True)]
     return figures, loaded.memory_bytes - probe.recipe.n_bytes, answered.disk_bytes_per_s
 
 
-def device_speed(times: Times, device: str, name: str, memory_bytes: int) -> DeviceSpeed:
-    """A device's speed by what its slices take. Differences are never less than 0."""
+def device_speed(times: LayerTimes, device: str, name: str, memory_bytes: int) -> DeviceSpeed:
+    """Return a device's speed from the times of its slices. Differences are never less than 0."""
     base, n = times.steps["layers"], times.n
     one_s = base.at(1)
     more_s = times.steps["more"].at(1) if "more" in times.steps else 2 * one_s
     fastest_s = min(seconds for _, seconds in base.points)  # one row may have had a bad moment
     step_s = min(max(0.0, 2 * one_s - more_s), _MOST_STEP * fastest_s)
 
-    def layers(of: Curve) -> Curve:
-        return Curve(tuple((rows, max(0.0, seconds - step_s) / n) for rows, seconds in of.points))
+    def layers(curve: Curve) -> Curve:
+        return Curve(tuple((rows, max(0.0, seconds - step_s) / n) for rows, seconds in curve.points))
 
     layer, half = layers(base), times.steps.get("half")
     head = [
@@ -186,7 +189,7 @@ def device_speed(times: Times, device: str, name: str, memory_bytes: int) -> Dev
         name=name,
         step_s=Curve(((1, step_s),)),
         layer_s=layer,
-        token_s=times.behind_s / n / DEPTH,
+        token_s=times.depth_s / n / DEPTH,
         half_layer_s=layer.times(0.5) if half is None else layers(half),
         head_s=Curve(tuple(head)),
         memory_bytes=memory_bytes,

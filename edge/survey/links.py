@@ -1,4 +1,4 @@
-"""What the links between the sessions of a group can do: every pair, both ways, one pair after the other, twice."""
+"""Speeds of the links between the sessions of a group: every pair, both ways, one pair after the other, twice."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from partition.predict.speeds import Links, LinkSpeed
 from transport import edge_pb2 as pb
 from transport.measure import TENSOR_BYTES
 
-_PAIR_S = 0.2  # about so long for each pair in each round, of which a half is for its bandwidth
-_ROUNDS = 2  # over all pairs; the best of each counts
-_APART_S = 0.6  # from one round to the next, at least: longer than a processor is gone at a time
-_MOST = 1e15  # seconds, or bytes a second; no figure is that large
-_MOST_S = 3600.0  # nor is a round trip that long
-# A link is as it was where 8 KiB take as long as then: within so much of what their bytes take, and a system's noise.
+_PAIR_S = 0.2  # about the time of each pair in each round; half of it measures bandwidth
+_ROUNDS = 2  # over all pairs; the better result of each counts
+_APART_S = 0.6  # least time from one round to the next: other work seldom has a processor for that long
+_MOST = 1e15  # seconds, or bytes a second; larger figures are refused
+_MOST_S = 3600.0  # longer round trips are refused
+# A link is unchanged if 8 KiB take as long as before: within this share of the time of their bytes, and noise.
 _ALIKE, _NOISE_S = 0.3, 100e-6
 
 
@@ -34,16 +34,16 @@ def measure_links(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> Links:
-    """The links between `sessions`, which are connected and idle, by what a plan calls the devices of their ranks.
+    """Measure the links between `sessions`, which are connected and idle. The result names devices as a plan does.
 
-    states: what `connect_all` gave. A link that was measured in the last day, and takes as long as then for what
-    connecting measures, is taken as it was; fresh: it is measured anyway. The latency is that of 8 KiB, as decode
-    exchanges, less the time of its bytes. on_pair is called after each pair. WorkerError for figures that cannot be;
-    the errors of sessions.
+    states: the result of `connect_all`. A link that was measured in the last day is not measured again if its round
+    trip while connecting takes as long as then; fresh: measure it anyway. The latency is that of 8 KiB, the size that
+    decode exchanges, less the time of its bytes. on_pair is called after each pair. WorkerError for figures that are
+    not valid; the errors of sessions.
     """
-    dialled = {(a.rank, state.rank): (a, state) for a, of in zip(sessions, states, strict=True) for state in of}
+    dialled = {(a.rank, state.rank): (a, state) for a, own in zip(sessions, states, strict=True) for state in own}
     remembered = Remembered("links")
-    found: dict[tuple[int, int], tuple[LinkSpeed, LinkSpeed]] = {}
+    speeds: dict[tuple[int, int], tuple[LinkSpeed, LinkSpeed]] = {}
     pairs = list(combinations(range(len(sessions)), 2))
     trips_s, keys = {}, {}
     for a, b in pairs:
@@ -53,28 +53,28 @@ def measure_links(
         keys[a, b] = " ".join((sessions[a].device, devices[a], sessions[b].device, devices[b], kind))
         known = None if fresh else _as_before(remembered.get(keys[a, b]), trips_s[a, b])
         if known is not None:
-            found[a, b] = known
+            speeds[a, b] = known
             on_pair()
-    unknown = [pair for pair in pairs if pair not in found]
+    unknown = [pair for pair in pairs if pair not in speeds]
     for done in range(_ROUNDS if unknown else 0):
         began = clock()
         for a, b in unknown:
             now = _measured(sessions[a], sessions[b], trips_s[a, b])
-            found[a, b] = _better(found[a, b], now) if done else now
+            speeds[a, b] = _better(speeds[a, b], now) if done else now
             if done == _ROUNDS - 1:
                 on_pair()
         if done < _ROUNDS - 1:
             pause(max(0.0, _APART_S - (clock() - began)))
     for pair in unknown:
-        there, back = found[pair]
+        there, back = speeds[pair]
         values = {"there": there.bytes_per_s, "back": back.bytes_per_s}
         remembered.put(keys[pair], {"trip_s": trips_s[pair], "latency_s": there.latency_s, **values})
-    between = {(devices[a], devices[b]): there for (a, b), (there, _) in found.items()}
-    return Links(between | {(devices[b], devices[a]): back for (a, b), (_, back) in found.items()})
+    between = {(devices[a], devices[b]): there for (a, b), (there, _) in speeds.items()}
+    return Links(between | {(devices[b], devices[a]): back for (a, b), (_, back) in speeds.items()})
 
 
 def _better(first: tuple[LinkSpeed, LinkSpeed], second: tuple[LinkSpeed, LinkSpeed]) -> tuple[LinkSpeed, LinkSpeed]:
-    """The best of two measurements: whatever else a machine does only makes them worse."""
+    """Return the better of two measurements: other work on a machine only makes them worse."""
     there, back = (
         LinkSpeed(min(a.latency_s, b.latency_s), max(a.bytes_per_s, b.bytes_per_s))
         for a, b in zip(first, second, strict=True)
@@ -83,7 +83,7 @@ def _better(first: tuple[LinkSpeed, LinkSpeed], second: tuple[LinkSpeed, LinkSpe
 
 
 def _as_before(remembered: tuple[Any, float] | None, trip_s: float) -> tuple[LinkSpeed, LinkSpeed] | None:
-    """Both ways of a link as they were measured; None where it is another by now."""
+    """Return both directions of a remembered link; None if the link has changed."""
     if remembered is None:
         return None
     values, age_s = remembered
@@ -92,19 +92,19 @@ def _as_before(remembered: tuple[Any, float] | None, trip_s: float) -> tuple[Lin
         there, back = (LinkSpeed(latency_s, float(values[way]), age_s=age_s) for way in ("there", "back"))
     except (TypeError, KeyError, ValueError, OverflowError, PlanError):  # of another version
         return None
-    of_bytes_s = max(0.0, then_s - 2 * latency_s)  # what latency hides would not be noticed in the whole
+    of_bytes_s = max(0.0, then_s - 2 * latency_s)  # a share of the whole trip would hide changes behind the latency
     return (there, back) if abs(trip_s - then_s) <= _ALIKE * of_bytes_s + _NOISE_S else None
 
 
 def _measured(a: EngineSession, b: EngineSession, trip_s: float) -> tuple[LinkSpeed, LinkSpeed]:
-    """From a to b, and back. trip_s: of 8 KiB."""
+    """Measure a link from a to b, and back. trip_s: round trip of 8 KiB."""
     b.tell(pb.Command(answer=pb.Answer(rank=a.rank)))
     a.tell(pb.Command(measure=pb.Measure(rank=b.rank, seconds=_PAIR_S)))
-    found = next(answers([a, b])).measured
-    there, back, latency_s = found.send_bytes_per_s, found.receive_bytes_per_s, found.round_trip_median_s / 2
-    if not all(0 < one < _MOST for one in (there, back, latency_s)):
+    measured = next(answers([a, b])).measured
+    there, back, latency_s = measured.send_bytes_per_s, measured.receive_bytes_per_s, measured.round_trip_median_s / 2
+    if not all(0 < figure < _MOST for figure in (there, back, latency_s)):
         raise WorkerError(f"{a.device} answers with measurements that cannot be; is it of another version?")
-    # A row of decode takes longer than an empty message on its way through both systems.
+    # A row of a decode step takes longer than an empty message through both systems.
     row_s = trip_s / 2 - TENSOR_BYTES / min(there, back)
     latency_s = max(latency_s, min(row_s, 3 * latency_s))
     try:
@@ -114,7 +114,7 @@ def _measured(a: EngineSession, b: EngineSession, trip_s: float) -> tuple[LinkSp
 
 
 def _trip(session: EngineSession, state: pb.LinkState) -> float:
-    """The round trip of 8 KiB over a link, which its lower rank measured."""
+    """Return the round trip of 8 KiB over a link, which its lower rank measured."""
     trips: Mapping[str, float] = {"tcp": state.tcp_round_trip_s, "grpc": state.grpc_round_trip_s}
     trip = trips.get(state.kind, -1.0)
     if not 0 <= trip < _MOST_S:
@@ -122,8 +122,8 @@ def _trip(session: EngineSession, state: pb.LinkState) -> float:
     return trip
 
 
-def told(link: LinkSpeed | None) -> str:
-    """A link, roughly: the same for what is the same but for noise."""
+def rough_text(link: LinkSpeed | None) -> str:
+    """Return a rough description of a link, which noise does not change."""
     if link is None:
         return "none"
     return f"{max(link.latency_s, 3e-4):.0e} {min(link.bytes_per_s, 1e9):.0e}"

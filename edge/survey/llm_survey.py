@@ -1,4 +1,4 @@
-"""What plans of a language model go by: what each device takes for its parts, measured, or estimated for presets.
+"""Profiling for plans of a language model: times of its parts on each device, measured, or estimated for presets.
 
 Layers are of the model's real shape and types, and their weights are zero. Such a slice is a header and zeros, so every
 device makes it by itself and nothing of the model crosses the network.
@@ -31,19 +31,20 @@ from partition.predict.speeds import Curve, DeviceSpeed, Links, speed_of, speed_
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 
-REMEMBERED = "speeds"  # what they are remembered as
-# Of a core's time for a sum: system calls, Python and adding, with caches that hold the last layer's weights. Measured
-# on two devices: 50 us where a rank polls, 95 where a CPU quota forbids that. Slow devices take longer in proportion.
+REMEMBERED = "speeds"  # name of the remembered figures
+# A core's time for an all-reduce: system calls, Python and adding, with caches full of the last layer's weights.
+# Measured on two devices: 50 us if a rank polls, 95 if a CPU quota forbids that. Slow devices take longer in
+# proportion.
 _SUM_CPU_S = 90e-6
 _AMPLE = 1.5  # times a model's file: weights, KV cache and buffers take less, but for very long contexts
 _MOST_BYTES = 1 << 60
-# Of a limit for all processes of a device: this one or the daemon, and what an engine process takes beside weights.
+# Part of a device's limit for all its processes: this process or the daemon, and an engine process beside weights.
 PROBE_BYTES = 250 << 20
-_GROWTH_BYTES = 24 << 20  # that this process may come to need while another one measures
+_GROWTH_BYTES = 24 << 20  # that this process may allocate while another one measures
 _ESTIMATED_STEP_S = 5e-4  # of a preset
 _ESTIMATED_RUNTIME_BYTES = 200 << 20
 _ESTIMATED_ROWS = (1, 2, 4, 8, 64)
-NOTHING_SAID: Mapping[str, int] = MappingProxyType({})
+NO_OVERRIDES: Mapping[str, int] = MappingProxyType({})
 
 
 def llm_survey(
@@ -52,47 +53,51 @@ def llm_survey(
     file: GgufFile,
     model_digest: str,
     *,
-    threads: Mapping[str, int] = NOTHING_SAID,
-    memory: Mapping[str, int] = NOTHING_SAID,
+    threads: Mapping[str, int] = NO_OVERRIDES,
+    memory: Mapping[str, int] = NO_OVERRIDES,
     transport: str = "auto",
     fresh: bool = False,
     known: Survey[DeviceSpeed] | None = None,
     scope: CancelScope | None = None,
-    on_step: Progress = lambda done, of: None,
+    on_step: Progress = lambda done, total: None,
 ) -> Survey[DeviceSpeed]:
-    """Measure this device and the workers at `addresses`, as `survey` does.
-    fleet: where they are connected; None: there are none. threads, memory: of devices that are to
-    have other ones than they lend: bytes, at most. known: of devices that are not timed again, at least this one; what
-    is said of them stays, also where they are not among `addresses`. scope: ends this where it is closed.
+    """Measure this device and the workers at `addresses`, as `survey` does. fleet: connection to them; None: there are
+    none. threads: of devices that compute with other than their default numbers; memory: bytes that they may use at
+    most, where less than they offer. known: survey of devices that are not timed again, at least this one; its figures
+    stay, also of devices that are not among `addresses`. scope: ends this when it is closed.
 
-    Times are corrected by what steps in use took. CannotSlice where the model has no layers to be timed; else the
-    errors of sessions.
+    Times are corrected by those of steps in use. CannotSlice if the model has no layers to time; else the errors of
+    sessions.
     """
     devices = Devices(fleet, addresses, threads.get(LOCAL))
-    given = {speed.device: speed for speed in known.speeds} if known else {}
+    known_times = {speed.device: speed for speed in known.speeds} if known else {}
     with CancelScope() if scope is None else nullcontext(scope) as closing:
-        timing = _Layers(devices, file, model_digest, threads, memory, closing)
-        taken, links = survey(devices, timing, closing, transport=transport, fresh=fresh, given=given, on_step=on_step)
+        profiler = _LayerProfiler(devices, file, model_digest, threads, memory, closing)
+        timings, links = survey(
+            devices, profiler, closing, transport=transport, fresh=fresh, known_times=known_times, on_step=on_step
+        )
     corrections = Corrections()
     speeds = []
-    for rank, one in enumerate(taken):
-        speed = one.times
-        said, profile = threads.get(devices.addresses[rank]), devices.profiles[rank]
-        room, key, host = timing.rooms[rank], timing.keys[rank], host_of(profile, said)
-        if speed.device in given:
+    for rank, timing in enumerate(timings):
+        speed = timing.times
+        n_threads, profile = threads.get(devices.addresses[rank]), devices.profiles[rank]
+        room, key, host = profiler.rooms[rank], profiler.keys[rank], host_of(profile, n_threads)
+        if speed.device in known_times:
             continue
-        new = replace(speed, memory_bytes=room, threads=said, key=key, age_s=one.age_s, quiet_s=one.quiet_s, host=host)
+        new = replace(
+            speed, memory_bytes=room, threads=n_threads, key=key, age_s=timing.age_s, quiet_s=timing.quiet_s, host=host
+        )
         speeds.append(corrections.applied(new))
     if known is None:
         return Survey(tuple(_with_sums(speeds)), links)
     speeds = [*known.speeds, *speeds]
-    # Devices that are away now have no link to those that joined: one is assumed until they are measured again.
+    # Devices that are away have no link to those that joined: one is assumed until they are measured again.
     both = with_links(Cluster(()), [speed.device for speed in speeds], Links({**links.between, **known.links.between}))
     return Survey(tuple(_with_sums(speeds)), both)
 
 
-class _Layers:
-    """The layers and the head of a model, to be timed."""
+class _LayerProfiler:
+    """Profiler of the layers and the head of a model."""
 
     cache, streams = REMEMBERED, False
 
@@ -107,15 +112,15 @@ class _Layers:
     ) -> None:
         addresses = devices.addresses
         self._devices, self._file, self._threads, self._memory = devices, file, threads, memory.get(LOCAL)
-        said = [self._memory, *(profile.memory_limit_bytes for profile in devices.profiles[1:])]
-        limited = [limit for limit in said if limit is not None]  # bytes of all processes of a device together
+        limits_or_none = [self._memory, *(profile.memory_limit_bytes for profile in devices.profiles[1:])]
+        limited = [limit for limit in limits_or_none if limit is not None]  # bytes of all processes of a device
         self._slices, self._n = probes(file, model_digest, closing, min(limited) - PROBE_BYTES if limited else None)
         self.steps = len(self._slices)
         self.rooms = [
             min(room, memory.get(address, _MOST_BYTES))
             for room, address in zip(devices.memory_bytes, addresses, strict=True)
         ]
-        self._pages = [room < _AMPLE * file.size_bytes for room in self.rooms]  # it may have to
+        self._pages = [room < _AMPLE * file.size_bytes for room in self.rooms]  # whether it may have to page
         digests = [probe.digest for probe in self._slices.values()]
         self.keys: Sequence[str] = [
             key_of([*digests, str(threads.get(address)), str(pages)], profile)
@@ -147,7 +152,7 @@ class _Layers:
 
 
 def _with_sums(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
-    """What a sum takes of each processor: on the fastest a known time, on others so many times that."""
+    """Set the time of an all-reduce on each processor: known on the fastest, and longer on others in proportion."""
     fastest = min(speed.seconds for speed in speeds)
     return [replace(speed, sum_s=_SUM_CPU_S * speed.seconds / fastest) for speed in speeds]
 
@@ -163,34 +168,37 @@ def llm_speeds(
     memory: int | None = None,
     transport: str = "auto",
     fresh: bool = False,
-    on_step: Progress = lambda done, of: None,
+    on_step: Progress = lambda done, total: None,
 ) -> ClusterProfile[DeviceSpeed]:
-    """What a cluster takes for a language model. threads, memory (bytes): of this device, at most.
+    """Profile a cluster for a language model. threads, memory (bytes): of this device, at most.
 
     The errors of `llm_survey`.
     """
-    said = {device.address: device.threads for device in cluster.devices if device.address and device.threads}
-    # A preset in place of this device says nothing of the memory that may be taken to measure it.
-    measured = [device for device in cluster.devices if device.preset is None]
-    rooms = {one.address: one.memory_bytes for one in measured if one.address and one.memory_bytes}
-    found = llm_survey(
+    threads_by_address = {
+        device.address: device.threads for device in cluster.devices if device.address and device.threads
+    }
+    # A preset in place of this device does not limit the memory for measuring this device.
+    real_devices = [device for device in cluster.devices if device.preset is None]
+    rooms = {real.address: real.memory_bytes for real in real_devices if real.address and real.memory_bytes}
+    measurement = llm_survey(
         fleet,
         tuple(fleet.workers) if fleet else (),
         file,
         model_digest,
-        threads=said | ({LOCAL: threads} if threads else {}),
+        threads=threads_by_address | ({LOCAL: threads} if threads else {}),
         memory=rooms | ({LOCAL: min(memory, rooms.get(LOCAL, memory))} if memory else {}),
         transport=transport,
         fresh=fresh,
         on_step=on_step,
     )
-    return profiled(cluster, found, lambda device: estimated(device, file), notes)
+    return profiled(cluster, measurement, lambda device: estimated(device, file), notes)
 
 
 def estimated(device: ClusterDevice, file: GgufFile) -> DeviceSpeed:
-    """A preset's speed: a layer takes max(weights / memory bandwidth, rows x 2 x their values / operations a second).
+    """Estimate a preset's speed: a layer takes max(weights / memory bandwidth, rows x 2 x values / operations a
+    second).
 
-    Attention reads its keys and values at the memory's bandwidth; half a layer takes half of what ranks share.
+    Attention reads its keys and values at the memory's bandwidth. Half a layer takes half of the work that ranks share.
     """
     assert device.preset is not None
     preset, can, shape = CATALOG[device.preset], limits(file), ModelShape.from_gguf(file)

@@ -1,4 +1,4 @@
-"""This machine, with what llama.cpp says of it, as values and for people."""
+"""Description of this machine, with the GPUs that llama.cpp finds, as values and for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quant.text import age_text, bytes_text, number_text
 
 
 def this_machine(folder: Path | None = None, fresh: bool = False) -> Machine:
-    """This machine, with what llama.cpp says of it; what is measured is of the disk of `folder`."""
+    """Describe this machine, with the GPUs that llama.cpp finds. Disk reads are measured on the disk of `folder`."""
     profile = describe(
         host_name(),
         gpu=gpu_backends(),
@@ -25,12 +25,12 @@ def this_machine(folder: Path | None = None, fresh: bool = False) -> Machine:
 
 
 def gpu_backends() -> str | None:
-    """The GPUs that llama.cpp reaches, with their backends, as "Vulkan0 (llvmpipe)"; None without one."""
+    """Return the GPUs that llama.cpp reaches, with their backends, as "Vulkan0 (llvmpipe)"; None without one."""
     return ", ".join(gpu_names()) if llama.has_gpu() else None
 
 
 def machine_rows(machine: Machine) -> list[tuple[str, str]]:
-    """(name, value) of all that is known, for a table."""
+    """Return (name, value) of all that is known, for a table."""
     profile = machine.profile
     cores = f"{machine.cores_performance} performance, {machine.cores_efficiency} efficiency"
     if not machine.cores_efficiency:
@@ -59,7 +59,7 @@ def machine_rows(machine: Machine) -> list[tuple[str, str]]:
 
 
 def rate_text(rate: Rate | None) -> str:
-    """How fast memory or a disk is read, how that is known, and since when."""
+    """Return how fast memory or a disk is read, how that is known, and since when."""
     return (
         "not measured"
         if rate is None

@@ -1,4 +1,4 @@
-"""What plans of an ONNX model go by: what each device takes for what lies between cuts, measured, or estimated for
+"""Profiling for plans of an ONNX model: times of the segments between cuts on each device, measured, or estimated for
 presets."""
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from edge.cluster.client import Remote
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession
 from edge.onnx.model import OnnxSource
-from edge.survey.onnx_times import Times, probes, timed
+from edge.survey.onnx_times import SegmentTimes, probes, timed
 from edge.survey.profile import ClusterProfile, profiled
 from edge.survey.survey import Devices, Survey, host_of, survey
 from edge.tasks import CancelScope, Progress
 from partition.plan.onnx_cuts import Cut, choose
 from partition.predict.onnx_predict import OnnxDevice
 
-REMEMBERED = "onnx-speeds"  # what they are remembered as
-# Of a core's time for an item on its way through a stage: system calls, Python, threads that wake each other. Measured
-# on two processes: 0.2 ms for small tensors, 0.5 for 0.8 MB in and out. Slow devices take longer in proportion.
+REMEMBERED = "onnx-speeds"  # name of the remembered figures
+# A core's time for an item on its way through a stage: system calls, Python, threads that wake each other. Measured on
+# two processes: 0.2 ms for small tensors, 0.5 for 0.8 MB in and out. Slow devices take longer in proportion.
 _ITEM_CPU_S = 0.25e-3
-_MOST_SLOWER = 10.0  # times than the fastest, which may have a GPU for its nodes, and none for this
+_MOST_SLOWER = 10.0  # times the fastest device, which may compute its nodes on a GPU, but not this
 _ESTIMATED_STAGE_S = 3e-4  # of a preset, beside its nodes
 _ESTIMATED_RUNTIME_BYTES = 200 << 20
 
@@ -41,24 +41,24 @@ def onnx_survey(
     provider: str | None = None,
     transport: str = "auto",
     fresh: bool = False,
-    on_step: Progress = lambda done, of: None,
+    on_step: Progress = lambda done, total: None,
 ) -> Survey[OnnxDevice]:
-    """Measure this device, with so many threads, and the workers at `addresses`, as `survey` does. fleet: where they
-    are connected; None: there are none. cuts: the candidates, which ascend; there may be none. provider: ONNX
-    Runtime's, on every device; None: the best of each.
+    """Measure this device, with so many threads, and the workers at `addresses`, as `survey` does. fleet: connection to
+    them; None: there are none. cuts: candidates in ascending order; may be empty. provider: of ONNX Runtime, on every
+    device; None: the best of each.
 
-    PlanError for cuts that are none, CannotSlice for a part that cannot be sent, EngineError where nothing can be
+    PlanError for places that are no cuts, CannotSlice for a part that cannot be sent, EngineError if nothing can be
     timed; else the errors of sessions.
     """
     devices = Devices(fleet, addresses, threads)
     with CancelScope() as closing:
-        timing = _Segments(devices, model, cuts, provider, closing)
-        taken, links = survey(devices, timing, closing, transport=transport, fresh=fresh, on_step=on_step)
-    fastest_s = min(sum(one.times.segments_s) for one in taken)
+        profiler = _SegmentProfiler(devices, model, cuts, provider, closing)
+        timings, links = survey(devices, profiler, closing, transport=transport, fresh=fresh, on_step=on_step)
+    fastest_s = min(sum(timing.times.segments_s) for timing in timings)
     labels = [*(cut.label for cut in cuts), "the end"]
     speeds = []
-    for rank, one in enumerate(taken):
-        times = one.times
+    for rank, timing in enumerate(timings):
+        times = timing.times
         slower = min(_MOST_SLOWER, sum(times.segments_s) / fastest_s) if fastest_s else 1.0
         speeds.append(
             OnnxDevice(
@@ -68,19 +68,19 @@ def onnx_survey(
                 stage_s=times.stage_s + _ITEM_CPU_S * slower,
                 memory_bytes=devices.memory_bytes[rank],
                 runtime_bytes=times.runtime_bytes,
-                age_s=one.age_s,
+                age_s=timing.age_s,
                 busy=times.busy,
-                quiet_s=one.quiet_s,
-                key=timing.keys[rank],
+                quiet_s=timing.quiet_s,
+                key=profiler.keys[rank],
                 host=host_of(devices.profiles[rank]),
             )
         )
-    estimated = sorted({i for one in taken for i in one.times.estimated})
+    estimated = sorted({i for timing in timings for i in timing.times.estimated})
     return Survey(tuple(speeds), links, tuple(labels[i] for i in estimated))
 
 
-class _Segments:
-    """What lies between the cuts of a graph, to be timed."""
+class _SegmentProfiler:
+    """Profiler of the segments between the cuts of a graph."""
 
     cache, streams = REMEMBERED, True
 
@@ -91,23 +91,23 @@ class _Segments:
         self.steps = self._probes.steps
         depends = [str(provider), version("onnxruntime")]
         for part in (probe.part for probe in self._probes.parts):
-            # The shapes are not in a part's file where dimensions are open.
+            # A part's file does not hold its shapes if dimensions are open.
             shapes = [(value.name, value.shape) for value in (*part.takes.tensors, *part.gives.tensors)]
             depends += [part.digest, repr(shapes)]
         self.keys: Sequence[str] = [key_of(depends, profile) for profile in devices.profiles]
 
     def send(self, worker: Remote, check: Progress) -> None:
-        """Nothing: each part is sent when it is timed."""
+        """Send nothing: each part is sent when it is timed."""
 
-    def time(self, session: EngineSession, on_step: Callable[[], None]) -> Times:
+    def time(self, session: EngineSession, on_step: Callable[[], None]) -> SegmentTimes:
         rank = session.rank
         return timed(session, self._devices.workers[rank], self._probes, self._devices.memory_bytes[rank], on_step)
 
-    def to_json(self, taken: Times) -> Any:
+    def to_json(self, taken: SegmentTimes) -> Any:
         return taken.to_json()
 
-    def read(self, rank: int, values: Any) -> Times | None:
-        return Times.from_json(values, len(self._probes.segments_s))
+    def read(self, rank: int, values: Any) -> SegmentTimes | None:
+        return SegmentTimes.from_json(values, len(self._probes.segments_s))
 
 
 def onnx_speeds(
@@ -119,13 +119,13 @@ def onnx_speeds(
     threads: int | None = None,
     transport: str = "auto",
     fresh: bool = False,
-    on_step: Progress = lambda done, of: None,
+    on_step: Progress = lambda done, total: None,
 ) -> tuple[ClusterProfile[OnnxDevice], list[Cut]]:
-    """Measure the devices that answer, and estimate the presets: what is known, and the candidate cuts. The errors of
-    `onnx_survey`."""
+    """Measure the devices that answer, and estimate the presets. Return the profile, and the candidate cuts. The errors
+    of `onnx_survey`."""
     cuts = choose(model.graph, "auto")
-    few = model.places_text(len(cluster.devices))
-    found = onnx_survey(
+    too_few_cuts = model.places_text(len(cluster.devices))
+    measurement = onnx_survey(
         fleet,
         tuple(fleet.workers) if fleet else (),
         model,
@@ -136,12 +136,16 @@ def onnx_speeds(
         on_step=on_step,
     )
     return profiled(
-        cluster, found, lambda device: _estimated(device, model, cuts), [*notes, few] if few else notes
+        cluster,
+        measurement,
+        lambda device: _estimated(device, model, cuts),
+        [*notes, too_few_cuts] if too_few_cuts else notes,
     ), cuts
 
 
 def _estimated(device: ClusterDevice, model: OnnxSource, cuts: Sequence[Cut]) -> OnnxDevice:
-    """A preset's speed: a node takes max(its operations / operations a second, bytes it touches / memory bandwidth)."""
+    """Estimate a preset's speed: a node takes max(its operations / operations a second, bytes it touches / memory
+    bandwidth)."""
     assert device.preset is not None
     preset = CATALOG[device.preset]
     ends = [0, *(cut.position for cut in cuts), len(model.graph.nodes)]

@@ -1,7 +1,7 @@
-"""What the parts of an ONNX graph take on a device, each loaded as a stage of its own and run on noise.
+"""Times of the parts of an ONNX graph on a device, each loaded as a stage of its own and run on noise.
 
-The whole as one stage comes on top. What n parts take together beyond it, over n - 1, is what a stage takes beside its
-nodes: handing over tensors, and work that ONNX Runtime saves where it sees more of the graph.
+The whole model is timed as one stage, too. The time of n parts beyond it, divided by n - 1, is a stage's time beside
+its nodes: handing over tensors, and work that ONNX Runtime saves when it sees more of the graph.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from partition.plan.plan import Range
 from partition.slices.recipe import Recipe
 from transport import edge_pb2 as pb
 
-MOST_PARTS = 40  # that are timed; where there are more segments, neighbours are timed together
+MOST_PARTS = 40  # timed parts; with more segments, neighbours are timed together
 _LEAST_S = 0.2  # of timing a part
-_LONG_S = 2.0  # of one that runs only once
+_LONG_S = 2.0  # a run of that length is not repeated
 _LEAST_RUNS, _MOST_RUNS = 3, 2000
-_MOST_S = 3600.0  # no figure is that large
-_COPIES = 3  # of its weights that a stage takes while it is loaded
+_MOST_S = 3600.0  # larger times are refused
+_COPIES = 3  # of its weights in memory while a stage is loaded
 
 
 @dataclass(frozen=True)
-class Probe:
+class StageProbe:
     """A part to be timed."""
 
     stage: OnnxStage
@@ -49,44 +49,45 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Probes:
-    """A graph, cut to be timed."""
+class StageProbes:
+    """A graph, cut into parts to be timed."""
 
-    segments_s: tuple[float, ...]  # estimates, of what lies between candidate cuts
-    groups: tuple[range, ...]  # of segments: what each part holds
-    parts: tuple[Probe, ...]
-    whole: Probe | None  # None where there is one part only
+    segments_s: tuple[float, ...]  # estimates of the segments between candidate cuts
+    groups: tuple[range, ...]  # segments of each part
+    parts: tuple[StageProbe, ...]
+    whole: StageProbe | None  # None if there is one part only
 
     @property
     def steps(self) -> int:
-        """How often `timed` calls back."""
+        """Number of calls of `timed` to its callback."""
         return len(self.parts) + (self.whole is not None)
 
 
 @dataclass(frozen=True)
-class Times:
-    """What they take on one device."""
+class SegmentTimes:
+    """Times of the segments on one device."""
 
-    segments_s: tuple[float, ...]  # each segment, beside what every stage takes
-    stage_s: float  # that a stage takes beside its segments
+    segments_s: tuple[float, ...]  # of each segment, without `stage_s`
+    stage_s: float  # time of a stage beside its segments
     runtime_bytes: int  # of the process, beside weights
     estimated: tuple[int, ...]  # segments that could not be timed: they do not run on noise, or have no room
-    busy: bool = False  # something else kept the device busy: it may take less
+    busy: bool = False  # something else kept the device busy, so it may be faster
 
     @property
     def seconds(self) -> float:
-        """Of the whole model, as one stage."""
+        """Seconds of the whole model as one stage."""
         return self.stage_s + sum(self.segments_s)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: Any, segments: int) -> Times | None:
-        """What `to_json` wrote of so many segments; None for anything else, such as another version's."""
+    def from_json(cls, values: Any, segments: int) -> SegmentTimes | None:
+        """Return the times of so many segments that `to_json` wrote; None for anything else, such as another
+        version's."""
         try:
-            made = cls(
+            times = cls(
                 tuple(map(float, values["segments_s"])),
                 float(values["stage_s"]),
                 int(values["runtime_bytes"]),
@@ -95,67 +96,71 @@ class Times:
             )
         except (TypeError, KeyError, ValueError, OverflowError):
             return None
-        fine = all(0 <= one < _MOST_S for one in (*made.segments_s, made.stage_s)) and made.runtime_bytes >= 0
-        known = all(0 <= i < segments for i in made.estimated)
-        return made if fine and known and len(made.segments_s) == segments else None
+        fine = (
+            all(0 <= seconds < _MOST_S for seconds in (*times.segments_s, times.stage_s)) and times.runtime_bytes >= 0
+        )
+        known = all(0 <= i < segments for i in times.estimated)
+        return times if fine and known and len(times.segments_s) == segments else None
 
 
-def probes(model: OnnxSource, cuts: Sequence[Cut], provider: str | None, closing: CancelScope) -> Probes:
-    """The parts between these cuts, which ascend. Files that they are cut from stay until `closing` is closed.
+def probes(model: OnnxSource, cuts: Sequence[Cut], provider: str | None, closing: CancelScope) -> StageProbes:
+    """Return the parts between these cuts, which ascend. The files they are cut from stay until `closing` is closed.
 
-    PlanError for cuts that are none, CannotSlice for a part that cannot be sent.
+    PlanError for places that are no cuts, CannotSlice for a part that cannot be sent.
     """
     nodes = model.graph.nodes
     ends = (0, *(cut.position for cut in cuts), len(nodes))
     segments_s = [sum(map(node_seconds, nodes[start:stop])) for start, stop in pairwise(ends)]
     groups = _groups(segments_s)
 
-    def cut(several: Sequence[range]) -> list[Probe]:
+    def cut(segments: Sequence[range]) -> list[StageProbe]:
         stages = tuple(
             OnnxStage(f"part {i}", Range(ends[group.start], ends[group.stop]), provider=provider)
-            for i, group in enumerate(several)
+            for i, group in enumerate(segments)
         )
         plan = OnnxPlan(model.name[:255], model.digest, len(nodes), stages)
         model.check(plan)
         return [
-            Probe(stage, part, *closing.enter(model.recipe(part)))
+            StageProbe(stage, part, *closing.enter(model.recipe(part)))
             for stage, part in zip(stages, model.parts(plan), strict=True)
         ]
 
     whole = cut([range(len(segments_s))])[0] if len(groups) > 1 else None
-    return Probes(tuple(segments_s), tuple(groups), tuple(cut(groups)), whole)
+    return StageProbes(tuple(segments_s), tuple(groups), tuple(cut(groups)), whole)
 
 
 def timed(
-    session: EngineSession, worker: Remote | None, found: Probes, room: int, on_part: Callable[[], None]
-) -> Times:
-    """Load and time the parts, one after the other, in a session on `worker`; None: on this device. room: bytes.
+    session: EngineSession, worker: Remote | None, parts: StageProbes, room: int, on_part: Callable[[], None]
+) -> SegmentTimes:
+    """Load and time the parts one after the other, in a session on `worker`; None: on this device. room: bytes.
 
-    The errors of sessions; EngineError where nothing can be timed, WorkerError for answers that cannot be.
+    The errors of sessions; EngineError if nothing can be timed, WorkerError for answers that are not valid.
     """
     took: list[BestTime | None] = []
     runtime_bytes = 0
-    for probe in found.parts:
+    for probe in parts.parts:
         figure, n_bytes = _timed(session, worker, probe)
         took.append(figure)
         runtime_bytes = max(runtime_bytes, n_bytes - probe.part.weight_bytes)
         on_part()
     whole = None
-    if found.whole is not None:
-        if _COPIES * found.whole.part.weight_bytes <= room:
-            whole, _ = _timed(session, worker, found.whole)
+    if parts.whole is not None:
+        if _COPIES * parts.whole.part.weight_bytes <= room:
+            whole, _ = _timed(session, worker, parts.whole)
         on_part()
-    took = [_again(session, worker, *one) for one in zip(found.parts, took, strict=True)]
-    if found.whole is not None:
-        whole = _again(session, worker, found.whole, whole)
+    took = [_again(session, worker, *one) for one in zip(parts.parts, took, strict=True)]
+    if parts.whole is not None:
+        whole = _again(session, worker, parts.whole, whole)
     seconds = [None if figure is None else figure.seconds for figure in took]
     whole_s = None if whole is None else whole.seconds
-    times = times_of(found.segments_s, found.groups, seconds, whole_s, runtime_bytes, session.device)
+    times = times_of(parts.segments_s, parts.groups, seconds, whole_s, runtime_bytes, session.device)
     return replace(times, busy=any(figure is not None and figure.busy for figure in (*took, whole)))
 
 
-def _again(session: EngineSession, worker: Remote | None, probe: Probe, figure: BestTime | None) -> BestTime | None:
-    """The same figure; one that was measured while busy is measured once more, and the better counts."""
+def _again(
+    session: EngineSession, worker: Remote | None, probe: StageProbe, figure: BestTime | None
+) -> BestTime | None:
+    """Return the figure. One that was measured while busy is measured once more, and the better counts."""
     if figure is None or not figure.busy:
         return figure
     again, _ = _timed(session, worker, probe)
@@ -169,13 +174,14 @@ def times_of(
     whole_s: float | None,
     runtime_bytes: int,
     device: str,
-) -> Times:
-    """Times of segments, from those of groups of them. seconds: None for a group that could not be timed.
+) -> SegmentTimes:
+    """Return the times of segments from those of groups of them. seconds: None for a group that could not be timed.
 
-        stage_s   = (sum of the groups' seconds - whole_s) / (groups - 1), at most what the fastest group takes
+        stage_s   = (sum of the groups' seconds - whole_s) / (groups - 1), at most the time of the fastest group
         segment_s = (seconds of its group - stage_s), shared within the group in proportion to the estimates
 
-    A group without seconds is taken to need so many times its estimate as the others do. EngineError where none has.
+    A group without seconds is assumed to take as many times its estimate as the others do. EngineError if all lack
+    them.
     """
     known = [(group, took) for group, took in zip(groups, seconds, strict=True) if took is not None]
     if not known:
@@ -193,14 +199,14 @@ def times_of(
     for group, took in zip(groups, seconds, strict=True):
         own = [estimates_s[i] for i in group]
         all_s = sum(own)
-        given = ratio * all_s if took is None else took - stage_s
-        segments_s += [given * (one / all_s if all_s else 1 / len(own)) for one in own]
+        group_s = ratio * all_s if took is None else took - stage_s
+        segments_s += [group_s * (estimate / all_s if all_s else 1 / len(own)) for estimate in own]
     estimated = tuple(i for group, took in zip(groups, seconds, strict=True) if took is None for i in group)
-    return Times(tuple(segments_s), stage_s, max(0, runtime_bytes), estimated)
+    return SegmentTimes(tuple(segments_s), stage_s, max(0, runtime_bytes), estimated)
 
 
 def _groups(segments_s: Sequence[float]) -> list[range]:
-    """Segments in a row that are timed together: single ones, or MOST_PARTS groups of about the same work."""
+    """Return ranges of segments that are timed together: single ones, or MOST_PARTS groups of about the same work."""
     n = len(segments_s)
     if n <= MOST_PARTS:
         return [range(i, i + 1) for i in range(n)]
@@ -211,8 +217,8 @@ def _groups(segments_s: Sequence[float]) -> list[range]:
     return [range(start, stop) for start, stop in pairwise([*starts, n])]
 
 
-def _timed(session: EngineSession, worker: Remote | None, probe: Probe) -> tuple[BestTime | None, int]:
-    """(what it takes, bytes of memory) of one part; None and 0 where it has no room, or does not run on noise."""
+def _timed(session: EngineSession, worker: Remote | None, probe: StageProbe) -> tuple[BestTime | None, int]:
+    """Return (time, bytes of memory) of one part; None and 0 if it has no room, or does not run on noise."""
     described = stage_message(probe.stage, probe.part.takes, probe.part.gives)
     with _there(worker, probe) as path:
         load = pb.Load(slice=probe.part.digest, path=path, stages=[1], stage=described)
@@ -233,20 +239,21 @@ def _timed(session: EngineSession, worker: Remote | None, probe: Probe) -> tuple
 
 
 @contextmanager
-def _there(worker: Remote | None, probe: Probe) -> Iterator[str]:
-    """Where a part lies on this device, until the end of the block; "" on a worker, which has it in its store."""
+def _there(worker: Remote | None, probe: StageProbe) -> Iterator[str]:
+    """Yield the path of a part on this device, until the end of the block; "" for a worker, which has it in its
+    store."""
     if worker is not None:
         worker.send_slice(probe.recipe, probe.path, probe.part.digest)
         yield ""
         return
-    with tempfile.NamedTemporaryFile(prefix="edge-part-", suffix=".onnx") as held, removed_at_end(Path(held.name)):
-        held.write(probe.part.content)
-        held.flush()
-        yield held.name
+    with tempfile.NamedTemporaryFile(prefix="edge-part-", suffix=".onnx") as file, removed_at_end(Path(file.name)):
+        file.write(probe.part.content)
+        file.flush()
+        yield file.name
 
 
 def _seconds(session: EngineSession) -> BestTime:
-    """Of the part that is loaded."""
+    """Time the part that is loaded."""
     once = _run(session, 1)
     if once.seconds >= _LEAST_S:
         return once.or_better(_run(session, _LEAST_RUNS)) if once.seconds < _LONG_S else once

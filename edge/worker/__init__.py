@@ -1,1 +1,1 @@
-"""The worker's daemon, and the engine processes that it starts."""
+"""The worker: its daemon, and its engine processes."""

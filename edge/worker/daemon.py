@@ -1,4 +1,4 @@
-"""The worker's daemon: a gRPC server on an address, found by mDNS, until it is told to end."""
+"""Daemon of a worker: a gRPC server on an address, announced by mDNS, until a signal ends it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from devices.discovery import Announcement, Announcer, announced_addresses
 from devices.errors import DiscoveryError
-from devices.trust import credentials as held
+from devices.trust import credentials as trust_files
 from edge import log
 from edge.net.channel import check_own, is_loopback, join_address
 from edge.slices.digests import Digests
@@ -27,59 +27,58 @@ from transport.connection_limit import FIRST_CALL_S, ConnectionLimiter, connecti
 from transport.errors import Refused
 from transport.grpc_link import CHANNEL_OPTIONS
 
-_THREADS = 64  # eight sessions and the calls beside them keep one each; links have their own
-_CALLS = 512  # at a time, links among them
+_THREADS = 64  # eight sessions, and the calls beside them, use one each; links have their own
+_CALLS = 512  # at a time, links included
 _STREAMS = 128  # calls over one connection at a time; a client holds further ones back
 _HEALTH = f"/{health.SERVICE_NAME}/Check"
-_LOOK_S = 0.5  # how soon a signal is noticed
+_POLL_S = 0.5  # between checks for a signal
 LEAVE_S = 30.0  # for the owner to move away from sessions that run; a second signal ends it at once
-_LEAVE_LOOK_S = 0.1
-_GRACE_S = 2.0  # for calls under way when the daemon ends
-_ANNOUNCE_AGAIN_S = 30.0  # between two looks at the network
+_LEAVE_POLL_S = 0.1
+_GRACE_S = 2.0  # for running calls when the daemon ends
+_ANNOUNCE_AGAIN_S = 30.0  # between checks of the network
 
 
 @dataclass(frozen=True)
 class DaemonOptions:
-    """How a worker is reached, beside what it is."""
+    """Options of the daemon: the worker's own, its address, and its folders."""
 
     worker: WorkerOptions
     port: int  # 0: any free one
     insecure: bool  # listen beyond loopback without TLS
-    announce: bool | None  # by mDNS; None: where it is reachable and secure
+    announce: bool | None  # by mDNS; None: if it is reachable and secure
     cache: Path
     cache_bytes: int
-    state: Path  # where digests of model files are remembered
+    state: Path  # folder of remembered digests of model files
 
 
 def serve(options: DaemonOptions) -> None:
-    """Serve until SIGTERM or SIGINT; the log says when it can be reached, and where.
+    """Serve until SIGTERM or SIGINT; the log says when and where the worker can be reached.
 
-    After SIGTERM the owners of sessions that run have LEAVE_S to go on elsewhere. SIGINT, or a second signal, ends all
-    at once.
+    After SIGTERM owners of running sessions have LEAVE_S to move away. SIGINT, or a second signal, ends all at once.
 
-    Refused where this address would need credentials; OSError where it cannot be listened on.
+    Refused if this address needs credentials; OSError if it cannot be listened on.
     """
     worker_options = options.worker
     check_own(worker_options.host)
     check_exposure(worker_options.host, worker_options.credentials is not None, options.insecure)
-    told = _Told()
+    end = _EndSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, told)
+        signal.signal(number, end)
 
     store = SliceStore(options.cache, options.cache_bytes)
     limiter = ConnectionLimiter(connections_allowed())
     worker = Worker(worker_options, store, Digests(options.state), limiter)
     try:
-        _serve(options, worker, limiter, told)
+        _serve(options, worker, limiter, end)
     finally:
         limiter.close()
         worker.close()
     log.info("ended")
 
 
-class _Told:
-    """Whether a signal told us to end. A plain flag: its handler runs inside whatever this thread does, and what takes
-    a lock may wait for this very thread then."""
+class _EndSignal:
+    """Signal handler that notes a request to end. It sets plain flags: it runs inside whatever the main thread does, so
+    taking a lock could wait for that very thread."""
 
     def __init__(self) -> None:
         self.to_end = False
@@ -90,13 +89,13 @@ class _Told:
         self.to_end = True
 
     def wait(self, seconds: float) -> None:
-        """Sleep so long, or until shortly after we were told."""
+        """Sleep for so long, or until shortly after a signal."""
         until = time.monotonic() + seconds
         while not self.to_end and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, _LOOK_S))
+            time.sleep(min(left, _POLL_S))
 
 
-def _serve(options: DaemonOptions, worker: Worker, limiter: ConnectionLimiter, told: _Told) -> None:
+def _serve(options: DaemonOptions, worker: Worker, limiter: ConnectionLimiter, end: _EndSignal) -> None:
     worker_options = options.worker
     server_options = [
         *CHANNEL_OPTIONS,
@@ -130,10 +129,10 @@ def _serve(options: DaemonOptions, worker: Worker, limiter: ConnectionLimiter, t
         models=worker_options.models,
     )
     try:
-        _announce(options, port, told)
-        while not told.to_end:
-            told.wait(_ANNOUNCE_AGAIN_S)
-        _leave(worker, told)
+        _announce(options, port, end)
+        while not end.to_end:
+            end.wait(_ANNOUNCE_AGAIN_S)
+        _leave(worker, end)
     finally:
         log.info("ending")
         health_service.enter_graceful_shutdown()
@@ -142,18 +141,18 @@ def _serve(options: DaemonOptions, worker: Worker, limiter: ConnectionLimiter, t
         stopped.wait()
 
 
-def _leave(worker: Worker, told: _Told) -> None:
-    """Serve until nobody needs this worker any more, for LEAVE_S at most."""
+def _leave(worker: Worker, end: _EndSignal) -> None:
+    """Serve until no session needs this worker any more, for LEAVE_S at most."""
     worker.leave()
     until = time.monotonic() + LEAVE_S
     if in_use := worker.in_use:
         log.info("leaving", sessions=in_use, seconds=LEAVE_S)
-    while worker.in_use and not told.at_once and time.monotonic() < until:
-        time.sleep(_LEAVE_LOOK_S)
+    while worker.in_use and not end.at_once and time.monotonic() < until:
+        time.sleep(_LEAVE_POLL_S)
 
 
 def check_exposure(host: str, secure: bool, insecure: bool) -> None:
-    """Refused where everybody on the network could use this worker and nobody said so."""
+    """Raise Refused if everybody on the network could use this worker and `insecure` does not allow that."""
     if secure or is_loopback(host):
         return
     if not insecure:
@@ -175,36 +174,36 @@ def _listen(server: grpc.Server, options: WorkerOptions, port: int, worker: Work
         raise OSError(f"cannot listen on {target}: another program has the port, or it is not for this user") from error
 
 
-def _announce(options: DaemonOptions, port: int, told: _Told) -> None:
-    """Announce by mDNS, where that is wanted, until the end.
+def _announce(options: DaemonOptions, port: int, end: _EndSignal) -> None:
+    """Announce the worker by mDNS, if that is wanted, until the end.
 
-    A network that is not there yet, or changes this device's addresses, is looked at again; one that does not allow it
-    keeps no worker from working.
+    The network is checked again and again, because it may come up later or change this device's addresses. A network
+    that does not allow announcements does not keep the worker from running.
     """
     worker = options.worker
     secure = worker.credentials is not None
-    wanted = options.announce if options.announce is not None else secure and not is_loopback(worker.host)
-    if not wanted:
+    is_announced = options.announce if options.announce is not None else secure and not is_loopback(worker.host)
+    if not is_announced:
         return
-    membership = held.load(worker.credentials) if worker.credentials else None
+    membership = trust_files.load(worker.credentials) if worker.credentials else None
     cluster = membership.fingerprint if membership else ""
     addresses: tuple[str, ...] = ()
     complaint = ""
     with contextlib.ExitStack() as announcing:
-        while not told.to_end:
+        while not end.to_end:
             try:
-                found = announced_addresses(worker.host)
-                if found != addresses:
+                current = announced_addresses(worker.host)
+                if current != addresses:
                     announcing.close()
-                    addresses = ()  # the same ones are announced again when they are back
-                    announcement = Announcement(worker.name, port, found, version("edge-runtime"), cluster, secure)
+                    addresses = ()  # so that the same addresses are announced again when they are back
+                    announcement = Announcement(worker.name, port, current, version("edge-runtime"), cluster, secure)
                     announcer = announcing.enter_context(Announcer(announcement))
-                    addresses = found
-                    log.info("announced", name=announcer.name, addresses=",".join(found))
+                    addresses = current
+                    log.info("announced", name=announcer.name, addresses=",".join(current))
                     if announcer.name != worker.name:
                         log.warning("renamed", name=announcer.name, why=f"another {worker.name} is in the network")
             except DiscoveryError as error:
                 if str(error) != complaint:
                     complaint = str(error)
                     log.warning("not-announced", why=complaint)
-            told.wait(_ANNOUNCE_AGAIN_S)
+            end.wait(_ANNOUNCE_AGAIN_S)

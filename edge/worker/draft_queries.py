@@ -1,16 +1,16 @@
-"""Guesses of a small model: the likeliest next tokens, asked for over a link.
+"""Drafts of a small model over a link: rank 0 sends token ids, the rank with the draft model answers with the next
+ones.
 
-Rank 0 sends token ids, and the rank that holds the model sends back others. A request is a CONTROL frame. It says how
-the text differs from that of the request before, so a token crosses once:
+A request is a CONTROL frame. It says how the text differs from that of the request before, so a token crosses once:
 
 | bytes | field |
-| 0     | operation: 1 guess, 2 end |
+| 0     | operation: 1 draft, 2 end |
 | 1-3   | 0 |
 | 4-7   | uint32: tokens of the text before that stay |
-| 8-11  | uint32: tokens to guess; 0: the text goes on in the next request |
+| 8-11  | uint32: tokens to draft; 0: the text goes on in the next request |
 | 12-   | int32 for each token that follows those |
 
-A guess is answered by a DATA frame: int32 for each token that was guessed. All little-endian.
+The answer is a DATA frame: int32 for each drafted token. All little-endian.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from transport.errors import ProtocolError
 from transport.frame import Kind, Payload
 from transport.link import Link
 
-GUESS_S = 10.0  # for an answer to a request: a device that takes longer is of no use
-MOST_TOKENS = 512  # of a request, so that the answer to a part of a long text is soon there, too
+ANSWER_S = 10.0  # for an answer to a request: a device that takes longer is of no use
+MOST_TOKENS = 512  # of a request, so that a part of a long text is answered soon, too
 _HEAD = struct.Struct("<BBHII")
 _ID = np.dtype("<i4")
 
 
 class Op(IntEnum):
-    """What a request asks for."""
+    """Operation of a request."""
 
     DRAFT_QUERY = 1
-    END = 2  # no more come
+    END = 2  # no more requests
 
 
 _OPS = {int(op): op for op in Op}
 
 
 class DraftQuery(NamedTuple):
-    """A request."""
+    """A request for draft tokens."""
 
-    keep: int  # tokens of the text before
-    n: int  # tokens to guess
-    tokens: tuple[int, ...]  # behind those that are kept
+    keep: int  # tokens of the previous text that stay
+    n: int  # tokens to draft
+    tokens: tuple[int, ...]  # tokens after those that stay
 
 
-def pack(asked: DraftQuery | None) -> bytes:
-    """A request as bytes; None: no more come."""
-    if asked is None:
+def pack(query: DraftQuery | None) -> bytes:
+    """Return a request as bytes; None: no more requests."""
+    if query is None:
         return _HEAD.pack(Op.END, 0, 0, 0, 0)
-    return _HEAD.pack(Op.DRAFT_QUERY, 0, 0, asked.keep, asked.n) + np.array(asked.tokens, _ID).tobytes()
+    return _HEAD.pack(Op.DRAFT_QUERY, 0, 0, query.keep, query.n) + np.array(query.tokens, _ID).tobytes()
 
 
 def unpack(data: Payload) -> DraftQuery | None:
-    """What `pack` was given. ProtocolError for what it cannot have written."""
+    """Return the request in these bytes. ProtocolError for bytes that `pack` cannot have written."""
     size = len(data) - _HEAD.size
     if size < 0 or size % _ID.itemsize:
         raise ProtocolError(f"a request for guesses has {len(data)} bytes; it has {_HEAD.size}, and 4 for each token")
@@ -73,70 +73,70 @@ def unpack(data: Payload) -> DraftQuery | None:
     return DraftQuery(keep, n, tuple(np.frombuffer(data, _ID, offset=_HEAD.size).tolist()))
 
 
-class RemoteGuesser:
-    """The guesser at the other end of a link."""
+class RemoteDrafter:
+    """The drafter at the other end of a link."""
 
     def __init__(self, link: Link, context: int, n_vocab: int) -> None:
-        """context, n_vocab: of the model there; who checks its guesses has the same vocabulary."""
+        """context, n_vocab: of the model there; the model that verifies its drafts has the same vocabulary."""
         self.context, self.n_vocab = context, n_vocab
         self._link = link
-        self._held: list[int] = []  # the text that the other end has
+        self._sent: list[int] = []  # the text that the other end has
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
-        """As `GreedyDrafter`. A TransportError where the link breaks, or where an answer takes longer than GUESS_S or
-        cannot be; then it is of no use any more."""
-        start = common_prefix(self._held, tokens)
+        """Return `n` draft tokens, as `GreedyDrafter`. A TransportError if the link breaks, or an answer takes longer
+        than ANSWER_S or is not valid; the drafter cannot be used any more then."""
+        start = common_prefix(self._sent, tokens)
         try:
             while len(tokens) - start > MOST_TOKENS:
                 self._ask(DraftQuery(start, 0, tuple(tokens[start : start + MOST_TOKENS])))
                 start += MOST_TOKENS
-            found = self._ask(DraftQuery(start, n, tuple(tokens[start:])))
-        except BaseException:  # an answer that nobody waited for would be taken for the next one
+            draft = self._ask(DraftQuery(start, n, tuple(tokens[start:])))
+        except BaseException:  # a late answer would be taken for that to the next request
             self._link.close()
             raise
-        self._held = list(tokens)
-        return found
+        self._sent = list(tokens)
+        return draft
 
     def end(self) -> None:
-        """Ask for nothing any more. A TransportError where the link is broken."""
+        """Tell the other end that no more requests come. A TransportError if the link is broken."""
         self._link.send(pack(None), Kind.CONTROL)
 
-    def _ask(self, asked: DraftQuery) -> list[int]:
-        self._link.send(pack(asked), Kind.CONTROL)
-        frame = self._link.receive(GUESS_S, asked.n * _ID.itemsize)
-        if frame.kind is not Kind.DATA or len(frame.payload) != asked.n * _ID.itemsize:
+    def _ask(self, query: DraftQuery) -> list[int]:
+        self._link.send(pack(query), Kind.CONTROL)
+        frame = self._link.receive(ANSWER_S, query.n * _ID.itemsize)
+        if frame.kind is not Kind.DATA or len(frame.payload) != query.n * _ID.itemsize:
             raise ProtocolError(
-                f"{self._link.peer} was to guess {asked.n} tokens, it sent {len(frame.payload)} bytes of"
+                f"{self._link.peer} was to guess {query.n} tokens, it sent {len(frame.payload)} bytes of"
                 f" {frame.kind.name}"
             )
-        found: list[int] = np.frombuffer(frame.payload, _ID).tolist()
-        _check_ids(found, self)
-        return found
+        draft: list[int] = np.frombuffer(frame.payload, _ID).tolist()
+        _check_ids(draft, self)
+        return draft
 
 
 def follow(guesser: Guesser, link: Link) -> None:
-    """Guess what is asked for over `link`, until its end. The errors of links and of the engine."""
+    """Answer the requests for drafts that come over `link`, until its end. Raises errors of links and of the engine."""
     text: list[int] = []
     most = _HEAD.size + MOST_TOKENS * _ID.itemsize
     while True:
         frame = link.receive(IDLE_S, most)
         if frame.kind is not Kind.CONTROL:
             raise ProtocolError(f"{link.peer} sent {frame.kind.name} where a request for guesses was expected")
-        asked = unpack(frame.payload)
-        if asked is None:
+        query = unpack(frame.payload)
+        if query is None:
             return
-        n_tokens = asked.keep + len(asked.tokens)
-        if asked.keep > len(text) or not 0 < n_tokens <= guesser.context - max(1, asked.n):
+        n_tokens = query.keep + len(query.tokens)
+        if query.keep > len(text) or not 0 < n_tokens <= guesser.context - max(1, query.n):
             raise ProtocolError(
-                f"{asked.n} guesses behind {n_tokens} tokens were asked for, {asked.keep} of them known; known are"
+                f"{query.n} guesses behind {n_tokens} tokens were asked for, {query.keep} of them known; known are"
                 f" {len(text)}, and there is room for {guesser.context}"
             )
-        _check_ids(asked.tokens, guesser)
-        text[asked.keep :] = asked.tokens
-        link.send(np.array(guesser.propose(text, asked.n), _ID).tobytes())
+        _check_ids(query.tokens, guesser)
+        text[query.keep :] = query.tokens
+        link.send(np.array(guesser.propose(text, query.n), _ID).tobytes())
 
 
 def _check_ids(tokens: Sequence[int], guesser: Guesser) -> None:
-    """ProtocolError for what is no token: an engine would end on it."""
+    """Raise ProtocolError for what is no token id: an engine would end on it."""
     if not all(0 <= token < guesser.n_vocab for token in tokens):
         raise ProtocolError(f"the tokens {tokens!s:.80} came; token ids are from 0 to {guesser.n_vocab - 1}")

@@ -1,4 +1,4 @@
-"""What of a device an engine process may use, as the daemon writes it on its command line and the process reads it."""
+"""Resource limits of an engine process: cores, threads, GPU layers. Passed on its command line."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from edge.errors import EdgeError
 
 @dataclass(frozen=True)
 class ResourceLimits:
-    """The limits that every session has."""
+    """Limits of every session."""
 
     threads: int
-    affinity: tuple[int, ...] = ()  # the cores to compute on; none: all that the daemon may use
-    gpu_layers: int | None = None  # the most on the GPU; None: as many as it likes
+    affinity: tuple[int, ...] = ()  # cores to compute on; empty: all that the daemon may use
+    gpu_layers: int | None = None  # most layers on the GPU; None: no limit
 
     def options(self) -> list[str]:
-        """For the command line."""
-        given = ["--threads", str(self.threads)]
+        """Return the limits as options of a command line."""
+        options = ["--threads", str(self.threads)]
         if self.affinity:
-            given += ["--affinity", cores_text(self.affinity)]
+            options += ["--affinity", cores_text(self.affinity)]
         if self.gpu_layers is not None:
-            given += ["--gpu-layers", str(self.gpu_layers)]
-        return given
+            options += ["--gpu-layers", str(self.gpu_layers)]
+        return options
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> ResourceLimits:
-        """From a command line whose parser `add_arguments` made."""
+    def from_args(cls, args: argparse.Namespace) -> ResourceLimits:
+        """Return the limits of a command line that a parser with `add_arguments` read."""
         return cls(args.threads, args.affinity, args.gpu_layers)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `ResourceLimits.options` writes."""
+    """Add the options that `ResourceLimits.options` writes."""
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--affinity", type=parse_cores, default=())
     parser.add_argument("--gpu-layers", type=int)
 
 
 def compute_on(cores: Sequence[int]) -> None:
-    """Keep this thread, and those it starts, to some of the cores that it may use now; none: all of these.
+    """Keep this thread, and those it starts, to these of the cores that it may use now; none: to all of them.
 
-    EdgeError where it may not use one of them.
+    EdgeError if it may not use one of them.
     """
     if not cores:
         return

@@ -1,4 +1,4 @@
-"""What an engine process loads: a slice with its place among the ranks, or a whole model, within a limit of memory."""
+"""Loading in an engine process: a slice with its place among the ranks, or a whole model, within a limit of memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edge.parallel.topology import place
 from edge.worker.draft_queries import follow as follow_guesses
 from edge.worker.limits import ResourceLimits
 from edge.worker.loaded import LoadedPart
-from edge.worker.messages import options_of
+from edge.worker.messages import options_from
 from edge.worker.timing import time_shard
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape
@@ -33,34 +33,34 @@ from quant.wire import WIRES
 from transport import edge_pb2 as pb
 from transport.collective import Group
 
-_MOST_TIMED = 16  # kinds of steps
+_MOST_TIMED = 16  # step sizes in one request
 
 
 class WholeModel:
-    """A model that runs on this device alone. To a group of two it is what guesses for rank 0."""
+    """A model that runs on this device alone. In a group of two it drafts tokens for rank 0."""
 
     def __init__(self, engine: Engine, need: MemoryNeed) -> None:
         self._engine = engine
         self._need = need
 
     def describe(self) -> pb.Loaded:
-        """Its memory, layers and context."""
+        """Return its memory, layers and context."""
         shape = self._engine.shape
         return pb.Loaded(memory_bytes=self._need.total, layers=shape.n_layers, context=self._engine.context)
 
     def run(self, _: pb.Run, group: Group, __: Relink | None) -> None:
-        """Guess what rank 0 asks for, until its end. EdgeError in a larger group; the errors of links and of the
+        """Answer rank 0's requests for drafts, until its end. EdgeError in a larger group; errors of links and of the
         engine."""
         if group.world_size != 2:
             raise EdgeError(f"a whole model guesses for one other rank, {group.world_size} are connected")
         follow_guesses(GreedyDrafter(self._engine), group.links[0])
 
     def time(self, _: pb.Time) -> pb.Timed:
-        """EdgeError: slices are timed."""
+        """Raise EdgeError: only slices are timed."""
         raise EdgeError("no slice is loaded yet")
 
     def finish(self, timeout_s: float) -> None:
-        """Let what is written in the background be whole."""
+        """Wait until background writes are complete, for `timeout_s` at most."""
         self._engine.states.finish(timeout_s)
 
     def close(self) -> None:
@@ -69,50 +69,51 @@ class WholeModel:
 
 
 class SlicePart(WholeModel):
-    """A slice, with its place among the ranks."""
+    """A slice of a model, with its place among the ranks."""
 
     def __init__(self, shard: Shard, need: MemoryNeed) -> None:
         super().__init__(shard.engine, need)
         self._shard = shard
 
-    def run(self, asked: pb.Run, group: Group, relink: Relink | None) -> None:
-        """Do the steps that come, until their end. The errors of links and of the engine."""
-        follow(self._shard, group, asked.algorithm, WIRES[asked.wire], relink)
+    def run(self, request: pb.Run, group: Group, relink: Relink | None) -> None:
+        """Compute the steps that come, until their end. Raises errors of links and of the engine."""
+        follow(self._shard, group, request.algorithm, WIRES[request.wire], relink)
 
-    def time(self, asked: pb.Time) -> pb.Timed:
-        """How long each of the steps takes, and how fast the disk reads. EdgeError where these are too many."""
-        if len(asked.rows) > _MOST_TIMED:
-            raise EdgeError(f"{len(asked.rows)} kinds of steps to time; the most are {_MOST_TIMED}")
-        found = time_shard(self._shard, asked.rows, asked.steps, asked.depth)
-        step_s, busy = [one.seconds for one in found], [one.busy for one in found]
-        return pb.Timed(step_s=step_s, disk_bytes_per_s=self._disk() if asked.disk else 0.0, busy=busy)
+    def time(self, request: pb.Time) -> pb.Timed:
+        """Return how long each of the steps takes, and how fast the disk reads. EdgeError if there are too many
+        steps."""
+        if len(request.rows) > _MOST_TIMED:
+            raise EdgeError(f"{len(request.rows)} kinds of steps to time; the most are {_MOST_TIMED}")
+        times = time_shard(self._shard, request.rows, request.steps, request.depth)
+        step_s, busy = [time.seconds for time in times], [time.busy for time in times]
+        return pb.Timed(step_s=step_s, disk_bytes_per_s=self._disk() if request.disk else 0.0, busy=busy)
 
     def _disk(self) -> float:
-        """Bytes a second from the disk that the slice lies on; 0 where that cannot be measured."""
+        """Return bytes a second from the disk that the slice lies on; 0 if that cannot be measured."""
         try:
             return disk_read_rate(self._engine.path.parent)[0]
         except (OSError, ValueError):
             return 0.0
 
 
-def load(asked: pb.Load, rank: int, lent: ResourceLimits, progress: Callable[[float], None]) -> LoadedPart:
-    """What was asked for. The errors are those of Engine, and NotEnoughMemory where more than the limit would be
-    needed. lent: what of the device may be used."""
-    options = within(options_of(asked.options), lent)
-    stages = tuple(asked.stages)
+def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable[[float], None]) -> LoadedPart:
+    """Load a slice or a model. Raises the errors of Engine, and NotEnoughMemory if it would need more than the limit.
+    limits: resources that it may use."""
+    options = limit_options(options_from(request.options), limits)
+    stages = tuple(request.stages)
     here = place(rank, stages) if stages else None
     if here is not None and not here.last:
         options = replace(options, outputs=options.rows)  # every row goes on to the next stage
-    file = GgufFile.open(asked.path)
+    file = GgufFile.open(request.path)
     check_loadable(file)
     shape = ModelShape.from_gguf(file)
     context, _, kv = resolve(options, shape)
-    options.check_sequences(min(options.rows, context))  # the dry run ends the process, too
-    limit = asked.memory_limit_bytes
-    on_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
-    if limit and not on_gpu:
+    options.check_sequences(min(options.rows, context))  # the dry run would end the process on too many, too
+    limit = request.memory_limit_bytes
+    uses_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
+    if limit and not uses_gpu:
         options = replace(options, memory=min(limit, options.memory or limit))
-    if asked.prefix_key:
+    if request.prefix_key:
         options = replace(options, reserved=options.reserved + held_bytes(shape))
     if options.memory is None:
         sizes = ContextSizes(
@@ -123,36 +124,36 @@ def load(asked: pb.Load, rank: int, lent: ResourceLimits, progress: Callable[[fl
             outputs=min(options.outputs or options.sequences, options.rows, context),
             flash_attention=options.flash_attention,
         )
-        need = memory.need(asked.path, sizes)
+        need = memory.need(request.path, sizes)
         _check_limit(need, limit)
     else:  # the engine accounts for itself, and pages what does not fit
         need = None
     if here is None:
-        engine = Engine(asked.path, options, progress=progress)
+        engine = Engine(request.path, options, progress=progress)
         return WholeModel(engine, need or engine.memory)
-    shard = Shard(asked.path, options, here, progress)
-    if asked.prefix_key and asked.prefix_bytes:
-        held = held_bytes(shape) if options.memory else None
-        seal(shard.engine.states, Path(asked.prefix_folder), asked.prefix_bytes, asked.prefix_key, held)
+    shard = Shard(request.path, options, here, progress)
+    if request.prefix_key and request.prefix_bytes:
+        state_bytes = held_bytes(shape) if options.memory else None
+        seal(shard.engine.states, Path(request.prefix_folder), request.prefix_bytes, request.prefix_key, state_bytes)
     return SlicePart(shard, need or shard.engine.memory)
 
 
 def _check_limit(need: MemoryNeed, limit: int) -> None:
-    """limit: bytes; 0 for none."""
+    """Raise NotEnoughMemory above the limit in bytes; 0: no limit."""
     if limit and need.total > limit:
         parts = ", ".join(f"{name} {n / memory.MIB:,.0f}" for name, n in need.parts.items())
         raise NotEnoughMemory(
             f"the slice needs {need.total / memory.MIB:,.0f} MiB ({parts}), this worker has"
-            f" {limit / memory.MIB:,.0f} MiB left of its limit; use a smaller --context, or a smaller share"
+            f" {limit / memory.MIB:,.0f} MiB left of its limit; use a smaller context, or a smaller share"
         )
 
 
-def within(options: EngineOptions, lent: ResourceLimits) -> EngineOptions:
-    """The options with no more than the device lends."""
-    asked, most = options.gpu_layers, lent.gpu_layers
+def limit_options(options: EngineOptions, limits: ResourceLimits) -> EngineOptions:
+    """Return the options with no more threads and GPU layers than the limits allow."""
+    requested, most = options.gpu_layers, limits.gpu_layers
     return replace(
         options,
-        threads=min(options.threads or lent.threads, lent.threads),
-        gpu_layers=asked if asked is None or most is None else min(asked, most),
+        threads=min(options.threads or limits.threads, limits.threads),
+        gpu_layers=requested if requested is None or most is None else min(requested, most),
         most_gpu_layers=most,
     )

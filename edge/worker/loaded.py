@@ -1,4 +1,4 @@
-"""What an engine process asks of the model it holds, whatever the kind."""
+"""Interface of what an engine process has loaded, whatever the kind of model."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from transport.collective import Group
 
 
 class LoadedPart(Protocol):
-    """What was loaded: a whole model, a slice of a language model, or a stage of an ONNX model."""
+    """A whole model, a slice of a language model, or a stage of an ONNX model."""
 
     def describe(self) -> pb.Loaded:
-        """What it is, and what it takes."""
+        """Return its kind of description, and the memory it takes."""
 
-    def run(self, asked: pb.Run, group: Group, relink: Relink | None) -> None:
-        """Take part in what rank 0 of the group has computed, until it ends that. relink: the links that may change.
-        EdgeError where this part has nothing to do in a group; the errors of links and of the engine."""
+    def run(self, request: pb.Run, group: Group, relink: Relink | None) -> None:
+        """Take part in the steps of rank 0 of the group, until it ends them. relink: links that may be replaced.
+        EdgeError if this part has no work in a group; errors of links and of the engine."""
 
-    def time(self, asked: pb.Time) -> pb.Timed:
-        """How long it takes by itself. EdgeError where it cannot be timed."""
+    def time(self, request: pb.Time) -> pb.Timed:
+        """Return how long it takes by itself. EdgeError if it cannot be timed."""
 
     def finish(self, timeout_s: float) -> None:
-        """The process is about to end: let what is written in the background be whole, within so long."""
+        """Wait until background writes are complete, for `timeout_s` at most: the process is about to end."""
 
     def close(self) -> None:
         """Free the memory."""

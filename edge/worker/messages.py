@@ -1,4 +1,4 @@
-"""What passes between owner and worker as messages of transport/edge.proto, and as the values that it stands for.
+"""Conversion between messages of transport/edge.proto and the values that they stand for.
 
 A field that this version does not know is ignored. A field that is absent has its default.
 """
@@ -13,7 +13,7 @@ from devices.profile import DeviceProfile
 from edge.errors import EdgeError
 from transport import edge_pb2 as pb
 
-if TYPE_CHECKING:  # who asks what a device is loads neither llama.cpp nor numpy
+if TYPE_CHECKING:  # describing a device needs neither llama.cpp nor numpy
     from edge.llm.options import EngineOptions
     from edge.onnx.wire import Boundary, Tensor
     from partition.plan.onnx_plan import OnnxStage
@@ -24,43 +24,43 @@ T = TypeVar("T")
 
 
 def profile_message(profile: DeviceProfile) -> pb.DeviceProfile:
-    """A profile as a message. What is None is absent."""
+    """Return a profile as a message. None becomes an absent field."""
     return pb.DeviceProfile(**profile.to_json())
 
 
-def profile_of(message: pb.DeviceProfile) -> DeviceProfile:
-    """The profile that a message holds. ValueError names the field that is missing, or out of its range."""
-    return DeviceProfile.from_json(_given(message))
+def profile_from(message: pb.DeviceProfile) -> DeviceProfile:
+    """Return the profile in a message. ValueError names the field that is missing, or out of its range."""
+    return DeviceProfile.from_json(_present(message))
 
 
 def options_message(options: EngineOptions) -> pb.EngineOptions:
-    """Engine options as a message. What is None is absent."""
+    """Return engine options as a message. None becomes an absent field."""
     values = dataclasses.asdict(options)
     del values["prefixes"], values["most_gpu_layers"]  # each device has its own
-    del values["draft_rows"], values["draft_bytes"]  # are for what the owner is told
+    del values["draft_rows"], values["draft_bytes"]  # concern the owner alone
     return pb.EngineOptions(**values)
 
 
-def options_of(message: pb.EngineOptions) -> EngineOptions:
-    """The engine options that a message holds. EngineError names the option that is out of its range."""
+def options_from(message: pb.EngineOptions) -> EngineOptions:
+    """Return the engine options in a message. EngineError names the option that is out of its range."""
     from edge.llm.options import EngineOptions
 
-    return EngineOptions(**_given(message))
+    return EngineOptions(**_present(message))
 
 
 def stage_message(stage: OnnxStage, takes: Boundary, gives: Boundary) -> pb.Stage:
-    """A stage of a plan, and what crosses its boundaries, as a message."""
+    """Return a stage of a plan, with the tensors that cross its boundaries, as a message."""
     takes_, gives_ = _boundary_message(takes), _boundary_message(gives)
     return pb.Stage(takes=takes_, gives=gives_, threads=stage.threads, provider=stage.provider)
 
 
-def boundaries_of(message: pb.Stage) -> tuple[Boundary, Boundary]:
-    """(what the stage takes, what it gives). EdgeError names the field that cannot be."""
+def boundaries_from(message: pb.Stage) -> tuple[Boundary, Boundary]:
+    """Return the boundary before and the boundary after a stage. EdgeError names the invalid field."""
     return _boundary(message.takes, "takes"), _boundary(message.gives, "gives")
 
 
-def _given(message: Any) -> dict[str, Any]:
-    """The values of the fields that are present, by name."""
+def _present(message: Any) -> dict[str, Any]:
+    """Return the values of the fields that are present, by name."""
     return {field.name: value for field, value in message.ListFields()}
 
 
@@ -81,12 +81,12 @@ def _boundary(message: pb.Boundary, field: str) -> Boundary:
 def _tensor(message: pb.Tensor, field: str) -> Tensor:
     from edge.onnx.wire import Tensor
 
-    given = (message.name, message.type, tuple(message.shape), tuple(message.open), message.any_rank)
-    return _named(lambda: Tensor(*given), field)
+    arguments = (message.name, message.type, tuple(message.shape), tuple(message.open), message.any_rank)
+    return _named(lambda: Tensor(*arguments), field)
 
 
 def _named(make: Callable[[], T], field: str) -> T:
-    """What `make` makes. EdgeError with the field's name where it raises ValueError."""
+    """Return what `make` returns. EdgeError with the field's name where it raises ValueError."""
     try:
         return make()
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""The engine process of a worker: one rank of a group. Started by the daemon, which it outlives by nothing.
+"""Engine process of a worker: one rank of a group. The daemon starts it, and it ends when the daemon does.
 
-It is a process of its own because ggml ends the whole process on what it does not expect, and because the engine's
-callbacks need an interpreter that nobody else keeps busy. It gets commands from the daemon over a socket pair and has
-links to the other ranks.
+It is a process of its own because ggml ends the whole process on unexpected input, and because the engine's callbacks
+need an interpreter that nothing else keeps busy. It gets commands from the daemon over a socket pair and has links to
+the other ranks.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from transport.tcp_link import TcpLink
 if TYPE_CHECKING:
     from edge.worker.loaded import LoadedPart
 
-_IDLE_S = 7 * 86400.0  # for the next command; whoever lets go earlier closes the daemon's end of the pair
+_IDLE_S = 7 * 86400.0  # for the next command; an earlier end closes the daemon's end of the pair
 _MOST_RANKS = 256
 _MOST_FLOATS = 16 << 20
 _MOST_REPEATS = 10_000
-_LEAST_MEASURED_S, _MOST_MEASURED_S = 0.1, 60.0  # of a link, whatever is asked
-_REMOVALS = 2  # of the folder: `Rank` may just have begun to take links there
-_FINISH_S = EXIT_S / 2  # for what is written in the background; the daemon kills whoever does not end
+_LEAST_MEASURED_S, _MOST_MEASURED_S = 0.1, 60.0  # bounds on the seconds that measure a link
+_REMOVALS = 2  # tries to remove the folder: `Rank` may just be opening its socket there
+_FINISH_S = EXIT_S / 2  # for background writes; the daemon kills a process that takes EXIT_S to end
 _MOST_TEXT = 4000  # characters of an error, which may repeat what the owner sent: events have 1 MiB
 
 
 class Rank:
-    """What one rank holds, and what it does on a command."""
+    """State of one rank, and its answers to commands."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Rank:
         host: str,
         folder: Path,
         credentials: peers.Fetch | None,
-        lent: ResourceLimits,
+        limits: ResourceLimits,
     ) -> None:
         if not open_.rank < open_.world_size <= _MOST_RANKS or len(open_.secret) != peers.SECRET_BYTES:
             raise EdgeError(
@@ -78,10 +78,10 @@ class Rank:
         compute_on(cores)
         self._control = control
         self._open = open_
-        # A thread more than there are cores would keep all others waiting.
-        self._lent = replace(lent, threads=min(lent.threads, len(cores) or lent.threads))
+        # One thread more than there are cores would keep all others waiting.
+        self._limits = replace(limits, threads=min(limits.threads, len(cores) or limits.threads))
         self._credentials = credentials
-        self._poll_s = polling_s(lent.threads)  # of all sessions: they share the device's quota
+        self._poll_s = polling_s(limits.threads)  # of all sessions' threads: they share the quota
         self._deadlines = Deadlines(
             open_.connect_timeout_s or Deadlines.connect_timeout_s,
             open_.step_timeout_s or Deadlines.step_timeout_s,
@@ -94,54 +94,54 @@ class Rank:
         self._group: Group | None = None
         self._relink: Relink | None = None
         self._loaded: LoadedPart | None = None
-        self._stages: tuple[int, ...] = ()  # that what is loaded is a part of; none: it is whole
+        self._stages: tuple[int, ...] = ()  # ranks of each stage, if a slice is loaded; empty for a whole model
         self.opened = pb.Opened(tcp_port=self._listener.tcp_port, pid=os.getpid())
 
     def handle(self, command: pb.Command) -> pb.Event:
-        """Do what is asked and say what came of it."""
+        """Carry out a command and return its event."""
         name = command.WhichOneof("command")
         if name not in ("connect", "load", "answer", "measure", "allreduce", "unload", "run", "time"):
             raise EdgeError(f"this worker does not know the command {name}; update it")
         event: pb.Event = getattr(self, f"_{name}")(getattr(command, name))
         return event
 
-    def _connect(self, asked: pb.Connect) -> pb.Event:
-        """Dial the ranks above, wait for those below."""
-        if self._connecting:  # what came of it, the other ranks have seen too
+    def _connect(self, request: pb.Connect) -> pb.Event:
+        """Dial the ranks above, and wait for those below."""
+        if self._connecting:  # the other ranks have seen the result of the first time
             raise EdgeError("the ranks were connected already, or failed to be; open a new session")
-        mine, ranks = self._open.rank, {peer.rank for peer in asked.peers}
+        mine, ranks = self._open.rank, {peer.rank for peer in request.peers}
         if ranks != set(range(self._open.world_size)) - {mine}:
             raise EdgeError(f"rank {mine} of {self._open.world_size} was given the peers {sorted(ranks)!s:.200}")
-        if asked.transport not in ("", *TRANSPORTS):
-            raise EdgeError(f"{asked.transport!r} is no transport; use one of {', '.join(TRANSPORTS)}")
+        if request.transport not in ("", *TRANSPORTS):
+            raise EdgeError(f"{request.transport!r} is no transport; use one of {', '.join(TRANSPORTS)}")
         self._connecting = True
-        others = [peers.Peer(p.rank, p.name, p.host, p.port, p.tcp_port, p.session) for p in asked.peers]
+        others = [peers.Peer(p.rank, p.name, p.host, p.port, p.tcp_port, p.session) for p in request.peers]
         self._group, self._relink = join(
             mine,
             self._open.secret,
             others,
             deadlines=self._deadlines,
             credentials=self._credentials,
-            transport=asked.transport or "auto",
+            transport=request.transport or "auto",
             poll_s=self._poll_s,
             listener=self._listener,
             streams=self._open.streams,
         )
         return pb.Event(connected=pb.Connected(links=[_state(rank, one) for rank, one in self._relink.dialled.items()]))
 
-    def _load(self, asked: pb.Load) -> pb.Event:
+    def _load(self, request: pb.Load) -> pb.Event:
         if self._loaded is not None:
             raise EdgeError("a slice is loaded already; unload it first")
         began = time.monotonic()
-        if asked.HasField("stage"):
+        if request.HasField("stage"):
             from edge.worker.load_stage import load as load_stage
 
-            self._loaded = load_stage(asked, self._open.rank, self._lent, self._report)
+            self._loaded = load_stage(request, self._open.rank, self._limits, self._report)
         else:
             from edge.worker.load import load
 
-            self._loaded = load(asked, self._open.rank, self._lent, self._report)
-        self._stages = tuple(asked.stages)
+            self._loaded = load(request, self._open.rank, self._limits, self._report)
+        self._stages = tuple(request.stages)
         loaded = self._loaded.describe()
         loaded.load_s = time.monotonic() - began
         return pb.Event(loaded=loaded)
@@ -150,7 +150,7 @@ class Rank:
         emit(self._control, pb.Event(loading=pb.Loading(fraction=fraction)))
 
     def finish(self) -> None:
-        """Called when the daemon has let go."""
+        """Complete background writes, when the daemon has asked this process to end."""
         if self._loaded is not None:
             self._loaded.finish(_FINISH_S)
 
@@ -160,68 +160,69 @@ class Rank:
             self._loaded = None
         return pb.Event(unloaded=pb.Unloaded())
 
-    def _answer(self, asked: pb.Answer) -> pb.Event:
-        answer(self._link(asked.rank))
+    def _answer(self, request: pb.Answer) -> pb.Event:
+        answer(self._link(request.rank))
         return pb.Event(answered=pb.Answered())
 
-    def _measure(self, asked: pb.Measure) -> pb.Event:
-        link = self._link(asked.rank)
-        found = measure(link, min(max(asked.seconds, _LEAST_MEASURED_S), _MOST_MEASURED_S))
+    def _measure(self, request: pb.Measure) -> pb.Event:
+        link = self._link(request.rank)
+        measured = measure(link, min(max(request.seconds, _LEAST_MEASURED_S), _MOST_MEASURED_S))
         return pb.Event(
             measured=pb.Measured(
                 kind=link.kind,
-                round_trip_median_s=found.round_trip_median_s,
-                round_trip_p99_s=found.round_trip_p99_s,
-                round_trip_best_s=found.round_trip_best_s,
-                send_bytes_per_s=found.send_bytes_per_s,
-                receive_bytes_per_s=found.receive_bytes_per_s,
+                round_trip_median_s=measured.round_trip_median_s,
+                round_trip_p99_s=measured.round_trip_p99_s,
+                round_trip_best_s=measured.round_trip_best_s,
+                send_bytes_per_s=measured.send_bytes_per_s,
+                receive_bytes_per_s=measured.receive_bytes_per_s,
                 hints=path_hints(
                     link.local_address,
-                    found.round_trip_best_s / 2,
-                    found.round_trip_median_s / 2,
-                    found.round_trip_p99_s / 2,
-                    min(found.send_bytes_per_s, found.receive_bytes_per_s),
+                    measured.round_trip_best_s / 2,
+                    measured.round_trip_median_s / 2,
+                    measured.round_trip_p99_s / 2,
+                    min(measured.send_bytes_per_s, measured.receive_bytes_per_s),
                 ),
             )
         )
 
-    def _allreduce(self, asked: pb.Allreduce) -> pb.Event:
-        """Sum seeded noise again and again: how long one takes, and a digest that must be the same on all ranks."""
+    def _allreduce(self, request: pb.Allreduce) -> pb.Event:
+        """Sum seeded noise again and again. Report the median seconds, and a digest that must be the same on all
+        ranks."""
         group = self._joined()
-        if not 0 < asked.n_floats <= _MOST_FLOATS or not 0 < asked.repeats <= _MOST_REPEATS:
+        if not 0 < request.n_floats <= _MOST_FLOATS or not 0 < request.repeats <= _MOST_REPEATS:
             raise EdgeError(f"an allreduce takes 1 to {_MOST_FLOATS} floats, 1 to {_MOST_REPEATS} times")
-        if asked.wire not in WIRES:
-            raise EdgeError(f"{asked.wire!r} is no wire type; use one of {', '.join(WIRES)}")
-        chosen: Any = asked.algorithm or "auto"  # the group refuses what it does not know
-        own = np.random.default_rng([asked.seed, group.rank]).standard_normal(asked.n_floats, np.float32)
+        if request.wire not in WIRES:
+            raise EdgeError(f"{request.wire!r} is no wire type; use one of {', '.join(WIRES)}")
+        chosen: Any = request.algorithm or "auto"  # the group refuses an unknown one
+        own = np.random.default_rng([request.seed, group.rank]).standard_normal(request.n_floats, np.float32)
         times: list[float] = []
         group.barrier()
-        for _ in range(asked.repeats):
+        for _ in range(request.repeats):
             x = own.copy()
             began = time.perf_counter()
-            algorithm = group.allreduce(x, chosen, WIRES[asked.wire])
+            algorithm = group.allreduce(x, chosen, WIRES[request.wire])
             times.append(time.perf_counter() - began)
         median_s = sorted(times)[len(times) // 2]
         digest = hashlib.sha256(x.tobytes()).digest()
         return pb.Event(allreduced=pb.Allreduced(algorithm=algorithm, median_s=median_s, digest=digest))
 
-    def _run(self, asked: pb.Run) -> pb.Event:
-        """Follow rank 0. Who fails says why to all others, which fail then, too."""
+    def _run(self, request: pb.Run) -> pb.Event:
+        """Follow rank 0. A rank that fails sends the reason to all others, which fail then, too."""
         group = self._joined()
         try:
-            if asked.wire not in WIRES or asked.algorithm not in ("auto", *ALGORITHMS):
-                raise EdgeError(f"{asked.algorithm!r} over {asked.wire!r} is not known here; update this worker")
+            if request.wire not in WIRES or request.algorithm not in ("auto", *ALGORITHMS):
+                raise EdgeError(f"{request.algorithm!r} over {request.wire!r} is not known here; update this worker")
             if self._stages and sum(self._stages) != group.world_size:
                 raise EdgeError(f"a slice for {sum(self._stages)} ranks is loaded, {group.world_size} are connected")
-            self._part().run(asked, group, self._relink)
+            self._part().run(request, group, self._relink)
         except Exception as error:
             for link in group.links.values():
                 link.refuse(f"rank {group.rank}: {error}")
             raise
         return pb.Event(ran=pb.Ran())
 
-    def _time(self, asked: pb.Time) -> pb.Event:
-        return pb.Event(timed=self._part().time(asked))
+    def _time(self, request: pb.Time) -> pb.Event:
+        return pb.Event(timed=self._part().time(request))
 
     def _part(self) -> LoadedPart:
         if self._loaded is None:
@@ -241,7 +242,7 @@ class Rank:
 
 
 def _state(rank: int, dialled: Dialled) -> pb.LinkState:
-    """How a link was chosen."""
+    """Return how a link was chosen."""
     return pb.LinkState(
         rank=rank,
         kind=dialled.link.kind,
@@ -252,12 +253,12 @@ def _state(rank: int, dialled: Dialled) -> pb.LinkState:
 
 
 def emit(control: TcpLink, event: pb.Event) -> None:
-    """Tell the daemon."""
+    """Send an event to the daemon."""
     control.send(event.SerializeToString(), Kind.CONTROL)
 
 
 def failed(error: Exception) -> pb.Event:
-    """An error as an event: its class and its words."""
+    """Return an error as an event: its class and its message."""
     known = isinstance(error, (EdgeError, OSError, ValueError))
     text = str(error) if known else f"unexpected {type(error).__name__}: {error}; please report it"
     text = text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
@@ -265,7 +266,7 @@ def failed(error: Exception) -> pb.Event:
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """Run one rank until the daemon lets go of it."""
+    """Run one rank until the daemon ends it."""
     parser = argparse.ArgumentParser(prog="edge.worker.rank")
     parser.add_argument("--control", type=int, required=True)
     parser.add_argument("--host", required=True)
@@ -280,7 +281,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     reader = threading.Thread(target=_read, args=(control, commands, args.folder, ranks), daemon=True, name="commands")
     reader.start()
 
-    def tell(event: pb.Event) -> None:
+    def report(event: pb.Event) -> None:
         try:
             emit(control, event)
         except TransportError:
@@ -288,34 +289,34 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
     opened = pb.Command.FromString(commands.get()).open
     try:
-        lent = ResourceLimits.of(args)
-        compute_on(lent.affinity)  # before what computes has threads
-        rank = Rank(control, opened, args.host, args.folder, _credentials(args.credentials), lent)
+        limits = ResourceLimits.from_args(args)
+        compute_on(limits.affinity)  # before libraries start threads that compute
+        rank = Rank(control, opened, args.host, args.folder, _credentials(args.credentials), limits)
         ranks.append(rank)
     except Exception as error:
-        tell(failed(error))
+        report(failed(error))
         sys.exit(1)
-    tell(pb.Event(opened=rank.opened))
+    report(pb.Event(opened=rank.opened))
     threading.Thread(target=_beat, args=(control,), daemon=True, name="beat").start()
     while True:
         data = commands.get()
         try:
             event = rank.handle(pb.Command.FromString(data))
-        except Exception as error:  # whatever it is, the owner must hear of it
+        except Exception as error:  # the owner must hear of any error
             event = failed(error)
-        tell(event)
+        report(event)
 
 
 def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
-    """`main` in a process that was forked. descriptors: for commands, and for what it says."""
-    control, says = descriptors
-    os.dup2(says, 2)
-    os.close(says)
+    """Run `main` in a process that was forked. descriptors: of its commands, and of its output."""
+    control, output = descriptors
+    os.dup2(output, 2)
+    os.close(output)
     main([*arguments, "--control", str(control)])
 
 
 def _beat(control: TcpLink) -> None:
-    """Say again and again that this process runs, whatever it computes."""
+    """Send heartbeats: this process runs, whatever it computes."""
     with suppress(TransportError):  # the daemon has gone
         while True:
             time.sleep(HEARTBEAT_S)
@@ -323,15 +324,15 @@ def _beat(control: TcpLink) -> None:
 
 
 def _read(control: TcpLink, commands: queue.SimpleQueue[bytes], folder: Path, ranks: list[Rank]) -> None:
-    """Commands as they come. When the daemon is gone, so is this process, whatever it computes."""
+    """Queue commands as they come. End this process when the daemon has gone, whatever it computes."""
     while True:
         try:
             commands.put(bytes(control.receive(_IDLE_S).payload))
         except TransportError:
-            with suppress(Exception):  # whatever it is, this process ends
+            with suppress(Exception):  # this process ends, whatever the error
                 for rank in ranks:
                     rank.finish()
-            for _ in range(_REMOVALS):  # nobody else is left to do it where the daemon was killed
+            for _ in range(_REMOVALS):  # a daemon that was killed cannot do it
                 shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
 

@@ -1,4 +1,4 @@
-"""What a worker answers (transport/edge.proto): what it is, its sessions, slices, and who may ask at all."""
+"""gRPC service of a worker (transport/edge.proto): its description, sessions, slices, and who may call it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpc_health.v1 import health
 
 from devices.errors import TrustError
 from devices.profile import describe
-from devices.trust import credentials as held
+from devices.trust import credentials as trust_files
 from edge import log
 from edge.errors import EdgeError, SliceBusy, SliceError
 from edge.net import credentials as trust
@@ -33,11 +33,11 @@ from transport.connection_limit import ConnectionLimiter
 from transport.errors import LinkClosed, Refused
 from transport.grpc_link import printable
 
-_PROGRESS_S = 0.25  # between two words about a long cut
+_PROGRESS_S = 0.25  # between two reports about a long cut
 
-STALL_S = 120.0  # for the next piece of an upload, which keeps others from sending that slice
+STALL_S = 120.0  # for the next chunk of an upload, which keeps others from sending that slice
 
-# Who may call what, of all services. What is not named here is for the owner alone.
+# Roles that may make a call, for all services. All other calls are for the owner alone.
 _ROLES = {
     f"/{rpc.SERVICE}/{rpc.LINK}": security.MEMBERS,
     f"/{health.SERVICE_NAME}/Check": security.ANYONE,  # the first call over every connection
@@ -46,63 +46,64 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker is told when it starts."""
+    """Options that a worker starts with."""
 
     name: str
-    host: str  # it listens on
+    host: str  # address that it listens on
     threads: int
     memory_limit_bytes: int | None
-    models: Path | None  # where model files may be found, to cut slices from
-    credentials: Path | None  # the folder, where mutual TLS is used
-    affinity: tuple[int, ...] = ()  # the cores it lends; none: all it may use
-    gpu_layers: int | None = None  # the most that a session may put on the GPU; None: as many as it likes
-    prefix_bytes: int = DEFAULT_BYTES  # of keys and values of prompts that are kept for the owner; 0: none
+    models: Path | None  # folder of model files to cut slices from
+    credentials: Path | None  # their folder, if mutual TLS is used
+    affinity: tuple[int, ...] = ()  # cores that sessions may use; empty: all that the daemon may use
+    gpu_layers: int | None = None  # most layers that a session may put on the GPU; None: no limit
+    prefix_bytes: int = DEFAULT_BYTES  # of the prefix cache for the owner; 0: none
 
 
 class Worker:
-    """The service. One object for the whole daemon; gRPC calls its methods from many threads."""
+    """The service: one object for the whole daemon. gRPC calls its methods from many threads."""
 
     def __init__(self, options: WorkerOptions, store: SliceStore, digests: Digests, limiter: ConnectionLimiter) -> None:
-        """limiter: learns which caller each connection belongs to."""
+        """limiter: is told which caller each connection belongs to."""
         self._options = options
         self._limiter = limiter
         self._store = store
         self._digests = digests
-        lent = ResourceLimits(options.threads, options.affinity, options.gpu_layers)
+        limits = ResourceLimits(options.threads, options.affinity, options.gpu_layers)
         self._sessions = Sessions(
-            store, options.host, options.credentials, lent, options.memory_limit_bytes, options.prefix_bytes
+            store, options.host, options.credentials, limits, options.memory_limit_bytes, options.prefix_bytes
         )
-        self._request: tuple[bytes, bytes] | None = None  # (key, request to sign it) of an enrolment under way
+        self._request: tuple[bytes, bytes] | None = None  # (key, signing request) of an enrolment that has begun
         self._leaving = False
         self._enrolling = threading.Lock()
         self._cutting = threading.Lock()
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """What the gRPC server registers."""
+        """Return the handlers that the gRPC server registers."""
         return rpc.handlers(self, self._guarded)
 
     def admit(self, method: str, context: grpc.ServicerContext) -> rpc.Caller:
-        """Before every call of every service: who makes it. The call is ended where they may not make it."""
-        caller = rpc.Caller("a caller", owner=True)  # who needs no credentials may do everything
+        """Return the caller of a call, before every call of every service. A call that its caller may not make is
+        ended."""
+        caller = rpc.Caller("a caller", owner=True)  # without credentials everybody may do everything
         with _explained(method, context):
             if self._options.credentials is not None:
                 roles = _ROLES.get(method, frozenset({security.OWNER}))
-                found = security.admit_caller(context.auth_context(), self.credentials(), roles)
-                caller = rpc.Caller(found.name, owner=found.role == security.OWNER)
+                admitted = security.admit_caller(context.auth_context(), self.credentials(), roles)
+                caller = rpc.Caller(admitted.name, owner=admitted.role == security.OWNER)
             self._limiter.admitted(context.peer(), caller.name, caller.owner)
         return caller
 
     def credentials(self) -> security.Credentials:
-        """Asked at every new connection: enrolment changes the certificate while the daemon runs."""
+        """Return the credentials, at every new connection: enrolment changes the certificate while the daemon runs."""
         return trust.required(self._folder())
 
     @property
     def in_use(self) -> int:
-        """Sessions that take part in the steps of a model."""
+        """Number of sessions that take part in the steps of a model."""
         return self._sessions.in_use
 
     def leave(self) -> None:
-        """Take no new sessions, and let the owner move away."""
+        """Accept no new sessions, and tell the owners of running ones to move away."""
         self._leaving = True
         self._sessions.leave()
 
@@ -113,7 +114,7 @@ class Worker:
     # --- the calls, named as in the .proto ---
 
     def Describe(self, _: pb.DescribeRequest, __: grpc.ServicerContext) -> pb.Description:  # noqa: N802
-        """What the device is, its limits, and what it does now."""
+        """Return the device's profile, the worker's limits, and its sessions."""
         options = self._options
         profile = describe(
             options.name,
@@ -135,15 +136,15 @@ class Worker:
         )
 
     def Session(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:  # noqa: N802
-        """An engine process and what it says."""
+        """Run an engine process, and yield its events."""
         return self._sessions.run(commands, context)
 
     def Link(self, _: Iterator[bytes], context: grpc.ServicerContext) -> grpc_link.Served:  # noqa: N802
-        """Who serves a data link to an engine process."""
+        """Return the server of a data link to an engine process."""
         return self._sessions.link(context)
 
     def Offer(self, offer: pb.SliceOffer, context: grpc.ServicerContext) -> Iterator[pb.SliceState]:  # noqa: N802
-        """Whether a slice is here; where the model is, it is cut first."""
+        """Report whether a slice is here; if its model is, cut it first."""
         recipe = model = None
         if offer.recipe and not self._store.find(offer.slice):
             recipe = Recipe.from_bytes(offer.recipe)
@@ -161,12 +162,12 @@ class Worker:
         yield pb.SliceState(state=pb.SliceState.READY)
 
     def Upload(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> pb.SliceState:  # noqa: N802
-        """The bytes of a slice, from where the last attempt ended."""
-        said = {key: str(value) for key, value in context.invocation_metadata()}
-        digest = said.get(rpc.SLICE_KEY, "")
-        n_bytes, offset = _number(said, rpc.SLICE_BYTES_KEY), _number(said, rpc.OFFSET_KEY)
+        """Receive the bytes of a slice, from where the last attempt ended."""
+        metadata = {key: str(value) for key, value in context.invocation_metadata()}
+        digest = metadata.get(rpc.SLICE_KEY, "")
+        n_bytes, offset = _number(metadata, rpc.SLICE_BYTES_KEY), _number(metadata, rpc.OFFSET_KEY)
         began = time.monotonic()
-        if self._store.find(digest):  # somebody else has just sent it
+        if self._store.find(digest):  # another upload has just completed it
             return pb.SliceState(state=pb.SliceState.READY, held_bytes=n_bytes)
         with self._store.receive(digest, n_bytes, _while_active(context)) as partial:
             if partial.received != offset:
@@ -183,45 +184,46 @@ class Worker:
         return pb.SliceState(state=pb.SliceState.READY, held_bytes=n_bytes)
 
     def Enroll(self, _: pb.EnrollRequest, __: grpc.ServicerContext) -> pb.SigningRequest:  # noqa: N802
-        """A request to sign a key that was made here and never leaves."""
+        """Return a request to sign a key that was made here and never leaves."""
         with self._enrolling:
             membership = self._membership()
             if membership.holder.role != security.INVITED or membership.invitation is None:
                 raise TrustError(f"{membership.holder.name} is a member already")
             # The same key until it is signed: an earlier request's answer may have been lost, and the owner signs one.
             if self._request is None:
-                self._request = held.make_csr(membership.holder.name)
+                self._request = trust_files.make_csr(membership.holder.name)
             return pb.SigningRequest(csr_pem=self._request[1], invitation_pem=membership.invitation)
 
-    def Install(self, given: pb.Certificate, _: grpc.ServicerContext) -> pb.Installed:  # noqa: N802
-        """The owner's answer to Enroll."""
+    def Install(self, certificate: pb.Certificate, _: grpc.ServicerContext) -> pb.Installed:  # noqa: N802
+        """Install the owner's answer to Enroll."""
         with self._enrolling:
             if self._request is None:
                 raise TrustError("nothing was asked to be signed")
-            if given.refused:
+            if certificate.refused:
                 name = self._membership().holder.name
-                log.warning("refused", name=name, why=printable(given.refused))
+                log.warning("refused", name=name, why=printable(certificate.refused))
                 return pb.Installed(name=name)
-            membership = held.install(self._folder(), given.certificate_pem, self._request[0])
+            membership = trust_files.install(self._folder(), certificate.certificate_pem, self._request[0])
             self._request = None
         log.info("joined", name=membership.holder.name, cluster=membership.fingerprint)
         return pb.Installed(name=membership.holder.name)
 
-    def UpdateRevoked(self, given: pb.RevokedList, _: grpc.ServicerContext) -> pb.Installed:  # noqa: N802
-        """A list of certificates that are no longer believed; where another is kept, that is the answer."""
+    def UpdateRevoked(self, revoked: pb.RevokedList, _: grpc.ServicerContext) -> pb.Installed:  # noqa: N802
+        """Install a list of revoked certificates, and return the list that is kept if it is another one."""
         before = self._membership()
-        membership = held.update_crl(self._folder(), given.crl_pem)
+        membership = trust_files.update_crl(self._folder(), revoked.crl_pem)
         name, serial = membership.holder.name, membership.holder.serial
         if serial in membership.revoked and serial not in before.revoked:
             why = f"the cluster's owner revoked this device; `edge cluster invite {name}` there lets it join again"
             log.warning("revoked", name=name, why=why)
-        kept = membership.crl if membership.crl != given.crl_pem else None
+        kept = membership.crl if membership.crl != revoked.crl_pem else None
         return pb.Installed(name=membership.holder.name, crl_pem=kept or b"")
 
-    # --- pieces ---
+    # --- helpers ---
 
     def _model_of(self, recipe: Recipe, check: Callable[..., None]) -> Path | None:
-        """The file to cut a slice from; None where it is not here. Any will do for a slice that takes nothing of it."""
+        """Return the file to cut a slice from; None if it is not here. Any file will do for a slice that copies nothing
+        of it."""
         if not recipe.copies:
             return Path(os.devnull)
         if self._options.models is None:
@@ -231,7 +233,7 @@ class Worker:
     def _cut(
         self, offer: pb.SliceOffer, recipe: Recipe, model: Path, check: Callable[..., None]
     ) -> Iterator[pb.SliceState]:
-        """Cut a slice from a model file of ours, and say now and then how far that is. `check` raises to end it."""
+        """Cut a slice from a model file here, and report progress now and then. `check` raises to end it."""
         if recipe.n_bytes != offer.n_bytes:
             raise SliceError(f"the recipe makes {recipe.n_bytes} bytes, the slice offered has {offer.n_bytes}")
         done = threading.Event()
@@ -267,13 +269,13 @@ class Worker:
             raise TrustError("this worker is in no cluster")
         return self._options.credentials
 
-    def _membership(self) -> held.Membership:
+    def _membership(self) -> trust_files.Membership:
         return trust.membership(self._folder())
 
     # --- around every call ---
 
     def _guarded(self, name: str, handler: rpc.Handler) -> rpc.Handler:
-        """Errors a person can act on reach the caller in words."""
+        """Wrap a handler so that its errors reach the caller as text."""
 
         def call(request: Any, context: grpc.ServicerContext) -> Any:
             with _explained(name, context):
@@ -287,7 +289,7 @@ class Worker:
 
 
 class _explained:  # noqa: N801 - reads as a verb
-    """Turn an error into the end of the call, with the error's class and words."""
+    """Turn an error into the end of the call, with the error's class and message."""
 
     def __init__(self, call: str, context: grpc.ServicerContext) -> None:
         self._call = call
@@ -309,7 +311,7 @@ class _explained:  # noqa: N801 - reads as a verb
 
 
 def _while_active(context: grpc.ServicerContext) -> Callable[..., None]:
-    """A progress that ends long work once nobody waits for it, also because the daemon ends."""
+    """Return a progress callback that ends long work once its call has ended, also because the daemon ends."""
 
     def check(*_: float) -> None:
         if not context.is_active():
@@ -318,8 +320,8 @@ def _while_active(context: grpc.ServicerContext) -> Callable[..., None]:
     return check
 
 
-def _number(said: dict[str, str], key: str) -> int:
-    text = said.get(key, "")
+def _number(metadata: dict[str, str], key: str) -> int:
+    text = metadata.get(key, "")
     if not text.isascii() or not text.isdigit() or len(text) > 15:
         raise SliceError(f"an upload needs {key} as a number of bytes, not {text[:20]!r}")
     return int(text)

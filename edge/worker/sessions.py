@@ -1,4 +1,4 @@
-"""The sessions of a worker: each one engine process, for as long as its owner's stream lives."""
+"""Sessions of a worker: each is one engine process, for as long as its owner's stream lives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edge import log
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.slices.store import SliceStore
 from edge.worker.limits import ResourceLimits
-from edge.worker.process import Child
+from edge.worker.process import RankProcess
 from transport import edge_pb2 as pb
 from transport import rpc
 from transport.errors import Refused, TransportError
@@ -32,43 +32,43 @@ from transport.relay import relay
 from transport.tcp_link import TcpLink
 
 MAX_SESSIONS = 8
-LINKS_PER_RANK = 2  # that a session holds at a time: one it uses, and one that is about to end
-TURN_S = 300.0  # for the loads of other sessions before ours
+LINKS_PER_RANK = 2  # links to a rank at a time: one in use, and one that is about to end
+TURN_S = 300.0  # to wait for the loads of other sessions
 _MIB = 1 << 20
-_PROCESS_BYTES = 96 * _MIB  # of an engine process that has loaded nothing yet; it holds 60 to 75 MiB
-_DAEMON_BYTES = 24 * _MIB  # that the daemon may come to need: what is sent to it, and its pages
-_SIGN_OF_LIFE_S = 5.0  # between two words to an owner whose load waits
+_PROCESS_BYTES = 96 * _MIB  # of an engine process that has loaded nothing yet; it takes 60 to 75 MiB
+_DAEMON_BYTES = 24 * _MIB  # that the daemon may need later: received data, and its pages
+_SIGN_OF_LIFE_S = 5.0  # between two events to an owner whose load waits
 
 
 @dataclass
 class Session:
-    """A session and what it was granted."""
+    """A session, and the resources it was granted."""
 
     name: str
     open: pb.Open
-    child: Child
-    links: threading.Semaphore  # how many more may be there
+    child: RankProcess
+    links: threading.Semaphore  # of links that it may still accept
     slice: str = ""
-    memory_bytes: int = 0  # that its load was granted
-    has_turn: bool = False  # it loads, and nobody else does
+    memory_bytes: int = 0  # granted to its load
+    has_turn: bool = False  # whether it is the one session that loads
     events: queue.SimpleQueue[pb.Event | None] = field(default_factory=queue.SimpleQueue)  # for the owner
     lease: ExitStack = field(default_factory=ExitStack)  # keeps the loaded slice in the cache
-    asked: deque[str] = field(default_factory=lambda: deque(["open"]))  # commands without an answer, oldest first
-    answered: threading.Condition = field(default_factory=threading.Condition)  # one of them was
+    pending: deque[str] = field(default_factory=lambda: deque(["open"]))  # commands without an answer, oldest first
+    answered: threading.Condition = field(default_factory=threading.Condition)  # notified when a command is answered
 
     @property
     def held_bytes(self) -> int:
-        """Memory that counts for it: what its load was granted, or what its process takes without one."""
+        """Memory that counts for it: granted to its load, or taken by its process if it has none."""
         return self.memory_bytes or max(_PROCESS_BYTES, rss(self.child.pid))
 
     @property
     def runs(self) -> bool:
-        """Whether it takes part in the steps of a model."""
+        """Return whether it takes part in the steps of a model."""
         with self.answered:
-            return "run" in self.asked
+            return "run" in self.pending
 
     def state(self) -> pb.SessionState:
-        """For Describe."""
+        """Return its state for Describe."""
         return pb.SessionState(
             session=self.name,
             rank=self.open.rank,
@@ -87,76 +87,77 @@ class Sessions:
         store: SliceStore,
         host: str,
         credentials: Path | None,
-        lent: ResourceLimits,
+        limits: ResourceLimits,
         memory_limit_bytes: int | None,
         prefix_bytes: int,
     ) -> None:
-        """host: where engine processes take TCP links; credentials: the folder, where links are encrypted."""
+        """host: address of the TCP links of engine processes; credentials: their folder, if links are encrypted."""
         self._store = store
         self._host = host
         self._credentials = credentials
-        self._lent = lent
+        self._limits = limits
         self._memory_limit = memory_limit_bytes
         self._prefix_bytes = prefix_bytes
         self._sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
-        self._turn = threading.Lock()  # to load, where memory is limited
+        self._turn = threading.Lock()  # held by the session that loads, if memory is limited
         self._leaving = self._closed = False
-        # Where memory is limited, what it holds would be missing for weights.
+        # With a memory limit there is no fork server: its memory would be missing for weights.
         forks = available() and memory_limit_bytes is None
         self._fork_server = ForkServer("edge.worker.rank", "edge.worker.load") if forks else None
 
     def states(self) -> list[pb.SessionState]:
-        """What every session holds."""
+        """Return the state of every session."""
         with self._lock:
             return [session.state() for session in self._sessions.values()]
 
     @property
     def in_use(self) -> int:
-        """Sessions that take part in the steps of a model."""
+        """Number of sessions that take part in the steps of a model."""
         with self._lock:
             return sum(session.runs for session in self._sessions.values())
 
     def leave(self) -> None:
-        """Start no new sessions, and tell the owners of those there are that they are to move away."""
+        """Start no new sessions, and tell the owners of running ones to move away."""
         with self._lock:
             self._leaving = True
             for session in self._sessions.values():
                 session.events.put(pb.Event(alive=pb.Alive(leaving=True)))
 
     def close(self) -> None:
-        """End all engine processes; no new ones start."""
+        """End all engine processes, and start no new ones."""
         with self._lock:
             self._closed = True
             sessions = list(self._sessions.values())
         for session in sessions:
-            session.child.let_go()
+            session.child.ask_to_end()
         for session in sessions:
             session.child.stop()
         if self._fork_server is not None:
             self._fork_server.close()
 
     def run(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:
-        """One session, from its Open to the end of the stream: yields the events of the engine process."""
+        """Run one session, from its Open to the end of the stream: yield the events of the engine process."""
         with rpc.call_deadline(context, rpc.OPEN_S):
             first = next(commands, None)
         if first is None or first.WhichOneof("command") != "open":
             raise Refused("a session begins with Open")
         session = self._start(first)
         # The stream may end while the process computes, or the process while the stream is silent: each has a thread.
-        context.add_callback(session.child.let_go)  # called in the thread that serves everybody: it must not wait
+        context.add_callback(session.child.ask_to_end)  # called in the thread that serves all calls: it must not wait
         threading.Thread(target=self._feed, args=(session, commands), daemon=True, name="commands").start()
         threading.Thread(target=self._watch, args=(session,), daemon=True, name="events").start()
         return iter(session.events.get, None)
 
     def link(self, context: grpc.ServicerContext) -> Served:
-        """Who serves a data link from another rank: it is passed on to the engine process of the session it names."""
+        """Return the server of a data link from another rank, which relays it to the engine process of the session it
+        names."""
         name = dict(context.invocation_metadata()).get(SESSION_KEY, "")
         with self._lock:
             session = self._sessions.get(str(name))
         if session is None:
             raise Refused("no such session here: it has ended, or never was")
-        # The engine process sees only us: we say whom we admitted.
+        # The engine process sees only the daemon, so the daemon names the caller that it admitted.
         caller = next(iter(context.auth_context().get("x509_common_name", ())), b"")
 
         def serve(outside: Link) -> None:
@@ -173,7 +174,7 @@ class Sessions:
     # --- one session ---
 
     def _relay(self, outside: Link, door: Path, caller: bytes) -> None:
-        """Pass a link on to an engine process, until it ends."""
+        """Relay a link to an engine process, until it ends."""
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.connect(str(door))
@@ -188,7 +189,7 @@ class Sessions:
 
     def _start(self, first: pb.Command) -> Session:
         if self._fork_server is not None:
-            self._fork_server.prepare()  # takes a while the first time; nobody waits for the lock meanwhile
+            self._fork_server.prepare()  # takes a while the first time, so it runs without the lock
         with self._lock:
             if self._closed or self._leaving:
                 raise Refused("this worker is about to end and takes no new session; go on without it")
@@ -196,16 +197,16 @@ class Sessions:
                 raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
             self._check_room()
             name = secrets.token_hex(8)
-            child = Child(self._host, self._credentials, self._lent, name, self._fork_server)
+            child = RankProcess(self._host, self._credentials, self._limits, name, self._fork_server)
             links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
             session = self._sessions[name] = Session(name, first.open, child, links)
-        with suppress(TransportError):  # it may have died already: whoever waits for its events hears how
+        with suppress(TransportError):  # it may have died already: its last event says how
             child.send(first)
         log.info("session-opened", session=name, rank=first.open.rank, world_size=first.open.world_size, pid=child.pid)
         return session
 
     def _check_room(self) -> None:
-        """NotEnoughMemory where the limit has no room for another engine process, loaded or not."""
+        """Raise NotEnoughMemory if the limit has no room for another engine process, loaded or not."""
         if self._memory_limit is None:
             return
         daemon, others = own_rss() + _DAEMON_BYTES, sum(s.held_bytes for s in self._sessions.values())
@@ -219,14 +220,14 @@ class Sessions:
             )
 
     def _feed(self, session: Session, commands: Iterator[pb.Command]) -> None:
-        """Commands to the process, until the owner ends the stream."""
+        """Send commands to the process, until the owner ends the stream."""
         try:
             for command in commands:
                 kind = command.WhichOneof("command") or ""
                 with session.answered:
-                    if kind == "load":  # what it may have is known when all before it is done
-                        session.answered.wait_for(lambda: not session.asked)
-                    session.asked.append(kind)
+                    if kind == "load":  # the memory left for it is known when all commands before it are done
+                        session.answered.wait_for(lambda: not session.pending)
+                    session.pending.append(kind)
                 if kind == "load":
                     try:
                         self._grant(session, command.load)
@@ -235,16 +236,16 @@ class Sessions:
                         self._answer(session, pb.Event(failed=failed))
                         continue
                 session.child.send(command)
-        except TransportError:  # the process is gone: who watches it says how, unless it was asked to end
+        except TransportError:  # the process has ended: `_watch` says how, unless it was asked to end
             self._release(session)
             return
         except grpc.RpcError:
-            pass  # the owner is gone
+            pass  # the owner has gone
         session.child.stop()
-        self._release(session)  # what was granted after that
+        self._release(session)  # whatever was granted since `_watch` released it
 
     def _grant(self, session: Session, load: pb.Load) -> None:
-        """Fill in what only the daemon knows: the slice's file, and how much memory is left for it."""
+        """Fill in the fields that only the daemon knows: the slice's file, and how much memory is left for it."""
         if session.slice:
             raise EdgeError("a slice is loaded already; unload it first")
         load.path = str(session.lease.enter_context(self._store.use(load.slice)))
@@ -252,7 +253,7 @@ class Sessions:
         load.prefix_folder, load.prefix_bytes = str(self._store.folder.with_name("prefixes")), self._prefix_bytes
         session.slice = load.slice
         if self._memory_limit is not None:
-            # One load at a time: what it leaves of the limit is known when it is done.
+            # One load at a time: the memory that it leaves is known when it is done.
             deadline = time.monotonic() + TURN_S
             while not self._turn.acquire(timeout=_SIGN_OF_LIFE_S):
                 if time.monotonic() > deadline or session.name not in self._sessions:
@@ -273,17 +274,17 @@ class Sessions:
             load.memory_limit_bytes = left
 
     def _watch(self, session: Session) -> None:
-        """Events of the process, until it ends."""
+        """Pass on events of the process, until it ends."""
         try:
             while (event := session.child.receive()) is not None:
                 kind = event.WhichOneof("event")
-                asked = session.asked[0] if session.asked else ""
+                pending = session.pending[0] if session.pending else ""
                 if kind == "opened":
                     event.opened.session = session.name
                 elif kind == "loaded":
                     session.memory_bytes = event.loaded.memory_bytes
                     self._end_turn(session)
-                elif kind == "unloaded" or (kind == "failed" and asked == "load"):
+                elif kind == "unloaded" or (kind == "failed" and pending == "load"):
                     self._release(session)
                 if kind in ("loaded", "unloaded", "failed"):
                     why = event.failed.message if kind == "failed" else None
@@ -298,17 +299,17 @@ class Sessions:
                 self._sessions.pop(session.name, None)
             self._release(session)
             with session.answered:
-                session.asked.clear()
+                session.pending.clear()
                 session.answered.notify_all()
             log.info("session-ended", session=session.name)
             session.events.put(None)
 
     def _answer(self, session: Session, event: pb.Event) -> None:
-        """Tell the owner; a final event answers the oldest command."""
+        """Send an event to the owner; a final event answers the oldest command."""
         with session.answered:
             session.events.put(event)
-            if event.WhichOneof("event") not in ("loading", "alive") and session.asked:
-                session.asked.popleft()
+            if event.WhichOneof("event") not in ("loading", "alive") and session.pending:
+                session.pending.popleft()
                 session.answered.notify_all()
 
     def _release(self, session: Session) -> None:

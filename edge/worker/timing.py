@@ -1,4 +1,4 @@
-"""Times a loaded slice alone: how long steps of its layers take on this device."""
+"""Timing of a loaded slice alone: seconds of steps of its layers on this device."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from functools import partial
 from edge.microbenchmark import BestTime, TimedTask, best_of, sample_s
 from edge.parallel.shard import Shard
 
-_MOST_PIECES = 1000
+_MOST_SAMPLES = 1000
 
 
-def time_shard(shard: Shard, rows: Sequence[int], pieces: int, depth: int = 0) -> list[BestTime]:
-    """A step of so many rows, for each of `rows`, by the best of so many pieces or more. depth: above 0, then also of
-    a row behind so many tokens."""
+def time_shard(shard: Shard, rows: Sequence[int], samples: int, depth: int = 0) -> list[BestTime]:
+    """Time a step of so many rows, for each of `rows`, by the fastest of at least `samples` samples. depth: if above 0,
+    also time one row after so many tokens."""
     most = shard.rows.capacity
     shard.rows.embeddings[:most] = 0
     shard.rows.outputs[:most] = 0
@@ -26,22 +26,22 @@ def time_shard(shard: Shard, rows: Sequence[int], pieces: int, depth: int = 0) -
         shard.rows.outputs[:n] = decode
         shard.rows.outputs[0] = 1
 
-    def anew(n: int) -> None:
+    def from_empty(n: int) -> None:
         shard.engine.kv_clear()
         shard.compute(n)
 
-    def behind() -> None:
+    def after_depth() -> None:
         shard.engine.kv_remove(0, depth)
         shard.compute(1)
 
-    def timed(kinds: Sequence[TimedTask]) -> list[BestTime]:
-        return best_of(kinds, sample_s(shard.engine.threads), samples=max(1, min(pieces, _MOST_PIECES)))
+    def timed(tasks: Sequence[TimedTask]) -> list[BestTime]:
+        return best_of(tasks, sample_s(shard.engine.threads), samples=max(1, min(samples, _MOST_SAMPLES)))
 
-    sizes = [max(1, min(wanted, most)) for wanted in rows]
-    found = timed([TimedTask(partial(anew, n), partial(prepare, n)) for n in sizes])
-    if depth:  # on its own: filling the cache again for every piece would take longer than the pieces
+    sizes = [max(1, min(n_rows, most)) for n_rows in rows]
+    times = timed([TimedTask(partial(from_empty, n), partial(prepare, n)) for n in sizes])
+    if depth:  # timed apart: filling the cache again for every sample would take longer than the samples
         prepare(min(depth, most))
-        anew(min(depth, most))
+        from_empty(min(depth, most))
         prepare(1, depth)
-        found += timed([TimedTask(behind)])
-    return found
+        times += timed([TimedTask(after_depth)])
+    return times

@@ -24,17 +24,17 @@ from edge.pictures.front import KIND_COLORS, _figure, write_picture
 from edge.pictures.front_points import (
     best_single,
     dominated,
-    error,
     figure,
     front,
     fullest,
     latency_s,
     line,
     notes,
+    relative_error,
     staircase,
     table,
     throughput,
-    to_show,
+    visible_plans,
 )
 from edge.pictures.page import embedded, page, write_page
 from tests.support.helpers import ROOT
@@ -87,7 +87,7 @@ def test_the_line_has_just_what_none_dominates(figures: list[tuple[float, float]
 
 @each
 def test_what_is_shown(result: dict[str, Any]) -> None:
-    shown, near = to_show(result)
+    shown, near = visible_plans(result)
     ids = [point["id"] for point in (*shown, *near)]
     assert len(set(ids)) == len(ids)
     assert {point["id"] for point in front(result)} <= {point["id"] for point in shown}
@@ -131,9 +131,9 @@ def test_measured_figures_are_beside_the_predicted_ones() -> None:
     point["measured"].update(latency_s=0.0020, throughput_per_s=100, memory_bytes={"pi": 5 << 20, "laptop": 3 << 20})
     _, rows = table(result)
     assert rows[0][2:] == ["2.1", "2 (+5 %)", "83.1", "100 (-17 %)", "5.00 MiB"]
-    assert error(point, "latency_s") == pytest.approx(0.05)
+    assert relative_error(point, "latency_s") == pytest.approx(0.05)
     point["measured"] = None  # type: ignore[index]
-    assert error(point, "latency_s") is None
+    assert relative_error(point, "latency_s") is None
     _, rows = table(result)
     assert rows[0][2:] == ["2.1", "-", "83.1", "-", "3.00 MiB"]
 

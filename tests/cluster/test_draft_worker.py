@@ -124,7 +124,7 @@ def test_its_loss_leaves_the_answer_as_it_was(
         def lose() -> None:
             harm(one)
             if harm is stop:
-                monkeypatch.setattr(draft_queries, "GUESS_S", 0.5)
+                monkeypatch.setattr(draft_queries, "ANSWER_S", 0.5)
 
         counted = Counted(device, 3, lose)  # the first takes in the prompt
         drafter = Speculation(ModelDrafts(counted), "small", device=device, choice=Always(4))

@@ -14,7 +14,7 @@ from devices.processes.forking import ForkServer
 from edge.cluster.session import RemoteSession
 from edge.errors import WorkerError
 from edge.worker.limits import ResourceLimits
-from edge.worker.process import Child
+from edge.worker.process import RankProcess
 from tests.support.helpers import TIMEOUT_S, heed_interrupts, stand_still, until
 from tests.support.thorough import some
 from tests.support.workers import SECRET, Worker, gone, worker
@@ -130,9 +130,9 @@ def test_a_process_whose_daemon_goes_while_it_begins_leaves_nothing() -> None:
     asked = pb.Open(rank=0, world_size=1, secret=SECRET, connect_timeout_s=9, step_timeout_s=9, send_timeout_s=9)
     try:
         for _ in range(some(20, 200)):
-            child = Child("127.0.0.1", None, ResourceLimits(1), "begun", server)
+            child = RankProcess("127.0.0.1", None, ResourceLimits(1), "begun", server)
             child.send(pb.Command(open=asked))
-            child.let_go()
+            child.ask_to_end()
             assert child._process.wait(TIMEOUT_S) == 0
             assert not child.folder.exists()
             while child.receive() is not None:

@@ -15,7 +15,7 @@ from edge.parallel.surviving import SurvivingEngine
 from edge.planning import supervisor
 from edge.planning.deployed import Deployed, Placement, deployed
 from edge.survey import llm_survey
-from edge.survey.layer_times import Times
+from edge.survey.layer_times import LayerTimes
 from partition.predict.speeds import Curve
 from tests.support.deployments import ONE_THREAD, OPTIONS, Heard, greedy_answers, own_folders
 from tests.support.helpers import TIMEOUT_S, until
@@ -49,13 +49,13 @@ class Network:
         self.seeks += 1
         return [one.address for one in self.workers]
 
-    def _timed(self, session: EngineSession, *_: Any, **__: Any) -> Times:
+    def _timed(self, session: EngineSession, *_: Any, **__: Any) -> LayerTimes:
         self.timed.append(session.device)
         if len(self.timed) > 2:
             self.hold()
         took = self.seconds.get(session.device, USUAL)
         curves = {name: Curve(((1, n * took),)) for name, n in (("layers", 1), ("more", 2), ("head", 1))}
-        return Times(1, curves, 0.0, 1, None)
+        return LayerTimes(1, curves, 0.0, 1, None)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from edge.planning import supervisor
 from edge.planning.deployed import Deployed, Placement, deployed
 from edge.planning.supervisor import Supervisor
 from edge.slices.local import OwnSlices
-from edge.survey.slowness import IN_A_ROW, LEAST_STEPS
+from edge.survey.stragglers import IN_A_ROW, LEAST_STEPS
 from quant.gguf.file import GgufFile
 from tests.support.clock import Clock
 from tests.support.deployments import (

@@ -19,9 +19,9 @@ from edge.cluster.session import EngineSession, LocalSession, RemoteSession
 from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
 from edge.survey import links, llm_survey, survey
-from edge.survey.layer_times import Times, probes
+from edge.survey.layer_times import LayerTimes, probes
 from edge.survey.profile import shared_hosts
-from edge.survey.survey import host_of, own_profile, turns
+from edge.survey.survey import host_locks, host_of, own_profile
 from partition.plan.plan import LOCAL
 from partition.predict.hosts import Host
 from partition.predict.speeds import Curve, DeviceSpeed
@@ -36,7 +36,7 @@ from transport.errors import LinkClosed, LinkTimeout
 
 pytestmark = pytest.mark.usefixtures("measured_briefly")
 
-TIMES = Times(1, {name: Curve(((1, 1e-3),)) for name in ("layers", "more", "head")}, 0.0, 1, None)
+TIMES = LayerTimes(1, {name: Curve(((1, 1e-3),)) for name in ("layers", "more", "head")}, 0.0, 1, None)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -126,7 +126,7 @@ def test_a_session_that_cannot_start_leaves_no_other(two: list[Worker], monkeypa
 
 def test_devices_of_one_machine_take_turns_to_be_timed() -> None:
     one = own_profile("one", 1)
-    turn = turns(
+    turn = host_locks(
         [one, replace(one, name="two"), replace(one, host="x"), replace(one, host=None), replace(one, host=None)]
     )
     with turn[0]:
@@ -155,7 +155,7 @@ def test_threads_and_cores_are_those_that_the_device_lends() -> None:
 def test_an_error_does_not_wait_for_a_device_that_hangs(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     true, stopped = llm_survey.timed, threading.Event()  # type: ignore[attr-defined]
 
-    def timed(session: EngineSession, *args: Any, **options: Any) -> Times:
+    def timed(session: EngineSession, *args: Any, **options: Any) -> LayerTimes:
         if session.rank == 0:
             return TIMES
         if session.rank == 1:

@@ -315,7 +315,7 @@ class Messages(Kind):
 
     def _take(self, message: Any) -> None:
         from edge.cluster.deployment import _state
-        from edge.worker.messages import profile_of
+        from edge.worker.messages import profile_from
 
         pb, context = self._pb, _Context()
         if isinstance(message, pb.Command):
@@ -327,21 +327,21 @@ class Messages(Kind):
         elif isinstance(message, pb.Certificate):
             self._worker.Install(message, context)
         elif isinstance(message, pb.Description):
-            profile_of(message.profile)
+            profile_from(message.profile)
         else:
             for link in message.connected.links:
                 _state(1, link)
 
     def _command(self, command: Any) -> None:
         from edge.llm.options import resolve
-        from edge.worker.messages import options_of
+        from edge.worker.messages import options_from
 
         name = command.WhichOneof("command")
         if name == "connect" and {peer.rank for peer in command.connect.peers} == {0, 2}:
             raise EdgeError("there is nobody to dial")
         if name == "load":
             command.load.path = str(self._folder / "nothing")  # as the daemon fills it in
-            options = options_of(command.load.options)
+            options = options_from(command.load.options)
             context, _, _ = resolve(options, _SHAPE)
             options.check_sequences(min(options.rows, context))
         self._rank.handle(command)

@@ -198,7 +198,7 @@ def test_answers_go_on_with_the_same_tokens_where_the_process_is_killed(syntheti
 def test_a_request_that_ends_the_process_each_time_fails_and_the_next_is_answered() -> None:
     async def work(router: Router) -> str:
         model = await router.model(None)
-        generate, ends = EngineProcess._tell, 0
+        generate, ends = EngineProcess._send, 0
 
         def poisoned(process: EngineProcess, message: Any) -> None:
             """The process dies of one request."""
@@ -210,7 +210,7 @@ def test_a_request_that_ends_the_process_each_time_fails_and_the_next_is_answere
                 os.kill(process._process.pid, signal.SIGKILL)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(EngineProcess, "_tell", poisoned)
+            patch.setattr(EngineProcess, "_send", poisoned)
             with pytest.raises(EngineGone, match="killed by SIGKILL"):
                 await text(await model.generate(Generation(prompt="poison")))
         assert ends <= ENDS_IN_A_ROW

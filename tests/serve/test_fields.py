@@ -14,7 +14,7 @@ from edge.llm.sampler import MAX_BIAS, SamplingParams
 from edge.serve.apis import chat, fields, messages, messages_fields, native, openai_fields, responses_fields
 from edge.serve.apis.completions import CompletionRequest
 from edge.serve.apis.embeddings import EmbeddingsRequest
-from edge.serve.apis.other_fields import asks_for_nothing
+from edge.serve.apis.other_fields import is_neutral
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
 from tests.serve.scripted import ScriptedModels
@@ -142,13 +142,13 @@ def test_what_would_change_the_answer_is_refused_by_name(url: str, api: Api) -> 
         assert told.status_code == 200, told.text
 
 
-def test_a_value_that_asks_for_nothing() -> None:
-    assert asks_for_nothing(None, ())
-    assert asks_for_nothing(False, ())
-    assert asks_for_nothing(0.0, (0,))
-    assert not asks_for_nothing(True, (1,))
-    assert not asks_for_nothing(0.1, (0,))
-    assert not asks_for_nothing([1], ([],))
+def test_a_value_that_is_neutral() -> None:
+    assert is_neutral(None, ())
+    assert is_neutral(False, ())
+    assert is_neutral(0.0, (0,))
+    assert not is_neutral(True, (1,))
+    assert not is_neutral(0.1, (0,))
+    assert not is_neutral([1], ([],))
 
 
 @pytest.mark.parametrize(

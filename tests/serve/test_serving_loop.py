@@ -91,7 +91,7 @@ def test_passes_and_tokens_are_counted(told: Told) -> None:
         told.of(1, "piece")
         counters = [loop.ask("status", {})["counters"]]
         empty = told.empty
-        loop._in_turn(lambda: loop._fail(EngineError("once")))
+        loop._on_engine_thread(lambda: loop._fail(EngineError("once")))
         begin(loop, 2, prompt=[7] * 20, max_tokens=2)
         told.of(2, "piece")
         counters.append(loop.ask("status", {})["counters"])

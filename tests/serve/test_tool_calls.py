@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.serve.http.errors import BadRequest
-from edge.serve.tools.asking import conversation
 from edge.serve.tools.constraint import constraint
+from edge.serve.tools.conversation import conversation
 from edge.serve.tools.formats import HERMES, LLAMA3, MISTRAL, CallFormat, format_of
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.parser import CallParser, ParsedCall

@@ -10,14 +10,14 @@ import pytest
 from apps import cli
 
 _BRIEF = {
-    "edge.survey.layer_times._PIECES": 1,
+    "edge.survey.layer_times._SAMPLES": 1,
     "edge.survey.onnx_times._LEAST_S": 0.01,
     "edge.survey.onnx_times._LONG_S": 0.01,
     "edge.survey.links._PAIR_S": 0.02,
     "edge.survey.links._APART_S": 0.0,
     "edge.survey.links._ROUNDS": 1,
-    "edge.planning.measure._PIECE_S": 0.01,
-    "edge.planning.measure._PIECES": 1,
+    "edge.planning.measure._SAMPLE_S": 0.01,
+    "edge.planning.measure._SAMPLES": 1,
     "edge.planning.onnx_space._ABOUT_S": 0.1,
 }
 

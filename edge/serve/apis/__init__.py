@@ -1,1 +1,1 @@
-"""The APIs that are spoken: one file each."""
+"""The HTTP APIs: one file each."""

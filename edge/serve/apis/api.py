@@ -1,4 +1,5 @@
-"""What an API is that gives answers: a request to generations, their deltas to its events, its events to a response."""
+"""Interface of an API that generates answers: a request to generations, their deltas to events, events to a
+response."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from edge.serve.apis.fields import GeneratingRequest
 from edge.serve.deltas import Deltas
 from edge.serve.http.errors import Failure
 from edge.serve.served import Generation
-from edge.serve.tools.asking import Conversation
+from edge.serve.tools.conversation import Conversation
 from edge.serve.tools.parser import CallParser
 
 Event = Mapping[str, Any]
@@ -19,13 +20,13 @@ R = TypeVar("R", bound=GeneratingRequest)
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """What a request asks of an engine: one generation for each answer."""
+    """Generations of a request, one for each answer."""
 
     generations: Sequence[Generation]
-    conversation: Conversation | None = None  # in which functions may be called
+    conversation: Conversation | None = None  # with the functions that may be called
 
     def parsers(self) -> list[CallParser | None]:
-        """One for each answer."""
+        """Return a parser for each answer."""
         return [self.conversation.parser() if self.conversation else None for _ in self.generations]
 
 
@@ -36,8 +37,8 @@ class Api(Generic[R]):
     path: str
     summary: str
     request: type[R]
-    asked: Callable[[R, str], ParsedRequest]  # with the source of the model's template; BadRequest
-    events: Callable[[R, str, Deltas], AsyncGenerator[Event, None]]  # with the model's name
-    whole: Callable[[Sequence[Event]], Event | Sequence[Event]]
-    failed: Callable[[Failure, int], Event]  # the last event of a stream that fails after so many
-    last: str | None = None  # what ends a stream beside its events
+    parse: Callable[[R, str], ParsedRequest]  # (request, source of the model's template); BadRequest
+    events: Callable[[R, str, Deltas], AsyncGenerator[Event, None]]  # (request, model's name, deltas)
+    fold: Callable[[Sequence[Event]], Event | Sequence[Event]]
+    failed: Callable[[Failure, int], Event]  # last event of a stream that fails after so many events
+    last: str | None = None  # text that ends a stream after its events

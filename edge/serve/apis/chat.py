@@ -1,4 +1,4 @@
-"""/v1/chat/completions, as OpenAI has it."""
+"""/v1/chat/completions of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edge.serve.apis.variables import TemplateVariables, template_variables
 from edge.serve.deltas import Begin, Call, Deltas, End, Text
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import Generation
-from edge.serve.tools.asking import conversation
+from edge.serve.tools.conversation import conversation
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.prompt import Message
 
@@ -99,16 +99,18 @@ class ChatRequest(SamplingRequest):
 
     @property
     def template_matters(self) -> bool:
-        """Where there are functions, or were; and where it may know of reasoning."""
-        parts = any(one.role == "tool" or one.tool_calls or one.reasoning_content for one in self.messages)
+        """True if the request has functions, calls or reasoning, which depend on the template."""
+        parts = any(
+            message.role == "tool" or message.tool_calls or message.reasoning_content for message in self.messages
+        )
         return bool(self.tools) or parts or self.reasoning_effort is not None
 
 
-def asked(request: ChatRequest, template: str) -> ParsedRequest:
-    """The conversation, once for each of n answers. BadRequest."""
+def parse(request: ChatRequest, template: str) -> ParsedRequest:
+    """Parse a request: the conversation, once for each of n answers. BadRequest."""
     if request.top_logprobs is not None and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
-    said = conversation(
+    parsed = conversation(
         [_message(message) for message in request.messages],
         _use(request),
         template,
@@ -116,23 +118,26 @@ def asked(request: ChatRequest, template: str) -> ParsedRequest:
         template_variables(template, request.chat_template_kwargs, request.reasoning_effort),
     )
     generation = Generation(
-        messages=said.messages,
-        tools=said.tools,
-        variables=said.variables,
+        messages=parsed.messages,
+        tools=parsed.tools,
+        variables=parsed.variables,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         stop=request.stops(),
-        sampling=constrained(request.sampling(), said.sampling),
+        sampling=constrained(request.sampling(), parsed.sampling),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
-    return ParsedRequest(repeated(generation, request.n or 1), said)
+    return ParsedRequest(repeated(generation, request.n or 1), parsed)
 
 
 def _use(request: ChatRequest) -> FunctionUse:
     functions = [
         Function(
-            one.function.name, one.function.description or "", one.function.parameters or {}, bool(one.function.strict)
+            tool.function.name,
+            tool.function.description or "",
+            tool.function.parameters or {},
+            bool(tool.function.strict),
         )
-        for one in request.tools or ()
+        for tool in request.tools or ()
     ]
     choice = request.tool_choice
     name = choice.function.name if isinstance(choice, NamedTool) else None
@@ -148,22 +153,25 @@ def _message(message: ChatMessage) -> Message:
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text for part in content)
-    told: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content or ""}
+    values: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": content or "",
+    }
     if message.tool_calls:
-        told["tool_calls"] = [
+        values["tool_calls"] = [
             {"id": call.id, "type": "function", "function": called(call.function.name, call.function.arguments)}
             for call in message.tool_calls
         ]
     if message.tool_call_id is not None:
-        told["tool_call_id"] = message.tool_call_id
+        values["tool_call_id"] = message.tool_call_id
     for key in ("name", "reasoning_content"):
         if (value := getattr(message, key)) is not None:
-            told[key] = value
-    return told
+            values[key] = value
+    return values
 
 
 def called(name: str, arguments: str) -> dict[str, Any]:
-    """A call that was made, as templates take it. BadRequest where its arguments are no object."""
+    """Return a call in the form of templates. BadRequest if its arguments are no JSON object."""
     try:
         parsed = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
@@ -174,16 +182,16 @@ def called(name: str, arguments: str) -> dict[str, Any]:
 
 
 async def events(request: ChatRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
-    """Chunks. The last tells the usage, where it is asked for or the answer is not streamed."""
+    """Yield chunks. The last has the usage, if it is requested or the answer is not streamed."""
     head = {"id": new_id("chatcmpl-"), "object": "chat.completion.chunk", "created": now(), "model": model}
-    tells_usage = request.include_usage or not request.stream
+    has_usage = request.include_usage or not request.stream
     usage = Usage()
     calls = [0] * (request.n or 1)
 
     def chunk(index: int, delta: dict[str, Any], end: End | None = None, logprobs: Any = None) -> Event:
         reason, extra = (end.reason, end.extra) if end else (None, {})
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason, **extra}
-        return {**head, "choices": [choice], **({"usage": None} if tells_usage else {})}
+        return {**head, "choices": [choice], **({"usage": None} if has_usage else {})}
 
     async for index, delta in deltas:
         usage.add(delta, counts_prompt=index == 0)
@@ -201,12 +209,12 @@ async def events(request: ChatRequest, model: str, deltas: Deltas) -> AsyncGener
             calls[index] += 1
         elif isinstance(delta, End):
             yield chunk(index, {}, delta)
-    if tells_usage:
+    if has_usage:
         yield {**head, "choices": [], "usage": usage.to_json()}
 
 
-def whole(chunks: Sequence[Event]) -> Event:
-    """The response that the chunks amount to."""
+def fold(chunks: Sequence[Event]) -> Event:
+    """Return the response that the chunks add up to."""
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for part in chunk["choices"]:
@@ -250,4 +258,4 @@ def _add(choice: dict[str, Any], part: dict[str, Any]) -> None:
         choice["ended_by"] = part["ended_by"]
 
 
-CHAT = Api("/v1/chat/completions", "Continue a conversation.", ChatRequest, asked, events, whole, error_event, "[DONE]")
+CHAT = Api("/v1/chat/completions", "Continue a conversation.", ChatRequest, parse, events, fold, error_event, "[DONE]")

@@ -1,4 +1,4 @@
-"""/v1/completions, as OpenAI has it."""
+"""/v1/completions of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edge.serve.http.errors import BadRequest
 from edge.serve.served import Generation, Piece
 from edge.serve.tools.functions import json_text
 
-DEFAULT_TOKENS = 16  # as OpenAI has it
+DEFAULT_TOKENS = 16  # OpenAI's default
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Tokens = Annotated[list[TokenId], Field(min_length=1)]
 
@@ -43,24 +43,24 @@ class CompletionRequest(SamplingRequest):
 def prompts_of(
     value: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]], param: str
 ) -> list[str | Sequence[int]]:
-    """One text or more. BadRequest where there is none in this field."""
+    """Return one text or more. BadRequest if the field has none."""
     if isinstance(value, str):
         return [value]
     if not value:
         raise BadRequest(f"{param} has no text", param)
-    if all(isinstance(one, int) for one in value):
+    if all(isinstance(item, int) for item in value):
         return [value]  # type: ignore[list-item]
     return list(value)  # type: ignore[arg-type]
 
 
-def asked(request: CompletionRequest, _template: str) -> ParsedRequest:
-    """Each prompt, n times. BadRequest."""
+def parse(request: CompletionRequest, _template: str) -> ParsedRequest:
+    """Parse a request: each prompt, n times. BadRequest."""
     prompts, n = prompts_of(request.prompt, "prompt"), request.n or 1
     if len(prompts) * n > MAX_ANSWERS:
         raise BadRequest(f"{len(prompts)} prompts with {n} answers each: {MAX_ANSWERS} are the most", "prompt")
     schema = text_schema(request.response_format)
-    held_to = {} if schema is None else {"json_schema": json_text(schema, "response_format")}
-    sampling, stops = constrained(request.sampling(), held_to), request.stops()
+    constraints = {} if schema is None else {"json_schema": json_text(schema, "response_format")}
+    sampling, stops = constrained(request.sampling(), constraints), request.stops()
     generations = [
         Generation(
             prompt=prompt,
@@ -71,19 +71,19 @@ def asked(request: CompletionRequest, _template: str) -> ParsedRequest:
         )
         for prompt in prompts
     ]
-    return ParsedRequest([one for generation in generations for one in repeated(generation, n)])
+    return ParsedRequest([copy for generation in generations for copy in repeated(generation, n)])
 
 
 async def events(request: CompletionRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
-    """Chunks. The last tells the usage, where it is asked for or the answer is not streamed."""
+    """Yield chunks. The last has the usage, if it is requested or the answer is not streamed."""
     head = {"id": new_id("cmpl-"), "object": "text_completion", "created": now(), "model": model}
-    tells_usage = request.include_usage or not request.stream
+    has_usage = request.include_usage or not request.stream
     usage, offsets = Usage(), dict.fromkeys(range(MAX_ANSWERS), 0)
 
     def chunk(index: int, text: str, end: End | None = None, logprobs: Any = None) -> Event:
         reason, extra = (end.reason, end.extra) if end else (None, {})
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **extra}
-        return {**head, "choices": [choice], **({"usage": None} if tells_usage else {})}
+        return {**head, "choices": [choice], **({"usage": None} if has_usage else {})}
 
     async for index, delta in deltas:
         usage.add(delta, counts_prompt=index % (request.n or 1) == 0)
@@ -93,24 +93,24 @@ async def events(request: CompletionRequest, model: str, deltas: Deltas) -> Asyn
             yield chunk(index, delta.text, logprobs=logprobs)
         elif isinstance(delta, End):
             yield chunk(index, "", delta)
-    if tells_usage:
+    if has_usage:
         yield {**head, "choices": [], "usage": usage.to_json()}
 
 
 def _logprobs(pieces: Iterable[Piece], offset: int) -> dict[str, Any]:
-    """Tokens and their probabilities; `text_offset` is where in the answer the token was told."""
-    told: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    """Return tokens and their probabilities; `text_offset` is the offset of each token's text in the answer."""
+    columns: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for piece in pieces:
         if piece.logprob is not None:
-            told["tokens"].append(token_text(piece.logprob))
-            told["token_logprobs"].append(finite(piece.logprob.logprob))
-            told["top_logprobs"].append({token_text(one): finite(one.logprob) for one in piece.alternatives})
-            told["text_offset"].append(offset)
-    return told
+            columns["tokens"].append(token_text(piece.logprob))
+            columns["token_logprobs"].append(finite(piece.logprob.logprob))
+            columns["top_logprobs"].append({token_text(token): finite(token.logprob) for token in piece.alternatives})
+            columns["text_offset"].append(offset)
+    return columns
 
 
-def whole(chunks: Sequence[Event]) -> Event:
-    """The response that the chunks amount to."""
+def fold(chunks: Sequence[Event]) -> Event:
+    """Return the response that the chunks add up to."""
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for part in chunk["choices"]:
@@ -125,8 +125,8 @@ def whole(chunks: Sequence[Event]) -> Event:
                 for key, values in part["logprobs"].items():
                     choice["logprobs"][key] += values
     last = chunks[-1]
-    told = {key: last[key] for key in ("id", "object", "created", "model")}
-    return {**told, "choices": [choices[index] for index in sorted(choices)], "usage": last["usage"]}
+    head = {key: last[key] for key in ("id", "object", "created", "model")}
+    return {**head, "choices": [choices[index] for index in sorted(choices)], "usage": last["usage"]}
 
 
-COMPLETIONS = Api("/v1/completions", "Continue texts.", CompletionRequest, asked, events, whole, error_event, "[DONE]")
+COMPLETIONS = Api("/v1/completions", "Continue texts.", CompletionRequest, parse, events, fold, error_event, "[DONE]")

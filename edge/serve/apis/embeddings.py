@@ -1,4 +1,4 @@
-"""/v1/embeddings, as OpenAI has it."""
+"""/v1/embeddings of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EmbeddingsRequest(Fields):
 
 
 async def embeddings(request: EmbeddingsRequest, model: ServedModel) -> dict[str, Any]:
-    """The embedding of each text. BadRequest where the model makes none, or none of so many dimensions."""
+    """Return the embedding of each text. BadRequest if the model makes none, or has another number of dimensions."""
     texts = prompts_of(request.input, "input")
     if len(texts) > MAX_BATCH:
         raise BadRequest(f"{len(texts)} texts are given, {MAX_BATCH} are the most", "input")
@@ -48,5 +48,5 @@ def _is_base64(request: EmbeddingsRequest) -> bool:
 
 
 def _base64(vector: list[float]) -> str:
-    """32-bit floats, little-endian."""
+    """Return 32-bit floats, little-endian, in base64."""
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,4 +1,4 @@
-"""Fields that requests of several APIs have."""
+"""Request fields that several APIs share."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from edge.serve.apis.other_fields import (
     VLLM_IGNORED,
     VLLM_REFUSED,
     Refused,
-    asks_for_nothing,
+    is_neutral,
     refusal,
 )
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import Generation
 
-MAX_SEED = 2**32 - 2  # as edge.llm.sampler has it, which would bring llama.cpp into this process
+MAX_SEED = 2**32 - 2  # as in edge.llm.sampler, whose import would load llama.cpp into this process
 MAX_ANSWERS = 64  # of one request
 MAX_BATCH = 2048  # texts of one request for embeddings
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
-# What these APIs do with a field that is left out.
+# Defaults of these APIs.
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -36,24 +36,24 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
 class Fields(BaseModel):
-    """A part of a request: types are not converted; fields that nobody knows are left out."""
+    """A part of a request: types are not converted; unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
-    refused: ClassVar[Refused] = {}  # fields that would change the answer if they were there, and are not
-    ignored: ClassVar[frozenset[str]] = frozenset()  # known fields that would not
+    refused: ClassVar[Refused] = {}  # known fields that are not supported and would change the answer
+    ignored: ClassVar[frozenset[str]] = frozenset()  # known fields that would not change it
 
     @model_validator(mode="after")
     def _refuse(self) -> Self:
-        """An error where a field asks for what is not there; silence would be a wrong answer."""
+        """Raise an error for a field that is not supported: ignoring it would give a wrong answer."""
         for name, value in (self.model_extra or {}).items():
-            if name in self.refused and not asks_for_nothing(value, self.refused[name]):
+            if name in self.refused and not is_neutral(value, self.refused[name]):
                 raise PydanticCustomError("refused", "{words}", {"words": refusal(name), "field": name})
         return self
 
 
 class GeneratingRequest(Fields):
-    """What all requests for answers have."""
+    """Fields of all requests for answers."""
 
     model: str | None = Field(None, description="by default the first of /v1/models")
     stream: bool | None = Field(None, description="send server-sent events as the answer comes")
@@ -72,14 +72,14 @@ class GeneratingRequest(Fields):
 
     @property
     def template_matters(self) -> bool:
-        """Whether the template's source says how this is asked."""
+        """True if the template's source decides how the request is put to the model."""
         return False
 
 
 class StreamOptions(Fields):
     include_usage: bool | None = None
 
-    ignored = frozenset({"include_obfuscation"})  # there is none
+    ignored = frozenset({"include_obfuscation"})  # events are never obfuscated
 
 
 def _text_only(kind: str) -> str:
@@ -99,7 +99,7 @@ TextType = Annotated[str, AfterValidator(_text_only), Field(json_schema_extra={"
 
 
 class SamplingRequest(GeneratingRequest):
-    """Sampling as the API of OpenAI has it, and what llama.cpp has beside it."""
+    """Sampling fields of OpenAI's API, and those that llama.cpp adds."""
 
     temperature: float | None = Field(None, description="0: always the likeliest token; default 1")
     top_p: float | None = Field(None, description="default 1: all")
@@ -121,49 +121,49 @@ class SamplingRequest(GeneratingRequest):
 
     @property
     def include_usage(self) -> bool:
-        """Whether the stream's last event tells the usage."""
+        """True if the stream's last event has the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def stops(self) -> list[str]:
-        """The stop strings. BadRequest where there are too many."""
+        """Return the stop strings. BadRequest if there are too many."""
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
         if len(stops) > MAX_STOPS:
             raise BadRequest(f"{len(stops)} stop strings are given, {MAX_STOPS} are the most", "stop")
         return stops
 
     def sampling(self) -> dict[str, Any]:
-        """What is given, as `Generation.sampling` has it."""
+        """Return the given fields in the form of `Generation.sampling`."""
         names = (*DEFAULTS, "frequency_penalty", "presence_penalty", "repeat_penalty", "seed", "logit_bias")
-        return given(self, (*names, *CONSTRAINTS))
+        return given_sampling(self, (*names, *CONSTRAINTS))
 
 
 CONSTRAINTS = ("grammar", "regex", "lark")
-SAMPLING = (  # fields of sampling that requests of all APIs have
+SAMPLING = (  # sampling fields of all APIs
     "typical_p", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
     "xtc_probability", "xtc_threshold", "allow_repetition",
 )  # fmt: skip
 
 
-def given(request: BaseModel, names: Iterable[str]) -> dict[str, Any]:
-    """Fields of sampling that a request has; the APIs' defaults for those that it has not."""
-    told = {name: value for name in (*names, *SAMPLING) if (value := getattr(request, name, None)) is not None}
-    return DEFAULTS | told
+def given_sampling(request: BaseModel, names: Iterable[str]) -> dict[str, Any]:
+    """Return the sampling fields that a request has, and the APIs' defaults for the others."""
+    values = {name: value for name in (*names, *SAMPLING) if (value := getattr(request, name, None)) is not None}
+    return DEFAULTS | values
 
 
-def constrained(sampling: Mapping[str, Any], held_to: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling with what else an answer is held to. BadRequest where that is more than one thing."""
-    held = [name for name in ("json_schema", *CONSTRAINTS) if name in sampling or name in held_to]
-    twice = [name for name in held_to if name in sampling]
-    if len(held) > 1 or twice:
+def constrained(sampling: Mapping[str, Any], constraints: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sampling with further constraints on the answer. BadRequest if there is more than one constraint."""
+    present = [name for name in ("json_schema", *CONSTRAINTS) if name in sampling or name in constraints]
+    twice = [name for name in constraints if name in sampling]
+    if len(present) > 1 or twice:
         raise BadRequest(
             "an answer is held to one of these: response_format, tools that must be called or are strict, "
             "grammar, regex, lark"
         )
-    return {**sampling, **held_to}
+    return {**sampling, **constraints}
 
 
 def repeated(generation: Generation, n: int) -> list[Generation]:
-    """The same for n answers: with a seed, each has the next."""
+    """Return the generation for n answers: with a seed, each has the next one."""
     seed = generation.sampling.get("seed")
     if seed is None:
         return [replace(generation, place=i) for i in range(n)]

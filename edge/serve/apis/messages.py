@@ -1,4 +1,4 @@
-"""/v1/messages, as Anthropic has it."""
+"""/v1/messages of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from edge.serve.apis.api import Api, Event, ParsedRequest
-from edge.serve.apis.fields import MAX_STOPS, Stop, constrained, given
+from edge.serve.apis.fields import MAX_STOPS, Stop, constrained, given_sampling
 from edge.serve.apis.messages_fields import MessagesInput, conversation_of
 from edge.serve.apis.openai_fields import new_id
 from edge.serve.deltas import Begin, Call, Deltas, End, Text
@@ -27,22 +27,22 @@ class MessagesRequest(MessagesInput):
     top_p: float | None = None
 
 
-def asked(request: MessagesRequest, template: str) -> ParsedRequest:
-    """The conversation. BadRequest."""
-    said = conversation_of(request, template)
+def parse(request: MessagesRequest, template: str) -> ParsedRequest:
+    """Parse a request. BadRequest."""
+    parsed = conversation_of(request, template)
     generation = Generation(
-        messages=said.messages,
-        tools=said.tools,
-        variables=said.variables,
+        messages=parsed.messages,
+        tools=parsed.tools,
+        variables=parsed.variables,
         max_tokens=request.max_tokens,
         stop=request.stop_sequences or (),
-        sampling=constrained(given(request, ("temperature", "top_k", "top_p")), said.sampling),
+        sampling=constrained(given_sampling(request, ("temperature", "top_k", "top_p")), parsed.sampling),
     )
-    return ParsedRequest([generation], said)
+    return ParsedRequest([generation], parsed)
 
 
 async def events(_request: MessagesRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
-    """A message that starts, blocks of text and calls, and how it ended."""
+    """Yield the start of a message, blocks of text and calls, and its end."""
     blocks, in_text = 0, False
     usage: dict[str, int] = {}
 
@@ -74,16 +74,16 @@ async def events(_request: MessagesRequest, model: str, deltas: Deltas) -> Async
             for event in stop_text():
                 yield event
             ended = {"stop_reason": _reason(delta), "stop_sequence": delta.stop_string, **delta.extra}
-            told = {**usage, "output_tokens": delta.generated_tokens}
-            yield {"type": "message_delta", "delta": ended, "usage": told}
+            total = {**usage, "output_tokens": delta.generated_tokens}
+            yield {"type": "message_delta", "delta": ended, "usage": total}
             yield {"type": "message_stop"}
 
 
 def _usage(begin: Begin) -> dict[str, int]:
-    """Tokens of the prompt that were kept are told apart from those that had to be computed."""
+    """Return the usage: cached tokens of the prompt are separate from computed ones."""
     computed = begin.prompt_tokens - begin.cached_tokens
-    kept = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": begin.cached_tokens}
-    return {"input_tokens": computed, **kept, "output_tokens": 0}
+    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": begin.cached_tokens}
+    return {"input_tokens": computed, **cached, "output_tokens": 0}
 
 
 def _message(model: str, usage: dict[str, int]) -> dict[str, Any]:
@@ -99,11 +99,11 @@ def _reason(end: End) -> str:
     return "stop_sequence" if end.stop_string is not None and end.reason == "stop" else _REASONS[end.reason]
 
 
-def whole(told: Sequence[Event]) -> Event:
-    """The message that the events amount to."""
+def fold(events_: Sequence[Event]) -> Event:
+    """Return the message that the events add up to."""
     message: dict[str, Any] = {}
     texts: list[list[str]] = []  # of each block
-    for event in told:
+    for event in events_:
         if event["type"] == "message_start":
             message = {**event["message"], "content": []}
         elif event["type"] == "content_block_start":
@@ -121,8 +121,8 @@ def whole(told: Sequence[Event]) -> Event:
 
 
 def failed(failure: Failure, _count: int) -> Event:
-    """The last event of a stream that fails."""
+    """Return the last event of a stream that fails."""
     return error_body(failure, anthropic=True)
 
 
-MESSAGES = Api("/v1/messages", "Continue a conversation.", MessagesRequest, asked, events, whole, failed)
+MESSAGES = Api("/v1/messages", "Continue a conversation.", MessagesRequest, parse, events, fold, failed)

@@ -1,4 +1,4 @@
-"""A conversation as Anthropic's API has it, with its tools."""
+"""Fields of conversations and tools in Anthropic's API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge.serve.apis.fields import Fields, FunctionName, GeneratingRequest, Json
 from edge.serve.apis.other_fields import MESSAGES_IGNORED, MESSAGES_REFUSED, Refused
 from edge.serve.apis.variables import TemplateVariables, template_variables
 from edge.serve.http.errors import BadRequest
-from edge.serve.tools.asking import Conversation, conversation
+from edge.serve.tools.conversation import Conversation, conversation
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.prompt import Message
 
@@ -41,13 +41,13 @@ class ToolResultBlock(Fields):
 
 
 class ThinkingBlock(Fields):
-    """Of another model; it is left out."""
+    """A thinking block of another model, which is left out."""
 
     type: Literal["thinking", "redacted_thinking"]
 
 
 def _kind(block: Any) -> str:
-    """Which block it is; what is none of the others is read as text, and refused as none."""
+    """Return the kind of a block; an unknown one is read as text, whose type is then refused."""
     kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
     kinds = {"tool_use": "call", "tool_result": "result", "thinking": "thinking", "redacted_thinking": "thinking"}
     return kinds.get(kind, "text") if isinstance(kind, str) else "text"
@@ -102,7 +102,7 @@ class Thinking(Fields):
 
 
 class MessagesInput(GeneratingRequest):
-    """What stands in the prompt."""
+    """Fields that make up the prompt."""
 
     messages: Annotated[list[InputMessage], Field(min_length=1)]
     system: str | list[TextBlock] | None = None
@@ -117,24 +117,25 @@ class MessagesInput(GeneratingRequest):
 
     @property
     def template_matters(self) -> bool:
-        """Where there are functions, or were; and where it may know of thinking."""
+        """True if the request has functions, calls or thinking, which depend on the template."""
         blocks = [block for message in self.messages if isinstance(message.content, list) for block in message.content]
         calls = any(isinstance(block, ToolUseBlock | ToolResultBlock) for block in blocks)
         return bool(self.tools) or calls or self.thinking is not None
 
 
 def conversation_of(request: MessagesInput, template: str) -> Conversation:
-    """What is said and may be called. BadRequest."""
+    """Return the messages, and the functions that may be called. BadRequest."""
     functions = [
-        Function(one.name, one.description or "", one.input_schema, bool(one.strict)) for one in request.tools or ()
+        Function(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))
+        for tool in request.tools or ()
     ]
     system = [{"role": "system", "content": _text(request.system)}] if request.system else []
-    said = [part for message in request.messages for part in _messages(message)]
+    messages = [part for message in request.messages for part in _messages(message)]
     output = request.output_config.format if request.output_config else None
     schema = output.json_schema if output else None
     thinking = request.thinking.type if request.thinking else None
     variables = template_variables(template, request.chat_template_kwargs, thinking=thinking)
-    return conversation([*system, *said], _use(functions, request.tool_choice), template, schema, variables)
+    return conversation([*system, *messages], _use(functions, request.tool_choice), template, schema, variables)
 
 
 def _use(functions: list[Function], choice: ToolChoice | None) -> FunctionUse:
@@ -153,21 +154,21 @@ def _text(content: str | list[TextBlock] | None) -> str:
 
 
 def _messages(message: InputMessage) -> list[Message]:
-    """A message as templates take it. Results of functions are messages of their own there."""
+    """Return a message in the form of templates, in which results of functions are messages of their own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
-    said: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     texts = [block.text for block in message.content if isinstance(block, TextBlock)]
     calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
     for block in message.content:
         if isinstance(block, ToolResultBlock):
             content = ("Error: " if block.is_error else "") + _text(block.content)
-            said.append({"role": "tool", "content": content, "tool_call_id": block.tool_use_id})
-    if texts or calls or not said:
-        said.append({"role": message.role, "content": "".join(texts)})
+            messages.append({"role": "tool", "content": content, "tool_call_id": block.tool_use_id})
+    if texts or calls or not messages:
+        messages.append({"role": message.role, "content": "".join(texts)})
     if calls:
-        said[-1]["tool_calls"] = [
+        messages[-1]["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}
             for call in calls
         ]
-    return list(said)
+    return list(messages)

@@ -1,4 +1,4 @@
-"""/metrics, as Prometheus reads it."""
+"""/metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GAUGES: dict[str, tuple[str, Callable[[Status], float]]] = {
 
 
 def metrics(statuses: Sequence[Status]) -> bytes:
-    """The figures of all models, in Prometheus' text form."""
+    """Return the figures of all models, in Prometheus' text form."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected([status for status in statuses if "counters" in status]))
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""/v1/models, as OpenAI, Anthropic and llama.cpp's server have it: with the keys of all."""
+"""/v1/models, with the keys of OpenAI, Anthropic and llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge.serve.served import ServedModels
 
 
 async def model_list(models: ServedModels) -> dict[str, Any]:
-    """All models."""
+    """Return all models."""
     names = list(models.names)
     ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
     data = [await _model(models, name) for name in names]
@@ -19,15 +19,15 @@ async def model_list(models: ServedModels) -> dict[str, Any]:
 
 
 async def model_json(models: ServedModels, name: str) -> dict[str, Any]:
-    """One of them. UnknownModel."""
+    """Return one model. UnknownModel."""
     if name not in models.names:
         raise UnknownModel(f"there is no model {name!r:.200}; there is {', '.join(models.names)}")
     return await _model(models, name)
 
 
 async def _model(models: ServedModels, name: str) -> dict[str, Any]:
-    """A model under the names that clients look for: a request may have `context_length` tokens with its answer. Of a
-    model that is not loaded, that is what it was trained for; loaded, it may be fewer."""
+    """Return a model with the keys that clients look for. A request with its answer may have `context_length` tokens:
+    of a model that is not loaded, its trained context; of a loaded one it may be less."""
     file = await asyncio.to_thread(models.file, name)
     running = await models.running(name)
     trained, context = file.trained_context, running.get("context")
@@ -39,7 +39,7 @@ async def _model(models: ServedModels, name: str) -> dict[str, Any]:
         "created": file.created,
         "owned_by": "edge",
         "context_length": longest,
-        "max_model_len": longest,  # as vLLM has it
+        "max_model_len": longest,  # vLLM's key
         "type": "model",
         "display_name": name,
         "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),

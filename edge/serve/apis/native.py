@@ -1,4 +1,4 @@
-"""/completion and /embedding in the forms of llama.cpp's own server, for clients made for that one."""
+"""/completion and /embedding in the form of llama.cpp's own server, for its clients."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from edge.serve.http.errors import BadRequest
 from edge.serve.served import Generation, Piece, ServedModel, TokenLogprob
 from edge.serve.tools.functions import json_text
 
-# What llama.cpp's server does with a field that is left out.
+# Defaults of llama.cpp's server.
 DEFAULTS = {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05}
-NEVER = -1e6  # a bias that no logit makes up for
+NEVER = -1e6  # a bias that no logit outweighs
 _STOPS = {"stop": "eos", "length": "limit"}
 _ANY_SEED = (-1, 2**32 - 1)
 _clock = time.monotonic
@@ -45,7 +45,7 @@ class NativeRequest(CompletionRequest):
 
     @property
     def wants_tokens(self) -> bool:
-        """Whether the response tells token ids."""
+        """True if the response has token ids."""
         return bool(self.return_tokens) or bool(self.n_probs)
 
 
@@ -57,15 +57,15 @@ class NativeEmbeddingsRequest(Fields):
     refused: ClassVar[Refused] = {**EmbeddingsRequest.refused, "encoding_format": ("float",)}
 
 
-# Fields that are told back with each answer; what may be long is not.
+# Fields that are repeated in each answer; long ones are left out.
 _SETTINGS = set(NativeRequest.model_fields) - {
     "prompt", "grammar", "regex", "lark", "json_schema", "response_format", "logit_bias", "stop",
     "dry_sequence_breakers",
 }  # fmt: skip
 
 
-def asked(request: NativeRequest, _template: str) -> ParsedRequest:
-    """Each prompt, as often as it is asked for. BadRequest."""
+def parse(request: NativeRequest, _template: str) -> ParsedRequest:
+    """Parse a request: each prompt, as often as requested. BadRequest."""
     prompts, n = prompts_of(request.prompt, "prompt"), request.n_cmpl or request.n or 1
     if len(prompts) * n > MAX_ANSWERS:
         raise BadRequest(f"{len(prompts)} prompts with {n} answers each: {MAX_ANSWERS} are the most", "prompt")
@@ -75,16 +75,16 @@ def asked(request: NativeRequest, _template: str) -> ParsedRequest:
             "n_predict is 0: an answer has 1 token or more, -1 is as many as there is room for", "n_predict"
         )
     schema = request.json_schema if request.json_schema is not None else text_schema(request.response_format)
-    held_to = {} if schema is None else {"json_schema": json_text(schema, "json_schema")}
+    constraints = {} if schema is None else {"json_schema": json_text(schema, "json_schema")}
     logprobs = request.n_probs if request.n_probs else request.logprobs
     generation = Generation(
         max_tokens=None if limit in (None, -1) else limit,
         stop=request.stops(),
-        sampling=constrained(_sampling(request), held_to),
+        sampling=constrained(_sampling(request), constraints),
         logprobs=logprobs if logprobs is not None or not request.wants_tokens else 0,
     )
-    told = [Generation(**{**vars(generation), "prompt": prompt}) for prompt in prompts]
-    return ParsedRequest([one for generation in told for one in repeated(generation, n)])
+    by_prompt = [Generation(**{**vars(generation), "prompt": prompt}) for prompt in prompts]
+    return ParsedRequest([copy for own in by_prompt for copy in repeated(own, n)])
 
 
 def _sampling(request: NativeRequest) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _bias(pair: Sequence[Any]) -> tuple[int, float]:
 
 
 async def events(request: NativeRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
-    """Texts as they come; the last event of each answer tells what the whole response does."""
+    """Yield texts as they come; the last event of each answer has the fields of the whole response."""
     begun: dict[int, tuple[Begin, float]] = {}
     async for index, delta in deltas:
         if isinstance(delta, Begin):
@@ -138,24 +138,26 @@ async def events(request: NativeRequest, model: str, deltas: Deltas) -> AsyncGen
 
 
 def _content(request: NativeRequest, index: int, text: str, pieces: Sequence[Piece]) -> dict[str, Any]:
-    told = [piece.logprob.token_id for piece in pieces if piece.logprob is not None] if request.wants_tokens else []
-    content: dict[str, Any] = {"index": index, "content": text, "tokens": told}
+    token_ids = (
+        [piece.logprob.token_id for piece in pieces if piece.logprob is not None] if request.wants_tokens else []
+    )
+    content: dict[str, Any] = {"index": index, "content": text, "tokens": token_ids}
     if request.n_probs:
         content["completion_probabilities"] = [
-            {**_token(piece.logprob), "top_logprobs": [_token(one) for one in piece.alternatives]}
+            {**_token(piece.logprob), "top_logprobs": [_token(token) for token in piece.alternatives]}
             for piece in pieces
             if piece.logprob is not None
         ]
     return content
 
 
-def _token(one: TokenLogprob) -> dict[str, Any]:
-    told = {"id": one.token_id, "token": token_text(one), "bytes": list(one.piece)}
-    return {**told, "logprob": finite(one.logprob)}
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    values = {"id": token.token_id, "token": token_text(token), "bytes": list(token.piece)}
+    return {**values, "logprob": finite(token.logprob)}
 
 
 def _timings(begin: Begin, predicted: int, prompt_ms: float, predicted_ms: float) -> dict[str, float]:
-    """Milliseconds from the request to its first token, waiting included, and from there to the end."""
+    """Return milliseconds from the request to its first token, waiting included, and from there to the end."""
     computed = begin.prompt_tokens - begin.cached_tokens
     return {
         "cache_n": begin.cached_tokens,
@@ -170,10 +172,10 @@ def _timings(begin: Begin, predicted: int, prompt_ms: float, predicted_ms: float
     }
 
 
-def whole(told: Sequence[Event]) -> Event | Sequence[Event]:
-    """The response that the events amount to; a list where there are several answers."""
+def fold(events_: Sequence[Event]) -> Event | Sequence[Event]:
+    """Return the response that the events add up to; a list if there are several answers."""
     answers: dict[int, dict[str, Any]] = {}
-    for event in told:
+    for event in events_:
         answer = answers.setdefault(event["index"], {"content": "", "tokens": []})
         lists = ("tokens", "completion_probabilities")
         joined = {key: answer.get(key, type(event[key])()) + event[key] for key in ("content", *lists) if key in event}
@@ -183,14 +185,14 @@ def whole(told: Sequence[Event]) -> Event | Sequence[Event]:
 
 
 async def native_embeddings(request: NativeEmbeddingsRequest, model: ServedModel) -> list[Mapping[str, Any]]:
-    """The embedding of each text."""
+    """Return the embedding of each text."""
     texts = request.content if request.content is not None else request.input
     if texts is None:
         raise BadRequest("content is needed: a text, its tokens, or several of either", "content")
-    told = await embeddings(EmbeddingsRequest.model_validate({"input": texts}), model)
-    return [{"index": one["index"], "embedding": [one["embedding"]]} for one in told["data"]]
+    response = await embeddings(EmbeddingsRequest.model_validate({"input": texts}), model)
+    return [{"index": item["index"], "embedding": [item["embedding"]]} for item in response["data"]]
 
 
 NATIVE = Api(
-    "/completion", "Continue texts, as llama.cpp's server has it.", NativeRequest, asked, events, whole, error_event
+    "/completion", "Continue texts, as llama.cpp's server has it.", NativeRequest, parse, events, fold, error_event
 )

@@ -1,4 +1,4 @@
-"""Parts that the APIs of OpenAI share: schemas of answers, probabilities, usage, identifiers."""
+"""Parts that OpenAI's APIs share: response formats, probabilities, usage, identifiers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class JsonSchema(Fields):
     name: str = "answer"
     json_schema: JsonObject = Field({}, alias="schema")
 
-    ignored = frozenset({"description", "strict"})  # an answer is always held to it
+    ignored = frozenset({"description", "strict"})  # an answer always follows the schema
 
 
 class JsonOfSchema(Fields):
@@ -39,23 +39,23 @@ class JsonOfSchema(Fields):
 ResponseFormat = Annotated[AnyText | AnyJson | JsonOfSchema, Field(discriminator="type")]
 
 
-def text_schema(wanted: AnyText | AnyJson | JsonOfSchema | None) -> Mapping[str, Any] | None:
-    """The JSON schema of an answer; None where it is any text."""
-    if isinstance(wanted, JsonOfSchema):
-        return wanted.json_schema.json_schema
-    return {"type": "object"} if isinstance(wanted, AnyJson) else None
+def text_schema(response_format: AnyText | AnyJson | JsonOfSchema | None) -> Mapping[str, Any] | None:
+    """Return the JSON schema of an answer; None for any text."""
+    if isinstance(response_format, JsonOfSchema):
+        return response_format.json_schema.json_schema
+    return {"type": "object"} if isinstance(response_format, AnyJson) else None
 
 
 @dataclass
 class Usage:
-    """Tokens of a request's answers, summed while they come."""
+    """Tokens of a request's answers, summed as they come."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
 
     def add(self, delta: Delta, *, counts_prompt: bool = True) -> None:
-        """counts_prompt: this answer's prompt is not one that another has, too."""
+        """Add a delta. counts_prompt: False for an answer whose prompt another answer has, too."""
         if isinstance(delta, Begin) and counts_prompt:
             self.prompt_tokens += delta.prompt_tokens
             self.cached_tokens += delta.cached_tokens
@@ -63,7 +63,7 @@ class Usage:
             self.generated_tokens += delta.generated_tokens
 
     def to_json(self) -> dict[str, Any]:
-        """As chats and completions tell it."""
+        """Return the usage in the form of chats and completions."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.generated_tokens,
@@ -73,38 +73,38 @@ class Usage:
 
 
 def token_logprobs(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
-    """Tokens with their probabilities and alternatives, as chats and responses tell them."""
+    """Return tokens with their probabilities and alternatives, in the form of chats and responses."""
     return [
-        {**_token(piece.logprob), "top_logprobs": [_token(one) for one in piece.alternatives]}
+        {**_token(piece.logprob), "top_logprobs": [_token(token) for token in piece.alternatives]}
         for piece in pieces
         if piece.logprob is not None
     ]
 
 
-def _token(one: TokenLogprob) -> dict[str, Any]:
-    return {"token": token_text(one), "logprob": finite(one.logprob), "bytes": list(one.piece)}
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token_text(token), "logprob": finite(token.logprob), "bytes": list(token.piece)}
 
 
-def token_text(one: TokenLogprob) -> str:
-    """The text of a token; a part of a character is shown as U+FFFD."""
-    return one.piece.decode("utf-8", "replace")
+def token_text(token: TokenLogprob) -> str:
+    """Return the text of a token; a part of a character becomes U+FFFD."""
+    return token.piece.decode("utf-8", "replace")
 
 
 def finite(logprob: float) -> float:
-    """JSON has no infinity: a token that cannot come has -9999, as with OpenAI."""
+    """Return -9999, as OpenAI does, for an infinity, which JSON does not have: the token cannot come."""
     return max(logprob, -9999.0)
 
 
 def new_id(prefix: str) -> str:
-    """An identifier that no other answer has."""
+    """Return a unique identifier."""
     return prefix + secrets.token_hex(12)
 
 
 def now() -> int:
-    """Seconds since 1970."""
+    """Return seconds since 1970."""
     return int(time.time())
 
 
 def error_event(failed: Failure, _count: int) -> dict[str, Any]:
-    """The last event of a stream that fails."""
+    """Return the last event of a stream that fails."""
     return error_body(failed, anthropic=False)

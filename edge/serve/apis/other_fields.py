@@ -1,7 +1,8 @@
-"""Fields that requests may have and that are not done here: those of other servers, and of parts of the APIs.
+"""Known fields that are not supported: those of other servers, and of other parts of the APIs.
 
-A field that would change the answer is refused, unless it asks for what is done anyway. One that would not is ignored.
-docs/serve.md has both lists; the tests walk the types of the official clients, so that none is dropped in silence.
+A field that would change the answer is refused, unless its value asks for the default behaviour. Other fields are
+ignored. docs/serve.md has both lists; the tests walk the types of the official clients, so that none is dropped in
+silence.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Refused = Mapping[str, tuple[Any, ...]]
-"""Fields, each with the values beside null and false that ask for nothing."""
+"""Fields, each with its neutral values beside null and false."""
 
 LLAMA_REFUSED: Refused = {
     "add_generation_prompt": (True,),
@@ -39,7 +40,7 @@ LLAMA_REFUSED: Refused = {
     "thinking_forced_open": (),
     "top_n_sigma": (0, -1),
 }
-# Places in the cache, figures beside the answer, and what matters only where something else is refused.
+# Places in the cache, figures beside the answer, and fields that matter only with refused ones.
 LLAMA_IGNORED = frozenset(
     "cache_prompt dynatemp_exponent id_slot mirostat_eta mirostat_tau n_cache_reuse n_discard n_keep return_progress"
     " sse_ping_interval t_max_prompt_ms timings_per_token".split()
@@ -69,7 +70,7 @@ VLLM_REFUSED: Refused = {
 }
 VLLM_IGNORED = frozenset("priority request_id skip_special_tokens spaces_between_special_tokens".split())
 
-# What a provider does with requests of many people, or keeps: nothing of it is here.
+# Fields for a provider with many users, and for stored data: there is neither here.
 OPENAI_IGNORED = frozenset(
     "metadata prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier service_tier store"
     " user".split()
@@ -95,7 +96,7 @@ COMPLETIONS_REFUSED: Refused = {
     "json_schema": (),
     "suffix": ("",),
 }
-# Fields of chats that responses have not, and of responses that are not done.
+# Fields of chats that responses do not have, and unsupported fields of responses.
 RESPONSES_REFUSED: Refused = {
     "access_programs": ([],),
     "background": (),
@@ -144,7 +145,7 @@ MESSAGES_IGNORED = frozenset(
     " user_profile_id workspace_id".split()
 )
 
-# What to say in place of some of them.
+# Supported fields to use in place of some of them.
 INSTEAD: Mapping[str, str] = {
     "enable_thinking": 'say chat_template_kwargs: {"enable_thinking": ...}',
     "guided_grammar": "say grammar or lark",
@@ -160,13 +161,13 @@ INSTEAD: Mapping[str, str] = {
 }
 
 
-def asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """Whether a value of a refused field asks for what is done anyway. 1 is no True here, and 0 no False."""
+def is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    """Return whether a value of a refused field is neutral. Here 1 is not True, and 0 not False."""
     if value is None or value is False:
         return True
-    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
 
 
 def refusal(field: str) -> str:
-    """Why a field is refused."""
+    """Return why a field is refused."""
     return f"{field} is not done here, and would change the answer; {INSTEAD.get(field, 'leave it out')}"

@@ -1,4 +1,4 @@
-"""/v1/responses, as OpenAI has it: texts and functions. Nothing is stored."""
+"""/v1/responses of OpenAI's API: texts and functions. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from edge.serve.apis.api import Api, Event, ParsedRequest
-from edge.serve.apis.fields import constrained, given, repeated
+from edge.serve.apis.fields import constrained, given_sampling, repeated
 from edge.serve.apis.openai_fields import Usage, new_id, now, token_logprobs
 from edge.serve.apis.responses_fields import LOGPROBS, ResponsesRequest, conversation_of
 from edge.serve.deltas import Call, Deltas, End, Text
@@ -25,22 +25,22 @@ _SAMPLING = (
 )
 
 
-def asked(request: ResponsesRequest, template: str) -> ParsedRequest:
-    """The conversation. BadRequest."""
-    said = conversation_of(request, template)
+def parse(request: ResponsesRequest, template: str) -> ParsedRequest:
+    """Parse a request. BadRequest."""
+    parsed = conversation_of(request, template)
     generation = Generation(
-        messages=said.messages,
-        tools=said.tools,
-        variables=said.variables,
+        messages=parsed.messages,
+        tools=parsed.tools,
+        variables=parsed.variables,
         max_tokens=request.max_output_tokens,
-        sampling=constrained(given(request, _SAMPLING), said.sampling),
+        sampling=constrained(given_sampling(request, _SAMPLING), parsed.sampling),
         logprobs=(request.top_logprobs or 0) if LOGPROBS in (request.include or ()) else None,
     )
-    return ParsedRequest(repeated(generation, 1), said)
+    return ParsedRequest(repeated(generation, 1), parsed)
 
 
 async def events(request: ResponsesRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
-    """A response that is created, its items as they come, and the response when it is complete."""
+    """Yield the created response, its items as they come, and the complete response."""
     response = _response(request, model)
     stream = _Stream(response)
     yield stream.event("response.created", response=dict(response))
@@ -69,7 +69,7 @@ async def events(request: ResponsesRequest, model: str, deltas: Deltas) -> Async
 
 
 def _response(request: ResponsesRequest, model: str) -> dict[str, Any]:
-    """The response before anything is in it."""
+    """Return the response before it has any items."""
     given_fields = request.model_dump(mode="json", by_alias=True, exclude_unset=True)
     echoed: dict[str, Any] = {
         "instructions": None,
@@ -111,56 +111,56 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 class _Stream:
-    """Numbers events, and puts the items that they tell into the response."""
+    """Numbers events, and adds the items that they report to the response."""
 
     def __init__(self, response: dict[str, Any]) -> None:
         self._output: list[dict[str, Any]] = response["output"]
         self._count = 0
-        self._text: list[str] | None = None  # of the item that is being told
+        self._text: list[str] | None = None  # of the current item
         self._logprobs: list[dict[str, Any]] = []
-        self._item = ""  # its identifier
+        self._item = ""  # identifier of the current item
 
     def event(self, kind: str, **fields: Any) -> Event:
         self._count += 1
         return {"type": kind, "sequence_number": self._count - 1, **fields}
 
     def text(self, delta: Text) -> list[Event]:
-        told: list[Event] = []
+        events: list[Event] = []
         if self._text is None:
             if not delta.text:
                 return []
             self._text, self._logprobs, self._item = [], [], new_id("msg_")
             item = self._message("in_progress", [])
-            told += [
+            events += [
                 self._item_event("response.output_item.added", item=item),
                 self._part_event("response.content_part.added", part=_part("", [])),
             ]
         logprobs = token_logprobs(delta.pieces)
         self._text.append(delta.text)
         self._logprobs += logprobs
-        return [*told, self._part_event("response.output_text.delta", delta=delta.text, logprobs=logprobs)]
+        return [*events, self._part_event("response.output_text.delta", delta=delta.text, logprobs=logprobs)]
 
     def end_text(self, status: str = "completed") -> list[Event]:
-        """What ends a text, where one is being told."""
+        """Return the events that end a text, if there is one."""
         if self._text is None:
             return []
         text, self._text = "".join(self._text), None
         part = _part(text, self._logprobs)
         item = self._message(status, [part])
-        told = [
+        events = [
             self._part_event("response.output_text.done", text=text, logprobs=self._logprobs),
             self._part_event("response.content_part.done", part=part),
             self._item_event("response.output_item.done", item=item),
         ]
         self._output.append(item)
-        return told
+        return events
 
     def call(self, call: Call) -> list[Event]:
         self._item = new_id("fc_")
         item = {"id": self._item, "type": "function_call", "call_id": call.id, "name": call.name}
         begun = {**item, "arguments": "", "status": "in_progress"}
         done = {**item, "arguments": call.arguments, "status": "completed"}
-        told = [
+        events = [
             self._item_event("response.output_item.added", item=begun),
             self._item_event("response.function_call_arguments.delta", item_id=self._item, delta=call.arguments),
             self._item_event(
@@ -172,7 +172,7 @@ class _Stream:
             self._item_event("response.output_item.done", item=done),
         ]
         self._output.append(done)
-        return told
+        return events
 
     def _item_event(self, kind: str, **fields: Any) -> Event:
         return self.event(kind, output_index=len(self._output), **fields)
@@ -188,16 +188,16 @@ def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def whole(told: Sequence[Event]) -> Event:
-    """The last event has the response."""
-    response: Event = told[-1]["response"]
+def fold(events_: Sequence[Event]) -> Event:
+    """Return the response in the last event."""
+    response: Event = events_[-1]["response"]
     return response
 
 
 def failed(failure: Failure, count: int) -> Event:
-    """The last event of a stream that fails."""
+    """Return the last event of a stream that fails."""
     code = failure.code or "server_error"
     return {"type": "error", "sequence_number": count, "code": code, "message": failure.message, "param": failure.param}
 
 
-RESPONSES = Api("/v1/responses", "Continue a conversation.", ResponsesRequest, asked, events, whole, failed)
+RESPONSES = Api("/v1/responses", "Continue a conversation.", ResponsesRequest, parse, events, fold, failed)

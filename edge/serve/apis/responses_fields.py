@@ -1,4 +1,4 @@
-"""A conversation as OpenAI's responses have it, with its tools."""
+"""Fields of conversations and tools in OpenAI's responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edge.serve.apis.fields import (
 from edge.serve.apis.other_fields import OPENAI_IGNORED, RESPONSES_REFUSED, Refused
 from edge.serve.apis.variables import TemplateVariables, template_variables
 from edge.serve.http.errors import BadRequest
-from edge.serve.tools.asking import Conversation, conversation
+from edge.serve.tools.conversation import Conversation, conversation
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.prompt import Message
 
@@ -62,7 +62,7 @@ class FunctionOutputItem(Fields):
 
 
 class ReasoningItem(Fields):
-    """Of another model; it is left out."""
+    """Reasoning of another model, which is left out."""
 
     type: Literal["reasoning"]
 
@@ -99,7 +99,7 @@ class JsonOfSchema(Fields):
     name: str = "answer"
     json_schema: JsonObject = Field(alias="schema")
 
-    ignored = frozenset({"description", "strict"})  # an answer is always held to it
+    ignored = frozenset({"description", "strict"})  # an answer always follows the schema
 
 
 class TextFields(Fields):
@@ -140,12 +140,12 @@ class ResponsesRequest(GeneratingRequest):
     stream_options: StreamOptions | None = None
 
     refused: ClassVar[Refused] = {**GeneratingRequest.refused, **RESPONSES_REFUSED}
-    # An input that is too long is refused in words, not cut: `truncation` could only be heard of there.
+    # An input that is too long is refused, not cut, so `truncation` has no effect.
     ignored = GeneratingRequest.ignored | OPENAI_IGNORED | {"background_options", "max_tool_calls", "truncation"}
 
     @property
     def template_matters(self) -> bool:
-        """Where there are functions, or were; and where it may know of reasoning."""
+        """True if the request has functions, calls or reasoning, which depend on the template."""
         called = not isinstance(self.input, str) and any(
             isinstance(item, FunctionCallItem | FunctionOutputItem) for item in self.input
         )
@@ -153,11 +153,12 @@ class ResponsesRequest(GeneratingRequest):
 
 
 def conversation_of(request: ResponsesRequest, template: str) -> Conversation:
-    """What is said and may be called. BadRequest."""
+    """Return the messages, and the functions that may be called. BadRequest."""
     if request.top_logprobs is not None and LOGPROBS not in (request.include or ()):
         raise BadRequest(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
     functions = [
-        Function(one.name, one.description or "", one.parameters or {}, bool(one.strict)) for one in request.tools or ()
+        Function(tool.name, tool.description or "", tool.parameters or {}, bool(tool.strict))
+        for tool in request.tools or ()
     ]
     choice = request.tool_choice
     name = choice.name if isinstance(choice, NamedFunction) else None
@@ -165,34 +166,36 @@ def conversation_of(request: ResponsesRequest, template: str) -> Conversation:
     use = FunctionUse(functions, choice if isinstance(choice, str) else "auto", name, several)
     messages = [{"role": "system", "content": request.instructions}] if request.instructions else []
     if isinstance(request.input, str):
-        said: list[Message] = [*messages, {"role": "user", "content": request.input}]
+        conversation_messages: list[Message] = [*messages, {"role": "user", "content": request.input}]
     else:
-        said = [*messages, *_messages(request.input)]
-    wanted = request.text.format if request.text else None
-    schema: JsonObject | None = {"type": "object"} if isinstance(wanted, AnyJson) else None
-    if isinstance(wanted, JsonOfSchema):
-        schema = wanted.json_schema
+        conversation_messages = [*messages, *_messages(request.input)]
+    text_format = request.text.format if request.text else None
+    schema: JsonObject | None = {"type": "object"} if isinstance(text_format, AnyJson) else None
+    if isinstance(text_format, JsonOfSchema):
+        schema = text_format.json_schema
     effort = request.reasoning.effort if request.reasoning else None
-    return conversation(said, use, template, schema, template_variables(template, request.chat_template_kwargs, effort))
+    variables = template_variables(template, request.chat_template_kwargs, effort)
+    return conversation(conversation_messages, use, template, schema, variables)
 
 
 def _messages(items: list[Item]) -> list[Message]:
-    """Items as templates take them. Calls that follow each other, or a text of the model, are one message there."""
-    said: list[dict[str, Any]] = []
+    """Return items in the form of templates, in which consecutive calls, or a text of the model and its calls, are one
+    message."""
+    messages: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, MessageItem):
             role = "system" if item.role == "developer" else item.role
-            said.append({"role": role, "content": _text(item.content)})
+            messages.append({"role": role, "content": _text(item.content)})
         elif isinstance(item, FunctionCallItem):
-            if not said or said[-1]["role"] != "assistant":
-                said.append({"role": "assistant", "content": ""})
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
             call = {"id": item.call_id, "type": "function", "function": called(item.name, item.arguments)}
-            said[-1].setdefault("tool_calls", []).append(call)
+            messages[-1].setdefault("tool_calls", []).append(call)
         elif isinstance(item, FunctionOutputItem):
-            said.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})
-    if not said:
+            messages.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})
+    if not messages:
         raise BadRequest("there is no message", "input")
-    return list(said)
+    return list(messages)
 
 
 def _text(content: str | list[InputText]) -> str:

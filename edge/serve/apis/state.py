@@ -1,4 +1,5 @@
-"""What the server and its models do now: /props and /slots as llama.cpp's server has them, and for the page."""
+"""State of the server and its models: health, /props and /slots in the form of llama.cpp's server, and the page's
+data."""
 
 from __future__ import annotations
 
@@ -24,14 +25,16 @@ class PlanRequest(Fields):
 
 
 def health(models: ServedModels) -> dict[str, Any]:
-    """Whether the models answer; `reason` where one does not. No names: it is told without a key."""
-    told = models.health()
-    reasons = [one["reason"] for one in told if "reason" in one]
-    return {"status": "error", "reason": reasons[0], "models": told} if reasons else {"status": "ok", "models": told}
+    """Return whether the models answer; `reason` if one does not. It has no names, because it needs no key."""
+    states = models.health()
+    reasons = [state["reason"] for state in states if "reason" in state]
+    return (
+        {"status": "error", "reason": reasons[0], "models": states} if reasons else {"status": "ok", "models": states}
+    )
 
 
 async def props(models: ServedModels) -> dict[str, Any]:
-    """Of the default model."""
+    """Return properties of the default model."""
     served = await models.model(None)
     model = await served.about()
     longest = min(model["context"], model["trained_context"] or model["context"])  # tokens of one request
@@ -47,18 +50,21 @@ async def props(models: ServedModels) -> dict[str, Any]:
 
 
 async def slots(models: ServedModels) -> list[dict[str, Any]]:
-    """Of all models that are loaded."""
-    told = await statuses(models)
-    return [{"model": one["model"]["name"], **slot} for one in told for slot in one.get("slots", ())]
+    """Return the slots of all loaded models."""
+    return [
+        {"model": status["model"]["name"], **slot}
+        for status in await statuses(models)
+        for slot in status.get("slots", ())
+    ]
 
 
 async def cluster(models: ServedModels) -> dict[str, Any]:
-    """All that is known of the loaded models; of one whose engine has gone, why."""
+    """Return the status of the loaded models; of one whose engine has gone, why."""
     return {"names": list(models.names), "models": await statuses(models)}
 
 
 async def statuses(models: ServedModels) -> list[dict[str, Any]]:
-    """The status of each loaded model, under the name that requests give."""
+    """Return the status of each loaded model, under its name in requests."""
     return list(await asyncio.gather(*(_status(model) for model in await models.loaded())))
 
 
@@ -71,7 +77,7 @@ async def _status(model: ServedModel) -> dict[str, Any]:
 
 
 async def front(path: Path | None) -> Any:
-    """What `edge pareto --json` wrote; without a file, no points. NotThere where it cannot be read."""
+    """Return the JSON of `edge pareto --json`; no points without a file. NotThere if it cannot be read."""
     if path is None:
         return {"points": []}
     return await asyncio.to_thread(_read, path)

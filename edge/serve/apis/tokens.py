@@ -1,4 +1,5 @@
-"""/tokenize, /detokenize and /apply-template, as llama.cpp's server has them; and how Anthropic's API counts."""
+"""/tokenize, /detokenize and /apply-template in the form of llama.cpp's server, and token counts for Anthropic's
+API."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ from typing import Any
 from pydantic import Field
 
 from edge.serve.apis.chat import ChatRequest
-from edge.serve.apis.chat import asked as chat_asked
+from edge.serve.apis.chat import parse as parse_chat
 from edge.serve.apis.completions import TokenId
 from edge.serve.apis.fields import Fields
 from edge.serve.apis.messages_fields import MessagesInput, conversation_of
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import ServedModel
 
-# Of a text whose tokens are told or counted, which need not fit into a context. A million takes about a second.
+# Limits for texts to tokenize or count, which need not fit into a context. A million tokens take about a second.
 MOST_CHARACTERS = 4 << 20
 MOST_TOKENS = 1 << 20
 
@@ -33,14 +34,14 @@ class DetokenizeRequest(Fields):
 
 
 async def tokenize(request: TokenizeRequest, model: ServedModel) -> dict[str, Any]:
-    """The tokens of a text."""
+    """Return the tokens of a text."""
     special = {"add_special": request.add_special, "parse_special": request.parse_special}
     tokens = await model.tokenize(request.content, **special)
     if not request.with_pieces:
         return {"tokens": tokens}
     pieces = await model.pieces(tokens)
-    told = [{"id": token, "piece": _piece(piece)} for token, piece in zip(tokens, pieces, strict=True)]
-    return {"tokens": told}
+    with_pieces = [{"id": token, "piece": _piece(piece)} for token, piece in zip(tokens, pieces, strict=True)]
+    return {"tokens": with_pieces}
 
 
 def _piece(piece: bytes) -> str | list[int]:
@@ -51,34 +52,34 @@ def _piece(piece: bytes) -> str | list[int]:
 
 
 async def detokenize(request: DetokenizeRequest, model: ServedModel) -> dict[str, Any]:
-    """The text of tokens; bytes that make no character are U+FFFD."""
+    """Return the text of tokens; bytes that make no character become U+FFFD."""
     return {"content": b"".join(await model.pieces(request.tokens)).decode("utf-8", "replace")}
 
 
 async def apply_template(request: ChatRequest, model: ServedModel) -> dict[str, Any]:
-    """The prompt of a chat."""
-    [generation, *_] = chat_asked(request, await template_of(model)).generations
+    """Return the prompt of a chat."""
+    [generation, *_] = parse_chat(request, await template_of(model)).generations
     prompt = await model.render(generation.messages or (), generation.tools, generation.variables)
     return {"prompt": _short(prompt)}
 
 
 async def count_tokens(request: MessagesInput, model: ServedModel) -> dict[str, Any]:
-    """How many tokens the prompt of a conversation has."""
-    said = conversation_of(request, await template_of(model))
-    prompt = _short(await model.render(said.messages, said.tools, said.variables))
+    """Return the number of tokens of a conversation's prompt."""
+    parsed = conversation_of(request, await template_of(model))
+    prompt = _short(await model.render(parsed.messages, parsed.tools, parsed.variables))
     plain = await model.tokenize(prompt, add_special=False, parse_special=True)
     full = await model.tokenize(prompt, add_special=True, parse_special=True)
-    # Templates that begin with the token that begins a text have it once, not twice.
+    # A template may write the BOS token itself: it then counts once, not twice.
     return {"input_tokens": len(plain if plain[:1] == full[:1] else full)}
 
 
 def _short(prompt: str) -> str:
-    """The prompt; BadRequest where it is longer than may be told or counted."""
+    """Return the prompt; BadRequest if it is too long to return or count."""
     if len(prompt) > MOST_CHARACTERS:
         raise BadRequest(f"the prompt has {len(prompt)} characters, {MOST_CHARACTERS} are the most", "messages")
     return prompt
 
 
 async def template_of(model: ServedModel) -> str:
-    """The source of the model's chat template."""
+    """Return the source of the model's chat template."""
     return str((await model.about())["chat_template"] or "")

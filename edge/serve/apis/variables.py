@@ -1,4 +1,4 @@
-"""Variables that a request gives the model's chat template, and what it says of reasoning."""
+"""Variables that a request gives to the model's chat template, and its options for reasoning."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TemplateVariables = Annotated[dict[Name, JsonValue], Field(max_length=MAX_VARIAB
 def template_variables(
     template: str, given: Mapping[str, Any] | None, effort: str | None = None, thinking: str | None = None
 ) -> dict[str, Any]:
-    """Those of a request, with what it asks of reasoning, as the template of this source knows it. BadRequest where it
-    knows none, and for a name that every template has."""
+    """Return the variables of a request, and its options for reasoning, as the template of this source uses them.
+    BadRequest if the template has no such option, and for a name that every template has."""
     variables = dict(given or {})
     if reserved := sorted(RESERVED & variables.keys()):
         raise BadRequest(f"{', '.join(reserved)}: the template has it from the request", "chat_template_kwargs")
@@ -29,9 +29,9 @@ def template_variables(
         variables.setdefault("reasoning_effort", effort)
     elif effort not in (None, "none"):
         raise BadRequest("this model's chat template knows no reasoning_effort; leave it out", "reasoning_effort")
-    wanted = {"enabled": True, "disabled": False}.get(thinking or "", None if effort != "none" else False)
-    if wanted is not None and "enable_thinking" in template:
-        variables.setdefault("enable_thinking", wanted)
-    elif wanted:
+    enable_thinking = {"enabled": True, "disabled": False}.get(thinking or "", None if effort != "none" else False)
+    if enable_thinking is not None and "enable_thinking" in template:
+        variables.setdefault("enable_thinking", enable_thinking)
+    elif enable_thinking:
         raise BadRequest("this model's chat template knows no thinking; leave it out", "thinking")
     return variables

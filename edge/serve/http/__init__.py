@@ -1,1 +1,1 @@
-"""HTTP: who is answered, bodies, errors, streams."""
+"""HTTP: access, bodies, errors, streams."""

@@ -1,4 +1,4 @@
-"""Requests read and answered: JSON in, JSON out, with whoever asks watched."""
+"""Reading of requests and JSON responses; work is cancelled when its client goes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-BODY_S = 60.0  # for a whole request to come
+BODY_S = 60.0  # for a whole request to arrive
 R = TypeVar("R", bound=BaseModel)
 T = TypeVar("T")
 
 
 class Json(Response):
-    """JSON in ASCII: no reader takes a character in it for the end of a line."""
+    """JSON in ASCII: no reader takes one of its characters for the end of a line."""
 
     media_type = "application/json"
 
@@ -31,12 +31,12 @@ _ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False, separators=("
 
 
 def to_json(value: Any) -> str:
-    """Compact JSON in ASCII."""
+    """Return compact JSON in ASCII."""
     return _ENCODER.encode(value)
 
 
 async def read(request: Request, model: type[R]) -> R:
-    """The body, checked. ValidationError for what is wrong in it, HTTPException where it does not come."""
+    """Return the validated body. ValidationError for errors in it, HTTPException if it does not arrive."""
     try:
         with anyio.fail_after(BODY_S):
             body = await request.body()
@@ -46,7 +46,8 @@ async def read(request: Request, model: type[R]) -> R:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What the work gives. Where whoever asks has gone, it is cancelled: ClientDisconnect. The body was read."""
+    """Return the result of the work; cancel it and raise ClientDisconnect if the client goes. The body must have been
+    read."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
     try:

@@ -1,4 +1,4 @@
-"""Connections: how long one may take to make a request, and how many may be about to."""
+"""Bounds on connections: how long one may take to make a request, and how many may be idle."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEADERS_S = 20.0  # for the headers of a request to come
-MOST_IDLE = 256  # connections without a request that is answered
-GRACE_S = 1.0  # of many that come at once none is closed before it could be read
+HEADERS_S = 20.0  # for the headers of a request to arrive
+MOST_IDLE = 256  # connections without a running request
+GRACE_S = 1.0  # so that of many new connections none is closed before it could be read
 
 
 def bounded_connections() -> type[asyncio.Protocol]:
-    """The protocol of a server, whose connections are closed that make no request within HEADERS_S. Where more than
-    MOST_IDLE are open without one, those go that have been so for longest: who asks at once is never among them."""
-    idle: dict[Connection, asyncio.TimerHandle] = {}  # the longest first
+    """Return the protocol of a server that closes connections without a request within HEADERS_S. If more than
+    MOST_IDLE are idle, those that have been idle longest are closed: a client that sends its request at once is never
+    among them."""
+    idle: dict[Connection, asyncio.TimerHandle] = {}  # the longest idle first
 
-    class Connection(H11Protocol):  # httptools would take headers without end
+    class Connection(H11Protocol):  # httptools would accept headers without end
         transport: asyncio.Transport
-        cycle: Any  # the request that is answered, or was last
+        cycle: Any  # the running request, or the last one
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -44,7 +45,7 @@ def bounded_connections() -> type[asyncio.Protocol]:
             super().connection_lost(error)
 
         def _note(self) -> None:
-            """Whether it is idle; its time begins where it becomes so."""
+            """Note whether it is idle; its time begins when it becomes idle."""
             if self.cycle is not None and not self.cycle.response_complete:
                 if timer := idle.pop(self, None):
                     timer.cancel()

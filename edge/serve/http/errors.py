@@ -1,4 +1,4 @@
-"""Errors as HTTP has them: a status, and a body of the API that was called."""
+"""Errors in HTTP: a status, and a body in the form of the API that was called."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from edge.errors import (
 from partition.errors import PlanError
 from quant.errors import ModelFileError
 
-RETRY_S = 1  # an answer takes seconds; one that ends makes room
+RETRY_S = 1  # an answer takes seconds, and its end makes room
 RESTART_S = 5  # to load a model again
 
 
 class BadRequest(EdgeError):
-    """A request that asks for what is not there. `param` is the field at fault."""
+    """A request that cannot be fulfilled. `param` is the field at fault."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -37,12 +37,12 @@ class BadRequest(EdgeError):
 
 
 class NotThere(EdgeError):
-    """Something that a server may have, and this one has not."""
+    """A resource that this server does not have."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What is told of an error."""
+    """Description of an error for the client."""
 
     status: int
     message: str
@@ -51,7 +51,7 @@ class Failure:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-# The first class that an error is of counts: (status, code, seconds after which to ask again).
+# The first matching class counts: (status, code, seconds until a retry).
 _KNOWN: tuple[tuple[type[EdgeError], int, str | None, int | None], ...] = (
     (ContextFull, 400, "context_length_exceeded", None),
     (SamplingError, 400, None, None),
@@ -66,7 +66,7 @@ _KNOWN: tuple[tuple[type[EdgeError], int, str | None, int | None], ...] = (
     (NotEnoughMemory, 503, "not_enough_memory", None),
     (Interrupted, 503, "interrupted", RESTART_S),
 )
-# Of a status: the type of error in the API of OpenAI and in that of Anthropic.
+# By status: the type of error in OpenAI's API and in Anthropic's.
 _TYPES = {
     400: ("invalid_request_error", "invalid_request_error"),
     401: ("authentication_error", "authentication_error"),
@@ -81,38 +81,38 @@ _TYPE_NAMES = {"str", "int", "float", "bool", "dict", "list"}
 
 
 def failure(error: Exception) -> Failure:
-    """What is told of an error. What nobody expected is told as that, without its words."""
+    """Describe an error for the client. An unexpected error is reported as such, without its message."""
     if isinstance(error, ValidationError):
         return _invalid(error)
     if isinstance(error, HTTPException):
         return Failure(error.status_code, error.detail, headers=dict(error.headers or {}))
     if isinstance(error, BadRequest):
         return Failure(400, str(error), param=error.param)
-    for kind, status, code, again_s in _KNOWN:
+    for kind, status, code, retry_s in _KNOWN:
         if isinstance(error, kind):
-            return Failure(status, str(error), code, headers={"Retry-After": str(again_s)} if again_s else {})
+            return Failure(status, str(error), code, headers={"Retry-After": str(retry_s)} if retry_s else {})
     return Failure(500, str(error) if isinstance(error, EdgeError) else "internal error; the server's log has it")
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether this path is of Anthropic's API."""
+    """Return whether this path belongs to Anthropic's API."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def error_body(failed: Failure, *, anthropic: bool) -> dict[str, Any]:
-    """The JSON of an error, in the form of OpenAI's API or in that of Anthropic's."""
+    """Return the JSON of an error, in the form of OpenAI's API or of Anthropic's."""
     openai_type, anthropic_type = _TYPES.get(
         failed.status,
         ("invalid_request_error", "invalid_request_error") if failed.status < 500 else ("server_error", "api_error"),
     )
     if anthropic:
         return {"type": "error", "error": {"type": anthropic_type, "message": failed.message}}
-    told = {"message": failed.message, "type": openai_type, "param": failed.param, "code": failed.code}
-    return {"error": told}
+    values = {"message": failed.message, "type": openai_type, "param": failed.param, "code": failed.code}
+    return {"error": values}
 
 
 def _invalid(error: ValidationError) -> Failure:
-    """The deepest field that is wrong: of the members of a union, the one that fits best."""
+    """Describe the deepest invalid field: of the members of a union, that of the best match."""
     wrong = max(error.errors(include_url=False, include_input=False), key=lambda e: len(e["loc"]))
     at = ".".join(str(part) for part in wrong["loc"] if isinstance(part, int) or _is_field(part))
     what = wrong["msg"].removeprefix("Value error, ")
@@ -121,5 +121,6 @@ def _invalid(error: ValidationError) -> Failure:
 
 
 def _is_field(part: str) -> bool:
-    """Members of unions are named in a place, too: `str`, `list[str]`, `literal['a']`, or a class."""
+    """Return whether a part of a location is a field: members of unions are named there, too (`str`, `list[str]`,
+    `literal['a']`, or a class)."""
     return part.islower() and part.isidentifier() and part not in _TYPE_NAMES

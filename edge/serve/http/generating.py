@@ -1,4 +1,4 @@
-"""Answers over HTTP, streamed or whole, in any of the APIs."""
+"""Endpoints that generate answers, streamed or whole, in any of the APIs."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from edge.serve.http.errors import failure, is_anthropic
 from edge.serve.http.security import namespace_of
 from edge.serve.served import Answer, ServedModels
 
-SEND_S = 60.0  # a reader that takes nothing for so long has gone
-STATUS_S = 2.0  # what is wrong with a stream's request is known by then, or told as its last event
+SEND_S = 60.0  # a client that reads nothing for so long counts as gone
+STATUS_S = 2.0  # errors of a stream's request that come later are its last event
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """What was asked, and accepted."""
+class _Accepted:
+    """A request that was accepted."""
 
     model: str
-    asked: ParsedRequest
+    parsed: ParsedRequest
     answers: Sequence[Answer]
 
 
 def answers(api: Api[R], models: ServedModels, ping_s: float) -> Callable[[Request], Awaitable[Response]]:
-    """The endpoint of an API."""
+    """Return the endpoint of an API."""
 
     async def endpoint(http: Request) -> Response:
         request = await read(http, api.request)
         beginning = asyncio.ensure_future(_begun(api, models, request, namespace_of(http.scope)))
         try:
             await unless_gone(http, _known(beginning, STATUS_S if request.stream else None))
-            if request.stream:  # where a model is being loaded, there are signs of life meanwhile
+            if request.stream:  # while a model is being loaded, the stream has pings
                 return EventStream(_sent(api, request, beginning), beginning, ping_s, is_anthropic(api.path))
             begun = beginning.result()
-            deltas = merged(begun.answers, begun.asked.parsers())
-            return Json(api.whole(await unless_gone(http, _all(api.events(request, begun.model, deltas), deltas))))
+            deltas = merged(begun.answers, begun.parsed.parsers())
+            return Json(api.fold(await unless_gone(http, _all(api.events(request, begun.model, deltas), deltas))))
         except BaseException:
             _end(beginning)
             raise
@@ -58,25 +58,25 @@ def answers(api: Api[R], models: ServedModels, ping_s: float) -> Callable[[Reque
     return endpoint
 
 
-async def _begun(api: Api[R], models: ServedModels, request: R, namespace: str) -> _Begun:
-    """What can be wrong with a request is raised here, before anything is told of its answers."""
+async def _begun(api: Api[R], models: ServedModels, request: R, namespace: str) -> _Accepted:
+    """Accept a request. Its errors are raised here, before anything is sent of its answers."""
     model = await models.model(request.model)
     template = ""
     if request.template_matters:
         template = await template_of(model)
-    asked = api.asked(request, template)
-    generations = [replace(one, namespace=namespace) for one in asked.generations]
-    return _Begun(model.name, asked, await begin(model, generations))
+    parsed = api.parse(request, template)
+    generations = [replace(generation, namespace=namespace) for generation in parsed.generations]
+    return _Accepted(model.name, parsed, await begin(model, generations))
 
 
-async def _known(beginning: asyncio.Future[_Begun], limit_s: float | None) -> None:
-    """Wait, for so long at most, until a request was accepted. What is wrong with it is raised."""
+async def _known(beginning: asyncio.Future[_Accepted], limit_s: float | None) -> None:
+    """Wait, for so long at most, until a request is accepted. Raises its errors."""
     await asyncio.wait({beginning}, timeout=limit_s)
     if beginning.done():
         beginning.result()
 
 
-def _end(beginning: asyncio.Future[_Begun]) -> None:
+def _end(beginning: asyncio.Future[_Accepted]) -> None:
     """End the answers, whether they have begun or not."""
     if not beginning.cancel() and not beginning.cancelled() and beginning.exception() is None:
         for answer in beginning.result().answers:
@@ -88,12 +88,12 @@ async def _all(events: AsyncGenerator[Event, None], deltas: AsyncGenerator[Any, 
         return [event async for event in events]
 
 
-async def _sent(api: Api[R], request: R, beginning: asyncio.Future[_Begun]) -> AsyncGenerator[bytes, None]:
-    """Events as they are sent. A failure is the last of them."""
+async def _sent(api: Api[R], request: R, beginning: asyncio.Future[_Accepted]) -> AsyncGenerator[bytes, None]:
+    """Yield events in their wire form. A failure is the last of them."""
     count = 0
     try:
         begun = await beginning
-        deltas = merged(begun.answers, begun.asked.parsers())
+        deltas = merged(begun.answers, begun.parsed.parsers())
         async with aclosing(deltas), aclosing(api.events(request, begun.model, deltas)) as events:
             async for event in events:
                 yield _event(event)
@@ -110,17 +110,18 @@ async def _sent(api: Api[R], request: R, beginning: asyncio.Future[_Begun]) -> A
 
 
 def _event(event: Event) -> bytes:
-    """Events that have a type are named after it, as Anthropic and OpenAI's responses do. JSON has one line."""
+    """Return an event in its wire form, named after its type, as in Anthropic's API and OpenAI's responses. JSON has
+    one line."""
     kind = event.get("type")
     name = "" if kind is None else f"event: {kind}\r\n"
     return f"{name}data: {to_json(event)}\r\n\r\n".encode()
 
 
 class EventStream(EventSourceResponse):
-    """Server-sent events, with signs of life between them. It ends where its reader takes nothing for SEND_S."""
+    """Server-sent events, with pings between them. It ends if its client reads nothing for SEND_S."""
 
     def __init__(
-        self, events: AsyncIterator[bytes], beginning: asyncio.Future[_Begun], ping_s: float, anthropic: bool
+        self, events: AsyncIterator[bytes], beginning: asyncio.Future[_Accepted], ping_s: float, anthropic: bool
     ) -> None:
         """beginning: its answers end with the stream, however that ends."""
         super().__init__(events, ping=ping_s, send_timeout=SEND_S, ping_message_factory=_ping if anthropic else None)

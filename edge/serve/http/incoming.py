@@ -1,4 +1,4 @@
-"""Bodies of requests as they come in: bounded one by one and all together, and what is refused of them read past."""
+"""Incoming bodies: bounded one by one and all together; rest of refused bodies is read and dropped."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from starlette.types import Message, Receive
 
 from devices.processes.memory import give_back_memory
 
-SHORT_BYTES = 64 << 10  # of a body: so much of each needs no room, so that a question never waits for long texts
+SHORT_BYTES = 64 << 10  # of each body, which need no room, so that a short question never waits for long texts
 ROOM_S = 10.0  # that a request waits for room
-RETRY_S = 10  # after which a client may ask again: large requests that were there are answered, or were given up
-GIVE_BACK_S = 1.0  # after the last large body was answered, until what they took is given back to the system
-DRAIN_BYTES = 64 << 20  # of a refused body that are read and dropped, so that its client comes to read the answer
-DRAIN_S = 10.0  # for these to come
+RETRY_S = 10  # until a client may try again: large requests are answered by then, or were given up
+GIVE_BACK_S = 1.0  # after the last large body, until its memory is given back to the system
+DRAIN_BYTES = 64 << 20  # of a refused body that are read and dropped, so that its client gets to read the answer
+DRAIN_S = 10.0  # for these to arrive
 
 
 class BodyRoom:
-    """Bytes that all bodies together may have in memory. Who comes first has room first. For one event loop."""
+    """Bytes that all bodies together may have in memory, first come, first served. For one event loop."""
 
     def __init__(self, n_bytes: int) -> None:
         self.n_bytes = self._free = n_bytes
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, n_bytes: int) -> None:
-        """Take so many bytes once they are free. HTTPException (503) where they are not within ROOM_S."""
+        """Take so many bytes once they are free. HTTPException (503) if they are not free within ROOM_S."""
         if not self._waiting and n_bytes <= self._free:
             self._free -= n_bytes
             return
@@ -52,10 +52,10 @@ class BodyRoom:
         finally:
             if not turn.done():
                 self._waiting.remove(waits)
-                self._serve()  # whoever waited behind this one
+                self._serve()  # requests that waited behind this one
 
     def give(self, n_bytes: int) -> None:
-        """Give them back; once all are free, also to the system."""
+        """Give bytes back; once all are free, give the memory back to the system, too."""
         self._free += n_bytes
         self._serve()
         if self._free == self.n_bytes:
@@ -69,23 +69,23 @@ class BodyRoom:
 
 
 class IncomingBody:
-    """The body of one request, of at most so many bytes, with the room it takes."""
+    """The body of one request, of at most so many bytes, with the room that it takes."""
 
     def __init__(self, receive: Receive, headers: Headers, most: int, room: BodyRoom) -> None:
         length = headers.get("content-length", "0")
         self._receive, self._most, self._room = receive, most, room
         self._declared = int(length[:20]) if length.isdecimal() else 0
         self._received = self._taken = 0
-        self.is_complete = self._declared == 0 and "transfer-encoding" not in headers  # nothing of it is to come
+        self.is_complete = self._declared == 0 and "transfer-encoding" not in headers  # whether all of it was received
 
     def check(self) -> None:
-        """HTTPException (413) for a body that says it is too large."""
+        """Raise HTTPException (413) for a body whose declared length is too large."""
         if self._declared > self._most:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        """Return the next part. HTTPException where it is too much, or has no room. A known length takes its room at
-        once: requests that each wait for more while they hold a part would wait for each other."""
+        """Return the next part. HTTPException if it is too much, or has no room. A known length takes its room at once:
+        requests that hold a part while they wait for more room would wait for each other."""
         await self._take(self._declared)
         message = await self._next()
         if self._received > self._most:
@@ -94,7 +94,7 @@ class IncomingBody:
         return message
 
     async def drain(self) -> None:
-        """Read past what is left, within bounds. A connection that is closed with bytes unread is reset, and its client
+        """Read and drop the rest, within bounds. A connection that is closed with unread bytes is reset, and its client
         never sees the answer."""
         with anyio.move_on_after(DRAIN_S):
             last = self._received + DRAIN_BYTES
@@ -110,7 +110,7 @@ class IncomingBody:
     async def _next(self) -> Message:
         message = await self._receive()
         self._received += len(message.get("body", b""))
-        self.is_complete = not message.get("more_body", False)  # also where its client has gone
+        self.is_complete = not message.get("more_body", False)  # also if its client has gone
         return message
 
     async def _take(self, n_bytes: int) -> None:

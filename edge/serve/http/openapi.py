@@ -1,4 +1,4 @@
-"""What the server answers, described in OpenAPI 3.1."""
+"""OpenAPI 3.1 description of the server."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ _NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "str
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A path that is answered."""
+    """A path that the server answers."""
 
     method: Literal["GET", "POST"]
     path: str
     summary: str
     handle: Callable[[Request], Awaitable[Response]]
-    request: type[BaseModel] | None = None  # what must be posted
+    request: type[BaseModel] | None = None  # type of the body
 
 
 def openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """The description of all endpoints."""
-    requests = [(one.request, "validation") for one in endpoints if one.request is not None]
+    """Return the description of all endpoints."""
+    requests = [(endpoint.request, "validation") for endpoint in endpoints if endpoint.request is not None]
     template = "#/components/schemas/{model}"
     named, schemas = models_json_schema(requests, ref_template=template)  # type: ignore[arg-type]
     paths: dict[str, Any] = {}
-    for one in endpoints:
-        body = named[(one.request, "validation")] if one.request is not None else None
-        paths.setdefault(one.path.replace(":path", ""), {})[one.method.lower()] = _operation(one, body)
+    for endpoint in endpoints:
+        body = named[(endpoint.request, "validation")] if endpoint.request is not None else None
+        methods = paths.setdefault(endpoint.path.replace(":path", ""), {})
+        methods[endpoint.method.lower()] = _operation(endpoint, body)
     keys = {
         "bearer": {"type": "http", "scheme": "bearer"},
         "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -56,9 +57,9 @@ def _operation(endpoint: Endpoint, body: dict[str, Any] | None) -> dict[str, Any
     if endpoint.request is not None and "stream" in endpoint.request.model_fields:
         ok["content"]["text/event-stream"] = {}
     error = {"description": "What was wrong, and what to do.", "content": {"application/json": {}}}
-    told: dict[str, Any] = {"summary": endpoint.summary, "responses": {"200": ok, "default": error}}
+    operation: dict[str, Any] = {"summary": endpoint.summary, "responses": {"200": ok, "default": error}}
     if "{" in endpoint.path:
-        told["parameters"] = [_NAME]
+        operation["parameters"] = [_NAME]
     if body is not None:
-        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
-    return told
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return operation

@@ -1,4 +1,4 @@
-"""Refuses requests by the names of this server, pages of other origins, keys, and how much they send."""
+"""Access control: refuses requests by host name, origin, key, and size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge.serve.http.errors import error_body, failure, is_anthropic
 from edge.serve.http.incoming import BodyRoom, IncomingBody
 from edge.serve.options import ServeOptions
 
-# The page loads nothing but its own files, is shown in no other page, and sends nothing elsewhere.
+# The page may load only its own files, not be shown in other pages, and send nothing elsewhere.
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -26,16 +26,16 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 ALLOWED_METHODS = "GET, POST"
-_ELSEWHERE = ("cross-site", "same-site")  # a browser says so of a request that is not of the server's own page
-_NAMESPACE = "edge.namespace"  # in the scope of a request
-PREFLIGHT_S = 600  # that a browser remembers what another page may ask
+_ELSEWHERE = ("cross-site", "same-site")  # a browser's marks of requests from other pages than the server's own
+_NAMESPACE = "edge.namespace"  # key in the scope of a request
+PREFLIGHT_S = 600  # that a browser remembers the answer to a preflight request
 
 
 class Security:
-    """Refuses what must not be answered, before anything reads it. Every answer has HEADERS."""
+    """Refuses requests that must not be answered, before anything reads them. Every answer has HEADERS."""
 
     def __init__(self, app: ASGIApp, options: ServeOptions, open_paths: Collection[str]) -> None:
-        """open_paths: these need no key."""
+        """open_paths: paths that need no key."""
         self.app = app
         self._namespaces = {key.encode(): _namespace(key, options) for key in options.api_keys}
         self._hosts = {name.lower() for name in ("localhost", options.host, socket.gethostname(), *options.allow_hosts)}
@@ -57,15 +57,16 @@ class Security:
             nonlocal begun, drains
             if message["type"] == "http.response.start":
                 begun = True
-                # Who sends slowly (408) is not waited for any longer.
+                # A client that was too slow (408) is not waited for any longer.
                 drains = message["status"] >= 400 and message["status"] != 408 and not body.is_complete
-                told = MutableHeaders(scope=message)
-                told.update(HEADERS)
+                answer_headers = MutableHeaders(scope=message)
+                answer_headers.update(HEADERS)
                 if drains:
-                    told["Connection"] = "close"
+                    answer_headers["Connection"] = "close"
                 if origin is not None and self._is_allowed(origin):
-                    told.update({"Access-Control-Allow-Origin": origin, "Cross-Origin-Resource-Policy": "cross-origin"})
-                    told.add_vary_header("Origin")
+                    cors = {"Access-Control-Allow-Origin": origin, "Cross-Origin-Resource-Policy": "cross-origin"}
+                    answer_headers.update(cors)
+                    answer_headers.add_vary_header("Origin")
             elif drains and not message.get("more_body", False):
                 await send({**message, "more_body": True})
                 await body.drain()
@@ -83,13 +84,13 @@ class Security:
             if begun:
                 raise
             failed = failure(error)
-            told = error_body(failed, anthropic=is_anthropic(scope["path"]))
-            await JSONResponse(told, failed.status, dict(failed.headers))(scope, receive, answer)
+            content = error_body(failed, anthropic=is_anthropic(scope["path"]))
+            await JSONResponse(content, failed.status, dict(failed.headers))(scope, receive, answer)
         finally:
             body.close()
 
     def _checked(self, path: str, headers: Headers, method: str) -> str:
-        """The namespace of who asks. HTTPException for who must not be answered."""
+        """Return the namespace of the client. HTTPException if it must not be answered."""
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_own_name(hosts[0]):
             raise HTTPException(
@@ -114,7 +115,7 @@ class Security:
         return namespace or ""
 
     def _is_own_name(self, host: str) -> bool:
-        """Whether a Host header names this server. A name that somebody else's DNS leads here does not."""
+        """Return whether a Host header names this server. A foreign DNS name that leads here does not."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
@@ -132,7 +133,7 @@ class Security:
             return False
 
     def _is_link(self, path: str, headers: Headers, method: str) -> bool:
-        """Whether somebody follows a link to the page of this server."""
+        """Return whether somebody follows a link to the page of this server."""
         followed = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
         return method == "GET" and path in self._open_paths and followed
 
@@ -140,25 +141,26 @@ class Security:
         return "*" in self._origins or origin in self._origins
 
     def _namespace_of(self, headers: Headers) -> str | None:
-        """That of the key that is given; None where none of the keys is. All are compared, each in constant time."""
+        """Return the namespace of the given key; None if no key matches. All keys are compared, each in constant
+        time."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = [headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
+        given_keys = [headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
         equal = [
             namespace
             for key, namespace in self._namespaces.items()
-            for one in given
-            if hmac.compare_digest(one.encode(), key)
+            for given_key in given_keys
+            if hmac.compare_digest(given_key.encode(), key)
         ]
         return equal[0] if equal else None if self._namespaces else ""
 
 
 def _namespace(key: str, options: ServeOptions) -> str:
-    """Where prompts of this key are kept: what names it and does not tell it."""
+    """Return the namespace of this key's prompts: a digest that does not reveal the key."""
     return "" if options.shared_prefixes else hashlib.sha256(f"edge prefixes of {key}".encode()).hexdigest()
 
 
 def namespace_of(scope: Scope) -> str:
-    """The namespace of a request that was let in."""
+    """Return the namespace of a request that was admitted."""
     return str(scope.get(_NAMESPACE, ""))
 
 

@@ -1,1 +1,1 @@
-"""Functions that a model may call: told, constrained, recognized."""
+"""Tool calling: functions in prompts, constraints on calls, and recognition of calls in answers."""

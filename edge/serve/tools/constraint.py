@@ -1,4 +1,4 @@
-"""Grammars of answers that call functions, in llguidance's form of Lark."""
+"""Grammars of answers with function calls, in llguidance's form of Lark."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from edge.serve.http.errors import BadRequest
 from edge.serve.tools.formats import CallFormat
 from edge.serve.tools.functions import Function, FunctionUse, json_text
 
-# Between the parts of JSON: as templates write it, so that a small model does not go on with white space for ever.
+# Separators as in templates, so that a small model does not write white space without end.
 _STYLE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 _ANYTHING = r"(.|\n)*"
 
 
 def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any] | None = None) -> str | None:
-    """The grammar of an answer. Where a call must come: of calls alone. With a schema for text: calls, or JSON of it.
-    Where a function is strict: text, in which calls follow their schemas. None where any answer is allowed."""
+    """Return the grammar of an answer: calls alone if a call must come; with a schema for text, calls or JSON of it;
+    with a strict function, text in which calls follow their schemas. None if any answer is allowed."""
     functions = use.callable
-    strict = any(one.strict for one in functions)
+    strict = any(function.strict for function in functions)
     if not functions or not (use.must_call or text_schema is not None or strict):
         return None
     if use.must_call:
@@ -30,7 +30,7 @@ def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any
     elif form.bare:
         start = ["start: calls | TEXT?", rf"TEXT: /[^\s{{\[]{_ANYTHING}/"]
     else:
-        # Where the mark stands a call begins, and must go on as one.
+        # A call begins at the mark, and must go on as a call.
         mark = f"mark[lazy]: /{_ANYTHING}/ {json.dumps(form.opens)}"
         start = ["start: (mark inner)* TEXT", f"TEXT: /{_ANYTHING}/", mark]
     either = " | ".join(f"inner_{number}" for number in range(len(functions)))
@@ -38,11 +38,11 @@ def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any
     several = use.several or not use.must_call
     calls = f"{call} ({json.dumps(form.between)} {call})*" if several else call
     rules = [f'calls: "[" {calls} "]"' if form.is_list else f"calls: {calls}", f"inner: {either}"]
-    return "\n".join([*start, *rules, *(_inner(form, number, one) for number, one in enumerate(functions))])
+    return "\n".join([*start, *rules, *(_inner(form, number, function) for number, function in enumerate(functions))])
 
 
 def _json(schema: Mapping[str, Any], param: str) -> str:
-    """A schema as its grammar takes it. BadRequest as `json_text`."""
+    """Return a schema in its grammar's form. BadRequest as `json_text`."""
     try:
         limited, _ = bounded(schema)
     except RecursionError:
@@ -51,8 +51,8 @@ def _json(schema: Mapping[str, Any], param: str) -> str:
 
 
 def _inner(form: CallFormat, number: int, function: Function) -> str:
-    """A call, without the mark before it. The arguments are a grammar of their own, so that references in their schema
-    lead where they should."""
+    """Return the rules of a call, without the mark before it. The arguments are a grammar of their own, so that
+    references in their schema work."""
     schema = _json({"type": "object", **function.parameters}, "tools")
     space = "\n" if form.closes else ""
     begin = f'{space}{{"name": {json.dumps(function.name)}, "{form.arguments}": '

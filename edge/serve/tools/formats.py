@@ -1,4 +1,4 @@
-"""How models write calls of functions, and which of it a template teaches."""
+"""Formats in which models write function calls, and which of them a template uses."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How calls look in an answer: `opens` JSON `closes`, where the JSON is a call, or a list of calls."""
+    """Format of calls in an answer: `opens` JSON `closes`, where the JSON is a call, or a list of calls."""
 
     name: str
-    opens: str  # what begins calls anywhere; empty: they stand only at the start of an answer
+    opens: str  # mark before calls; empty: calls come only at the start of an answer
     closes: str
-    bare: str  # how JSON of calls begins that stands at the start without `opens`; empty: it does not
-    arguments: str  # the key of the arguments
+    bare: str  # start of JSON of calls that begin an answer without `opens`; empty: they need it
+    arguments: str  # key of the arguments
     is_list: bool = False
-    between: str = ""  # stands between two calls
+    between: str = ""  # separator of two calls
 
 
 HERMES = CallFormat("hermes", "<tool_call>", "</tool_call>", "", "arguments", between="\n")
 LLAMA3 = CallFormat("llama3", "", "", "{", "parameters", between="; ")
-# The token [TOOL_CALLS] has no text where it is a control token.
+# If the token [TOOL_CALLS] is a control token, it has no text.
 MISTRAL = CallFormat("mistral", "[TOOL_CALLS]", "", "[{", "arguments", is_list=True, between=", ")
 
 
 def format_of(template: str) -> CallFormat:
-    """The format that a template's source teaches; Hermes where it teaches none that is known."""
+    """Return the format that a template's source uses; Hermes if it uses no known one."""
     if "[TOOL_CALLS]" in template:
         return MISTRAL
     if "<tool_call>" not in template and '"parameters":' in template and "tools" in template:
@@ -34,5 +34,5 @@ def format_of(template: str) -> CallFormat:
 
 
 def renders_tools(template: str) -> bool:
-    """Whether a template puts tools into the prompt itself."""
+    """Return whether a template puts tools into the prompt itself."""
     return "tools" in template

@@ -1,4 +1,4 @@
-"""Functions that a request has for a model to call, and whether it must."""
+"""Functions that a model may call, and whether it must."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ class Function:
     strict: bool = False  # a call must follow the schema
 
     def to_json(self) -> dict[str, Any]:
-        """As templates take it."""
+        """Return the function in the form of templates."""
         described = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": described}
 
 
 @dataclass(frozen=True)
 class FunctionUse:
-    """The functions there are, and which of them must be called."""
+    """The functions of a request, and which of them must be called."""
 
     functions: Sequence[Function] = ()
     choice: Literal["auto", "none", "required"] = "auto"
-    name: str | None = None  # this one must be called
-    several: bool = False  # more than one call, where some must be
+    name: str | None = None  # the function that must be called
+    several: bool = False  # allow more than one call if a call must come
 
     def __post_init__(self) -> None:
-        """BadRequest where two have one name, one that is asked for is not there, or a schema is of no object."""
-        names = [one.name for one in self.functions]
+        """Raise BadRequest if two have one name, the required one does not exist, or a schema is not that of an
+        object."""
+        names = [function.name for function in self.functions]
         if len(names) > MAX_FUNCTIONS:
             raise BadRequest(f"{len(names)} tools are given, {MAX_FUNCTIONS} are the most", "tools")
         if twice := next((name for name in names if names.count(name) > 1), None):
@@ -47,25 +48,26 @@ class FunctionUse:
             raise BadRequest(f"no tool is named {self.name!r}", "tool_choice")
         if self.choice == "required" and not names:
             raise BadRequest("a tool must be called, and none is given", "tool_choice")
-        for one in self.functions:
-            if one.parameters.get("type", "object") != "object":
-                raise BadRequest(f"the parameters of {one.name!r} must be a schema of an object", "tools")
+        for function in self.functions:
+            if function.parameters.get("type", "object") != "object":
+                raise BadRequest(f"the parameters of {function.name!r} must be a schema of an object", "tools")
 
     @property
     def must_call(self) -> bool:
-        """Whether there must be a call."""
+        """True if the answer must have a call."""
         return self.name is not None or self.choice == "required"
 
     @property
     def callable(self) -> Sequence[Function]:
-        """Those that may be called."""
+        """Functions that may be called."""
         if self.name is not None:
-            return [one for one in self.functions if one.name == self.name]
+            return [function for function in self.functions if function.name == self.name]
         return () if self.choice == "none" else self.functions
 
 
 def json_text(value: Any, param: str) -> str:
-    """JSON of a part of a request. BadRequest where it has numbers that JSON has not, or is nested too deep."""
+    """Return JSON of a part of a request. BadRequest if it has numbers that JSON does not have, or is nested too
+    deep."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):

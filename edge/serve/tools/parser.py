@@ -1,4 +1,4 @@
-"""Calls of functions in an answer, recognized while it comes. How the text is split does not matter."""
+"""Parser of function calls in an answer, while it is generated. How the text is split does not matter."""
 
 from __future__ import annotations
 
@@ -15,109 +15,109 @@ _MARK = re.compile(r'["\\{}\[\]]')
 
 @dataclass(frozen=True)
 class ParsedCall:
-    """A call of a function that the request has."""
+    """A call of a function of the request."""
 
     name: str
     arguments: str  # JSON of an object
 
 
 class CallParser:
-    """Separates text and calls. What may begin a call is held back until that is known. What turns out to be none is
-    text: its JSON is broken, or there is no such function."""
+    """Separates text and calls. Text that may begin a call is held back until that is known. A call with broken JSON,
+    or of an unknown function, is text."""
 
     def __init__(self, form: CallFormat, names: Collection[str]) -> None:
-        """names: of the functions there are."""
+        """names: of the functions of the request."""
         self._form = form
         self._names = frozenset(names)
-        self._held = ""  # not given yet
-        self._scan: _JsonEnd | None = None  # of the JSON in it
-        self._is_start = True  # nothing but white space came before
-        self._after_call = False  # white space, a closing mark and what stands between calls are left out
+        self._pending = ""  # text that was not returned yet
+        self._scan: _JsonEnd | None = None  # search for the end of JSON in it
+        self._is_start = True  # only white space came before
+        self._after_call = False  # white space, a closing mark and separators of calls are left out
 
     def add(self, text: str) -> list[str | ParsedCall]:
-        """What is known with this text, in order."""
-        self._held += text
+        """Add text, and return the parts that are now known, in order."""
+        self._pending += text
         return self._known(final=False)
 
     def end(self) -> list[str | ParsedCall]:
-        """The rest."""
+        """Return the rest."""
         return self._known(final=True)
 
     def _known(self, final: bool) -> list[str | ParsedCall]:
         known: list[str | ParsedCall] = []
-        while self._held:
-            before = len(self._held), self._scan, self._after_call
+        while self._pending:
+            before = len(self._pending), self._scan, self._after_call
             if self._after_call:
                 self._leave_out(final)
             elif self._scan is not None:
                 known += self._json(final)
             else:
                 known += self._text(final)
-            if (len(self._held), self._scan, self._after_call) == before:
-                break  # more must come
+            if (len(self._pending), self._scan, self._after_call) == before:
+                break  # it takes more text
         return known
 
     def _text(self, final: bool) -> list[str]:
-        """Text up to what may begin a call."""
-        form, held = self._form, self._held
-        start = len(held) - len(held.lstrip())
+        """Return text up to a possible beginning of a call."""
+        form, pending = self._form, self._pending
+        start = len(pending) - len(pending.lstrip())
         if self._is_start and form.bare:
-            if held.startswith(form.bare, start):
+            if pending.startswith(form.bare, start):
                 self._scan = _JsonEnd(start)
                 return []
-            if not final and form.bare.startswith(held[start:]):
+            if not final and form.bare.startswith(pending[start:]):
                 return []
-        at = held.find(form.opens) if form.opens else -1
+        at = pending.find(form.opens) if form.opens else -1
         if at >= 0:
             if at > 0:
                 return self._give(at)
-            json_at = _next_character(held, len(form.opens))
+            json_at = _next_character(pending, len(form.opens))
             if json_at is None:
-                return self._give(len(held)) if final else []
-            if held[json_at] == ("[" if form.is_list else "{"):
+                return self._give(len(pending)) if final else []
+            if pending[json_at] == ("[" if form.is_list else "{"):
                 self._scan = _JsonEnd(json_at)
                 return []
             return self._give(json_at)
-        return self._give(len(held) - (0 if final else _overlap(held, form.opens)))
+        return self._give(len(pending) - (0 if final else _overlap(pending, form.opens)))
 
     def _json(self, final: bool) -> list[str | ParsedCall]:
-        """The calls, where the JSON is complete; text, where it is none."""
+        """Return the calls if the JSON is complete; text if it is none."""
         assert self._scan is not None
-        end = self._scan.find(self._held)
+        end = self._scan.find(self._pending)
         if end is None and not final:
             return []
         scan, self._scan = self._scan, None
-        calls = self._calls(self._held[scan.start : end]) if end is not None else None
+        calls = self._calls(self._pending[scan.start : end]) if end is not None else None
         if calls is None:
-            return [*self._give(end or len(self._held))]
-        self._held = self._held[end:]
+            return [*self._give(end or len(self._pending))]
+        self._pending = self._pending[end:]
         self._is_start, self._after_call = False, True
         return [*calls]
 
     def _leave_out(self, final: bool) -> None:
-        """Drop what follows a call and is no text."""
-        form, held = self._form, self._held.lstrip()
-        if form.closes and held.startswith(form.closes):
-            self._held = held[len(form.closes) :]
+        """Drop the marks that follow a call and are no text."""
+        form, pending = self._form, self._pending.lstrip()
+        if form.closes and pending.startswith(form.closes):
+            self._pending = pending[len(form.closes) :]
             return
-        if form.closes and form.closes.startswith(held) and not final:
+        if form.closes and form.closes.startswith(pending) and not final:
             return  # it may become the closing mark
         separator = form.between.strip()
-        if not form.opens and separator and held.startswith(separator):
-            self._held, self._is_start = held[len(separator) :], True
+        if not form.opens and separator and pending.startswith(separator):
+            self._pending, self._is_start = pending[len(separator) :], True
             return
-        if not held:
-            self._held = held if final else self._held
+        if not pending:
+            self._pending = pending if final else self._pending
             return
-        self._held, self._after_call = held, False
-        self._is_start = not form.opens and held.startswith(form.bare)
+        self._pending, self._after_call = pending, False
+        self._is_start = not form.opens and pending.startswith(form.bare)
 
     def _calls(self, text: str) -> list[ParsedCall] | None:
-        """The calls of complete JSON; None where it is not calls of functions there are."""
+        """Return the calls of complete JSON; None if it has no calls of known functions."""
         try:
             value = json.loads(text, parse_constant=_refuse)
             values = value if self._form.is_list else [value]
-            return [self._call(one) for one in values] or None
+            return [self._call(call) for call in values] or None
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
@@ -128,14 +128,14 @@ class CallParser:
         return ParsedCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
     def _give(self, length: int) -> list[str]:
-        """The first characters of what is held, as text."""
-        text, self._held = self._held[:length], self._held[length:]
+        """Return the first characters of the pending text."""
+        text, self._pending = self._pending[:length], self._pending[length:]
         self._is_start = self._is_start and not text.strip()
         return [text] if text else []
 
 
 class _JsonEnd:
-    """Finds where an object or a list ends, in a text that grows. Each character is looked at once."""
+    """Finds the end of an object or a list in a growing text. Each character is read once."""
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -144,13 +144,13 @@ class _JsonEnd:
         self._in_string = False
 
     def find(self, text: str) -> int | None:
-        """The place after it; None while it has not ended."""
+        """Return the place after it; None while it has not ended."""
         while (mark := _MARK.search(text, self._at)) is not None:
             self._at = mark.end()
             character = mark.group()
             if character == "\\":
                 if self._at == len(text):
-                    self._at -= 1  # what it stands before has not come
+                    self._at -= 1  # the character after the backslash has not come yet
                     return None
                 self._at += 1
             elif character == '"':
@@ -164,13 +164,13 @@ class _JsonEnd:
 
 
 def _next_character(text: str, start: int) -> int | None:
-    """Where the first character is that is no white space."""
+    """Return the place of the first character that is no white space."""
     rest = text[start:].lstrip()
     return len(text) - len(rest) if rest else None
 
 
 def _overlap(text: str, mark: str) -> int:
-    """How many characters at the end of a text may begin the mark."""
+    """Return how many characters at the end of a text may begin the mark."""
     return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
 
 

@@ -1,4 +1,4 @@
-"""A conversation with functions, for templates that know of none: told in the system message, called in text."""
+"""Prompts with functions for templates without tools: functions in the system message, calls as text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from edge.serve.tools.functions import Function, json_text
 
 Message = Mapping[str, Any]
-"""As templates take it: `role`, `content`, and for calls `tool_calls`, `tool_call_id`, `name`."""
+"""A message in the form of templates: `role`, `content`, and for calls `tool_calls`, `tool_call_id`, `name`."""
 
 _INTRODUCTION = """# Tools
 
@@ -25,16 +25,18 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 
-def described(messages: Sequence[Message], functions: Sequence[Function]) -> list[Message]:
-    """The messages in roles and texts alone: functions in the system message, calls and results in the form of
-    Hermes."""
+def plain_messages(messages: Sequence[Message], functions: Sequence[Function]) -> list[Message]:
+    """Return the messages with roles and texts alone: functions in the system message, calls and results in the Hermes
+    format."""
     plain = [_plain(message) for message in messages]
     if not functions:
         return plain
-    told = _INTRODUCTION.format(tools="\n".join(json_text(one.to_json(), "tools") for one in functions))
+    introduction = _INTRODUCTION.format(
+        tools="\n".join(json_text(function.to_json(), "tools") for function in functions)
+    )
     if plain and plain[0]["role"] == "system":
-        return [{"role": "system", "content": f"{plain[0]['content']}\n\n{told}"}, *plain[1:]]
-    return [{"role": "system", "content": told}, *plain]
+        return [{"role": "system", "content": f"{plain[0]['content']}\n\n{introduction}"}, *plain[1:]]
+    return [{"role": "system", "content": introduction}, *plain]
 
 
 def _plain(message: Message) -> Message:

@@ -11,9 +11,9 @@ from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.quantization.divergence import Chunks, Summary, log_probabilities
 from edge.quantization.text_file import BUNDLED, read_text
-from edge.sameness.evaluate import Routes, Sameness, chunks_of, compare_routes
-from edge.sameness.routes import Predict, after_loss, at_once, drafted, kept, one_by_one, streams
-from edge.sameness.standard import here, opened_here, options_for, settings, ways
+from edge.sameness.evaluate import RouteComparison, RouteFigures, chunks_of, compare_routes
+from edge.sameness.routes import Predict, after_loss, at_once, drafted, from_prefix_cache, one_by_one, streams
+from edge.sameness.standard import answer_routes, local_engines, local_route, options_for, setting_routes
 
 SIZE = 40
 # In F32: rows of other passes give nearly the same, and a row in the wrong place does not.
@@ -59,13 +59,13 @@ def test_a_loss_comes_once_in_each_chunk(chunks: Chunks) -> None:
 
 def test_a_prompt_that_was_not_kept_is_no_route(chunks: Chunks) -> None:
     with pytest.raises(EngineError, match="nothing of the prompt was kept"):
-        predicted(kept, chunks)
+        predicted(from_prefix_cache, chunks)
 
 
 def test_all_of_them_beside_one_device(chunks: Chunks) -> None:
-    one = here(MODEL_PATH, OPTIONS)
+    one = local_route(MODEL_PATH, OPTIONS)
     found = compare_routes(
-        one, one, settings(MODEL_PATH, OPTIONS), ways(OPTIONS, opened_here(MODEL_PATH)), chunks, 2048
+        one, one, setting_routes(MODEL_PATH, OPTIONS), answer_routes(OPTIONS, local_engines(MODEL_PATH)), chunks, 2048
     )
     values = found.to_json()
     assert [row["setting"] for row in values["routes"]] == [False, *[True] * 4, *[False] * 3]
@@ -74,7 +74,7 @@ def test_all_of_them_beside_one_device(chunks: Chunks) -> None:
     assert values["routes"][1]["route"] == "flash attention on"
     assert values["routes"][1]["one_device"]["mean_divergence"] > 0
     assert max(row["one_device"]["mean_divergence"] for row in values["routes"]) < NEAR**2
-    assert "the same on 1 thread" in [one.name for one in settings(MODEL_PATH, replace(OPTIONS, threads=2))]
+    assert "the same on 1 thread" in [one.name for one in setting_routes(MODEL_PATH, replace(OPTIONS, threads=2))]
 
 
 def summary(mean: float) -> Summary:
@@ -83,8 +83,8 @@ def summary(mean: float) -> Summary:
 
 def test_the_spread_is_the_largest_of_the_settings() -> None:
     means = {"one device": 0.0, "a": 0.002, "b": 0.004, "2 ranks": 0.006}
-    found = Routes([Sameness(name, summary(0.01), summary(mean)) for name, mean in means.items()], 2)
+    found = RouteComparison([RouteFigures(name, summary(0.01), summary(mean)) for name, mean in means.items()], 2)
     assert found.spread == 0.004
     assert [row[-1] for row in found.rows()] == ["-", "0.50", "1.00", "1.50"]
-    nothing = Routes([Sameness(name, summary(0.01), summary(0.0)) for name in "xyz"], 1)
-    assert nothing.of_spread(nothing.results[2]) == 0
+    nothing = RouteComparison([RouteFigures(name, summary(0.01), summary(0.0)) for name in "xyz"], 1)
+    assert nothing.in_spreads(nothing.results[2]) == 0

@@ -17,7 +17,7 @@ from edge.onnx.model import OnnxSource
 from edge.survey import onnx_survey as survey_module
 from edge.survey import onnx_times
 from edge.survey.onnx_survey import onnx_survey
-from edge.survey.onnx_times import MOST_PARTS, Times, times_of
+from edge.survey.onnx_times import MOST_PARTS, SegmentTimes, times_of
 from edge.survey.survey import Survey
 from partition.errors import PlanError
 from partition.plan.onnx_cuts import choose
@@ -135,7 +135,7 @@ def test_this_device_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     model = owned(residual(), tmp_path / "residual.onnx")
     timed: list[Any] = []  # the sessions that measured
 
-    def counted(session: Any, *rest: Any) -> Times:
+    def counted(session: Any, *rest: Any) -> SegmentTimes:
         timed.append(session)
         return measure(session, *rest)
 
@@ -193,13 +193,15 @@ def test_what_a_stage_takes_beside_its_nodes() -> None:
     assert times.segments_s == pytest.approx([0.4, 0.2, 0.6, 0.2])
     assert sum(times.segments_s) + times.stage_s == pytest.approx(1.5)
     assert times_of([1.0] * 4, groups, [0.5, 0.9, 0.3], 0.0, 7, "a").stage_s == 0.3  # as much as the fastest takes
-    assert times_of([1.0] * 4, groups, [0.5, 0.9, 0.3], 9.0, -7, "a") == Times((0.5, 0.45, 0.45, 0.3), 0.0, 0, ())
+    assert times_of([1.0] * 4, groups, [0.5, 0.9, 0.3], 9.0, -7, "a") == SegmentTimes(
+        (0.5, 0.45, 0.45, 0.3), 0.0, 0, ()
+    )
     assert times_of([1.0] * 4, groups, [0.5, 0.9, 0.3], None, 7, "a").stage_s == 0
 
 
 def test_estimates_go_by_what_was_measured() -> None:
     times = times_of([1.0, 2.0, 5.0], [range(1), range(1, 2), range(2, 3)], [3.0, None, 15.0], 1.0, 0, "a")
-    assert times == Times((3.0, 6.0, 15.0), 0.0, 0, (1,))
+    assert times == SegmentTimes((3.0, 6.0, 15.0), 0.0, 0, (1,))
     with pytest.raises(EngineError, match="a: no part of the model has room"):
         times_of([1.0], [range(1)], [None], None, 0, "a")
     nothing = times_of([0.0, 0.0], [range(2)], [4.0], None, 0, "a")  # estimates know nothing of them
@@ -236,8 +238,8 @@ def test_many_segments_are_timed_in_groups() -> None:
     ],
 )
 def test_times_of_another_version_are_none(edit: dict[str, Any]) -> None:
-    good = Times((1.0, 2.0), 0.5, 9, (1,))
-    assert Times.from_json(good.to_json(), 2) == good
-    assert Times.from_json(good.to_json() | edit, 2) is None
-    assert Times.from_json({}, 2) is None
-    assert Times.from_json([], 2) is None
+    good = SegmentTimes((1.0, 2.0), 0.5, 9, (1,))
+    assert SegmentTimes.from_json(good.to_json(), 2) == good
+    assert SegmentTimes.from_json(good.to_json() | edit, 2) is None
+    assert SegmentTimes.from_json({}, 2) is None
+    assert SegmentTimes.from_json([], 2) is None

@@ -19,8 +19,8 @@ import pytest
 
 from edge.errors import Interrupted
 from edge.llm.options import EngineOptions
-from edge.pictures.quality import Point, _figure, size_against_divergence, without_common_start
-from edge.quantization.compare_speed import Speed, measure_speeds, speed_notes
+from edge.pictures.quality import ModelPoint, _figure, size_against_divergence, without_common_start
+from edge.quantization.compare_speed import ModelSpeed, measure_speeds, speed_notes
 from edge.quantization.evaluate import evaluate
 from edge.quantization.imatrix import collect
 from edge.quantization.text_file import BUNDLED, read_text
@@ -161,8 +161,8 @@ def test_all_are_measured_before_any_is_measured_again(synthetic: Synthetic) -> 
 
 
 def test_a_smaller_model_that_is_always_slower_is_told() -> None:
-    def speed(*decode: float) -> Speed:
-        return Speed((1.0,) * len(decode), decode)
+    def speed(*decode: float) -> ModelSpeed:
+        return ModelSpeed((1.0,) * len(decode), decode)
 
     names, sizes = ["f16", "q4_0", "q2_k"], [16, 4, 2]
     slow = [speed(5, 5, 5), speed(12, 10, 12), speed(10, 8, 10)]
@@ -276,18 +276,18 @@ def test_the_bundled_text_is_long_enough_and_varied() -> None:
 # The picture.
 
 POINTS = [
-    Point("q8_0", 7_880_736, 0.00035, uniform=True),
-    Point("q6_k", 6_103_072, 0.00202, uniform=True),
-    Point("q5_k_m", 5_319_712, 0.00428, uniform=True),
-    Point("q5_k_s", 5_219_712, 0.0050, uniform=True),
-    Point("q4_k_m", 4_582_432, 0.01347, uniform=True),
-    Point("q4_k_s", 4_482_432, 0.0157, uniform=True),
-    Point("q4_0", 4_345_888, 0.02287, uniform=True),
-    Point("iq4_nl", 4_355_888, 0.0210, uniform=True),
-    Point("q2_k", 2_988_064, 0.1886, uniform=True),
-    Point("4.4 MB", 4_400_000, 0.0140),
-    Point("copy", 14_000_000, 0.0),
-    Point("broken", 3_000_000, np.inf),
+    ModelPoint("q8_0", 7_880_736, 0.00035, uniform=True),
+    ModelPoint("q6_k", 6_103_072, 0.00202, uniform=True),
+    ModelPoint("q5_k_m", 5_319_712, 0.00428, uniform=True),
+    ModelPoint("q5_k_s", 5_219_712, 0.0050, uniform=True),
+    ModelPoint("q4_k_m", 4_582_432, 0.01347, uniform=True),
+    ModelPoint("q4_k_s", 4_482_432, 0.0157, uniform=True),
+    ModelPoint("q4_0", 4_345_888, 0.02287, uniform=True),
+    ModelPoint("iq4_nl", 4_355_888, 0.0210, uniform=True),
+    ModelPoint("q2_k", 2_988_064, 0.1886, uniform=True),
+    ModelPoint("4.4 MB", 4_400_000, 0.0140),
+    ModelPoint("copy", 14_000_000, 0.0),
+    ModelPoint("broken", 3_000_000, np.inf),
 ]
 
 
@@ -307,7 +307,7 @@ def test_labels_do_not_cover_each_other() -> None:
 
 @pytest.mark.parametrize("divergences", [[3e-4], [7.4e-4, 2.8e-4], [2.1e-4, 2.2e-4], [9e-4, 1e-4], [1e-5, 0.1], [0.0]])
 def test_the_divergence_has_numbers_however_alike_models_are(divergences: list[float]) -> None:
-    (axes,) = _figure([Point(f"m{i}", 10**6 + i, found) for i, found in enumerate(divergences)], None, "f16").axes
+    (axes,) = _figure([ModelPoint(f"m{i}", 10**6 + i, found) for i, found in enumerate(divergences)], None, "f16").axes
     low, high = axes.get_ylim()
     ticks = zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
     assert len([tick.get_text() for place, tick in ticks if low <= place <= high and tick.get_text()]) >= 3

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from apps.show import terminal as conversation
-from apps.show.answer import Loaded
+from apps.show.answer import LoadedChat
 from edge.demo import MODEL_PATH
 from edge.llm.chat import Chat
 from edge.llm.engine import load
@@ -355,7 +355,7 @@ def test_a_question_that_was_stopped_is_asked_as_it_was_meant(
     """A new one joins the conversation; one that was to replace the last exchange replaces it."""
     with load(MODEL_PATH, EngineOptions(context=512)) as engine:
         chat = Chat(engine)
-        talk = conversation._Talk(Loaded(chat, 0.0, None), SamplingParams(temperature=0), 4, ())
+        talk = conversation._Talk(LoadedChat(chat, 0.0, None), SamplingParams(temperature=0), 4, ())
         talk._answer("one")
 
         def stop(text: str | None, again: bool = False) -> None:

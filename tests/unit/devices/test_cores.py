@@ -75,6 +75,6 @@ def test_a_system_that_does_not_let_programs_choose(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_no_more_layers_on_the_gpu_than_are_lent(asked: int | None, most: int | None, used: int | None) -> None:
-    options = load.within(EngineOptions(gpu_layers=asked), ResourceLimits(2, gpu_layers=most))
+    options = load.limit_options(EngineOptions(gpu_layers=asked), ResourceLimits(2, gpu_layers=most))
     assert (options.gpu_layers, options.most_gpu_layers) == (used, most)
     assert options.threads == 2

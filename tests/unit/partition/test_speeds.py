@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from devices.profile import DeviceProfile
 from devices.remembered import MAX_AGE_S, Remembered, key_of
 from edge.survey.links import _as_before
-from edge.survey.llm_survey import _Layers
+from edge.survey.llm_survey import _LayerProfiler
 from edge.survey.survey import Devices, own_profile
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
@@ -213,7 +213,7 @@ def test_a_file_that_is_broken_is_measured_anew(tmp_path: Path, text: str) -> No
 
 
 def test_a_speed_of_another_version_is_measured_anew() -> None:
-    layers = object.__new__(_Layers)
+    layers = object.__new__(_LayerProfiler)
     layers._devices = Devices(None, (), 1)
     speed = device("b:1", 3 * MS)
     assert layers.read(0, speed_to_json(speed)) == replace(speed, device=LOCAL, name="this device")

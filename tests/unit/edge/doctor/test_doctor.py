@@ -333,7 +333,7 @@ def facts(**changes: Any) -> WorkerFacts:
             **{name: value for name, value in changes.items() if name in profile.to_json()},
         },
     )  # fmt: skip
-    own = {"secure": True, "here": False, "sessions": 0, "ahead_s": 0.0}
+    own = {"secure": True, "local": False, "sessions": 0, "ahead_s": 0.0}
     return WorkerFacts(profile, **{**own, **{name: value for name, value in changes.items() if name in own}})
 
 
@@ -349,7 +349,7 @@ def test_a_worker_that_is_well() -> None:
         ({"runtime": "9.9.1"}, "versions", PROBLEM, "pi runs edge 9.9.1, this device"),
         ({"llama_cpp": "0.0.1"}, "versions", PROBLEM, "pi runs llama-cpp-python 0.0.1, this device"),
         ({"secure": False}, "trust", NOTE, "in the clear: everybody"),
-        ({"secure": False, "here": True}, "trust", OK, "on this machine"),
+        ({"secure": False, "local": True}, "trust", OK, "on this machine"),
         ({"memory_available_bytes": GIB // 2}, "memory", NOTE, "512 MiB for models"),
         ({"memory_limit_bytes": GIB // 8}, "memory", PROBLEM, "128 MiB for models"),
         ({"sessions": 2}, "sessions", NOTE, "2 sessions run there"),

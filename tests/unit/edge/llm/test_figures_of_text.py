@@ -15,7 +15,7 @@ from rich.console import Console
 
 from apps.commands import bench as bench_command
 from apps.show import terminal
-from apps.show.answer import Loaded
+from apps.show.answer import LoadedChat
 from edge import microbenchmark
 from edge.llm import bench, generate
 from edge.llm.bench import BenchResult, Rate
@@ -222,7 +222,7 @@ def test_divergence_is_from_the_reference() -> None:
 def test_edge_evaluate_shows_each_figure_where_it_belongs() -> None:
     summary = Summary(1000, 12.5, 0.25, 0.01234, 0.005, 0.25, 0.75, 0.975)
     result = Quality(Path("small.gguf"), 3 << 20, 4.5, summary)
-    speed = compare_speed.Speed((321.0,), (45.0,))
+    speed = compare_speed.ModelSpeed((321.0,), (45.0,))
     found = Evaluation(["small"], [result], [speed], [])
     (row,) = found.rows()
     assert dict(zip(COLUMNS, row, strict=True)) == {
@@ -253,7 +253,7 @@ def test_edge_evaluate_shows_each_figure_where_it_belongs() -> None:
 
 
 def test_stats_on_a_terminal_are_in_their_units(demo: Engine) -> None:
-    talk = terminal._Talk(Loaded(Chat(demo), 1.25, None), GREEDY, None, ())
+    talk = terminal._Talk(LoadedChat(Chat(demo), 1.25, None), GREEDY, None, ())
     shown = io.StringIO()
     talk._console = Console(file=shown, width=100)
     timing = generate.Timing(ttft_s=0.25, tpot_s=0.02, prefill_tokens_per_s=320.0, decode_tokens_per_s=50.0)
@@ -325,7 +325,7 @@ def test_a_step_takes_what_its_best_piece_takes(monkeypatch: pytest.MonkeyPatch)
 
     engine = SimpleNamespace(kv_clear=lambda: None, kv_remove=lambda *_: None, threads=1)
     shard: Any = SimpleNamespace(rows=rows, sequences=8, engine=engine, compute=compute)
-    found = profiler.time_shard(shard, (1, 4, 64), pieces=4, depth=32)
+    found = profiler.time_shard(shard, (1, 4, 64), samples=4, depth=32)
     assert [one.seconds for one in found] == pytest.approx([0.1, 0.4, 6.4, 0.1])
     assert {(n, decodes) for n, at, decodes in computed if at == 0} == {(1, True), (4, True), (64, False), (32, False)}
     assert {n for n, at, _ in computed if at == 32} == {1}
@@ -334,7 +334,7 @@ def test_a_step_takes_what_its_best_piece_takes(monkeypatch: pytest.MonkeyPatch)
 def test_stop_holds_on_a_terminal(demo: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def said(stop: tuple[str, ...], most: int | None = None) -> str:
         chat = Chat(demo)
-        talk = terminal._Talk(Loaded(chat, 0.0, None), GREEDY, most, stop)
+        talk = terminal._Talk(LoadedChat(chat, 0.0, None), GREEDY, most, stop)
         talk._console = Console(file=io.StringIO(), width=100)
         talk._answer("How many minutes are in 3 hours?")
         return chat.messages[-1]["content"]

@@ -15,11 +15,11 @@ from edge.llm import options as limits
 from edge.llm.options import EngineOptions
 from edge.onnx.wire import MOST_DIMS, MOST_STAGES, MOST_TENSOR_BYTES, Boundary, Tensor
 from edge.worker.messages import (
-    boundaries_of,
+    boundaries_from,
+    options_from,
     options_message,
-    options_of,
+    profile_from,
     profile_message,
-    profile_of,
     stage_message,
 )
 from partition.plan.onnx_plan import OnnxStage
@@ -85,12 +85,12 @@ def test_a_message_has_a_field_for_each_value_and_no_other(message: Any, values:
 
 @given(ANY_OPTIONS)
 def test_every_option_comes_back(options: EngineOptions) -> None:
-    assert options_of(sent(options_message(options))) == options
+    assert options_from(sent(options_message(options))) == options
 
 
 def test_options_that_are_absent_are_the_defaults() -> None:
-    assert options_of(pb.EngineOptions()) == EngineOptions()
-    assert options_of(pb.Load().options) == EngineOptions()
+    assert options_from(pb.EngineOptions()) == EngineOptions()
+    assert options_from(pb.Load().options) == EngineOptions()
 
 
 @pytest.mark.parametrize(
@@ -109,23 +109,23 @@ def test_options_that_are_absent_are_the_defaults() -> None:
 )
 def test_an_option_out_of_its_range_is_named(option: str, value: Any) -> None:
     with pytest.raises(EngineError, match=rf"^{option} must be ") as refused:
-        options_of(sent(pb.EngineOptions(**{option: value})))
+        options_from(sent(pb.EngineOptions(**{option: value})))
     assert len(str(refused.value)) < 300
     assert str(refused.value).isprintable()
 
 
 def test_options_that_exclude_each_other() -> None:
     with pytest.raises(EngineError, match="are about a budget"):
-        options_of(pb.EngineOptions(window=1 << 20))
+        options_from(pb.EngineOptions(window=1 << 20))
     with pytest.raises(EngineError, match="4 sequences need as many rows"):
-        options_of(pb.EngineOptions(sequences=4, batch=2))
+        options_from(pb.EngineOptions(sequences=4, batch=2))
 
 
 @given(BOUNDARIES, BOUNDARIES, most(64), st.none() | st.text(min_size=1, max_size=9))
 def test_a_stage_comes_back(takes: Boundary, gives: Boundary, threads: int | None, provider: str | None) -> None:
     stage = OnnxStage("b", Range(0, 1), threads=threads, provider=provider)
     message = sent(stage_message(stage, takes, gives))
-    assert boundaries_of(message) == (takes, gives)
+    assert boundaries_from(message) == (takes, gives)
     assert (message.threads, message.HasField("provider"), message.provider) == (
         threads or 0,
         provider is not None,
@@ -153,7 +153,7 @@ def test_a_stage_comes_back(takes: Boundary, gives: Boundary, threads: int | Non
 )
 def test_a_stage_that_cannot_be_is_refused_by_field(boundary: dict[str, Any], words: str) -> None:
     with pytest.raises(EdgeError, match=rf"not described as needed: .*{words}.*; update both devices") as refused:
-        boundaries_of(sent(pb.Stage(gives=boundary)))
+        boundaries_from(sent(pb.Stage(gives=boundary)))
     assert len(str(refused.value)) < 500
     assert str(refused.value).isprintable()
 
@@ -161,7 +161,7 @@ def test_a_stage_that_cannot_be_is_refused_by_field(boundary: dict[str, Any], wo
 @pytest.mark.parametrize("gpu", [None, "GPU 0"])
 def test_a_profile_comes_back(gpu: str | None) -> None:
     profile = describe("kitchen", threads=3, memory_limit_bytes=1 << 40, gpu=gpu, runtime="1", llama_cpp="2")
-    assert profile_of(sent(profile_message(profile))) == profile
+    assert profile_from(sent(profile_message(profile))) == profile
 
 
 @pytest.mark.parametrize(
@@ -172,10 +172,10 @@ def test_a_profile_that_cannot_be_is_refused_by_field(field: str, value: Any) ->
     message = profile_message(describe("kitchen"))
     setattr(message, field, value)
     with pytest.raises(ValueError, match=f"device profile: {field} should be"):
-        profile_of(sent(message))
+        profile_from(sent(message))
     message.ClearField("name")
     with pytest.raises(ValueError, match="device profile: name should be"):
-        profile_of(message)
+        profile_from(message)
 
 
 @pytest.mark.parametrize("message", [pb.EngineOptions(context=5), pb.DeviceProfile(name="a"), pb.Stage(threads=1)])
@@ -183,4 +183,4 @@ def test_fields_of_newer_versions_are_ignored(message: Any) -> None:
     newer = type(message).FromString(message.SerializeToString() + b"\xfa\x07\x03new")  # field 127, a text
     assert [field.name for field, _ in newer.ListFields()] == [field.name for field, _ in message.ListFields()]
     if isinstance(newer, pb.EngineOptions):
-        assert options_of(newer) == EngineOptions(context=5)
+        assert options_from(newer) == EngineOptions(context=5)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from apps.show.run_outputs import Made
+from apps.show.run_outputs import RunResult
 from edge.onnx.bench import FlowSpeed, measure
 from edge.onnx.inputs import ReadInputs
 from edge.onnx.pipeline import Result
@@ -62,5 +62,5 @@ def test_a_cut_is_expected_to_take_its_stages_and_links() -> None:
     assert found["expected_latency_ms"] == pytest.approx(21.5)
     assert (found["latency_ms_median"], found["throughput_per_s"], found["in_flight"]) == (12.0, 80.0, 3)
     assert (found["weight_bytes"], found["flops"], found["payload_bytes"]) == ([10, 20], [30, 40], 1000)
-    report = Made(ReadInputs({}, {}, ()), {}, SPEED, {}, ()).to_json(None)
+    report = RunResult(ReadInputs({}, {}, ()), {}, SPEED, {}, ()).to_json(None)
     assert (report["latency_ms_median"], report["latency_ms_p90"], report["throughput_per_s"]) == (12.0, 15.0, 80.0)

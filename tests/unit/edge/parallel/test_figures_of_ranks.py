@@ -9,7 +9,7 @@ import pytest
 from edge.parallel import shard, step_table
 from edge.parallel.shard import Shard
 from edge.parallel.step_times import Figure, StepTime, StepTimes
-from edge.survey.layer_times import DEPTH, Times, device_speed
+from edge.survey.layer_times import DEPTH, LayerTimes, device_speed
 from edge.survey.llm_survey import _with_sums
 from partition.predict.speeds import Curve
 from tests.support.clock import Clock
@@ -125,7 +125,7 @@ def test_a_layer_is_its_part_of_what_was_timed() -> None:
         "half": curve((1, 7 * MS), (64, 25 * MS)),
         "head": curve((1, 7 * MS), (64, 27 * MS)),
     }
-    found = device_speed(Times(4, steps, 0.512, 300 << 20, 2e8), "pi:1", "pi", 4 << 30)
+    found = device_speed(LayerTimes(4, steps, 0.512, 300 << 20, 2e8), "pi:1", "pi", 4 << 30)
     assert (found.device, found.name) == ("pi:1", "pi")
     assert found.step_s.at(1) == pytest.approx(1 * MS)
     assert [found.layer_s.at(n) for n in (1, 64)] == pytest.approx([2 * MS, 10 * MS])
@@ -135,7 +135,7 @@ def test_a_layer_is_its_part_of_what_was_timed() -> None:
     assert (found.memory_bytes, found.runtime_bytes, found.disk_bytes_per_s) == (4 << 30, 300 << 20, 2e8)
     # Without twice as many layers, and without halves: no step of its own, half a layer takes half.
     del steps["more"], steps["half"]
-    found = device_speed(Times(4, steps, 0.0, 1, None), "pi:1", "pi", 1)
+    found = device_speed(LayerTimes(4, steps, 0.0, 1, None), "pi:1", "pi", 1)
     assert found.step_s.at(1) == 0
     assert found.layer_s.at(1) == pytest.approx(9 / 4 * MS)
     assert found.half_layer_s.at(1) == pytest.approx(9 / 8 * MS)
@@ -143,7 +143,7 @@ def test_a_layer_is_its_part_of_what_was_timed() -> None:
 
 def test_layers_take_time_where_one_row_had_a_bad_moment() -> None:
     steps = {"layers": curve((1, 40 * MS), (2, 10 * MS), (64, 41 * MS)), "more": curve((1, 18 * MS))}
-    found = device_speed(Times(4, {**steps, "head": curve((1, 7 * MS))}, 0.0, 1, None), "pi:1", "pi", 1)
+    found = device_speed(LayerTimes(4, {**steps, "head": curve((1, 7 * MS))}, 0.0, 1, None), "pi:1", "pi", 1)
     assert found.step_s.at(1) == pytest.approx(3 * MS)
     assert [found.layer_s.at(n) for n in (1, 2, 64)] == pytest.approx([37 / 4 * MS, 7 / 4 * MS, 38 / 4 * MS])
 
@@ -151,7 +151,7 @@ def test_layers_take_time_where_one_row_had_a_bad_moment() -> None:
 def test_a_sum_takes_slow_devices_longer() -> None:
     def device(layer_s: float) -> Any:
         return device_speed(
-            Times(1, {"layers": curve((1, layer_s)), "head": curve((1, layer_s))}, 0, 1, None), "d", "d", 1
+            LayerTimes(1, {"layers": curve((1, layer_s)), "head": curve((1, layer_s))}, 0, 1, None), "d", "d", 1
         )
 
     fast, slow = _with_sums([device(2 * MS), device(6 * MS)])

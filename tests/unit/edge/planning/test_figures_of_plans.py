@@ -14,7 +14,7 @@ from devices.cluster_file import Cluster, ClusterDevice, ClusterLink
 from edge.cluster import failures
 from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
-from edge.pictures.front_points import error, table
+from edge.pictures.front_points import relative_error, table
 from edge.planning import describe
 from edge.survey.llm_survey import estimated
 from edge.survey.machine import rate_text
@@ -179,8 +179,8 @@ def test_a_prediction_above_what_was_measured_is_a_plus() -> None:
         "predicted": {"latency_s": 0.030, "throughput_per_s": 50.0, "memory_bytes": {"desk": GIB}},
         "measured": {"latency_s": 0.020, "throughput_per_s": 100.0, "memory_bytes": {"desk": 2 * GIB}},
     }
-    assert error(point, "latency_s") == pytest.approx(0.5)
-    assert error(point, "throughput_per_s") == pytest.approx(-0.5)
+    assert relative_error(point, "latency_s") == pytest.approx(0.5)
+    assert relative_error(point, "throughput_per_s") == pytest.approx(-0.5)
     columns, (row,) = table({"kind": "llm", "points": [point], "devices": [], "exact": True})
     assert columns[2:] == ["latency ms", "measured", "tokens/s", "measured", "memory"]
     assert row[2:] == ["30", "20 (+50 %)", "50", "100 (-50 %)", "2.00 GiB"]

@@ -3,7 +3,7 @@
 import pytest
 
 from edge.quantization.fit import _time_left
-from edge.quantization.rounds import Damages, EarlyStopping, Table, in_order, is_settled, measure_rounds
+from edge.quantization.rounds import Damages, EarlyStopping, Table, is_settled, measure_rounds, probe_order
 from quant.fit import Choice, Fit
 from quant.types import TYPES
 
@@ -118,5 +118,5 @@ def test_another_size_goes_on_where_the_first_ended() -> None:
 
 
 def test_types_near_the_size_come_first() -> None:
-    assert in_order(["q4_0", "q3_k", "q6_k", "q2_k"], 2.5) == ["q4_0", "q2_k", "q3_k", "q6_k"]
-    assert in_order(["q3_k", "q6_k", "q2_k"], 7) == ["q6_k", "q3_k", "q2_k"]
+    assert probe_order(["q4_0", "q3_k", "q6_k", "q2_k"], 2.5) == ["q4_0", "q2_k", "q3_k", "q6_k"]
+    assert probe_order(["q3_k", "q6_k", "q2_k"], 7) == ["q6_k", "q3_k", "q2_k"]

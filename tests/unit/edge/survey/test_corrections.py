@@ -11,7 +11,7 @@ import pytest
 
 from edge.parallel.step_times import Figure, StepTime, StepTimes, Summary
 from edge.survey import survey
-from edge.survey.corrections import Corrections, correct, took_times
+from edge.survey.corrections import Corrections, correct, measured_ratio
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import CORRECTION
@@ -49,12 +49,12 @@ def test_figures_of_steps() -> None:
 
 
 def test_how_far_off() -> None:
-    assert took_times(steps(12 * MS), 10 * MS) == pytest.approx(1.2)
-    assert took_times(steps(8 * MS), 10 * MS) == pytest.approx(0.8)
-    assert took_times(steps(10 * MS, slow=35), 10 * MS) == 1  # a busy moment: some of the steps are as predicted
-    assert took_times(steps(8 * MS, slow=30), 10 * MS) == 1  # nor is it faster, where most steps are not
-    assert took_times(steps(20 * MS, n=15), 10 * MS) == 1  # too few
-    assert took_times(None, 10 * MS) == took_times(steps(20 * MS), None) == took_times(steps(MS), 0.0) == 1
+    assert measured_ratio(steps(12 * MS), 10 * MS) == pytest.approx(1.2)
+    assert measured_ratio(steps(8 * MS), 10 * MS) == pytest.approx(0.8)
+    assert measured_ratio(steps(10 * MS, slow=35), 10 * MS) == 1  # a busy moment: some of the steps are as predicted
+    assert measured_ratio(steps(8 * MS, slow=30), 10 * MS) == 1  # nor is it faster, where most steps are not
+    assert measured_ratio(steps(20 * MS, n=15), 10 * MS) == 1  # too few
+    assert measured_ratio(None, 10 * MS) == measured_ratio(steps(20 * MS), None) == measured_ratio(steps(MS), 0.0) == 1
 
 
 def plan(by: list[DeviceSpeed], shares: tuple[float, float]) -> Plan:

@@ -25,7 +25,7 @@ class Times:
 
 
 @dataclass
-class Timing:
+class Profiler:
     """Gives known times, one after the other, by rank."""
 
     moments: dict[int, list[Times]]
@@ -87,7 +87,7 @@ def surveyed(
     own: list[Times], worker: list[Times] | None = None, *, fresh: bool = False
 ) -> tuple[list[DeviceTiming[Times]], list[int]]:
     """The figures, and the ranks that were measured, in order."""
-    timing = Timing({0: own, 1: worker or []})
+    timing = Profiler({0: own, 1: worker or []})
     told: list[tuple[float, float]] = []
     with CancelScope() as closing:
         found, _ = survey(

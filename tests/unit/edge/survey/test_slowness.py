@@ -8,8 +8,8 @@ import pytest
 from devices.remembered import Remembered
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.step_times import StepTime, StepTimes, Summary
-from edge.survey.slow_watch import SlowWatch
-from edge.survey.slowness import IN_A_ROW, LEAST_STEPS, Change, Slowness
+from edge.survey.straggler_watch import StragglerWatch
+from edge.survey.stragglers import IN_A_ROW, LEAST_STEPS, SpeedChange, StragglerDetector
 from edge.survey.survey import Survey
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
@@ -21,23 +21,23 @@ from tests.support import planning
 MS = 1e-3
 
 
-def told(expected: list[float | None], windows: list[tuple[float, ...]]) -> list[list[Change]]:
+def told(expected: list[float | None], windows: list[tuple[float, ...]]) -> list[list[SpeedChange]]:
     """What each window tells, in ms."""
-    one = Slowness([None if ms is None else ms * MS for ms in expected])
+    one = StragglerDetector([None if ms is None else ms * MS for ms in expected])
     return [one.window([ms * MS for ms in window]) for window in windows]
 
 
 def test_a_rank_is_slow_after_three_windows_and_then_that_is_expected_of_it() -> None:
     found = told([10, 20], [(10, 40), (11, 42), (10, 44), (10, 42), (10, 42), (10, 42)])
     assert found[:2] == [[], []]
-    assert found[2] == [Change(1, pytest.approx(2.1))]
+    assert found[2] == [SpeedChange(1, pytest.approx(2.1))]
     assert found[3:] == [[], [], []]
 
 
 def test_it_is_fast_again_likewise() -> None:
     found = told([10, 20], [(10, 40)] * 3 + [(10, 20)] * 3)
-    assert found[2] == [Change(1, pytest.approx(2.0))]
-    assert (found[3], found[4], found[5]) == ([], [], [Change(1, pytest.approx(0.5))])
+    assert found[2] == [SpeedChange(1, pytest.approx(2.0))]
+    assert (found[3], found[4], found[5]) == ([], [], [SpeedChange(1, pytest.approx(0.5))])
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_a_bad_moment_is_none_and_nor_is_what_all_suffer(windows: list[tuple[flo
 
 def test_after_a_change_a_bad_moment_is_none_either() -> None:
     found = told([10, 20], [(10, 40)] * 3 + [(10, 90)] + [(10, 40)] * 3)
-    assert found[2] == [Change(1, pytest.approx(2.0))]
+    assert found[2] == [SpeedChange(1, pytest.approx(2.0))]
     assert not any(found[3:])
 
 
 def test_what_was_never_predicted_is_expected_to_stay_as_it_was() -> None:
     found = told([None, None], [(10, 20), (10, 90), (10, 21)] + [(10, 21)] * 3 + [(10, 63)] * 3)
     assert not any(found[:-1])
-    assert found[-1] == [Change(1, pytest.approx(3.0))]
+    assert found[-1] == [SpeedChange(1, pytest.approx(3.0))]
 
 
 class Timed(DistributedEngine):
@@ -81,11 +81,11 @@ class Timed(DistributedEngine):
         return [rank.summaries(last, rows) for rank in self.ranks]
 
 
-def looked(watch: SlowWatch, engine: DistributedEngine) -> list[str]:
+def looked(watch: StragglerWatch, engine: DistributedEngine) -> list[str]:
     """What a look finds."""
     watch.look(engine)
-    found = [*watch.found]
-    watch.found.clear()
+    found = [*watch.notes]
+    watch.notes.clear()
     return found
 
 
@@ -98,7 +98,7 @@ def test_the_next_plan_goes_by_what_was_seen(tmp_path: Path, monkeypatch: pytest
     plan, _ = best_of(Planner(work, speeds, links, "made up", ""))
     assert plan.world_size == 2
     predicted = compute_s(plan, work, {speed.device: speed for speed in speeds}, links)
-    engine, watch = Timed([StepTimes(), StepTimes()]), SlowWatch(survey, work)
+    engine, watch = Timed([StepTimes(), StepTimes()]), StragglerWatch(survey, work)
     watch.begin(engine, plan, ("this device", "pi"))
     assert not watch.is_due
 
@@ -136,7 +136,7 @@ def test_steps_of_several_requests_are_measured_by_how_many_there_are(
     links, work = planning.linked(names), planning.work(8)
     plan, _ = best_of(Planner(work, speeds, links, "made up", ""))
     by_rows = {rows: compute_s(plan, work, dict(zip(names, speeds, strict=True)), links, rows) for rows in (1, 2)}
-    engine, watch = Timed([StepTimes(), StepTimes()]), SlowWatch(Survey(speeds, links), work)
+    engine, watch = Timed([StepTimes(), StepTimes()]), StragglerWatch(Survey(speeds, links), work)
     watch.begin(engine, plan, ("this device", "pi"))
 
     def add(rows: int, times: float, steps: int) -> None:
@@ -168,7 +168,7 @@ def test_a_device_with_two_ranks_is_corrected_by_neither(tmp_path: Path, monkeyp
     work = planning.work(8)
     plan = make_plan(work.limits, "made up", "", (LOCAL, pi, pi), "pipeline")
     predicted = compute_s(plan, work, {speed.device: speed for speed in speeds}, links)
-    engine, watch = Timed([StepTimes() for _ in range(3)]), SlowWatch(Survey(speeds, links), work)
+    engine, watch = Timed([StepTimes() for _ in range(3)]), StragglerWatch(Survey(speeds, links), work)
     watch.begin(engine, plan, ("this device", "pi", "pi"))
     changes: list[str] = []
     for _ in range(IN_A_ROW):

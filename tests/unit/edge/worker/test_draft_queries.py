@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge.worker import draft_queries
-from edge.worker.draft_queries import MOST_TOKENS, DraftQuery, RemoteGuesser, follow, pack, unpack
+from edge.worker.draft_queries import MOST_TOKENS, DraftQuery, RemoteDrafter, follow, pack, unpack
 from tests.support.links import PATIENT, WAIT_S, start
 from tests.support.memory_link import pair
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused
@@ -33,11 +33,11 @@ class Counting:
 
 
 @contextmanager
-def followed(model: Counting) -> Iterator[tuple[RemoteGuesser, Link, Future[None]]]:
+def followed(model: Counting) -> Iterator[tuple[RemoteDrafter, Link, Future[None]]]:
     """What asks, its link, and what comes of the other end."""
     near, far = pair(("the owner", "the worker"), PATIENT)
     done = start(follow, model, far)
-    yield RemoteGuesser(near, CONTEXT, N_VOCAB), near, done
+    yield RemoteDrafter(near, CONTEXT, N_VOCAB), near, done
     near.close()
 
 
@@ -126,21 +126,21 @@ def test_an_answer_that_cannot_be_is_none(answer: Callable[[Link], None], error:
     near, far = pair(("the owner", "the worker"), PATIENT)
     done = start(lambda: (far.receive(), answer(far)))
     with pytest.raises(error, match=words):
-        RemoteGuesser(near, CONTEXT, N_VOCAB).propose([1], 2)
+        RemoteDrafter(near, CONTEXT, N_VOCAB).propose([1], 2)
     done.result(WAIT_S)
 
 
 def test_an_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_queries, "GUESS_S", 0.01)
+    monkeypatch.setattr(draft_queries, "ANSWER_S", 0.01)
     near, _ = pair(("the owner", "the worker"), PATIENT)
     with pytest.raises(LinkTimeout, match=r"the worker sent nothing for 0\.01 s"):
-        RemoteGuesser(near, CONTEXT, N_VOCAB).propose([1], 2)
+        RemoteDrafter(near, CONTEXT, N_VOCAB).propose([1], 2)
 
 
 def test_a_wait_that_was_given_up_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would come of it would be taken for the answer to the next request."""
     near, _ = pair(("the owner", "the worker"), PATIENT)
-    guesser = RemoteGuesser(near, CONTEXT, N_VOCAB)
+    guesser = RemoteDrafter(near, CONTEXT, N_VOCAB)
     with monkeypatch.context() as patch:
         patch.setattr(near, "receive", _interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from edge.worker import daemon
-from edge.worker.daemon import _leave, _Told
+from edge.worker.daemon import _EndSignal, _leave
 from edge.worker.service import Worker
 
 
@@ -35,7 +35,7 @@ class Busy(Worker):
     ],
 )
 def test_a_second_word_or_control_c_ends_it_at_once(signals: list[int], at_once: bool) -> None:
-    told = _Told()
+    told = _EndSignal()
     assert not told.to_end
     for number in signals:
         told(number, None)
@@ -44,17 +44,17 @@ def test_a_second_word_or_control_c_ends_it_at_once(signals: list[int], at_once:
 
 
 def test_it_stays_while_it_is_used_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon, "_LEAVE_LOOK_S", 0.0)
+    monkeypatch.setattr(daemon, "_LEAVE_POLL_S", 0.0)
     one = Busy(5)
-    _leave(one, _Told())
+    _leave(one, _EndSignal())
     assert one.left
     assert one.seen == 6
 
 
 @pytest.mark.parametrize("limit", ["time", "word"])
 def test_it_does_not_stay_for_ever(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon, "_LEAVE_LOOK_S", 0.0)
-    told = _Told()
+    monkeypatch.setattr(daemon, "_LEAVE_POLL_S", 0.0)
+    told = _EndSignal()
     if limit == "time":
         monkeypatch.setattr(daemon, "LEAVE_S", 0.0)
     else:

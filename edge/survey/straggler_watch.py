@@ -1,4 +1,5 @@
-"""Which devices became slow while a model ran on them, and what the next plan is to go by."""
+"""Straggler watch: notices devices that became slow while a model runs on them, and corrects the speeds for the next
+plan."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from edge.llm.interface import TextEngine
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.step_times import KEPT, Summary
 from edge.survey.corrections import Corrections
-from edge.survey.slowness import LEAST_STEPS, Change, Slowness
+from edge.survey.stragglers import LEAST_STEPS, SpeedChange, StragglerDetector
 from edge.survey.survey import Survey
 from partition.errors import PlanError
 from partition.plan.plan import Plan
@@ -20,58 +21,58 @@ from partition.predict.predict import compute_s
 from partition.predict.speeds import DeviceSpeed
 
 
-class SlowWatch:
-    """Follows what ranks take, plan after plan. Steps of several requests take as long as there are many of them, so
-    each number of rows is followed by itself."""
+class StragglerWatch:
+    """Follows the step times of ranks, plan after plan. Steps of several requests take longer, so each number of rows
+    is followed by itself."""
 
     def __init__(self, survey: Survey[DeviceSpeed] | None, work: Work | None) -> None:
-        """What plans are made from; None: they are given."""
-        self.survey, self._work = survey, work  # the survey is corrected by what is seen
-        self.windows = 0  # that were looked at
-        self.found: list[str] = []  # a clause for each device that is clearly slower or faster than it was
-        self._first: list[dict[str, Summary]] | None = None  # of each rank, at the first look at steps of one row
+        """survey, work: what plans are made from; None if plans are given."""
+        self.survey, self._work = survey, work  # the survey is corrected by step times
+        self.windows = 0  # number of windows of steps so far
+        self.notes: list[str] = []  # a clause for each device that is clearly slower or faster than it was
+        self._first: list[dict[str, Summary]] | None = None  # times of each rank, in the first window of one-row steps
         self._engine: DistributedEngine | None = None
-        self._slowness: dict[int, Slowness] = {}  # by rows of a step
-        self._seen = 0  # decode steps
+        self._detectors: dict[int, StragglerDetector] = {}  # by rows of a step
+        self._seen = 0  # decode steps at the last look
 
     def begin(self, engine: TextEngine, plan: Plan, names: Sequence[str]) -> None:
-        """Another plan runs. names: of its devices by rank, for people."""
+        """Follow another plan. names: of its devices by rank, for people."""
         self._engine = engine if isinstance(engine, DistributedEngine) else None
         self._plan, self._names, self._seen = plan, tuple(names), 0
-        self._slowness.clear()
+        self._detectors.clear()
         self._first = None
 
     @property
     def is_due(self) -> bool:
-        """Whether enough steps were made since the last look."""
+        """Return whether there were enough steps since the last look."""
         return self._engine is not None and self._engine.own_times.decoded - self._seen >= LEAST_STEPS
 
     def look(self, engine: TextEngine) -> None:
-        """Ask the ranks for their times, and add to what is `found`. What plans are made from is corrected. Errors of
-        links."""
+        """Ask the ranks for their times. Add to `notes`, and correct the survey. Errors of links."""
         if engine is not self._engine or self._engine is None:
             return
         last = min(KEPT, self._engine.own_times.decoded - self._seen)
         rows, steps = self._engine.own_times.usual_rows(last)
-        if steps < LEAST_STEPS:  # others follow
+        if steps < LEAST_STEPS:  # the next look has more
             return
         self._seen = self._engine.own_times.decoded
         times = self._engine.times(last=last, rows=rows)
         if rows == 1 and self._first is None:
             self._first = times
-        found = [rank.get("decode") for rank in times]
-        if not all(one is not None and one.steps >= LEAST_STEPS for one in found):
+        decode = [rank.get("decode") for rank in times]
+        if not all(one is not None and one.steps >= LEAST_STEPS for one in decode):
             return
         self.windows += 1
-        took_s = [one.compute_ms.p10 / 1e3 for one in found if one is not None]
-        slowness = self._slowness.setdefault(rows, Slowness(self._expected_s(rows)))
-        changes = slowness.window(took_s)
-        if changes:  # what other numbers of rows were expected to take holds no longer
-            self._slowness = {rows: slowness}
-        self.found += [self._corrected(change) for change in changes]
+        took_s = [one.compute_ms.p10 / 1e3 for one in decode if one is not None]
+        detector = self._detectors.setdefault(rows, StragglerDetector(self._expected_s(rows)))
+        changes = detector.window(took_s)
+        if changes:  # expectations for other numbers of rows hold no longer
+            self._detectors = {rows: detector}
+        self.notes += [self._corrected(change) for change in changes]
 
     def first_times(self) -> list[dict[str, Summary]]:
-        """Times of each rank, with steps of one row, at the first look since the plan began; after that, nothing."""
+        """Return the times of each rank, with steps of one row, at the first look since the plan began; after that,
+        nothing."""
         times, self._first = self._first or [], [] if self._first is not None else None
         return times
 
@@ -80,11 +81,11 @@ class SlowWatch:
             try:
                 of = {device(speed.device): speed for speed in self.survey.speeds}
                 return compute_s(self._plan, self._work, of, self.survey.links, rows)
-            except (PlanError, KeyError):  # what runs is not what was measured
+            except (PlanError, KeyError):  # the running plan has devices that were not measured
                 pass
         return [None] * self._plan.world_size
 
-    def _corrected(self, change: Change) -> str:
+    def _corrected(self, change: SpeedChange) -> str:
         address = device(self._plan.devices[change.rank])
         mark_slow(address, change.times)
         if self.survey is not None and self._plan.devices.count(self._plan.devices[change.rank]) == 1:

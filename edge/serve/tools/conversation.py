@@ -1,4 +1,4 @@
-"""Conversations with functions and schemas, as an engine takes them."""
+"""Conversations with functions and schemas, in the form of an engine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from edge.serve.tools.constraint import constraint
 from edge.serve.tools.formats import HERMES, CallFormat, format_of, renders_tools
 from edge.serve.tools.functions import FunctionUse, json_text
 from edge.serve.tools.parser import CallParser
-from edge.serve.tools.prompt import Message, described
+from edge.serve.tools.prompt import Message, plain_messages
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages as the template takes them, what an answer is held to, and how calls in it are recognized."""
+    """Messages in the template's form, constraints on the answer, and the format of its calls."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]]
@@ -26,7 +26,7 @@ class Conversation:
     variables: Mapping[str, Any]  # of the template
 
     def parser(self) -> CallParser | None:
-        """For one answer; None where it is text alone."""
+        """Return a parser for one answer; None if there are no calls."""
         return None if self.form is None else CallParser(self.form, self.names)
 
 
@@ -37,11 +37,11 @@ def conversation(
     text_schema: Mapping[str, Any] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> Conversation:
-    """template: the source of the model's. text_schema: JSON that the answer must be, where it is no call. BadRequest
-    for what cannot be told to a model."""
+    """Return the conversation. template: source of the model's template. text_schema: JSON schema of an answer that is
+    no call. BadRequest for a request that cannot be put to a model."""
     functions = use.functions if use.choice != "none" else ()
-    for one in functions:
-        json_text(one.to_json(), "tools")
+    for function in functions:
+        json_text(function.to_json(), "tools")
     known = renders_tools(template)
     if use.must_call and text_schema is not None:
         raise BadRequest(
@@ -54,10 +54,10 @@ def conversation(
     elif text_schema is not None:
         sampling["json_schema"] = json_text(text_schema, "response_format")
     return Conversation(
-        messages if known else described(messages, functions),
-        [one.to_json() for one in functions] if known else (),
+        messages if known else plain_messages(messages, functions),
+        [function.to_json() for function in functions] if known else (),
         sampling,
         form,
-        frozenset(one.name for one in use.callable),
+        frozenset(function.name for function in use.callable),
         variables or {},
     )

@@ -1,4 +1,4 @@
-"""A model in another type, kept in this user's cache."""
+"""Models quantized to a type, kept in this user's cache."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
 
 
-def of_type(path: Path, type_: str, steps: Steps = SILENT) -> Path:
-    """The model quantized to a type, in this user's cache; made where it is not there."""
+def model_in_type(path: Path, type_: str, steps: Steps = SILENT) -> Path:
+    """Return the path of the model quantized to a type, in this user's cache; quantize it if it is not there."""
     file, mix = GgufFile.open(path), mix_by_name(type_)
     digest = OwnSlices().model_digest(path)
     folder = cache_folder() / "types"

@@ -1,11 +1,12 @@
-"""Devices that became slow, or fast again: on a battery, hot, or busy with something else. Told by what steps take.
+"""Straggler detection: devices that became slow, or fast again, on a battery, hot, or busy, by the times of their
+steps.
 
-    ratio(rank, window) = what its steps took / what they were expected to take
+    ratio(rank, window) = time of its steps / expected time of its steps
 
-A window is an answer or several. A rank is slow where its ratio is above CHANGED, and above CHANGED times that of the
-rank that does best, in IN_A_ROW windows, one after the other. So no single bad moment counts; nor does what all devices
-suffer, such as a long history, as no other plan would help. What a window takes is what a tenth of its steps stays
-below: a burst within it is not seen either.
+A window is an answer or several. A rank is slow if its ratio is above CHANGED, and above CHANGED times that of the best
+rank, in IN_A_ROW windows one after the other. So no single bad moment counts; nor does a cause that slows all devices, such
+as a long history, because no other plan would help. The time of a window is the 10th percentile of its steps, so that a
+burst within it does not count either.
 """
 
 from __future__ import annotations
@@ -21,26 +22,27 @@ IN_A_ROW = 3  # windows
 LEAST_STEPS = 16  # of a window
 
 
-class Change(NamedTuple):
-    """A rank takes other times than it did."""
+class SpeedChange(NamedTuple):
+    """A change of a rank's step times."""
 
     rank: int
-    times: float  # as long as expected until now: above 1 slower, below 1 faster
+    times: float  # new time over expected time: above 1 slower, below 1 faster
 
 
-class Slowness:
-    """What is known of the ranks of one plan."""
+class StragglerDetector:
+    """Straggler detector for the ranks of one plan."""
 
     def __init__(self, expected_s: Sequence[float | None]) -> None:
-        """expected_s: by rank, what it computes of a decode step as predicted. None: as its first windows show."""
+        """expected_s: predicted seconds that each rank computes in a decode step. None: learned from its first
+        windows."""
         self._expected_s = list(expected_s)
         self._first: list[list[float]] = [[] for _ in expected_s]
-        self._ratios: list[deque[float]] = [deque(maxlen=IN_A_ROW) for _ in expected_s]  # against the others'
+        self._ratios: list[deque[float]] = [deque(maxlen=IN_A_ROW) for _ in expected_s]  # relative to the other ranks'
         self._own: list[deque[float]] = [deque(maxlen=IN_A_ROW) for _ in expected_s]
 
-    def window(self, took_s: Sequence[float]) -> list[Change]:
-        """Take in what each rank computed of a decode step, in seconds: which of them are clearly slower, or faster,
-        than expected by now. They are expected to go on like that."""
+    def window(self, took_s: Sequence[float]) -> list[SpeedChange]:
+        """Add the seconds that each rank computed in a decode step. Return the ranks that are clearly slower, or
+        faster, than expected; from then on they are expected to stay so."""
         ratios = [self._ratio(rank, seconds) for rank, seconds in enumerate(took_s)]
         known = [ratio for ratio in ratios if ratio is not None]
         if not known:
@@ -57,7 +59,7 @@ class Slowness:
         return changes
 
     def _ratio(self, rank: int, seconds: float) -> float | None:
-        """None until it is known what to expect."""
+        """Return the ratio; None until the expected time is known."""
         expected_s = self._expected_s[rank]
         if seconds <= 0:
             return None
@@ -73,8 +75,8 @@ class Slowness:
         all_fast = clearly_better(max(ratios), 1.0, by=CHANGED)
         return len(ratios) == IN_A_ROW and (all_slow or all_fast)
 
-    def _changed(self, rank: int) -> Change:
+    def _changed(self, rank: int) -> SpeedChange:
         times = statistics.median(self._own[rank])
         self._expected_s[rank] = (self._expected_s[rank] or 0.0) * times
         self._ratios[rank].clear()
-        return Change(rank, times)
+        return SpeedChange(rank, times)
