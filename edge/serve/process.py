@@ -106,8 +106,7 @@ class EngineProcess:
         await asyncio.gather(*self._tasks)  # everything they wait for has failed
 
     async def use(self, config: EngineConfig) -> None:
-        """Run the model with another configuration. Running answers go on there, and new requests wait. The errors of
-        loading it: it then runs as before. EngineGone if it cannot do that, either."""
+        """Run the model, and its requests, as configured now. After an error of loading it runs as before, or has ended."""
         running: list[ProcessAnswer] = []
         try:
             async with self._starting:
@@ -175,8 +174,7 @@ class EngineProcess:
     # --- messages ---
 
     async def _begin(self, answer: ProcessAnswer) -> None:
-        """Send a request for an answer, from where it is; raise its errors. A process that ends meanwhile may have
-        ended because of another answer, so the next one gets the request, too."""
+        """Send a request for an answer, from where it is; raise its errors. If the process ends, the next one gets it."""
         try:
             while True:
                 try:
@@ -330,8 +328,7 @@ class EngineProcess:
             self._ended(reason)
 
     def _ended(self, reason: Exception) -> None:
-        """Handle a process that ended by itself: start another, and send it the requests that this one did not
-        complete."""
+        """Handle a process that ended by itself: start another, and send it the requests that are not complete."""
         self._ready.clear()
         running = self._take_accepted()
         for answer in running:
@@ -339,11 +336,9 @@ class EngineProcess:
             if answer.ends >= ENDS_IN_A_ROW:
                 self._end(answer, reason)
         self._fail_pending(reason)
-        self._ended_in_a_row += 1
-        self.restarts += 1
-        task = asyncio.create_task(
-            self._restart(reason, [answer for answer in running if answer.number in self._answers])
-        )
+        self._ended_in_a_row, self.restarts = self._ended_in_a_row + 1, self.restarts + 1
+        left = [answer for answer in running if answer.number in self._answers]
+        task = asyncio.create_task(self._restart(reason, left))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -370,8 +365,7 @@ class EngineProcess:
                 answer.pieces.put_nowait(error)
 
     def _take_accepted(self) -> list[ProcessAnswer]:
-        """Return the answers that the process had accepted, to be requested again. Tasks that wait for others see to
-        them."""
+        """Return the answers that the process had accepted, to be requested again. Other tasks handle the rest."""
         accepted = [answer for answer in self._answers.values() if answer.accepted]
         for answer in accepted:
             answer.accepted = answer.begun = False
