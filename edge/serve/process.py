@@ -106,7 +106,7 @@ class EngineProcess:
         await asyncio.gather(*self._tasks)  # everything they wait for has failed
 
     async def use(self, config: EngineConfig) -> None:
-        """Run the model, and its requests, as configured now. After an error of loading it runs as before, or has ended."""
+        """Run the model, and its requests, as configured now. After an error it runs as before, or not at all."""
         running: list[ProcessAnswer] = []
         try:
             async with self._starting:
@@ -174,7 +174,7 @@ class EngineProcess:
     # --- messages ---
 
     async def _begin(self, answer: ProcessAnswer) -> None:
-        """Send a request for an answer, from where it is; raise its errors. If the process ends, the next one gets it."""
+        """Send a request for an answer, from where it is; raise its errors. After a process ends, ask the next."""
         try:
             while True:
                 try:
