@@ -112,7 +112,7 @@ class Measures:
     def for_stages(
         self, seconds: Seconds, watts: float, memory: Array, parts: Mapping[str, float], guess_s: float = 0.0
     ) -> tuple[Array, Array]:
-        """Return the measures of all stages [i, j): [S, n+1, n+1], [P, n+1, n+1]. watts: of all ranks; held: bytes on
+        """Return the measures of all stages [i, j): [S, n+1, n+1], [P, n+1, n+1]. watts: of all ranks; memory: bytes on
         the fullest device; parts: the part of each host's cores that all ranks use; guess_s: seconds of drafting for
         each window."""
         values: dict[str, Any] = {"bytes": memory}

@@ -189,8 +189,8 @@ class Door:
     def expect(self, rank: int) -> None:
         self.told.append(f"expect {rank}")
 
-    def rest(self) -> None:
-        self.told.append("rest")
+    def pause(self) -> None:
+        self.told.append("pause")
 
 
 @pytest.mark.parametrize("word", [b"keep", b"nonsense"])
@@ -207,4 +207,4 @@ def test_a_door_is_shut_again_whatever_becomes_of_a_change(word: bytes, monkeypa
     else:
         with pytest.raises(ProtocolError, match="was to keep or change its link"):
             relink._serve(group, 0)
-    assert door.told == ["expect 0", "rest"]
+    assert door.told == ["expect 0", "pause"]
