@@ -3,10 +3,10 @@ steps.
 
     ratio(rank, window) = time of its steps / expected time of its steps
 
-A window is an answer or several. A rank is slow if its ratio is above CHANGED, and above CHANGED times that of the best rank,
-in IN_A_ROW windows one after the other. So no single bad moment counts; nor does a cause that slows all devices, such
-as a long history, because no other plan would help. The time of a window is the 10th percentile of its steps, so that a
-burst within it does not count either.
+A window is an answer or several. A rank is slow if its ratio is above CHANGED, and above CHANGED times that of the best
+rank, in IN_A_ROW windows one after the other. So no single bad moment counts; nor does a cause that slows all devices,
+such as a long history, because no other plan would help. The time of a window is the 10th percentile of its steps, so
+that a burst within it does not count either.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
         for turn, config in enumerate((MOVED, CONFIG, MOVED)):  # more often than a request may fail
             under_way = await model.generate(ENDLESS)
             preparing = asyncio.create_task(asked(turn))
-            while not model._asked:  # it is asked for, and not accepted
+            while not model._pending:  # it is asked for, and not accepted
                 await asyncio.sleep(0)
             move = asyncio.create_task(model.use(config))
             while model._ready.is_set():

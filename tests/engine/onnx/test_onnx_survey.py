@@ -135,7 +135,7 @@ def test_this_device_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     model = owned(residual(), tmp_path / "residual.onnx")
     timed: list[Any] = []  # the sessions that measured
 
-    def counted(session: Any, *rest: Any) -> Times:
+    def counted(session: Any, *rest: Any) -> SegmentTimes:
         timed.append(session)
         return measure(session, *rest)
 
