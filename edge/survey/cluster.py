@@ -57,7 +57,7 @@ class Cluster:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """HOST:PORT of each worker, twice of one that gets two ranks."""
+        """HOST:PORT of each worker. One that gets two ranks is there twice."""
         return self._all or tuple(one.address for one in self.devices.workers if one.address is not None)
 
     def open(self) -> Cluster:
