@@ -6,6 +6,7 @@ Nothing here depends on how fast a machine is. What is asserted is the choice, g
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from edge.cluster.fleet import Fleet
 from edge.planning.arrange import arrange, work_of
 from edge.planning.choice import PlanChoice
 from edge.slices.local import OwnSlices
+from edge.survey import survey
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import plan_threshold
