@@ -30,14 +30,16 @@ from benchmarks.lent_device import worker
 from edge.api.local import quantize
 from edge.cluster.deployment import Exchange
 from edge.demo import MODEL_PATH
+from edge.deployment.deploy import deploy
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.planning.deployed import Placement, deployed
+from edge.planning.arrange import arrange_model, work_options
 from edge.quantization.fit import FitOptions, fit_file
 from edge.quantization.text_file import BUNDLED, read_text
 from edge.sameness.evaluate import COLUMNS, chunks_of, compare_routes
 from edge.sameness.routes import Route, after_loss
 from edge.sameness.standard import answer_routes, local_engines, local_route, options_for, remote_route, setting_routes
+from edge.survey.cluster import Cluster
 from edge.units import as_bytes
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
@@ -111,10 +113,7 @@ def others(path: Path, options: EngineOptions, workers: Sequence[tuple[str, int]
     addresses = [address for address, _ in workers]
 
     def over(parallel: str, *shares: float, wire: str = "f32") -> Callable[[EngineOptions], Any]:
-        placement = Placement(
-            tuple(addresses[: len(shares) - 1]), parallel=parallel, shares=shares, exchange=Exchange(wire=wire)
-        )
-        return partial(_deployed, path, placement)
+        return partial(_deployed, path, addresses[: len(shares) - 1], parallel, shares, wire)
 
     def lose() -> None:
         engines = [one for one in psutil.Process(workers[0][1]).children(recursive=True) if not is_fork_server(one)]
@@ -139,9 +138,14 @@ def others(path: Path, options: EngineOptions, workers: Sequence[tuple[str, int]
 
 
 @contextmanager
-def _deployed(path: Path, placement: Placement, options: EngineOptions) -> Iterator[TextEngine]:
-    with deployed(path, placement, options) as model:
-        yield model.engine
+def _deployed(
+    path: Path, addresses: Sequence[str], parallel: str, shares: Sequence[float], wire: str, options: EngineOptions
+) -> Iterator[TextEngine]:
+    with Cluster(addresses, needs_all=True) as cluster:
+        work = work_options(path, options, "auto", wire)
+        choice = arrange_model(path, cluster, parallel, shares, work)
+        with deploy(choice, cluster, options, Exchange(wire=wire)) as model:
+            yield model.engine
 
 
 def said(name: str) -> Callable[[int, int], None]:

@@ -36,6 +36,8 @@ from typing import Any
 from benchmarks.harness import Section, bench, parser_of, table
 from benchmarks.losses import Lent, lent, possible_ways
 from edge.demo import MODEL_PATH
+from edge.deployment.deploy import Resilience, deploy
+from edge.deployment.deployed import DeployedModel
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
@@ -44,7 +46,8 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
 from edge.models import synth
 from edge.models.presets import SHAPES
-from edge.planning.deployed import Deployed, Placement, deployed
+from edge.planning.choice import PlanChoice
+from edge.survey.cluster import Cluster
 from edge.tasks import Steps
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
@@ -305,12 +308,16 @@ def answer(engine: TextEngine, question: str, at: dict[int, Callable[[], None]])
 @contextmanager
 def running(
     path: Path, workers: list[Lent], ranks: tuple[int, ...], spare: int, options: EngineOptions = OPTIONS
-) -> Iterator[tuple[Deployed, Heard]]:
+) -> Iterator[tuple[DeployedModel, Heard]]:
     """The model on this device and workers, so many ranks a stage. spare: losses that are prepared for."""
     devices = [LOCAL, *(one.address for one in workers)]
     plan = make_plan(limits(GgufFile.open(path)), path.stem, "", devices, stages_of=ranks)
     heard = Heard()
-    with deployed(path, Placement(tuple(devices[1:]), plan, spare=spare), options, steps=heard) as model:
+    choice, resilience = PlanChoice(path, plan, "as the plan says"), Resilience(spare)
+    with (
+        Cluster(devices[1:], needs_all=True) as cluster,
+        deploy(choice, cluster, options, resilience=resilience, steps=heard) as model,
+    ):
         yield model, heard
 
 

@@ -18,7 +18,7 @@ from edge import siblings
 
 if TYPE_CHECKING:
     from devices.errors import ClusterFileError, TrustError
-    from edge.api.cluster import Cluster, deploy, deploy_onnx, pareto, plan
+    from edge.api.cluster import deploy, deploy_onnx, pareto, plan
     from edge.api.local import load, quantize
     from edge.api.onnx import OnnxModel
     from edge.cluster.deployment import Exchange
@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from edge.pictures.page import write_page
     from edge.planning.choice import PlanChoice
     from edge.planning.front import Front
-    from edge.planning.spaces import PlanOptions
+    from edge.planning.plan_options import PlanOptions
+    from edge.survey.cluster import Cluster
     from edge.tasks import ShowStep, Steps
     from partition.errors import CannotSlice, PlanError
     from quant.errors import ModelFileError, UnknownTypeError
@@ -59,7 +60,7 @@ siblings.import_siblings(*siblings.NEEDED)
 
 _HOMES = {
     "devices.errors": ("ClusterFileError", "TrustError"),
-    "edge.api.cluster": ("Cluster", "deploy", "deploy_onnx", "pareto", "plan"),
+    "edge.api.cluster": ("deploy", "deploy_onnx", "pareto", "plan"),
     "edge.api.local": ("load", "quantize"),
     "edge.api.onnx": ("OnnxModel",),
     "edge.cluster.deployment": ("Exchange",),
@@ -90,7 +91,8 @@ _HOMES = {
     "edge.pictures.page": ("write_page",),
     "edge.planning.choice": ("PlanChoice",),
     "edge.planning.front": ("Front",),
-    "edge.planning.spaces": ("PlanOptions",),
+    "edge.planning.plan_options": ("PlanOptions",),
+    "edge.survey.cluster": ("Cluster",),
     "edge.tasks": ("ShowStep", "Steps"),
     "partition.errors": ("CannotSlice", "PlanError"),
     "quant.errors": ("ModelFileError", "UnknownTypeError"),

@@ -151,15 +151,26 @@ class Steps:
 
 
 class CheckedSteps(Steps):
-    """Steps that are not shown, and that end where `check` raises."""
+    """Steps that end where `check` raises."""
 
-    def __init__(self, check: Callable[[], None]) -> None:
-        self._check = check
+    def __init__(self, check: Callable[[], None], steps: Steps | None = None) -> None:
+        """steps: shows them; None: nobody sees them."""
+        self._check, self._steps = check, steps or SILENT
 
     @contextmanager
     def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
-        """Call `check` on each report of progress."""
-        yield lambda n, total=None, what="": self._check()
+        """One step, which checks whenever it tells how far it is."""
+        with self._steps.step(label, total, unit) as show:
+
+            def shown(n: float, total: float | None = None, what: str = "") -> None:
+                self._check()
+                show(n, total, what)
+
+            yield shown
+
+    def say(self, line: str) -> None:
+        """Say it as the others do."""
+        self._steps.say(line)
 
 
 class ShowStep(Protocol):

@@ -26,10 +26,10 @@ from edge.parallel import step_table
 from quant.text import bytes_text, printable
 
 if TYPE_CHECKING:
+    from edge.deployment.deployed import DeployedModel
     from edge.llm.bench import BenchResult
     from edge.llm.interface import TextEngine
     from edge.parallel.step_times import Summary
-    from edge.planning.deployed import Deployed
 
     Times: TypeAlias = Sequence[Mapping[str, Summary]]
 
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     return _show(args, engine, beside_memory(result, args.memory), memory, paging)
 
 
-def _measure(args: argparse.Namespace, engine: TextEngine, deployed: Deployed | None) -> tuple[BenchResult, Times]:
+def _measure(args: argparse.Namespace, engine: TextEngine, deployed: DeployedModel | None) -> tuple[BenchResult, Times]:
     """What was measured, and the steps of each rank where the engine runs on several devices."""
     from apps.show.progress import progress
     from edge.llama.interrupt import interrupt_stops
@@ -121,7 +121,7 @@ def _show(
     result: BenchResult,
     memory: dict[str, Any],
     paging: list[tuple[str, str]],
-    deployed: Deployed | None = None,
+    deployed: DeployedModel | None = None,
     times: Times = (),
 ) -> int:
     """Print it. memory, paging: what was asked of the engine before it was closed."""
@@ -158,7 +158,7 @@ def _print_speeds(args: argparse.Namespace, engine: TextEngine, r: BenchResult) 
     print()
 
 
-def _print_ranks(r: BenchResult, deployed: Deployed, times: Times) -> None:
+def _print_ranks(r: BenchResult, deployed: DeployedModel, times: Times) -> None:
     """What the steps took on every rank, and which of them the others wait for."""
     names = deployed.names
     print(f"| {' | '.join(step_table.NAMES)} |")

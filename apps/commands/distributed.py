@@ -26,10 +26,10 @@ from apps.show.progress import ShownSteps
 from apps.show.table import print_note
 
 if TYPE_CHECKING:
+    from edge.deployment.deployed import DeployedModel
+    from edge.deployment.deployed_network import DeployedNetwork
     from edge.llm.options import EngineOptions
     from edge.onnx.model import OnnxSource
-    from edge.planning import onnx_deployed
-    from edge.planning.deployed import Deployed
     from partition.plan.onnx_plan import OnnxPlan
     from partition.plan.plan import Plan
 
@@ -188,63 +188,73 @@ def deployed(
     path: Path,
     sequences: int = 1,
     options: EngineOptions | None = None,
-) -> Iterator[Deployed]:
+) -> Iterator[DeployedModel]:
     """The model at `path` on these devices, for so many sequences, until the end of the block. options: in place of
     those that `args` say.
 
-    The errors of `edge.planning.deployed`.
+    The errors of `edge.plan` and `edge.deploy`.
     """
+    from edge.api.cluster import plan as plan_model
     from edge.cluster.deployment import Exchange
     from edge.cluster.roster import announced
-    from edge.planning.deployed import Placement
-    from edge.planning.deployed import deployed as running
+    from edge.deployment.deploy import Resilience, deploy
+    from edge.deployment.reproducible import check_settled
+    from edge.planning.arrange import work_options
+    from edge.planning.choice import PlanChoice
     from edge.planning.plan_file import save_plan
+    from edge.survey.cluster import Cluster
 
     if args.save_plan is not None:
         check_output(args.save_plan, [path], force=True)
-
-    def save(plan: Plan) -> None:
+    steps, options, reproducible = ShownSteps(), options or engine_options(args, sequences), _is_reproducible(args)
+    if reproducible:
+        check_settled(devices.plan, args.parallel or "auto", args.shares)
+    exchange = Exchange(args.transport or "auto", args.allreduce or "auto", args.wire or "f32")
+    resilience = Resilience(args.spare or 0, announced if devices.joining else None, reproducible)
+    with Cluster(devices.addresses[1:], insecure=args.insecure, needs_all=True) as cluster:
+        if devices.plan is not None:
+            choice = PlanChoice(path, devices.plan, f"as {args.plan} says")
+        else:
+            work = work_options(path, options, exchange.transport, exchange.wire)
+            choice = plan_model(
+                path, cluster, parallel=args.parallel or "auto", shares=args.shares, options=work, steps=steps
+            )
+        choice = choice.with_own(**given_options(args, ("threads", "affinity", "gpu_layers", "memory")))
         if args.save_plan is not None:
-            save_plan(args.save_plan, plan)
+            save_plan(args.save_plan, choice.plan)
+        with deploy(choice, cluster, options, exchange, resilience, steps=steps) as model:
+            yield model
 
-    placement = Placement(
-        devices.addresses[1:],
-        devices.plan,
-        f"as {args.plan} says",
-        exchange=Exchange(args.transport or "auto", args.allreduce or "auto", args.wire or "f32"),
-        insecure=args.insecure,
-        own=given_options(args, ("threads", "affinity", "gpu_layers", "memory")),
-        seek=announced if devices.joining else None,
-        reproducible=getattr(args, "reproducible", False),
-        **given_options(args, ("parallel", "shares", "spare")),
-    )
-    options = options or engine_options(args, sequences)
-    with running(path, placement, options, steps=ShownSteps(), on_plan=save) as model:
-        yield model
+
+def _is_reproducible(args: argparse.Namespace) -> bool:
+    return bool(getattr(args, "reproducible", False))
 
 
 @contextmanager
-def deployed_onnx(
-    args: argparse.Namespace, devices: Devices[OnnxPlan], model: OnnxSource
-) -> Iterator[onnx_deployed.Deployed]:
-    """The network on these devices until the end of the block, its stages loaded. The errors of
-    `edge.planning.onnx_deployed`."""
-    from edge.planning.onnx_deployed import deployed as running
-    from edge.planning.onnx_supervisor import OnnxPlacement
+def deployed_onnx(args: argparse.Namespace, devices: Devices[OnnxPlan], model: OnnxSource) -> Iterator[DeployedNetwork]:
+    """The network on these devices until the end of the block, its stages loaded. The errors of `arrange_network` and
+    `deploy_network`."""
+    from edge.cluster.deployment import Exchange
+    from edge.deployment.networks import deploy_network
+    from edge.planning.choice import PlanChoice
+    from edge.planning.onnx_arrange import arrange_network
     from edge.planning.plan_file import save_plan
+    from edge.survey.cluster import Cluster
 
-    placement = OnnxPlacement(
-        devices.addresses,
-        devices.plan,
-        f"as {args.plan} says",
-        args.cut,
-        insecure=args.insecure,
-        **given_options(args, ("shares", "transport", "wire", "threads", "provider")),
-    )
-    with running(model, placement, steps=ShownSteps()) as running_model:
+    steps, exchange = ShownSteps(), Exchange(args.transport or "auto", wire=args.wire or "f32")
+    if devices.plan is not None:
+        choice = PlanChoice(model.file.path, devices.plan, f"as {args.plan} says", is_given=True)
+    else:
+        how = {"cuts": args.cut, "shares": args.shares, "threads": args.threads}
+        choice = arrange_network(model, devices.addresses, steps=steps, **how)
+    own = given_options(args, ("threads", "provider"))
+    with (
+        Cluster(devices.workers, insecure=args.insecure, needs_all=True) as cluster,
+        deploy_network(choice, model, cluster, exchange, steps=steps, **own) as deployed,
+    ):
         if args.save_plan is not None:
-            save_plan(args.save_plan, running_model.plan)
-        yield running_model
+            save_plan(args.save_plan, deployed.plan)
+        yield deployed
 
 
 def _cuts(text: str) -> tuple[str, ...]:

@@ -67,9 +67,9 @@ def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tu
     if args.cluster is not None and args.workers is not None:
         raise UsageError("--cluster names the devices, and so does --workers: leave one of them out")
     _check_kind(args, types)
-    from edge.api.cluster import Cluster
-    from edge.planning.spaces import PlanOptions
+    from edge.planning.plan_options import PlanOptions
     from edge.planning.spaces import spaces as of_model
+    from edge.survey.cluster import Cluster
 
     cluster = Cluster.of_lab(insecure=args.insecure) if args.cluster is None and args.workers is None else None
     if cluster is not None:

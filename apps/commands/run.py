@@ -104,12 +104,12 @@ def _here(args: argparse.Namespace, scaling: Scaling | None) -> RunResult:
 
 def _there(args: argparse.Namespace, scaling: Scaling | None, devices: distributed.Devices[OnnxPlan]) -> RunResult:
     """On several devices, as a pipeline."""
+    from edge.deployment.deployed_network import stage_rows
     from edge.llama.interrupt import interrupt_stops
     from edge.onnx.file import load
     from edge.onnx.inputs import path_of, read
     from edge.onnx.model import OnnxSource, declared_inputs
     from edge.onnx.signature import with_dims
-    from edge.planning.onnx_deployed import stage_rows
     from edge.quantization.onnx_compare import errors
 
     file = load(Path(args.model))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from apps.show.progress import progress
 
 if TYPE_CHECKING:
+    from edge.deployment.deployed import DeployedModel
     from edge.llm.chat import Chat
     from edge.llm.generate import Response, Usage
     from edge.llm.sampler import SamplingParams
-    from edge.planning.deployed import Deployed
 
 
 STOPPED = "stopped before an answer began, so the conversation is without this question"
@@ -25,7 +25,7 @@ class LoadedChat:
 
     chat: Chat
     seconds: float  # of loading
-    deployed: Deployed | None  # the deployment, if it runs on several devices
+    deployed: DeployedModel | None  # the deployment, if it runs on several devices
     resumed: Path | None = None  # file in which the conversation is saved after each answer
 
 

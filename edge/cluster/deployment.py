@@ -118,7 +118,7 @@ class Deployment(RankGroup):
         return engine is None or engine.busy
 
     def _leaves(self, session: EngineSession) -> None:
-        """It is left between two steps (`edge.planning.supervisor`), and serves until then."""
+        """It is left between two steps (`edge.deployment.supervisor`), and serves until then."""
 
     # --- bringing it up ---
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from edge.cluster.failures import is_cause
-from edge.cluster.fleet import Fleet
+from edge.cluster.fleet import Fleet, device
 from edge.cluster.liveness import LOST_S, LivenessMonitor
 from edge.cluster.session import EngineSession, RemoteSession, answers, last_failure, tell_peers
 from edge.net import credentials
@@ -50,6 +50,7 @@ class RankGroup:
         self._transport, self._deadlines, self._streams = transport, deadlines, streams
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._by_rank: dict[int, EngineSession] = {}
+        self._addresses: dict[int, str] = {}  # by rank
         self._group: Group | None = None
         self._closing = CancelScope()
         self._gives_up = gives_up
@@ -79,10 +80,10 @@ class RankGroup:
         return list(dict.fromkeys(device for device, word in words if word is not None and is_cause(word)))
 
     @property
-    def lost_ranks(self) -> list[int]:
-        """The ranks of those devices."""
+    def lost_addresses(self) -> list[str]:
+        """The addresses of those devices, as `device` writes them."""
         lost = self.lost
-        return [session.rank for session in self._sessions if session.device in lost]
+        return [self._addresses[session.rank] for session in self._sessions if session.device in lost]
 
     @property
     def leaving(self) -> list[str]:
@@ -94,10 +95,10 @@ class RankGroup:
         """Those that are open, by rank."""
         return [session for _, session in sorted(self._by_rank.items())]
 
-    def _open_session(self, rank: int, device: str, affinity: Sequence[int]) -> EngineSession:
+    def _open_session(self, rank: int, address: str, affinity: Sequence[int]) -> EngineSession:
         """Start an engine process on a worker."""
         session = RemoteSession(
-            self._fleet.workers[device],
+            self._fleet.workers[address],
             rank,
             self._world_size,
             self._secret,
@@ -105,7 +106,7 @@ class RankGroup:
             affinity=affinity,
             streams=self._streams,
         )
-        self._by_rank[rank] = session
+        self._by_rank[rank], self._addresses[rank] = session, device(address)
         self._closing.then(session.close)
         return session
 

@@ -45,6 +45,11 @@ class FailoverPipeline:
         self._in_a_row = 0
         self.recoveries = 0
 
+    @property
+    def losses_in_a_row(self) -> int:
+        """Losses since the last answer, where another runner is asked for: this one included."""
+        return self._in_a_row + 1
+
     def run(self, feeds: Mapping[str, Array], wire: str = "f32") -> Result:
         """Return the outputs for one input. Errors as of `map`."""
         [result] = self.map([feeds], window=1, wire=wire)

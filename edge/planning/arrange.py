@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from edge.cluster.fleet import Fleet, device
-from edge.parallel.step_times import Summary
-from edge.survey.corrections import correct
-from edge.survey.in_use import UsedPlans, token_s
+from edge.llm.options import EngineOptions, resolve
+from edge.planning.choice import PlanChoice
+from edge.planning.plan_options import DEFAULTS, PlanOptions
+from edge.slices.local import OwnSlices
+from edge.survey.cluster import Cluster
+from edge.survey.in_use import UsedPlans
 from edge.survey.llm_survey import llm_survey
-from edge.survey.survey import Survey
+from edge.tasks import SILENT, Steps
 from partition.errors import CannotSlice, PlanError
+from partition.model.check import check_loadable
 from partition.model.model import ModelShape
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work
-from partition.predict.hysteresis import clearly_better, plan_threshold
 from partition.predict.predict import predict
-from partition.predict.speeds import DeviceSpeed
-from partition.search.explain import alone, best, busy_words, is_busy, kind_of, outdoes, reason
+from partition.search.explain import alone, best, busy_words, kind_of, outdoes, reason
 from partition.search.planner import Placed, Planner
 from partition.slices.gguf_slice import check_tensor, limits
 from quant.gguf.file import GgufFile
@@ -34,72 +35,53 @@ CONTEXT = 4096  # tokens, where none is said
 PROMPT, DEPTH = 128, 64  # tokens of a prompt, and behind a row that decodes, where none are said
 
 
-@dataclass(frozen=True)
-class Arrangement:
-    """A plan and the reason for it, in one line."""
-
-    plan: Plan
-    why: str
-    survey: Survey[DeviceSpeed] | None  # None where nothing had to be measured
-    work: Work | None = None  # that it was predicted for
-
-    def learn(self, plan: Plan, times: Sequence[Mapping[str, Summary]], *, disturbed: bool = False) -> list[str]:
-        """Correct what was measured by what steps of this plan took, for the next one: a sentence for each device that
-        was clearly off, and one where the plan was. times: of each rank, with steps of one row. disturbed: whether
-        other programs had this device's cores meanwhile."""
-        if self.survey is None or self.work is None:
-            return []
-        off = self.far_off(plan, times)
-        lines = correct(plan, self.work, self.survey.speeds, self.survey.links, times, disturbed=disturbed)
-        return [*lines, *(f"{clause}; the next plan goes by that" for clause in off)]
-
-    def far_off(self, plan: Plan, times: Sequence[Mapping[str, Summary]]) -> list[str]:
-        """A clause, where a token of a plan over several devices took far longer than predicted, which is then
-        remembered; else nothing. times: as for `learn`."""
-        took_s, predicted_s = token_s(times), self._predicted_s(plan)
-        if took_s is None or plan.world_size == 1 or not UsedPlans().learn(plan, predicted_s, took_s):
-            return []
-        return [f"a token took {number_text(1e3 * took_s)} ms, where {number_text(1e3 * predicted_s)} were predicted"]
-
-    def left_here(self, plan: Plan) -> int | None:
-        """Bytes of this device's memory that a plan leaves, by prediction; None where nothing was measured. plan: with
-        addresses as `device` writes them."""
-        if self.survey is None or self.work is None:
-            return None
-        of = {device(speed.device): speed for speed in self.survey.speeds}
-        return of[LOCAL].memory_bytes - predict(plan, self.work, of, self.survey.links).memory_bytes.get(LOCAL, 0)
-
-    def pays(self, plan: Plan, current: Plan, by: float) -> bool:
-        """Whether a plan is clearly better than the one that runs, `by` so many times at least, by what was measured
-        and by what tokens took in use. plans: with addresses as `device` writes them."""
-        if self.survey is None:
-            return False
-        at_best = replace(
-            self, survey=replace(self.survey, speeds=(self.survey.speeds[0].at_best, *self.survey.speeds[1:]))
+def arrange_model(
+    path: Path,
+    cluster: Cluster,
+    parallel: str,
+    shares: Sequence[float] | None,
+    options: PlanOptions,
+    steps: Steps = SILENT,
+) -> PlanChoice:
+    """Choose a plan for a model file on the devices of a cluster, which is open, in their order; as `arrange`."""
+    file = GgufFile.open(path)
+    check_loadable(file)
+    assert cluster.fleet is not None, "without workers there is nothing to arrange"
+    with steps.step(f"Reading {path.name}") as show:
+        digest = OwnSlices().model_digest(path, show)
+    context = options.context or min(ModelShape.from_gguf(file).context_length or CONTEXT, CONTEXT)
+    work = work_of(
+        file, context=context, concurrency=options.concurrency or 1, kv_type=options.kv_type, wire=options.wire
+    )
+    with steps.step("Measuring devices", unit="steps") as show:
+        return arrange(
+            cluster.fleet,
+            cluster.addresses,
+            file,
+            digest,
+            parallel=parallel,
+            shares=shares,
+            work=work,
+            threads=options.threads,
+            memory=options.memory,
+            transport=options.transport,
+            options=options,
+            on_step=show,
         )
-        new, old = (max(at_best._predicted_s(one), UsedPlans().took_s(one) or 0.0) for one in (plan, current))
-        busy = plan.world_size > 1 and is_busy(self.survey.speeds, plan.devices)
-        return clearly_better(new, old, by=plan_threshold(busy, by))
 
-    def _predicted_s(self, plan: Plan) -> float:
-        """Seconds of a token, by what was measured; infinite where that says that it cannot be, or nothing was."""
-        if self.survey is None or self.work is None:
-            return math.inf
-        try:
-            of = {device(speed.device): speed for speed in self.survey.speeds}
-            return predict(plan, self.work, of, self.survey.links).latency_s
-        except PlanError:
-            return math.inf
 
-    def over(self, workers: Collection[str], file: GgufFile, model_digest: str) -> tuple[Plan, str] | None:
-        """The best plan of this device and some workers, and why, by what was measured; None where nothing was.
-
-        PlanError where none fits.
-        """
-        if self.survey is None or self.work is None:
-            return None
-        there = [speed for speed in self.survey.speeds if device(speed.device) in (LOCAL, *workers)]
-        return chosen(Planner(self.work, there, self.survey.links, name_of(file), model_digest, tensor=can_share(file)))
+def work_options(path: Path, options: EngineOptions, transport: str, wire: str) -> PlanOptions:
+    """Return the work that a plan is made for where a model is to be loaded with these options."""
+    context, _, kv = resolve(options, ModelShape.from_gguf(GgufFile.open(path)))
+    return PlanOptions(
+        context=context,
+        kv_type=kv.name,
+        concurrency=options.sequences,
+        wire=wire,
+        transport=transport,
+        threads=options.threads,
+        memory=options.memory,
+    )
 
 
 def arrange(
@@ -114,9 +96,10 @@ def arrange(
     threads: int | None = None,
     memory: int | None = None,
     transport: str = "auto",
+    options: PlanOptions = DEFAULTS,
     on_step: Callable[[float, float], None] = lambda done, of: None,
-) -> Arrangement:
-    """A plan for this device and the workers at `addresses`.
+) -> PlanChoice:
+    """Choose a plan for this device and the workers at `addresses`.
 
     parallel: "tensor" and "pipeline" use all devices, in this order; "auto" those that make decoding the fastest, as
     the planner says, which may be this one alone. shares: how much each is to compute, this one first; None: by
@@ -132,27 +115,27 @@ def arrange(
     can, devices, name = limits(file), [LOCAL, *addresses], name_of(file)
     if shares is not None and parallel != "auto":
         plan = make_plan(can, name, model_digest, devices, parallel, shares)
-        return Arrangement(plan, f"{parallel}, with shares as given", None)
+        return PlanChoice(file.path, plan, f"{parallel}, with shares as given", options=options)
     own = {LOCAL: threads} if threads else {}
     room = {LOCAL: memory} if memory else {}
-    found = llm_survey(
+    survey = llm_survey(
         fleet, addresses, file, model_digest, threads=own, memory=room, transport=transport, on_step=on_step
     )
     work = work or work_of(file)
-    planner = Planner(work, found.speeds, found.links, name, model_digest, tensor=can_share(file))
+    planner = Planner(work, survey.speeds, survey.links, name, model_digest, tensor=can_share(file))
     if parallel == "auto" and shares is None:
-        plan, why = chosen(planner)
-        return Arrangement(plan, why, found, work)
+        placed, why = chosen(planner)
+        return PlanChoice(file.path, placed.plan, why, options=options, planner=planner)
     kinds = ("tensor", "pipeline") if parallel == "auto" else (parallel,)
-    of = {speed.device: speed for speed in found.speeds}
+    of = {speed.device: speed for speed in survey.speeds}
     plans, predicted, refused = {}, {}, {}
     for kind in kinds:
         try:
             if kind == "tensor":
                 check_tensor(file)
-            given = shares or (planner.shares() if kind == "tensor" else [speed.rate for speed in found.speeds])
+            given = shares or (planner.shares() if kind == "tensor" else [speed.rate for speed in survey.speeds])
             plans[kind] = make_plan(can, name, model_digest, devices, kind, given)
-            predicted[kind] = predict(plans[kind], work, of, found.links).latency_s
+            predicted[kind] = predict(plans[kind], work, of, survey.links).latency_s
         except (CannotSlice, PlanError) as error:
             refused[kind] = error
     if not predicted:
@@ -160,15 +143,26 @@ def arrange(
     kind = min(predicted, key=lambda kind: predicted[kind])
     told = "; ".join(f"{kind} {number_text(seconds * 1e3)} ms" for kind, seconds in predicted.items())
     by = "by measured speed" if shares is None else "as given"
-    why = f"{kind}, shares {by}: a token is predicted to take {told}{busy_words(found.speeds)}"
-    return Arrangement(plans[kind], why, found, work)
+    why = f"{kind}, shares {by}: a token is predicted to take {told}{busy_words(survey.speeds)}"
+    return PlanChoice(file.path, plans[kind], why, options=options, planner=planner)
 
 
-def chosen(planner: Planner) -> tuple[Plan, str]:
-    """The plan to take for the least latency, and why, in one line. PlanError, with need and have, where nothing
-    fits."""
-    placed, in_use = by_use(planner, best(planner, "latency"))
-    return placed.plan, reason(planner, placed, "latency", in_use=in_use)
+def chosen(
+    planner: Planner, objective: str = "latency", limits: Mapping[str, float] | None = None
+) -> tuple[Placed, str]:
+    """Return the best plan by an objective, and why, in one line. limits: on objectives. PlanError, with need and have,
+    where nothing fits."""
+    return explained(planner, best(planner, objective, limits), objective, limits)
+
+
+def explained(
+    planner: Planner, placed: Placed, objective: str, limits: Mapping[str, float] | None
+) -> tuple[Placed, str]:
+    """Return the plan to take where `placed` is predicted to be the best, and why, in one line."""
+    in_use = ""
+    if objective == "latency" and not limits:
+        placed, in_use = by_use(planner, placed)
+    return placed, reason(planner, placed, objective, limits, in_use)
 
 
 def by_use(planner: Planner, placed: Placed, used: UsedPlans | None = None) -> tuple[Placed, str]:

@@ -9,8 +9,8 @@ from edge.cluster.fleet import Fleet
 from edge.planning.choice import PlanChoice
 from edge.planning.describe import beside, bound_text, known_json
 from edge.planning.measuring import Measurements, measure
+from edge.planning.plan_options import DEFAULTS, PlanOptions
 from edge.planning.space import PlanSpace
-from edge.planning.spaces import DEFAULTS, PlanOptions
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
 from partition.plan.onnx_plan import OnnxPlan

@@ -16,7 +16,7 @@ from edge.llama.llama import Model
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.parallel.mirror import SHARE, MirroredHistory, mirror_of, not_copied
-from edge.planning.arrange import by_use, can_share, chosen, name_of
+from edge.planning.arrange import can_share, chosen, explained, name_of
 from edge.planning.drafted import with_draft_held, with_drafts
 from edge.planning.measure import Measured, measured
 from edge.planning.space import MOST_SUBSETS_OF, PlanSpace
@@ -32,7 +32,7 @@ from partition.predict.pareto import Point, stages_text, without_repeats
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
 from partition.search.changes import Change, changes
-from partition.search.explain import best, kind_of, reason
+from partition.search.explain import best, kind_of
 from partition.search.planner import Placed, Planner
 from quant.gguf.file import GgufFile
 
@@ -92,6 +92,12 @@ class LlmSpace(PlanSpace):
         share = tensor and can_share(self.file)
         return Planner(wanted, held, self.known.links, name_of(self.file), self.digest, tensor=share, pipeline=pipeline)
 
+    def planner_for(self, point: Point) -> Planner:
+        """The planner by which a point is planned again where devices were lost: without drafts, beside what its own
+        holds."""
+        held = with_draft_held(self.known.speeds, point.predicted.draft)
+        return self.planner().like(held, self.known.links)
+
     def points(self, axes: Sequence[str]) -> list[Point]:
         """The front, and other plans that tell what it is worth: the fronts of fewer devices, and of one kind alone."""
         n = len(self.known.speeds)
@@ -141,10 +147,7 @@ class LlmSpace(PlanSpace):
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
         planner, placed = self._best(objective, caps)
-        in_use = ""
-        if objective == "latency" and not caps:
-            placed, in_use = by_use(planner, placed)
-        why = reason(planner, placed, objective, caps, in_use)
+        placed, why = explained(planner, placed, objective, caps)
         point = self.point(placed.plan, placed.microbatches, planner.work)
         draft = point.predicted.draft
         return point, f"{why}; {draft.describe(self.names)}" if draft else why
@@ -183,7 +186,7 @@ class LlmSpace(PlanSpace):
 
         def planned(workers: Sequence[str]) -> tuple[Plan, str]:
             there = [i for i, speed in enumerate(self.known.speeds) if speed.device in (LOCAL, *workers)]
-            return chosen(self.planner(there)) if workers else (alone, "")
+            return (chosen(self.planner(there))[0].plan if workers else alone), ""
 
         def left(plan: Plan) -> int:
             held = predict(plan, self.work, speeds, self.known.links).memory_bytes

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the server makes configurations without loading an engine
+if TYPE_CHECKING:  # the server makes configurations, and loads nothing of what computes
+    from edge.deployment.deployed import DeployedModel
     from edge.llm.interface import TextEngine
     from edge.llm.options import EngineOptions
-    from edge.planning.deployed import Deployed
     from edge.speculate.factory import Draft
     from edge.tasks import Steps
 
@@ -84,13 +84,17 @@ class EngineConfig:
         return replace(options, context=alone * min(options.sequences, FULL_REQUESTS))
 
     @contextmanager
-    def loaded(self, steps: Steps) -> Iterator[tuple[TextEngine, Deployed | None]]:
-        """Yield the loaded engine, and its deployment if it runs on several devices. The errors of Engine and
-        deployed."""
+    def loaded(self, steps: Steps) -> Iterator[tuple[TextEngine, DeployedModel | None]]:
+        """The model, loaded, and where it runs where that is on several devices. The errors of Engine, `plan` and
+        `deploy`."""
         from edge.cluster.deployment import Exchange
         from edge.cluster.roster import announced
+        from edge.deployment.deploy import Resilience, deploy
+        from edge.deployment.reproducible import check_settled
         from edge.llm.engine import load
-        from edge.planning.deployed import Placement, deployed
+        from edge.planning.arrange import arrange_model, work_options
+        from edge.planning.choice import PlanChoice
+        from edge.survey.cluster import Cluster
         from partition.plan.plan import Plan
 
         path, options = Path(self.path), self.engine_options()
@@ -99,12 +103,17 @@ class EngineConfig:
                 yield engine, None
             return
         plan = Plan.from_json(dict(self.plan)) if self.plan is not None else None
-        exchange = Exchange(self.transport, self.allreduce, self.wire)
-        workers = self.workers if plan is None else plan.devices[1:]
+        if self.reproducible:
+            check_settled(plan, self.parallel, self.shares)
         own = {name: self.options.get(name) for name in ("threads", "gpu_layers", "memory")}
-        placement = Placement(
-            workers, plan, "as the plan says", self.parallel, self.shares, exchange, self.insecure, own, self.spare,
-            announced if self.joining else None, self.reproducible,
-        )  # fmt: skip
-        with deployed(path, placement, options, steps=steps) as model:
-            yield model.engine, model
+        resilience = Resilience(self.spare, announced if self.joining else None, self.reproducible)
+        workers = self.workers if plan is None else plan.devices[1:]
+        with Cluster(workers, insecure=self.insecure, needs_all=True) as cluster:
+            if plan is not None:
+                choice = PlanChoice(path, plan, "as the plan says")
+            else:
+                work = work_options(path, options, self.transport, self.wire)
+                choice = arrange_model(path, cluster, self.parallel, self.shares, work, steps)
+            exchange = Exchange(self.transport, self.allreduce, self.wire)
+            with deploy(choice.with_own(**own), cluster, options, exchange, resilience, steps=steps) as model:
+                yield model.engine, model

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from edge.deployment.deployed import DeployedModel
 from edge.errors import ContextFull, EngineError, SamplingError
 from edge.llm.interface import StepDrafter, TextEngine
 from edge.llm.requests import Event, Request, Running
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.planning.deployed import Deployed
 from edge.serve.embedder import MOST_TOKENS, Embedder
 from edge.serve.messages import error_json, logprob_json
 from edge.serve.status import EngineStatus
@@ -34,7 +34,7 @@ class ServingLoop:
     def __init__(
         self,
         engine: TextEngine,
-        deployed: Deployed | None,
+        deployed: DeployedModel | None,
         send: Callable[..., None],
         drafter: StepDrafter | None = None,
         *,

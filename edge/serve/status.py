@@ -6,17 +6,15 @@ from typing import Any
 
 import psutil
 
+from edge.deployment.deployed import DeployedModel
 from edge.llm.interface import TextEngine
-from edge.parallel.engine import DistributedEngine
-from edge.parallel.surviving import SurvivingEngine
-from edge.planning.deployed import Deployed
 
 
 class EngineStatus:
     """The keys `model`, `devices`, `plan` and `why` of ServedModel.status. Constant values are made once, because the
     page asks every second and the engine thread answers."""
 
-    def __init__(self, engine: TextEngine, deployed: Deployed | None, template: str) -> None:
+    def __init__(self, engine: TextEngine, deployed: DeployedModel | None, template: str) -> None:
         """template: the Jinja source of the chat template."""
         self._engine, self._deployed, self._process = engine, deployed, psutil.Process()
         shape = engine.shape
@@ -53,10 +51,8 @@ class EngineStatus:
         own = {"name": "this device", "rank": 0, "layers": layers, "heads": [0, heads]}
         return {**own, "memory_bytes": self._memory_bytes(), "link": None}
 
-    def _devices(self, deployed: Deployed) -> list[dict[str, Any]]:
+    def _devices(self, deployed: DeployedModel) -> list[dict[str, Any]]:
         """Return the slice of each rank, and the link to it."""
-        engine = self._engine.current if isinstance(self._engine, SurvivingEngine) else self._engine
-        links = engine.links if isinstance(engine, DistributedEngine) else {}
         devices = []
         for rank, name in enumerate(deployed.names):
             slice_ = deployed.plan.slice(rank)
@@ -67,7 +63,7 @@ class EngineStatus:
                     "layers": [slice_.layers.start, slice_.layers.stop],
                     "heads": [slice_.heads.start, slice_.heads.stop],
                     "memory_bytes": self._memory_bytes() if rank == 0 else None,
-                    "link": links.get(rank),
+                    "link": deployed.links.get(rank),
                 }
             )
         return devices

@@ -15,9 +15,10 @@ from apps.commands import distributed
 from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.cluster.fleet import MAX_WORKERS
 from edge.demo import MODEL_PATH
+from edge.deployment.deployed import DeployedModel
+from edge.deployment.kinds import Running
 from edge.net.rendezvous import TRANSPORTS
 from edge.planning.arrange import PARALLEL
-from edge.planning.deployed import Deployed
 from edge.survey import survey
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
@@ -272,13 +273,15 @@ def test_bench_prints_a_table_of_ranks(run: Run, two: Two) -> None:
     assert lines[5].startswith("| rank | device | kind | steps |")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[7:11]]
     assert [row[:4] for row in rows] == [
-        ["0", "local", "decode", "4"],  # without the warm-up
-        ["0", "local", "prefill", "1"],
+        ["0", "this device", "decode", "4"],  # without the warm-up
+        ["0", "this device", "prefill", "1"],
         ["1", "one", "decode", "4"],
         ["1", "one", "prefill", "1"],
     ]
-    assert "local heads 0-3, ff 0-383; one heads 4-7, ff 384-767 (tensor, with shares as given)" in out
-    assert re.search(r"\ndecode: [\d.]+ ms a token \(median\); rank [01] \((local|one)\) computes the longest", out)
+    assert "this device heads 0-3, ff 0-383; one heads 4-7, ff 384-767 (tensor, with shares as given)" in out
+    assert re.search(
+        r"\ndecode: [\d.]+ ms a token \(median\); rank [01] \((this device|one)\) computes the longest", out
+    )
 
 
 def test_a_line_says_who_holds_what_or_that_one_device_does() -> None:
@@ -286,7 +289,8 @@ def test_a_line_says_who_holds_what_or_that_one_device_does() -> None:
 
     def line(*names: str, **how: Any) -> str:
         plan = make_plan(can, "m", "", [LOCAL, *names[1:]], **how)
-        return Deployed(None, plan, "why", DEFAULT_EXCHANGE, names).line()  # type: ignore[arg-type]
+        running = Running(None, plan, "why", names)
+        return DeployedModel(None, running, DEFAULT_EXCHANGE, lambda: None).line()  # type: ignore[arg-type]
 
     assert line("this device") == "why"
     assert line("here", "pi", parallel="pipeline") == "here layers 0-3; pi layers 4-7 (why)"

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from devices.cluster_file import Cluster
-from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment
+from edge.cluster.deployment import Deployment
 from edge.cluster.fleet import Fleet
 from edge.demo import MODEL_PATH
+from edge.deployment import watch
+from edge.deployment.deployed import DeployedModel
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.requests import Request
@@ -21,10 +23,6 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.parallel import shard
 from edge.parallel.surviving import SurvivingEngine
-from edge.planning import supervisor
-from edge.planning.deployed import Deployed, Placement, deployed
-from edge.planning.supervisor import Supervisor
-from edge.slices.local import OwnSlices
 from edge.survey.stragglers import IN_A_ROW, LEAST_STEPS
 from quant.gguf.file import GgufFile
 from tests.support.clock import Clock
@@ -36,6 +34,7 @@ from tests.support.deployments import (
     own_folders,
     pipeline,
     plan_for,
+    supervised,
     tensor,
     two_workers_to_end,
 )
@@ -69,11 +68,7 @@ def undisturbed() -> list[str]:
         return answers(single, {})
 
 
-def placed(two: list[Worker], how: dict[str, Any]) -> Placement:
-    return Placement(tuple(one.address for one in two), plan_for(MODEL_PATH, two, how))
-
-
-def surviving_engine(model: Deployed) -> SurvivingEngine:
+def surviving_engine(model: DeployedModel) -> SurvivingEngine:
     assert isinstance(model.engine, SurvivingEngine)
     return model.engine
 
@@ -83,7 +78,7 @@ def test_a_worker_that_is_told_to_end_is_left_between_two_steps(
     two: list[Worker], how: dict[str, Any], undisturbed: list[str]
 ) -> None:
     heard = Heard()
-    with deployed(MODEL_PATH, placed(two, how), OPTIONS, steps=heard) as model:
+    with supervised(two, plan_for(MODEL_PATH, two, how), steps=heard) as model:
         engine = surviving_engine(model)
 
         def leave() -> None:
@@ -99,7 +94,7 @@ def test_a_worker_that_is_told_to_end_is_left_between_two_steps(
 
 
 def test_a_worker_is_left_while_nobody_asks(two: list[Worker], undisturbed: list[str]) -> None:
-    with deployed(MODEL_PATH, placed(two, pipeline(1, 1, 1)), OPTIONS) as model:
+    with supervised(two, plan_for(MODEL_PATH, two, pipeline(1, 1, 1))) as model:
         engine = surviving_engine(model)
         for one, left in zip(two, (2, 1), strict=True):
             one.process.send_signal(signal.SIGTERM)
@@ -112,10 +107,10 @@ def test_a_worker_is_left_while_nobody_asks(two: list[Worker], undisturbed: list
 def test_a_worker_that_is_there_again_is_taken_between_answers(
     two: list[Worker], undisturbed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "OFFER_S", 0.2)
-    monkeypatch.setattr(supervisor, "QUIET_S", 0.4)
+    monkeypatch.setattr(watch, "OFFER_S", 0.2)
+    monkeypatch.setattr(watch, "QUIET_S", 0.4)
     heard = Heard()
-    with deployed(MODEL_PATH, placed(two, pipeline(1, 1, 1)), OPTIONS, steps=heard) as model:
+    with supervised(two, plan_for(MODEL_PATH, two, pipeline(1, 1, 1)), steps=heard) as model:
         engine = surviving_engine(model)
         assert answers(engine, {7: two[1].kill}) == undisturbed
         assert model.names == ("this device", "one")
@@ -127,8 +122,8 @@ def test_a_worker_that_is_there_again_is_taken_between_answers(
 
 
 def test_who_ends_waits_for_no_look_at_who_is_there(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "OFFER_S", 0.0)
-    monkeypatch.setattr(supervisor, "QUIET_S", 0.0)
+    monkeypatch.setattr(watch, "OFFER_S", 0.0)
+    monkeypatch.setattr(watch, "QUIET_S", 0.0)
     looks, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     @contextmanager
@@ -138,9 +133,9 @@ def test_who_ends_waits_for_no_look_at_who_is_there(two: list[Worker], monkeypat
         ended.set()
         yield None, []
 
-    with deployed(MODEL_PATH, placed(two, pipeline(1, 1, 1)), OPTIONS) as model:
+    with supervised(two, plan_for(MODEL_PATH, two, pipeline(1, 1, 1))) as model:
         assert answers(model.engine, {7: two[1].kill})
-        monkeypatch.setattr(supervisor, "reachable", reachable)
+        monkeypatch.setattr(watch, "reachable", reachable)
         until(looks.is_set, "a look at who is there")
     assert not ended.is_set()
     may_end.set()
@@ -148,23 +143,20 @@ def test_who_ends_waits_for_no_look_at_who_is_there(two: list[Worker], monkeypat
 
 
 def test_a_device_that_became_slow_is_named(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "LOOK_S", 0.02)
-    monkeypatch.setattr(supervisor, "REST_S", 0.05)
+    monkeypatch.setattr(watch, "LOOK_S", 0.02)
+    monkeypatch.setattr(watch, "REST_S", 0.05)
     clock, heard = Clock(1e-3).of(monkeypatch, shard), Heard()  # rank 0 takes as long as it says
-    file, plan = GgufFile.open(MODEL_PATH), plan_for(MODEL_PATH, two[:1], pipeline(1, 1))
-    digest = OwnSlices().model_digest(MODEL_PATH)
-    with (
-        Fleet([two[0].address]) as fleet,
-        Supervisor(file, digest, OPTIONS, DEFAULT_EXCHANGE, heard, insecure=False) as survivor,
-    ):
-        engine = survivor.start(fleet, plan)
+    plan = plan_for(MODEL_PATH, two[:1], pipeline(1, 1))
+    with supervised(two[:1], plan, steps=heard) as model:
+        engine, members = model.engine, model.watch
+        assert members is not None
         for window, tick_ms in enumerate((1, 1, 1, 10, 1, 10, 10, 10), 1):
             assert not any("this device" in line for line in heard.lines)
             clock.tick_s = tick_ms * 1e-3
             engine.kv_clear()
             for position in range(LEAST_STEPS):
                 engine.decode([5], position)
-            until(lambda: survivor.slow.windows >= window, "a look at the ranks")  # noqa: B023
+            until(lambda: members.slow.windows >= window, "a look at the ranks")  # noqa: B023
         until(lambda: any("this device" in line for line in heard.lines), "a word about it")
     assert any("this device computes 10.0 times as long as it did" in line for line in heard.lines), heard.lines
     assert heard.lines[-1].endswith("; the plan stays as it is")
@@ -173,17 +165,14 @@ def test_a_device_that_became_slow_is_named(two: list[Worker], monkeypatch: pyte
 def test_a_device_that_became_slow_is_named_where_nobody_is_ever_quiet(
     two: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "LOOK_S", 0.02)
-    monkeypatch.setattr(supervisor, "REST_S", 3600.0)
-    monkeypatch.setattr(supervisor, "BUSY_S", 0.05)
+    monkeypatch.setattr(watch, "LOOK_S", 0.02)
+    monkeypatch.setattr(watch, "REST_S", 3600.0)
+    monkeypatch.setattr(watch, "BUSY_S", 0.05)
     clock, heard = Clock(1e-3).of(monkeypatch, shard), Heard()
-    file, plan = GgufFile.open(MODEL_PATH), plan_for(MODEL_PATH, two[:1], pipeline(1, 1))
-    options = replace(OPTIONS, sequences=2)
-    with (
-        Fleet([two[0].address]) as fleet,
-        Supervisor(file, OwnSlices().model_digest(MODEL_PATH), options, DEFAULT_EXCHANGE, heard, insecure=False) as one,
-        Scheduler(one.start(fleet, plan)) as scheduler,
-    ):
+    plan, options = plan_for(MODEL_PATH, two[:1], pipeline(1, 1)), replace(OPTIONS, sequences=2)
+    with supervised(two[:1], plan, options, steps=heard) as model, Scheduler(model.engine) as scheduler:
+        members = model.watch
+        assert members is not None
 
         def ask_until(is_true: Callable[[], bool], what: str) -> None:
             def asked() -> bool:
@@ -195,7 +184,7 @@ def test_a_device_that_became_slow_is_named_where_nobody_is_ever_quiet(
 
             until(asked, what)
 
-        ask_until(lambda: one.slow.windows >= IN_A_ROW, "what to expect")
+        ask_until(lambda: members.slow.windows >= IN_A_ROW, "what to expect")
         assert not any("this device" in line for line in heard.lines)
         clock.tick_s = 10e-3
         ask_until(lambda: any("this device computes" in line for line in heard.lines), "a word about it")

@@ -12,9 +12,12 @@ import pytest
 from edge.cluster import connect
 from edge.cluster import fleet as fleets
 from edge.demo import MODEL_PATH
+from edge.deployment.deploy import Resilience
+from edge.deployment.deployed import DeployedModel
 from edge.errors import EdgeError
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
@@ -22,11 +25,10 @@ from edge.llm.states import READ_TOKENS
 from edge.parallel import surviving
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning.arrange import work_shares
-from edge.planning.deployed import Deployed, Placement, deployed
 from edge.slices.local import OwnSlices
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
-from partition.plan.plan import LOCAL
+from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits, slice_recipe
 from quant.gguf.file import GgufFile
 from tests.support.deployments import (
@@ -36,6 +38,7 @@ from tests.support.deployments import (
     own_folders,
     pipeline,
     plan_for,
+    supervised,
     tensor,
     two_workers_to_end,
 )
@@ -86,9 +89,9 @@ def go_on(victim: Worker) -> None:
         psutil.Process(victim.process.pid).resume()
 
 
-def answers(model: Deployed | Engine, at: dict[int, Callable[[], None]]) -> list[str]:
+def answers(model: DeployedModel | Engine, at: dict[int, Callable[[], None]]) -> list[str]:
     """To the questions; at a number of tokens something happens."""
-    return greedy_answers(model.engine if isinstance(model, Deployed) else model, QUESTIONS, 24, at)
+    return greedy_answers(model.engine if isinstance(model, DeployedModel) else model, QUESTIONS, 24, at)
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +100,11 @@ def undisturbed() -> list[str]:
         return answers(single, {})
 
 
-def placed(two: list[Worker], how: dict[str, Any], spare: int = 0) -> Placement:
-    return Placement(tuple(one.address for one in two), plan_for(MODEL_PATH, two, how), spare=spare)
+def placed(
+    two: list[Worker], how: dict[str, Any], spare: int = 0
+) -> tuple[list[Worker], Plan, EngineOptions, Resilience]:
+    """For `supervised`."""
+    return two, plan_for(MODEL_PATH, two, how), OPTIONS, Resilience(spare)
 
 
 @pytest.mark.parametrize("how", [pipeline(1, 1, 1), tensor(1, 1, 1)], ids=lambda how: how["parallel"])
@@ -117,7 +123,7 @@ def test_an_answer_goes_on_with_the_same_tokens(
         return connect.reach(address, insecure=insecure, timeout_s=timeout_s)
 
     monkeypatch.setattr(fleets, "reach", reach)
-    with deployed(MODEL_PATH, placed(two, how), OPTIONS, steps=heard) as model:
+    with supervised(*placed(two, how), steps=heard) as model:
         try:
             found = answers(model, {7: lambda: lose(two[1])})
         finally:
@@ -131,7 +137,7 @@ def test_an_answer_goes_on_with_the_same_tokens(
 
 def test_one_after_the_other_until_this_device_is_left(two: list[Worker], undisturbed: list[str]) -> None:
     heard = Heard()
-    with deployed(MODEL_PATH, placed(two, pipeline(1, 1, 1)), OPTIONS, steps=heard) as model:
+    with supervised(*placed(two, pipeline(1, 1, 1)), steps=heard) as model:
         found = answers(model, {5: two[0].kill, 25: two[1].kill})
         assert found == undisturbed
         assert model.names == ("this device",)
@@ -159,7 +165,7 @@ def test_many_answers_go_on(two: list[Worker]) -> None:
 
     with Engine(MODEL_PATH, options) as single:
         wanted = together(single, lambda: None)
-    with deployed(MODEL_PATH, placed(two, pipeline(1, 1, 1)), options) as model:
+    with supervised(two, plan_for(MODEL_PATH, two, pipeline(1, 1, 1)), options) as model:
         assert together(model.engine, lambda: kill_child(two[0])) == wanted
 
 
@@ -171,7 +177,7 @@ def test_with_a_spare_the_history_is_not_computed_again(
 ) -> None:
     monkeypatch.setattr(surviving, "AFTER_S", 0.0)  # so that all is left to who looks in the background
     heard = Heard()
-    with deployed(MODEL_PATH, placed(two, how, spare=1), OPTIONS, steps=heard) as model:
+    with supervised(*placed(two, how, spare=1), steps=heard) as model:
         assert isinstance(model.engine, SurvivingEngine)
         assert model.standby is not None
         assert model.standby.mirror is not None
@@ -196,7 +202,7 @@ def test_with_a_spare_the_history_is_not_computed_again(
 def test_slices_for_a_loss_are_there_before_it(two: list[Worker]) -> None:
     file, heard = GgufFile.open(MODEL_PATH), Heard()
     own = OwnSlices()
-    with deployed(MODEL_PATH, placed(two, pipeline(1, 1, 1), spare=2), OPTIONS, steps=heard) as model:
+    with supervised(*placed(two, pipeline(1, 1, 1), spare=2), steps=heard) as model:
         assert model.standby is not None
         digest, shares = own.model_digest(MODEL_PATH), work_shares(model.plan)
         needed: dict[str, dict[str, int]] = {}
@@ -220,14 +226,13 @@ def test_slices_for_a_loss_are_there_before_it(two: list[Worker]) -> None:
 def test_nobody_can_be_ready_for_more_losses_than_there_are_workers(two: list[Worker]) -> None:
     words = r"ready for the loss of .* has 2 workers: ask for 0 to 2"
     for spare in (3, -1):
-        how = placed(two, pipeline(1, 1, 1), spare)
-        with pytest.raises(PlanError, match=words), deployed(MODEL_PATH, how, OPTIONS):
+        with pytest.raises(PlanError, match=words), supervised(*placed(two, pipeline(1, 1, 1), spare)):
             raise AssertionError("it was loaded")
 
 
 def test_an_error_of_what_was_asked_is_no_loss(two: list[Worker]) -> None:
     heard = Heard()
-    with deployed(MODEL_PATH, placed(two, pipeline(1, 1, 1)), OPTIONS, steps=heard) as model:
+    with supervised(*placed(two, pipeline(1, 1, 1)), steps=heard) as model:
         with pytest.raises(EdgeError):
             model.engine.decode([1] * 65, 0)
         assert model.engine.decode([5], 0).size

@@ -16,7 +16,6 @@ TOO_LARGE = {
     "edge/llm/scheduler.py:Scheduler": 39,
     "edge/parallel/engine.py:DistributedEngine": 68,
     "edge/parallel/surviving.py:SurvivingEngine": 67,
-    "edge/planning/supervisor.py:Supervisor": 58,
     "edge/serve/loop.py:ServingLoop": 53,
     "edge/serve/process.py:EngineProcess": 56,
     "transport/link.py:Link": 40,

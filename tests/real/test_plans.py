@@ -17,7 +17,8 @@ import pytest
 from devices.paths import state_folder
 from devices.remembered import Remembered
 from edge.cluster.fleet import Fleet
-from edge.planning.arrange import Arrangement, arrange, work_of
+from edge.planning.arrange import arrange, work_of
+from edge.planning.choice import PlanChoice
 from edge.slices.local import OwnSlices
 from edge.survey import survey
 from partition.plan.arrange import make_plan
@@ -35,7 +36,7 @@ SLOWED = 4.0  # times that this device was measured to take longer, and that it 
 
 
 @pytest.fixture(scope="module")
-def beside_load(measured_briefly: None, two: list[Worker], smollm2_file: GgufFile) -> Arrangement:
+def beside_load(measured_briefly: None, two: list[Worker], smollm2_file: GgufFile) -> PlanChoice:
     """A plan that was made beside two loops, with nothing remembered. How true its figures are is no matter."""
     loop = f"import time\nend = time.monotonic() + {LOADED_S}\nprint(flush=True)\nwhile time.monotonic() < end: pass"
     with ExitStack() as stack:
@@ -59,24 +60,22 @@ def smollm2_file() -> GgufFile:
     return GgufFile.open(weights.SMOLLM2.path())
 
 
-def alone(arranged: Arrangement) -> Plan:
-    assert arranged.work is not None
-    return make_plan(arranged.work.limits, "", "", [LOCAL], "pipeline")
+def alone(arranged: PlanChoice) -> Plan:
+    assert arranged.planner is not None
+    return make_plan(arranged.planner.work.limits, "", "", [LOCAL], "pipeline")
 
 
-def seconds(arranged: Arrangement, plan: Plan) -> float:
+def seconds(arranged: PlanChoice, plan: Plan) -> float:
     """Of a token, with this device as fast as it may be."""
-    assert arranged.survey is not None
-    assert arranged.work is not None
-    own, *others = arranged.survey.speeds
-    return predict(
-        plan, arranged.work, {one.device: one for one in (own.at_best, *others)}, arranged.survey.links
-    ).latency_s
+    planner = arranged.planner
+    assert planner is not None
+    own, *others = planner.speeds
+    return predict(plan, planner.work, {one.device: one for one in (own.at_best, *others)}, planner.links).latency_s
 
 
-def test_a_plan_made_beside_a_load_is_clearly_better_or_one_device(beside_load: Arrangement) -> None:
-    assert beside_load.survey is not None
-    busy = [speed for speed in beside_load.survey.speeds if speed.busy]
+def test_a_plan_made_beside_a_load_is_clearly_better_or_one_device(beside_load: PlanChoice) -> None:
+    assert beside_load.planner is not None
+    busy = [speed for speed in beside_load.planner.speeds if speed.busy]
     assert ("measured while busy: " + ", ".join(speed.name for speed in busy) in beside_load.why) == bool(busy)
     if beside_load.plan.world_size == 1:
         assert beside_load.why.startswith("use one device: ")
@@ -87,22 +86,22 @@ def test_a_plan_made_beside_a_load_is_clearly_better_or_one_device(beside_load: 
 
 
 def test_one_device_runs_where_its_quiet_moment_is_known(
-    beside_load: Arrangement,
+    beside_load: PlanChoice,
     two: list[Worker],
     smollm2_file: GgufFile,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The figures that were recorded, made those of a bad moment: this device is known to do better than they say."""
-    assert beside_load.survey is not None
+    assert beside_load.planner is not None
     monkeypatch.setattr(survey, "BUSY_AGE_S", math.inf)  # however long this takes, nothing is measured again
-    own = beside_load.survey.speeds[0]
+    own = beside_load.planner.speeds[0]
     speeds = Remembered("speeds")
     entry = speeds.get(own.key)
     assert entry is not None
     slow = speed_to_json(own.times(SLOWED)) | {"busy": True}
     speeds.put(own.key, slow)
-    fastest_s = min(speed.seconds for speed in beside_load.survey.speeds)
+    fastest_s = min(speed.seconds for speed in beside_load.planner.speeds)
     Remembered("quiet-speeds").put(own.key, fastest_s / SLOWED)
     asked = ("-p", "Who wrote Romeo and Juliet?", "--max-tokens", "24", "--context", str(CONTEXT))
     there = ("--workers", ",".join(one.address for one in two), "--parallel", "auto", "--threads", "1")

@@ -10,9 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.demo import MODEL_PATH
+from edge.deployment.deployed import DeployedModel
+from edge.deployment.kinds import Running
 from edge.errors import EngineGone
 from edge.llm.engine import Engine
-from edge.planning.deployed import Deployed
 from edge.serve.apis.fields import repeated
 from edge.serve.apis.messages_fields import MessagesInput, conversation_of
 from edge.serve.apis.metrics import metrics
@@ -142,10 +143,12 @@ def test_the_token_that_begins_a_text_is_counted_once(prompt: str, tokens: int) 
 def test_status_shows_the_plan_that_runs_now(demo: Engine) -> None:
     cut = limits(demo.file)
     before, after = (make_plan(cut, "demo", "", list(devices), "pipeline") for devices in ((LOCAL, "a:1"), (LOCAL,)))
-    deployed = Deployed(demo, before, "measured", DEFAULT_EXCHANGE, ("this device", "a"))
+    deployed = DeployedModel(
+        demo, Running(demo, before, "measured", ("this device", "a")), DEFAULT_EXCHANGE, demo.close
+    )
     status = EngineStatus(demo, deployed, "")
     assert len(status.to_json()["plan"]["stages"]) == 2
-    deployed.change(after, "a is lost", ("this device",))
+    deployed.change(Running(demo, after, "a is lost", ("this device",)))
     told = status.to_json()
     assert len(told["plan"]["stages"]) == 1
     assert told["why"] == "a is lost"

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
 from edge.cluster.fleet import Fleet
 from edge.demo import MODEL_PATH
+from edge.deployment.deploy import DEFAULT_RESILIENCE, Resilience, deploy
+from edge.deployment.deployed import DeployedModel
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
@@ -22,7 +24,10 @@ from edge.llm.options import EngineOptions
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.parallel.engine import DistributedEngine
-from edge.tasks import Steps
+from edge.planning.arrange import arrange_model, work_options
+from edge.planning.choice import PlanChoice
+from edge.survey.cluster import Cluster
+from edge.tasks import SILENT, Steps
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits
@@ -66,6 +71,25 @@ class Heard(Steps):
 
     def say(self, words: str) -> None:
         self.lines.append(words)
+
+
+@contextmanager
+def supervised(
+    workers: Sequence[Worker],
+    plan: Plan | None,
+    options: EngineOptions = OPTIONS,
+    resilience: Resilience = DEFAULT_RESILIENCE,
+    *,
+    steps: Steps = SILENT,
+) -> Iterator[DeployedModel]:
+    """The bundled model on this device and workers, as commands and programs have it. plan: None: by measurement."""
+    with Cluster([one.address for one in workers], needs_all=True) as cluster:
+        if plan is not None:
+            choice = PlanChoice(MODEL_PATH, plan, "as the plan says")
+        else:
+            choice = arrange_model(MODEL_PATH, cluster, "auto", None, work_options(MODEL_PATH, options, "auto", "f32"))
+        with deploy(choice, cluster, options, resilience=resilience, steps=steps) as model:
+            yield model
 
 
 @contextmanager

@@ -16,15 +16,16 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from devices.cluster_file import Cluster as ClusterFile
 from edge.cluster import liveness
-from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.cluster.rank_group import RankGroup
 from edge.cluster.session import EngineSession
+from edge.deployment import deploy, supervisor, watch
 from edge.errors import NotEnoughMemory
 from edge.llama import llama
 from edge.llm.options import EngineOptions
@@ -33,7 +34,7 @@ from edge.parallel.follower import follow
 from edge.parallel.shard import Shard
 from edge.parallel.surviving import SurvivingEngine
 from edge.parallel.topology import place
-from edge.planning import supervisor
+from edge.planning.choice import PlanChoice
 from edge.tasks import Steps
 from edge.worker.rank import failed
 from partition.plan.arrange import make_plan
@@ -224,6 +225,7 @@ class _Deployment(RankGroup):
         self._closing.then(lambda: [link.close() for link in links[0].values()])
         for rank in range(1, n):
             session = self._by_rank[rank] = _Session(devices[rank], rank)
+            self._addresses[rank] = plan.devices[rank]
             self._closing.then(session.close)
             cluster.start(_serve, devices[rank], session, shards[rank], groups[rank])
         self._group = groups[0]
@@ -303,11 +305,14 @@ class Cluster:
     @contextmanager
     def running(self, how: dict[str, Any], options: EngineOptions) -> Iterator[SurvivingEngine]:
         """The model on all devices that answer. how: as `tests.support.deployments` has it."""
-        file = GgufFile.open(self._model)
+        limits_of = limits(GgufFile.open(self._model))
         addresses = [LOCAL, *(one for one in self.others if self.devices[one].answers)][: len(how["shares"])]
-        plan = make_plan(limits(file), self._model.stem, "", addresses, **how)
-        with supervisor.Supervisor(file, "", options, DEFAULT_EXCHANGE, self._steps, insecure=True) as survivor:
-            yield survivor.start(self._fleet(addresses[1:]), plan)  # type: ignore[arg-type]
+        plan = make_plan(limits_of, self._model.stem, "", addresses, **how)
+        connected: Any = SimpleNamespace(connected=lambda _: self._fleet(addresses[1:]), insecure=True)
+        choice = PlanChoice(self._model, plan, "as the plan says")
+        with deploy.deploy(choice, connected, options, steps=self._steps) as model:
+            assert isinstance(model.engine, SurvivingEngine)
+            yield model.engine
 
     def slice(self, cut: Slice) -> Path:
         """The file of a slice, written once."""
@@ -330,7 +335,7 @@ class Cluster:
 
     @contextmanager
     def reachable(
-        self, found: ClusterFile, *, insecure: bool, timeout_s: float, return_s: float | None
+        self, found: ClusterFile, *, insecure: bool, timeout_s: float = 0, return_s: float | None = None
     ) -> Iterator[tuple[Fleet | None, list[str]]]:
         """As `edge.survey.profile.reachable`."""
         there = [str(one.address) for one in found.workers if self.devices[str(one.address)].answers]
@@ -348,8 +353,9 @@ def cluster(model: Path, folder: Path, n_devices: int) -> Iterator[Cluster]:
         made = Cluster(model, folder, n_devices)
         stack.callback(made.close)
         patch.setattr(supervisor, "reachable", made.reachable)
-        patch.setattr(supervisor, "Deployment", _Deployment)
-        patch.setattr(supervisor, "send_ahead", lambda *_: None)  # slices are written
+        patch.setattr(watch, "reachable", made.reachable)
+        patch.setattr(deploy, "Deployment", _Deployment)
+        patch.setattr(deploy, "send_ahead", lambda *_: None)  # slices are written
         patch.setattr(liveness, "_LOOK_S", _LOOK_S)
         patch.setattr(liveness, "LOST_S", 4 * _LOOK_S)
         yield made

@@ -33,7 +33,7 @@ for module in (
     "edge.cluster.deployment",
     "edge.constraints.child",
     "edge.llm.chat",
-    "edge.planning.deployed",
+    "edge.deployment.deploy",
     "edge.quantization.gguf_child",
     "edge.serve.child",
     "edge.templates.child",

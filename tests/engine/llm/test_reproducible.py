@@ -8,13 +8,13 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.demo import MODEL_PATH
+from edge.deployment.reproducible import check_settled, placed_again, settled
 from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, PrefixOptions, reproducible
 from edge.parallel.catching_up import compute
 from edge.parallel.history import History, Rows
 from edge.parallel.surviving import SurvivingEngine
-from edge.planning.reproducible import check_settled, placed_again, settled
 from edge.speculate.factory import settled as settled_with
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan

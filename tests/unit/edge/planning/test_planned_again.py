@@ -3,16 +3,15 @@
 import pytest
 
 from edge.cluster import preflight
-from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.demo import MODEL_PATH
+from edge.deployment.replanning import Replanner
 from edge.llm.options import EngineOptions
-from edge.planning.arrange import Arrangement, again
-from edge.planning.supervisor import Supervisor
-from edge.survey.survey import Survey
-from edge.tasks import SILENT
+from edge.planning.arrange import again
+from edge.planning.choice import PlanChoice
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import NEW_PLAN
+from partition.search.planner import Planner
 from partition.slices.gguf_slice import limits, slice_recipe
 from quant.gguf.file import GgufFile
 from tests.support import planning
@@ -23,15 +22,13 @@ WORK = planning.work(8)
 A, B = "a:1", "b:1"
 
 
-def survivor(plan: Plan, measured: dict[str, float] | None) -> Supervisor:
-    """Of a plan, as if it ran. measured: seconds of a layer, by device; None: a person gave the plan."""
-    arranged = None
+def replanner(plan: Plan, measured: dict[str, float] | None) -> Replanner:
+    """Of a plan. measured: seconds of a layer, by device; None: a person gave the plan."""
+    planner = None
     if measured is not None:
-        speeds = tuple(planning.device(name, seconds) for name, seconds in measured.items())
-        arranged = Arrangement(plan, "", Survey(speeds, planning.linked(tuple(measured))), WORK)
-    made = Supervisor(FILE, "", EngineOptions(), DEFAULT_EXCHANGE, SILENT, False, arranged=arranged)
-    made._plan = made._current = plan
-    return made
+        speeds = [planning.device(name, seconds) for name, seconds in measured.items()]
+        planner = Planner(WORK, speeds, planning.linked(tuple(measured)), "made up", "")
+    return Replanner(PlanChoice(MODEL_PATH, plan, "as the plan says", planner=planner), FILE, "")
 
 
 def shared(*names: str) -> Plan:
@@ -39,14 +36,14 @@ def shared(*names: str) -> Plan:
 
 
 def test_only_those_that_answer_are_planned_for() -> None:
-    one = survivor(shared(LOCAL, A, B), {LOCAL: MS, A: MS, B: MS})
-    assert one._addresses() == [A, B]
-    plan, _ = one._planned([B])
+    one = replanner(shared(LOCAL, A, B), {LOCAL: MS, A: MS, B: MS})
+    assert one.addresses == [A, B]
+    plan, _ = one.plan([B])
     assert set(plan.devices) == {LOCAL, B}
-    alone, why = one._planned([])
+    alone, why = one.plan([])
     assert (list(alone.devices), why) == ([LOCAL], "no other device answers")
-    one._shunned.add(A)
-    assert one._addresses() == [B]
+    one.shunned.add(A)
+    assert one.addresses == [B]
 
 
 @pytest.mark.parametrize(("times", "pays"), [(NEW_PLAN * 0.99, False), (NEW_PLAN * 1.01, True)])
@@ -56,26 +53,25 @@ def test_another_plan_pays_where_it_is_clearly_better(times: float, pays: bool) 
     both = make_plan(WORK.limits, "made up", "", [LOCAL, A], "pipeline", [8, 8])
     assert [len(stage.layers) for stage in both.stages] == [4, 4]
     own_s = times / (2 - times) * MS
-    assert survivor(alone, {LOCAL: own_s, A: MS})._pays(both) == pays
+    assert replanner(alone, {LOCAL: own_s, A: MS}).pays(both, alone) == pays
 
 
 def test_a_given_plan_goes_on_with_the_shares_it_had() -> None:
     can = limits(FILE)
     plan = make_plan(can, "", "", (LOCAL, A, B), "tensor", (4, 1, 3))
-    one = survivor(plan, None)
-    assert one._planned([B, A]) == (plan, "as the plan says")
-    left, _ = one._planned([A])
+    one = replanner(plan, None)
+    assert one.plan([B, A]) == (plan, "as the plan says")
+    left, _ = one.plan([A])
     assert set(left.devices) == {LOCAL, A}
     ff = {name: len(left.slice(rank).ff) for rank, name in enumerate(left.devices)}
     assert ff[LOCAL] > 2 * ff[A]
-    assert one._pays(left)
-    assert not one._pays(plan)
+    assert one.pays(left, plan)
+    assert not one.pays(plan, plan)
 
 
 def test_what_a_measured_plan_leaves_of_this_device() -> None:
     alone, both = (make_plan(WORK.limits, "made up", "", there, "pipeline") for there in ([LOCAL], [LOCAL, A]))
-    made = survivor(both, {LOCAL: MS, A: MS})._arranged
-    assert made is not None
+    made = replanner(both, {LOCAL: MS, A: MS})
     assert made.survey is not None
     [memory] = [speed.memory_bytes for speed in made.survey.speeds if speed.device == LOCAL]
     left, left_beside = made.left_here(alone), made.left_here(both)

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from devices.remembered import Remembered
 from edge.demo import MODEL_PATH
+from edge.deployment import deploy as module
+from edge.deployment.replanning import Replanner
 from edge.llm.options import EngineOptions
 from edge.parallel.step_times import StepTime, StepTimes, Summary
-from edge.planning import deployed as module
-from edge.planning.arrange import Arrangement, by_use, chosen
+from edge.planning.arrange import by_use, chosen
+from edge.planning.choice import PlanChoice
+from edge.survey.cluster import Cluster
 from edge.survey.corrections import Corrections, correct
 from edge.survey.in_use import AGE_S, UsedPlans, token_s
-from edge.survey.survey import Survey
 from edge.tasks import Steps
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import FAR
 from partition.predict.predict import compute_s
+from partition.predict.speeds import DeviceSpeed
 from partition.search.explain import best
 from partition.search.planner import Planner
 from partition.slices.gguf_slice import limits
@@ -46,6 +49,12 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
     clock = Clock().of(monkeypatch, remembered)
     clock.now = 1e9
     return clock
+
+
+def replanner(plan: Plan, speeds: Sequence[DeviceSpeed]) -> Replanner:
+    """Of a plan that was chosen by such measurements."""
+    choice = PlanChoice(MODEL_PATH, plan, "", planner=Planner(WORK, speeds, LINKS, "made up", ""))
+    return Replanner(choice, GgufFile.open(MODEL_PATH), "")
 
 
 def ranks(compute_s: Sequence[float], waits_s: float, n: int = 32) -> list[dict[str, Summary]]:
@@ -79,18 +88,18 @@ def test_what_a_token_took() -> None:
 def test_a_plan_that_waits_is_not_taken_again(clock: Clock) -> None:
     """Each device computes as it was measured to, and a token takes eleven times as long: they wait for each other."""
     plan, predicted_s = several()
-    arranged = Arrangement(plan, "", Survey(SPEEDS, LINKS), WORK)
+    arranged = replanner(plan, SPEEDS)
     computed = as_predicted(plan)
     took_s = 11 * predicted_s
     times = ranks(computed, took_s - computed[0])
     [line] = arranged.learn(plan, times)
     assert line == "a token took 528 ms, where 48.0 were predicted; the next plan goes by that"
     by_now, why = chosen(PLANNER)
-    assert by_now.devices == (LOCAL,) or by_now.devices == [LOCAL]
+    assert by_now.plan.devices == (LOCAL,)
     in_use = "in use, tensor on 2 devices took 528 ms a token, where 48.0 were predicted"
     assert why == f"use one device: 80.0 ms a token on this device alone; {in_use}"
     clock.now += AGE_S + 1
-    assert chosen(PLANNER)[0] == plan  # what held them up may be over
+    assert chosen(PLANNER)[0].plan == plan  # what held them up may be over
 
 
 def test_a_plan_is_left_only_where_one_device_is_better() -> None:
@@ -105,7 +114,7 @@ def test_what_is_not_far_off_is_not_remembered() -> None:
     plan, predicted_s = several()
     assert not UsedPlans().learn(plan, predicted_s, FAR * predicted_s)
     assert UsedPlans().took_s(plan) is None
-    arranged = Arrangement(plan, "", Survey(SPEEDS, LINKS), WORK)
+    arranged = replanner(plan, SPEEDS)
     assert arranged.far_off(plan, ranks(as_predicted(plan), 0.0)) == []
     alone = PLANNER.only_own().front(("latency",))[0][0].plan
     assert arranged.far_off(alone, ranks([1.0], 1.0)) == []  # there is no other plan to go back to
@@ -132,11 +141,10 @@ def test_what_else_is_in_the_file_counts_nothing(value: object, monkeypatch: pyt
 def test_another_plan_pays_by_what_the_running_one_takes() -> None:
     plan, predicted_s = several()
     alone = PLANNER.only_own().front(("latency",))[0][0].plan
-    arranged = Arrangement(plan, "", Survey(SPEEDS, LINKS), WORK)
-    assert not arranged.pays(alone, plan, 1.1)
+    arranged = replanner(plan, SPEEDS)
+    assert not arranged.pays(alone, plan)
     UsedPlans().learn(plan, predicted_s, 0.2)
-    assert arranged.pays(alone, plan, 1.1)
-    assert not arranged.pays(alone, plan, 2.6)
+    assert arranged.pays(alone, plan)
 
 
 def test_a_busy_device_that_joins_has_to_be_worth_more() -> None:
@@ -146,7 +154,7 @@ def test_a_busy_device_that_joins_has_to_be_worth_more() -> None:
 
     def pays(own: dict[str, object], other: dict[str, object]) -> bool:
         speeds = (replace(SPEEDS[0], **own), replace(SPEEDS[1], **other))  # type: ignore[arg-type]
-        return Arrangement(alone, "", Survey(speeds, LINKS), WORK).pays(plan, alone, 1.1)
+        return replanner(alone, speeds).pays(plan, alone)
 
     assert pays({}, {})
     assert not pays({}, {"busy": True})
@@ -161,7 +169,7 @@ def test_a_busy_device_is_left_only_where_it_is_slow_when_quiet(quiet_s: float, 
     several = planner.front(("latency",))[0][0].plan
     assert several.world_size == 2
     alone = planner.only_own().front(("latency",))[0][0].plan
-    assert Arrangement(alone, "", Survey(speeds, LINKS), WORK).pays(several, alone, 1.1) == pays
+    assert replanner(alone, speeds).pays(several, alone) == pays
 
 
 @pytest.mark.parametrize(("disturbed", "factor"), [(False, 3.0), (True, 1.0)])
@@ -190,11 +198,11 @@ def test_one_request_on_one_device_has_the_threads_that_are_free(
     plan = make_plan(limits(GgufFile.open(MODEL_PATH)), "", "", [LOCAL], "pipeline")
     loaded: list[EngineOptions] = []
 
-    def load(path: Path, options: EngineOptions, steps: Steps) -> AbstractContextManager[None]:
+    def load(path: Path, options: EngineOptions, steps: Steps) -> SimpleNamespace:
         loaded.append(options)
-        return nullcontext()
+        return SimpleNamespace(close=lambda: None)
 
     monkeypatch.setattr(module, "load", load)
-    with module.deployed(MODEL_PATH, module.Placement(plan=plan), EngineOptions(sequences=sequences)):
+    with module.deploy(PlanChoice(MODEL_PATH, plan, ""), Cluster(), EngineOptions(sequences=sequences)):
         pass
     assert [options.follows_load for options in loaded] == [sequences == 1]

@@ -1,53 +1,54 @@
-"""An ONNX model on several devices: cut as a person asks, loaded there, and what there is to say of it."""
+"""A network in ONNX that runs by a plan: where its stages are, what they take, and what people are told of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from devices.cluster_file import Cluster
-from edge.cluster.fleet import Fleet, device
-from edge.onnx.failover import FailoverPipeline
+from edge.cluster.deployment import Exchange
+from edge.cluster.onnx_deployment import OnnxDeployment
+from edge.deployment.deployed import Deployed
+from edge.deployment.kinds import Running
+from edge.deployment.one_device import OneDevice
+from edge.onnx.failover import FailoverPipeline, Runner
 from edge.onnx.model import OnnxSource
-from edge.planning.onnx_supervisor import OnnxPlacement, SurvivingDeployment
 from edge.quantization.onnx_compare import OutputError
-from edge.tasks import SILENT, Steps
-from partition.plan.onnx_cuts import choose, cut_at, routes
+from partition.plan.onnx_cuts import routes
 from partition.plan.onnx_plan import OnnxPlan
-from partition.plan.onnx_split import split
-from partition.plan.plan import LOCAL
 from quant.text import bytes_text, seconds_text
 
 
-@dataclass(frozen=True)
-class Deployed:
-    """A model whose stages are on their devices."""
+class DeployedNetwork(Deployed[OnnxPlan, Runner]):
+    """A network whose stages are on their devices, and what to talk to: its `pipeline`."""
 
-    deployment: SurvivingDeployment
-    transport: str
-    wire: str
+    def __init__(
+        self,
+        model: OnnxSource,
+        pipeline: FailoverPipeline,
+        running: Running[OnnxPlan, Runner],
+        exchange: Exchange,
+        close: Callable[[], None],
+        current: Callable[[], OnnxDeployment | OneDevice],
+    ) -> None:
+        """current: gives what is loaded now."""
+        super().__init__(running, exchange, close)
+        self._model, self._current, self.pipeline, self.wire = model, current, pipeline, exchange.wire
+
+    def close(self) -> None:
+        """Unload the network, here and there."""
+        self.pipeline.stop()
+        super().close()
 
     @property
-    def pipeline(self) -> FailoverPipeline:
-        """What to talk to."""
-        return self.deployment.pipeline
-
-    @property
-    def plan(self) -> OnnxPlan:
-        """Which stage is where now; another one once a device was lost."""
-        return self.deployment.current.plan
-
-    @property
-    def why(self) -> str:
-        """The reason for this plan."""
-        return self.deployment.why
+    def current(self) -> OnnxDeployment | OneDevice:
+        """What is loaded now."""
+        return self._current()
 
     def stages(self, compute_ms: Sequence[float | None] = ()) -> list[dict[str, Any]]:
         """What each stage holds, sends on and takes. compute_ms: medians, where they were measured."""
-        current, plan = self.deployment.current, self.plan
-        leaving = routes(self.deployment.model.graph, plan.cuts)[1:]
+        current, plan = self.current, self.plan
+        leaving = routes(self._model.graph, plan.cuts)[1:]
         return [
             {
                 "device": stage.device,
@@ -66,7 +67,7 @@ class Deployed:
             }
             for stage, name, held, link, tensors, ms in zip(
                 plan.stages,
-                self.deployment.names,
+                self.names,
                 current.loaded,
                 current.links,
                 leaving,
@@ -85,46 +86,14 @@ class Deployed:
             "stages": self.stages(compute_ms),
             "plan": self.plan.to_json(),
             "why": self.why,
-            "transport": self.transport,
+            "transport": self.exchange.transport,
             "wire": self.wire,
             "wire_errors": [asdict(error) for error in wire_errors] if wire_errors else None,
         }
 
 
-@contextmanager
-def deployed(model: OnnxSource, placement: OnnxPlacement, *, steps: Steps = SILENT) -> Iterator[Deployed]:
-    """The model on its devices until the end of the block, its stages loaded. The errors of Fleet and OnnxDeployment,
-    and PlanError for cuts that do not exist."""
-    plan, why = _plan(placement, model, steps)
-    workers = tuple(one for one in plan.devices if one != LOCAL)
-    cluster = Cluster.of_addresses(dict.fromkeys(map(device, workers)))
-    with (
-        Fleet(workers, insecure=placement.insecure) as fleet,
-        closing(SurvivingDeployment(model, placement, plan, why, fleet, cluster, steps=steps)) as deployment,
-    ):
-        yield Deployed(deployment, placement.transport, placement.wire)
-
-
-def _plan(placement: OnnxPlacement, model: OnnxSource, steps: Steps) -> tuple[OnnxPlan, str]:
-    """The plan, and why it is this one."""
-    if placement.plan is not None:
-        return placement.plan, placement.why
-    model.check_places(len(placement.devices))
-    if placement.cuts is not None:
-        return model.plan(placement.devices, [cut_at(model.graph, where) for where in placement.cuts]), "as --cut says"
-    shares = placement.shares or (1.0,) * len(placement.devices)
-    places = choose(model.graph, "auto")
-    if len(places) < len(shares):
-        places = choose(model.graph, "all")
-    with steps.step(f"Timing the nodes of {model.name}"):
-        seconds = model.node_seconds(placement.threads)
-    work = "estimated work" if seconds is None else "work as this device does it"
-    why = f"as --shares says, by {work}" if placement.shares else f"equal parts of the {work}"
-    return model.plan(placement.devices, split(model.graph, places, shares, seconds)), why
-
-
 def stage_rows(
-    stages: Sequence[Mapping[str, Any]], deployed: Deployed, wire_errors: Sequence[OutputError]
+    stages: Sequence[Mapping[str, Any]], deployed: DeployedNetwork, wire_errors: Sequence[OutputError]
 ) -> list[tuple[str, str]]:
     """Rows of (name, value): each stage, the reason for the cuts, and what the wire type does to the outputs."""
     rows = [(f"stage {i}", _stage(stage)) for i, stage in enumerate(stages)]

@@ -7,18 +7,15 @@ for bit, so there this device alone does as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
-from edge.cluster.connect import CONNECT_TIMEOUT_S
-from edge.cluster.fleet import Fleet, by_device, device
-from edge.parallel.surviving import SurvivingEngine
-from edge.planning.arrange import shared
-from edge.planning.supervisor import Supervisor
-from edge.worker.local import local_worker
+from edge.cluster.fleet import by_device, device
+from edge.deployment.replanning import Replanner
+from edge.planning.choice import PlanChoice
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Plan
+from quant.gguf.file import GgufFile
 
 
 def settled(plan: Plan) -> Plan:
@@ -39,45 +36,23 @@ def check_settled(plan: Plan | None, parallel: str, shares: Sequence[float] | No
         )
 
 
-class SameCuts(Supervisor):
-    """As `Supervisor`, by plans whose cuts are those of the first one. Devices that come back, join or became slow
+class SameCuts(Replanner):
+    """As `Replanner`, by plans whose cuts are those of the first one. Devices that come back, join or became slow
     change nothing: only those that are lost, or leave, are replaced."""
 
-    def start(self, fleet: Fleet, plan: Plan) -> SurvivingEngine:
-        """As `Supervisor.start`."""
-        engine = super().start(fleet, plan)
-        engine.exact = True
-        return engine
+    moves, exact = False, True
 
-    @contextmanager
-    def _reachable(
-        self, timeout_s: float = CONNECT_TIMEOUT_S, addresses: Sequence[str] | None = None
-    ) -> Iterator[tuple[Fleet | None, list[str]]]:
-        """As `Supervisor`; where no worker is left and this device alone would not compute the same, one on it."""
-        with super()._reachable(timeout_s, addresses) as (fleet, notes):
-            if fleet is not None or self._alone_is_same:
-                yield fleet, notes
-                return
-            with local_worker() as address, Fleet([address]) as here:
-                yield here, notes
+    def __init__(self, choice: PlanChoice, file: GgufFile, digest: str, wire: str) -> None:
+        """wire: the type of partial sums on their way."""
+        super().__init__(choice, file, digest)
+        one_rank_a_stage = all(len(stage.shards) == 1 for stage in self._first.stages)
+        self.needs_worker = wire != "f32" or not one_rank_a_stage  # this device alone would not compute the same
 
-    @property
-    def _alone_is_same(self) -> bool:
-        return self._exchange.wire == "f32" and all(len(stage.shards) == 1 for stage in self._plan.stages)
-
-    def _planned(self, workers: Sequence[str]) -> tuple[Plan, str]:
+    def plan(self, workers: Sequence[str]) -> tuple[Plan, str]:
+        """As `Replanner.plan`, with the first plan's cuts."""
         if not workers:
-            return shared({LOCAL: 1.0}, "pipeline", self._file, self._digest), "no other device answers"
-        return placed_again(self._plan, workers), "the same cuts, on the devices that are left"
-
-    def _take_back(self) -> None:
-        """Answers stay what they are without it."""
-
-    def _meet(self) -> None:
-        """Likewise."""
-
-    def _look_for_slow(self) -> None:
-        """Likewise."""
+            return super().plan(workers)
+        return placed_again(self._first, workers), "the same cuts, on the devices that are left"
 
 
 def placed_again(plan: Plan, workers: Sequence[str]) -> Plan:

@@ -1,0 +1,209 @@
+"""The one way from a plan of a language model, a cluster and options to a model that runs, and goes on running."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from devices.busy import LostTimeMeter
+from devices.probe import available_memory
+from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
+from edge.cluster.fleet import Fleet, by_device
+from edge.cluster.preflight import left_here
+from edge.cluster.rank_group import RankGroup
+from edge.cluster.sending import send_ahead
+from edge.cluster.spares import Room, Spares
+from edge.cluster.standby import Standby, slices_limits, stand_by
+from edge.deployment.deployed import DeployedModel
+from edge.deployment.kinds import Building, Running
+from edge.deployment.replanning import Replanner
+from edge.deployment.reproducible import SameCuts, settled
+from edge.deployment.supervisor import Supervisor
+from edge.deployment.watch import MembershipWatch
+from edge.errors import EdgeError
+from edge.llama import llama
+from edge.llm.engine import Engine, load
+from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions
+from edge.parallel.mirror import MirroredHistory, mirror_of
+from edge.parallel.surviving import SurvivingEngine
+from edge.planning.choice import PlanChoice
+from edge.slices.local import OwnSlices
+from edge.survey.cluster import Cluster
+from edge.survey.joining import FindWorkers, Newcomers
+from edge.tasks import SILENT, Progress, Steps
+from partition.errors import PlanError
+from partition.model.check import check_loadable
+from partition.plan.plan import Plan
+from quant.gguf.file import GgufFile
+
+DISTURBED = 0.05  # of the time: threads waited for longer, so other programs had this device's cores
+PAGED_SHARE = 0.8  # of the memory that is free, for a model that is larger and has no other device left
+
+
+@dataclass(frozen=True)
+class Resilience:
+    """What is done about devices that are lost, or join, while a model runs."""
+
+    spare: int | str = 0  # losses of devices that are prepared for; `edge.cluster.spares.AUTO`: as many as have room
+    seek: FindWorkers | None = None  # finds devices that join; None: those of the plan are all
+    reproducible: bool = False  # the same tokens from run to run, for options that are (`edge.llm.options`)
+
+
+DEFAULT_RESILIENCE = Resilience()
+
+
+def deploy(
+    choice: PlanChoice,
+    cluster: Cluster,
+    options: EngineOptions,
+    exchange: Exchange = DEFAULT_EXCHANGE,
+    resilience: Resilience = DEFAULT_RESILIENCE,
+    *,
+    steps: Steps = SILENT,
+) -> DeployedModel:
+    """Return a language model that runs on the devices that its plan names.
+
+    Where a device is lost, leaves, became slow, is there again or joined, another plan takes over, as `resilience` has
+    it; `steps` says so. WorkerError where a device of the plan is not connected; PlanError for a plan of another model,
+    or of a network; the errors of `Deployment`, `Engine` and `stand_by`.
+    """
+    if not isinstance(choice.plan, Plan):
+        raise PlanError(f"{choice.model.name} is a network in ONNX: deploy it with deploy_onnx")
+    plan = by_device(settled(choice.plan) if resilience.reproducible else choice.plan)
+    file = GgufFile.open(choice.model)
+    check_loadable(file)
+    fleet = cluster.connected(plan)
+    with steps.step(f"Reading {file.path.name}") as show:
+        digest = OwnSlices().model_digest(file.path, show)
+    if fleet is None or (plan.world_size == 1 and resilience.seek is None):
+        if plan.model_digest not in ("", digest):
+            raise PlanError(f"the plan is for another model than {file.path.name}, or it has changed; plan again")
+        # One request alone has as many threads as others leave free, as without workers.
+        options = replace(options, follows_load=options.sequences == 1)
+        single = alone(file.path, options, plan, steps)
+        return DeployedModel(single, Running(single, plan, choice.why, ("this device",)), exchange, single.close)
+    choice = replace(choice, plan=plan)
+    replanner = Replanner(choice, file, digest)
+    if resilience.reproducible:
+        replanner = SameCuts(choice, file, digest, exchange.wire)
+    began, others = time.monotonic(), LostTimeMeter()
+    with ExitStack() as stack:
+        building = LlmBuilding(file, digest, options, exchange, steps.say)
+        stack.callback(building.close)
+        standby = None
+        if resilience.spare and plan.world_size > 1:
+            standby = building.stand_by(resilience.spare, plan, replanner, fleet, steps)
+        supervisor = Supervisor(replanner, building, steps, insecure=cluster.insecure)
+        stack.callback(supervisor.close)
+        engine = building.kept_running(supervisor, fleet, plan, choice.why, exact=replanner.exact)
+        newcomers = None
+        if resilience.seek is not None:
+            newcomers = Newcomers(resilience.seek, file, digest, exchange.transport, insecure=cluster.insecure)
+        watch = MembershipWatch(supervisor, replanner, engine, newcomers, steps, insecure=cluster.insecure)
+        stack.callback(watch.close)
+        assert supervisor.running is not None
+
+        def learn(model: DeployedModel) -> None:
+            """Correct what was measured by what steps took, and say so."""
+            if options.sequences > 1 or engine.recoveries + engine.moves:
+                return
+            disturbed = others.lost_s() > DISTURBED * (time.monotonic() - began)
+            with suppress(EdgeError):  # a rank has gone: the next start sees to it
+                for line in replanner.learn(plan, model.times(), disturbed=disturbed):
+                    steps.say(line)
+
+        model = DeployedModel(engine, supervisor.running, exchange, stack.pop_all().close, standby, watch, learn)
+        supervisor.on_change.append(model.change)
+        return model
+
+
+def alone(path: Path, options: EngineOptions, plan: Plan, steps: Steps = SILENT, *, pages: bool = False) -> Engine:
+    """Load the whole model on this device, as its plan says where `options` do not. pages: within a part of the free
+    memory, where it is larger than that. The errors of Engine."""
+    shard, free = plan.shard(0), available_memory()
+    memory = options.memory or shard.memory
+    if pages and memory is None and path.stat().st_size > free:
+        memory = round(PAGED_SHARE * free)
+    gpu_layers = shard.gpu_layers if options.gpu_layers is None else options.gpu_layers
+    options = replace(options, memory=memory, threads=options.threads or shard.threads, gpu_layers=gpu_layers)
+    return load(path, options, steps)
+
+
+class LlmBuilding(Building[Plan, TextEngine]):
+    """Loads the parts of a language model, always with the context and batch of the first time. `close()` it last."""
+
+    def __init__(
+        self, file: GgufFile, digest: str, options: EngineOptions, exchange: Exchange, say: Callable[[str], None]
+    ) -> None:
+        """digest: of the file. say: called with words about a device that is waited for."""
+        self._file, self._digest, self._options, self._exchange = file, digest, options, exchange
+        self._say = say
+        self._vocabulary = llama.Model(file.path, vocabulary_only=True)
+        self._mirror: MirroredHistory | None = None
+
+    def close(self) -> None:
+        """Free the vocabulary."""
+        self._vocabulary.close()
+
+    def stand_by(
+        self, losses: int | str, plan: Plan, replanner: Replanner, fleet: Fleet, steps: Steps
+    ) -> Standby | None:
+        """Prepare for losses of devices, as `edge.cluster.standby.stand_by` does."""
+        spares = Spares(plan, replanner.addresses, replanner.plan, self._file, self._digest)
+        mirror = mirror_of(self._file, self._options, self._vocabulary, self._options.memory or plan.shard(0).memory)
+
+        def left(plan: Plan) -> int:
+            predicted = replanner.left_here(plan)
+            left = left_here(plan, self._file, self._digest, self._options) if predicted is None else predicted
+            return left - self._options.reserved
+
+        room = Room(left, slices_limits(fleet))
+        standby = stand_by(losses, spares, mirror, room, fleet, self._file, plan.sizes, steps)
+        self._mirror = standby.mirror if standby else None
+        return standby
+
+    def kept_running(
+        self, supervisor: Supervisor[Plan, TextEngine], fleet: Fleet, plan: Plan, why: str, *, exact: bool
+    ) -> SurvivingEngine:
+        """Start the plan: an engine that the supervisor replaces. exact: a loss is made good in the very steps there
+        were."""
+        first = supervisor.start(fleet, plan, why)
+        self._options = replace(self._options, context=first.context, batch=first.batch)
+
+        def recovered(error: Exception) -> TextEngine:
+            return supervisor.replace(error, engine.losses_in_a_row, lambda: None)
+
+        engine = SurvivingEngine(first, self._vocabulary, recovered, self._mirror)
+        engine.exact = exact
+        return engine
+
+    def load(
+        self, fleet: Fleet | None, plan: Plan, life: ExitStack, steps: Steps
+    ) -> tuple[TextEngine, RankGroup | None]:
+        """As `Building.load`."""
+        if self._mirror is not None:
+            self._mirror.active = fleet is not None and plan.world_size > 1
+        if fleet is None or plan.world_size == 1:
+            return life.enter_context(alone(self._file.path, self._options, plan, steps, pages=True)), None
+        with steps.step(f"Loading {self._file.path.name} on {len(set(plan.devices))} devices") as show:
+            deployment = Deployment(
+                fleet,
+                plan,
+                self._file,
+                self._options,
+                self._exchange,
+                show,
+                self._say,
+                vocabulary=self._vocabulary,
+                gives_up=True,
+                reserved=self._mirror.max_bytes if self._mirror else 0,
+            )
+        return life.enter_context(deployment).engine, deployment
+
+    def send_ahead(self, fleet: Fleet, plan: Plan, check: Progress) -> None:
+        """As `Building.send_ahead`."""
+        send_ahead(fleet, plan, self._file, self._digest, check)

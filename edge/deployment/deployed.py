@@ -1,0 +1,150 @@
+"""A language model that runs by a plan: where its parts are, what its steps take, and what people are told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Generic, TypeVar
+
+from edge.cluster.deployment import Exchange
+from edge.cluster.standby import Standby
+from edge.deployment.kinds import E, P, Running
+from edge.deployment.watch import MembershipWatch
+from edge.llm.interface import TextEngine
+from edge.parallel.engine import DistributedEngine
+from edge.parallel.step_times import Summary
+from edge.parallel.surviving import SurvivingEngine
+from partition.plan.plan import Plan
+
+D = TypeVar("D", bound="Deployed[Any, Any]")
+
+
+class Deployed(Generic[P, E]):
+    """A model on its devices. Where one is lost, it goes on with the others, and `running` changes. `close()` unloads
+    it; it is also a context manager."""
+
+    def __init__(self, running: Running[P, E], exchange: Exchange, close: Callable[[], None]) -> None:
+        self.running, self.exchange = running, exchange
+        self._stack = ExitStack()
+        self._stack.callback(close)
+
+    @property
+    def plan(self) -> P:
+        """The plan that runs now."""
+        return self.running.plan
+
+    @property
+    def why(self) -> str:
+        """The reason for that plan."""
+        return self.running.why
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the devices by rank, for people."""
+        return self.running.names
+
+    def change(self, running: Running[P, E]) -> None:
+        """Another plan runs now."""
+        self.running = running
+
+    def close(self) -> None:
+        """Unload the model, on all of its devices."""
+        self._stack.close()
+
+    def __enter__(self: D) -> D:
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        self.close()
+
+
+class DeployedModel(Deployed[Plan, TextEngine]):
+    """A language model on its devices, and what to talk to: its `engine`."""
+
+    def __init__(
+        self,
+        engine: TextEngine,
+        running: Running[Plan, TextEngine],
+        exchange: Exchange,
+        close: Callable[[], None],
+        standby: Standby | None = None,
+        watch: MembershipWatch | None = None,
+        learn: Callable[[DeployedModel], None] = lambda model: None,
+    ) -> None:
+        """standby: what is held for a loss, where that was asked for. watch: of its devices; None: there are no others.
+        learn: told before it is unloaded, to correct what plans go by."""
+        super().__init__(running, exchange, close)
+        self.engine, self.standby, self.watch, self._learn = engine, standby, watch, learn
+
+    def close(self) -> None:
+        """Unload the model, on all of its devices."""
+        if self.watch is not None:
+            self.watch.close()
+        self._learn(self)
+        self._learn = lambda model: None
+        super().close()
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        if failed is not None:
+            self._learn = lambda model: None
+        self.close()
+
+    @property
+    def _ranks(self) -> DistributedEngine | None:
+        engine = self.engine.current if isinstance(self.engine, SurvivingEngine) else self.engine
+        return engine if isinstance(engine, DistributedEngine) else None
+
+    @property
+    def links(self) -> Mapping[int, str]:
+        """The kind of this process's link to each other rank."""
+        return self._ranks.links if self._ranks else {}
+
+    def times(self, *, clear: bool = False) -> list[dict[str, Summary]]:
+        """As `DistributedEngine.times`; nothing is known of a plan for this device alone."""
+
+        def times(engine: TextEngine) -> list[dict[str, Summary]]:
+            return engine.times(clear=clear) if isinstance(engine, DistributedEngine) else [{}]
+
+        return self.engine.between_steps(times) if isinstance(self.engine, SurvivingEngine) else times(self.engine)
+
+    def link_lines(self) -> list[str]:
+        """How this device is linked to the others, how others are where it is unusual, and what was changed."""
+        if not self._ranks:
+            return []
+        states = [state for state in self._ranks.link_states if state.ranks[0] == 0 or not state.usual]
+        links = [f"ranks {low} and {high}: {state.why}" for state in states for low, high in (state.ranks,)]
+        return [*links, *self._ranks.link_watch.changes]
+
+    def line(self) -> str:
+        """The devices, what each holds, and why, in one line."""
+        if len(self.names) == 1:
+            return self.why
+        staged = len(self.plan.stages) > 1
+        parts = []
+        for rank, name in enumerate(self.names):
+            cut = self.plan.slice(rank)
+            held = [f"layers {cut.layers}"] if staged else []
+            if len(self.plan.group(rank)) > 1:
+                held += [f"heads {cut.heads}", f"ff {cut.ff}"]
+            parts.append(f"{name} {', '.join(held)}")
+        return f"{'; '.join(parts)} ({self.why})"
+
+    def to_json(self, times: Sequence[Mapping[str, Summary]]) -> dict[str, Any]:
+        """What a command's --json adds to its own figures. times: what the steps of each rank took."""
+        several = self._ranks
+        ranks: list[dict[str, Any]] = []
+        for rank, of in enumerate(times):
+            kinds = {"decode": of.get("decode"), "prefill": of.get("prefill")}
+            figures = {kind: summary.to_json() if summary else None for kind, summary in kinds.items()}
+            ranks.append({"rank": rank, "device": self.plan.devices[rank], "link": self.links.get(rank), **figures})
+        return {
+            "ranks": ranks,
+            "links": [state.to_json() for state in several.link_states] if several else [],
+            "link_changes": list(several.link_watch.changes) if several else [],
+            "plan": self.plan.to_json(),
+            "why": self.why,
+            "transport": self.exchange.transport,
+            "wire": self.exchange.wire,
+            "allreduce": self.exchange.algorithm,
+            "standby": self.standby.to_json() if self.standby else None,
+        }

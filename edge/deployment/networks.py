@@ -1,0 +1,164 @@
+"""The one way from a plan of a network in ONNX, a cluster and options to a network that runs, and goes on running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+
+from devices.cluster_file import Cluster as ClusterFile
+from edge.cluster.deployment import DEFAULT_EXCHANGE, Exchange
+from edge.cluster.failures import is_loss
+from edge.cluster.fleet import Fleet
+from edge.cluster.onnx_deployment import OnnxDeployment
+from edge.cluster.rank_group import RankGroup
+from edge.deployment.deployed_network import DeployedNetwork
+from edge.deployment.kinds import Building, Deciding
+from edge.deployment.one_device import OneDevice
+from edge.deployment.supervisor import Supervisor
+from edge.onnx.failover import FailoverPipeline, Runner
+from edge.onnx.model import OnnxSource
+from edge.planning.choice import PlanChoice
+from edge.planning.onnx_space import OnnxSpace
+from edge.survey.cluster import Cluster
+from edge.survey.onnx_survey import onnx_speeds
+from edge.tasks import SILENT, Progress, Steps
+from partition.errors import PlanError
+from partition.plan.onnx_plan import OnnxPlan
+from partition.plan.plan import LOCAL
+from quant.text import counted
+
+
+def deploy_network(
+    choice: PlanChoice,
+    model: OnnxSource,
+    cluster: Cluster,
+    exchange: Exchange = DEFAULT_EXCHANGE,
+    *,
+    threads: int | None = None,
+    provider: str | None = None,
+    deciding: Deciding[OnnxPlan] | None = None,
+    steps: Steps = SILENT,
+) -> DeployedNetwork:
+    """Return a network that runs on the devices that its plan names, its stages loaded.
+
+    Where a device is lost, it goes on over those of the cluster that answer; `steps` says so. threads, provider: of a
+    stage in this process, where the plan has none. deciding: how to plan then; None: by measurement. WorkerError where
+    a device of the plan is not connected; PlanError for a plan of another model; the errors of `OnnxDeployment`.
+    """
+    if not isinstance(choice.plan, OnnxPlan):
+        raise PlanError(f"{choice.model.name} is a language model: deploy it with deploy")
+    model.check(choice.plan)
+    fleet = cluster.connected(choice.plan)
+    building = NetworkBuilding(model, exchange, threads, provider, steps.say)
+    if deciding is None:
+        deciding = NetworkReplanner(choice, model, cluster.devices, exchange, threads)
+    supervisor = Supervisor(deciding, building, steps, insecure=cluster.insecure)
+    first = supervisor.start(fleet, choice.plan, choice.why)
+
+    def recovered(error: Exception, check: Callable[[], None]) -> Runner:
+        if not is_loss(error):
+            raise error
+        return supervisor.replace(error, pipeline.losses_in_a_row, check)
+
+    pipeline = FailoverPipeline(first, recovered)
+    assert supervisor.running is not None
+    deployed = DeployedNetwork(
+        model, pipeline, supervisor.running, exchange, supervisor.close, lambda: building.current
+    )
+    supervisor.on_change.append(deployed.change)
+    return deployed
+
+
+class NetworkReplanner(Deciding[OnnxPlan]):
+    """Decides where a network runs next, by measurements of the workers that answer, which are taken where they are not
+    remembered."""
+
+    def __init__(
+        self, choice: PlanChoice, model: OnnxSource, cluster: ClusterFile, exchange: Exchange, threads: int | None
+    ) -> None:
+        """choice: the plan that runs first. threads: of this device."""
+        there = [replace(one, preset=None) for one in cluster.devices if one.preset is None or one.is_local]
+        self._model, self._cluster = model, replace(cluster, devices=tuple(there))
+        self._exchange, self._threads, self._choice = exchange, threads, choice
+        self.note = ", by another plan than the one that was given" if choice.is_given else ""
+        self.shunned: set[str] = set()
+
+    @property
+    def addresses(self) -> list[str]:
+        """The workers of the cluster."""
+        return [one.address for one in self._cluster.workers if one.address and one.address not in self.shunned]
+
+    def over(self, fleet: Fleet | None, notes: list[str], steps: Steps) -> tuple[OnnxPlan, str]:
+        """As `Deciding.over`."""
+        if fleet is None:
+            return self._model.plan((LOCAL,), []), "no other device answers"
+        choice, transport = self._choice, self._exchange.transport
+        with steps.step("Measuring devices", unit="steps") as show:
+            known, cuts = onnx_speeds(
+                self._model, self._cluster, fleet, notes, threads=self._threads, transport=transport, on_step=show
+            )
+        if choice.keeps_off:
+            known = replace(known, speeds=known.speeds[1:])
+        space = OnnxSpace(
+            self._model, known, cuts, threads=self._threads, transport=transport, wire=self._exchange.wire
+        )
+        objective = "throughput" if choice.predicted is None else choice.objective
+        try:
+            point, why = space.best(objective, choice.limits)
+        except PlanError:  # fewer devices may not keep to the limits
+            if not choice.limits:
+                raise
+            point, why = space.best(objective, {})
+        assert isinstance(point.plan, OnnxPlan)
+        return point.plan, why
+
+    def pays(self, plan: OnnxPlan, current: OnnxPlan) -> bool:
+        """A network moves only where a device is lost."""
+        return False
+
+
+class NetworkBuilding(Building[OnnxPlan, Runner]):
+    """Loads the stages of a network."""
+
+    def __init__(
+        self,
+        model: OnnxSource,
+        exchange: Exchange,
+        threads: int | None,
+        provider: str | None,
+        say: Callable[[str], None],
+    ) -> None:
+        """threads, provider: of a stage in this process, where a plan has none. say: called with words about a device
+        that stands still."""
+        self._model, self._exchange, self._say = model, exchange, say
+        self._threads, self._provider = threads, provider
+        self._current: OnnxDeployment | OneDevice | None = None
+
+    @property
+    def current(self) -> OnnxDeployment | OneDevice:
+        """What is loaded now."""
+        assert self._current is not None
+        return self._current
+
+    def load(
+        self, fleet: Fleet | None, plan: OnnxPlan, life: ExitStack, steps: Steps
+    ) -> tuple[Runner, RankGroup | None]:
+        """As `Building.load`."""
+        model, threads, provider = self._model, self._threads, self._provider
+        with steps.step(f"Loading {model.name} on {counted(len(set(plan.devices)), 'device')}") as show:
+            if not plan.remote:
+                alone = self._current = OneDevice(model, plan, threads, provider)
+                life.callback(alone.close)
+                return alone, None
+            assert fleet is not None
+            transport = self._exchange.transport
+            several = self._current = OnnxDeployment(
+                fleet, model, plan, transport=transport, threads=threads, provider=provider, progress=show,
+                say=self._say, gives_up=True,
+            )  # fmt: skip
+        life.callback(several.close)
+        return several.start(), several
+
+    def send_ahead(self, fleet: Fleet, plan: OnnxPlan, check: Progress) -> None:
+        """Nothing: a network moves only where a device is lost."""

@@ -1,0 +1,144 @@
+"""Deciding which plan a running language model should have: over the devices that answer, by what was measured of them.
+
+Nothing is measured here: somebody may wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from edge.cluster.fleet import Fleet, by_device, device
+from edge.deployment.kinds import Deciding
+from edge.parallel.step_times import Summary
+from edge.planning.arrange import again, chosen, shared
+from edge.planning.choice import PlanChoice
+from edge.survey.corrections import correct
+from edge.survey.in_use import UsedPlans, token_s
+from edge.survey.survey import Survey
+from edge.tasks import Steps
+from partition.errors import PlanError
+from partition.plan.plan import LOCAL, Plan
+from partition.predict.hysteresis import NEW_PLAN, clearly_better, plan_threshold
+from partition.predict.objectives import OBJECTIVES
+from partition.predict.predict import predict
+from partition.predict.speeds import DeviceSpeed
+from partition.search.explain import is_busy
+from partition.search.planner import Planner
+from quant.gguf.file import GgufFile
+from quant.text import number_text
+
+
+class Replanner(Deciding[Plan]):
+    """Decides where a language model runs next. Plans have addresses as `device` writes them."""
+
+    exact = False  # another plan must compute the same bits
+
+    def __init__(self, choice: PlanChoice, file: GgufFile, digest: str) -> None:
+        """choice: the plan that runs first, and the planner that chose it, if one did. digest: of the file."""
+        assert isinstance(choice.plan, Plan)
+        self._first, self._file, self._digest = by_device(choice.plan), file, digest
+        self._objective, self._limits = choice.objective, choice.limits
+        self.planner = None if choice.planner is None else _without_estimates(choice.planner)
+        self.shunned: set[str] = set()  # workers that could not do their part
+
+    @property
+    def addresses(self) -> list[str]:
+        """The workers that may take part: those that were measured, or that a given plan names."""
+        devices = [speed.device for speed in self.planner.speeds] if self.planner else self._first.devices
+        return [one for one in dict.fromkeys(map(device, devices)) if one != LOCAL and one not in self.shunned]
+
+    @property
+    def survey(self) -> Survey[DeviceSpeed] | None:
+        """What plans are made from; None where a person gave the plan."""
+        return Survey(self.planner.speeds, self.planner.links) if self.planner else None
+
+    def measured(self, survey: Survey[DeviceSpeed]) -> None:
+        """Plan by these measurements from now on."""
+        if self.planner is not None:
+            self.planner = self.planner.like(survey.speeds, survey.links)
+
+    def over(self, fleet: Fleet | None, notes: list[str], steps: Steps) -> tuple[Plan, str]:
+        """Plan for the workers of a fleet, as `plan` does."""
+        return self.plan(list(fleet.workers) if fleet else [])
+
+    def plan(self, workers: Sequence[str]) -> tuple[Plan, str]:
+        """Return the plan for this device and the workers that answer, and why it is this one. PlanError where none
+        fits."""
+        if not workers:
+            return shared({LOCAL: 1.0}, "pipeline", self._file, self._digest), "no other device answers"
+        if self.planner is None:
+            return again(self._first, workers, self._file, self._digest)
+        there = [speed for speed in self.planner.speeds if device(speed.device) in (LOCAL, *workers)]
+        planner = self.planner.like(there, self.planner.links)
+        try:
+            placed, why = chosen(planner, self._objective, self._limits)
+        except PlanError:  # fewer devices may not keep to the limits
+            if not self._limits:
+                raise
+            placed, why = chosen(planner, self._objective)
+        return by_device(placed.plan), why
+
+    def pays(self, plan: Plan, current: Plan) -> bool:
+        """Whether a plan is clearly better than the one that runs. Of plans that were given, the fullest is."""
+        if self.planner is None:
+            return plan != current
+        own, *others = self.planner.speeds
+        at_best = self.planner.like([own.at_best, *others], self.planner.links)
+        new, old = (self._value(at_best, one) for one in (plan, current))
+        busy = plan.world_size > 1 and is_busy(self.planner.speeds, plan.devices)
+        return clearly_better(new, old, by=plan_threshold(busy, NEW_PLAN))
+
+    def _value(self, planner: Planner, plan: Plan) -> float:
+        """The objective of a plan, small where it is good; infinite where the plan cannot be."""
+        try:
+            predicted = predict(plan, planner.work, _by_address(planner), planner.links)
+        except PlanError:
+            return float("inf")
+        objective = OBJECTIVES[self._objective]
+        cost = objective.cost(objective.figure(getattr(predicted, objective.key)))
+        return max(cost, UsedPlans().took_s(plan) or 0.0) if self._objective == "latency" else cost
+
+    # --- what use says of the measurements ---
+
+    def learn(self, plan: Plan, times: Sequence[Mapping[str, Summary]], *, disturbed: bool = False) -> list[str]:
+        """Correct what was measured by what steps of this plan took, for the next one: a sentence for each device that
+        was clearly off, and one where the plan was. times: of each rank, with steps of one row. disturbed: whether
+        other programs had this device's cores meanwhile."""
+        if self.planner is None:
+            return []
+        off = self.far_off(plan, times)
+        planner = self.planner
+        lines = correct(plan, planner.work, planner.speeds, planner.links, times, disturbed=disturbed)
+        return [*lines, *(f"{clause}; the next plan goes by that" for clause in off)]
+
+    def far_off(self, plan: Plan, times: Sequence[Mapping[str, Summary]]) -> list[str]:
+        """A clause, where a token of a plan over several devices took far longer than predicted, which is then
+        remembered; else nothing. times: as for `learn`."""
+        took_s = token_s(times)
+        if self.planner is None or took_s is None or plan.world_size == 1:
+            return []
+        try:
+            predicted_s = predict(plan, self.planner.work, _by_address(self.planner), self.planner.links).latency_s
+        except PlanError:
+            return []
+        if not UsedPlans().learn(plan, predicted_s, took_s):
+            return []
+        return [f"a token took {number_text(1e3 * took_s)} ms, where {number_text(1e3 * predicted_s)} were predicted"]
+
+    def left_here(self, plan: Plan) -> int | None:
+        """Bytes of this device's memory that a plan leaves, by prediction; None where nothing was measured."""
+        if self.planner is None:
+            return None
+        of = _by_address(self.planner)
+        held = predict(plan, self.planner.work, of, self.planner.links).memory_bytes
+        return of[LOCAL].memory_bytes - held.get(LOCAL, 0)
+
+
+def _by_address(planner: Planner) -> dict[str, DeviceSpeed]:
+    return {device(speed.device): speed for speed in planner.speeds}
+
+
+def _without_estimates(planner: Planner) -> Planner:
+    """The planner of the devices that are there, as presets are not."""
+    own, *others = planner.speeds
+    return planner.like([own, *(speed for speed in others if not speed.estimate)], planner.links)

@@ -1,0 +1,191 @@
+"""Watching the devices that a language model runs on: who leaves, became slow, is there again, or joined.
+
+It looks in the background, and between two looks nothing is held up. What it sees it offers to the `Supervisor`, and
+what it says, people hear; it plans and loads nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from devices.cluster_file import Cluster
+from edge.cluster.lost import listed
+from edge.deployment.kinds import Running
+from edge.deployment.replanning import Replanner
+from edge.deployment.supervisor import Supervisor
+from edge.errors import EdgeError, Interrupted
+from edge.llm.interface import TextEngine
+from edge.parallel.surviving import SurvivingEngine
+from edge.survey.joining import JoinedDevice, Newcomers
+from edge.survey.profile import reachable
+from edge.survey.straggler_watch import StragglerWatch
+from edge.tasks import Repeated, Steps
+from partition.plan.plan import Plan
+
+LOOK_S = 0.5  # between two looks whether a device leaves
+REST_S = 0.3  # without a step: nobody waits for one
+QUIET_S = 2.0  # without a step: nobody minds
+OFFER_S = 10.0  # between two looks whether a device is there again
+BUSY_S = 10.0  # between two looks whether a device became slow, where there is always somebody who asks
+CLOSE_S = 30.0  # for a move that hears late that it is to end
+
+
+class MembershipWatch:
+    """Looks at the devices of a model until `close()`."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor[Plan, TextEngine],
+        replanner: Replanner,
+        engine: SurvivingEngine,
+        newcomers: Newcomers | None,
+        steps: Steps,
+        *,
+        insecure: bool,
+    ) -> None:
+        """newcomers: looks for devices that join; None: no others are to take part. insecure: also workers that do not
+        encrypt."""
+        self._supervisor, self._replanner, self._engine = supervisor, replanner, engine
+        self._newcomers, self._steps, self._insecure = newcomers, steps, insecure
+        work = replanner.planner.work if replanner.planner else None
+        self.slow = StragglerWatch(replanner.survey, work)
+        self._declined: set[str] = set()  # workers that joined, and that no better plan has
+        self._joined: JoinedDevice | None = None  # measured, and not offered yet
+        self._stays_with: list[str] = []  # devices that leave, and nothing else can do their part
+        self._slow_at = time.monotonic() + BUSY_S
+        self._begin(self._running)
+        supervisor.on_change.append(self._begin)
+        self._looks = Repeated(self._look, LOOK_S, "members")
+
+    def close(self) -> None:
+        """Look and offer no more. A look at who is there may take seconds and is not waited for; a move under way ends
+        soon."""
+        self._looks.close()
+        self._supervisor.stop()
+        self._engine.wait_for_move(CLOSE_S)
+
+    @property
+    def _running(self) -> Running[Plan, TextEngine]:
+        assert self._supervisor.running is not None
+        return self._supervisor.running
+
+    def _begin(self, running: Running[Plan, TextEngine]) -> None:
+        """Another plan runs."""
+        self.slow.begin(running.engine, running.plan, running.names)
+        self._declined.clear()
+        self._offer_at = time.monotonic() + OFFER_S
+
+    def _look(self) -> None:
+        """Look whether another plan should take over. Errors are for the next request, which meets them, too."""
+        with suppress(EdgeError):
+            if self._engine.is_moving:
+                if self._engine.quiet_s > REST_S:
+                    self._engine.settle()
+                return
+            self._engine.copy_while_quiet(self._is_quiet)
+            leaving = self._running.leaving
+            if leaving and leaving != self._stays_with:
+                self._offer_drain(leaving)
+            elif not self._replanner.moves:
+                return
+            elif (self.slow.is_due or self.slow.notes) and (self._is_quiet() or time.monotonic() > self._slow_at):
+                self._offer_without_stragglers()
+            elif self._engine.quiet_s > QUIET_S and time.monotonic() > self._offer_at:
+                self._offer_at = time.monotonic() + OFFER_S
+                self._offer_rejoin()
+                self._offer_join()
+
+    def _offer(self, words: str, is_worth: Callable[[Plan], bool], check: Callable[..., None]) -> bool:
+        return self._supervisor.offer(words, is_worth, check, self._engine.go_on_with)
+
+    def _offer_drain(self, names: list[str]) -> None:
+        """Offer any plan without devices that are about to end."""
+        words = f"{listed(names)} {'are' if len(names) > 1 else 'is'} about to end"
+        try:
+            self._offer(words, lambda plan: True, self._supervisor.check_open)
+        except EdgeError as error:
+            self._stays_with = names
+            self._supervisor.check_open()
+            self._steps.say(f"{words}, and without it: {error}")
+
+    def _offer_rejoin(self) -> None:
+        """Where devices are there that were not, offer a plan with them that is clearly better."""
+        known = {*self._running.workers, *self._declined, *([self._joined.address] if self._joined else [])}
+        missing = [address for address in self._replanner.addresses if address not in known]
+        if not missing:
+            return
+        with reachable(Cluster.of_addresses(missing), insecure=self._insecure) as (fleet, _):
+            if fleet is None:
+                return
+            names = [worker.label for worker in fleet.workers.values()]
+        words = f"{listed(names)} {'are' if len(names) > 1 else 'is'} there again"
+        self._offer(words, self._pays, self._check_quiet)
+
+    def _offer_join(self) -> None:
+        """Where a device joined, measure it, and offer a plan with it that is clearly better."""
+        survey = self._replanner.survey
+        if self._newcomers is None or survey is None or self._engine.is_moving:
+            return
+        if self._joined is None:
+            self._joined = self._newcomers.measured(survey, self._check_quiet)
+            if self._joined is None:
+                return
+            self._plan_by(self._joined)
+        joined = self._joined
+        try:
+            is_offered = self._offer(f"{joined.name} joined", self._pays, self._check_quiet)
+        except Interrupted:  # an answer began: it is offered at the next quiet moment
+            raise
+        except EdgeError:
+            self._replanner.shunned.add(joined.address)
+            is_offered = False
+        self._joined = None
+        if not is_offered:
+            self._declined.add(joined.address)
+            self._steps.say(f"{joined.name} joined; the plan stays as it is")
+
+    def _plan_by(self, joined: JoinedDevice) -> None:
+        self.slow.survey = joined.survey
+        self._replanner.measured(joined.survey)
+
+    def _offer_without_stragglers(self) -> None:
+        """Where devices became slow, or fast again, or tokens take far longer than predicted, say so, and offer a plan
+        that is clearly better by now."""
+        self._slow_at = time.monotonic() + BUSY_S
+        check = self._check_quiet if self._is_quiet() else self._supervisor.check_open
+        if self.slow.is_due:
+            self._engine.between_steps(self.slow.look)
+            if self.slow.survey is not None:
+                self._replanner.measured(self.slow.survey)
+            if self._engine.sequences == 1:
+                self.slow.notes += self._replanner.far_off(self._running.plan, self.slow.first_times())
+        if not (words := "; ".join(self.slow.notes)):
+            return
+        try:
+            is_offered = self._offer(words, self._pays_by_now, check)
+        except Interrupted:  # an answer began: it is offered at the next quiet moment, or beside answers
+            return
+        except EdgeError:  # nothing else can be: the plan stays
+            is_offered = False
+        self.slow.notes.clear()
+        if not is_offered:
+            self._steps.say(f"{words}; the plan stays as it is")
+
+    def _pays(self, plan: Plan) -> bool:
+        return self._replanner.pays(plan, self._running.plan)
+
+    def _pays_by_now(self, plan: Plan) -> bool:
+        """As `_pays`; a plan that a person gave stays."""
+        return self._replanner.planner is not None and self._pays(plan)
+
+    def _is_quiet(self) -> bool:
+        """Whether nobody waits for a step, and it is not to end."""
+        return not self._supervisor.is_closed and self._engine.quiet_s > REST_S
+
+    def _check_quiet(self, *_: object) -> None:
+        """Interrupted once somebody asks: nothing that can wait is done beside an answer."""
+        self._supervisor.check_open()
+        if self._engine.quiet_s < REST_S:
+            raise Interrupted("an answer began")

@@ -1,0 +1,111 @@
+"""This device and its workers, as a program names them, and connected while they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from devices.cluster_file import Cluster as ClusterFile
+from devices.cluster_file import read_cluster
+from devices.lab.lab import status as lab_status
+from edge.cluster.fleet import MAX_WORKERS, Fleet, device
+from edge.errors import WorkerError
+from edge.models.paths import PathLike
+from edge.survey.profile import reachable
+from partition.errors import PlanError
+from partition.plan.onnx_plan import OnnxPlan
+from partition.plan.plan import LOCAL, Plan
+
+
+class Cluster:
+    """This device and others. `open()` connects them, `close()` lets them go; it is also a context manager."""
+
+    def __init__(
+        self,
+        workers: Sequence[str] = (),
+        *,
+        file: PathLike | None = None,
+        insecure: bool = False,
+        needs_all: bool = False,
+    ) -> None:
+        """workers: HOST or HOST:PORT of each; none: this device alone. file: a cluster.toml, in their place.
+        insecure: also workers that do not encrypt. needs_all: `open` fails where a worker does not answer, and one that
+        is named twice gets two ranks. ValueError for both at once, and for a text in place of a list;
+        PlanError for too many; ClusterFileError for a file that cannot be used."""
+        if isinstance(workers, str):
+            raise ValueError(f"workers must be a list, such as [{workers!r}]")
+        if workers and file is not None:
+            raise ValueError("the file names the devices, and so do workers: leave one of them out")
+        named = tuple(dict.fromkeys(map(device, workers))) if needs_all else workers
+        self.devices = read_cluster(Path(file)) if file is not None else ClusterFile.of_addresses(named)
+        if (others := sum(not one.is_local for one in self.devices.devices)) > MAX_WORKERS:
+            raise PlanError(f"{MAX_WORKERS} devices beside this one are the most, got {others}; leave some out")
+        self.fleet: Fleet | None = None  # the workers that answered; None before `open`, and where there is none
+        self.notes: list[str] = []  # who did not answer, for people
+        self.insecure, self._has_names = insecure, file is not None
+        self._all = tuple(map(device, workers)) if needs_all else ()
+        self._stack = ExitStack()
+        self._is_open = False
+
+    @classmethod
+    def of_lab(cls, *, insecure: bool = False) -> Cluster | None:
+        """This device and the emulated ones of the lab that is up; None where no lab is."""
+        state = lab_status()
+        return None if state is None else cls(tuple(state.addresses.values()), insecure=insecure or state.shaped)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """HOST:PORT of each worker. One that gets two ranks is there twice."""
+        return self._all or tuple(one.address for one in self.devices.workers if one.address is not None)
+
+    def open(self) -> Cluster:
+        """Connect the workers that answer; `notes` names the others.
+
+        TransportError or WorkerError for one that answers and cannot take part, or that does not answer and is needed.
+        """
+        if not self._is_open:
+            if self._all:
+                self.fleet = self._stack.enter_context(Fleet(self._all, insecure=self.insecure))
+            else:
+                self.fleet, self.notes = self._stack.enter_context(reachable(self.devices, insecure=self.insecure))
+            self._is_open = True
+            if self.fleet is not None and not self._has_names:
+                self.devices = _named(self.devices, self.fleet)
+        return self
+
+    def close(self) -> None:
+        """End all connections, and with them what runs on the workers."""
+        self.fleet, self._is_open = None, False
+        self._stack.close()
+
+    def check_open(self) -> None:
+        """WorkerError where `open` was not called: without its workers, a plan would be for this device alone."""
+        if not self._is_open:
+            raise WorkerError("the cluster is not open: call open(), or use it in a with block")
+
+    def connected(self, plan: Plan | OnnxPlan) -> Fleet | None:
+        """The workers of a plan; None where it has none. WorkerError for one that is not connected."""
+        there = self.fleet.workers if self.fleet else {}
+        missing = [address for address in plan.devices if device(address) not in (LOCAL, *there)]
+        if missing:
+            raise WorkerError(
+                f"the plan needs {', '.join(missing)}; connected are {', '.join(there) or 'none'}: open a cluster with"
+                " them"
+            )
+        return self.fleet
+
+    def __enter__(self) -> Cluster:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _named(devices: ClusterFile, fleet: Fleet) -> ClusterFile:
+    """The same with the names that workers have, where these are different."""
+    names = {address: worker.name for address, worker in fleet.workers.items()}
+    if len({LOCAL, *names.values()}) <= len(names):
+        return devices
+    return replace(devices, devices=tuple(replace(d, name=names.get(d.address or "", d.name)) for d in devices.devices))
