@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from edge.errors import ContextFull, EngineError, SamplingError
-from edge.llm.interface import StepDrafter, TextEngine
+from edge.llm.interface import Drafter, TextEngine
 from edge.llm.requests import Event, Request, Running
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
@@ -36,11 +36,11 @@ class ServingLoop:
         engine: TextEngine,
         deployed: Deployed | None,
         send: Callable[..., None],
-        drafter: StepDrafter | None = None,
+        drafter: Drafter | None = None,
         *,
         reproducible: bool = False,
     ) -> None:
-        """send: tells the server messages. drafter: guesses tokens. reproducible: a request shares nothing with those
+        """send: tells the server messages. drafter: drafts tokens. reproducible: a request shares nothing with those
         before it, and without a seed of its own it has its place among the answers to one prompt."""
         self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
         self._reproducible = reproducible
@@ -204,7 +204,7 @@ class ServingLoop:
                 "prompt_tokens": len(running.request.prompt),
                 "generated_tokens": len(running.continuation.tokens),
             }
-            for running in self._scheduler.running
+            for running in sorted(self._scheduler.running, key=lambda one: one.slot.sequence if one.slot else -1)
         ]
         return {
             **self._about.to_json(),

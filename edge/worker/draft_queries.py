@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge.llm.interface import Guesser
-from edge.llm.sequence import common_prefix
+from edge.llm.interface import Proposer
+from edge.llm.slot import common_prefix
 from edge.parallel.follower import IDLE_S
 from transport.errors import ProtocolError
 from transport.frame import Kind, Payload
@@ -73,8 +73,8 @@ def unpack(data: Payload) -> DraftQuery | None:
     return DraftQuery(keep, n, tuple(np.frombuffer(data, _ID, offset=_HEAD.size).tolist()))
 
 
-class RemoteGuesser:
-    """The guesser at the other end of a link."""
+class RemoteProposer:
+    """The proposer at the other end of a link."""
 
     def __init__(self, link: Link, context: int, n_vocab: int) -> None:
         """context, n_vocab: of the model there; who checks its guesses has the same vocabulary."""
@@ -114,7 +114,7 @@ class RemoteGuesser:
         return found
 
 
-def follow(guesser: Guesser, link: Link) -> None:
+def follow(proposer: Proposer, link: Link) -> None:
     """Guess what is asked for over `link`, until its end. The errors of links and of the engine."""
     text: list[int] = []
     most = _HEAD.size + MOST_TOKENS * _ID.itemsize
@@ -126,17 +126,17 @@ def follow(guesser: Guesser, link: Link) -> None:
         if asked is None:
             return
         n_tokens = asked.keep + len(asked.tokens)
-        if asked.keep > len(text) or not 0 < n_tokens <= guesser.context - max(1, asked.n):
+        if asked.keep > len(text) or not 0 < n_tokens <= proposer.context - max(1, asked.n):
             raise ProtocolError(
                 f"{asked.n} guesses behind {n_tokens} tokens were asked for, {asked.keep} of them known; known are"
-                f" {len(text)}, and there is room for {guesser.context}"
+                f" {len(text)}, and there is room for {proposer.context}"
             )
-        _check_ids(asked.tokens, guesser)
+        _check_ids(asked.tokens, proposer)
         text[asked.keep :] = asked.tokens
-        link.send(np.array(guesser.propose(text, asked.n), _ID).tobytes())
+        link.send(np.array(proposer.propose(text, asked.n), _ID).tobytes())
 
 
-def _check_ids(tokens: Sequence[int], guesser: Guesser) -> None:
+def _check_ids(tokens: Sequence[int], proposer: Proposer) -> None:
     """ProtocolError for what is no token: an engine would end on it."""
-    if not all(0 <= token < guesser.n_vocab for token in tokens):
-        raise ProtocolError(f"the tokens {tokens!s:.80} came; token ids are from 0 to {guesser.n_vocab - 1}")
+    if not all(0 <= token < proposer.n_vocab for token in tokens):
+        raise ProtocolError(f"the tokens {tokens!s:.80} came; token ids are from 0 to {proposer.n_vocab - 1}")
