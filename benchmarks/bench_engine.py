@@ -27,7 +27,7 @@ from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import Session
+from edge.llm.scheduler import Scheduler
 from edge.models import synth
 from edge.models.presets import SHAPES
 from partition.model.model import decode_bytes
@@ -80,7 +80,10 @@ def ours(engine: Engine, prompt: list[int], gen_tokens: int) -> dict[str, float]
     engine.kv_clear()
     stamps = [time.perf_counter()]
     for _ in generate(
-        Session(engine), prompt, SamplingParams(temperature=0, allow_repetition=True), max_tokens=gen_tokens
+        Scheduler(engine, slots=1, keep=True),
+        prompt,
+        SamplingParams(temperature=0, allow_repetition=True),
+        max_tokens=gen_tokens,
     ):
         stamps.append(time.perf_counter())
     stamps.pop()  # the last response carries no token

@@ -31,8 +31,9 @@ from edge.demo import MODEL_PATH
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine, VerifyResult
 from edge.llm.options import EngineOptions
-from edge.llm.sampler import LogitsRequest, SamplingParams
-from edge.llm.sequence import Session
+from edge.llm.sampler import SamplingParams
+from edge.llm.scheduler import Scheduler
+from edge.llm.slot import Slot
 from edge.parallel.engine import DistributedEngine
 from edge.planning.measure import windows_s
 from edge.speculate.bench import pass_ms
@@ -100,12 +101,13 @@ class Counted(Speculation):
     """Drafts whose acceptance is counted over all answers."""
 
     def __init__(self, drafts: Drafts) -> None:
-        super().__init__(drafts, "known")
+        super().__init__(lambda: drafts, "known")
         self.right = self.looked_at = 0
 
-    def checked(self, window: VerifyResult) -> None:
+    def verified(self, results: Sequence[VerifyResult]) -> None:
         """A pass is over."""
-        super().checked(window)
+        super().verified(results)
+        [window] = results
         self.right += window.right
         self.looked_at += window.looked_at
 
@@ -166,15 +168,14 @@ def measured(case: Case, path: Path, folder: Path, rounds: int) -> dict[str, Any
 
 def busy_ms(engine: DistributedEngine, prompt: list[int]) -> dict[int, float]:
     """How long a pass of each size keeps the busiest stage: the median."""
-    session = Session(engine)
-    session.wanted = lambda _: LogitsRequest(1)
-    session.prefill(prompt)
+    slot = Slot(engine)
+    slot.prefill(prompt, top=1)
     found = {}
     for size in ROWS:
         engine.times(clear=True)
         for _ in range(_PASSES):
-            session.check([0] * size)
-            session.forget(size)
+            slot.decode([0] * size, "all", top=1)
+            slot.forget(size)
         found[size] = max(one.compute_ms.median for times in engine.times() for one in times.values())
     return found
 
@@ -226,7 +227,7 @@ def known_answer(engine: TextEngine, n_tokens: int) -> tuple[list[int], list[int
 def run(engine: TextEngine, prompt: list[int], most: int, drafter: Speculation | None) -> tuple[float, list[int]]:
     """(tokens a second after the first, tokens) of an answer."""
     greedy = SamplingParams(temperature=0, allow_repetition=True)
-    responses = list(generate(Session(engine), prompt, greedy, max_tokens=most, drafter=drafter))
+    responses = list(generate(Scheduler(engine, slots=1, keep=True, drafter=drafter), prompt, greedy, max_tokens=most))
     return responses[-1].timing.decode_tokens_per_s, [r.token_id for r in responses if r.token_id is not None]
 
 

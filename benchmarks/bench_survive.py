@@ -43,7 +43,7 @@ from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import Session
+from edge.llm.slot import Slot
 from edge.models import synth
 from edge.models.presets import SHAPES
 from edge.planning.choice import PlanChoice
@@ -258,7 +258,7 @@ def pause(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     with Engine(path, options) as single:
         for _ in range(args.rounds + 1):  # the first is the warm-up
             began = time.perf_counter()
-            Session(single).prefill(prompt)
+            Slot(single).prefill(prompt)
             prefills.append(time.perf_counter() - began)
     kinds = {"without": 0, **({"with a spare": 1} if args.spare else {})}
     found: dict[str, dict[str, list[float]]] = {
@@ -271,17 +271,17 @@ def pause(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 running(path, workers, (1, 1), spare, options) as (model, heard),
             ):
                 engine = model.engine
-                session = Session(engine)
-                session.prefill(prompt)
+                slot = Slot(engine)
+                slot.prefill(prompt)
                 engine.answered([])
                 for i in range(TOKENS):
                     began = time.perf_counter()
-                    session.step(11 + i)
+                    slot.decode([11 + i])
                     found[kind]["token_s"].append(time.perf_counter() - began)
                 began = time.perf_counter()
                 workers[0].lose("kill process")
                 workers[0].lose("kill daemon")
-                session.step(11)
+                slot.decode([11])
                 found[kind]["next_token_s"].append(time.perf_counter() - began)
                 found[kind]["noticed_s"].append(heard.at[0] - began)
     return {

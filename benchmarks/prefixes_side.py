@@ -27,7 +27,7 @@ from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.options import PrefixOptions
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import Session
+from edge.llm.scheduler import Scheduler
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock, LayerRows
 
@@ -73,15 +73,18 @@ class PrefixSide(Side):
         engine.decode(WARM, 0)
         engine.kv_clear()
         cold(folders)
-        session = Session(engine)
-        responses = generate(session, prompt, GREEDY, max_tokens=1)
+        responses = generate(Scheduler(engine, slots=1, keep=True), prompt, GREEDY, max_tokens=1)
         first = next(responses)
         answered = time.perf_counter()
         for _ in responses:
             pass
         kept = time.perf_counter()
         self.drop("engine")
-        return {"_s": first.timing.ttft_s, "_computed": session.computed, "_keep_s": kept - answered}
+        return {
+            "_s": first.timing.ttft_s,
+            "_computed": first.usage.prompt_tokens - first.usage.cached_tokens,
+            "_keep_s": kept - answered,
+        }
 
     def _stock(self, prompt: list[int], folders: Sequence[str]) -> dict[str, float]:
         """As `Llama.create_completion` does with a cache, up to the first token."""

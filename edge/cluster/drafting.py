@@ -15,7 +15,7 @@ from edge.errors import EdgeError
 from edge.llm.options import EngineOptions
 from edge.slices.local import OwnSlices
 from edge.tasks import SILENT, AggregateProgress, CancelScope, CheckedSteps, Steps
-from edge.worker.draft_queries import ANSWER_S, RemoteDrafter
+from edge.worker.draft_queries import ANSWER_S, RemoteProposer
 from edge.worker.messages import options_message
 from partition.slices.recipe import whole
 from quant.wire import WIRES
@@ -157,14 +157,14 @@ class LoadedDraft(RankGroup):
                 done = session.ask(pb.Command(load=load), lambda event: read(event.loading.fraction * n_bytes, n_bytes))
         session.tell(pb.Command(run=pb.Run(wire=next(iter(WIRES)), algorithm="auto")))
         self.context = int(done.loaded.context)
-        self._guesser = RemoteDrafter(self.link, self.context, n_vocab)
+        self._proposer = RemoteProposer(self.link, self.context, n_vocab)
         self._closing.then(self._end)
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
-        """As `RemoteDrafter.propose`."""
+        """As `RemoteProposer.propose`."""
         self._waits = True
         try:
-            return self._guesser.propose(tokens, n)
+            return self._proposer.propose(tokens, n)
         finally:
             self._waits = False
 
@@ -179,4 +179,4 @@ class LoadedDraft(RankGroup):
 
     def _end(self) -> None:
         with suppress(TransportError):  # it is lost, and nothing is to be ended there
-            self._guesser.end()
+            self._proposer.end()

@@ -58,7 +58,7 @@ class BenchResult:
         return self.decode_ms_p90 > _SCATTERED * self.decode_ms_p10
 
     def scatter_text(self) -> str:
-        """What is to be known of figures that scatter."""
+        """A warning for people about figures that scatter."""
         line = f"these figures scatter: of ten tokens one took less than {self.decode_ms_p10:.2f} ms and one more than"
         line += f" {self.decode_ms_p90:.2f}"
         if self.others_cores >= 0.1:
@@ -66,7 +66,7 @@ class BenchResult:
         return f"{line}. Measure again when nothing else runs; medians say the most until then"
 
     def bandwidth_text(self) -> str:
-        """What decoding got out of this machine's memory."""
+        """Memory bandwidth of decoding, for people."""
         of = ""
         if self.memory_bandwidth_gbps is not None:
             threads = counted(self.threads, "thread")

@@ -1,4 +1,4 @@
-"""A conversation: messages, the template that turns them into a prompt, and the session that remembers them."""
+"""A conversation: messages, the template that turns them into a prompt, and the scheduler that answers it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from edge.errors import ChatFileError, EngineError
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.model import Model
+from edge.llm.requests import PrefillProgress
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import PrefillProgress, Session, common_prefix
+from edge.llm.scheduler import Scheduler
+from edge.llm.slot import common_prefix
 from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate, Message
 
@@ -24,8 +26,9 @@ ROLES = ("system", "user", "assistant")
 _FORMAT = "edge-chat-1"
 
 WhenFull = Literal["shift", "forget", "stop"]
-"""What a full context costs. shift: the oldest tokens are dropped in place, also during an answer. forget: the oldest
-exchanges are left out and the rest is computed again; an answer ends where the context does. stop: nothing is left out.
+"""How a full context is handled. shift: the oldest tokens are dropped in place, also during an answer. forget: the
+oldest exchanges are left out and the rest is computed again; an answer ends where the context does. stop: nothing is
+left out.
 """
 
 
@@ -44,7 +47,7 @@ class Chat:
     ) -> None:
         """template: Jinja source to use instead of the model's own. renderer: a process for it that was started before;
         by default, one is started. when_full: None is "shift" where the model allows it, else "forget". drafter:
-        guesses tokens of answers; by default, the model's own, if it has one.
+        drafts tokens of answers; by default, the model's own, if it has one.
 
         TemplateError where the template is not valid, EngineError where "shift" is asked of a model that cannot,
         ValueError for another word.
@@ -60,7 +63,7 @@ class Chat:
         self.engine = engine
         self.drafter = model.drafter if isinstance(model, Model) and drafter is None else drafter
         self.when_full: WhenFull = when_full or ("shift" if engine.can_shift else "forget")
-        self._session = Session(engine)
+        self._scheduler = Scheduler(engine, slots=1, keep=True, drafter=self.drafter)
         self.dropped = 0  # messages forgotten by the last `ask` because the context was full
         bos, eos = (self._special(name) for name in ("bos", "eos"))
         if template is not None:
@@ -74,7 +77,7 @@ class Chat:
 
     @property
     def system(self) -> str | None:
-        """What the model is told before the conversation."""
+        """The system message, which stands before the conversation."""
         first = self.messages[0] if self.messages else {}
         return first["content"] if first.get("role") == "system" else None
 
@@ -86,7 +89,7 @@ class Chat:
     @property
     def context_used(self) -> int:
         """Tokens of the context in use."""
-        return len(self._session.tokens)
+        return self._scheduler.slots.held
 
     def clear(self) -> None:
         """Forget the conversation, keep the system message."""
@@ -165,7 +168,7 @@ class Chat:
             if shifts and max_tokens is None:
                 max_tokens = self.engine.context  # what drops its own beginning might never end
             for response in generate(
-                self._session,
+                self._scheduler,
                 prompt,
                 sampling or SamplingParams(),
                 max_tokens=max_tokens,
@@ -173,7 +176,6 @@ class Chat:
                 on_prefill=on_prefill,
                 in_place=shifts and not is_whole,
                 beginning=(lambda: self._beginning(prompt)) if shifts else None,
-                drafter=self.drafter,
             ):
                 if not pieces:  # only now is it sure that there is an answer
                     self.dropped = len(self.messages) - len(kept)

@@ -28,12 +28,13 @@ class Continuation:
         stop: Sequence[str] = (),  # strings that end the answer and are not part of its text
         ends: bool = True,  # False: also after a token that ends a text, for measuring
         given_up: Callable[[], bool] = never_given_up,  # as of a TokenSampler
+        sampler: TokenSampler | None = None,  # None: one of these options
     ) -> None:
         """SamplingError where the sampling options, the grammar or a stop string cannot be used."""
         if any(not s for s in stop):
             raise SamplingError("a stop string must not be empty")
         self._model, self._max_tokens, self._ends = model, max_tokens, ends
-        self._sampler = TokenSampler(model, sampling, given_up)
+        self._sampler = sampler or TokenSampler(model, sampling, given_up)
         for token in prompt[-sampling.looks_back :]:
             self._sampler.accept(token, generated=False)
         self._detector = RepetitionDetector() if ends and not sampling.allow_repetition else None
@@ -42,9 +43,9 @@ class Continuation:
         self.finish_reason: str | None = None  # "stop", "length", "repetition", or None while it goes on
         self.repetition: Repetition | None = None  # the loop that ended it
 
-    def wanted(self, guesses: Sequence[int] = ()) -> LogitsRequest:
+    def wanted(self, drafts: Sequence[int] = ()) -> LogitsRequest:
         """Which logits suffice behind its tokens so far, and behind each of these, as if they came."""
-        return self._sampler.wanted(guesses)
+        return self._sampler.wanted(drafts)
 
     def choose(self, logits: NDArray[np.float32]) -> str | None:
         """Choose the next token by logits [n_vocab], and the text that is certain now; None: a token ended the text."""
@@ -108,7 +109,7 @@ class TextStream:
         return self._release(len(self._held) - longest)
 
     def rest(self) -> str:
-        """What was held back, once nothing more can come."""
+        """Return the text that was held back, once nothing more can come."""
         if self.stopped is not None:
             return ""
         self._held += self._decoder.decode(b"", final=True)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,8 +77,8 @@ class Engine:
             outputs=min(options.outputs or options.sequences, batch),
             flash_attention=options.flash_attention,
         )
-        self.sequences, self.stages = options.sequences, 1
-        self.outputs = sizes.outputs
+        self.sequences, self.stages, self.outputs = options.sequences, 1, sizes.outputs
+        self.owner: Any = None  # the scheduler whose tokens the KV cache holds
         self._submitted: deque[NDArray[np.float32]] = deque()
         self._within: BudgetedModel | None = None
         self.gpu_layers: GpuLayers | None = None  # without a GPU, or under a budget
@@ -140,13 +140,8 @@ class Engine:
         """Load what the budget has room for; what a decode may then have."""
         prefix_bytes = held_bytes(self.shape) if options.prefixes else 0
         more_rows = max(0, sizes.outputs - sizes.sequences)
-        uses = OtherUses(
-            options.reserved - options.draft_bytes,
-            prefix_bytes,
-            more_rows if tokens else 0,
-            min(options.draft_rows, more_rows),
-            options.draft_bytes,
-        )
+        reserved, draft_rows = options.reserved - options.draft_bytes, min(options.draft_rows, more_rows)
+        uses = OtherUses(reserved, prefix_bytes, more_rows if tokens else 0, draft_rows, options.draft_bytes)
         within = self._within = load_within(
             self.file,
             self.shape,
@@ -160,12 +155,8 @@ class Engine:
             progress=progress,
             accounted=accounted,
         )
-        self._model, self._context, self._hooks, self.memory = (
-            within.model,
-            within.context,
-            within.hooks,
-            within.memory,
-        )
+        self._model, self._context = within.model, within.context
+        self._hooks, self.memory = within.hooks, within.memory
         try:
             self._check_decodes()
         except BaseException:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edge.bounds.repetition import Repetition
-from edge.errors import EdgeError
-from edge.llm.continuation import Continuation
-from edge.llm.interface import Drafter
+from edge.errors import EngineError
+from edge.llm.requests import PrefillProgress, Request, Running
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import PrefillProgress, Session
-from edge.llm.windows import Windows
+from edge.llm.scheduler import USED_MEANWHILE, Scheduler
 
 
 @dataclass(frozen=True)
@@ -54,112 +47,82 @@ class Response:
 
 
 def generate(
-    session: Session,
+    scheduler: Scheduler,
     prompt: Sequence[int],
     sampling: SamplingParams,
     *,
     max_tokens: int | None = None,  # None: until the context is full
     stop: Sequence[str] = (),  # strings that end the answer and are not part of it
     on_prefill: PrefillProgress | None = None,
-    in_place: bool = False,  # as in `Session.prefill`
+    in_place: bool = False,  # as in `Request`
     beginning: Callable[[], int] | None = None,  # tokens that stay in a full context; None: the answer ends there
-    drafter: Drafter | None = None,  # guesses tokens, which are then checked several in a pass; None: one in a pass
 ) -> Iterator[Response]:
-    """Continue `prompt`; the session afterwards holds the prompt and what was generated.
+    """Continue `prompt` as the only request of a scheduler, which keeps what was computed for the next prompt.
 
     A token that ends the model's turn is not part of the answer and not counted. Closing the generator, or an
-    exception such as KeyboardInterrupt, leaves the session usable. Tokens are chosen one after the other by the model's
-    own logits, with a drafter and without: it only has some of these computed before they are asked for.
+    exception such as KeyboardInterrupt, leaves the scheduler usable. An answer that was not complete when the next one
+    began raises EngineError.
     """
     accepted = time.perf_counter()
-    continuation = Continuation(session.engine.model, prompt, sampling, max_tokens=max_tokens, stop=stop)
-    session.wanted = continuation.wanted
-    clock = _Clock(accepted, len(prompt))
-    step_s: list[float] = []
-    finish = None
-    following: Sequence[int] = ()  # tokens that were submitted behind the rows
-    windows = Windows(session, drafter)
+    room = scheduler.engine.context - len(prompt)
+    if beginning is None and max_tokens is not None and max_tokens > room:
+        max_tokens = None
+    request = Request(prompt, max_tokens, sampling, stop, in_place=in_place, stays=beginning, on_prefill=on_prefill)
+    running = scheduler.prepare(request)
+    clock = _Clock(accepted, running)
+    scheduler.drop_requests()
+    if scheduler.drafter is not None:
+        scheduler.drafter.begin()
     try:
-        if drafter is not None:
-            drafter.begin(prompt)
-        rows = session.prefill(prompt, on_prefill, in_place=in_place)[np.newaxis]
-        clock.prefilled(session)
+        scheduler.enqueue(running)
+        finish = None
         while finish is None:
-            texts, used, right = _accept(continuation, rows, following)
-            windows.used(used, right, min(used, len(following)))
-            chosen = continuation.tokens[clock.completion_tokens :]
-            for token, text in zip(chosen, texts, strict=True):
-                clock.token()
-                yield Response(text, token, None, clock.usage(), clock.timing())
-            finish = continuation.finish_reason
-            if finish is None and windows.is_empty and session.full:
-                dropped = 0 if beginning is None else session.make_room(beginning())
-                clock.dropped += dropped
-                finish = None if dropped else "length"
-            if finish is None:
-                began = time.perf_counter()
-                windows.fill(chosen, (max_tokens or sys.maxsize) - clock.completion_tokens)
-                rows, following = windows.collect()
-                if len(rows) == 1:
-                    step_s.append(time.perf_counter() - began)
+            if running.ended:
+                raise EngineError(USED_MEANWHILE)
+            for event in scheduler.step():
+                if event.request != running.number:
+                    continue
+                if event.error is not None:
+                    raise event.error
+                if event.token_id is not None:
+                    clock.token()
+                    yield Response(event.text, event.token_id, None, clock.usage(), clock.timing())
+                finish = event.finish_reason
     finally:
-        continuation.close()
-        windows.close()
-        session.engine.answered(step_s)
-        with suppress(EdgeError):  # it was told already, or keeping is no duty
-            session.keep()
-    repetition = continuation.repetition if finish == "repetition" else None
-    yield Response(continuation.rest(), None, finish or "stop", clock.usage(), clock.timing(), repetition)
-
-
-def _accept(
-    continuation: Continuation, rows: NDArray[np.float32], following: Sequence[int]
-) -> tuple[list[str], int, int]:
-    """Choose tokens by `rows` for as long as they are those that were submitted behind them: their texts, how many rows
-    were used, and how many tokens were right. The row behind a wrong one knows nothing of what was chosen."""
-    texts: list[str] = []
-    right = 0
-    for used, logits in enumerate(rows, 1):
-        text = continuation.choose(logits)
-        if text is None:
-            break
-        texts.append(text)
-        if continuation.finish_reason or used > len(following) or continuation.tokens[-1] != following[used - 1]:
-            break
-        right = used
-    return texts, used, right
+        scheduler.cancel(running.number)
+        scheduler.engine.answered(running.step_s)
+    rest = "" if event.token_id is not None else event.text
+    repetition = running.continuation.repetition if finish == "repetition" else None
+    yield Response(rest, None, finish, clock.usage(), clock.timing(), repetition)
 
 
 class _Clock:
     """When what happened."""
 
-    def __init__(self, accepted: float, prompt_tokens: int) -> None:
-        self._accepted = accepted
-        self._prefilled = self._first = self._last = accepted
-        self._prompt_tokens, self._computed, self._restored, self.completion_tokens = prompt_tokens, 0, 0, 0
-        self.dropped = 0
-
-    def prefilled(self, session: Session) -> None:
-        self._prefilled, self.dropped = time.perf_counter(), session.dropped
-        self._computed, self._restored = session.computed, session.restored
+    def __init__(self, accepted: float, running: Running) -> None:
+        self._accepted, self._running = accepted, running
+        self._first = self._last = accepted
+        self._tokens = 0
 
     def token(self) -> None:
         self._last = time.perf_counter()
-        if self.completion_tokens == 0:
+        if self._tokens == 0:
             self._first = self._last
-        self.completion_tokens += 1
+        self._tokens += 1
 
     def usage(self) -> Usage:
-        cached = self._prompt_tokens - self._computed
-        return Usage(self._prompt_tokens, cached, self.completion_tokens, self._restored, self.dropped)
+        running = self._running
+        cached = running.cached_tokens or 0
+        return Usage(len(running.prompt), cached, self._tokens, running.restored_tokens, running.dropped_tokens)
 
     def timing(self) -> Timing:
-        after_first = self.completion_tokens - 1
+        after_first = self._tokens - 1
         tpot = (self._last - self._first) / after_first if after_first > 0 else 0.0
-        prefill = self._prefilled - self._accepted
+        computed = len(self._running.prompt) - (self._running.cached_tokens or 0)
+        prefill = self._running.prefilled_at - self._accepted
         return Timing(
             ttft_s=self._first - self._accepted,
             tpot_s=tpot,
-            prefill_tokens_per_s=self._computed / prefill if prefill > 0 else 0.0,
+            prefill_tokens_per_s=computed / prefill if prefill > 0 else 0.0,
             decode_tokens_per_s=1 / tpot if tpot > 0 else 0.0,
         )

@@ -1,4 +1,4 @@
-"""What a language model is made of, and the memory it needs, before it is loaded."""
+"""A language model before it is loaded: its sizes, and the memory it needs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What generation, conversations and benchmarks need of an engine, whether it is one device's or spread over many, and
-of whoever guesses the next tokens."""
+"""Interfaces: of an engine, on one device or spread over many, to the scheduler and benchmarks; and of a drafter."""
 
 from __future__ import annotations
 
@@ -68,8 +67,18 @@ class SequenceStates(Protocol):
         """Add kept blocks to a sequence that ends at `start`: how many leading ones were there."""
 
 
+class EngineUser(Protocol):
+    """Whoever has an engine's KV cache: a scheduler."""
+
+    def yield_engine(self) -> None:
+        """Drop what is in flight, because another one is about to use the engine."""
+
+
 class TextEngine(Protocol):
     """`edge.llm.engine.Engine` and `edge.parallel.engine.DistributedEngine`; the former documents the methods."""
+
+    owner: EngineUser | None
+    """The scheduler whose tokens the KV cache holds."""
 
     @property
     def path(self) -> Path:
@@ -97,11 +106,11 @@ class TextEngine(Protocol):
 
     @property
     def threads(self) -> int:
-        """Of this device."""
+        """Threads of this device."""
 
     @property
     def gpu_layers(self) -> GpuLayers | None:
-        """Of this device's part, on its GPU; None without one."""
+        """Layers of this device's part on its GPU; None without one."""
 
     @property
     def sequences(self) -> int:
@@ -109,7 +118,7 @@ class TextEngine(Protocol):
 
     @property
     def memory(self) -> MemoryNeed:
-        """Of this device."""
+        """Memory that this device needs."""
 
     @property
     def stages(self) -> int:
@@ -197,24 +206,24 @@ class TextEngine(Protocol):
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """A window of rows, and what came of it."""
+    """A window of rows of one request, and what came of it."""
 
     rows: int
     used: int  # rows that gave a token
-    is_first: bool = True  # it began with a token that was chosen before it was submitted, not with a guess
-    is_alone: bool = True  # nothing else was under way
-    windows: int = 1  # that were to be under way
-    right: int = 0  # guesses behind its rows, that of the next window among them, that were right
-    looked_at: int = 0  # those, and the one that was wrong
+    is_first: bool = True  # it began with a token that was chosen before it was submitted, not with a draft
+    is_alone: bool = True  # nothing else was in flight
+    windows: int = 1  # that were to be in flight
+    right: int = 0  # drafts behind its rows, that of the next window among them, that were accepted
+    looked_at: int = 0  # those, and the one that was not
     cancelled: tuple[int, ...] = ()  # rows of the windows behind it, of which nothing comes
 
 
-class Guesser(Protocol):
+class Proposer(Protocol):
     """`GreedyDrafter`, which documents it."""
 
     @property
     def context(self) -> int:
-        """Tokens that a text and its guesses may have."""
+        """Tokens that a text and its drafts may have."""
 
     @property
     def n_vocab(self) -> int:
@@ -224,72 +233,51 @@ class Guesser(Protocol):
         """`n` tokens behind these, each the likeliest."""
 
 
-class Drafter(Protocol):
-    """`edge.speculate.speculation.Speculation`, which documents the methods. Its guesses decide how fast an answer
-    comes, never what it says."""
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """An answer to these tokens begins."""
-
-    def shape(self, chosen: Sequence[int], most_rows: int, most_windows: int) -> tuple[int, int]:
-        """Rows of the next windows, and how many of these are to be under way. chosen: tokens of the answer since the
-        last call, or since `begin`."""
-
-    def draft(self, first: Sequence[int], rows: int, assumed: Sequence[int] = ()) -> Sequence[int]:
-        """A window of at most `rows` tokens: `first`, which was chosen, or nothing where the window is behind others;
-        then guesses at what follows the text and `assumed`. Empty where there is nothing to guess."""
-
-    def checked(self, window: VerifyResult) -> None:
-        """A window is over."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Figures of the last answer, as docs/cli.md says."""
-
-    def describe(self) -> str:
-        """The same in a line for people."""
-
-
 class Answer(Protocol):
-    """`edge.llm.scheduler.Running`: a request, as far as guessing needs it."""
-
-    @property
-    def number(self) -> int:
-        """Whose no other request is."""
+    """`edge.llm.requests.Running`: a request, as far as drafting needs it."""
 
     @property
     def prompt(self) -> Sequence[int]:
         """Token ids."""
 
     @property
-    def length(self) -> int:
-        """Tokens of the prompt and of the answer so far."""
+    def answer(self) -> Sequence[int]:
+        """Token ids so far."""
 
     @property
     def left(self) -> int:
         """Tokens that it may still get."""
 
-    def part(self, start: int, n_tokens: int) -> list[int]:
-        """So many tokens of both from there on."""
 
+class Drafter(Protocol):
+    """`edge.speculate.speculation.Speculation`, which documents the methods. Its drafts decide how fast answers come,
+    never what they say."""
 
-class StepDrafter(Protocol):
-    """`edge.speculate.shared.SharedSpeculation`, which documents the methods. As of a `Drafter`, its guesses decide how
-    fast answers come, never what they say."""
+    def begin(self) -> None:
+        """Count figures from now on."""
 
-    def draft(self, answers: Sequence[Answer], most: int) -> list[Sequence[int]]:
-        """Tokens that may follow each of these answers, which are all that run, in a step of at most `most` rows."""
+    def shape(self, requests: Sequence[Answer], most_rows: int, most_windows: int) -> tuple[int, int]:
+        """Rows of each of these requests, which are all that run, in the next step; and how many such windows of one
+        that is alone are to be in flight."""
 
-    def checked(self, rows: Sequence[int], used: Sequence[int]) -> None:
-        """The step that `draft` was for is over. Of each answer: its rows, and how many of them gave a token."""
+    def draft(self, request: Answer, first: Sequence[int], rows: int, assumed: Sequence[int] = ()) -> Sequence[int]:
+        """A window of at most `rows` tokens: `first`, which was chosen, or nothing where the window is behind others;
+        then drafts of what follows the text and `assumed`. Empty where there is nothing to draft."""
+
+    def verified(self, results: Sequence[VerifyResult]) -> None:
+        """The logits of the oldest step came: what came of the window of each request."""
 
     def disturbed(self) -> None:
-        """Something else is computed beside that step."""
+        """Something else is computed beside such steps."""
 
-    def ended(self, number: int) -> None:
+    def ended(self, request: Answer) -> None:
         """A request has ended."""
 
     def to_json(self) -> dict[str, Any]:
-        """Figures so far, as docs/serve.md says."""
+        """Figures since `begin`, as docs/cli.md and docs/serve.md say."""
+
+    def describe(self) -> str:
+        """The same in a line for people."""
 
 
 def memory_json(engine: TextEngine) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from edge.llm.interface import Drafter, TextEngine
 from edge.llm.requests import Event, Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.llm.sequence import Session
 
 
 class RequestStream:
@@ -40,7 +39,7 @@ class RequestStream:
         self._scheduler.cancel(number)
 
     def __iter__(self) -> Iterator[Event]:
-        """What comes of the requests, as it comes, until all have ended."""
+        """Events of the requests, as they come, until all have ended."""
         while self._scheduler.busy:
             yield from self._scheduler.step()
 
@@ -59,11 +58,11 @@ class Model:
     """A language model, loaded. `close()` unloads it, on all of its devices; it is also a context manager."""
 
     def __init__(self, engine: TextEngine, close: Callable[[], None], drafter: Drafter | None = None) -> None:
-        """close: what ends the engine and all that belongs to it. drafter: guesses tokens of single answers."""
+        """close: what ends the engine and all that belongs to it. drafter: drafts tokens of single answers."""
         self.engine = engine
         self.drafter = drafter
         self._close = close
-        self._session = Session(engine)
+        self._scheduler = Scheduler(engine, slots=1, keep=True, drafter=drafter)
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the token ids of a text. add_special: with the tokens that the model expects around one (BOS, EOS).
@@ -90,14 +89,7 @@ class Model:
         generation or conversation runs at a time; `stream` runs several.
         """
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
-        return generate(
-            self._session,
-            tokens,
-            sampling or SamplingParams(),
-            max_tokens=max_tokens,
-            stop=stop,
-            drafter=self.drafter,
-        )
+        return generate(self._scheduler, tokens, sampling or SamplingParams(), max_tokens=max_tokens, stop=stop)
 
     def stream(self) -> RequestStream:
         """Several requests at once, which come and go while others are answered. Load the model with as many

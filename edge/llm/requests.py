@@ -1,17 +1,20 @@
-"""Requests of a scheduler, what it tells of them, and how far each is."""
+"""Requests of a scheduler, the events that tell what came of them, and how far each has come."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import SamplingError
+from edge.errors import ContextFull, SamplingError
 from edge.llm.continuation import Continuation
+from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
-from edge.llm.slots import Slot
+from edge.llm.slot import Slot, check_prompt
+
+_NO_LIMIT = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class TokenLogprobs:
 
 
 def token_logprobs(logits: NDArray[np.float32], token: int, n_alternatives: int) -> TokenLogprobs:
-    """Of the token chosen by logits [n_vocab], and of the `n_alternatives` likeliest ones."""
+    """Log probabilities of the token chosen by logits [n_vocab], and of the `n_alternatives` likeliest ones."""
     largest = float(logits.max())
     log_sum = largest + float(np.log(np.exp(logits.astype(np.float64) - largest).sum()))
     n = min(n_alternatives, len(logits))
@@ -32,23 +35,30 @@ def token_logprobs(logits: NDArray[np.float32], token: int, n_alternatives: int)
     return TokenLogprobs(float(logits[token]) - log_sum, tuple((i, -negative - log_sum) for negative, i in ordered))
 
 
+PrefillProgress = Callable[[int, int], None]
+"""(tokens done, tokens to do): called before the first chunk of a prompt is computed and after each."""
+
+
 @dataclass(frozen=True)
 class Request:
     """A prompt to be continued."""
 
     prompt: Sequence[int]  # token ids
-    max_tokens: int
+    max_tokens: int | None  # None: until the context is full
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0))
     stop: Sequence[str] = ()  # strings that end the answer; the token that completes one is its last
     ends: bool = True  # False: also after a token that ends a text, for measuring
     logprobs: int | None = None  # how many alternatives are told with each token; None: no probabilities at all
     generated: Sequence[int] = ()  # the beginning of the answer, where it was told already
     namespace: str = ""  # of those whose prompts it may share keys and values with
+    in_place: bool = False  # a stretch that the prompt lacks of what is held is dropped in place, and the rest shifted
+    stays: Callable[[], int] | None = None  # tokens that a context shift keeps; None: the answer ends in a full context
+    on_prefill: PrefillProgress | None = None
 
 
 @dataclass(frozen=True)
 class Event:
-    """What came of one request in one step."""
+    """A token of one request in one step, or its end."""
 
     request: int  # its number, as `add` gave it
     token_id: int | None  # None where only its end is told
@@ -65,10 +75,14 @@ class Running:
 
     def __init__(self, number: int, request: Request, continuation: Continuation) -> None:
         self.number, self.request, self.continuation = number, request, continuation
+        self.tokens = [*request.prompt, *continuation.tokens]  # its history, without what context shifts dropped
         self.slot: Slot | None = None  # None while it waits
-        self.cached_tokens: int | None = None  # None until it was admitted for the first time
-        self.cancelled = False
-        self.guesses: Sequence[int] | None = None  # behind the token that is under way; None: it is not about guesses
+        self.ended = False
+        self.to_prefill = 0  # tokens of its history that had to be computed when it was admitted
+        self.cached_tokens: int | None = None  # of its prompt; None until it was admitted for the first time
+        self.restored_tokens = self.dropped_tokens = 0
+        self.prefilled_at = 0.0  # when its first logits came, by time.perf_counter
+        self.step_s: list[float] = []  # that steps took which had one row of it and nothing else
 
     @property
     def prompt(self) -> Sequence[int]:
@@ -76,28 +90,49 @@ class Running:
         return self.request.prompt
 
     @property
-    def history(self) -> list[int]:
-        """Its prompt, and its answer so far."""
-        return [*self.request.prompt, *self.continuation.tokens]
-
-    def part(self, start: int, n_tokens: int) -> list[int]:
-        """So many tokens of its history from there on. Steps ask for few of a long one."""
-        prompt, end = self.request.prompt, start + n_tokens
-        answer = self.continuation.tokens[max(0, start - len(prompt)) : max(0, end - len(prompt))]
-        return [*prompt[start:end], *answer]
-
-    @property
-    def length(self) -> int:
-        """Tokens of its history."""
-        return len(self.request.prompt) + len(self.continuation.tokens)
+    def answer(self) -> Sequence[int]:
+        """Token ids so far."""
+        return self.continuation.tokens
 
     @property
     def left(self) -> int:
         """Tokens that it may still get."""
-        return self.request.max_tokens - len(self.continuation.tokens)
+        most = self.request.max_tokens
+        return (_NO_LIMIT if most is None else most) - len(self.continuation.tokens)
+
+    def tell_prefill(self) -> None:
+        """Say how far the prompt is, until the answer begins."""
+        if self.request.on_prefill is not None and not self.answer:
+            self.request.on_prefill(self.to_prefill - self.pending, self.to_prefill)
 
     @property
     def pending(self) -> int:
-        """Tokens of its history that were not submitted yet."""
+        """Tokens of its history that were not submitted yet; below 0 where drafts were submitted behind it."""
         assert self.slot is not None
-        return self.length - len(self.slot.tokens)
+        return len(self.tokens) - len(self.slot.tokens)
+
+
+def prepare(number: int, request: Request, engine: TextEngine, given_up: Callable[[], bool]) -> Running:
+    """A request that can run on an engine. The errors of `Scheduler.prepare`."""
+    prompt, most = request.prompt, request.max_tokens
+    if most is None or request.stays is not None:
+        check_prompt(prompt, engine)
+    elif not 0 < len(prompt) + most <= engine.context or not prompt:
+        raise ContextFull(
+            f"request {number} has {len(prompt)} tokens and may get {most}; the context holds {engine.context}"
+        )
+    continuation = Continuation(
+        engine.model,
+        prompt,
+        request.sampling,
+        max_tokens=most,
+        stop=request.stop,
+        ends=request.ends,
+        given_up=given_up,
+    )
+    try:
+        continuation.follow(request.generated)
+    except SamplingError:
+        continuation.close()
+        raise
+    return Running(number, request, continuation)

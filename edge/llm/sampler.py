@@ -149,11 +149,11 @@ class TokenSampler:
             given_up=given_up,
         )
 
-    def wanted(self, guesses: Sequence[int] = ()) -> LogitsRequest:
-        """What suffices for the next choice, and for those behind each of these tokens, as if it came."""
+    def wanted(self, drafts: Sequence[int] = ()) -> LogitsRequest:
+        """Logits that suffice for the next choice, and for those behind each of these tokens, as if it came."""
         if self._constraint is None or not self._needs:
             return LogitsRequest(self._needs)
-        masks = self._constraint.masks(guesses)
+        masks = self._constraint.masks(drafts)
         return LogitsRequest() if masks is None else LogitsRequest(self._needs, masks)
 
     def choose(self, logits: NDArray[np.float32]) -> int:

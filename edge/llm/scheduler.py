@@ -1,11 +1,13 @@
-"""Several requests at once on one engine: each has a sequence of the KV cache, and all stages are kept busy.
+"""The scheduler: continuous batching of requests on one engine, whose KV cache it owns. A chat is one with one slot.
 
 Rows of several requests that go through an engine together cost little more than one. So a step has the next token of
-every answer, and beside them as many tokens of new prompts as leave the answers fluent. Where an engine has stages the
-answers form as many groups (microbatches), so that every stage has one to work on.
+every answer, and beside them as many tokens of waiting prompts as leave the answers fluent (chunked prefill). Where an
+engine has stages the answers form as many groups (microbatches), so that every stage has one to work on; a request that
+is alone has drafts behind its tokens instead, in as many windows as pay (`in_flight.py`).
 
-A step is: admit, submit, collect, choose, tell. What a request does not have in the cache yet are its pending tokens:
-all of its prompt at first, one token later.
+A step is: admit, submit, collect, choose, tell. Tokens that a request does not have in the cache yet are pending: all
+of its prompt at first, one token later. Where the cache is full the last request is preempted: it waits again, and goes
+on later with the same tokens.
 """
 
 from __future__ import annotations
@@ -14,71 +16,72 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.constraints.constraint import Mask, never_given_up
-from edge.errors import ContextFull, EdgeError, EngineError, SamplingError
-from edge.llm.continuation import Continuation
-from edge.llm.interface import StepDrafter, TextEngine
-from edge.llm.requests import Event, Request, Running, token_logprobs
+from edge.constraints.constraint import never_given_up
+from edge.errors import EdgeError, EngineError
+from edge.llm.in_flight import InFlight, Rows, Step, batch, logits_request, room, verify
+from edge.llm.interface import Drafter, TextEngine, VerifyResult
+from edge.llm.requests import Event, Request, Running, prepare
 from edge.llm.sampler import LogitsRequest
-from edge.llm.sequence import USED_MEANWHILE, holds, take
 from edge.llm.slots import Slots
 from edge.llm.step_budget import StepBudget, parts
+from partition.predict.drafts import most_windows
 
 HEADROOM = 32  # tokens: each answer has room for so many more before another request joins, which else soon waits again
+USED_MEANWHILE = (
+    "something else used this model before the answer was complete; take one answer to its end before the next is"
+    " asked for, or answer several at once with Model.stream"
+)
 
 
 class Scheduler:
-    """Runs requests on an engine whose KV cache it has to itself. They may come, and be cancelled, between steps."""
+    """Runs requests on an engine. They may come, and be cancelled, between steps.
+
+    Several schedulers may use one engine in turns: each takes the whole KV cache from the one before.
+    """
 
     def __init__(
         self,
         engine: TextEngine,
         microbatches: int | None = None,
         *,
+        slots: int | None = None,
         keep: bool = False,
-        drafter: StepDrafter | None = None,
+        drafter: Drafter | None = None,
         admitted: Callable[[int], None] = lambda number: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """microbatches: how many groups answers form; None: one for each stage. keep: sequences of complete requests
-        stay in the cache while there is room, and on disk where the engine has such a place, for prompts that begin
-        like them. drafter: guesses tokens while few requests run, which their steps then check. admitted: told the
-        number of a request before anything of it is computed."""
-        self._engine, self._drafter, self._admitted = engine, drafter, admitted
+        """microbatches: how many groups answers form; None: one for each stage. slots: how many requests run at once;
+        None: as many as the engine has sequences. keep: what complete requests computed stays in the cache while there
+        is room, and on disk where the engine has such a place, for prompts that begin like them. drafter: drafts tokens
+        while few requests run, which their steps then verify. admitted: told the number of a request before anything of
+        it is computed."""
+        self.engine, self.drafter, self._admitted = engine, drafter, admitted
         self._groups = microbatches or engine.stages
-        self._in_flight = self._groups if engine.stages > 1 else 1  # a single stage has one at a time
+        self._most_in_flight = self._groups if engine.stages > 1 else 1  # a single stage has one at a time
         self._numbers = itertools.count()
         self._waiting: deque[Running] = deque()
-        self._ready: deque[Running] = deque()  # the next rows of these can be submitted; in order of admission
-        self._flying: deque[list[Running]] = deque()  # submitted; in the order their logits come
-        self._slots = Slots(engine, keep=keep)
+        self.running: list[Running] = []  # in order of admission
+        self._ready: deque[Running] = deque()  # those whose next rows can be submitted
+        self._in_flight = InFlight()
+        self.slots = Slots(engine, slots, keep=keep)
         self._budget = StepBudget(engine.batch, clock)
         self._events: list[Event] = []  # to be told by the next step
         self.passes = self.preemptions = 0
-        engine.kv_clear()
-        for sequence in range(engine.sequences):
-            take(engine, sequence, self)
 
     @property
     def busy(self) -> bool:
         """Whether a step would do something."""
-        return bool(self._waiting or self._ready or self._flying or self._events)
+        return bool(self._waiting or self.running or self._in_flight.steps or self._events)
 
     @property
     def waiting(self) -> int:
-        """Requests that have no sequence yet."""
+        """Requests that have no slot yet."""
         return len(self._waiting)
-
-    @property
-    def running(self) -> list[Running]:
-        """Requests that have a sequence, by its number."""
-        having = {*self._ready, *(one for group in self._flying for one in group)}
-        return sorted(having, key=lambda one: one.slot.sequence if one.slot else -1)
 
     def prepare(self, request: Request, given_up: Callable[[], bool] = never_given_up) -> Running:
         """A request that `enqueue` can take: all that can be wrong with it is found here. Any thread may do this.
@@ -86,27 +89,7 @@ class Scheduler:
 
         ContextFull where it alone does not fit, SamplingError for options that cannot be used.
         """
-        number, need = next(self._numbers), len(request.prompt) + request.max_tokens
-        if not 0 < need <= self._engine.context or not request.prompt:
-            raise ContextFull(
-                f"request {number} has {len(request.prompt)} tokens and may get {request.max_tokens}; the context"
-                f" holds {self._engine.context}"
-            )
-        continuation = Continuation(
-            self._engine.model,
-            request.prompt,
-            request.sampling,
-            max_tokens=request.max_tokens,
-            stop=request.stop,
-            ends=request.ends,
-            given_up=given_up,
-        )
-        try:
-            continuation.follow(request.generated)
-        except SamplingError:
-            continuation.close()
-            raise
-        return Running(number, request, continuation)
+        return prepare(next(self._numbers), request, self.engine, given_up)
 
     def enqueue(self, running: Running) -> int:
         """Let a prepared request wait for its turn; its number."""
@@ -118,28 +101,21 @@ class Scheduler:
         return self.enqueue(self.prepare(request))
 
     def cancel(self, number: int) -> None:
-        """End a request; the next steps tell so. Nothing happens where it has ended already."""
-        for queue in (self._waiting, self._ready):
-            for running in queue:
-                if running.number == number:
-                    queue.remove(running)
-                    self._events.append(self._ended(running, "cancelled"))
-                    return
-        for running in (one for group in self._flying for one in group):
-            running.cancelled |= running.number == number  # its logits are under way, and are dropped when they come
+        """End a request; the next step tells so. Nothing happens where it has ended already."""
+        for running in (*self._waiting, *self.running):
+            if running.number == number:
+                self._events.append(self._ended(running, "cancelled"))
+                return
 
     def step(self) -> list[Event]:
         """Admit who waits, submit what can be submitted, collect what comes: what came of it, in order.
 
-        The errors of the engine; EngineError where a conversation used the engine meanwhile. Then the scheduler is to
-        be closed.
+        The errors of the engine; EngineError where another scheduler used it meanwhile. Then this one is to be closed.
         """
-        if not all(holds(self._engine, sequence, self) for sequence in range(self._engine.sequences)):
-            raise EngineError(USED_MEANWHILE)
+        self._own_engine()
+        submitted = self._admit() and self._submit()
         events, self._events = self._events, []
-        self._admit()
-        submitted = bool(self._ready) and len(self._flying) < self._in_flight and self._submit()
-        if self._flying and (not submitted or self._in_flight == 1):  # stages go on with others meanwhile
+        if self._in_flight.steps and (not submitted or self._most_in_flight == 1):  # stages go on with others meanwhile
             events += self._collect()
         return events
 
@@ -159,20 +135,21 @@ class Scheduler:
                         tokens[event.request].append(event.token_id)
             return list(tokens.values())
 
+    def drop_requests(self) -> None:
+        """Drop all requests. What they computed stays, as after other requests."""
+        for running in (*self._waiting, *self.running):
+            self._ended(running, "cancelled")
+        self._events.clear()
+
     def close(self) -> None:
-        """Drop all requests. The engine is left in order, also where it failed."""
-        for running in (*self._waiting, *self._ready, *(one for group in self._flying for one in group)):
-            self._close(running)
-        self._waiting.clear()
-        self._ready.clear()
-        self._flying.clear()
-        while self._engine.uncollected:  # the next to ask must not get these
-            with suppress(EdgeError):  # the engine has failed, and that error is on its way
-                self._engine.collect()
-        with suppress(EdgeError):
-            for sequence in range(self._engine.sequences):
-                if holds(self._engine, sequence, self):  # what was dropped must leave no rows behind
-                    self._engine.kv_remove(sequence, 0, -1)
+        """Drop all requests and all that they computed. The engine is left in order, also where it failed."""
+        self.drop_requests()
+        self._drain()
+        if self.engine.owner is self:
+            with suppress(EdgeError):
+                for slot in self.slots.all:  # what was dropped must leave no rows behind
+                    slot.cut(0)
+            self.slots.lost()
 
     def __enter__(self) -> Scheduler:
         return self
@@ -180,181 +157,238 @@ class Scheduler:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # --- whose cache it is ---
+
+    def _own_engine(self) -> None:
+        """Take the KV cache from the scheduler that used it last."""
+        owner = self.engine.owner
+        if owner is self:
+            return
+        if self.running:
+            raise EngineError(USED_MEANWHILE)
+        if owner is not None:
+            owner.yield_engine()
+        self.engine.owner = self
+        self.engine.kv_clear()
+
+    def yield_engine(self) -> None:
+        """Drop what is in flight, because another scheduler is about to use the engine."""
+        self._drain()
+        self.slots.lost()
+        self.engine.owner = None
+
+    def _drain(self) -> None:
+        """Take in the logits of all steps in flight, which nobody waits for: whoever uses the engine next must not get
+        them."""
+        if self.engine.owner is self:
+            with suppress(EdgeError):  # where the engine has failed or is stopped, that error is on its way
+                while self.engine.uncollected:
+                    self.engine.collect()
+        self._in_flight.steps.clear()
+
     # --- admit ---
 
-    def _admit(self) -> None:
-        """Give waiting requests a sequence, in their order, while the context has room for their next tokens."""
-        while self._waiting and self._slots.free:
-            running, others = self._waiting[0], self.running
-            growth = sum(min(one.left, HEADROOM) for one in (running, *others))
-            if not self._slots.make_room(running.length + (growth if others else 1)):
-                return
-            if self._slots.restores and self._flying:
-                return  # states are read between steps
+    def _admit(self) -> bool:
+        """Give waiting requests a slot, in their order, while the context has room for their next tokens. False where
+        one waits for the steps in flight, because states are read between steps."""
+        while self._waiting:
+            running = self._waiting[0]
+            request, others = running.request, self.running
+            growth = sum(min(one.left, HEADROOM) for one in (running, *others)) if others else 1
+            placement = self.slots.place(running.tokens, growth, request.namespace)
+            if placement is None:
+                return True
+            if self.slots.restores and self._in_flight.steps:
+                return False
+            slot = self.slots.admit(placement, running.tokens, request.namespace, in_place=request.in_place)
             self._waiting.popleft()
-            running.slot, held = self._slots.admit(running.history, running.request.namespace)
+            running.slot, running.to_prefill = slot, len(running.tokens) - len(slot.tokens)
             if running.cached_tokens is None:
-                running.cached_tokens = min(held, len(running.request.prompt))
+                running.cached_tokens = min(len(slot.tokens), len(request.prompt))
+                running.restored_tokens, running.dropped_tokens = slot.restored, slot.dropped
+            self.running.append(running)
             self._ready.append(running)
             self._admitted(running.number)
+            running.tell_prefill()
+        return True
 
     # --- submit ---
 
     def _submit(self) -> bool:
-        """The next token of a group of answers, and tokens of prompts beside them; False where there is room for none
-        before others have ended."""
+        """Submit the next token of a group of answers, and tokens of prompts beside them; or windows of drafts. False
+        where nothing more can be submitted before logits have come."""
+        for running in [one for one in self._ready if one.pending == 1 and one.slot is not None and one.slot.is_full]:
+            self._shift(running)
+        if self.drafter is not None:
+            group = self._drafted_group()
+            if group and self._submit_windows(self.drafter, group):
+                return False
+            self.drafter.disturbed()
+        if not self._ready or len(self._in_flight.awaited) >= self._most_in_flight:
+            return False
         chosen = self._chosen()
-        while not self._slots.make_room(sum(n_rows for _, n_rows in chosen)):
+        while not self.slots.make_room(sum(n_rows for _, n_rows in chosen)):
             self._preempt(chosen)
         if not chosen:
             return False
-        self._guess(chosen)
-        tokens: list[int] = []
-        positions: list[int] = []
-        sequences: list[int] = []
-        outputs: list[int] = []
-        flying: list[Running] = []
-        for running, n_rows in chosen:
-            assert running.slot is not None
-            start = len(running.slot.tokens)
-            added = running.part(start, n_rows)
-            running.slot.tokens += added
-            tokens += added
-            outputs += [0] * (n_rows - 1) + [int(not running.pending)]
-            if not running.pending:
-                self._ready.remove(running)
-                flying.append(running)
-            guesses = running.guesses or ()
-            running.slot.tokens += guesses
-            tokens += guesses
-            outputs += [1] * len(guesses)
-            n_rows += len(guesses)
-            positions += range(start, start + n_rows)
-            sequences += [running.slot.sequence] * n_rows
-        prompts = sum(n_rows for _, n_rows in chosen if n_rows > 1)
-        top, masks = self._wanted(flying)
-        with self._budget.timed(len(tokens), prompts):
-            self._engine.submit(
-                tokens, np.array(positions), np.array(sequences), np.array(outputs, np.int8), top=top, masks=masks
-            )
-        self.passes += 1
-        if flying:
-            self._flying.append(flying)
+        self._submit_rows([Rows.pending(running, n_rows) for running, n_rows in chosen])
         return True
 
-    def _wanted(self, group: Sequence[Running]) -> LogitsRequest:
-        """Which logits suffice for all of them. All where they are on this device: masks would be made for nothing."""
-        if not self._engine.logits_cross or any(one.request.logprobs is not None for one in group):
-            return LogitsRequest()
-        each = [one.continuation.wanted(one.guesses or ()) for one in group]
-        if not all(wanted.top for wanted in each):
-            return LogitsRequest()
-        masks: list[Mask | None] = []
-        for one, wanted in zip(group, each, strict=True):
-            masks += wanted.masks or [None] * (1 + len(one.guesses or ()))
-        return LogitsRequest(max((wanted.top for wanted in each), default=1), masks)
-
     def _chosen(self) -> list[tuple[Running, int]]:
-        """Whose rows the next step has, and how many of each."""
+        """Choose the requests whose rows the next step has, and how many of each."""
         answering = [one for one in self._ready if one.pending == 1]
         prefilling = [one for one in self._ready if one.pending > 1]
-        in_all = len(answering) + sum(len(group) for group in self._flying)
+        in_all = len(answering) + self._in_flight.n_requests
         group = answering[: -(-in_all // self._groups)]
         chosen = [(one, 1) for one in group]
-        longest = max((one.length for one in prefilling), default=1)
-        most = self._budget.beside(len(group), len(prefilling) / in_all) if in_all else self._engine.chunk(longest)
-        room = min(self._engine.batch - len(group), most)
+        if not prefilling:
+            return chosen
+        longest = max(one.to_prefill for one in prefilling)
+        most = self._budget.beside(len(group), len(prefilling) / in_all) if in_all else self.engine.chunk(longest)
+        room = min(self.engine.batch - len(group), most)
         return chosen + parts(prefilling, room)
 
-    def _guess(self, chosen: Sequence[tuple[Running, int]]) -> None:
-        """Let answers have guesses behind their tokens, where the step has all of them and nothing else."""
-        if self._drafter is None:
-            return
-        group = [one for one, _ in chosen]
-        for one in group:
-            one.guesses = None
-        if self._flying or len(self._ready) > len(group) or any(one.pending > 1 for one in group):
-            self._drafter.disturbed()
-            return
-        drafted = self._drafter.draft(group, min(self._engine.outputs, self._engine.batch))
-        fit = self._slots.make_room(len(group) + sum(map(len, drafted)))  # nobody has to wait for a guess
-        for one, guesses in zip(group, drafted, strict=True):
-            one.guesses = guesses if fit else ()
-
     def _preempt(self, chosen: list[tuple[Running, int]]) -> None:
-        """Let the request that was admitted last wait again: those before it need its place. It goes on later with the
-        same tokens."""
+        """Let the request that was admitted last wait again: those before it need its place."""
         last = max(self._ready, key=lambda one: one.number)
         self._ready.remove(last)
+        self.running.remove(last)
         chosen[:] = [(one, n_rows) for one, n_rows in chosen if one is not last]
         assert last.slot is not None
-        self._slots.leave(last.slot, keep=not self._flying)
+        self.slots.leave(last.slot, keep=not self._in_flight.steps)
         last.slot = None
         self._waiting.appendleft(last)
         self.preemptions += 1
 
+    def _shift(self, running: Running) -> None:
+        """Drop half of what may be dropped of a request that fills the context; where nothing may, it ends."""
+        assert running.slot is not None
+        stays = running.request.stays
+        start = len(running.tokens) if stays is None else stays()
+        n_tokens = running.slot.shift(start)
+        del running.tokens[start : start + n_tokens]
+        running.dropped_tokens += n_tokens
+        if not n_tokens:
+            self._events.append(self._ended(running, "length", running.continuation.rest()))
+
+    def _submit_rows(self, rows: Sequence[Rows], windows: int = 0) -> None:
+        giving, whole = [one for one in rows if one.logits], batch(rows)
+        prompts = sum(len(one.tokens) for one in rows if len(one.tokens) > one.logits)
+        # Where logits are on this device all are there, and masks would be made for nothing.
+        top, masks = logits_request(giving) if self.engine.logits_cross else LogitsRequest()
+        began = time.perf_counter()
+        try:
+            with self._budget.timed(len(whole.tokens), prompts) if prompts else nullcontext():
+                self.engine.submit(*whole, top=top, masks=masks)
+        except BaseException:
+            for one in rows:
+                one.slot.failed()
+            raise
+        self.passes += 1
+        if giving:
+            follows_cancelled = any(step.is_cancelled for step in self._in_flight.steps)
+            self._in_flight.steps.append(Step(giving, began, len(whole.tokens), windows, follows_cancelled))
+        for one in rows:
+            one.slot.submitted(one.tokens)
+            if one.logits and one.is_first:
+                self._ready.remove(one.running)
+        for one in rows if not windows else ():
+            one.running.tell_prefill()
+
+    # --- drafts ---
+
+    def _drafted_group(self) -> list[Running]:
+        """The requests whose next step has drafts: all that run, where one step has them all and nothing else."""
+        n = len(self.running)
+        if not n or self.engine.model.is_recurrent:  # recurrent layers cannot forget a wrong draft
+            return []
+        if self._in_flight.awaited:
+            return self.running if n == 1 and self._in_flight.has_windows else []
+        is_whole = n == len(self._ready) and -(-n // self._groups) == n
+        return self.running if is_whole and all(one.pending == 1 for one in self.running) else []
+
+    def _submit_windows(self, drafter: Drafter, group: Sequence[Running]) -> bool:
+        """Submit the next tokens of these requests with drafts behind them; of one that is alone, as many windows as
+        pay. False where there is no room for drafts: nobody has to wait for them."""
+        n = len(group)
+        most_rows, windows = max(1, min(self.engine.outputs, self.engine.batch) // n), 1
+        if n == 1:
+            most_rows, windows = room(group[0], most_rows), most_windows(self.engine.stages)
+        n_rows, windows = drafter.shape(group, most_rows, windows)
+        while len(self._in_flight.awaited) < windows:
+            rows = [self._in_flight.window(drafter, running, n_rows) for running in group]
+            if not rows[0].tokens:
+                break
+            if not self.slots.make_room(sum(len(one.tokens) for one in rows)):
+                return False
+            self._submit_rows(rows, windows)
+        return True
+
     # --- collect, choose, tell ---
 
     def _collect(self) -> list[Event]:
-        """Choose tokens for each request of the oldest group: one, and others while they are as guessed."""
-        group, events, used = self._flying.popleft(), [], []
-        rows = [1 + len(running.guesses or ()) for running in group]
-        ends = itertools.accumulate(rows)
-        logits = self._engine.collect()
-        for running, n_rows, end in zip(group, rows, ends, strict=True):
-            told = self._answered(running, logits[end - n_rows : end])
-            used.append(len(told))
-            events += told
-        if self._drafter is not None and all(running.guesses is not None for running in group):
-            self._drafter.checked(rows, used)
-        return events
+        """Choose tokens for each request of the oldest step that somebody waits for."""
+        while self._in_flight.steps:
+            logits, step = self.engine.collect(), self._in_flight.steps.popleft()
+            if step.is_cancelled:
+                continue
+            is_alone = not step.follows_cancelled and not self._in_flight.awaited
+            if step.n_rows == 1:
+                step.rows[0].running.step_s.append(time.perf_counter() - step.began)
+            events, results, end = [], [], 0
+            for rows in step.rows:
+                begin, end = end, end + rows.logits
+                if not rows.cancelled:
+                    told, result = self._verify(rows, logits[begin:end], step.windows, is_alone)
+                    events += told
+                    results.append(result)
+            if self.drafter is not None and step.windows:
+                self.drafter.verified(results)
+            for event in events:
+                if event.finish_reason is not None:
+                    self._free(next(one for one in self.running if one.number == event.request))
+            return events
+        return []
 
-    def _answered(self, running: Running, rows: NDArray[np.float32]) -> list[Event]:
-        """What comes of the rows of one request. The row behind a wrong guess knows nothing of what was chosen."""
-        assert running.slot is not None
-        held, events = len(running.slot.tokens) - len(rows), list[Event]()
-        if running.cancelled:
-            return [self._ended(running, "cancelled")]
-        try:
-            for logits, guess in zip(rows, (*(running.guesses or ()), None), strict=True):
-                events.append(self._told(running, logits))
-                if events[-1].finish_reason or events[-1].token_id != guess:
-                    break
-        except SamplingError as error:
-            events.append(Event(running.number, None, running.continuation.rest(), "error", error=error))
-        if len(events) < len(rows):
-            self._slots.cut(running.slot, held + len(events))
-        if events[-1].finish_reason is None:
+    def _verify(
+        self, rows: Rows, logits: NDArray[np.float32], windows: int, is_alone: bool
+    ) -> tuple[list[Event], VerifyResult]:
+        """Choose tokens by rows of a request. Those behind a wrong draft, also in windows behind these, are forgotten.
+        is_alone: nothing else was in flight."""
+        running, behind = rows.running, self._in_flight.of(rows.running)
+        if not running.answer:
+            running.prefilled_at = time.perf_counter()
+        following = [*rows.tokens[len(rows.tokens) - rows.logits + 1 :], *(behind[0].tokens[:1] if behind else ())]
+        events, used, right = verify(running, logits, following)
+        goes_on = right == used
+        cancelled = () if goes_on else tuple(len(one.tokens) for one in self._in_flight.cancel(running))
+        if wrong := rows.logits - used + sum(cancelled):
+            rows.slot.cut(len(rows.slot.tokens) - wrong)
+        if not goes_on and events[-1].finish_reason is None:
             self._ready.append(running)
-        else:
-            self._free(running)
-        return events
+        looked_at, is_alone = min(used, len(following)), is_alone and rows.is_first
+        return events, VerifyResult(rows.logits, used, rows.is_first, is_alone, windows, right, looked_at, cancelled)
 
-    def _told(self, running: Running, logits: NDArray[np.float32]) -> Event:
-        """The next token of a request, or its end; nothing is freed yet."""
-        continuation, wanted = running.continuation, running.request.logprobs
-        text = continuation.choose(logits)
-        token = None if text is None else continuation.tokens[-1]
-        logprobs = None if wanted is None or token is None else token_logprobs(logits, token, wanted)
-        reason, text = continuation.finish_reason, text or ""
-        if reason:
-            text += continuation.rest()
-        return Event(
-            running.number, token, text, reason, logprobs, continuation.stop_string, running.cached_tokens or 0
-        )
-
-    def _ended(self, running: Running, finish_reason: str) -> Event:
+    def _ended(self, running: Running, finish_reason: str, text: str = "") -> Event:
         """Tell the end of a request that no token brought, and free what it had."""
+        self._in_flight.cancel(running)
         self._free(running)
-        return Event(running.number, None, "", finish_reason, cached_tokens=running.cached_tokens or 0)
+        return Event(running.number, None, text, finish_reason, cached_tokens=running.cached_tokens or 0)
 
     def _free(self, running: Running) -> None:
         """A request has ended: others may have what it had."""
-        self._close(running)
-        if running.slot is not None:
-            self._slots.leave(running.slot, keep=not self._flying)
-
-    def _close(self, running: Running) -> None:
+        running.ended = True
+        if not self._in_flight.awaited:
+            self._drain()
         running.continuation.close()
-        if self._drafter is not None:
-            self._drafter.ended(running.number)
+        if self.drafter is not None:
+            self.drafter.ended(running)
+        for queue in (self._waiting, self._ready, self.running):
+            if running in queue:
+                queue.remove(running)
+        if running.slot is not None and self.engine.owner is self:
+            if running.pending < 0:  # drafts that were in flight
+                running.slot.cut(len(running.tokens))
+            self.slots.leave(running.slot, keep=not self._in_flight.steps)
+        elif running.slot is not None:
+            running.slot.busy = False

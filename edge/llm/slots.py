@@ -1,147 +1,128 @@
-"""Sequences of a KV cache: whose they are, what they hold, and what a new prompt can have of them.
+"""The slots of an engine: which of them a request gets, and what is evicted for it.
 
 Every step looks at all cells that are held, whoever's they are: with TinyLlama's shape 1,024 idle ones make a step of
 16 rows 5 % longer. So what is on disk, too, leaves its cells as soon as somebody else computes.
 
-Cells that sequences share are counted for each of them: the cache then has more room than is said, never less.
+Cells that slots share are counted for each of them: the cache then has more room than is said, never less.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from contextlib import suppress
+from typing import NamedTuple
 
-from edge.errors import EdgeError
 from edge.llm.interface import TextEngine
-from edge.llm.sequence import common_prefix
-from edge.prefixes.group import group_start
+from edge.llm.slot import Slot, common_prefix
 
 
-class Slot:
-    """A sequence, and the tokens whose keys and values it holds, or will once what was submitted is computed."""
+class Placement(NamedTuple):
+    """Where a request can run."""
 
-    def __init__(self, sequence: int) -> None:
-        self.sequence = sequence
-        self.tokens: list[int] = []
-        self.namespace = ""  # whose these are: requests of others must not notice that they are there
-        self.busy = False
-        self.used = 0  # when it was left; the lowest number goes first
-        self.kept = 0  # tokens that are on disk
+    slot: Slot
+    source: Slot | None  # whose cells it shares at first
+    evicted: list[Slot]
 
 
 class Slots:
-    """All sequences of an engine."""
+    """As many slots as the engine has sequences, or fewer."""
 
-    def __init__(self, engine: TextEngine, *, keep: bool) -> None:
+    def __init__(self, engine: TextEngine, most: int | None = None, *, keep: bool) -> None:
         """keep: what a request leaves stays for others, until its cells are needed."""
         self._engine, self._keep = engine, keep
-        self._slots = [Slot(sequence) for sequence in range(engine.sequences)]
+        self.all = [Slot(engine, sequence) for sequence in range(min(engine.sequences, most or engine.sequences))]
         self._times = itertools.count(1)
-
-    @property
-    def free(self) -> bool:
-        """Whether a request can be admitted."""
-        return not all(slot.busy for slot in self._slots)
 
     @property
     def restores(self) -> bool:
         """Whether admitting reads from disk."""
         return self._keep and self._engine.states.keeps
 
+    @property
+    def held(self) -> int:
+        """Tokens in all of them."""
+        return sum(len(slot.tokens) for slot in self.all)
+
     def make_room(self, n_tokens: int) -> bool:
-        """Forget what nobody uses, the longest unused first, until so many more tokens fit; whether they do."""
-        while sum(len(slot.tokens) for slot in self._slots) + n_tokens > self._engine.context:
-            idle = [slot for slot in self._slots if not slot.busy and slot.tokens]
+        """Evict what nobody uses, the longest unused first, until so many more tokens fit; whether they do."""
+        while self.held + n_tokens > self._engine.context:
+            idle = [slot for slot in self.all if not slot.busy and slot.tokens]
             if not idle:
                 return False
-            self._clear(min(idle, key=lambda slot: slot.used))
+            min(idle, key=lambda slot: slot.used).cut(0)
         return True
 
-    def admit(self, history: Sequence[int], namespace: str = "") -> tuple[Slot, int]:
-        """A slot for a request, and how many tokens of its history it holds: from another sequence of its namespace, or
-        from disk. The last token is always to be computed, for its logits."""
-        idle = [slot for slot in self._slots if not slot.busy]
-        slot = min(idle, key=lambda slot: (bool(slot.tokens), slot.used))
+    def place(self, history: Sequence[int], growth: int, namespace: str = "") -> Placement | None:
+        """Where a request can run that has this history and will get `growth` tokens more: where most of its beginning
+        is held already. None where it has to wait for others. Nothing is changed."""
+        idle = [slot for slot in self.all if not slot.busy]
+        if not idle:
+            return None
+        slot, source = min(idle, key=lambda slot: (bool(slot.tokens), slot.used)), None
         if self._keep:
-            own = {other: other.tokens if other.namespace == namespace else [] for other in self._slots}
+            own = {other: other.tokens if other.namespace == namespace else [] for other in self.all}
             shared = {other: common_prefix(tokens, history[:-1]) for other, tokens in own.items()}
-            like = max(self._slots, key=lambda other: (shared[other], other in idle))
+            like = max(self.all, key=lambda other: (shared[other], other in idle))
             if like in idle and (2 * shared[like] >= len(like.tokens) or slot.tokens):
                 slot = like  # most of it is of use, or something must go anyway
-            elif shared[like]:
-                self._clear(slot)
-                self._engine.kv_copy(like.sequence, slot.sequence, 0, -1)
-                slot.tokens = list(like.tokens)
-                slot.namespace = namespace
-            if slot.namespace != namespace:
-                self._clear(slot)
-                slot.namespace = namespace
-            self.cut(slot, common_prefix(slot.tokens, history[:-1]))
-            self._restore(slot, history)
-        else:
-            self._clear(slot)
+            elif shared[like] and like.exact is None:
+                source = like
+        need = len(history) + growth
+        evicted = self._evicted(need, slot, source)
+        if evicted is None and source in idle:
+            slot, source = source, None
+            evicted = self._evicted(need, slot, source)
+        return None if evicted is None else Placement(slot, source, evicted)
+
+    def _evicted(self, need: int, slot: Slot, source: Slot | None) -> list[Slot] | None:
+        """Which slots to evict, the longest unused first, so that one can hold so many tokens; None: too few can be."""
+        room = self._engine.context - sum(len(other.tokens) for other in self.all if other is not slot)
+        idle = (other for other in self.all if not other.busy and other.tokens and other not in (slot, source))
+        evicted = []
+        for other in sorted(idle, key=lambda other: other.used):
+            if room >= need:
+                break
+            evicted.append(other)
+            room += len(other.tokens)
+        return evicted if room >= need else None
+
+    def admit(
+        self, placement: Placement, history: Sequence[int], namespace: str = "", *, in_place: bool = False
+    ) -> Slot:
+        """Let a request have a slot, which then holds what there is of its history: from before, from another slot or
+        from disk. in_place: as in `Slot.begin`, where no other slot could share its cells."""
+        slot, source, evicted = placement
+        for other in evicted:
+            other.cut(0)
+        if source is not None:
+            slot.copy_from(source)
+        if not self._keep or slot.namespace != namespace:
+            slot.cut(0)
+        slot.namespace = namespace
+        if self._keep:
+            slot.begin(history, in_place=in_place and len(slot.tokens) == self.held)
         slot.busy = True
-        self._clear_kept()
-        return slot, len(slot.tokens)
+        self._evict_kept()
+        return slot
 
     def leave(self, slot: Slot, *, keep: bool) -> None:
         """The request is complete, or waits again. keep: what it computed may be put on disk now."""
         slot.busy, slot.used = False, next(self._times)
         if not self._keep:
-            self._clear(slot)
-            return
-        if keep:
-            self._put_on_disk(slot)
+            slot.cut(0)
+        elif keep:
+            slot.keep()
 
-    def _put_on_disk(self, slot: Slot) -> None:
-        states = self._engine.states
-        whole, kept = len(slot.tokens) // states.block, slot.kept // states.block
-        if not states.keeps or whole <= kept:
-            return
-        first = group_start(kept)
-        with suppress(EdgeError):  # the engine's failure is told by the next step, and keeping is no duty
-            links = states.links(slot.tokens[: whole * states.block], slot.namespace)
-            states.keep(slot.sequence, first * states.block, links[first:])
-            slot.kept = whole * states.block
+    def lost(self) -> None:
+        """Note that somebody else has the cache now."""
+        for slot in self.all:
+            slot.lost()
 
-    def _restore(self, slot: Slot, history: Sequence[int]) -> None:
-        """Add what is on disk of a history to what a slot holds."""
-        states = self._engine.states
-        if not states.keeps:
-            return
-        first, whole = group_start(len(slot.tokens) // states.block), (len(history) - 1) // states.block
-        links = states.links(history[: whole * states.block], slot.namespace)[first:]
-        links = links[: states.kept(links)]
-        start = first * states.block
-        if start + len(links) * states.block <= len(slot.tokens):
-            return
-        self.cut(slot, start)
-        if len(slot.tokens) < start:
-            return
-        blocks = states.restore(slot.sequence, start, links)
-        slot.tokens += history[start : start + blocks * states.block]
-        self.cut(slot, len(slot.tokens))  # some ranks may have had more than others
-        slot.kept = max(slot.kept, len(slot.tokens))
-
-    def _clear_kept(self) -> None:
-        """Forget what nobody uses and is on disk, or can be put there now that no step is under way."""
-        states = self._engine.states
-        for slot in self._slots:
+    def _evict_kept(self) -> None:
+        """Evict what nobody uses and is on disk, or can be put there now that no step is under way."""
+        for slot in self.all:
             if slot.busy:
                 continue
-            self._put_on_disk(slot)
-            links = states.links(slot.tokens[: slot.kept], slot.namespace)
-            if links and states.kept(links) == len(links):  # it may have had to make room there
-                self._clear(slot)
-
-    def cut(self, slot: Slot, length: int) -> None:
-        """Hold the first `length` tokens only; none where this cache cannot forget only the others."""
-        if not self._engine.kv_remove(slot.sequence, length, -1):
-            self._clear(slot)
-        del slot.tokens[length:]
-        slot.kept = min(slot.kept, len(slot.tokens))
-
-    def _clear(self, slot: Slot) -> None:
-        self._engine.kv_remove(slot.sequence, 0, -1)
-        slot.tokens, slot.kept = [], 0
+            slot.keep()
+            if slot.is_kept:
+                slot.cut(0)

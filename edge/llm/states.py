@@ -48,7 +48,7 @@ def position_factors(file: GgufFile, context: int) -> str:
 
 
 def held_bytes(shape: ModelShape) -> int:
-    """What keeping blocks takes of a budget of memory, with keys and values of 16 bits."""
+    """Bytes that keeping blocks takes of a budget of memory, with keys and values of 16 bits."""
     values = sum(shape.n_heads_kv) * (shape.head_k + shape.head_v)
     block_bytes = BLOCK_TOKENS * 2 * values
     return max(_LEAST_HELD, _HELD_FILES * blocks_a_file(block_bytes, sys.maxsize) * block_bytes)
@@ -69,11 +69,11 @@ class States:
 
     @cached_property
     def shape(self) -> StateShape:
-        """What is held of a token. CannotSlice where that is not known of this architecture."""
+        """Shape of the keys and values of a token. CannotSlice where that is not known of this architecture."""
         return StateShape.of_model(Source.from_file(self._file), self.kv)
 
     def read(self, sequence: int, positions: Range) -> KVBlock:
-        """What is held of these positions. StateError where that is not all of them, CannotSlice as `shape`."""
+        """Keys and values at these positions. StateError where that is not all of them, CannotSlice as `shape`."""
         shape = self.shape
         return decode(self._context.read_state(sequence, positions.start, positions.stop), shape, positions)
 
@@ -177,6 +177,6 @@ class States:
 
 
 def _part(block: KVBlock, start: int, stop: int) -> KVBlock:
-    """Of a block, what is held of these of its tokens."""
+    """The part of a block that has these of its tokens."""
     layers = tuple(LayerRows(rows.keys[start:stop], rows.values[start:stop]) for rows in block.layers)
     return KVBlock(Range(block.positions.start + start, block.positions.start + stop), layers)

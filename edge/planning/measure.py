@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from devices.probe import own_rss
 from edge.errors import ContextFull
-from edge.llm.interface import TextEngine, VerifyResult
-from edge.llm.requests import Request
-from edge.llm.sampler import LogitsRequest
+from edge.llm.continuation import Continuation
+from edge.llm.interface import Answer, TextEngine, VerifyResult
+from edge.llm.requests import Request, Running
+from edge.llm.sampler import SamplingParams, TokenSampler
 from edge.llm.scheduler import Scheduler
-from edge.llm.sequence import Session
-from edge.llm.windows import Windows
 from edge.microbenchmark import BestTime, TimedTask, best_of
 from partition.plan.plan import LOCAL
 from partition.predict.cost import Work
@@ -28,6 +28,7 @@ ROUNDS = 3  # of measuring everything: what disturbs one is over in the next
 _SAMPLE_S, _SAMPLES = 0.1, 3  # of the latency, in a round
 _STEPS = 24  # that lie between the depth at the beginning of a piece and at its end, at most
 _WINDOW_TOKENS = 100  # of an answer with windows
+_RIGHT, _WRONG = 1, 2  # tokens: as drafted, and another one
 _SETTLED = 3  # tokens of each request before throughput counts
 
 
@@ -119,26 +120,32 @@ def token_s(engine: TextEngine, depth: int, rows: int = 1) -> BestTime:
 
 
 class _Assumed:
-    """A `Drafter` of windows of one shape. What it guesses is no matter, and takes as long as it is assumed to."""
+    """A `Drafter` of windows of one shape. What it drafts is no matter, and takes as long as it is assumed to."""
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """There is nothing to know."""
+    def begin(self) -> None:
+        """Nothing is counted."""
 
-    def shape(self, chosen: Sequence[int], most_rows: int, most_windows: int) -> tuple[int, int]:
+    def shape(self, requests: Sequence[Answer], most_rows: int, most_windows: int) -> tuple[int, int]:
         """As assumed."""
         return min(self._draft.rows, most_rows), min(self._draft.windows, most_windows)
 
-    def draft(self, first: Sequence[int], rows: int, assumed: Sequence[int] = ()) -> Sequence[int]:
+    def draft(self, request: Answer, first: Sequence[int], rows: int, assumed: Sequence[int] = ()) -> Sequence[int]:
         """A window of so many."""
         if wait_s := self._draft.asked_s(rows - len(first)):
             time.sleep(wait_s)
-        return [*first, *[1] * (rows - len(first))]
+        return [*first, *[_RIGHT] * (rows - len(first))]
 
-    def checked(self, window: VerifyResult) -> None:
+    def verified(self, results: Sequence[VerifyResult]) -> None:
         """Nothing is learned."""
+
+    def disturbed(self) -> None:
+        """Nothing is learned."""
+
+    def ended(self, request: Answer) -> None:
+        """There is nothing to forget."""
 
     def to_json(self) -> dict[str, Any]:
         """There is nothing to tell."""
@@ -149,31 +156,40 @@ class _Assumed:
         return ""
 
 
+class _AssumedSampler(TokenSampler):
+    """Chooses what was drafted as often as it is assumed to be accepted, whatever the logits are."""
+
+    def __init__(self, engine: TextEngine, sampling: SamplingParams, accepted: Iterator[bool]) -> None:
+        super().__init__(engine.model, sampling)
+        self._accepted = accepted
+
+    def choose(self, logits: NDArray[np.float32]) -> int:
+        """As assumed."""
+        return _RIGHT if next(self._accepted) else _WRONG
+
+
 def windows_s(engine: TextEngine, depth: int, draft: Draft) -> float:
-    """Seconds of a token of one request alone, about `depth` tokens behind it, with windows of guesses under way. The
-    assumed part of these is right, in random places that are the same each time."""
+    """Seconds of a token of one request alone, about `depth` tokens behind it, with windows of drafts in flight. The
+    assumed part of these is accepted, in random places that are the same each time."""
     start = max(1, depth - _STEPS // 2)
     n_tokens = max(1, min(_WINDOW_TOKENS, engine.context - start - draft.rows * draft.windows))
-    guesses = [i < round(draft.acceptance * _WINDOW_TOKENS) for i in range(_WINDOW_TOKENS)]
-    random.Random(0).shuffle(guesses)
-    is_right = cycle(guesses)
-    session = Session(engine)
-    session.wanted = lambda _: LogitsRequest(1)
-    session.prefill([1] * start)
-    windows = Windows(session, _Assumed(draft))
-    done, chosen = 0, [1]
-    began = time.perf_counter()
-    try:
-        while done < n_tokens:
-            windows.fill(chosen, n_tokens - done)
-            rows, following = windows.collect()
-            right = next((i for i in range(len(following)) if not next(is_right)), len(following))
-            used = min(right + 1, len(rows))
-            windows.used(used, right, min(right + 1, len(following)))
-            done, chosen = done + used, [1] * used
-        return (time.perf_counter() - began) / done
-    finally:
-        windows.close()
+    accepted = [i < round(draft.acceptance * _WINDOW_TOKENS) for i in range(_WINDOW_TOKENS)]
+    random.Random(0).shuffle(accepted)
+    sampling = SamplingParams(temperature=0, allow_repetition=True)
+    request = Request([_RIGHT] * start, n_tokens + 1, sampling, ends=False)
+    sampler = _AssumedSampler(engine, sampling, cycle(accepted))
+    continuation = Continuation(
+        engine.model, request.prompt, sampling, max_tokens=request.max_tokens, ends=False, sampler=sampler
+    )
+    running = Running(0, request, continuation)
+    with Scheduler(engine, slots=1, drafter=_Assumed(draft)) as scheduler:
+        scheduler.enqueue(running)
+        while not running.answer:
+            scheduler.step()
+        began, done = time.perf_counter(), len(running.answer)
+        while not running.ended:
+            scheduler.step()
+        return (time.perf_counter() - began) / (len(running.answer) - done)
 
 
 def steady_per_s(engine: TextEngine, requests: int, depth: int, microbatches: int | None = None) -> float:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edge.errors import EngineError
 from edge.llm.interface import TextEngine
-from edge.llm.sequence import Session
+from edge.llm.slot import Slot
 from edge.quantization.divergence import Chunks
 
 Floats = NDArray[np.float32]
@@ -27,7 +27,7 @@ def at_once(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
     """Compute the second half like a prompt: as many rows a pass as may give logits."""
     for i in range(len(chunks)):
         tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
-        Session(engine).prefill(tokens[:first])
+        Slot(engine).prefill(tokens[:first])
         yield from _rest(engine, i, tokens, first)
 
 
@@ -47,7 +47,7 @@ def after_loss(lose: Callable[[], None]) -> Predict:
     def predict(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
         for i in range(len(chunks)):
             tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
-            Session(engine).prefill(tokens[:first])
+            Slot(engine).prefill(tokens[:first])
             middle = first + chunks.scored // 2
             for place, row in enumerate(engine.decode(tokens[first:middle], first, outputs="all").copy()):
                 yield i, place, row
@@ -61,10 +61,10 @@ def one_by_one(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
     """Compute one row a pass."""
     for i in range(len(chunks)):
         tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
-        session = Session(engine)
-        yield i, 0, session.prefill(tokens[: first + 1])
+        slot = Slot(engine)
+        yield i, 0, slot.prefill(tokens[: first + 1])
         for place in range(1, chunks.scored):
-            yield i, place, session.step(tokens[first + place])
+            yield i, place, slot.decode([tokens[first + place]])
 
 
 def drafted(rows: int) -> Predict:
@@ -74,18 +74,16 @@ def drafted(rows: int) -> Predict:
     def predict(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
         for i in range(len(chunks)):
             tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
-            session = Session(engine)
-            yield i, 0, session.prefill(tokens[: first + 1])
+            slot = Slot(engine)
+            yield i, 0, slot.prefill(tokens[: first + 1])
             place = 1
             while place < chunks.scored:
                 accepted = min(rows // 2, chunks.scored - place)
                 start = first + place
                 rejected = min(rows - accepted, engine.context - start - accepted)
-                logits = session.check([*tokens[start : start + accepted], *[tokens[first]] * rejected])
-                logits_kept = logits[
-                    :accepted
-                ].copy()  # a copy: `forget` calls the engine, which may overwrite its rows
-                session.forget(rejected)
+                logits = slot.decode([*tokens[start : start + accepted], *[tokens[first]] * rejected], "all")
+                logits_kept = logits[:accepted].copy()  # `forget` calls the engine, which may overwrite its rows
+                slot.forget(rejected)
                 for row in logits_kept:
                     yield i, place, row
                     place += 1
@@ -98,13 +96,13 @@ def from_prefix_cache(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
     kept."""
     for i in range(len(chunks)):
         tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
-        before = Session(engine)
+        before = Slot(engine)
         before.prefill(tokens[:first])
         before.keep()
         engine.kv_clear()
-        session = Session(engine)  # a new one, which holds nothing in the cache
-        session.prefill(tokens[:first])
-        if not session.restored:
+        slot = Slot(engine)  # a new one, which holds nothing in the cache
+        slot.prefill(tokens[:first])
+        if not slot.restored:
             raise EngineError("nothing of the prompt was kept on disk; is there room for it, and is it long enough?")
         yield from _rest(engine, i, tokens, first)
 

@@ -22,7 +22,7 @@ from devices.processes.memory import give_back_memory
 from edge.serve.config import EngineConfig
 from edge.serve.loop import ServingLoop
 from edge.serve.messages import MOST_LINE_BYTES, error_json
-from edge.speculate.factory import shared_speculation
+from edge.speculate.factory import speculation
 from edge.tasks import ShowStep, Steps
 
 _PREPARING = 4  # threads
@@ -81,7 +81,7 @@ def main() -> int:
     try:
         config = EngineConfig.from_json(next(messages)["config"]).with_draft(steps)
         with config.loaded(steps) as (engine, deployed), ExitStack() as stack:
-            drafter = shared_speculation(config.drafts, engine, stack.enter_context, steps)
+            drafter = speculation(config.drafts, engine, stack.enter_context, steps)
             loop = ServingLoop(engine, deployed, control.send, drafter, reproducible=config.reproducible)
             control.send({"ready": loop.status()})
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()

@@ -12,7 +12,7 @@ from typing import Any
 
 from edge.deployment.deployed import DeployedModel
 from edge.errors import ContextFull, EngineError, SamplingError
-from edge.llm.interface import StepDrafter, TextEngine
+from edge.llm.interface import Drafter, TextEngine
 from edge.llm.requests import Event, Request, Running
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
@@ -36,7 +36,7 @@ class ServingLoop:
         engine: TextEngine,
         deployed: DeployedModel | None,
         send: Callable[..., None],
-        drafter: StepDrafter | None = None,
+        drafter: Drafter | None = None,
         *,
         reproducible: bool = False,
     ) -> None:
@@ -204,7 +204,7 @@ class ServingLoop:
                 "prompt_tokens": len(running.request.prompt),
                 "generated_tokens": len(running.continuation.tokens),
             }
-            for running in self._scheduler.running
+            for running in sorted(self._scheduler.running, key=lambda one: one.slot.sequence if one.slot else -1)
         ]
         return {
             **self._about.to_json(),

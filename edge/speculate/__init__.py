@@ -1,1 +1,1 @@
-"""Several tokens in one pass: guesses at what comes next, and whether checking them pays."""
+"""Speculative decoding: drafts of the next tokens, and whether verifying them pays."""

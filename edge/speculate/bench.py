@@ -1,4 +1,4 @@
-"""What guesses bring on an engine: passes of several rows, and one answer with guesses beside one without."""
+"""Benchmark of speculative decoding: passes of several rows, and an answer with drafts beside one without."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 
 from edge.llm.generate import generate
 from edge.llm.interface import Drafter, TextEngine
-from edge.llm.sampler import LogitsRequest, SamplingParams
-from edge.llm.sequence import Session
+from edge.llm.sampler import SamplingParams
+from edge.llm.scheduler import Scheduler
+from edge.llm.slot import Slot
 from edge.speculate.choice import SIZES
 from edge.speculate.factory import Draft, speculation
 from edge.speculate.speculation import Speculation
@@ -24,7 +25,7 @@ _PASSES = 5  # of each size
 
 @dataclass(frozen=True)
 class SpeculationResult:
-    """One greedy answer to random tokens, with guesses and without. Other texts can be guessed better, or worse."""
+    """One greedy answer to random tokens, with drafts and without. Other texts can be drafted better, or worse."""
 
     drafter: Speculation
     pass_ms: dict[int, float]  # by rows: the median
@@ -35,15 +36,15 @@ class SpeculationResult:
     def of(
         cls, engine: TextEngine, draft: Draft, prompt_tokens: int, gen_tokens: int, steps: Steps = SILENT
     ) -> SpeculationResult | None:
-        """Measure it; None where nothing guesses. engine: made with `with_room`. The errors of `speculation`."""
+        """Measure it; None where nothing drafts. engine: made with `with_room`. The errors of `speculation`."""
         with ExitStack() as stack:
             drafter = speculation(draft, engine, stack.enter_context, steps)
             if drafter is None:
                 return None
             prompt = np.random.default_rng(0).integers(0, engine.model.n_vocab, prompt_tokens).tolist()
             passes = pass_ms(engine, prompt)
-            plain, guessed = (_tokens_per_s(engine, prompt, gen_tokens, one) for one in (None, drafter))
-            return cls(drafter, passes, plain, guessed)
+            plain, drafted = (_tokens_per_s(engine, prompt, gen_tokens, one) for one in (None, drafter))
+            return cls(drafter, passes, plain, drafted)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as docs/cli.md says."""
@@ -64,24 +65,21 @@ class SpeculationResult:
 
 
 def pass_ms(engine: TextEngine, prompt: list[int]) -> dict[int, float]:
-    """What passes of each size take behind a prompt. What they computed is forgotten."""
-    session = Session(engine)
-    session.wanted = lambda _: LogitsRequest(1)
-    session.prefill(prompt)
-    taken = {
-        size: [_milliseconds(session, size) for _ in range(_PASSES)] for size in SIZES if size <= session.most_rows
-    }
-    return {size: median(ms) for size, ms in taken.items()}
+    """Milliseconds of a pass of each size behind a prompt, by rows. What they computed is forgotten."""
+    slot = Slot(engine)
+    slot.prefill(prompt, top=1)
+    most = min(engine.outputs, engine.batch, engine.context - len(prompt))
+    return {size: median(_milliseconds(slot, size) for _ in range(_PASSES)) for size in SIZES if size <= most}
 
 
-def _milliseconds(session: Session, size: int) -> float:
+def _milliseconds(slot: Slot, size: int) -> float:
     began = time.perf_counter()
-    session.check([0] * size)
-    session.forget(size)
+    slot.decode([0] * size, "all", top=1)
+    slot.forget(size)
     return (time.perf_counter() - began) * 1e3
 
 
 def _tokens_per_s(engine: TextEngine, prompt: list[int], most: int, drafter: Drafter | None) -> float:
     greedy = SamplingParams(temperature=0, allow_repetition=True)  # the speed of loops counts as well
-    *_, last = generate(Session(engine), prompt, greedy, max_tokens=most, drafter=drafter)
+    *_, last = generate(Scheduler(engine, slots=1, drafter=drafter), prompt, greedy, max_tokens=most)
     return last.timing.decode_tokens_per_s

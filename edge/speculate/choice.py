@@ -1,9 +1,8 @@
-"""How many rows a pass should have: by what passes take, and by how many guesses were right. One, unless more are
-clearly faster.
+"""Choose the draft length from measured pass times and the acceptance rate. Draft nothing unless it is clearly faster.
 
 A pass of `rows` rows gives 1 to `rows` tokens, in the mean as many as `tokens_a_pass` says. What it costs is measured
-in passes of one row, and so is what trials lose: they are paid from a purse, which a part of the tokens fills. A draft
-model has to take in text before it can draft. That is no part of the pass: it is paid from the purse, too.
+in passes of one row, and so is what trials lose: they are paid from an exploration budget, which a part of the tokens
+fills. A draft model has to take in text before it can draft. That is no part of the pass: it is paid from there, too.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ MOST_ROWS = SIZES[-1]
 _KEPT = 8  # times of each size
 _BEST_PART = 4  # one in so many of these was the least disturbed: what else the machine does only adds to a pass
 _LEAST_PLAIN = 2  # passes of one row before anything else; the faster one counts
-_MEMORY = 0.95  # a guess counts so much less with every later one
-_PRIOR = 0.5, 1.0  # before there are any: that part of so many guesses was right
+_MEMORY = 0.95  # a draft counts so much less with every later one
+_PRIOR = 0.5, 1.0  # before there are any: that part of so many drafts was accepted
 _EXPLORATION_BUDGET = 0.5  # passes of one row that trials may lose at once
 _DEEPEST = -1.0  # what one trial can take, however long it lasted
 _FILLS = 0.01  # part of a pass of one row that a token brings: in the long run, trials take no more of the time
@@ -37,21 +36,21 @@ class RowChoice:
 
     def __init__(self, dearest: float = 1.0) -> None:
         """dearest: passes of one row that each row of a pass costs at most; more than 1 where drafting takes time."""
-        self.behind_s = 0.0  # seconds that the drafts would need before the next guess, as they were asked last
+        self.behind_s = 0.0  # seconds that the drafts would need before the next draft, as they were asked last
         self._dearest = dearest
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
-        self._right = self._guesses = 0.0  # of late
+        self._right = self._drafts = 0.0  # of late
         self._passes = 0
         self._had: dict[int, int] = {}  # by size: the last pass that had it
-        self._purse = _EXPLORATION_BUDGET
+        self._budget = _EXPLORATION_BUDGET
         self._won = 0.0  # passes of one row that drafts saved, less what they took
         self._wait = _WAIT
 
     @property
     def accepted(self) -> float:
-        """The fraction of guesses that is right, of late."""
+        """The acceptance rate of late: the fraction of drafts that were accepted."""
         share, weight = _PRIOR
-        return (share * weight + self._right) / (weight + self._guesses)
+        return (share * weight + self._right) / (weight + self._drafts)
 
     @property
     def plain_s(self) -> float:
@@ -59,7 +58,7 @@ class RowChoice:
         return self.seconds(1) or 0.0
 
     def seconds(self, size: int) -> float | None:
-        """What a pass of that size takes; None where there was none yet."""
+        """Seconds of a pass of that size; None where there was none yet."""
         times = sorted(self._seconds[size])
         return times[(len(times) - 1) // _BEST_PART] if times else None
 
@@ -74,8 +73,8 @@ class RowChoice:
         if len(self._seconds[1]) < _LEAST_PLAIN:
             return 1
         best = self.best(most)
-        purse = max(0.0, self._purse - (self._behind if best == 1 else 0.0))
-        affordable = [size for size in SIZES if size <= most and size != best and self._loss(size) <= purse]
+        budget = max(0.0, self._budget - (self._behind if best == 1 else 0.0))
+        affordable = [size for size in SIZES if size <= most and size != best and self._loss(size) <= budget]
         if 2 * best in affordable and not self._seconds[2 * best]:
             return 2 * best
         oldest = min(affordable, key=self._last, default=best)
@@ -87,7 +86,7 @@ class RowChoice:
         return oldest if due else best
 
     def checked(self, rows: int, used: float, seconds: float, tried: float | None = None) -> None:
-        """A pass of so many rows gave `used` tokens in so long. tried: guesses that were looked at; None: up to the
+        """A pass of so many rows gave `used` tokens in so long. tried: drafts that were looked at; None: up to the
         first that was wrong. Of several requests: each in the mean."""
         self._passes += 1
         size = max(size for size in SIZES if size <= rows)
@@ -100,12 +99,12 @@ class RowChoice:
         if rows > 1:
             self._wait = _WAIT if self.best() > 1 or gained > 0 else min(2 * self._wait, _MOST_WAIT)
         self._won = max(0.0, self._won + gained)
-        self._fill(max(min(self._purse, _DEEPEST), self._purse + gained), used)
+        self._fill(max(min(self._budget, _DEEPEST), self._budget + gained), used)
 
     def paid(self, seconds: float) -> None:
         """The drafts took so long to take in text. All of it counts: trials wait until it has come in again."""
         if self.plain_s:
-            self._purse -= seconds / self.plain_s
+            self._budget -= seconds / self.plain_s
             self._won = max(0.0, self._won - seconds / self.plain_s)
 
     def pays(self, seconds: float) -> bool:
@@ -115,15 +114,15 @@ class RowChoice:
         stake = _STAKE if clearly_faster(max(speeds, default=0.0), 1.0, by=DRAFT) else 0.0
         return 0 < seconds <= max(self._won, stake) * self.plain_s
 
-    def learned(self, right: int, guesses: int, used: int) -> None:
-        """Of a pass among others, whose time says nothing of it alone: so many of its guesses were right, and it gave
-        `used` tokens."""
+    def learned(self, right: int, drafts: int, used: int) -> None:
+        """Learn from a pass among others, whose time says nothing of it alone: so many of its drafts were accepted, and
+        it gave `used` tokens."""
         self._passes += 1
-        self._learn(right, guesses)
-        self._fill(self._purse, used)
+        self._learn(right, drafts)
+        self._fill(self._budget, used)
 
     def watched(self, right: bool) -> None:
-        """Of a pass of one row: whether a guess beside it would have been right."""
+        """Learn from a pass of one row: whether a draft beside it would have been accepted."""
         self._learn(float(right), 1.0)
 
     def tokens(self, size: int) -> float:
@@ -131,7 +130,7 @@ class RowChoice:
         return tokens_a_pass(self.accepted, size)
 
     def cost(self, size: int) -> float:
-        """What a pass of this size takes, in passes of one row: no less than one, and no more than its rows can cost.
+        """Cost of a pass of this size, in passes of one row: no less than one, and no more than its rows can cost.
         What was measured otherwise was a bad moment. Where none was measured, a smaller one says the most it can be."""
         seconds = self.seconds(size)
         if size == 1 or not self.plain_s:
@@ -144,21 +143,21 @@ class RowChoice:
         """`behind_s` in passes of one row."""
         return self.behind_s / self.plain_s if self.plain_s else 0.0
 
-    def _fill(self, purse: float, used: int | float) -> None:
-        """Add to the purse for `used` tokens. It holds the price of one trial, or the usual budget."""
+    def _fill(self, budget: float, used: int | float) -> None:
+        """Add to the budget for `used` tokens. It holds the price of one trial, or the usual budget."""
         most = max(_EXPLORATION_BUDGET, self._loss(SIZES[1]) + self._behind)
-        self._purse = min(most, purse + _FILLS * used)
+        self._budget = min(most, budget + _FILLS * used)
 
-    def _learn(self, right: float, guesses: float) -> None:
-        fading = _MEMORY**guesses
-        self._right, self._guesses = fading * self._right + right, fading * self._guesses + guesses
+    def _learn(self, right: float, drafts: float) -> None:
+        fading = _MEMORY**drafts
+        self._right, self._drafts = fading * self._right + right, fading * self._drafts + drafts
 
     def _last(self, size: int) -> int:
         """The last pass of this size; 0 if none."""
         return self._had.get(size, 0)
 
     def _loss(self, size: int) -> float:
-        """What a pass of this size is expected to lose, in passes of one row. One that was never measured may cost next
-        to nothing: it has its chance however few guesses are right."""
+        """Expected loss of a pass of this size, in passes of one row. One that was never measured may cost next
+        to nothing: it has its chance however few drafts are accepted."""
         accepted = self.accepted if self.seconds(size) else max(self.accepted, _PRIOR[0])
         return self.cost(size) - tokens_a_pass(accepted, size)

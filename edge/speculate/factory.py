@@ -1,4 +1,4 @@
-"""Guesses as a person asks for them: the room that checking takes, and the drafts themselves."""
+"""Speculative decoding as a person asks for it: the room that verifying takes, and the drafts themselves."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from edge.llm.info import ModelInfo
 from edge.llm.interface import TextEngine
 from edge.llm.model import Model
 from edge.llm.options import EngineOptions, reproducible
-from edge.llm.sequence import GreedyDrafter
+from edge.llm.slot import GreedyDrafter
 from edge.models.paths import PathLike, model_path
 from edge.quantization.model_in_type import model_in_type
-from edge.speculate.choice import MOST_ROWS, RowChoice
+from edge.speculate.choice import MOST_ROWS
 from edge.speculate.ngrams import NgramDrafts
-from edge.speculate.shared import FEW, SharedSpeculation
 from edge.speculate.small_model import DraftPace, ModelDrafts, check_vocabulary
-from edge.speculate.speculation import DRAFTED_ROW, Drafts, GuessingDevice, Speculation
+from edge.speculate.speculation import Speculation
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
 from quant.gguf.file import GgufFile
@@ -49,7 +48,7 @@ class WorkerDraft:
 
 
 Draft = str | Path | WorkerDraft
-"""What guesses: one of KINDS, the file of a model on this device, or a model on a worker."""
+"""Source of drafts: one of KINDS, the file of a model on this device, or a model on a worker."""
 
 KINDS = ("auto", "off", "ngram")
 """Kinds of drafts that need no model file. auto: what is free, from the text itself, where the model can check it."""
@@ -108,7 +107,7 @@ def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
 
 
 def settled(options: EngineOptions, draft: Draft) -> EngineOptions:
-    """As `reproducible` of edge/llm/options.py. EngineError also where tokens are guessed: how many a pass has follows
+    """As `reproducible` of edge/llm/options.py. EngineError also where tokens are drafted: how many a pass has follows
     from what passes take, and last bits from how many it has."""
     if draft != "off":
         raise EngineError('guesses depend on how long passes take; reproducible answers need draft="off"')
@@ -116,7 +115,7 @@ def settled(options: EngineOptions, draft: Draft) -> EngineOptions:
 
 
 def model_with(draft: Draft, engine: TextEngine, close: Callable[[], None], steps: Steps = SILENT) -> Model:
-    """A model whose single answers are guessed so. close: ends the engine, also where this fails. The errors of
+    """A model whose single answers are drafted so. close: ends the engine, also where this fails. The errors of
     `speculation`."""
     with ExitStack() as stack:
         stack.callback(close)
@@ -131,41 +130,13 @@ def speculation(
     steps: Steps = SILENT,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Speculation | None:
-    """What guesses for `engine`, which was made with `with_room`; None where nothing does. enter: is given what is to
-    be closed later. steps: told how a worker loads its model, and where it is lost. clock: in seconds.
+    """The drafter of `engine`, which was made with `with_room`; None for no drafts. A drafting model drafts for a
+    request that is alone. enter: is given what is to be closed later. steps: told how a worker loads its model, and
+    where it is lost. clock: in seconds.
 
     EngineError for a model whose layers cannot forget, unless it is "auto", and for a drafting model of another
     vocabulary; the errors of Engine, and of `DraftDevice`.
     """
-    opened = _opened(draft, engine, enter, steps, clock)
-    return None if opened is None else Speculation(opened.make(), opened.name, device=opened.device, clock=clock)
-
-
-def shared_speculation(
-    draft: Draft, engine: TextEngine, enter: Enter, steps: Steps = SILENT
-) -> SharedSpeculation | None:
-    """The same for requests that share steps. A drafting model guesses for one that is alone. The errors of
-    `speculation`."""
-    opened = _opened(draft, engine, enter, steps)
-    if opened is None:
-        return None
-    if isinstance(draft, str):
-        return SharedSpeculation(opened.make, opened.name, FEW)
-    choice = partial(RowChoice, DRAFTED_ROW)
-    return SharedSpeculation(opened.make, opened.name, 1, device=opened.device, choice=choice)
-
-
-@dataclass(frozen=True)
-class _Opened:
-    make: Callable[[], Drafts]
-    name: str  # of the drafts
-    device: GuessingDevice | None = None  # None: this one
-
-
-def _opened(
-    draft: Draft, engine: TextEngine, enter: Enter, steps: Steps, clock: Callable[[], float] = time.perf_counter
-) -> _Opened | None:
-    """What makes drafts."""
     if draft == "off" or (draft == "auto" and engine.model.is_recurrent):
         return None
     if engine.model.is_recurrent:
@@ -173,7 +144,7 @@ def _opened(
             f"{engine.path.name} has recurrent layers, which cannot forget a guess that was wrong; use --draft off"
         )
     if isinstance(draft, str):
-        return _Opened(NgramDrafts, "ngram")
+        return Speculation(NgramDrafts, "ngram", clock=clock)
     file = GgufFile.open(draft.path if isinstance(draft, WorkerDraft) else draft)
     check_loadable(file)
     check_vocabulary(engine.file, file)
@@ -182,8 +153,10 @@ def _opened(
 
         n_vocab, insecure = engine.model.n_vocab, draft.insecure
         device = enter(DraftDevice(draft.worker, draft.path, engine.context, n_vocab, insecure=insecure, steps=steps))
-        return _Opened(partial(ModelDrafts, device, DraftPace(), clock), file.path.name, device)
+        return Speculation(
+            partial(ModelDrafts, device, DraftPace(), clock), file.path.name, 1, device=device, clock=clock
+        )
     budgeted = engine.paging is not None
     options = EngineOptions(context=engine.context, threads=engine.threads, repack=False if budgeted else None)
     small = GreedyDrafter(enter(Engine(draft, options)))
-    return _Opened(partial(ModelDrafts, small, DraftPace(), clock), draft.name)
+    return Speculation(partial(ModelDrafts, small, DraftPace(), clock), draft.name, 1, clock=clock)

@@ -1,4 +1,4 @@
-"""Guesses from the text itself: what came where most of the last tokens stood before."""
+"""Prompt lookup (n-gram) drafting: what came where most of the last tokens stood before."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ LONGEST = 64  # tokens that are compared: passages that are alike for longer are
 _DIFFERS = 2  # tokens that are the same make up for one that differs: a copy may have its own word here and there
 _MOST_DIFFER = 2  # in a row: else it is no copy
 _LEAST_ALIKE = 8  # tokens of a copy, less what those that differ cost: fewer are chance
-_MOST_PLACES = 16  # that are looked at, the last ones first, so that a guess takes no longer in a long text
+_MOST_PLACES = 16  # that are looked at, the last ones first, so that a draft takes no longer in a long text
 
 
 class NgramDrafts(Drafts):
-    """What followed the last tokens where they stood before, in the prompt or in the answer."""
+    """Drafts what followed the last tokens where they stood before, in the prompt or in the answer."""
 
     free = True
 
@@ -23,7 +23,7 @@ class NgramDrafts(Drafts):
         self._tokens: list[int] = []
         self._last: dict[tuple[int, ...], int] = {}  # by each LEAST tokens: the last place behind them
         self._previous: list[int] = []  # by place: the one before it that is behind the same tokens; 0: none
-        self._back = 0  # from the end of the text to the place that the last guess was from; 0: none
+        self._back = 0  # from the end of the text to the place that the last draft was from; 0: none
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget what was, and take in a prompt."""

@@ -1,4 +1,4 @@
-"""Guesses from a smaller model with the same vocabulary, on this device or on a worker."""
+"""Drafts from a smaller model with the same vocabulary, on this device or on a worker."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge.errors import EngineError
-from edge.llm.interface import Guesser
-from edge.llm.sequence import common_prefix
+from edge.llm.interface import Proposer
+from edge.llm.slot import common_prefix
 from edge.speculate.speculation import Drafts
 from quant.gguf.file import GgufFile
 from quant.gguf.header import GgufArray
@@ -39,10 +39,10 @@ class ModelDrafts(Drafts):
     free = False
 
     def __init__(
-        self, guesser: Guesser, pace: DraftPace | None = None, clock: Callable[[], float] = time.perf_counter
+        self, proposer: Proposer, pace: DraftPace | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """guesser: of a model with the vocabulary of the one that checks. pace: of that model. clock: in seconds."""
-        self._guesser, self._clock = guesser, clock
+        """proposer: of a model with the vocabulary of the one that verifies. pace: of that model. clock: in seconds."""
+        self._proposer, self._clock = proposer, clock
         self._pace = DraftPace() if pace is None else pace
         self._tokens: list[int] = []
         self._first = 0  # the first token that the model sees
@@ -50,7 +50,7 @@ class ModelDrafts(Drafts):
         self._same = 0  # of these: so many are the text's
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Forget what was, and take in a prompt. Nothing is computed before a guess is asked for."""
+        """Forget what was, and take in a prompt. Nothing is computed before a draft is asked for."""
         self._tokens = list(prompt)
         self._same = common_prefix(self._held, self._tokens[self._first :])
         self._first = self._first if self._same else 0
@@ -73,12 +73,12 @@ class ModelDrafts(Drafts):
         this took."""
         whole = self._oldest(len(self._tokens) + self._ahead)
         first = whole if pays(self._pace.token_s * self._behind(whole)) else self._cheapest()
-        n_tokens = self._behind(first) - 1  # the last one is computed with the guess
+        n_tokens = self._behind(first) - 1  # the last one is computed with the draft
         self._first, self._same = first, len(self._tokens) - first - n_tokens - 1
         if n_tokens < 1:
             return 0.0
         began = self._clock()
-        self._guesser.propose(self._tokens[first:-1], 0)
+        self._proposer.propose(self._tokens[first:-1], 0)
         seconds = self._clock() - began
         if n_tokens >= _ENOUGH or not self._pace.token_s:
             self._pace.token_s = seconds / n_tokens
@@ -87,13 +87,13 @@ class ModelDrafts(Drafts):
 
     def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
         """`n` tokens behind the text and then `assumed`, each the likeliest; fewer where the context is too small for
-        so many, or the device that guesses is lost."""
-        n = min(n, self._guesser.context // 2)
+        so many, or the device that drafts is lost."""
+        n = min(n, self._proposer.context // 2)
         if n < 1 or not (self._tokens or assumed):
             return []
         first = max(self._first, self._oldest(len(self._tokens) + len(assumed) + n))
         text = [*self._tokens, *assumed][first:]
-        drafted = self._guesser.propose(text, n)
+        drafted = self._proposer.propose(text, n)
         self._first = min(first, len(self._tokens))
         self._hold([*text, *drafted[:-1]] if drafted and first == self._first else [])
         return drafted
@@ -114,12 +114,12 @@ class ModelDrafts(Drafts):
 
     @property
     def _ahead(self) -> int:
-        return min(_AHEAD, self._guesser.context // 2)
+        return min(_AHEAD, self._proposer.context // 2)
 
     def _oldest(self, n_tokens: int) -> int:
         """The first token that the context has room for with so many in all. Of a long text half a context at a time is
         left out, so that the rest is seldom computed again."""
-        context = self._guesser.context
+        context = self._proposer.context
         half = (context + 1) // 2
         beyond = n_tokens - context
         return half * (-(-beyond // half)) if beyond > 0 else 0

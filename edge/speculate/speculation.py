@@ -1,25 +1,26 @@
-"""Guesses at the next tokens, as many at a time as pays, and what came of them."""
+"""Speculative decoding: draft tokens of few requests at a time, as many as pay, and learn from what came of them."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from edge.llm.interface import VerifyResult
+from edge.llm.interface import Answer, VerifyResult
 from edge.speculate.choice import SIZES, RowChoice
-from edge.speculate.windows import WindowChoice
+from edge.speculate.windows import Shape, WindowChoice
 
-DRAFTED_ROW = 1.5  # passes of one row that a row costs at most, with its guess
-_LEAST_PLAIN = 3  # passes of one row in an answer, for a mean
+DRAFTED_ROW = 1.5  # passes of one row that a row costs at most, with its draft
+FEW = 4  # requests: of more, their own rows share the pass, and drafts bring little
+_LEAST_PLAIN = 3  # passes of one row, for a mean
 
 
 class Drafts(Protocol):
-    """Where guesses come from. They decide how fast an answer comes, never what it says."""
+    """Where drafts come from. They decide how fast an answer comes, never what it says."""
 
-    free: bool  # whether a guess takes next to no time
+    free: bool  # whether a draft takes next to no time
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget what was, and take in a prompt."""
@@ -33,28 +34,16 @@ class Drafts(Protocol):
         return 0.0
 
     def catch_up(self, pays: Callable[[float], bool]) -> float:
-        """Compute what the next guess needs of the text: more of it where the seconds for that pay. Return the seconds
+        """Compute what the next draft needs of the text: more of it where the seconds for that pay. Return the seconds
         that this took."""
         return 0.0
 
     def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
-        """At most `n` tokens that may follow all these and then `assumed`; fewer, or none, where there is no guess."""
+        """At most `n` tokens that may follow all these and then `assumed`; fewer, or none, where there is no draft."""
 
 
-def row_choice(drafts: Drafts) -> RowChoice:
-    """A choice of rows for passes with such drafts."""
-    return RowChoice() if drafts.free else RowChoice(DRAFTED_ROW)
-
-
-def watch(drafts: Drafts, tokens: Sequence[int], choice: RowChoice) -> None:
-    """A pass of one row gave these tokens. Where guessing is free, a guess would have been right or not: that is
-    learned at no cost."""
-    if drafts.free and len(tokens) == 1 and (guess := drafts.draft(1)):
-        choice.watched(guess[0] == tokens[0])
-
-
-class GuessingDevice(Protocol):
-    """`edge.cluster.drafting.DraftDevice`: a worker that guesses."""
+class DraftingDevice(Protocol):
+    """`edge.cluster.drafting.DraftDevice`: a worker that drafts."""
 
     @property
     def name(self) -> str:
@@ -62,27 +51,63 @@ class GuessingDevice(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it guesses no more."""
-
-
-def worker_json(device: GuessingDevice | None) -> dict[str, Any]:
-    """Where guesses are made, as docs/cli.md says. device: None for this one."""
-    return {"draft_worker": device and device.name, "draft_worker_lost": device is not None and device.is_lost}
+        """Whether it drafts no more."""
 
 
 @dataclass
-class DraftStats(ABC):
-    """What came of guesses."""
+class _Passes:
+    """Passes that were measured, of so many requests."""
 
-    drafted: int = 0  # tokens that were guessed and checked
-    accepted: int = 0  # of these: that were chosen
-    passes: int = 0  # of one row an answer, or more
-    rows: int = 0  # in all passes
+    tokens: float = 0.0  # that each request got of them
+    seconds: float = 0.0  # that they took, with the drafting
+    plain: int = 0  # those of one row
+    plain_s: float = 0.0  # that these took
+    usual_plain_s: float = 0.0  # of one such pass, also of earlier answers; 0 where there was none
 
     @property
-    @abstractmethod
+    def of_plain_s(self) -> float:
+        """Seconds that the same tokens take in passes of one row; 0 where that is not known."""
+        return self.tokens * (self.plain_s / self.plain if self.plain >= _LEAST_PLAIN else self.usual_plain_s)
+
+
+@dataclass
+class SpeculationStats:
+    """Figures of drafts. The prompt and its first token are not in it."""
+
+    drafted: int = 0  # tokens that were drafted and verified
+    accepted: int = 0  # of these: that were chosen
+    passes: int = 0  # of one row a request, or more
+    rows: int = 0  # in all passes
+    _measured: dict[int, _Passes] = field(default_factory=lambda: defaultdict(_Passes))  # by requests of a pass
+
+    @property
     def gain(self) -> float | None:
         """How many times as fast the tokens came as in passes of one row; None where nothing can be compared."""
+        known = [passes for passes in self._measured.values() if passes.of_plain_s]
+        return sum(one.of_plain_s for one in known) / sum(one.seconds for one in known) if known else None
+
+    @property
+    def seconds(self) -> float:
+        """That all measured passes took, with the drafting."""
+        return sum(passes.seconds for passes in self._measured.values())
+
+    def count(self, results: Sequence[VerifyResult]) -> None:
+        """Add a pass, and those of windows that it cancelled."""
+        cancelled = [rows for one in results for rows in one.cancelled]
+        first, rows = sum(one.is_first for one in results), sum(one.rows for one in results)
+        self.drafted += rows - first + sum(cancelled)
+        self.accepted += sum(one.used for one in results) - first
+        self.passes += 1 + len(cancelled)
+        self.rows += rows + sum(cancelled)
+
+    def time(self, results: Sequence[VerifyResult], seconds: float, is_plain: bool, usual_plain_s: float) -> None:
+        """Add what a pass took. is_plain: it had one row of each request and nothing beside it."""
+        passes = self._measured[len(results)]
+        passes.tokens += sum(one.used for one in results) / len(results)
+        passes.seconds += seconds
+        passes.plain += is_plain
+        passes.plain_s += seconds if is_plain else 0.0
+        passes.usual_plain_s = usual_plain_s
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as docs/cli.md and docs/serve.md say."""
@@ -94,113 +119,128 @@ class DraftStats(ABC):
             "gain": self.gain,
         }
 
-
-@dataclass
-class SpeculationStats(DraftStats):
-    """What came of the guesses in one answer. The prompt and its first token are not in it."""
-
-    tokens: int = 0  # that all passes gave
-    seconds: float = 0.0  # that all passes took, with the guessing
-    plain_passes: int = 0  # of one row
-    plain_s: float = 0.0  # that these took
-    usual_plain_s: float = 0.0  # of one such pass, also of earlier answers; 0 where there was none
-
-    @property
-    def gain(self) -> float | None:
-        """As `DraftStats`."""
-        enough = self.plain_passes >= _LEAST_PLAIN
-        plain_s = self.plain_s / self.plain_passes if enough else self.usual_plain_s
-        return self.tokens * plain_s / self.seconds if self.seconds and plain_s else None
-
     def __str__(self) -> str:
         if not self.drafted:
-            return "no token was guessed: it did not pay, or nothing was to be guessed"
+            return "no token was drafted: it did not pay, or there was no draft"
         gain = "" if self.gain is None else f", {self.gain:.2f} times as fast as one at a time"
         return (
-            f"{self.accepted} of {self.drafted} guesses right, {self.passes} passes of {self.rows / self.passes:.1f}"
-            f" rows{gain}"
+            f"{self.accepted} of {self.drafted} drafted tokens accepted, {self.passes} passes of"
+            f" {self.rows / self.passes:.1f} rows{gain}"
         )
 
 
 class Speculation:
-    """A `Drafter` for one conversation: it goes on with what it learned from answer to answer."""
+    """A `Drafter`: each request has its own text to draft from, and all of so many requests one choice of rows. It goes
+    on with what it learned from answer to answer."""
 
     def __init__(
         self,
-        drafts: Drafts,
+        drafts: Callable[[], Drafts],
         name: str,
+        few: int = FEW,
         *,
-        device: GuessingDevice | None = None,
-        choice: RowChoice | None = None,
-        windows: WindowChoice | None = None,
+        device: DraftingDevice | None = None,
+        choice: Callable[[], WindowChoice] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """name: of the drafts, for people. device: that guesses; None: this one. choice: how many rows a pass has.
-        windows: how many rows and windows there are, instead. clock: in seconds."""
-        self.name, self.device = name, device
-        if windows is None:
-            windows = WindowChoice(row_choice(drafts) if choice is None else choice)
-        self.windows = windows
-        self.choice = self.windows.rows
-        self.stats = SpeculationStats()
-        self._drafts, self._clock = drafts, clock
-        self._began = 0.0  # guessing; or the window before ended, where others were under way behind it
+        """drafts: makes those of a request. name: of them, for people. few: requests at once that have drafts. device:
+        that drafts; None: this one. choice: makes one of rows and windows; None: what suits the drafts. clock: in
+        seconds."""
+        self.name, self.device, self.stats = name, device, SpeculationStats()
+        self._make, self._few, self._clock = drafts, few, clock
+        self._drafts: dict[Answer, tuple[Drafts, int]] = {}  # and how much of its answer they know
+        self._choices: dict[int, WindowChoice] = defaultdict(choice or self._new_choice)  # by requests
+        self._choice: WindowChoice | None = None  # of the pass that is measured
+        self._began = 0.0  # drafting; or the window before ended, where others were in flight behind it
         self._caught_up_s = 0.0  # of that time, spent on text
-        self._goes_on = False  # such others are under way
-        self._was_plain = False  # the last pass had one row
+        self._goes_on = False  # such others are in flight
+        self._was_plain = False  # the last pass that was measured had one row of each request
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """An answer to these tokens begins."""
-        self.stats, self._goes_on, self._was_plain = SpeculationStats(), False, False
-        self._caught_up_s = 0.0
-        self._drafts.begin(prompt)
+    def begin(self) -> None:
+        """Count figures from now on, and forget those before."""
+        self.stats = SpeculationStats()
 
-    def shape(self, chosen: Sequence[int], most_rows: int, most_windows: int) -> tuple[int, int]:
-        """Rows of the next windows, and how many of these are to be under way: what pays. chosen: tokens of the answer
-        since the last call, or since `begin`."""
-        if self._was_plain:
-            watch(self._drafts, chosen, self.choice)
-        self._drafts.extend(chosen)
+    def shape(self, requests: Sequence[Answer], most_rows: int, most_windows: int = 1) -> Shape:
+        """Rows of each of these requests, which are all that run, in the next step; and how many such windows of one
+        that is alone are to be in flight: what pays. Drafting is not to take longer than it is worth, so that counts as
+        a part of the pass."""
+        for request in requests if len(requests) <= self._few else ():
+            if request not in self._drafts:
+                self._drafts[request] = self._make(), 0
+                self._drafts[request][0].begin(request.prompt)
         if not self._goes_on:
-            self._began = self._clock()
-        self.choice.behind_s = self._drafts.behind_s
-        return self.windows.shape(most_rows, most_windows)
+            self._began, self._caught_up_s = self._clock(), 0.0
+        if len(requests) > self._few:
+            self._choice = None
+            return 1, 1
+        self._choice = self._choices[len(requests)]
+        for request in requests:
+            self._take_in(request, self._choice)
+        self._choice.rows.behind_s = sum(self._drafts[request][0].behind_s for request in requests)
+        return self._choice.shape(max(1, min(most_rows, SIZES[-1] // len(requests))), most_windows)
 
-    def draft(self, first: Sequence[int], rows: int, assumed: Sequence[int] = ()) -> Sequence[int]:
+    def draft(self, request: Answer, first: Sequence[int], rows: int, assumed: Sequence[int] = ()) -> Sequence[int]:
         """A window of at most `rows` tokens: `first`, which was chosen, or nothing where the window is behind others;
-        then guesses at what follows the text and `assumed`. Empty where there is nothing to guess."""
-        guesses: Sequence[int] = ()
-        if rows > len(first):
-            self._caught_up_s += self._drafts.catch_up(self.choice.pays)
-            guesses = self._drafts.draft(rows - len(first), assumed)
-        tokens = [*first, *guesses]
+        then drafts of what follows the text and `assumed`. Empty where there is nothing to draft."""
+        if rows <= len(first) or self._choice is None:
+            return first
+        drafts, _ = self._drafts[request]
+        self._caught_up_s += drafts.catch_up(self._choice.rows.pays)
+        tokens = [*first, *drafts.draft(rows - len(first), assumed)]
+        if self._choice is not self._choices[1]:
+            return tokens
         return tokens[: max((size for size in SIZES if size <= len(tokens)), default=0)]  # of which times are known
 
-    def checked(self, window: VerifyResult) -> None:
-        """A window is over."""
-        now = self._clock()
+    def verified(self, results: Sequence[VerifyResult]) -> None:
+        """The logits of the oldest step came: what came of the window of each request."""
+        now, n = self._clock(), len(results)
         seconds, self._began = now - self._began, now
-        self._goes_on = window.right == window.used
-        self.choice.paid(self._caught_up_s)
-        self.windows.checked(window, seconds - self._caught_up_s)
-        self._caught_up_s = 0.0
-        stats, is_plain = self.stats, window.is_alone and window.rows == 1
-        self._was_plain = is_plain
-        stats.drafted += window.rows - window.is_first + sum(window.cancelled)
-        stats.accepted += window.used - window.is_first
-        stats.passes += 1 + len(window.cancelled)
-        stats.rows += window.rows + sum(window.cancelled)
-        stats.tokens += window.used
-        stats.seconds += seconds
-        stats.plain_passes += is_plain
-        stats.plain_s += seconds if is_plain else 0.0
-        stats.usual_plain_s = self.choice.plain_s
+        self.stats.count(results)
+        choice, self._goes_on, self._was_plain = self._choice, False, False
+        if choice is None:
+            return
+        choice.rows.paid(self._caught_up_s)
+        passed_s, self._caught_up_s = seconds - self._caught_up_s, 0.0
+        self._goes_on = results[0].right == results[0].used
+        self._was_plain = all(one.is_alone and one.rows == 1 for one in results)
+        if n == 1:
+            choice.verified(results[0], passed_s)
+        else:
+            size = next(size for size in SIZES if size * n >= sum(one.rows for one in results))
+            # Where a request had fewer drafts than others, those that it lacked were wrong.
+            tried = sum(min(one.used, size - 1) for one in results) / n
+            choice.rows.checked(size, sum(one.used for one in results) / n, passed_s, tried)
+        self.stats.time(results, seconds, self._was_plain, choice.rows.plain_s)
+
+    def disturbed(self) -> None:
+        """Something else is computed beside the pass: how long it takes says nothing."""
+        self._choice, self._goes_on = None, False
+
+    def ended(self, request: Answer) -> None:
+        """A request has ended."""
+        self._drafts.pop(request, None)
 
     def to_json(self) -> dict[str, Any]:
-        """Figures of the last answer, as docs/cli.md says."""
-        return {"draft": self.name, **worker_json(self.device), **self.stats.to_json()}
+        """Figures since `begin`, as docs/cli.md and docs/serve.md say."""
+        device = self.device
+        worker = {"draft_worker": device and device.name, "draft_worker_lost": device is not None and device.is_lost}
+        return {"draft": self.name, **worker, **self.stats.to_json()}
 
     def describe(self) -> str:
         """The same in a line for people."""
         where = f" on {self.device.name}{', which is lost' if self.device.is_lost else ''}" if self.device else ""
         return f"{self.name}{where}: {self.stats}"
+
+    def _new_choice(self) -> WindowChoice:
+        drafts, _ = next(iter(self._drafts.values()))
+        return WindowChoice(RowChoice() if drafts.free else RowChoice(DRAFTED_ROW))
+
+    def _take_in(self, request: Answer, choice: WindowChoice) -> None:
+        """Let the drafts of a request know all of its text. Where drafting is free and the last pass had one row, a
+        draft beside it would have been right or not: that is learned at no cost."""
+        drafts, known = self._drafts[request]
+        news = request.answer[known:]
+        if self._was_plain and drafts.free and len(news) == 1 and (draft := drafts.draft(1)):
+            choice.rows.watched(draft[0] == news[0])
+        drafts.extend(news)
+        self._drafts[request] = drafts, known + len(news)

@@ -1,8 +1,8 @@
-"""How many windows are under way where an engine has stages, and their rows: by what they take, and by how many guesses
-were right. One, unless more are clearly faster.
+"""Choose how many windows are in flight over stages, and their rows, from what they take and the acceptance rate. One,
+unless more are clearly faster.
 
-A window that follows others comes soon behind them; the first after a wrong guess has all stages before it, and what
-was cancelled. A window of r rows is followed with the chance that all r guesses behind its rows are right, a^r. So it
+A window that follows others comes soon behind them; the first after a wrong draft has all stages before it, and what
+was cancelled. A window of r rows is followed with the chance that all r drafts behind its rows are accepted, a^r. So it
 takes, in the mean,
 
     (1 - a^r) first + a^r next        passes of its rows alone, and gives as many tokens as one
@@ -21,7 +21,7 @@ from edge.speculate.choice import SIZES, RowChoice
 from partition.predict.hysteresis import DRAFT, clearly_faster
 
 Shape = tuple[int, int]
-"""Rows of a window, and windows under way."""
+"""Rows of a window, and windows in flight."""
 
 _KEPT = 8  # times of each kind
 _LONGEST = 3.0  # passes alone that one of them counts at most: a bad moment is one of eight
@@ -32,7 +32,7 @@ _MOST_WAIT = 1024
 
 
 class _Times:
-    """What windows took, of which so many were to be under way: in passes of their rows alone."""
+    """Times of windows, of which so many were to be in flight: in passes of their rows alone."""
 
     def __init__(self) -> None:
         self.first: deque[float] = deque(maxlen=_KEPT)
@@ -45,14 +45,14 @@ class WindowChoice:
     """Chooses the shape of the next windows, and learns from what came of them."""
 
     def __init__(self, rows: RowChoice) -> None:
-        """rows: chooses them where one window is under way."""
+        """rows: chooses them where one window is in flight."""
         self.rows = rows
         self._times: dict[int, _Times] = defaultdict(_Times)  # by windows
         self._before: VerifyResult | None = None
         self._windows = self._alone = 0  # numbers of the last window, and of the last that was alone
 
     def shape(self, most_rows: int, most_windows: int) -> Shape:
-        """Of the next windows."""
+        """Shape of the next windows."""
         rows, alone = self.rows.rows(most_rows), self.rows.best(most_rows)
         due = self._windows < _LEAST_ALONE or self._windows - self._alone >= _ALONE
         if most_windows == 1 or rows != alone or due or not self.rows.plain_s:
@@ -61,7 +61,7 @@ class WindowChoice:
         plain = self.rows.tokens(alone) / self.rows.cost(alone)
         return best if best is not None and clearly_faster(self._speed(best), plain, by=DRAFT) else (rows, 1)
 
-    def checked(self, window: VerifyResult, seconds: float) -> None:
+    def verified(self, window: VerifyResult, seconds: float) -> None:
         """A window is over, so long after it was begun, or after the one before it."""
         self._windows += 1
         before, self._before = self._before, window
@@ -97,7 +97,7 @@ class WindowChoice:
         return best
 
     def _forget(self, times: _Times) -> None:
-        """What was left long ago is tried again, and ever more seldom."""
+        """Forget times of long ago, so that they are measured again, ever more seldom."""
         if (times.first or times.next) and self._windows - times.last >= times.wait:
             times.first.clear()
             times.next.clear()

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge.llm.interface import Guesser
-from edge.llm.sequence import common_prefix
+from edge.llm.interface import Proposer
+from edge.llm.slot import common_prefix
 from edge.parallel.follower import IDLE_S
 from transport.errors import ProtocolError
 from transport.frame import Kind, Payload
@@ -73,7 +73,7 @@ def unpack(data: Payload) -> DraftQuery | None:
     return DraftQuery(keep, n, tuple(np.frombuffer(data, _ID, offset=_HEAD.size).tolist()))
 
 
-class RemoteDrafter:
+class RemoteProposer:
     """The drafter at the other end of a link."""
 
     def __init__(self, link: Link, context: int, n_vocab: int) -> None:
@@ -114,7 +114,7 @@ class RemoteDrafter:
         return draft
 
 
-def follow(guesser: Guesser, link: Link) -> None:
+def follow(proposer: Proposer, link: Link) -> None:
     """Answer the requests for drafts that come over `link`, until its end. Raises errors of links and of the engine."""
     text: list[int] = []
     most = _HEAD.size + MOST_TOKENS * _ID.itemsize
@@ -126,17 +126,17 @@ def follow(guesser: Guesser, link: Link) -> None:
         if query is None:
             return
         n_tokens = query.keep + len(query.tokens)
-        if query.keep > len(text) or not 0 < n_tokens <= guesser.context - max(1, query.n):
+        if query.keep > len(text) or not 0 < n_tokens <= proposer.context - max(1, query.n):
             raise ProtocolError(
                 f"{query.n} guesses behind {n_tokens} tokens were asked for, {query.keep} of them known; known are"
-                f" {len(text)}, and there is room for {guesser.context}"
+                f" {len(text)}, and there is room for {proposer.context}"
             )
-        _check_ids(query.tokens, guesser)
+        _check_ids(query.tokens, proposer)
         text[query.keep :] = query.tokens
-        link.send(np.array(guesser.propose(text, query.n), _ID).tobytes())
+        link.send(np.array(proposer.propose(text, query.n), _ID).tobytes())
 
 
-def _check_ids(tokens: Sequence[int], guesser: Guesser) -> None:
+def _check_ids(tokens: Sequence[int], proposer: Proposer) -> None:
     """Raise ProtocolError for what is no token id: an engine would end on it."""
-    if not all(0 <= token < guesser.n_vocab for token in tokens):
-        raise ProtocolError(f"the tokens {tokens!s:.80} came; token ids are from 0 to {guesser.n_vocab - 1}")
+    if not all(0 <= token < proposer.n_vocab for token in tokens):
+        raise ProtocolError(f"the tokens {tokens!s:.80} came; token ids are from 0 to {proposer.n_vocab - 1}")

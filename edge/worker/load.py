@@ -13,7 +13,7 @@ from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.prefixes import seal
-from edge.llm.sequence import GreedyDrafter
+from edge.llm.slot import GreedyDrafter
 from edge.llm.states import held_bytes
 from edge.net.relink import Relink
 from edge.paging import memory

@@ -1,4 +1,4 @@
-"""Windows of a request that is alone, in a simulation, by the rules of `edge.llm.windows`."""
+"""Windows of a request that is alone, in a simulation, by the rules of `edge.llm.in_flight`."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import Session
+from edge.llm.slot import Slot
 from partition.plan.plan import Range
 from tests.conftest import Synthetic
 from tests.support.deployments import EXACT, deployed, deviations, pipeline, stages, tensor
@@ -40,15 +40,15 @@ def test_tokens_after_shifts_are_those_of_one_device(one: Worker, synthetic: Syn
 
 def through_shifts(engine: TextEngine) -> NDArray[np.float32]:
     """Logits of each token of a history that fills the context more than once, then of a prompt without its middle."""
-    session, logits = Session(engine), []
-    session.prefill(TOKENS[:60])
+    slot, logits = Slot(engine), []
+    slot.prefill(TOKENS[:60])
     for token in TOKENS[60:]:
-        if session.full:
-            assert session.make_room(BEGINNING) == (engine.context - BEGINNING) // 2
-        logits.append(session.step(token).copy())
-    prompt = [*session.tokens[:20], *session.tokens[40:], 5, 6]
-    logits.append(session.prefill(prompt, in_place=True).copy())
-    assert (session.dropped, session.computed, session.exact) == (20, 2, BEGINNING)
+        if slot.is_full:
+            assert slot.shift(BEGINNING) == (engine.context - BEGINNING) // 2
+        logits.append(slot.decode([token]).copy())
+    prompt = [*slot.tokens[:20], *slot.tokens[40:], 5, 6]
+    logits.append(slot.prefill(prompt, in_place=True).copy())
+    assert (slot.dropped, slot.computed, slot.exact) == (20, 2, BEGINNING)
     return np.stack(logits)
 
 

@@ -18,7 +18,6 @@ from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import Session
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.factory import with_room
 from edge.speculate.speculation import Drafts, Speculation
@@ -35,7 +34,7 @@ from tests.support.deployments import (
     stages,
     tensor,
 )
-from tests.support.guessing import Always
+from tests.support.guessing import one_slot, speculate
 from tests.support.workers import Worker, worker
 
 GREEDY = SamplingParams(temperature=0)
@@ -85,7 +84,7 @@ def test_guessed_tokens_are_checked_by_all_ranks(one: Worker, how: dict[str, Any
         assert deployment.engine.outputs == MOST_ROWS
         for prompt in prompts:
             wanted = answered(single, prompt)
-            drafter = Speculation(EveryOther(wanted), "every other", choice=Always())
+            drafter = speculate(EveryOther(wanted))
             assert answered(deployment.engine, prompt, drafter) == wanted
             assert 0 < drafter.stats.accepted < drafter.stats.drafted
 
@@ -111,7 +110,7 @@ class EveryOther(Drafts):
 
 def answered(engine: TextEngine, prompt: list[int], drafter: Speculation | None = None) -> list[int]:
     """The tokens of a greedy answer."""
-    responses = generate(Session(engine), prompt, GREEDY, max_tokens=20, drafter=drafter)
+    responses = generate(one_slot(engine, drafter), prompt, GREEDY, max_tokens=20)
     return [r.token_id for r in responses if r.token_id is not None]
 
 

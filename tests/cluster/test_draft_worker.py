@@ -21,15 +21,14 @@ from edge.llm.engine import Engine
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.serve.config import EngineConfig
-from edge.speculate.factory import WorkerDraft, drafts, shared_speculation, speculation, with_room
+from edge.speculate.factory import WorkerDraft, drafts, speculation, with_room
 from edge.speculate.small_model import ModelDrafts
-from edge.speculate.speculation import Speculation
 from edge.tasks import SILENT, Steps
 from edge.worker import draft_queries
 from tests.conftest import Synthetic
 from tests.support.commands import ASKED, main
 from tests.support.deployments import ONE_THREAD, Heard, questions
-from tests.support.guessing import ROOM, Always, Answers, ids, plain_answers, run
+from tests.support.guessing import ROOM, Answers, always, ids, plain_answers, run, speculate
 from tests.support.helpers import until
 from tests.support.workers import Worker
 from transport.errors import TransportError
@@ -47,7 +46,7 @@ def engine() -> Iterator[Engine]:
 
 
 class Counted:
-    """A guesser that counts. At its `at`th request something happens first."""
+    """A proposer that counts. At its `at`th request something happens first."""
 
     def __init__(self, device: DraftDevice, at: int = 0, then: Callable[[], None] = lambda: None) -> None:
         self.device, self.at, self.then = device, at, then
@@ -74,7 +73,7 @@ def guessing(one: Worker, engine: Engine, steps: Steps = SILENT) -> Iterator[Dra
 def test_answers_are_the_same_and_ids_alone_cross(one: Worker, engine: Engine, plain: Answers) -> None:
     with guessing(one, engine) as device:
         counted = Counted(device)
-        drafter = Speculation(ModelDrafts(counted), "small", device=device, choice=Always(4))
+        drafter = speculate(ModelDrafts(counted), "small", device=device, choice=always(4))
         assert device._loaded is not None
         link = device._loaded.link
         sent, received = link.sent_bytes, link.received_bytes  # while it was made
@@ -127,7 +126,7 @@ def test_its_loss_leaves_the_answer_as_it_was(
                 monkeypatch.setattr(draft_queries, "ANSWER_S", 0.5)
 
         counted = Counted(device, 3, lose)  # the first takes in the prompt
-        drafter = Speculation(ModelDrafts(counted), "small", device=device, choice=Always(4))
+        drafter = speculate(ModelDrafts(counted), "small", device=device, choice=always(4))
         assert ids(run(engine, first[0], drafter)) == first[1]
         assert drafter.stats.drafted > 0
         assert counted.requests > 2
@@ -154,9 +153,8 @@ def test_it_is_taken_back_when_it_is_there_again(
     try:
         begun[0].port = int(begun[0].says(r"INFO listening .*address=\S+:(\d+)\b")[1])
         with DraftDevice(begun[0].address, MODEL_PATH, engine.context, engine.model.n_vocab, steps=steps) as device:
-            drafter = Speculation(
-                ModelDrafts(Counted(device, 2, begun[0].kill)), "small", device=device, choice=Always(4)
-            )
+            counted = Counted(device, 2, begun[0].kill)
+            drafter = speculate(ModelDrafts(counted), "small", device=device, choice=always(4))
             assert ids(run(engine, first[0], drafter)) == first[1]
             assert device.is_lost
             until(lambda: device._again_s == 0.04, "two tries more")
@@ -190,7 +188,7 @@ def test_what_a_person_asks_for_is_done(one: Worker, engine: Engine, tmp_path: P
 def test_requests_are_guessed_for(one: Worker, engine: Engine, plain: Answers) -> None:
     prompt, wanted = next(iter(plain.items()))
     with ExitStack() as stack:
-        drafter = shared_speculation(WorkerDraft(MODEL_PATH, one.address), engine, stack.enter_context)
+        drafter = speculation(WorkerDraft(MODEL_PATH, one.address), engine, stack.enter_context)
         assert drafter is not None
         scheduler = Scheduler(engine, drafter=drafter)
         scheduler.add(Request(list(prompt), 24))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.llm.sequence import Session
+from edge.llm.slot import Slot
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from tests.support.architectures import CLOSE
 from tests.support.deployments import pipeline, tensor
@@ -27,24 +27,24 @@ QUESTION = [270 + 3 * i % 40 for i in range(21)]  # more than a batch
 NEXT = list(range(300, 311))
 
 
-def turn(session: Session, prompt: list[int], answer: int = 7) -> list[NDArray[np.float32]]:
-    """Logits after a prompt, and after each token of a greedy answer, all of which the session holds then."""
-    logits = [session.prefill(prompt).copy()]
+def turn(slot: Slot, prompt: list[int], answer: int = 7) -> list[NDArray[np.float32]]:
+    """Logits after a prompt, and after each token of a greedy answer, all of which the slot holds then."""
+    logits = [slot.prefill(prompt).copy()]
     for _ in range(answer):
-        logits.append(session.step(int(logits[-1].argmax())).copy())
+        logits.append(slot.decode([int(logits[-1].argmax())]).copy())
     return logits
 
 
 def conversation(engine: TextEngine) -> tuple[list[NDArray[np.float32]], list[int]]:
     """Logits of four turns: a question, one more, the last asked again in other words, and a new conversation. And how
     many tokens the prompt of each had to compute."""
-    session = Session(engine)
-    logits = turn(session, QUESTION)
-    computed = [session.computed]
-    first = list(session.tokens)
+    slot = Slot(engine)
+    logits = turn(slot, QUESTION)
+    computed = [slot.computed]
+    first = list(slot.tokens)
     for prompt in ([*first, *NEXT], [*first, *NEXT[::-1]], NEXT):
-        logits += turn(session, prompt)
-        computed.append(session.computed)
+        logits += turn(slot, prompt)
+        computed.append(slot.computed)
     return logits, computed
 
 

@@ -16,7 +16,7 @@ import pytest
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions
-from edge.llm.sequence import Session, move
+from edge.llm.slot import Slot, move
 from edge.llm.states import BLOCK_TOKENS
 from edge.parallel.shard import Shard
 from partition.architectures.table import RULES
@@ -88,13 +88,13 @@ def identical(a: KVBlock, b: KVBlock) -> bool:
     )
 
 
-def further(session: Session, tokens: list[int], n: int) -> list[int]:
-    """The `n` likeliest tokens after these, one after another. All but the last are in the session then."""
+def further(slot: Slot, tokens: list[int], n: int) -> list[int]:
+    """The `n` likeliest tokens after these, one after another. All but the last are in the slot then."""
     chosen = []
-    logits = session.prefill([*session.tokens, *tokens])
+    logits = slot.prefill([*slot.tokens, *tokens])
     for _ in range(n - 1):
         chosen.append(int(logits.argmax()))
-        logits = session.step(chosen[-1])
+        logits = slot.decode([chosen[-1]])
     return [*chosen, int(logits.argmax())]
 
 
@@ -133,7 +133,7 @@ def test_heads_of_several_sizes(arch: str, tmp_path: Path) -> None:
     """Keys of layers with a window can be smaller than those without, and keys than values."""
     model = synthetic(tmp_path / f"{arch}.gguf", arch, layers=12, embd=64, ff=64)
     with Engine(model, EXACT) as one, ranks_here(model, pipeline(6, 6), EXACT, tmp_path) as spread:
-        kept, undisturbed = Session(spread), Session(one)
+        kept, undisturbed = Slot(spread), Slot(one)
         before = further(kept, PROMPT, 8)
         assert further(undisturbed, PROMPT, 8) == before
         assert identical(spread.states.read(0, Range(30, 46)), one.states.read(0, Range(30, 46)))
@@ -149,11 +149,11 @@ def test_between_any_two_plans(arch: str, folder: Path, tmp_path: Path) -> None:
     model = synthetic(folder / f"{arch}.gguf", arch)
     plans = [ONE, *plans_of(arch)]
     with engines(model, plans[1:], tmp_path) as started, Engine(model, EXACT) as undisturbed:
-        session = Session(undisturbed)
-        before = further(session, PROMPT, 8)
-        wanted = further(session, before[-1:], TOKENS)
+        slot = Slot(undisturbed)
+        before = further(slot, PROMPT, 8)
+        wanted = further(slot, before[-1:], TOKENS)
         for i, source in enumerate(plans):
-            kept = Session(started[source])
+            kept = Slot(started[source])
             assert further(kept, PROMPT, 8) == before
             history, state = list(kept.tokens), started[source].states.read(0, Range(30, 46))
             others = plans[i + 1 :] + plans[:i]
@@ -173,12 +173,12 @@ def test_types_of_keys_and_values(kv_type: str, flash_attention: str, folder: Pa
     kinds = replace(EXACT, kv_type=kv_type, flash_attention=flash_attention)
     others = replace(kinds, flash_attention="on")
     with ExitStack() as stack:
-        session = Session(stack.enter_context(Engine(model, kinds)))
-        session.prefill(PROMPT)
-        wanted = session.engine.states.read(0, Range(16, 32))
+        slot = Slot(stack.enter_context(Engine(model, kinds)))
+        slot.prefill(PROMPT)
+        wanted = slot.engine.states.read(0, Range(16, 32))
         for how in PLANS.values():
-            session = move(session, stack.enter_context(ranks_here(model, how, others, tmp_path)))
-            assert identical(session.engine.states.read(0, Range(16, 32)), wanted)
+            slot = move(slot, stack.enter_context(ranks_here(model, how, others, tmp_path)))
+            assert identical(slot.engine.states.read(0, Range(16, 32)), wanted)
 
 
 def test_heads_that_share_a_quantized_block_cannot_be_told_apart(folder: Path) -> None:
@@ -201,24 +201,24 @@ def test_positions_turned_by_other_factors_are_not_mixed(folder: Path, tmp_path:
     kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
     short, long = (replace(EXACT, context=context, prefixes=kept) for context in (256, 512))
     with Engine(model, short) as first, Engine(model, long) as second:
-        session = Session(first)
-        session.prefill(PROMPT)
-        session.keep()
+        slot = Slot(first)
+        slot.prefill(PROMPT)
+        slot.keep()
         with pytest.raises(StateError, match="contexts of 256 and 512 tokens"):
-            move(session, second)
+            move(slot, second)
     for options, restored in ((long, 0), (short, (len(PROMPT) - 1) // BLOCK_TOKENS * BLOCK_TOKENS)):
         with Engine(model, options) as again:
-            session = Session(again)
-            session.prefill(PROMPT)
-            assert session.restored == restored
+            slot = Slot(again)
+            slot.prefill(PROMPT)
+            assert slot.restored == restored
         with (
             Engine(model, options) as single,
             ranks_here(model, PLANS["2 stages"], replace(options, prefixes=None), tmp_path) as staged,
         ):
-            session = Session(single)
-            session.prefill(PROMPT)
-            moved = move(session, staged)
-            assert further(moved, [5], 8) == further(session, [5], 8)
+            slot = Slot(single)
+            slot.prefill(PROMPT)
+            moved = move(slot, staged)
+            assert further(moved, [5], 8) == further(slot, [5], 8)
 
 
 def test_all_ranks_have_read_what_they_keep_before_the_last_step(
@@ -229,8 +229,8 @@ def test_all_ranks_have_read_what_they_keep_before_the_last_step(
     kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
     shards: list[Shard] = []
     with ranks_here(model, PLANS["2 stages"], replace(EXACT, prefixes=kept), tmp_path, shards) as engine:
-        session = Session(engine)
-        session.prefill(PROMPT)
+        slot = Slot(engine)
+        slot.prefill(PROMPT)
         slow = shards[1].engine.states
         usual = slow.keep
         ended: list[bool] = []
@@ -243,7 +243,7 @@ def test_all_ranks_have_read_what_they_keep_before_the_last_step(
 
         with monkeypatch.context() as patch:
             patch.setattr(slow, "keep", slowly)
-            keeping = start(session.keep)
+            keeping = start(slot.keep)
             begun.set()
             assert keeping.exception(TIMEOUT_S) is None
         assert ended == [False]
@@ -254,7 +254,7 @@ def test_a_window_that_another_sequence_has_taken_is_not_gone_back_to(folder: Pa
     """llama.cpp fills gaps with cells that the window of another sequence has passed."""
     model = synthetic(folder / "gemma2.gguf", "gemma2")
     with Engine(model, replace(EXACT, sequences=2, batch=128)) as engine:
-        first, second = (Session(engine, n) for n in range(2))
+        first, second = (Slot(engine, n) for n in range(2))
         first.prefill([300 + i for i in range(100)])
         wanted = second.prefill(PROMPT[:22]).copy()
         second.prefill([*PROMPT, *PROMPT])
@@ -266,17 +266,17 @@ def test_a_window_that_another_sequence_has_taken_is_not_gone_back_to(folder: Pa
 
 
 def test_kept_blocks_are_read_from_the_beginning_where_a_window_was_taken(folder: Path, tmp_path: Path) -> None:
-    """A session that cannot go back to where the blocks of a file begin."""
+    """A slot that cannot go back to where the blocks of a file begin."""
     model = synthetic(folder / "gemma2.gguf", "gemma2")
     kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
     options = replace(EXACT, context=512, sequences=2, batch=128, prefixes=kept)
     prompt = [10 + (7 * i * i + 3 * i) % 400 for i in range(220)]
     with Engine(model, options) as engine:
-        session = Session(engine)
-        wanted = session.prefill(prompt).copy()
-        session.keep()
+        slot = Slot(engine)
+        wanted = slot.prefill(prompt).copy()
+        slot.keep()
     with Engine(model, options) as engine:
-        first, second = (Session(engine, n) for n in range(2))
+        first, second = (Slot(engine, n) for n in range(2))
         first.prefill([300 + i for i in range(100)])
         second.prefill(prompt[:150])
         first.prefill([*first.tokens[:50], *(400 + i % 100 for i in range(170))])
@@ -295,12 +295,12 @@ def test_from_plan_to_plan_and_on(arch: str, folder: Path, tmp_path: Path) -> No
     tour = [ONE, *(plan for pair in permutations([*plans, ONE], 2) for plan in pair)]
     with engines(model, plans, tmp_path) as started, Engine(model, EXACT) as undisturbed:
         tokens_each = -(-TOKENS // len(tour))
-        wanted = further(Session(undisturbed), PROMPT, tokens_each * len(tour))
-        session = Session(started[ONE])
-        said = further(session, PROMPT, tokens_each)
+        wanted = further(Slot(undisturbed), PROMPT, tokens_each * len(tour))
+        slot = Slot(started[ONE])
+        said = further(slot, PROMPT, tokens_each)
         for plan in tour[1:]:
-            if started[plan] is not session.engine:
-                session = move(session, started[plan])
-            said += further(session, said[-1:], tokens_each)
-            assert session.computed == 1
+            if started[plan] is not slot.engine:
+                slot = move(slot, started[plan])
+            said += further(slot, said[-1:], tokens_each)
+            assert slot.computed == 1
         assert said == wanted

@@ -14,11 +14,11 @@ from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import Session
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.speculation import Speculation
 from tests.conftest import OPTIONS
 from tests.support import ROOT
+from tests.support.guessing import one_slot
 from tests.support.helpers import run_edge
 from tests.support.llama_cpp_chain import BareLlama
 from tests.support.repetition import first_loop
@@ -43,7 +43,7 @@ def engine(smollm2: Path) -> Iterator[Engine]:
 
 def asked(engine: Engine, question: str, sampling: SamplingParams, **more: Any) -> tuple[str, list[int], Response]:
     """The text, the tokens and the last response of a greedy answer, with drafts, which change no token."""
-    chat = Chat(engine, when_full="forget", drafter=Speculation(NgramDrafts(), "ngram"))
+    chat = Chat(engine, when_full="forget", drafter=Speculation(NgramDrafts, "ngram"))
     responses = list(chat.ask(question, sampling, **more))
     text = "".join(response.text for response in responses)
     return text, [r.token_id for r in responses if r.token_id is not None], responses[-1]
@@ -134,7 +134,7 @@ def test_samplers_draw_what_llama_cpp_draws(engine: Engine, bare: BareLlama, cas
     prompt = chat.prompt_tokens()
 
     def answer(options: dict[str, Any]) -> list[int]:
-        responses = generate(Session(engine), prompt, SamplingParams(**options), max_tokens=40)
+        responses = generate(one_slot(engine), prompt, SamplingParams(**options), max_tokens=40)
         return [one.token_id for one in responses if one.token_id is not None]
 
     options, beside = SAMPLERS[case]

@@ -17,7 +17,7 @@ from edge.prefixes import store
 from edge.serve.loop import ServingLoop
 from edge.serve.messages import error_json, error_of, generation_json
 from edge.serve.served import Generation
-from edge.speculate.factory import shared_speculation, with_room
+from edge.speculate.factory import speculation, with_room
 from partition.errors import PlanError
 
 WAIT_S = 60.0
@@ -110,7 +110,7 @@ def test_what_came_of_guesses_is_told(told: Told) -> None:
     options = with_room(EngineOptions(threads=1, context=512, sequences=2), "ngram")
     with Engine(MODEL_PATH, options) as engine:
         assert ServingLoop(engine, None, told.send).status()["speculation"] is None
-        drafter = shared_speculation("ngram", engine, lambda opened: opened)
+        drafter = speculation("ngram", engine, lambda opened: opened)
         loop = ServingLoop(engine, None, told.send, drafter)
         assert loop.status()["speculation"] == {
             "draft": "ngram", "draft_worker": None, "draft_worker_lost": False,

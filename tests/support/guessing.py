@@ -1,6 +1,6 @@
-"""Guesses for tests, and answers with them."""
+"""Drafts for tests, and answers with them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +9,9 @@ from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine, VerifyResult
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import Session
+from edge.llm.scheduler import Scheduler
 from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
-from edge.speculate.speculation import Drafts
+from edge.speculate.speculation import Drafts, Speculation
 from edge.speculate.windows import Shape, WindowChoice
 from tests.conftest import OPTIONS
 
@@ -32,6 +32,11 @@ class Always(RowChoice):
         return max(size for size in SIZES if size <= min(most, self._most))
 
 
+def always(most: int = MOST_ROWS) -> Callable[[], WindowChoice]:
+    """Makes choices of so many rows."""
+    return lambda: WindowChoice(Always(most))
+
+
 class AlwaysWindows(WindowChoice):
     """Windows of one shape, as far as there may be such. It counts those that followed others, and those cancelled."""
 
@@ -43,7 +48,7 @@ class AlwaysWindows(WindowChoice):
         rows, windows = self._fixed
         return max(size for size in SIZES if size <= min(rows, most_rows)), min(windows, most_windows)
 
-    def checked(self, window: VerifyResult, seconds: float) -> None:
+    def verified(self, window: VerifyResult, seconds: float) -> None:
         self.cancelled += len(window.cancelled)
         self.behind += not window.is_first
 
@@ -76,6 +81,22 @@ def ids(responses: Sequence[Response]) -> list[int]:
     return [r.token_id for r in responses if r.token_id is not None]
 
 
+def one_slot(engine: TextEngine, drafter: Drafter | None = None) -> Scheduler:
+    """A conversation: one request at a time, which continues what the one before left."""
+    return Scheduler(engine, slots=1, keep=True, drafter=drafter)
+
+
+def tokens_of(scheduler: Scheduler) -> list[int]:
+    """Those that its only slot holds."""
+    [slot] = scheduler.slots.all
+    return list(slot.tokens)
+
+
+def speculate(drafts: Drafts, name: str = "known", **how: Any) -> Speculation:
+    """Drafts of one kind for all requests, in every pass unless something else is chosen."""
+    return Speculation(lambda: drafts, name, **{"choice": always(), **how})
+
+
 def run(
     engine: TextEngine,
     prompt: Sequence[int],
@@ -84,7 +105,7 @@ def run(
     **more: Any,
 ) -> list[Response]:
     """An answer."""
-    return list(generate(Session(engine), prompt, sampling, drafter=drafter, **{"max_tokens": 24, **more}))
+    return list(generate(one_slot(engine, drafter), prompt, sampling, **{"max_tokens": 24, **more}))
 
 
 def plain_answers(prompts: Sequence[Sequence[int]]) -> Answers:

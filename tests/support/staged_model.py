@@ -33,6 +33,7 @@ class StagedModel:
         """model: a vocabulary. pass_s: of so many rows, over all stages. parts: of it, by stage; none: equal ones.
         delay_s: of each link."""
         self.model, self.stages, self.context = model, stages, context
+        self.owner: Any = None
         self.now_s = 0.0
         self.failed: Exception | None = None
         self.logits_cross = False

@@ -15,6 +15,7 @@ from edge.llm.engine import Engine
 from edge.llm.model import Model
 from edge.llm.sampler import SamplingParams
 from tests.conftest import OPTIONS, Synthetic
+from tests.support.guessing import tokens_of
 
 GREEDY = SamplingParams(temperature=0)
 ENDLESS = SamplingParams(temperature=0, grammar="root ::= [a-z] root")  # an answer of as many tokens as are asked for
@@ -124,10 +125,10 @@ def test_the_system_message_stays_when_an_answer_is_shifted(demo: Engine) -> Non
     chat = Chat(demo, system="Answer briefly.")
     answer = chat.ask("What is 3 plus 4?", ENDLESS, max_tokens=400)
     next(answer)
-    prompt = list(chat._session.tokens)
+    prompt = tokens_of(chat._scheduler)
     *_, last = answer
     assert last.usage.dropped_tokens > 0
-    held = chat._session.tokens
+    held = tokens_of(chat._scheduler)
     assert held[: chat._beginning(prompt)] == prompt[: chat._beginning(prompt)]
     text = b"".join(map(demo.model.piece, held)).decode()
     assert "Answer briefly." in text
@@ -137,12 +138,12 @@ def test_the_system_message_stays_when_an_answer_is_shifted(demo: Engine) -> Non
 def test_the_end_of_an_answer_longer_than_the_context_is_there_for_the_next_question(demo: Engine) -> None:
     chat = Chat(demo)
     list(chat.ask("Tell me a story.", ENDLESS, max_tokens=400))
-    held = list(chat._session.tokens)
+    held = tokens_of(chat._scheduler)
     last = list(chat.ask("How does it go on?", ENDLESS, max_tokens=8))[-1]
     assert last.usage.prompt_tokens - last.usage.cached_tokens <= 30
     assert last.usage.cached_tokens > demo.context // 4
     assert last.usage.dropped_tokens > 0
-    assert chat._session.tokens[8:64] in (held[i : i + 56] for i in range(len(held)))
+    assert tokens_of(chat._scheduler)[8:64] in (held[i : i + 56] for i in range(len(held)))
     list(chat.ask("And then?", ENDLESS, max_tokens=8))
     assert roles(chat) == ["user", "assistant"] * 2  # the long one is forgotten as others are
 

@@ -8,16 +8,16 @@ import pytest
 
 from edge.errors import EngineError
 from edge.llm.engine import Engine
-from edge.llm.interface import StepDrafter
+from edge.llm.interface import Drafter
 from edge.llm.requests import Event, Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.masks import MOST_BYTES
-from edge.speculate.shared import SharedSpeculation
+from edge.speculate.speculation import Speculation
 from tests.support import ROOT
 from tests.support.deployments import EXACT, pipeline, tensor
-from tests.support.guessing import Always, Known, ids, run
+from tests.support.guessing import Known, always, ids, run
 from tests.support.ranks_here import ranks_here
 
 MODEL = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
@@ -74,7 +74,7 @@ def prompt(single: Engine) -> list[int]:
 
 
 def answered(
-    engine: Engine | DistributedEngine, requests: list[Request], drafter: StepDrafter | None = None
+    engine: Engine | DistributedEngine, requests: list[Request], drafter: Drafter | None = None
 ) -> list[list[Event]]:
     """What comes of each request, all of them at once."""
     with Scheduler(engine, drafter=drafter) as scheduler:
@@ -119,7 +119,7 @@ def test_guesses_change_no_answer(single: Engine, spread: DistributedEngine, wro
     requests = [Request(one, 20, sampling) for one, sampling in zip(prompts, samplings, strict=True)]
     wanted = [[e.token_id for e in events if e.token_id is not None] for events in answered(single, requests)]
     known = {tuple(one): tokens for one, tokens in zip(prompts, wanted, strict=True)}
-    drafter = SharedSpeculation(lambda: Known(known, wrong), "known", choice=Always)
+    drafter = Speculation(lambda: Known(known, wrong), "known", choice=always())
     found = answered(spread, requests, drafter)
     assert [[e.token_id for e in events if e.token_id is not None] for events in found] == wanted
     assert drafter.stats.drafted > 0 or spread.stages > 1

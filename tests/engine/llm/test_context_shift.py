@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError
+from edge.llm.context_shift import dropped_stretch, matches
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import Session, _dropped_stretch, _matches, move
+from edge.llm.slot import Slot, move
 from edge.llm.states import BLOCK_TOKENS
 from partition.plan.plan import Range
 from tests.conftest import OPTIONS, Synthetic
+from tests.support.guessing import one_slot
 
 GREEDY = SamplingParams(temperature=0)
 ENDLESS = SamplingParams(temperature=0, grammar="root ::= [a-z] root")
@@ -40,36 +42,36 @@ def decoded(demo: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def shifted(engine: Engine) -> Session:
-    """A session that holds SHORTER, of which all but the first 20 tokens were shifted."""
-    session = Session(engine)
-    session.prefill(PROMPT)
-    session.prefill(SHORTER, in_place=True)
-    return session
+def shifted(engine: Engine) -> Slot:
+    """A slot that holds SHORTER, of which all but the first 20 tokens were shifted."""
+    slot = Slot(engine)
+    slot.prefill(PROMPT)
+    slot.prefill(SHORTER, in_place=True)
+    return slot
 
 
 def test_a_dropped_stretch_costs_no_prefill(demo: Engine, decoded: list[int]) -> None:
-    session = shifted(demo)
-    assert session.tokens == SHORTER
-    assert (session.dropped, session.computed, session.exact) == (30, 3, 20)
+    slot = shifted(demo)
+    assert slot.tokens == SHORTER
+    assert (slot.dropped, slot.computed, slot.exact) == (30, 3, 20)
     assert decoded[-1] == 3
     assert demo.kv_last(0) == len(SHORTER) - 1
 
 
 def test_without_in_place_it_is_computed(demo: Engine, decoded: list[int]) -> None:
-    session = Session(demo)
-    session.prefill(PROMPT)
-    session.prefill(SHORTER)
-    assert (session.dropped, session.computed, session.exact) == (0, len(SHORTER) - 20, None)
+    slot = Slot(demo)
+    slot.prefill(PROMPT)
+    slot.prefill(SHORTER)
+    assert (slot.dropped, slot.computed, slot.exact) == (0, len(SHORTER) - 20, None)
 
 
 def test_shifted_keys_are_those_of_their_new_positions(demo: Engine) -> None:
     """In the first layer keys and values depend on a token and its position alone: there a shift is exact."""
     positions = Range(0, len(SHORTER))
-    session = shifted(demo)
+    slot = shifted(demo)
     by_shift = demo.states.read(0, positions).layers
-    session.cut(0)
-    session.prefill(SHORTER)
+    slot.cut(0)
+    slot.prefill(SHORTER)
     computed = demo.states.read(0, positions).layers
     keys, wanted = (rows[0].keys.view(np.float16).astype(np.float32) for rows in (by_shift, computed))
     np.testing.assert_allclose(keys, wanted, atol=0.01 * wanted.std())
@@ -78,32 +80,35 @@ def test_shifted_keys_are_those_of_their_new_positions(demo: Engine) -> None:
 
 
 def test_the_next_token_after_a_shift_is_one_decode(demo: Engine, decoded: list[int]) -> None:
-    session = Session(demo)
-    responses = list(generate(session, PROMPT, ENDLESS, max_tokens=300, beginning=lambda: 10))
+    scheduler = one_slot(demo)
+    responses = list(generate(scheduler, PROMPT, ENDLESS, max_tokens=300, beginning=lambda: 10))
+    [slot] = scheduler.slots.all
     prompt_chunks = -(-len(PROMPT) // demo.batch)
     assert decoded[prompt_chunks:] == [1] * 299
     last = responses[-1]
     assert (last.finish_reason, last.usage.completion_tokens) == ("length", 300)
     drops = sorted({response.usage.dropped_tokens for response in responses})
     assert drops == [0, (demo.context - 10) // 2, 2 * ((demo.context - 10) // 2)]
-    assert session.tokens[:10] == PROMPT[:10]
-    assert session.exact == 10
+    assert slot.tokens[:10] == PROMPT[:10]
+    assert slot.exact == 10
     said = [response.token_id for response in responses if response.token_id is not None]
-    rest = session.tokens[10:]
+    rest = slot.tokens[10:]
     assert rest == (PROMPT + said)[-len(rest) - 1 : -1]  # the latest tokens; the very last was not computed
 
 
 def test_a_beginning_that_leaves_nothing_to_drop_ends_the_answer(demo: Engine) -> None:
-    responses = list(generate(Session(demo), PROMPT, ENDLESS, beginning=lambda: demo.context - 1))
+    responses = list(generate(one_slot(demo), PROMPT, ENDLESS, beginning=lambda: demo.context - 1))
     assert responses[-1].finish_reason == "length"
     assert responses[-1].usage.dropped_tokens == 0
 
 
-def test_a_session_that_lost_its_sequence_drops_nothing(demo: Engine) -> None:
-    session = shifted(demo)
-    Session(demo).prefill(PROMPT)
+def test_an_answer_that_lost_its_slot_drops_nothing(demo: Engine) -> None:
+    """Another scheduler took the engine before the context was full."""
+    responses = generate(one_slot(demo), PROMPT, ENDLESS, max_tokens=300, beginning=lambda: 10)
+    next(responses)
+    list(generate(one_slot(demo), PROMPT, ENDLESS, max_tokens=1))
     with pytest.raises(EngineError, match="something else used this model"):
-        session.make_room(0)
+        list(responses)
     assert demo.kv_last(0) == len(PROMPT) - 1
 
 
@@ -112,15 +117,15 @@ def test_a_shift_that_is_interrupted_is_not_done_twice(
     demo: Engine, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     """Of an interrupted decode nobody knows which layers' keys have moved, so all is computed again."""
-    session = Session(demo)
-    wanted = session.prefill(SHORTER).copy()
-    session.prefill(PROMPT)
+    slot = Slot(demo)
+    wanted = slot.prefill(SHORTER).copy()
+    slot.prefill(PROMPT)
     with monkeypatch.context() as patch:
         patch.setattr(demo, "decode_rows", failing(error))
         with pytest.raises(type(error)):
-            session.prefill(SHORTER, in_place=True)
-    found = session.prefill(SHORTER)
-    assert session.computed == len(SHORTER)
+            slot.prefill(SHORTER, in_place=True)
+    found = slot.prefill(SHORTER)
+    assert slot.computed == len(SHORTER)
     np.testing.assert_allclose(found, wanted, atol=1e-3 * wanted.std())
 
 
@@ -168,9 +173,9 @@ def options(tmp_path: Path) -> EngineOptions:
 def kept_of(options: EngineOptions, prompt: list[int]) -> int:
     """How many tokens of a prompt an engine that begins anew finds on disk."""
     with Engine(MODEL_PATH, options) as engine:
-        session = Session(engine)
-        session.prefill(prompt)
-        return session.restored
+        slot = Slot(engine)
+        slot.prefill(prompt)
+        return slot.restored
 
 
 def test_shifted_tokens_are_not_kept(options: EngineOptions) -> None:
@@ -187,9 +192,9 @@ def test_moved_ones_are_not_kept_either(options: EngineOptions) -> None:
 
 def test_what_is_computed_again_is_kept(options: EngineOptions) -> None:
     with Engine(MODEL_PATH, options) as engine:
-        session = shifted(engine)
-        session.prefill([*SHORTER[:19], *PROMPT[:40]])
-        session.keep()
+        slot = shifted(engine)
+        slot.prefill([*SHORTER[:19], *PROMPT[:40]])
+        slot.keep()
     whole = 59 // BLOCK_TOKENS * BLOCK_TOKENS
     assert kept_of(options, [*SHORTER[:19], *PROMPT[:40]]) == whole
 
@@ -198,13 +203,13 @@ def test_what_follows_shifted_tokens_is_not_read_from_disk(options: EngineOption
     """It belongs to the same tokens, but not to what is held of them."""
     longer = [*SHORTER, *PROMPT[:40]]
     with Engine(MODEL_PATH, options) as engine:
-        session = Session(engine)
-        session.prefill(longer)
-        session.keep()
+        slot = Slot(engine)
+        slot.prefill(longer)
+        slot.keep()
     with Engine(MODEL_PATH, options) as engine:
-        session = shifted(engine)
-        session.prefill(longer)
-        assert (session.restored, session.computed) == (0, 40)
+        slot = shifted(engine)
+        slot.prefill(longer)
+        assert (slot.restored, slot.computed) == (0, 40)
 
 
 # Finding the stretch.
@@ -217,19 +222,19 @@ def test_matches_are_those_of_the_definition(text: list[int], pattern: list[int]
             (i for i, (a, b) in enumerate(zip(rest, pattern, strict=False)) if a != b), min(len(rest), len(pattern))
         )
 
-    assert _matches(pattern, text) == [common(text[i:]) for i in range(len(text))]
+    assert matches(pattern, text) == [common(text[i:]) for i in range(len(text))]
 
 
 def test_the_stretch_is_dropped_that_leaves_most() -> None:
     held = [1, 2, 7, 7, 3, 4, 9, 8, 3, 4, 5, 6, 9]
-    assert _dropped_stretch(held, [1, 2, 3, 4, 5, 6, 0], 2, 4) == 6
-    assert _dropped_stretch(held, [1, 2, 3, 4, 5, 6, 0], 2, 5) == 0  # no more than four tokens would be saved
-    assert _dropped_stretch(held, [1, 2], 2, 1) == 0
-    assert _dropped_stretch(held, [*held, 5], len(held), 1) == 0
+    assert dropped_stretch(held, [1, 2, 3, 4, 5, 6, 0], 2, 4) == 6
+    assert dropped_stretch(held, [1, 2, 3, 4, 5, 6, 0], 2, 5) == 0  # no more than four tokens would be saved
+    assert dropped_stretch(held, [1, 2], 2, 1) == 0
+    assert dropped_stretch(held, [*held, 5], len(held), 1) == 0
 
 
 def test_responses_say_what_was_dropped(demo: Engine) -> None:
-    session = Session(demo)
-    list(generate(session, PROMPT, ENDLESS, max_tokens=1))
-    last: Response = list(generate(session, SHORTER, ENDLESS, max_tokens=1, in_place=True))[-1]
+    scheduler = one_slot(demo)
+    list(generate(scheduler, PROMPT, ENDLESS, max_tokens=1))
+    last: Response = list(generate(scheduler, SHORTER, ENDLESS, max_tokens=1, in_place=True))[-1]
     assert (last.usage.cached_tokens, last.usage.dropped_tokens) == (len(SHORTER) - 3, 30)

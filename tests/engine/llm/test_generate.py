@@ -11,15 +11,14 @@ from edge.llm.continuation import TextStream
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import Session
-from tests.support.guessing import ids
+from tests.support.guessing import ids, one_slot, tokens_of
 
 GREEDY = SamplingParams(temperature=0)
 PROMPT = [5, 300, 17, 401, 88, 260, 33, 499]
 
 
 def run(engine: Engine, sampling: SamplingParams = GREEDY, max_tokens: int = 12, **more: object) -> list[Response]:
-    return list(generate(Session(engine), PROMPT, sampling, max_tokens=max_tokens, **more))  # type: ignore[arg-type]
+    return list(generate(one_slot(engine), PROMPT, sampling, max_tokens=max_tokens, **more))  # type: ignore[arg-type]
 
 
 def test_counters_add_up(llama: Engine) -> None:
@@ -69,16 +68,16 @@ def test_a_repetition_penalty_ends_repetition(llama: Engine) -> None:
 
 def test_generation_ends_when_the_context_is_full(llama: Engine) -> None:
     endless = SamplingParams(temperature=0, grammar="root ::= [a-z] root")
-    responses = list(generate(Session(llama), PROMPT, endless))
+    responses = list(generate(one_slot(llama), PROMPT, endless))
     assert responses[-1].finish_reason == "length"
     assert len(PROMPT) + len(ids(responses)) == llama.context + 1  # the last token needs no room
 
 
 def test_a_prompt_as_long_as_the_context_is_refused_with_both_numbers(llama: Engine) -> None:
     with pytest.raises(ContextFull, match=r"300 tokens and the context 256"):
-        next(generate(Session(llama), [5] * 300, GREEDY))
+        next(generate(one_slot(llama), [5] * 300, GREEDY))
     with pytest.raises(ContextFull, match="empty"):
-        next(generate(Session(llama), [], GREEDY))
+        next(generate(one_slot(llama), [], GREEDY))
 
 
 def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(llama: Engine) -> None:
@@ -92,21 +91,21 @@ def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(llama: Engine) -> N
 
 
 def test_only_the_new_part_of_a_prompt_is_computed(llama: Engine) -> None:
-    session = Session(llama)
+    session = one_slot(llama)
     first = list(generate(session, PROMPT, GREEDY, max_tokens=4))
-    longer = [*session.tokens, 9, 10]
+    longer = [*tokens_of(session), 9, 10]
     second = list(generate(session, longer, GREEDY, max_tokens=4))
     assert second[-1].usage.cached_tokens == len(PROMPT) + len(ids(first)) - 1  # the last token was never fed back
     changed = [*PROMPT[:3], 77, *PROMPT[4:]]
     third = list(generate(session, changed, GREEDY, max_tokens=4))
     assert third[-1].usage.cached_tokens == 3
     for prompt, cached in ((longer, second), (changed, third)):
-        assert ids(cached) == ids(list(generate(Session(llama), prompt, GREEDY, max_tokens=4)))
+        assert ids(cached) == ids(list(generate(one_slot(llama), prompt, GREEDY, max_tokens=4)))
         llama.kv_clear()
 
 
 def test_an_identical_prompt_computes_one_token(llama: Engine) -> None:
-    session = Session(llama)
+    session = one_slot(llama)
     first = list(generate(session, PROMPT, GREEDY, max_tokens=1))
     again = list(generate(session, PROMPT, GREEDY, max_tokens=1))
     assert again[-1].usage.cached_tokens == len(PROMPT) - 1
@@ -115,7 +114,7 @@ def test_an_identical_prompt_computes_one_token(llama: Engine) -> None:
 
 def test_prefill_progress_counts_chunks(llama: Engine) -> None:
     seen: list[tuple[int, int]] = []
-    list(generate(Session(llama), [5] * 70, GREEDY, max_tokens=1, on_prefill=lambda *a: seen.append(a)))
+    list(generate(one_slot(llama), [5] * 70, GREEDY, max_tokens=1, on_prefill=lambda *a: seen.append(a)))
     assert seen == [(0, 70), (32, 70), (64, 70), (70, 70)]
 
 
@@ -125,8 +124,8 @@ def test_prefill_progress_counts_chunks(llama: Engine) -> None:
 def test_after_a_failed_decode_the_session_still_gives_the_right_answer(
     llama: Engine, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    expected = ids(list(generate(Session(llama), PROMPT, GREEDY, max_tokens=6)))
-    session, decode, calls = Session(llama), llama.decode_rows, 0
+    expected = ids(list(generate(one_slot(llama), PROMPT, GREEDY, max_tokens=6)))
+    session, decode, calls = one_slot(llama), llama.decode_rows, 0
 
     def failing(*args: object) -> None:
         nonlocal calls

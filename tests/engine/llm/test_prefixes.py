@@ -16,11 +16,12 @@ from edge.llm.generate import Response, generate
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.prefixes import fingerprint
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import Session
+from edge.llm.slot import Slot
 from edge.llm.states import BLOCK_TOKENS
 from edge.prefixes import reading
 from partition.plan.plan import Range
 from quant.gguf.file import GgufFile
+from tests.support.guessing import one_slot
 
 GREEDY = SamplingParams(temperature=0)
 PROMPT = [10 + (7 * i * i + 3 * i) % 400 for i in range(100)]
@@ -37,7 +38,7 @@ def options(tmp_path: Path) -> EngineOptions:
 def answered(options: EngineOptions, prompt: list[int], path: Path = MODEL_PATH) -> tuple[list[int | None], Response]:
     """An answer's tokens, and its last response, of an engine that begins anew."""
     with Engine(path, options) as engine:
-        responses = list(generate(Session(engine), prompt, GREEDY, max_tokens=8))
+        responses = list(generate(one_slot(engine), prompt, GREEDY, max_tokens=8))
     return [response.token_id for response in responses], responses[-1]
 
 
@@ -67,9 +68,9 @@ def test_a_prompt_that_begins_alike_pays_for_the_rest(options: EngineOptions) ->
     assert last.usage.restored_tokens == WHOLE
     assert again == found
     with Engine(MODEL_PATH, options) as engine:
-        session = Session(engine)
-        session.prefill(other)
-        assert session.restored == WHOLE
+        slot = Slot(engine)
+        slot.prefill(other)
+        assert slot.restored == WHOLE
         engine.states.read(0, Range(0, WHOLE))  # refuses positions that are held twice
 
 
@@ -83,12 +84,12 @@ def test_the_answer_is_part_of_the_next_prompt(options: EngineOptions) -> None:
 def test_a_session_continues_its_own_tokens_with_kept_ones(options: EngineOptions) -> None:
     answered(options, PROMPT)
     with Engine(MODEL_PATH, options) as engine:
-        session = Session(engine)
-        session.prefill(PROMPT[:20])
-        session.prefill(PROMPT)
-        assert (session.restored, session.computed) == (WHOLE - 20, len(PROMPT) - WHOLE)
-        session.prefill(PROMPT[:50])
-        assert (session.restored, session.computed) == (0, 1)
+        slot = Slot(engine)
+        slot.prefill(PROMPT[:20])
+        slot.prefill(PROMPT)
+        assert (slot.restored, slot.computed) == (WHOLE - 20, len(PROMPT) - WHOLE)
+        slot.prefill(PROMPT[:50])
+        assert (slot.restored, slot.computed) == (0, 1)
 
 
 def test_a_session_continues_in_the_middle_of_a_file(options: EngineOptions) -> None:
@@ -96,10 +97,10 @@ def test_a_session_continues_in_the_middle_of_a_file(options: EngineOptions) -> 
     prompt = [*PROMPT, *PROMPT]
     wanted, _ = answered(options, prompt)
     with Engine(MODEL_PATH, options) as engine:
-        session = Session(engine)
-        session.prefill(prompt[:150])
-        responses = list(generate(session, prompt, GREEDY, max_tokens=8))
-        assert session.restored == 192 - 150
+        scheduler = one_slot(engine)
+        list(generate(scheduler, prompt[:150], GREEDY, max_tokens=1))
+        responses = list(generate(scheduler, prompt, GREEDY, max_tokens=8))
+        assert responses[-1].usage.restored_tokens == 192 - 150
     assert [response.token_id for response in responses] == wanted
 
 
@@ -133,7 +134,7 @@ def test_a_cache_without_room_in_one_piece_takes_block_after_block(options: Engi
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(context, "write_state", only_small)
-            found = list(generate(Session(engine), PROMPT, GREEDY, max_tokens=8))
+            found = list(generate(one_slot(engine), PROMPT, GREEDY, max_tokens=8))
     assert [response.token_id for response in found] == wanted
     assert found[-1].usage.restored_tokens == WHOLE
     assert len(sizes) == 2 + WHOLE // BLOCK_TOKENS  # what is wanted of a file, of either kind, then each block
@@ -142,10 +143,10 @@ def test_a_cache_without_room_in_one_piece_takes_block_after_block(options: Engi
 def test_what_replaces_a_part_of_a_session_is_kept_as_well(options: EngineOptions) -> None:
     other = [*PROMPT[:40], *reversed(PROMPT[40:])]
     with Engine(MODEL_PATH, options) as engine:
-        session = Session(engine)
+        slot = Slot(engine)
         for prompt in (PROMPT, other):
-            session.prefill(prompt)
-            session.keep()
+            slot.prefill(prompt)
+            slot.keep()
     assert restored(options, other) == restored(options) == WHOLE
 
 

@@ -13,11 +13,9 @@ from edge.llm.interface import TextEngine
 from edge.llm.requests import Event, Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.llm.sequence import Session
-from edge.speculate.shared import SharedSpeculation
 from edge.speculate.speculation import Speculation
 from tests.support.deployments import EXACT, pipeline, tensor
-from tests.support.guessing import Always, Known
+from tests.support.guessing import Known, always, one_slot, speculate
 from tests.support.ranks_here import ranks_here
 from tests.support.repetition import first_loop
 
@@ -41,7 +39,7 @@ def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def tokens_of(engine: TextEngine) -> dict[tuple[int, ...], list[int]]:
     """The whole of the answer that loops, for a drafter that knows it."""
-    responses = generate(Session(engine), PROMPT, replace(LOOP, allow_repetition=True), max_tokens=MOST_TOKENS)
+    responses = generate(one_slot(engine), PROMPT, replace(LOOP, allow_repetition=True), max_tokens=MOST_TOKENS)
     return {tuple(PROMPT): [one.token_id for one in responses if one.token_id is not None]}
 
 
@@ -56,7 +54,7 @@ def expected(known: dict[tuple[int, ...], list[int]]) -> tuple[list[int], Repeti
 def events(
     engine: TextEngine, *requests: Request, known: dict[tuple[int, ...], list[int]] | None = None
 ) -> list[list[Event]]:
-    drafter = None if known is None else SharedSpeculation(lambda: Known(known, 0), "known", choice=Always)
+    drafter = None if known is None else Speculation(lambda: Known(known, 0), "known", choice=always())
     with Scheduler(engine, drafter=drafter) as scheduler:
         told: dict[int, list[Event]] = {scheduler.add(request): [] for request in requests}
         while scheduler.busy:
@@ -68,8 +66,8 @@ def events(
 def check(engine: TextEngine) -> None:
     known = tokens_of(engine)
     wanted, loop = expected(known)
-    for drafter in (None, Speculation(Known(known, 0), "known", choice=Always())):
-        *answer, last = generate(Session(engine), PROMPT, LOOP, drafter=drafter)
+    for drafter in (None, speculate(Known(known, 0))):
+        *answer, last = generate(one_slot(engine, drafter), PROMPT, LOOP)
         assert (last.finish_reason, last.repetition) == ("repetition", loop)
         assert [one.token_id for one in answer] == wanted
     request = Request(PROMPT, 1000, LOOP)

@@ -13,8 +13,8 @@ from edge.llm.continuation import Continuation
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.sampler import MAX_DRY_BREAKERS, MAX_DRY_LAST_N, PENALTY_LAST_N, SamplingParams, TokenSampler
-from edge.llm.sequence import Session
 from tests.conftest import OPTIONS
+from tests.support.guessing import one_slot
 from tests.support.llama_cpp_chain import BareLlama
 
 CONTEXT = 512
@@ -57,7 +57,7 @@ def demo() -> Iterator[Engine]:
 
 def answer(engine: Engine, options: dict[str, Any], n_tokens: int = 48) -> list[int]:
     prompt = engine.model.tokenize(TEXT, add_special=True, parse_special=False)
-    responses = generate(Session(engine), prompt, SamplingParams(**options), max_tokens=n_tokens)
+    responses = generate(one_slot(engine), prompt, SamplingParams(**options), max_tokens=n_tokens)
     return [response.token_id for response in responses if response.token_id is not None]
 
 

@@ -21,11 +21,12 @@ from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.requests import Request
 from edge.llm.sampler import MAX_SEED, PENALTY_LAST_N, SamplingParams, TokenSampler, _needs
 from edge.llm.scheduler import Scheduler
-from edge.llm.sequence import Session
-from edge.llm.slots import Slot, Slots
+from edge.llm.slot import Slot
+from edge.llm.slots import Slots
 from edge.parallel.logits import largest
 from tests.conftest import Synthetic
 from tests.support.deployments import EXACT, ONE_THREAD, Grouped, deployed, own_folders, pipeline, stages, tensor
+from tests.support.guessing import one_slot
 from tests.support.thorough import some
 from tests.support.workers import Worker, worker
 
@@ -60,7 +61,7 @@ def alone(engine: TextEngine, requests: Sequence[Request]) -> list[list[int]]:
     for request in requests:
         engine.kv_clear()
         responses = generate(
-            Session(engine), request.prompt, request.sampling, max_tokens=request.max_tokens, stop=request.stop
+            one_slot(engine), request.prompt, request.sampling, max_tokens=request.max_tokens, stop=request.stop
         )
         answers.append([response.token_id for response in responses if response.token_id is not None])
     return answers
@@ -198,10 +199,10 @@ def test_a_request_that_was_preempted_goes_before_those_that_wait(
     restored: list[int] = []
     admit = Slots.admit
 
-    def told(slots: Slots, history: Sequence[int], namespace: str) -> tuple[Slot, int]:
-        slot, held = admit(slots, history, namespace)
-        restored.extend([held] if held else [])
-        return slot, held
+    def told(slots: Slots, *args: Any, **how: Any) -> Slot:
+        slot = admit(slots, *args, **how)
+        restored.extend([len(slot.tokens)] if slot.tokens else [])
+        return slot
 
     monkeypatch.setattr(Slots, "admit", told)
     with (
@@ -225,10 +226,10 @@ def test_the_sequence_that_was_left_first_is_forgotten_first(synthetic: Syntheti
     options = replace(EXACT, context=64, batch=16, outputs=8, sequences=3)
     with Engine(synthetic("llama", "f32"), options) as engine:
         slots = Slots(engine, keep=True)
-        for used, slot in zip((2, 1, 3), slots._slots, strict=True):
+        for used, slot in zip((2, 1, 3), slots.all, strict=True):
             slot.tokens, slot.used = [5] * 20, used
         assert slots.make_room(24)
-        assert [len(slot.tokens) for slot in slots._slots] == [20, 0, 20]
+        assert [len(slot.tokens) for slot in slots.all] == [20, 0, 20]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from edge.llm.options import PrefixOptions
 from edge.llm.requests import Event, Request, token_logprobs
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.llm.slots import Slot, Slots
+from edge.llm.slot import Slot
+from edge.llm.slots import Slots
 from edge.llm.step_budget import STEP_S, TILE_ROWS, StepBudget, parts
 from tests.conftest import Synthetic
 from tests.engine.llm.test_scheduler import alone, one, random_requests  # noqa: F401 (a fixture)
@@ -174,13 +175,13 @@ def test_what_was_left_while_steps_were_under_way_is_kept_when_the_next_request_
     prompt = [*range(3, 73)]
     with Engine(synthetic("llama", "f32"), options) as engine:
         slots = Slots(engine, keep=True)
-        slot, _ = slots.admit(prompt)
+        slot = slots.admit(slots.place(prompt, 1), prompt)
         engine.decode(prompt, 0, sequence=slot.sequence)
         slot.tokens += prompt
         links = engine.states.links(prompt)
         slots.leave(slot, keep=False)
         assert engine.states.kept(links) == 0
-        slots.admit([5, 6, 7])
+        slots.admit(slots.place([5, 6, 7], 1), [5, 6, 7])
         assert engine.states.kept(links) == len(links) == 8
         assert engine.kv_last(slot.sequence) == -1
 

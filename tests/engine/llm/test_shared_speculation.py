@@ -10,18 +10,19 @@ import pytest
 
 from edge.errors import EngineError, SamplingError
 from edge.llm.engine import Engine
-from edge.llm.interface import TextEngine
+from edge.llm.interface import TextEngine, VerifyResult
 from edge.llm.requests import Event, Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.parallel.surviving import SurvivingEngine
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.ngrams import NgramDrafts
-from edge.speculate.shared import FEW, SharedSpeculation
+from edge.speculate.speculation import FEW, Speculation
 from tests.conftest import Synthetic
 from tests.engine.llm.test_scheduler import MIXED, random_requests
-from tests.engine.llm.test_speculation import Always, Known
+from tests.engine.llm.test_speculation import Known
 from tests.support.deployments import EXACT, pipeline, stages, tensor
+from tests.support.guessing import always
 from tests.support.ranks_here import ranks_here
 from tests.support.thorough import thorough
 
@@ -44,7 +45,7 @@ def asked(n: int, seed: int, sampling: Sequence[SamplingParams] = (GREEDY,)) -> 
     ]
 
 
-def answered(engine: TextEngine, requests: Sequence[Request], drafter: SharedSpeculation | None) -> list[list[Event]]:
+def answered(engine: TextEngine, requests: Sequence[Request], drafter: Speculation | None) -> list[list[Event]]:
     """All events of each request. The second half come one by one while others run."""
     told: dict[int, list[Event]] = {}
     with Scheduler(engine, keep=True, drafter=drafter) as scheduler:
@@ -62,10 +63,10 @@ def tokens(events: Sequence[Event]) -> list[int]:
     return [event.token_id for event in events if event.token_id is not None]
 
 
-def known(requests: Sequence[Request], plain: Sequence[Sequence[Event]], wrong: int) -> SharedSpeculation:
+def known(requests: Sequence[Request], plain: Sequence[Sequence[Event]], wrong: int) -> Speculation:
     """Guesses of what is answered, each `wrong`th another token; checked in every step."""
     answers = {tuple(one.prompt): tokens(told) for one, told in zip(requests, plain, strict=True)}
-    return SharedSpeculation(lambda: Known(answers, wrong), "known", choice=Always)
+    return Speculation(lambda: Known(answers, wrong), "known", choice=always())
 
 
 def near(a: Sequence[Event], b: Sequence[Event]) -> bool:
@@ -105,7 +106,7 @@ def test_answers_are_the_same_with_guesses(
             stats = drafter.stats
             assert stats.drafted > (30 if engine.stages == 1 else 0)  # stages have others' tokens to work on
             assert stats.accepted == {0: stats.drafted, 1: 0}.get(wrong, stats.accepted)
-        ngrams = SharedSpeculation(NgramDrafts, "ngram", choice=Always)
+        ngrams = Speculation(NgramDrafts, "ngram", choice=always())
         assert [tokens(one) for one in answered(engine, requests, ngrams)] == [tokens(one) for one in plain]
         assert ngrams.stats.drafted > 0 or engine.stages > 1
 
@@ -149,7 +150,7 @@ def test_a_request_that_is_cancelled_or_fails_leaves_the_others_in_order(
     with Engine(synthetic("llama", "f32"), ROOM) as engine:
         plain = [tokens(answered(engine, [one, one], None)[0]) for one in requests]
         answers = {tuple(one.prompt): told for one, told in zip(requests, plain, strict=True)}
-        drafter = SharedSpeculation(lambda: Known(answers), "known", choice=Always)
+        drafter = Speculation(lambda: Known(answers), "known", choice=always())
         with Scheduler(engine, keep=True, drafter=drafter) as scheduler:
             first, second, third = (scheduler.prepare(one) for one in requests)
             for one in (first, second, third):
@@ -162,7 +163,7 @@ def test_a_request_that_is_cancelled_or_fails_leaves_the_others_in_order(
                         found.setdefault(event.request, []).append(event.token_id)
                     if event.finish_reason:
                         reasons[event.request] = event.finish_reason
-                if len(found.get(first.number, [])) >= 4 and not second.cancelled and second.number not in reasons:
+                if len(found.get(first.number, [])) >= 4 and not second.ended:
                     scheduler.cancel(second.number)
 
                     def fails(logits: object) -> str:
@@ -213,33 +214,31 @@ def test_figures_of_steps() -> None:
     now = 0.0
 
     class One:
-        number, prompt, left = 0, [1, 2], 100
+        prompt, left = [1, 2], 100
 
-        def __init__(self, number: int) -> None:
-            self.number, self.length = number, 2
+        def __init__(self) -> None:
+            self.answer: list[int] = []
 
-        def part(self, start: int, n_tokens: int) -> list[int]:
-            return [0] * n_tokens
-
-    answers = [One(0), One(1)]
-    drafter = SharedSpeculation(lambda: Known({(1, 2): [9] * 999}), "known", clock=lambda: now)
+    answers = [One(), One()]
+    drafter = Speculation(lambda: Known({(1, 2): [9] * 999}), "known", clock=lambda: now)
     for i in range(80):
-        drafted = drafter.draft(answers, 16)
-        rows = [1 + len(guesses) for guesses in drafted]
+        most, _ = drafter.shape(answers, 8)
+        rows = [len(drafter.draft(one, [0], most)) for one in answers]
         assert sum(rows) <= MOST_ROWS
         if i % 5 == 4:
             drafter.disturbed()
             now += 100
         now += 1.25 if max(rows) > 1 else 1.0
-        drafter.checked(rows, rows)
+        drafter.verified([VerifyResult(n, n, right=n - 1, looked_at=n - 1) for n in rows])
         for one, n in zip(answers, rows, strict=True):
-            one.length += n
+            one.answer += [0] * n
     found = drafter.to_json()
     assert found["draft"] == "known"
     assert found["drafted"] == found["accepted"] > 200
     assert found["passes"] == 80
     assert 8 < found["rows_per_pass"] <= MOST_ROWS
     assert 4 < found["gain"] < 8 / 1.25
-    drafter.ended(0)
-    drafter.ended(1)
-    assert drafter.draft([One(i) for i in range(FEW + 1)], 99) == [()] * (FEW + 1)
+    for one in answers:
+        drafter.ended(one)
+    assert not drafter._drafts
+    assert drafter.shape([One() for _ in range(FEW + 1)], 99) == (1, 1)

@@ -18,7 +18,8 @@ from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import USED_MEANWHILE, GreedyDrafter, Session
+from edge.llm.scheduler import USED_MEANWHILE
+from edge.llm.slot import GreedyDrafter, Slot
 from edge.parallel.surviving import SurvivingEngine
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.factory import drafts, speculation, with_room
@@ -27,7 +28,19 @@ from edge.speculate.small_model import ModelDrafts
 from edge.speculate.speculation import Drafts, Speculation
 from tests.conftest import OPTIONS, Synthetic
 from tests.support.deployments import pipeline, questions, stages, tensor
-from tests.support.guessing import GREEDY, ROOM, Always, Answers, Known, ids, plain_answers, run
+from tests.support.guessing import (
+    GREEDY,
+    ROOM,
+    Answers,
+    Known,
+    always,
+    ids,
+    one_slot,
+    plain_answers,
+    run,
+    speculate,
+    tokens_of,
+)
 from tests.support.paging import ALL_FITS, MIB, least, paged, streams
 from tests.support.ranks_here import ranks_here
 from tests.support.thorough import THOROUGH, some, thorough
@@ -94,7 +107,7 @@ def test_greedy_answers_are_the_same(
             kinds |= {f"wrong {wrong}": Known(plain, wrong) for wrong in (0, 1)}
         accepted = {}
         for name, guesses in kinds.items():
-            drafter = Speculation(guesses, name, choice=Always(8 if name == "wrong 3" else MOST_ROWS))
+            drafter = speculate(guesses, choice=always(8 if name == "wrong 3" else MOST_ROWS))
             found = {}
             total: Counter[str] = Counter()
             for prompt in asked:
@@ -116,15 +129,20 @@ def test_the_cache_holds_what_was_chosen(llama: Engine, synthetic: Synthetic) ->
     path = synthetic("llama", "q8_0")
     with Engine(path, replace(OPTIONS, outputs=MOST_ROWS)) as engine:
         answer = ids(run(llama, PROMPT, None))
-        session, other = Session(engine), Session(llama)
+        session, other = one_slot(engine), one_slot(llama)
         for wrong in (0, 1, 2, 5):
-            drafter = Speculation(Known({tuple(PROMPT): answer}, wrong), "known", choice=Always())
-            list(generate(session, PROMPT, GREEDY, max_tokens=11, drafter=drafter))
+            session.drafter = speculate(Known({tuple(PROMPT): answer}, wrong))
+            list(generate(session, PROMPT, GREEDY, max_tokens=11))
             list(generate(other, PROMPT, GREEDY, max_tokens=11))
-            assert session.tokens == other.tokens
-            assert engine.kv_last(0) == len(session.tokens) - 1
-            longer = [*session.tokens, 9, 10]
-            np.testing.assert_array_equal(session.prefill(longer), other.prefill(longer))
+            held = tokens_of(session)
+            assert held == tokens_of(other)
+            assert engine.kv_last(0) == len(held) - 1
+            longer = [*held, 9, 10]
+            session.drafter = None
+            again, plain = (list(generate(one, longer, GREEDY, max_tokens=4)) for one in (session, other))
+            assert ids(again) == ids(plain)
+            assert again[-1].usage == plain[-1].usage
+            assert again[-1].usage.cached_tokens == len(held)
 
 
 def test_counters_and_the_end_are_the_same(llama: Engine, synthetic: Synthetic) -> None:
@@ -140,7 +158,7 @@ def test_counters_and_the_end_are_the_same(llama: Engine, synthetic: Synthetic) 
         ):
             wanted = run(llama, PROMPT, None, sampling, **more)
             known = Known({tuple(PROMPT): ids(wanted) + [7] * 20}, 5)
-            found = run(engine, PROMPT, Speculation(known, "known", choice=Always()), sampling, **more)
+            found = run(engine, PROMPT, speculate(known), sampling, **more)
             assert [(r.text, r.token_id, r.finish_reason, r.usage) for r in found] == [
                 (r.text, r.token_id, r.finish_reason, r.usage) for r in wanted
             ]
@@ -157,7 +175,7 @@ def test_penalties_and_grammars_hold(llama: Engine, synthetic: Synthetic) -> Non
             wanted = ids(run(llama, PROMPT, None, sampling))
             for wrong in (0, 2):
                 known = Known({tuple(PROMPT): wanted}, wrong)
-                assert ids(run(engine, PROMPT, Speculation(known, "known", choice=Always()), sampling)) == wanted
+                assert ids(run(engine, PROMPT, speculate(known), sampling)) == wanted
 
 
 def test_a_shifted_context_goes_on_the_same() -> None:
@@ -165,7 +183,7 @@ def test_a_shifted_context_goes_on_the_same() -> None:
     with Engine(MODEL_PATH, replace(ROOM, context=96)) as engine:
         texts = []
         endless = replace(GREEDY, grammar="root ::= [a-z ] root", allow_repetition=True)
-        for drafter in (None, Speculation(NgramDrafts(), "ngram", choice=Always())):
+        for drafter in (None, speculate(NgramDrafts())):
             chat = Chat(engine, system="Answer briefly.", drafter=drafter)
             responses = list(chat.ask("Count from one to ten.", endless, max_tokens=300))
             texts.append(("".join(r.text for r in responses), responses[-1].usage.dropped_tokens))
@@ -178,14 +196,14 @@ def test_samples_are_of_the_models_own_distribution(synthetic: Synthetic, temper
     """Pairs of tokens after a prompt, with guesses and without, from other seeds: a chi-square test of equality."""
     with Engine(synthetic("llama", "q8_0"), replace(OPTIONS, outputs=MOST_ROWS)) as engine:
         likely = ids(run(engine, PROMPT, None, max_tokens=3))
-        known = Speculation(Known({tuple(PROMPT): likely}), "known", choice=Always())
+        known = speculate(Known({tuple(PROMPT): likely}))
         counts = []
         for drafter, seeds in ((None, range(1500)), (known, range(10_000, 11_500))):
             found: Counter[tuple[int, ...]] = Counter()
-            session = Session(engine)
+            session = one_slot(engine, drafter)
             for seed in seeds:
                 sampling = SamplingParams(temperature=temperature, top_k=3, top_p=1, min_p=0, seed=seed)
-                answer = generate(session, PROMPT, sampling, max_tokens=2, drafter=drafter)
+                answer = generate(session, PROMPT, sampling, max_tokens=2)
                 found[tuple(ids(list(answer)))] += 1
             counts.append(found)
     pairs = sorted(counts[0] | counts[1])
@@ -200,9 +218,9 @@ def test_samples_are_of_the_models_own_distribution(synthetic: Synthetic, temper
 
 
 def test_it_is_told_where_another_one_used_the_model_meanwhile(llama: Engine) -> None:
-    answer = generate(Session(llama), PROMPT, GREEDY, drafter=Speculation(NgramDrafts(), "ngram", choice=Always()))
+    answer = generate(one_slot(llama, speculate(NgramDrafts())), PROMPT, GREEDY)
     next(answer)
-    Session(llama).prefill([7, 8, 9])
+    run(llama, [7, 8, 9], None)
     with pytest.raises(EngineError, match=USED_MEANWHILE[:30]):
         list(answer)
 
@@ -218,17 +236,21 @@ def test_what_a_cache_cannot_forget_is_computed_again(llama: Engine, monkeypatch
             return start == 0 and remove(sequence, start, end)
 
         patch.setattr(llama, "kv_remove", whole)
-        session = Session(llama)
-        session.prefill(PROMPT)
-        session.check([wanted[0]])
-        session.forget(1)
-        assert session.tokens == PROMPT
+        slot = Slot(llama)
+        slot.prefill(PROMPT)
+        slot.decode([wanted[0]])
+        slot.forget(1)
+        assert slot.tokens == PROMPT
         assert forgotten[-2:] == [len(PROMPT), 0]
-        assert int(session.step(wanted[0]).argmax()) == wanted[1]
+        assert int(slot.decode([wanted[0]]).argmax()) == wanted[1]
+        forgotten.clear()
+        known = Known({tuple(PROMPT): wanted}, 2)
+        assert ids(run(llama, PROMPT, speculate(known))) == wanted
+        assert llama.outputs == 1 or max(forgotten) > len(PROMPT)
 
 
 class Mortal(Engine):
-    """An engine that is lost for good at its `lives`th decode."""
+    """An engine that is lost for good at its `lives`th step."""
 
     lives = 1 << 30
 
@@ -236,11 +258,11 @@ class Mortal(Engine):
     def failed(self) -> Exception | None:
         return EngineError("lost") if self.lives <= 0 else None
 
-    def decode(self, *args: Any, **how: Any) -> Any:
+    def submit(self, *args: Any, **how: Any) -> None:
         self.lives -= 1
         if self.failed is not None:
             raise self.failed
-        return super().decode(*args, **how)
+        super().submit(*args, **how)
 
 
 def test_an_answer_with_guesses_outlives_its_engine(asked: list[list[int]], plain: Answers) -> None:
@@ -249,7 +271,7 @@ def test_an_answer_with_guesses_outlives_its_engine(asked: list[list[int]], plai
         engines = [stack.enter_context(Mortal(MODEL_PATH, ROOM)) for _ in range(2)]
         engines[0].lives = 5  # type: ignore[attr-defined]
         survivor = SurvivingEngine(engines[0], engines[0].model, lambda _: engines[1])
-        drafter = Speculation(Known(plain, 2), "known", choice=Always())
+        drafter = speculate(Known(plain, 2))
         for prompt in asked[:2]:
             assert ids(run(survivor, prompt, drafter)) == plain[tuple(prompt)]
         assert survivor.recoveries == 1
@@ -258,7 +280,7 @@ def test_an_answer_with_guesses_outlives_its_engine(asked: list[list[int]], plai
 def test_layers_that_cannot_forget_are_left_alone(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recurrent model: `auto` guesses nothing, and who asks for guesses is told."""
     monkeypatch.setattr(llama.model, "is_recurrent", True)
-    assert Session(llama).most_rows == 1
+    assert ids(run(llama, PROMPT, speculate(Known({}), choice=always()))) == ids(run(llama, PROMPT, None))
     assert speculation("auto", llama, _no_engine) is None
     with pytest.raises(EngineError, match=r"recurrent layers.*--draft off"):
         speculation("ngram", llama, _no_engine)
@@ -322,7 +344,7 @@ def test_figures_of_an_answer(synthetic: Synthetic) -> None:
     with Engine(synthetic("llama", "q8_0"), replace(OPTIONS, outputs=MOST_ROWS)) as engine:
         answer = ids(run(engine, PROMPT, None, max_tokens=64))
         known = Known({tuple(PROMPT): answer})
-        drafter = Speculation(known, "known", clock=lambda: float(next(seconds)))
+        drafter = Speculation(lambda: known, "known", clock=lambda: float(next(seconds)))
         assert ids(run(engine, PROMPT, drafter, max_tokens=64)) == answer
     figures = drafter.to_json()
     assert figures["draft"] == "known"
@@ -330,8 +352,8 @@ def test_figures_of_an_answer(synthetic: Synthetic) -> None:
     assert figures["passes"] < 20
     assert figures["rows_per_pass"] == pytest.approx(63 / figures["passes"])
     assert figures["gain"] == pytest.approx(63 / figures["passes"])
-    assert str(drafter.stats).startswith(f"{figures['drafted']} of {figures['drafted']} guesses right")
-    drafter.begin(PROMPT)
+    assert str(drafter.stats).startswith(f"{figures['drafted']} of {figures['drafted']} drafted tokens accepted")
+    drafter.begin()
     assert drafter.to_json() == {
         "draft": "known", "draft_worker": None, "draft_worker_lost": False,
         "drafted": 0, "accepted": 0, "passes": 0, "rows_per_pass": None, "gain": None,

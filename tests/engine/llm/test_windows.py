@@ -12,9 +12,10 @@ from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
-from edge.llm.scheduler import Scheduler
-from edge.llm.sequence import USED_MEANWHILE, GreedyDrafter, Session
+from edge.llm.scheduler import USED_MEANWHILE, Scheduler
+from edge.llm.slot import GreedyDrafter
 from edge.parallel.engine import DistributedEngine
 from edge.planning.measure import windows_s
 from edge.speculate.ngrams import NgramDrafts
@@ -23,7 +24,19 @@ from edge.speculate.speculation import Drafts, Speculation
 from partition.predict.drafts import Draft
 from tests.support.deployments import pipeline, questions
 from tests.support.faulty_ranks import Fault, cluster
-from tests.support.guessing import GREEDY, ROOM, AlwaysWindows, Answers, Known, ids, plain_answers, run
+from tests.support.guessing import (
+    GREEDY,
+    ROOM,
+    AlwaysWindows,
+    Answers,
+    Known,
+    ids,
+    one_slot,
+    plain_answers,
+    run,
+    speculate,
+    tokens_of,
+)
 from tests.support.ranks_here import ranks_here
 from tests.support.thorough import some, thorough
 
@@ -34,7 +47,7 @@ LENGTH = 24
 
 def speculation(guesses: Drafts, rows: int = 2, windows: int = 3) -> tuple[Speculation, AlwaysWindows]:
     choice = AlwaysWindows(rows, windows)
-    return Speculation(guesses, "known", windows=choice), choice
+    return speculate(guesses, choice=lambda: choice), choice
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +107,13 @@ def test_wherever_a_guess_is_wrong(two: DistributedEngine, plain: Answers, rows:
     prompt, answer = max(plain.items(), key=lambda one: len(one[1]))
     cancelled = 0
     for place in range(1, min(rows * windows + 2, len(answer))):
-        session = Session(two)
         drafter, choice = speculation(Known(plain, at=(place,)), rows, windows)
-        assert ids(list(generate(session, prompt, GREEDY, max_tokens=LENGTH, drafter=drafter))) == answer
+        scheduler = one_slot(two, drafter)
+        assert ids(list(generate(scheduler, prompt, GREEDY, max_tokens=LENGTH))) == answer
         cancelled += choice.cancelled
-        held = [*prompt, *answer]
-        assert session.tokens == held[: len(session.tokens)]
-        assert two.kv_last(0) == len(session.tokens) - 1 >= len(held) - 2
+        expected, held = [*prompt, *answer], tokens_of(scheduler)
+        assert held == expected[: len(held)]
+        assert two.kv_last(0) == len(held) - 1 >= len(expected) - 2
     assert cancelled > 0
 
 
@@ -143,45 +156,62 @@ def test_the_end_is_the_same(tmp_path: Path, asked: list[list[int]]) -> None:
 
 def test_an_answer_is_left_while_windows_are_under_way(two: DistributedEngine, plain: Answers) -> None:
     """What comes of them is nobody else's, and they leave no rows."""
-    session = Session(two)
+    scheduler = one_slot(two)
     for prompt, answer in [one for one in plain.items() if len(one[1]) > 3]:
-        drafter, _ = speculation(Known(plain))
-        responses = generate(session, prompt, GREEDY, max_tokens=LENGTH, drafter=drafter)
+        scheduler.drafter, _ = speculation(Known(plain))
+        responses = generate(scheduler, prompt, GREEDY, max_tokens=LENGTH)
         assert [next(responses).token_id for _ in range(3)] == answer[:3]
         assert two.uncollected > 0
         responses.close()  # type: ignore[attr-defined]
         assert two.uncollected == 0
-        assert session.tokens == [*prompt, *answer][: len(session.tokens)]
-        assert two.kv_last(0) == len(session.tokens) - 1
+        held = tokens_of(scheduler)
+        assert held == [*prompt, *answer][: len(held)]
+        assert two.kv_last(0) == len(held) - 1
         assert ids(run(two, prompt, None)) == answer
 
 
 def test_others_use_the_model_while_windows_are_under_way(
     two: DistributedEngine, asked: list[list[int]], plain: Answers
 ) -> None:
-    """They get what they would without; an answer in another sequence goes on, in the same one it says why not."""
+    """They get what they would without. An answer goes on beside another request of its scheduler; where another
+    scheduler had the engine, it says so."""
     prompt, answer = asked[0], plain[tuple(asked[0])]
-    for sequence in (1, 0):
+    drafter, choice = speculation(Known(plain))
+    with Scheduler(two, drafter=drafter) as scheduler:
+        told: dict[int, list[int]] = {}
+        first = scheduler.add(Request(prompt, LENGTH))
+        second = None
+        while scheduler.busy:
+            for event in scheduler.step():
+                if event.token_id is not None:
+                    told.setdefault(event.request, []).append(event.token_id)
+            if second is None and len(told.get(first, [])) >= 2:
+                assert two.uncollected > 0
+                second = scheduler.add(Request(asked[1], LENGTH))
+        assert second is not None
+        assert [told[first], told[second]] == [answer, plain[tuple(asked[1])]]
+        assert choice.behind > 0
+    for other in (lambda: ids(run(two, asked[1], None)), lambda: Scheduler(two).run([Request(asked[1], LENGTH)])[0]):
         drafter, _ = speculation(Known(plain))
-        responses = generate(Session(two), prompt, GREEDY, max_tokens=LENGTH, drafter=drafter)
-        begun = [next(responses).token_id for _ in range(2)]
+        responses = generate(one_slot(two, drafter), prompt, GREEDY, max_tokens=LENGTH)
+        assert [next(responses).token_id for _ in range(2)] == answer[:2]
         assert two.uncollected > 0
-        other = generate(Session(two, sequence), asked[1], GREEDY, max_tokens=LENGTH)
-        assert ids(list(other)) == plain[tuple(asked[1])]
-        if sequence:
-            assert begun + ids(list(responses)) == answer
-        else:
-            with pytest.raises(EngineError, match=USED_MEANWHILE[:30]):
-                list(responses)
+        assert other() == plain[tuple(asked[1])]
+        with pytest.raises(EngineError, match=USED_MEANWHILE[:30]):
+            list(responses)
+
+
+def test_an_answer_ends_where_the_next_of_its_scheduler_begins(
+    two: DistributedEngine, asked: list[list[int]], plain: Answers
+) -> None:
     drafter, _ = speculation(Known(plain))
-    responses = generate(Session(two), prompt, GREEDY, max_tokens=LENGTH, drafter=drafter)
-    assert [next(responses).token_id for _ in range(2)] == answer[:2]
-    assert two.uncollected > 0
-    requests = questions(2)
-    scheduled = Scheduler(two).run([replace(request, max_tokens=LENGTH) for request in requests])
-    assert scheduled == [plain[tuple(request.prompt)] for request in requests]
+    scheduler = one_slot(two, drafter)
+    responses = generate(scheduler, asked[0], GREEDY, max_tokens=LENGTH)
+    assert next(responses).token_id == plain[tuple(asked[0])][0]
+    assert ids(list(generate(scheduler, asked[1], GREEDY, max_tokens=LENGTH))) == plain[tuple(asked[1])]
     with pytest.raises(EngineError, match=USED_MEANWHILE[:30]):
         list(responses)
+    assert ids(list(generate(scheduler, asked[0], GREEDY, max_tokens=LENGTH))) == plain[tuple(asked[0])]
 
 
 @pytest.mark.parametrize("frames", some((4, 8), tuple(range(1, 12))))
@@ -191,7 +221,7 @@ def test_a_stage_is_lost_while_windows_are_under_way(
     """At a frame that it was to send: the others go on with the same tokens."""
     with cluster(MODEL_PATH, tmp_path, 2) as devices, devices.running(pipeline(1, 1, 1), ROOM) as engine:
         drafter, choice = speculation(Known(plain, 4))
-        responses = generate(Session(engine), asked[0], GREEDY, max_tokens=LENGTH, drafter=drafter)
+        responses = generate(one_slot(engine, drafter), asked[0], GREEDY, max_tokens=LENGTH)
         found = [next(responses).token_id for _ in range(2)]
         devices.fault(devices.others[0], Fault(frames, "kill"))
         found += ids(list(responses))

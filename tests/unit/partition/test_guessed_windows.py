@@ -1,4 +1,4 @@
-"""What several windows of guesses bring over stages: by hand, beside a simulation by the rules of `edge.llm.windows`,
+"""What several windows of guesses bring over stages: by hand, beside a simulation by the rules of `edge.llm.in_flight`,
 and beside trying every shape."""
 
 import random

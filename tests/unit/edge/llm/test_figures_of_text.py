@@ -17,13 +17,12 @@ from apps.commands import bench as bench_command
 from apps.show import terminal
 from apps.show.answer import LoadedChat
 from edge import microbenchmark
-from edge.llm import bench, generate
+from edge.llm import bench, generate, scheduler
 from edge.llm.bench import BenchResult, Rate
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import Session
 from edge.planning import measure
 from edge.quantization import compare_speed
 from edge.quantization.comparison import COLUMNS, Evaluation
@@ -33,6 +32,7 @@ from edge.worker import timing as profiler
 from partition.model.model import decode_bytes
 from tests.conftest import Synthetic
 from tests.support.clock import Clock
+from tests.support.guessing import one_slot
 
 ROW_S, TOKEN_S = 0.01, 0.05  # of a row of a prompt, and of a step of decode
 GREEDY = SamplingParams(temperature=0)
@@ -75,8 +75,8 @@ def timed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cloc
 
 
 def test_ttft_tpot_and_rates_of_an_answer(engine: Engine, timed: Callable[..., Clock]) -> None:
-    clock = timed(generate)
-    session = Session(engine)
+    clock = timed(generate, scheduler)
+    session = one_slot(engine)
     prompt = list(range(10, 26))  # two chunks of 8 rows
     responses = generate.generate(session, prompt, GREEDY, max_tokens=5)
     clock.now += 0.5  # before anybody asks: an answer is accepted when its first piece is asked for

@@ -11,10 +11,10 @@ from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import Session
 from edge.models import shapes, synth
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
+from tests.support.guessing import one_slot
 
 
 def choice(loads: list[float], most: int = 4, cores: int = 4) -> ThreadChoice:
@@ -104,7 +104,7 @@ def generated(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         use(threads)
 
     monkeypatch.setattr(engine._context, "use_threads", noted)
-    list(generate(Session(engine), [1, 2, 3], SamplingParams(temperature=0, seed=1), max_tokens=12))
+    list(generate(one_slot(engine), [1, 2, 3], SamplingParams(temperature=0, seed=1), max_tokens=12))
     return told
 
 

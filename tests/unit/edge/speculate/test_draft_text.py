@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from edge.llm.interface import VerifyResult
-from edge.llm.sequence import common_prefix
+from edge.llm.slot import common_prefix
 from edge.speculate.small_model import DraftPace, ModelDrafts
 from edge.speculate.speculation import Speculation
 
@@ -43,30 +43,40 @@ class Small:
         return drafted
 
 
+class Asked:
+    """A request whose first token was chosen."""
+
+    left = 1 << 20
+
+    def __init__(self, prompt: list[int]) -> None:
+        self.prompt, self.answer = prompt, [prompt[-1] + 1]
+
+
 class Answering:
     """Answers that count on from the prompt's end, of whose drafts a fraction is right."""
 
     def __init__(self, small: Small, costs: dict[int, float], right: float, prompt: Sequence[int] = PROMPT) -> None:
         self.small, self._costs, self._right = small, costs, right
         self.drafts = ModelDrafts(small, clock=small.clock)
-        self.speculation = Speculation(self.drafts, "small", clock=small.clock)
+        self.speculation = Speculation(lambda: self.drafts, "small", clock=small.clock)
         self.prompt, self._random = list(prompt), random.Random(3)
 
     def answer(self, tokens: int) -> float:
         """How many times as fast as without drafts an answer of so many tokens came."""
-        speculation, chosen = self.speculation, [self.prompt[-1] + 1]
-        speculation.begin(self.prompt)
+        speculation, request = self.speculation, Asked(self.prompt)
+        speculation.begin()
         began, made = self.small.now, 0
         while made < tokens:
-            rows, _ = speculation.shape(chosen, 16, 1)
-            window = speculation.draft(chosen[-1:], rows)
+            rows, _ = speculation.shape([request], 16, 1)
+            window = speculation.draft(request, request.answer[-1:], rows)
             used = 1
             while used < len(window) and self._random.random() < self._right:
                 used += 1
             self.small.now += PLAIN_S * self._costs[len(window)]
-            speculation.checked(VerifyResult(len(window), used))
-            chosen = [chosen[-1] + 1 + i for i in range(used)]
+            speculation.verified([VerifyResult(len(window), used)])
+            request.answer += [request.answer[-1] + 1 + i for i in range(used)]
             made += used
+        speculation.ended(request)
         return made * PLAIN_S / (self.small.now - began)
 
 
@@ -128,7 +138,7 @@ def test_passes_are_charged_without_the_text_and_answers_with_it() -> None:
     """The seconds of two rows are those of a pass and one draft, however much text came before."""
     answering = Answering(Small(token_s=0.02), FAR, 1.0)
     answering.answer(4)
-    choice, stats = answering.speculation.choice, answering.speculation.stats
+    choice, stats = answering.speculation._choices[1].rows, answering.speculation.stats
     assert choice.seconds(2) == pytest.approx(PLAIN_S * FAR[2] + 0.02 + 0.03)
     assert stats.seconds == pytest.approx(answering.small.now)
     assert answering.drafts.behind_s < 0.02 * 20

@@ -7,7 +7,6 @@ import pytest
 from edge.llm.interface import VerifyResult
 from edge.speculate.choice import RowChoice
 from edge.speculate.ngrams import NgramDrafts
-from edge.speculate.shared import SharedSpeculation
 from edge.speculate.speculation import Speculation
 from edge.speculate.windows import WindowChoice
 
@@ -36,71 +35,53 @@ class Dear(NgramDrafts):
         raise AssertionError("this takes time")
 
 
-def answered(drafts: type[NgramDrafts], tokens: Sequence[int]) -> float:
-    """The fraction that is right, as it is known after passes of one row gave these tokens."""
-    speculation = Speculation(drafts(), "any", windows=OneWindow(OneRow()))
-    speculation.begin(TEXT)
+class Request:
+    """A request whose answer is made by the test."""
+
+    prompt, left = TEXT, 99
+
+    def __init__(self) -> None:
+        self.answer: list[int] = []
+
+
+def plain_passes(drafts: Callable[[], NgramDrafts], tokens: Sequence[int], n: int) -> float:
+    """The fraction that is accepted, as known after passes of one row gave these tokens to each of `n` requests."""
+    choice = OneWindow(OneRow())
+    speculation, requests = Speculation(drafts, "any", choice=lambda: choice), [Request() for _ in range(n)]
     for token in tokens:
-        speculation.shape([], 8, 1)
-        speculation.checked(VerifyResult(1, 1, right=0, looked_at=0))
-        speculation.shape([token], 8, 1)
-    return speculation.choice.accepted
+        assert speculation.shape(requests, 8, 1) == (1, 1)
+        for request in requests:
+            assert speculation.draft(request, [token], 1) == [token]
+            request.answer.append(token)
+        speculation.verified([VerifyResult(1, 1, right=0, looked_at=0)] * n)
+    speculation.shape(requests, 8, 1)
+    return choice.rows.accepted
 
 
-def shared(drafts: type[NgramDrafts], tokens: Sequence[int]) -> float:
-    """The same of a request beside others."""
-
-    class Request:
-        number, prompt, left = 0, TEXT, 99
-
-        def __init__(self) -> None:
-            self.text = list(TEXT)
-
-        @property
-        def length(self) -> int:
-            return len(self.text)
-
-        def part(self, start: int, n_tokens: int) -> list[int]:
-            return self.text[start : start + n_tokens]
-
-    choice, request = OneRow(), Request()
-    speculation = SharedSpeculation(drafts, "any", choice=lambda: choice)
-    for token in tokens:
-        assert speculation.draft([request], 8) == [()]
-        speculation.checked([1], [1])
-        request.text.append(token)
-    speculation.draft([request], 8)
-    return choice.accepted
+@pytest.mark.parametrize("n", [1, 2])
+def test_free_drafts_are_looked_at(n: int) -> None:
+    assert plain_passes(NgramDrafts, [1, 2, 3, 4, 5, 1], n) > 0.9
+    assert plain_passes(NgramDrafts, [9, 8, 9, 7], n) < PRIOR  # the first was drafted, and was wrong; then nothing is
 
 
-@pytest.mark.parametrize("known", [answered, shared])
-def test_free_guesses_are_looked_at(known: Callable[[type[NgramDrafts], Sequence[int]], float]) -> None:
-    assert known(NgramDrafts, [1, 2, 3, 4, 5, 1]) > 0.9
-    assert known(NgramDrafts, [9, 8, 9, 7]) < PRIOR  # the first was guessed, and was wrong; then nothing is guessed
-
-
-def test_a_guess_that_was_checked_is_not_counted_again() -> None:
+def test_a_draft_that_was_verified_is_not_counted_again() -> None:
     class Twice(OneRow):
         sizes = iter([2, 1])
 
         def rows(self, most: int) -> int:
             return next(self.sizes)
 
-    class Request:
-        number, prompt, left, length = 0, TEXT, 99, len(TEXT)
-
-        def part(self, start: int, n_tokens: int) -> list[int]:
-            return [*TEXT, 9][start : start + n_tokens]
-
-    choice, request = Twice(), Request()
-    speculation = SharedSpeculation(NgramDrafts, "any", choice=lambda: choice)
-    assert speculation.draft([request], 8) == [[1]]
-    speculation.checked([2], [1])
-    once, request.length = choice.accepted, len(TEXT) + 1
-    speculation.draft([request], 8)
-    assert choice.accepted == once < PRIOR
+    choice, request = WindowChoice(Twice()), Request()
+    speculation = Speculation(NgramDrafts, "any", choice=lambda: choice)
+    rows, _ = speculation.shape([request], 8)
+    assert speculation.draft(request, [7], rows)[1:] == [1]
+    speculation.verified([VerifyResult(2, 1, right=0, looked_at=1)])
+    once = choice.rows.accepted
+    request.answer.append(9)
+    speculation.shape([request], 8)
+    assert choice.rows.accepted == once < PRIOR
 
 
-def test_guesses_that_take_time_are_not_made() -> None:
-    assert answered(Dear, TEXT) == PRIOR
-    assert shared(Dear, TEXT) == PRIOR
+@pytest.mark.parametrize("n", [1, 2])
+def test_drafts_that_take_time_are_not_made(n: int) -> None:
+    assert plain_passes(Dear, TEXT, n) == PRIOR

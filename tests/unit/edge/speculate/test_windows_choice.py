@@ -14,14 +14,13 @@ from edge.demo import MODEL_PATH
 from edge.llama import llama
 from edge.llm.generate import generate
 from edge.llm.interface import VerifyResult
-from edge.llm.sequence import Session
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning import measure
 from edge.speculate.choice import SIZES, RowChoice
 from edge.speculate.speculation import Drafts, Speculation
 from edge.speculate.windows import Shape, WindowChoice
 from partition.predict.drafts import Draft
-from tests.support.guessing import GREEDY, ids
+from tests.support.guessing import GREEDY, ids, one_slot, speculate, tokens_of
 from tests.support.staged_model import StagedModel
 from tests.support.thorough import some
 
@@ -107,18 +106,19 @@ def test_answers_are_the_same(
     engines = [StagedModel(vocabulary, n, context) for n in (stages, next_stages)]
     engines[0].lives = lost_at
     engine = SurvivingEngine(engines[0], vocabulary, lambda error: engines[1])  # type: ignore[arg-type, return-value]
-    session = Session(engine)
-    drafter = Speculation(Sometimes(right, seed, ends), "sometimes", windows=AnyShape(seed))
-    responses = generate(session, PROMPT, GREEDY, max_tokens=n_tokens, drafter=drafter)
+    drafter = speculate(Sometimes(right, seed, ends), choice=lambda: AnyShape(seed))
+    scheduler = one_slot(engine, drafter)
+    responses = generate(scheduler, PROMPT, GREEDY, max_tokens=n_tokens)
     found = ids([response for _, response in zip(range(left_at), responses, strict=False)])
     responses.close()  # type: ignore[attr-defined]
     most = min(n_tokens, context - len(PROMPT) + 1, left_at)
     assert found == ANSWER[:most]
     assert engine.uncollected == 0
-    assert session.tokens == [*PROMPT, *ANSWER][: len(session.tokens)]
+    held = tokens_of(scheduler)
+    assert held == [*PROMPT, *ANSWER][: len(held)]
     if left_at:
-        assert len(session.tokens) >= len(PROMPT) + most - 1  # some may be chosen that were not told yet
-        assert engine.current.held == session.tokens  # type: ignore[attr-defined]
+        assert len(held) >= len(PROMPT) + most - 1  # some may be chosen that were not told yet
+        assert engine.current.held == held  # type: ignore[attr-defined]
     stats = drafter.stats
     assert stats.accepted <= stats.drafted <= stats.rows
 
@@ -138,8 +138,8 @@ class Conversation:
         self.engine = StagedModel(
             vocabulary, len(parts), 4096, lambda rows: 0.1 * costs.get(rows, rows), parts, delay_s
         )
-        self.drafter = Speculation(Sometimes(right), "sometimes", clock=lambda: self.engine.now_s)
-        responses = generate(Session(self.engine), PROMPT, GREEDY, max_tokens=n_tokens, drafter=self.drafter)
+        self.drafter = Speculation(lambda: Sometimes(right), "sometimes", clock=lambda: self.engine.now_s)
+        responses = generate(one_slot(self.engine, self.drafter), PROMPT, GREEDY, max_tokens=n_tokens)
         next(responses)
         began = self.engine.now_s
         assert 1 + len(ids(list(responses))) == n_tokens
@@ -209,8 +209,8 @@ def test_windows_that_take_longer_are_left() -> None:
         rows, windows = choice.shape(1, 4)
         shapes.append(windows)
         if windows == 1:
-            choice.checked(VerifyResult(rows, 1, right=0), 0.1)
+            choice.verified(VerifyResult(rows, 1, right=0), 0.1)
         else:
-            choice.checked(VerifyResult(rows, 1, False, False, windows, 1, 1), 0.2)
+            choice.verified(VerifyResult(rows, 1, False, False, windows, 1, 1), 0.2)
     assert 0 < sum(windows > 1 for windows in shapes) <= 4
     assert shapes[:2] == [1, 1]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge.worker import draft_queries
-from edge.worker.draft_queries import MOST_TOKENS, DraftQuery, RemoteDrafter, follow, pack, unpack
+from edge.worker.draft_queries import MOST_TOKENS, DraftQuery, RemoteProposer, follow, pack, unpack
 from tests.support.links import PATIENT, WAIT_S, start
 from tests.support.memory_link import pair
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused
@@ -33,35 +33,35 @@ class Counting:
 
 
 @contextmanager
-def followed(model: Counting) -> Iterator[tuple[RemoteDrafter, Link, Future[None]]]:
+def followed(model: Counting) -> Iterator[tuple[RemoteProposer, Link, Future[None]]]:
     """What asks, its link, and what comes of the other end."""
     near, far = pair(("the owner", "the worker"), PATIENT)
     done = start(follow, model, far)
-    yield RemoteDrafter(near, CONTEXT, N_VOCAB), near, done
+    yield RemoteProposer(near, CONTEXT, N_VOCAB), near, done
     near.close()
 
 
 def test_a_token_crosses_once() -> None:
     """Twelve bytes a request, four for a token that is new, and four for a guess: nothing else."""
     model = Counting()
-    with followed(model) as (guesser, link, done):
+    with followed(model) as (proposer, link, done):
         text = [5, 6, 7]
         for new, n, known in (((), 3, 0), ((8, 9), 7, 3), ((8, 8), 1, 4), ((8, 8), 2, 5)):
             now = [*text, *new]
             sent, received = link.sent_bytes, link.received_bytes
-            assert guesser.propose(now, n) == [now[-1] + i for i in range(1, n + 1)]
+            assert proposer.propose(now, n) == [now[-1] + i for i in range(1, n + 1)]
             assert link.sent_bytes - sent == 12 + 4 * (len(now) - known)
             assert link.received_bytes - received == 4 * n
             assert model.asked[-1] == (now, n)
-        guesser.end()
+        proposer.end()
         assert done.result(WAIT_S) is None
 
 
 def test_a_long_text_goes_in_parts() -> None:
     """So that each answer is soon there: a deadline is of one part."""
     model, text = Counting(), [i % N_VOCAB for i in range(2 * MOST_TOKENS + 1)]
-    with followed(model) as (guesser, _, _):
-        assert guesser.propose(text, 2) == [text[-1] + 1, text[-1] + 2]
+    with followed(model) as (proposer, _, _):
+        assert proposer.propose(text, 2) == [text[-1] + 1, text[-1] + 2]
     assert [(len(tokens), n) for tokens, n in model.asked] == [(512, 0), (1024, 0), (1025, 2)]
     assert model.asked[-1][0] == text
 
@@ -126,7 +126,7 @@ def test_an_answer_that_cannot_be_is_none(answer: Callable[[Link], None], error:
     near, far = pair(("the owner", "the worker"), PATIENT)
     done = start(lambda: (far.receive(), answer(far)))
     with pytest.raises(error, match=words):
-        RemoteDrafter(near, CONTEXT, N_VOCAB).propose([1], 2)
+        RemoteProposer(near, CONTEXT, N_VOCAB).propose([1], 2)
     done.result(WAIT_S)
 
 
@@ -134,19 +134,19 @@ def test_an_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(draft_queries, "ANSWER_S", 0.01)
     near, _ = pair(("the owner", "the worker"), PATIENT)
     with pytest.raises(LinkTimeout, match=r"the worker sent nothing for 0\.01 s"):
-        RemoteDrafter(near, CONTEXT, N_VOCAB).propose([1], 2)
+        RemoteProposer(near, CONTEXT, N_VOCAB).propose([1], 2)
 
 
 def test_a_wait_that_was_given_up_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would come of it would be taken for the answer to the next request."""
     near, _ = pair(("the owner", "the worker"), PATIENT)
-    guesser = RemoteDrafter(near, CONTEXT, N_VOCAB)
+    proposer = RemoteProposer(near, CONTEXT, N_VOCAB)
     with monkeypatch.context() as patch:
         patch.setattr(near, "receive", _interrupted)
         with pytest.raises(KeyboardInterrupt):
-            guesser.propose([1], 2)
+            proposer.propose([1], 2)
     with pytest.raises(LinkClosed):
-        guesser.propose([1], 2)
+        proposer.propose([1], 2)
 
 
 def _interrupted(*_: object) -> None:

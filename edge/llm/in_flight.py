@@ -1,0 +1,198 @@
+"""Steps in flight: rows that were submitted to an engine, and whose logits are to come.
+
+A request that is alone may have several steps in flight, as many as keep the stages of an engine busy. Each is a
+window: it begins with a token that was chosen, or with a draft of the one that will be; drafts follow. While the stages
+work on one window, the next is drafted and submitted as if all of it were accepted:
+
+    W1  the cat sat on        its rows choose  cat sat on the
+    W2  the mat and the       begins with the draft of what the last row of W1 chooses
+
+Every row is verified in order, and each token is chosen by the model's own logits. The rows behind a token that was
+chosen otherwise are cancelled, in this window and in all that are in flight: they leave the caches of all stages, in
+order with the steps, and their logits are dropped when they come. What follows is submitted at once, behind them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.constraints.constraint import Mask
+from edge.errors import SamplingError
+from edge.llm.interface import Drafter
+from edge.llm.requests import Event, Running, token_logprobs
+from edge.llm.sampler import LogitsRequest
+from edge.llm.slot import Slot
+
+
+@dataclass
+class Rows:
+    """Rows of one request in a step: tokens behind those that its slot holds."""
+
+    running: Running
+    tokens: list[int]
+    logits: int  # the last so many of them give logits
+    drafts: Sequence[int] = ()  # behind the last token that was chosen, up to the last row; also in other windows
+    is_first: bool = True  # the first row that gives logits was chosen before it was submitted, and is not a draft
+    cancelled: bool = False
+
+    @classmethod
+    def pending(cls, running: Running, n_rows: int) -> Rows:
+        """The next tokens of a request, none of which is a draft."""
+        assert running.slot is not None
+        start = len(running.slot.tokens)
+        return cls(running, running.tokens[start : start + n_rows], int(n_rows == running.pending))
+
+    @property
+    def slot(self) -> Slot:
+        """Where the request runs."""
+        assert self.running.slot is not None
+        return self.running.slot
+
+
+def room(running: Running, most: int) -> int:
+    """How many rows the slot of a request has room for, at most so many."""
+    assert running.slot is not None
+    return max(1, min(most, running.left, running.slot.engine.context - len(running.slot.tokens)))
+
+
+class Batch(NamedTuple):
+    """Rows as `TextEngine.submit` takes them."""
+
+    tokens: list[int]
+    positions: NDArray[np.int_]
+    sequences: NDArray[np.int_]
+    outputs: NDArray[np.int8]
+
+
+def batch(rows: Sequence[Rows]) -> Batch:
+    """All these rows, each behind what its slot holds."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    sequences: list[int] = []
+    outputs: list[int] = []
+    for one in rows:
+        start, n_rows = len(one.slot.tokens), len(one.tokens)
+        tokens += one.tokens
+        positions += range(start, start + n_rows)
+        sequences += [one.slot.sequence] * n_rows
+        outputs += [0] * (n_rows - one.logits) + [1] * one.logits
+    return Batch(tokens, np.array(positions), np.array(sequences), np.array(outputs, np.int8))
+
+
+def logits_request(rows: Sequence[Rows]) -> LogitsRequest:
+    """Which logits suffice for all of these, which give some."""
+    if any(one.running.request.logprobs is not None for one in rows):
+        return LogitsRequest()
+    each = [one.running.continuation.wanted(one.drafts) for one in rows]
+    if not all(request.top for request in each):
+        return LogitsRequest()
+    masks: list[Mask | None] = []
+    for one, request in zip(rows, each, strict=True):
+        masks += request.masks[len(request.masks) - one.logits :] if request.masks else [None] * one.logits
+    return LogitsRequest(max((request.top for request in each), default=1), masks)
+
+
+@dataclass
+class Step:
+    """A step in flight."""
+
+    rows: list[Rows]  # those that give logits
+    began: float  # by time.perf_counter
+    n_rows: int  # in all, of prompts as well
+    windows: int = 0  # that were to be in flight with it; 0: nothing was drafted, so nothing is to be learned of it
+    follows_cancelled: bool = False  # whose logits come before its own
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for its logits."""
+        return all(rows.cancelled for rows in self.rows)
+
+
+class InFlight:
+    """The steps in flight, the oldest first."""
+
+    def __init__(self) -> None:
+        self.steps: deque[Step] = deque()
+
+    @property
+    def awaited(self) -> list[Step]:
+        """Those that were not cancelled."""
+        return [step for step in self.steps if not step.is_cancelled]
+
+    @property
+    def n_requests(self) -> int:
+        """Requests that wait for logits, once for each step."""
+        return sum(not rows.cancelled for step in self.steps for rows in step.rows)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether all that is awaited are windows of a request that is alone, with drafts to learn of."""
+        awaited = self.awaited
+        return bool(awaited) and all(step.windows for step in awaited)
+
+    def window(self, drafter: Drafter, running: Running, n_rows: int) -> Rows:
+        """The next window of a request, of at most so many rows; none, where nothing can be behind those in flight."""
+        assert running.slot is not None
+        behind = [token for rows in self.of(running) for token in rows.tokens]
+        left = running.left - len(behind)
+        if behind and (left <= 0 or running.slot.is_full):
+            return Rows(running, [], 0)
+        first, assumed = ([], behind[1:]) if behind else (running.tokens[-1:], [])
+        tokens = [*drafter.draft(running, first, room(running, min(n_rows, left)), assumed)]
+        return Rows(running, tokens, len(tokens), [*assumed, *tokens[len(first) :]], not behind)
+
+    def of(self, running: Running) -> list[Rows]:
+        """The rows of a request that were not cancelled."""
+        every = (rows for step in self.steps for rows in step.rows)
+        return [rows for rows in every if rows.running is running and not rows.cancelled]
+
+    def cancel(self, running: Running) -> list[Rows]:
+        """Cancel the rows of a request that are in flight; which those were."""
+        cancelled = self.of(running)
+        for rows in cancelled:
+            rows.cancelled = True
+        return cancelled
+
+
+class Verified(NamedTuple):
+    """Events of some rows, and how far they were as drafted."""
+
+    events: list[Event]
+    used: int  # rows that were looked at
+    right: int  # tokens behind them that were as submitted
+
+
+def verify(running: Running, logits: NDArray[np.float32], following: Sequence[int]) -> Verified:
+    """Choose the next tokens of a request by logits [rows, n_vocab]: one, and others as long as they are those that
+    were submitted behind the rows. The row behind a wrong draft knows nothing of what was chosen."""
+    events: list[Event] = []
+    used = right = 0
+    try:
+        for used, row in enumerate(logits, 1):
+            events.append(_next(running, row))
+            if events[-1].finish_reason or used > len(following) or events[-1].token_id != following[used - 1]:
+                break
+            right = used
+    except SamplingError as error:
+        events.append(Event(running.number, None, running.continuation.rest(), "error", error=error))
+    return Verified(events, used, right)
+
+
+def _next(running: Running, logits: NDArray[np.float32]) -> Event:
+    """The next token of a request, or its end."""
+    continuation, wanted = running.continuation, running.request.logprobs
+    text = continuation.choose(logits)
+    token = None if text is None else continuation.tokens[-1]
+    if token is not None:
+        running.tokens.append(token)
+    logprobs = None if wanted is None or token is None else token_logprobs(logits, token, wanted)
+    reason, text = continuation.finish_reason, text or ""
+    if reason:
+        text += continuation.rest()
+    return Event(running.number, token, text, reason, logprobs, continuation.stop_string, running.cached_tokens or 0)

@@ -1,0 +1,264 @@
+"""A slot: one sequence of an engine's KV cache, the tokens that it holds, and what can be done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import ContextFull, EdgeError, EngineError
+from edge.llm.context_shift import dropped_stretch
+from edge.llm.engine import Outputs
+from edge.llm.interface import TextEngine
+from edge.prefixes.group import group_start
+from partition.errors import StateError
+from partition.plan.plan import Range
+
+
+class Slot:
+    """One sequence: `tokens` are those whose keys and values it holds, or will once submitted steps are computed."""
+
+    def __init__(self, engine: TextEngine, sequence: int = 0) -> None:
+        self.engine, self.sequence = engine, sequence
+        self.tokens: list[int] = []
+        self.namespace = ""  # requests of other namespaces must not notice what it holds
+        self.busy = False  # a request runs in it
+        self.used = 0  # when a request left it; the lowest number is evicted first
+        self.restored = 0  # tokens that the last `begin` read from disk
+        self.dropped = 0  # tokens that it dropped in place
+        self.computed = 0  # tokens that the last `prefill` computed
+        self.exact: int | None = None  # tokens before the first that was shifted; None: none was
+        self._kept = 0  # tokens whose keys and values are on disk, or on their way there
+        self._shifting = False  # the next step moves keys
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further token fits."""
+        return len(self.tokens) >= self.engine.context
+
+    # --- what it holds for a prompt ---
+
+    def begin(self, history: Sequence[int], *, in_place: bool = False) -> None:
+        """Hold as much of the beginning of a history as is here or on disk, and nothing else. Its last token is left
+        out, because it has to be computed for its logits.
+
+        in_place: where the history is what is held without a stretch in its middle, the rest is shifted and not
+        computed; that is nearly the same, and needs an engine that can.
+        """
+        same = common_prefix(self.tokens, history)
+        most_read = self.engine.states.most_read if in_place else 0
+        self.dropped = dropped_stretch(self.tokens, history, same, most_read) if in_place else 0
+        if self.dropped:
+            self.drop(same, self.dropped)
+            same = common_prefix(self.tokens, history)
+        self.cut(min(same, len(history) - 1))
+        self.restored = self._restore(history)
+
+    def cut(self, length: int) -> None:
+        """Forget all tokens from position `length` on; all of them where this cache cannot forget only those."""
+        # Also where nothing is to be forgotten: a step that failed may have left rows behind.
+        if not self.engine.kv_remove(self.sequence, length, -1):
+            self.engine.kv_remove(self.sequence, 0, -1)
+            length = 0
+        del self.tokens[length:]
+        self._kept = min(self._kept, length)
+        if self.exact is not None and length <= self.exact:
+            self.exact = None
+
+    def lost(self) -> None:
+        """Note that somebody else has the sequence now: nothing is held."""
+        self.tokens.clear()
+        self._kept, self.exact, self._shifting = 0, None, False
+
+    def copy_from(self, source: Slot) -> None:
+        """Hold what another slot of this engine holds, at no cost in memory."""
+        self.cut(0)
+        self.engine.kv_copy(source.sequence, self.sequence, 0, -1)
+        self.tokens, self.exact, self.namespace = list(source.tokens), source.exact, source.namespace
+
+    def shift(self, start: int) -> int:
+        """Shift the context by half of what it holds from position `start` on: how many tokens that drops."""
+        n_tokens = (len(self.tokens) - start) // 2
+        if n_tokens > 0:
+            self.drop(start, n_tokens)
+        return max(0, n_tokens)
+
+    def drop(self, start: int, n_tokens: int) -> None:
+        """Drop tokens from position `start` on; those behind them take their places."""
+        tokens, self.tokens = self.tokens, []  # what is interrupted half-way must not be used
+        self._shifting = True
+        self.engine.kv_remove(self.sequence, start, start + n_tokens)
+        self.engine.kv_shift(self.sequence, start + n_tokens, -1, -n_tokens)
+        self.tokens = tokens[:start] + tokens[start + n_tokens :]
+        self.exact = start if self.exact is None else min(start, self.exact)
+        self._kept = min(self._kept, start)
+
+    # --- on disk ---
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether all that it holds, as far as whole blocks go, is on disk. It may have had to make room there."""
+        states = self.engine.states
+        hashes = states.links(self.tokens[: self._kept], self.namespace)
+        return bool(hashes) and states.kept(hashes) == len(hashes)
+
+    def keep(self) -> None:
+        """Keep what is held on disk, where the engine has such a place, so that a later prompt need not compute it.
+
+        What was shifted has keys and values of a longer history, which computing its tokens would not give: it is not
+        kept. Nothing is raised: the next step tells of an engine that failed, and keeping is no duty.
+        """
+        states = self.engine.states
+        exact = len(self.tokens) if self.exact is None else self.exact
+        whole, kept = exact // states.block, self._kept // states.block
+        if not states.keeps or self._shifting or whole <= kept:
+            return
+        first = group_start(kept)
+        with suppress(EdgeError):
+            hashes = states.links(self.tokens[: whole * states.block], self.namespace)
+            states.keep(self.sequence, first * states.block, hashes[first:])
+            self._kept = whole * states.block
+
+    def _restore(self, history: Sequence[int]) -> int:
+        """Continue what is held with blocks from disk: how many tokens came from there."""
+        states = self.engine.states
+        held, whole = len(self.tokens), (len(history) - 1) // states.block
+        if not states.keeps or self.exact is not None or whole <= held // states.block:
+            return 0
+        first = group_start(held // states.block)
+        hashes = states.links(history[: whole * states.block], self.namespace)[first:]
+        hashes = hashes[: states.kept(hashes)]
+        if (first + len(hashes)) * states.block <= held:
+            return 0
+        self.cut(first * states.block)
+        if len(self.tokens) < first * states.block:  # all had to be forgotten
+            return max(0, self._restore(history) - held)
+        blocks = states.restore(self.sequence, first * states.block, hashes)
+        self.tokens.extend(history[first * states.block : (first + blocks) * states.block])
+        self.cut(len(self.tokens))  # some ranks may have had more than others
+        self._kept = max(self._kept, len(self.tokens))
+        return max(0, len(self.tokens) - held)
+
+    # --- computing: a scheduler submits the steps of many slots itself, and notes them here ---
+
+    def submitted(self, tokens: Sequence[int]) -> None:
+        """A step with these tokens was submitted."""
+        self._shifting = False
+        self.tokens.extend(tokens)
+
+    def failed(self) -> None:
+        """A step was not submitted, or not as a whole."""
+        if self._shifting:  # the keys of some layers may have moved, and would move again
+            self.tokens.clear()
+
+    def decode(self, tokens: Sequence[int], outputs: Outputs = "last", *, top: int = 0) -> NDArray[np.float32]:
+        """Append tokens in one pass, while no other step is in flight; logits as `Engine.decode` gives them."""
+        try:
+            logits = self.engine.decode(tokens, len(self.tokens), sequence=self.sequence, outputs=outputs, top=top)
+        except BaseException:
+            self.failed()
+            raise
+        self.submitted(tokens)
+        return logits
+
+    def prefill(self, prompt: Sequence[int], *, in_place: bool = False, top: int = 0) -> NDArray[np.float32]:
+        """Hold exactly `prompt`, of which only what differs is computed; logits [n_vocab] after its last token.
+        ContextFull where it is empty, or leaves no room for another token."""
+        check_prompt(prompt, self.engine)
+        self.begin(prompt, in_place=in_place)
+        self.computed = len(prompt) - len(self.tokens)
+        return self._compute(prompt, "last", top)
+
+    def forget(self, n_tokens: int) -> None:
+        """Forget the last tokens. Where this cache cannot, the rest is computed again."""
+        rest = self.tokens[: len(self.tokens) - n_tokens]
+        self.cut(len(rest))
+        self._compute(rest, "none", 0)
+
+    def _compute(self, tokens: Sequence[int], outputs: Outputs, top: int) -> NDArray[np.float32]:
+        logits = np.empty(0, np.float32)
+        chunk = self.engine.chunk(len(tokens) - len(self.tokens))
+        while (start := len(self.tokens)) < len(tokens):
+            is_last = start + chunk >= len(tokens)
+            logits = self.decode(tokens[start : start + chunk], outputs if is_last else "none", top=top)
+        return logits
+
+
+def check_prompt(prompt: Sequence[int], engine: TextEngine) -> None:
+    """ContextFull where a prompt is empty, or leaves no room for an answer."""
+    if not prompt:
+        raise ContextFull("the prompt is empty: there is nothing to continue")
+    if len(prompt) >= engine.context:
+        raise ContextFull(
+            f"the prompt has {len(prompt)} tokens and the context {engine.context}, which must also hold the answer;"
+            f" {_advice(len(prompt), engine.shape.context_length)}"
+        )
+
+
+def _advice(prompt_tokens: int, trained: int) -> str:
+    """Advice on a prompt that does not fit. trained: tokens that the model was trained for; 0: not known."""
+    if trained and prompt_tokens >= trained:
+        return f"use a shorter prompt: the model was trained for {trained} tokens"
+    most = f", up to the {trained} that the model was trained for," if trained else ""
+    return f"use a larger --context{most} or a shorter prompt"
+
+
+def move(
+    slot: Slot, engine: TextEngine, sequence: int = 0, on_progress: Callable[[int, int], None] | None = None
+) -> Slot:
+    """A slot of `engine` that holds what `slot` holds, so that nothing is computed again. Both remain usable.
+
+    A block of tokens at a time is in memory. on_progress is called with (tokens moved, tokens to move). Errors leave
+    the sequence of `engine` empty: EngineError where there is no room; CannotSlice where keys
+    and values of this model cannot be told apart; StateError where some are gone, behind an attention window, or mean
+    something else in a context of another length. Whoever moves computes the tokens again then.
+    """
+    source, n_tokens = slot.engine, len(slot.tokens)
+    if n_tokens > engine.context:
+        raise EngineError(f"{n_tokens} tokens do not fit in a context of {engine.context}; use a larger --context")
+    if source.states.factors != engine.states.factors:
+        raise StateError(
+            f"contexts of {source.context} and {engine.context} tokens turn this model's positions by other factors;"
+            " compute the tokens again"
+        )
+    moved = Slot(engine, sequence)
+    engine.kv_remove(sequence, 0, -1)
+    try:
+        for start in range(0, n_tokens, source.states.most_read):
+            positions = Range(start, min(start + source.states.most_read, n_tokens))
+            engine.states.write(sequence, source.states.read(slot.sequence, positions))
+            if on_progress is not None:
+                on_progress(positions.stop, n_tokens)
+    except BaseException:
+        engine.kv_remove(sequence, 0, -1)
+        raise
+    moved.tokens, moved.exact = list(slot.tokens), slot.exact
+    return moved
+
+
+class GreedyDrafter:
+    """Drafts of a model: each token is its likeliest."""
+
+    def __init__(self, engine: TextEngine) -> None:
+        """engine: nobody else may use it."""
+        self.context, self.n_vocab = engine.context, engine.model.n_vocab
+        self._slot = Slot(engine)
+
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
+        """`n` tokens behind these, each the likeliest; with 0 the text is only computed. Of a text that begins like the
+        last one only the rest is computed. ContextFull where the text is empty, or has no room; the errors of the
+        engine."""
+        logits = self._slot.prefill(tokens, top=1)
+        draft: list[int] = []
+        while len(draft) < n:
+            if draft:
+                logits = self._slot.decode(draft[-1:], top=1)
+            draft.append(int(logits.argmax()))
+        return draft
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two histories begin with alike."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
