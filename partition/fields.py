@@ -74,7 +74,7 @@ def is_digest(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a field's `Annotated` type may say of it: the least and the most, of a text its characters."""
+    """Bounds in a field's `Annotated` type: the least and the most; for text, of its length in characters."""
 
     most: float
     least: float = 0
@@ -118,7 +118,7 @@ def encoded(of: Any, without: Collection[str] = ()) -> dict[str, Any]:
 
 @cache
 def _hints(kind: Any) -> Mapping[str, tuple[Any, Any]]:
-    """Of each field: its annotation and its default."""
+    """Return for each field its annotation and its default."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: (hints[field.name], field.default) for field in dataclass_fields(kind)}
 

@@ -91,7 +91,7 @@ class Draft:
 
     @classmethod
     def from_json(cls, values: Any, where: str) -> Draft:
-        """What `to_json` wrote; PlanError names what is wrong. where: what the error calls it."""
+        """Read what `to_json` wrote; PlanError names what is wrong. where: the name of the value in errors."""
         return fields.decoded(cls, values, where, derived=("tokens_per_pass",))
 
     def describe(self, names: Mapping[str, str]) -> str:

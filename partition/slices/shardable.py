@@ -1,4 +1,4 @@
-"""Whether several ranks can share a model's layers."""
+"""Check whether several ranks can share a model's layers."""
 
 from partition.errors import CannotSlice
 from partition.slices.rules import DOWN
