@@ -140,6 +140,7 @@ def _first(requests: Iterator[bytes], context: grpc.ServicerContext, read: Calla
     try:
         return read(request) if read else request
     except Exception:  # also where there was none
+        request = None  # what `abort` raises keeps this frame, with its place given to another call already
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call's request is missing, or cannot be read")
 
 
