@@ -131,10 +131,7 @@ def text(r: dict[str, Any]) -> str:
     prefill, decode = r["compared"]
     rates = [f"{r['prompt_tokens'] / r['median'][side]['prefill_s']:.1f}" for side in ("bare", "ours")]
     times = [f"{1e3 * r['median'][side]['decode_s']:.2f}" for side in ("bare", "ours")]
-    lines = [
-        ["prefill, tokens/s", *rates, ratio_text(prefill)],
-        ["decode, ms/token", *times, ratio_text(decode)],
-    ]
+    lines = [["prefill, tokens/s", *rates, ratio_text(prefill)], ["decode, ms/token", *times, ratio_text(decode)]]
     return (
         table(["", "bare llama_decode", "ours", "ratio"], lines)
         + f"\n\nDecode reads {r['decode_gbps']:.1f} GB/s; memory alone gives {r['memory_gbps']:.1f} GB/s."

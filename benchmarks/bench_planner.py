@@ -69,13 +69,7 @@ def measured(name: str, problem: Problem, beam: int | None, repeats: int) -> dic
         found = front(problem, beam=beam)
         took.append(time.perf_counter() - began)
     groups, points = len(problem.groups), len(found.solutions)
-    return {
-        "case": name,
-        "groups": groups,
-        "points": points,
-        "exact": found.exact,
-        "seconds": statistics.median(took),
-    }
+    return {"case": name, "groups": groups, "points": points, "exact": found.exact, "seconds": statistics.median(took)}
 
 
 def layers(n: int, many: int, together: Sequence[tuple[int, ...]] = (), hold: Sequence[int] = ()) -> Problem:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ class NoDirectReads(Exception):
     """Files of this folder cannot be read past the page cache."""
 
 
-class RawDisk:
+class RawDisk(AbstractContextManager["RawDisk"]):
     """Reads of one file by O_DIRECT. Each measurement goes on in the file where the one before ended, and begins anew
     behind its end, as passes over a model's weights do."""
 
@@ -46,9 +46,6 @@ class RawDisk:
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
-
-    def __enter__(self) -> RawDisk:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

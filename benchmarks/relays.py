@@ -18,7 +18,7 @@ import struct
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +34,7 @@ _QUESTION = struct.Struct("=IHHII BBxxI 48x")  # nlmsghdr, inet_diag_req_v2
 _MAPPED = bytes(10) + b"\xff\xff"  # before an IPv4 address, as IPv6 has it
 
 
-class Relays:
+class Relays(AbstractContextManager["Relays"]):
     """The process with the relays. `close()` ends it; it is also a context manager."""
 
     def __init__(self, backs: dict[str, str]) -> None:
@@ -66,9 +66,6 @@ class Relays:
         self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
-
-    def __enter__(self) -> Relays:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
