@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from apps.errors import UsageError
 from devices.errors import TrustError
 from edge import units
+from partition.predict.drafts import KINDS, SELF
 
 if TYPE_CHECKING:
     from edge.llm.options import EngineOptions
@@ -242,12 +243,11 @@ def add_prefix_argument(parser: argparse.ArgumentParser | argparse._ArgumentGrou
 
 def add_draft_arguments(parser: argparse._ActionsContainer, default: str) -> None:
     """Add the options for drafting tokens, so that one pass verifies several, and for the worker that drafts."""
-    help_text = (
-        f"guess tokens and check several in a pass: auto, off, ngram, self, or a small model (default: {default})"
-    )
-    parser.add_argument("--draft", metavar="HOW", help=help_text)
-    help_text = "let this worker guess, by the model that --draft names; tokens alone go there: HOST[:PORT]"
-    parser.add_argument("--draft-worker", type=address, metavar="ADDRESS", help=help_text)
+    known = ", ".join((*KINDS, SELF))
+    words = f"guess tokens and check several in a pass: {known}, or a small model (default: {default})"
+    parser.add_argument("--draft", metavar="HOW", help=words)
+    words = "let this worker guess, by the model that --draft names; tokens alone go there: HOST[:PORT]"
+    parser.add_argument("--draft-worker", type=address, metavar="ADDRESS", help=words)
 
 
 def add_reproducible_argument(parser: argparse._ActionsContainer) -> None:
@@ -276,7 +276,7 @@ def check_draft_worker(args: argparse.Namespace) -> None:
     """Raise UsageError if a worker is to draft, and --draft names no model for it. Call this before gRPC is loaded."""
     if getattr(args, "draft_worker", None) is None:  # edge devices probe MODEL has no such option
         return
-    if args.draft in (None, "auto", "off", "ngram"):
+    if args.draft in (None, *KINDS):
         named = f"--draft is {args.draft}" if args.draft else "none is named"
         raise UsageError(f"--draft-worker guesses by a model, and {named}: name one with --draft FILE, or --draft self")
     quiet_grpc()

@@ -43,9 +43,10 @@ from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.quantization.gguf import quantize
-from edge.speculate.factory import SELF, Draft, drafts, speculation, with_room
+from edge.speculate.factory import Draft, drafts, speculation, with_room
 from edge.speculate.speculation import Speculation
 from edge.templates.process import TemplateProcess
+from partition.predict.drafts import SELF
 from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
 from tests.real.weights import SMOLLM2

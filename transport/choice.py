@@ -20,8 +20,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Algorithm = Literal["star", "mesh", "ring", "split"]
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+Algorithm = Literal["star", "mesh", "split", "ring"]
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)  # the fewest messages first
 
 RING_CHUNK_BYTES = 8 << 10  # at most; small tensors are cut into 2N, so that several are under way
 RING_WINDOW = 16  # chunks under way; twice as many fit in a socket's buffers, so that nobody ever waits to send
@@ -62,16 +62,13 @@ def seconds(
 def choose(n_bytes: int, wire_bytes: int, ranks: int, latency_s: float, bandwidth: float) -> Choice:
     """Choose the algorithm with the least predicted time; among equals, the one with fewer messages."""
     costs = {a: seconds(a, n_bytes, wire_bytes, ranks, latency_s, bandwidth) for a in ALGORITHMS}
-    best = min(costs, key=lambda a: (costs[a], _MESSAGES[a]))
-    runner_up = min((a for a in costs if a != best), key=lambda a: (costs[a], _MESSAGES[a]))
+    best = min(costs, key=lambda a: (costs[a], ALGORITHMS.index(a)))
+    runner_up = min((a for a in costs if a != best), key=lambda a: (costs[a], ALGORITHMS.index(a)))
     why = (
         f"{best} {_ms(costs[best])} against {runner_up} {_ms(costs[runner_up])}: {ranks} ranks, {n_bytes} bytes,"
         f" {_ms(latency_s)} one way, {bandwidth * 8 / 1e6:,.0f} Mbit/s"
     )
     return Choice(best, costs, why)
-
-
-_MESSAGES = {"star": 0, "mesh": 1, "split": 2, "ring": 3}
 
 
 def _ms(seconds_: float) -> str:

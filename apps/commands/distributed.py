@@ -24,6 +24,7 @@ from apps.options import (
 )
 from apps.show.progress import ShownSteps
 from apps.show.table import print_note
+from transport.choice import ALGORITHMS
 
 if TYPE_CHECKING:
     from edge.deployment.deployed import DeployedModel
@@ -38,7 +39,6 @@ AnyPlan = TypeVar("AnyPlan", "Plan", "OnnxPlan")
 # Named here and not asked of edge and partition, so that --help stays quick; a test holds them together.
 LOCAL = "local"
 PARALLEL = ("auto", "tensor", "pipeline")
-ALGORITHMS = ("auto", "star", "mesh", "split", "ring")
 
 _OF_SEVERAL = (
     "cut", "shares", "parallel", "save_plan", "transport", "wire", "allreduce", "in_flight", "insecure", "no_local",
@@ -72,7 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> Non
         words = "type of partial sums on their way; f16 halves their bytes, q8 quarters them and changes answers more"
         add(group, "--wire", help=f"{words} (default: f32)")
         add(group, "--spare")
-        group.add_argument("--allreduce", choices=ALGORITHMS, help="how partial sums are summed (default: auto)")
+        choices = ("auto", *ALGORITHMS)
+        group.add_argument("--allreduce", choices=choices, help="how partial sums are summed (default: auto)")
     add(group, "--insecure")
 
 

@@ -26,6 +26,7 @@ from apps.options import (
 )
 from apps.show.progress import say as say_as
 from edge import units
+from partition.predict.drafts import KINDS, SELF
 
 if TYPE_CHECKING:
     from edge.serve.config import EngineConfig
@@ -36,8 +37,7 @@ HELP = "Serve models by the APIs of OpenAI and Anthropic, with a page to talk to
 PORT, REQUESTS, QUEUE = 8080, 8, 256
 MAX_REQUESTS, MAX_QUEUE = 255, 1 << 16
 KEY_VARIABLE = "EDGE_API_KEY"
-# edge.speculate.factory.KINDS and SELF, named here because the server loads nothing that computes.
-DRAFTS = ("auto", "off", "ngram", "self")
+DRAFTS = (*KINDS, SELF)
 # What an engine process is told; a test holds that these are all that there are.
 ENGINE_OPTIONS = (
     "context", "batch", "threads", "gpu_layers", "repack", "flash_attention", "kv_type",

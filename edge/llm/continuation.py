@@ -25,12 +25,13 @@ class Continuation:
         sampling: SamplingParams,
         *,
         max_tokens: int | None = None,  # None: until somebody else ends it
-        stop: Sequence[str] = (),  # strings that end the answer and are not part of its text
+        stop: Sequence[str] = (),  # more of them than `sampling` has, such as those of a template
         ends: bool = True,  # False: also after a token that ends a text, for measuring
         given_up: Callable[[], bool] = never_given_up,  # as of a TokenSampler
         sampler: TokenSampler | None = None,  # None: one of these options
     ) -> None:
         """SamplingError where the sampling options, the grammar or a stop string cannot be used."""
+        stop = (*stop, *sampling.stop)
         if any(not s for s in stop):
             raise SamplingError("a stop string must not be empty")
         self._model, self._max_tokens, self._ends = model, max_tokens, ends

@@ -57,6 +57,7 @@ class SamplingParams:
     json_schema: str | None = None  # JSON text of a schema; only JSON that fits it is generated
     regex: str | None = None  # only text that this regular expression matches as a whole
     lark: str | None = None  # only text of this grammar, in llguidance's form of Lark
+    stop: Sequence[str] = ()  # strings that end the answer and are not part of its text
     allow_repetition: bool = False  # do not end an answer that says the same over and over (edge.bounds.repetition)
 
     def __post_init__(self) -> None:

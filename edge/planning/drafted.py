@@ -11,7 +11,7 @@ from edge.llm.info import ModelInfo
 from edge.models.paths import PathLike
 from edge.planning.arrange import name_of, work_of
 from edge.slices.local import OwnSlices
-from edge.speculate.factory import KINDS, SELF, WorkerDraft, drafts
+from edge.speculate.factory import WorkerDraft, drafts
 from edge.speculate.small_model import check_vocabulary
 from edge.survey.llm_survey import llm_speeds
 from edge.survey.profile import ClusterProfile
@@ -20,14 +20,10 @@ from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
 from partition.predict.cost import Work
-from partition.predict.drafts import ROWS, Draft
+from partition.predict.drafts import ACCEPTANCE, FREE, MODEL_ACCEPTANCE, ROWS, SELF, Draft
 from partition.predict.speeds import DeviceSpeed, Links
 from partition.search.planner import Planner
 from quant.gguf.file import GgufFile
-
-NGRAM = "ngram"
-ACCEPTANCE = {NGRAM: 0.4, SELF: 0.8}  # where none is given; docs/planning.md says whose figures these are
-OF_A_MODEL = 0.7
 
 
 @dataclass(frozen=True)
@@ -60,10 +56,10 @@ def draft_of(asked: DraftRequest, file: GgufFile, cluster: Cluster, work: Work, 
         )
     acceptance = asked.acceptance
     if acceptance is None:
-        acceptance = ACCEPTANCE.get(NGRAM if what in KINDS else what, OF_A_MODEL)
+        acceptance = ACCEPTANCE.get(FREE[0] if what == "auto" else what, MODEL_ACCEPTANCE)
     found = drafts(asked.draft, file.path, steps, worker=asked.worker, insecure=asked.insecure)
     if isinstance(found, str):
-        return Draft(NGRAM, acceptance, 1)
+        return Draft(FREE[0] if found == "auto" else found, acceptance, 1)
     path = found.path if isinstance(found, WorkerDraft) else found
     drafting = GgufFile.open(path)
     check_vocabulary(file, drafting)
@@ -135,5 +131,5 @@ def _guess_s(file: GgufFile, speed: DeviceSpeed, target: Work, where: str) -> fl
     work = work_of(file, context=target.context, kv_type=target.kv.name)
     found, _ = Planner(work, [replace(speed, device=LOCAL)], Links(), name_of(file), "").front(("latency",))
     if not found:
-        raise PlanError(f"{file.path.name} has no room on {where}; use a smaller one, or --draft ngram")
+        raise PlanError(f"{file.path.name} has no room on {where}; use a smaller one, or --draft {FREE[0]}")
     return found[0].objectives[0]

@@ -60,7 +60,8 @@ class EngineConfig:
     @property
     def drafts(self) -> Draft:
         """Source of drafts for `edge.speculate.factory`, of a configuration `with_draft`."""
-        from edge.speculate.factory import KINDS, WorkerDraft
+        from edge.speculate.factory import WorkerDraft
+        from partition.predict.drafts import KINDS
 
         if self.draft in KINDS:
             return self.draft

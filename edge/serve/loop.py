@@ -248,7 +248,7 @@ class ServingLoop:
             prompt,
             min(room, max_tokens or room),
             SamplingParams(**{**seed, **generation["sampling"], "logit_bias": biases}),
-            (*generation["stop"], *stops),
+            stops,
             logprobs=generation["logprobs"],
             generated=generation["generated"],
             namespace=generation["namespace"],

@@ -19,7 +19,6 @@ class Generation:
     tools: Sequence[Mapping[str, Any]] = ()  # JSON of functions, in the template's form
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, beside the usual ones
     max_tokens: int | None = None  # None: until the context is full
-    stop: Sequence[str] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that are given
     place: int = 0  # number among the answers to one prompt
     namespace: str = ""  # of the prefix cache: its users may notice by speed that another had the same prompt

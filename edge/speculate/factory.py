@@ -25,6 +25,7 @@ from edge.speculate.small_model import DraftPace, ModelDrafts, check_vocabulary
 from edge.speculate.speculation import Speculation
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
+from partition.predict.drafts import FREE, KINDS, SELF
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
@@ -50,9 +51,6 @@ class WorkerDraft:
 Draft = str | Path | WorkerDraft
 """Source of drafts: one of KINDS, the file of a model on this device, or a model on a worker."""
 
-KINDS = ("auto", "off", "ngram")
-"""Kinds of drafts that need no model file. auto: what is free, from the text itself, where the model can check it."""
-SELF = "self"
 _FEWER_BITS = "q2_k"
 _SMALLER = 0.9  # of the model's size at most: else there is nothing to win
 
@@ -86,7 +84,7 @@ def _fewer_bits(path: Path, steps: Steps) -> Path:
     if smaller.stat().st_size > _SMALLER * GgufFile.open(path).size_bytes:
         raise EngineError(
             f"{path.name} cannot guess for itself: in {_FEWER_BITS} it would still have"
-            f" {bytes_text(smaller.stat().st_size)}; use --draft ngram, or the file of a smaller model"
+            f" {bytes_text(smaller.stat().st_size)}; use --draft {FREE[0]}, or the file of a smaller model"
         )
     return smaller
 
@@ -123,6 +121,9 @@ def model_with(draft: Draft, engine: TextEngine, close: Callable[[], None], step
         return Model(engine, stack.pop_all().close, drafter)
 
 
+_FREE = {"ngram": NgramDrafts}
+
+
 def speculation(
     draft: Draft,
     engine: TextEngine,
@@ -144,7 +145,8 @@ def speculation(
             f"{engine.path.name} has recurrent layers, which cannot forget a guess that was wrong; use --draft off"
         )
     if isinstance(draft, str):
-        return Speculation(NgramDrafts, "ngram", clock=clock)
+        kind = FREE[0] if draft == "auto" else draft
+        return Speculation(_FREE[kind], kind, clock=clock)
     file = GgufFile.open(draft.path if isinstance(draft, WorkerDraft) else draft)
     check_loadable(file)
     check_vocabulary(engine.file, file)

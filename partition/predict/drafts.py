@@ -12,6 +12,11 @@ from partition.errors import PlanError
 from partition.fields import Bounds
 from quant.text import counted
 
+FREE = ("ngram",)  # drafts from the text itself, without a model; "auto" takes the first
+KINDS = ("auto", "off", *FREE)  # that need no model
+SELF = "self"  # the model itself, in fewer bits
+ACCEPTANCE = {"ngram": 0.4, SELF: 0.8}  # of each, where none is given; docs/planning.md says whose figures these are
+MODEL_ACCEPTANCE = 0.7  # of any other model
 ROWS = (1, 2, 4, 8, 16)  # rows of a pass: the last token, and the draft tokens behind it
 WINDOWS = (1, 2, 4, 8, 16)  # windows of rows in flight over stages
 _A_STAGE = 2  # windows: one that is computed, and one on its way over a link

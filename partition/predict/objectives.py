@@ -29,6 +29,7 @@ class Objective:
     scale: float = 1.0  # units that the figure is multiplied by to be shown, or given
     rate: bool = False  # larger is better, and its cost is the inverse
     time: bool = False  # several devices have to be clearly better in it than one
+    power: bool = False  # it needs the power of each device
     network: bool = True  # networks in ONNX have it, too
     text: Callable[[float], str] = number_text
 
@@ -70,7 +71,7 @@ OBJECTIVES: Mapping[str, Objective] = {
     "memory": Objective(
         "memory_bytes", "memory", "on the fullest device", ("SIZE", "on any device, at most"), text=bytes_text
     ),
-    "energy": Objective("energy_j", "energy", "J {a thing}", ("J", "a token, or an input, at most")),
+    "energy": Objective("energy_j", "energy", "J {a thing}", ("J", "a token, or an input, at most"), power=True),
 }  # fmt: skip
 AXES: tuple[AxisName, ...] = ("latency", "throughput", "memory", "energy")  # of a front; the first two if none is named
 OF_NETWORKS = tuple(name for name, objective in OBJECTIVES.items() if objective.network)

@@ -99,8 +99,7 @@ class OnnxPlanner:
         """The search's problem. Its measures: sums of seconds and of joules for one input, peaks of seconds that a
         stage or a link is taken up by one, and of bytes on a device; those that the objectives need."""
         check_objectives(objectives, OF_NETWORKS, " of an ONNX model")
-        if "energy" in objectives:
-            check_watts(self.speeds)
+        check_watts(objectives, self.speeds)
         measures = _Measures(objectives, self.in_flight or MOST_IN_FLIGHT, crowded(speed.host for speed in self.speeds))
         n, last = self.work.segments, self.work.crossing_bytes[-1]
         groups = []

@@ -110,8 +110,7 @@ class Planner:
         hosts = crowded(speed.host for speed in self.speeds) if self._pipeline else []
         stages = self._pipeline and len(self.speeds) > 1
         measures = Measures(self.work, tuple(objectives), microbatches, hosts, stages=stages)
-        if "energy" in objectives:
-            check_watts(self.speeds)
+        check_watts(objectives, self.speeds)
         groups = [group.costs(measures, LOCAL) for group in self._groups]
         return Problem(self.work.limits.sizes.layers, tuple(groups), lambda a, b: self._hop(measures, a, b), measures)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partition.errors import PlanError
+from partition.predict.objectives import OBJECTIVES
 from partition.predict.onnx_predict import OnnxDevice
 from partition.predict.speeds import DeviceSpeed
 
@@ -41,10 +42,11 @@ class Problem:
     caps: Array | None = None  # [K]: solutions above any of these are of no interest
 
 
-def check_watts(speeds: Sequence[DeviceSpeed | OnnxDevice]) -> None:
-    """PlanError, as energy is asked for, where the power of a device is not known."""
+def check_watts(objectives: Iterable[str], speeds: Sequence[DeviceSpeed | OnnxDevice]) -> None:
+    """PlanError where an objective needs the power of a device that is not known."""
+    needing = [name for name in objectives if OBJECTIVES[name].power]
     lacking = [speed.name for speed in speeds if speed.watts is None]
-    if lacking:
+    if needing and lacking:
         raise PlanError(
-            f"energy needs the power of each device; give watts of {', '.join(lacking)} in the cluster file"
+            f"{needing[0]} needs the power of each device; give watts of {', '.join(lacking)} in the cluster file"
         )

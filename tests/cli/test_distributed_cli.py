@@ -39,7 +39,6 @@ from tests.support.commands import (  # noqa: F401 (fixtures)
     workers,
 )
 from tests.support.helpers import Terminal, chat_json
-from transport.choice import ALGORITHMS
 
 pytestmark = pytest.mark.usefixtures("measured_briefly")
 
@@ -252,7 +251,6 @@ def test_constants_named_for_a_quick_help_are_those_of_the_engine() -> None:
     assert distributed.PARALLEL == PARALLEL
     assert options.TRANSPORTS == TRANSPORTS
     assert tuple(WIRES) == options.WIRES
-    assert set(distributed.ALGORITHMS) == {"auto", *ALGORITHMS}
     assert options.MOST_WORKERS == MAX_WORKERS
 
 

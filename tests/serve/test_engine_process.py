@@ -112,7 +112,7 @@ WRONG = (
     (Generation(prompt="x", sampling={"temperature": -1.0}), SamplingError, "temperature"),
     (Generation(prompt="x", sampling={"json_schema": '{"not": {}}'}), SamplingError, "not"),
     (Generation(prompt="x", max_tokens=0), SamplingError, "max_tokens is 0"),
-    (Generation(prompt="x", stop=("",)), SamplingError, "stop string"),
+    (Generation(prompt="x", sampling={"stop": [""]}), SamplingError, "stop string"),
     (Generation(messages=[{"role": "user"}]), TemplateError, "content"),
 )
 

@@ -122,7 +122,6 @@ def parse(request: ChatRequest, template: str) -> ParsedRequest:
         tools=parsed.tools,
         variables=parsed.variables,
         max_tokens=request.max_completion_tokens or request.max_tokens,
-        stop=request.stops(),
         sampling=constrained(request.sampling(), parsed.sampling),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )

@@ -60,12 +60,11 @@ def parse(request: CompletionRequest, _template: str) -> ParsedRequest:
         raise BadRequest(f"{len(prompts)} prompts with {n} answers each: {MAX_ANSWERS} are the most", "prompt")
     schema = text_schema(request.response_format)
     constraints = {} if schema is None else {"json_schema": json_text(schema, "response_format")}
-    sampling, stops = constrained(request.sampling(), constraints), request.stops()
+    sampling = constrained(request.sampling(), constraints)
     generations = [
         Generation(
             prompt=prompt,
             max_tokens=request.max_tokens or DEFAULT_TOKENS,
-            stop=stops,
             sampling=sampling,
             logprobs=request.logprobs,
         )

@@ -134,7 +134,8 @@ class SamplingRequest(GeneratingRequest):
     def sampling(self) -> dict[str, Any]:
         """Return the given fields in the form of `Generation.sampling`."""
         names = (*DEFAULTS, "frequency_penalty", "presence_penalty", "repeat_penalty", "seed", "logit_bias")
-        return given_sampling(self, (*names, *CONSTRAINTS))
+        sampling = given_sampling(self, (*names, *CONSTRAINTS))
+        return {**sampling, "stop": stops} if (stops := self.stops()) else sampling
 
 
 CONSTRAINTS = ("grammar", "regex", "lark")

@@ -30,13 +30,15 @@ class MessagesRequest(MessagesInput):
 def parse(request: MessagesRequest, template: str) -> ParsedRequest:
     """Parse a request. BadRequest."""
     parsed = conversation_of(request, template)
+    sampling = given_sampling(request, ("temperature", "top_k", "top_p"))
+    if request.stop_sequences:
+        sampling["stop"] = request.stop_sequences
     generation = Generation(
         messages=parsed.messages,
         tools=parsed.tools,
         variables=parsed.variables,
         max_tokens=request.max_tokens,
-        stop=request.stop_sequences or (),
-        sampling=constrained(given_sampling(request, ("temperature", "top_k", "top_p")), parsed.sampling),
+        sampling=constrained(sampling, parsed.sampling),
     )
     return ParsedRequest([generation], parsed)
 

@@ -79,7 +79,6 @@ def parse(request: NativeRequest, _template: str) -> ParsedRequest:
     logprobs = request.n_probs if request.n_probs else request.logprobs
     generation = Generation(
         max_tokens=None if limit in (None, -1) else limit,
-        stop=request.stops(),
         sampling=constrained(_sampling(request), constraints),
         logprobs=logprobs if logprobs is not None or not request.wants_tokens else 0,
     )
