@@ -1,1 +1,1 @@
-"""What devices and links can do, measured: for planning, remembered, and corrected by use."""
+"""Profiles of devices and links: for planning, remembered, and corrected by use."""

@@ -1,4 +1,4 @@
-"""What use says of measured speeds: where a rank's steps clearly take longer or less than predicted, the next plan goes
+"""Corrections of profiles by use: where a rank's steps clearly take longer or less than predicted, the next plan goes
 by that.
 
     factor = exp(mean over answers of log(factor then x what steps took / what they were predicted to take))
@@ -34,7 +34,7 @@ class Corrections:
         self._remembered = Remembered("corrections", folder)
 
     def applied(self, measured: DeviceSpeed) -> DeviceSpeed:
-        """What was measured, corrected."""
+        """Return a profile, corrected."""
         found = self._known(measured)
         if found is None:
             return measured

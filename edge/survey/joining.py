@@ -94,7 +94,7 @@ def _is_known(fleet: Fleet, address: str) -> bool:
 
 
 def _while_allowed(work: Callable[[CancelScope], T], check: Progress) -> T:
-    """What `work` gives. What `check` raises meanwhile is raised at once, and the scope that the work has is closed."""
+    """Return the result of `work`. An error of `check` meanwhile is raised at once, and the work's scope is closed."""
     pool = ThreadPoolExecutor(1, "joining")
     try:
         with CancelScope() as scope:

@@ -1,4 +1,4 @@
-"""What a model's layers and its head take on a device: slices of weights that are zero, timed and compared.
+"""Microbenchmarks of a model's layers and its head on a device: slices of weights that are zero, timed and compared.
 
 Timed are n layers, twice as many, n of half width, and one with the head:
 
@@ -64,7 +64,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Times:
-    """What the slices of one device take."""
+    """Times of the slices on one device."""
 
     n: int  # layers of the smaller slices
     steps: Mapping[str, Curve]  # by slice: layers, more (2n), half, head; the second and third may be missing

@@ -1,4 +1,4 @@
-"""What the links between the sessions of a group can do: every pair, both ways, one pair after the other, twice."""
+"""Profiles of the links between the sessions of a group: every pair, both ways, one pair after the other, twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plans of a language model go by: what each device takes for its parts, measured, or estimated for presets.
+"""Profiles that plans of a language model go by: times of each device, measured, or estimated for presets.
 
 Layers are of the model's real shape and types, and their weights are zero. Such a slice is a header and zeros, so every
 device makes it by itself and nothing of the model crosses the network.
@@ -147,7 +147,7 @@ class _Layers:
 
 
 def _with_sums(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
-    """What a sum takes of each processor: on the fastest a known time, on others so many times that."""
+    """Add the time that a sum takes of each processor: on the fastest a known time, on others so many times that."""
     fastest = min(speed.seconds for speed in speeds)
     return [replace(speed, sum_s=_SUM_CPU_S * speed.seconds / fastest) for speed in speeds]
 
@@ -165,7 +165,7 @@ def llm_speeds(
     fresh: bool = False,
     on_step: Progress = lambda done, of: None,
 ) -> ClusterProfile[DeviceSpeed]:
-    """What a cluster takes for a language model. threads, memory (bytes): of this device, at most.
+    """Profile a cluster for a language model. threads, memory (bytes): of this device, at most.
 
     The errors of `llm_survey`.
     """

@@ -1,4 +1,4 @@
-"""What plans of an ONNX model go by: what each device takes for what lies between cuts, measured, or estimated for
+"""Profiles that plans of a network go by: the times each device takes between cuts, measured, or estimated for
 presets."""
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def onnx_survey(
 
 
 class _Segments:
-    """What lies between the cuts of a graph, to be timed."""
+    """Segments between the cuts of a graph, to be timed."""
 
     cache, streams = REMEMBERED, True
 

@@ -1,4 +1,4 @@
-"""What the parts of an ONNX graph take on a device, each loaded as a stage of its own and run on noise.
+"""Microbenchmarks of the parts of an ONNX graph on a device, each loaded as a stage of its own and run on noise.
 
 The whole as one stage comes on top. What n parts take together beyond it, over n - 1, is what a stage takes beside its
 nodes: handing over tensors, and work that ONNX Runtime saves where it sees more of the graph.
@@ -65,7 +65,7 @@ class Probes:
 
 @dataclass(frozen=True)
 class Times:
-    """What they take on one device."""
+    """Times of the parts on one device."""
 
     segments_s: tuple[float, ...]  # each segment, beside what every stage takes
     stage_s: float  # that a stage takes beside its segments
@@ -75,7 +75,7 @@ class Times:
 
     @property
     def seconds(self) -> float:
-        """Of the whole model, as one stage."""
+        """Seconds of the whole model, as one stage."""
         return self.stage_s + sum(self.segments_s)
 
     def to_json(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Times:
 
     @classmethod
     def from_json(cls, values: Any, segments: int) -> Times | None:
-        """What `to_json` wrote of so many segments; None for anything else, such as another version's."""
+        """Read the values that `to_json` wrote of so many segments; None for anything else."""
         try:
             made = cls(
                 tuple(map(float, values["segments_s"])),
@@ -246,7 +246,7 @@ def _there(worker: Remote | None, probe: Probe) -> Iterator[str]:
 
 
 def _seconds(session: EngineSession) -> BestTime:
-    """Of the part that is loaded."""
+    """Time the part that is loaded."""
     once = _run(session, 1)
     if once.seconds >= _LEAST_S:
         return once.or_better(_run(session, _LEAST_RUNS)) if once.seconds < _LONG_S else once

@@ -1,4 +1,4 @@
-"""What is known of a cluster: measured on the devices that answer, estimated for presets, and as its file says."""
+"""The profile of a cluster: measured on the devices that answer, estimated for presets, and as its file says."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ASSUMED_LINK = LinkSpeed(2e-3, 12.5e6, estimate=True)  # a home's Wi-Fi, where n
 
 @dataclass(frozen=True)
 class ClusterProfile(Generic[Speed]):
-    """What plans are made from."""
+    """Speeds of devices and links that plans are made from."""
 
     speeds: tuple[Speed, ...]  # this device first
     links: Links
@@ -72,7 +72,7 @@ def _tried(address: str, insecure: bool, timeout_s: float) -> str | None:
 def profiled(
     cluster: Cluster, survey: Survey[Speed], estimate: Callable[[ClusterDevice], Speed], notes: Sequence[str]
 ) -> ClusterProfile[Speed]:
-    """What was measured, with what the cluster's file says, and beside it the presets. estimate: of a preset."""
+    """Combine measurements with the cluster's file and its presets. estimate: of a preset."""
     by_address = {device.address: device for device in cluster.devices if device.preset is None}
     speeds = [with_overrides(speed, by_address.get(speed.device)) for speed in survey.speeds]
     own = cluster.local

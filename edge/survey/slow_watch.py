@@ -25,7 +25,7 @@ class SlowWatch:
     each number of rows is followed by itself."""
 
     def __init__(self, survey: Survey[DeviceSpeed] | None, work: Work | None) -> None:
-        """What plans are made from; None: they are given."""
+        """survey, work: what plans are made from; None: they are given."""
         self.survey, self._work = survey, work  # the survey is corrected by what is seen
         self.windows = 0  # that were looked at
         self.found: list[str] = []  # a clause for each device that is clearly slower or faster than it was

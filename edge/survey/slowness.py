@@ -29,7 +29,7 @@ class Change(NamedTuple):
 
 
 class Slowness:
-    """What is known of the ranks of one plan."""
+    """Detector of stragglers among the ranks of one plan."""
 
     def __init__(self, expected_s: Sequence[float | None]) -> None:
         """expected_s: by rank, what it computes of a decode step as predicted. None: as its first windows show."""

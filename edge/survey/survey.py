@@ -1,4 +1,4 @@
-"""What plans go by, measured: what each device takes for a model's parts, and what the links between them do.
+"""Profiles that plans go by: times of each device for a model's parts, and the links between them.
 
 What is timed differs between a language model and a network in ONNX: `Timing` is what each of them has to say.
 """
@@ -35,7 +35,7 @@ Speed = TypeVar("Speed", DeviceSpeed, OnnxDevice)
 
 @dataclass(frozen=True)
 class Survey(Generic[Speed]):
-    """What was measured."""
+    """Speeds of devices and links, as measured."""
 
     speeds: tuple[Speed, ...]  # this device first, then in the order of addresses
     links: Links
@@ -63,7 +63,7 @@ class Devices:
 
 
 class TimedResult(Protocol):
-    """What a model's parts take on a device."""
+    """Times of a model's parts on a device."""
 
     @property
     def seconds(self) -> float:
@@ -87,7 +87,7 @@ class DeviceTiming(Generic[T]):
 
 
 class Timing(Protocol[T]):
-    """What is timed of one kind of model, and how that is remembered."""
+    """The parts of one kind of model that are timed, and how that is remembered."""
 
     cache: str  # the name of the file
     keys: Sequence[str]  # what times depend on, by rank
@@ -95,7 +95,7 @@ class Timing(Protocol[T]):
     streams: bool  # what links are for (`transport.tcp_link.tune`)
 
     def send(self, worker: Remote, check: Progress) -> None:
-        """What a worker needs before its session starts. check: called on the way."""
+        """Send a worker what it needs before its session starts. check: called on the way."""
 
     def time(self, session: EngineSession, on_step: Callable[[], None]) -> T:
         """Measure one device."""
@@ -104,7 +104,7 @@ class Timing(Protocol[T]):
         """Plain values to be remembered."""
 
     def read(self, rank: int, values: Any) -> T | None:
-        """What `to_json` wrote; None for anything else, such as another version's."""
+        """Read the values that `to_json` wrote; None for anything else, such as another version's."""
 
 
 def survey(
