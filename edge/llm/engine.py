@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,8 +77,8 @@ class Engine:
             outputs=min(options.outputs or options.sequences, batch),
             flash_attention=options.flash_attention,
         )
-        self.sequences, self.stages, self.outputs = options.sequences, 1, sizes.outputs
-        self.owner: Any = None  # the scheduler whose tokens the KV cache holds
+        self.sequences, self.stages = options.sequences, 1
+        self.outputs = sizes.outputs
         self._submitted: deque[NDArray[np.float32]] = deque()
         self._within: BudgetedModel | None = None
         self.gpu_layers: GpuLayers | None = None  # without a GPU, or under a budget

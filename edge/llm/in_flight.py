@@ -14,6 +14,7 @@ order with the steps, and their logits are dropped when they come. What follows 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from edge.constraints.constraint import Mask
 from edge.errors import SamplingError
-from edge.llm.interface import Drafter
+from edge.llm.interface import Drafter, VerifyResult
 from edge.llm.requests import Event, Running, token_logprobs
 from edge.llm.sampler import LogitsRequest
 from edge.llm.slot import Slot
@@ -117,13 +118,15 @@ class Step:
 class InFlight:
     """The steps in flight, the oldest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        """most: steps that are awaited at once, windows aside."""
+        self.most = most
         self.steps: deque[Step] = deque()
 
     @property
     def awaited(self) -> list[Step]:
         """Those that were not cancelled."""
-        return [step for step in self.steps if not step.is_cancelled]
+        return [step for step in self.steps if not step.is_cancelled] if self.steps else []
 
     @property
     def n_requests(self) -> int:
@@ -149,8 +152,26 @@ class InFlight:
 
     def of(self, running: Running) -> list[Rows]:
         """The rows of a request that were not cancelled."""
+        if not self.steps:
+            return []
         every = (rows for step in self.steps for rows in step.rows)
         return [rows for rows in every if rows.running is running and not rows.cancelled]
+
+    def verify(
+        self, rows: Rows, logits: NDArray[np.float32], windows: int, is_alone: bool
+    ) -> tuple[list[Event], VerifyResult]:
+        """Choose tokens by the logits of rows, whose step has come. Rows behind a wrong draft are forgotten, also in
+        windows behind these. is_alone: nothing else was in flight."""
+        running, behind = rows.running, self.of(rows.running)
+        if not running.answer:
+            running.prefilled_at = time.perf_counter()
+        following = [*rows.tokens[len(rows.tokens) - rows.logits + 1 :], *(behind[0].tokens[:1] if behind else ())]
+        events, used, right = verify(running, logits, following)
+        cancelled = tuple([len(one.tokens) for one in self.cancel(running)]) if right < used else ()
+        if wrong := rows.logits - used + sum(cancelled):
+            rows.slot.cut(len(rows.slot.tokens) - wrong)
+        looked_at, is_alone = min(used, len(following)), is_alone and rows.is_first
+        return events, VerifyResult(rows.logits, used, rows.is_first, is_alone, windows, right, looked_at, cancelled)
 
     def cancel(self, running: Running) -> list[Rows]:
         """Cancel the rows of a request that are in flight; which those were."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,17 @@ from partition.state.sequence import KVBlock
 from quant.gguf.file import GgufFile
 
 
+class CacheOwner(Protocol):
+    """The scheduler whose tokens a KV cache holds."""
+
+    def yield_engine(self) -> None:
+        """Drop what is in flight, because another scheduler is about to use the engine."""
+
+
 class SequenceStates(Protocol):
     """`edge.llm.states.States` and `edge.parallel.states.SpreadStates`; the former documents the methods."""
+
+    owner: CacheOwner | None
 
     @property
     def block(self) -> int:
@@ -67,18 +75,8 @@ class SequenceStates(Protocol):
         """Add kept blocks to a sequence that ends at `start`: how many leading ones were there."""
 
 
-class EngineUser(Protocol):
-    """Whoever has an engine's KV cache: a scheduler."""
-
-    def yield_engine(self) -> None:
-        """Drop what is in flight, because another one is about to use the engine."""
-
-
 class TextEngine(Protocol):
     """`edge.llm.engine.Engine` and `edge.parallel.engine.DistributedEngine`; the former documents the methods."""
-
-    owner: EngineUser | None
-    """The scheduler whose tokens the KV cache holds."""
 
     @property
     def path(self) -> Path:
@@ -204,8 +202,7 @@ class TextEngine(Protocol):
         """Forget everything."""
 
 
-@dataclass(frozen=True)
-class VerifyResult:
+class VerifyResult(NamedTuple):
     """A window of rows of one request, and what came of it."""
 
     rows: int

@@ -100,6 +100,21 @@ class Running:
         most = self.request.max_tokens
         return (_NO_LIMIT if most is None else most) - len(self.continuation.tokens)
 
+    @property
+    def fills_context(self) -> bool:
+        """Whether its next token has no room, however alone it is."""
+        return self.slot is not None and self.pending == 1 and self.slot.is_full
+
+    def shift(self) -> bool:
+        """Drop half of its tokens that need not stay. False where none may be dropped."""
+        assert self.slot is not None
+        stays = self.request.stays
+        start = len(self.tokens) if stays is None else stays()
+        n_tokens = self.slot.shift(start)
+        del self.tokens[start : start + n_tokens]
+        self.dropped_tokens += n_tokens
+        return n_tokens > 0
+
     def tell_prefill(self) -> None:
         """Say how far the prompt is, until the answer begins."""
         if self.request.on_prefill is not None and not self.answer:

@@ -18,17 +18,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edge.constraints.constraint import never_given_up
 from edge.errors import EdgeError, EngineError
-from edge.llm.in_flight import InFlight, Rows, Step, batch, logits_request, room, verify
-from edge.llm.interface import Drafter, TextEngine, VerifyResult
+from edge.llm.in_flight import InFlight, Rows, Step, batch, logits_request, room
+from edge.llm.interface import Drafter, TextEngine
 from edge.llm.requests import Event, Request, Running, prepare
 from edge.llm.sampler import LogitsRequest
 from edge.llm.slots import Slots
-from edge.llm.step_budget import StepBudget, parts
+from edge.llm.step_budget import StepBudget
 from partition.predict.drafts import most_windows
 
 HEADROOM = 32  # tokens: each answer has room for so many more before another request joins, which else soon waits again
@@ -62,12 +59,11 @@ class Scheduler:
         it is computed."""
         self.engine, self.drafter, self._admitted = engine, drafter, admitted
         self._groups = microbatches or engine.stages
-        self._most_in_flight = self._groups if engine.stages > 1 else 1  # a single stage has one at a time
         self._numbers = itertools.count()
-        self._waiting: deque[Running] = deque()
+        self.waiting: deque[Running] = deque()  # those that have no slot yet
         self.running: list[Running] = []  # in order of admission
         self._ready: deque[Running] = deque()  # those whose next rows can be submitted
-        self._in_flight = InFlight()
+        self._in_flight = InFlight(self._groups if engine.stages > 1 else 1)  # a single stage has one at a time
         self.slots = Slots(engine, slots, keep=keep)
         self._budget = StepBudget(engine.batch, clock)
         self._events: list[Event] = []  # to be told by the next step
@@ -76,12 +72,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether a step would do something."""
-        return bool(self._waiting or self.running or self._in_flight.steps or self._events)
-
-    @property
-    def waiting(self) -> int:
-        """Requests that have no slot yet."""
-        return len(self._waiting)
+        return bool(self.waiting or self.running or self._in_flight.steps or self._events)
 
     def prepare(self, request: Request, given_up: Callable[[], bool] = never_given_up) -> Running:
         """A request that `enqueue` can take: all that can be wrong with it is found here. Any thread may do this.
@@ -93,7 +84,7 @@ class Scheduler:
 
     def enqueue(self, running: Running) -> int:
         """Let a prepared request wait for its turn; its number."""
-        self._waiting.append(running)
+        self.waiting.append(running)
         return running.number
 
     def add(self, request: Request) -> int:
@@ -102,7 +93,7 @@ class Scheduler:
 
     def cancel(self, number: int) -> None:
         """End a request; the next step tells so. Nothing happens where it has ended already."""
-        for running in (*self._waiting, *self.running):
+        for running in (*self.waiting, *self.running):
             if running.number == number:
                 self._events.append(self._ended(running, "cancelled"))
                 return
@@ -115,7 +106,7 @@ class Scheduler:
         self._own_engine()
         submitted = self._admit() and self._submit()
         events, self._events = self._events, []
-        if self._in_flight.steps and (not submitted or self._most_in_flight == 1):  # stages go on with others meanwhile
+        if self._in_flight.steps and (not submitted or self._in_flight.most == 1):  # stages go on with others meanwhile
             events += self._collect()
         return events
 
@@ -137,7 +128,7 @@ class Scheduler:
 
     def drop_requests(self) -> None:
         """Drop all requests. What they computed stays, as after other requests."""
-        for running in (*self._waiting, *self.running):
+        for running in (*self.waiting, *self.running):
             self._ended(running, "cancelled")
         self._events.clear()
 
@@ -145,7 +136,7 @@ class Scheduler:
         """Drop all requests and all that they computed. The engine is left in order, also where it failed."""
         self.drop_requests()
         self._drain()
-        if self.engine.owner is self:
+        if self.engine.states.owner is self:
             with suppress(EdgeError):
                 for slot in self.slots.all:  # what was dropped must leave no rows behind
                     slot.cut(0)
@@ -161,26 +152,26 @@ class Scheduler:
 
     def _own_engine(self) -> None:
         """Take the KV cache from the scheduler that used it last."""
-        owner = self.engine.owner
+        owner = self.engine.states.owner
         if owner is self:
             return
         if self.running:
             raise EngineError(USED_MEANWHILE)
         if owner is not None:
             owner.yield_engine()
-        self.engine.owner = self
+        self.engine.states.owner = self
         self.engine.kv_clear()
 
     def yield_engine(self) -> None:
         """Drop what is in flight, because another scheduler is about to use the engine."""
         self._drain()
         self.slots.lost()
-        self.engine.owner = None
+        self.engine.states.owner = None
 
     def _drain(self) -> None:
         """Take in the logits of all steps in flight, which nobody waits for: whoever uses the engine next must not get
         them."""
-        if self.engine.owner is self:
+        if self.engine.states.owner is self:
             with suppress(EdgeError):  # where the engine has failed or is stopped, that error is on its way
                 while self.engine.uncollected:
                     self.engine.collect()
@@ -191,8 +182,8 @@ class Scheduler:
     def _admit(self) -> bool:
         """Give waiting requests a slot, in their order, while the context has room for their next tokens. False where
         one waits for the steps in flight, because states are read between steps."""
-        while self._waiting:
-            running = self._waiting[0]
+        while self.waiting:
+            running = self.waiting[0]
             request, others = running.request, self.running
             growth = sum(min(one.left, HEADROOM) for one in (running, *others)) if others else 1
             placement = self.slots.place(running.tokens, growth, request.namespace)
@@ -201,7 +192,7 @@ class Scheduler:
             if self.slots.restores and self._in_flight.steps:
                 return False
             slot = self.slots.admit(placement, running.tokens, request.namespace, in_place=request.in_place)
-            self._waiting.popleft()
+            self.waiting.popleft()
             running.slot, running.to_prefill = slot, len(running.tokens) - len(slot.tokens)
             if running.cached_tokens is None:
                 running.cached_tokens = min(len(slot.tokens), len(request.prompt))
@@ -217,36 +208,22 @@ class Scheduler:
     def _submit(self) -> bool:
         """Submit the next token of a group of answers, and tokens of prompts beside them; or windows of drafts. False
         where nothing more can be submitted before logits have come."""
-        for running in [one for one in self._ready if one.pending == 1 and one.slot is not None and one.slot.is_full]:
-            self._shift(running)
+        for running in [one for one in self._ready if one.fills_context]:
+            if not running.shift():
+                self._events.append(self._ended(running, "length", running.continuation.rest()))
         if self.drafter is not None:
-            group = self._drafted_group()
-            if group and self._submit_windows(self.drafter, group):
+            if self._submit_windows(self.drafter):
                 return False
             self.drafter.disturbed()
-        if not self._ready or len(self._in_flight.awaited) >= self._most_in_flight:
+        if not self._ready or len(self._in_flight.awaited) >= self._in_flight.most:
             return False
-        chosen = self._chosen()
+        chosen = self._budget.choose(self._ready, self._in_flight.n_requests, self._groups, self.engine.chunk)
         while not self.slots.make_room(sum(n_rows for _, n_rows in chosen)):
             self._preempt(chosen)
         if not chosen:
             return False
         self._submit_rows([Rows.pending(running, n_rows) for running, n_rows in chosen])
         return True
-
-    def _chosen(self) -> list[tuple[Running, int]]:
-        """Choose the requests whose rows the next step has, and how many of each."""
-        answering = [one for one in self._ready if one.pending == 1]
-        prefilling = [one for one in self._ready if one.pending > 1]
-        in_all = len(answering) + self._in_flight.n_requests
-        group = answering[: -(-in_all // self._groups)]
-        chosen = [(one, 1) for one in group]
-        if not prefilling:
-            return chosen
-        longest = max(one.to_prefill for one in prefilling)
-        most = self._budget.beside(len(group), len(prefilling) / in_all) if in_all else self.engine.chunk(longest)
-        room = min(self.engine.batch - len(group), most)
-        return chosen + parts(prefilling, room)
 
     def _preempt(self, chosen: list[tuple[Running, int]]) -> None:
         """Let the request that was admitted last wait again: those before it need its place."""
@@ -257,19 +234,8 @@ class Scheduler:
         assert last.slot is not None
         self.slots.leave(last.slot, keep=not self._in_flight.steps)
         last.slot = None
-        self._waiting.appendleft(last)
+        self.waiting.appendleft(last)
         self.preemptions += 1
-
-    def _shift(self, running: Running) -> None:
-        """Drop half of what may be dropped of a request that fills the context; where nothing may, it ends."""
-        assert running.slot is not None
-        stays = running.request.stays
-        start = len(running.tokens) if stays is None else stays()
-        n_tokens = running.slot.shift(start)
-        del running.tokens[start : start + n_tokens]
-        running.dropped_tokens += n_tokens
-        if not n_tokens:
-            self._events.append(self._ended(running, "length", running.continuation.rest()))
 
     def _submit_rows(self, rows: Sequence[Rows], windows: int = 0) -> None:
         giving, whole = [one for one in rows if one.logits], batch(rows)
@@ -295,22 +261,18 @@ class Scheduler:
         for one in rows if not windows else ():
             one.running.tell_prefill()
 
-    # --- drafts ---
-
-    def _drafted_group(self) -> list[Running]:
-        """The requests whose next step has drafts: all that run, where one step has them all and nothing else."""
-        n = len(self.running)
+    def _submit_windows(self, drafter: Drafter) -> bool:
+        """Submit the next tokens of all requests with drafts behind them, where one step has them all and nothing else;
+        of one that is alone, as many windows as pay. False where other steps are to be submitted: there is something
+        beside these tokens, or no room for drafts, which nobody has to wait for."""
+        group, n = self.running, len(self.running)
         if not n or self.engine.model.is_recurrent:  # recurrent layers cannot forget a wrong draft
-            return []
+            return False
         if self._in_flight.awaited:
-            return self.running if n == 1 and self._in_flight.has_windows else []
-        is_whole = n == len(self._ready) and -(-n // self._groups) == n
-        return self.running if is_whole and all(one.pending == 1 for one in self.running) else []
-
-    def _submit_windows(self, drafter: Drafter, group: Sequence[Running]) -> bool:
-        """Submit the next tokens of these requests with drafts behind them; of one that is alone, as many windows as
-        pay. False where there is no room for drafts: nobody has to wait for them."""
-        n = len(group)
+            if n > 1 or not self._in_flight.has_windows:
+                return False
+        elif n > len(self._ready) or -(-n // self._groups) < n or any(one.pending > 1 for one in group):
+            return False
         most_rows, windows = max(1, min(self.engine.outputs, self.engine.batch) // n), 1
         if n == 1:
             most_rows, windows = room(group[0], most_rows), most_windows(self.engine.stages)
@@ -339,9 +301,11 @@ class Scheduler:
             for rows in step.rows:
                 begin, end = end, end + rows.logits
                 if not rows.cancelled:
-                    told, result = self._verify(rows, logits[begin:end], step.windows, is_alone)
+                    told, result = self._in_flight.verify(rows, logits[begin:end], step.windows, is_alone)
                     events += told
                     results.append(result)
+                    if result.right < result.used and told[-1].finish_reason is None:
+                        self._ready.append(rows.running)
             if self.drafter is not None and step.windows:
                 self.drafter.verified(results)
             for event in events:
@@ -349,25 +313,6 @@ class Scheduler:
                     self._free(next(one for one in self.running if one.number == event.request))
             return events
         return []
-
-    def _verify(
-        self, rows: Rows, logits: NDArray[np.float32], windows: int, is_alone: bool
-    ) -> tuple[list[Event], VerifyResult]:
-        """Choose tokens by rows of a request. Those behind a wrong draft, also in windows behind these, are forgotten.
-        is_alone: nothing else was in flight."""
-        running, behind = rows.running, self._in_flight.of(rows.running)
-        if not running.answer:
-            running.prefilled_at = time.perf_counter()
-        following = [*rows.tokens[len(rows.tokens) - rows.logits + 1 :], *(behind[0].tokens[:1] if behind else ())]
-        events, used, right = verify(running, logits, following)
-        goes_on = right == used
-        cancelled = () if goes_on else tuple(len(one.tokens) for one in self._in_flight.cancel(running))
-        if wrong := rows.logits - used + sum(cancelled):
-            rows.slot.cut(len(rows.slot.tokens) - wrong)
-        if not goes_on and events[-1].finish_reason is None:
-            self._ready.append(running)
-        looked_at, is_alone = min(used, len(following)), is_alone and rows.is_first
-        return events, VerifyResult(rows.logits, used, rows.is_first, is_alone, windows, right, looked_at, cancelled)
 
     def _ended(self, running: Running, finish_reason: str, text: str = "") -> Event:
         """Tell the end of a request that no token brought, and free what it had."""
@@ -383,10 +328,10 @@ class Scheduler:
         running.continuation.close()
         if self.drafter is not None:
             self.drafter.ended(running)
-        for queue in (self._waiting, self._ready, self.running):
+        for queue in (self.waiting, self._ready, self.running):
             if running in queue:
                 queue.remove(running)
-        if running.slot is not None and self.engine.owner is self:
+        if running.slot is not None and self.engine.states.owner is self:
             if running.pending < 0:  # drafts that were in flight
                 running.slot.cut(len(running.tokens))
             self.slots.leave(running.slot, keep=not self._in_flight.steps)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -59,6 +60,7 @@ class States:
 
     def __init__(self, file: GgufFile, context: Context, kv: TensorType) -> None:
         self._file, self._context, self.kv = file, context, kv
+        self.owner: Any = None  # the scheduler whose tokens the cache holds
         self._transposed = False  # how this context has values; found out by the first block that it refuses
         self.sealed: SealedBlocks | None = None  # where blocks are kept; None: nowhere
         self.history_key = b""  # makes tokens names of blocks; only rank 0 has it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
@@ -15,12 +15,26 @@ OLDEST_PART = 4  # of a step's rows for prompts, one in so many is for the oldes
 _REMEMBERED = 8  # steps; the best of them counts, so that a burst of somebody else's work does not
 
 
+class Prompt(Protocol):
+    """A request whose next tokens can be submitted."""
+
+    number: int  # the oldest has the least
+    to_prefill: int  # tokens that had to be computed when it was admitted
+
+    @property
+    def pending(self) -> int:
+        """Tokens that were not submitted yet."""
+
+
+AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
+
+
 class StepBudget:
     """Follows how fast steps with prompts are computed here, rows of answers among theirs."""
 
     def __init__(self, most_rows: int, clock: Callable[[], float]) -> None:
         """most_rows: of a step. clock: seconds."""
-        self._clock = clock
+        self._clock, self._most_rows = clock, most_rows
         self._rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows a second
         self.rows = min(FIRST_ROWS, most_rows)  # that take STEP_S
 
@@ -32,6 +46,24 @@ class StepBudget:
         fitting = int(times * self.rows) // TILE_ROWS
         return max(fitting, -(-(answers + LEAST_ROWS) // TILE_ROWS)) * TILE_ROWS - answers
 
+    def choose(
+        self, ready: Iterable[AnyPrompt], in_flight: int, groups: int, chunk: Callable[[int], int]
+    ) -> list[tuple[AnyPrompt, int]]:
+        """Choose the requests whose rows the next step has, and how many of each: the next token of a group of answers,
+        and tokens of prompts beside them. in_flight: requests that wait for logits. chunk: as `TextEngine.chunk`."""
+        answering: list[AnyPrompt] = []
+        prefilling: list[AnyPrompt] = []
+        for one in ready:
+            (answering if one.pending == 1 else prefilling).append(one)
+        in_all = len(answering) + in_flight
+        group = answering[: -(-in_all // groups)]
+        chosen = [(one, 1) for one in group]
+        if not prefilling:
+            return chosen
+        longest = max(one.to_prefill for one in prefilling)
+        most = self.beside(len(group), len(prefilling) / in_all) if in_all else chunk(longest)
+        return chosen + parts(prefilling, min(self._most_rows - len(group), most))
+
     @contextmanager
     def timed(self, rows: int, prompt_rows: int) -> Iterator[None]:
         """Around a step with so many rows, and so many of these of prompts. One that has little of either says nothing
@@ -42,19 +74,6 @@ class StepBudget:
         if LEAST_ROWS <= prompt_rows < rows and took_s > 0:
             self._rates.append(rows / took_s)
             self.rows = int(max(self._rates) * STEP_S)
-
-
-class Prompt(Protocol):
-    """A request whose prompt is being computed."""
-
-    number: int  # the oldest has the least
-
-    @property
-    def pending(self) -> int:
-        """Tokens that were not submitted yet."""
-
-
-AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
 
 
 def parts(prefilling: Sequence[AnyPrompt], room: int) -> list[tuple[AnyPrompt, int]]:

@@ -22,7 +22,6 @@ from edge.constraints.constraint import Mask
 from edge.errors import EngineError, Interrupted
 from edge.llama import llama
 from edge.llm.engine import Outputs, check_room, check_shift, has_windows
-from edge.llm.interface import EngineUser
 from edge.net.relink import LinkState, Order, Relink, Report
 from edge.parallel import steps
 from edge.parallel.follower import feed
@@ -79,7 +78,6 @@ class DistributedEngine:
         self.threads, self.gpu_layers, self.sequences = shard.engine.threads, shard.engine.gpu_layers, shard.sequences
         self.outputs = min(outputs or self.sequences, self.batch)
         self.stages = len(plan.stages)
-        self.owner: EngineUser | None = None
         self._shard, self._group, self._explain = shard, group, explain
         self._table = TokenTable(file)
         self._heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}

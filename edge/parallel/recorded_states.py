@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from edge.llm.interface import SequenceStates, TextEngine
+from edge.llm.interface import CacheOwner, SequenceStates, TextEngine
 from edge.parallel.history import UNKNOWN, History
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock
@@ -31,6 +31,7 @@ class RecordedStates:
         history: History,
     ) -> None:
         """do: has the engine do something, or the one that takes over. alone: while nothing else is asked."""
+        self.owner: CacheOwner | None = None
         self._current, self._do, self._alone, self._history = current, do, alone, history
         self._tokens: dict[bytes, list[int]] = {}  # of blocks, by link, of the last prompt
 

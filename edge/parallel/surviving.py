@@ -17,7 +17,7 @@ from edge.constraints.constraint import Mask
 from edge.errors import EdgeError, EngineError, Interrupted
 from edge.llama.llama import Model
 from edge.llm.engine import Outputs
-from edge.llm.interface import EngineUser, SequenceStates, TextEngine
+from edge.llm.interface import SequenceStates, TextEngine
 from edge.paging.gpu_layers import GpuLayers
 from edge.paging.memory import MemoryNeed
 from edge.paging.weights import PagedWeights
@@ -57,7 +57,6 @@ class SurvivingEngine:
         self.path, self.file, self.shape = engine.path, engine.file, engine.shape
         self.context, self.batch, self.outputs = engine.context, engine.batch, engine.outputs
         self.sequences = engine.sequences
-        self.owner: EngineUser | None = None
         self.failed: Exception | None = None  # as long as another engine may take over
         self._history = history or History()  # before what follows
         self._log: deque[Rows | Change] = deque()  # what was done since the oldest uncollected step

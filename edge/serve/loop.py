@@ -209,7 +209,7 @@ class ServingLoop:
         return {
             **self._about.to_json(),
             "slots": slots,
-            "waiting": self._scheduler.waiting,
+            "waiting": len(self._scheduler.waiting),
             "tokens_per_s": len(self._times) / _RATE_S,
             "counters": counters,
             "speculation": None if self._drafter is None else self._drafter.to_json(),

@@ -33,12 +33,11 @@ class StagedModel:
         """model: a vocabulary. pass_s: of so many rows, over all stages. parts: of it, by stage; none: equal ones.
         delay_s: of each link."""
         self.model, self.stages, self.context = model, stages, context
-        self.owner: Any = None
         self.now_s = 0.0
         self.failed: Exception | None = None
         self.logits_cross = False
         self.lives: int | None = None  # results it still gives
-        self.states = SimpleNamespace(block=64, keeps=False)
+        self.states = SimpleNamespace(block=64, keeps=False, owner=None)
         self.path = self.file = self.shape = None
         self.held: list[int] = []
         self._pass_s, self._delay_s = pass_s, delay_s
