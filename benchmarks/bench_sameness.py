@@ -33,7 +33,7 @@ from edge.demo import MODEL_PATH
 from edge.deployment.deploy import deploy
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.planning.arrange import arrange_model, work_options
+from edge.planning.choose import arrange, work_options
 from edge.quantization.fit import FitOptions, fit_file
 from edge.quantization.text_file import BUNDLED, read_text
 from edge.sameness.evaluate import COLUMNS, chunks_of, compare_routes
@@ -143,7 +143,7 @@ def _deployed(
 ) -> Iterator[TextEngine]:
     with Cluster(addresses, needs_all=True) as cluster:
         work = work_options(path, options, "auto", wire)
-        choice = arrange_model(path, cluster, parallel, shares, work)
+        choice = arrange(path, cluster, work, parallel, shares)
         with deploy(choice, cluster, options, Exchange(wire=wire)) as model:
             yield model.engine
 

@@ -28,8 +28,10 @@ from edge.llm.options import EngineOptions
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.parallel.engine import DistributedEngine
-from edge.planning.arrange import arrange
+from edge.planning.choose import arrange
+from edge.planning.plan_options import PlanOptions
 from edge.slices.local import OwnSlices
+from edge.survey.cluster import Cluster
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits
@@ -79,7 +81,9 @@ class Side:
             fleet = stack.enter_context(Fleet([worker]))
             digest = OwnSlices().model_digest(file.path)
             if measure:
-                plan = arrange(fleet, [worker], file, digest, parallel=parallel, threads=1, transport=transport).plan
+                cluster = stack.enter_context(Cluster([worker], needs_all=True))
+                work = PlanOptions(concurrency=1, threads=1, transport=transport)
+                plan = arrange(file.path, cluster, work, parallel).plan
             else:
                 plan = make_plan(limits(file), file.path.stem, digest, [LOCAL, worker], parallel, shares)
             plan = _on_one_thread(plan, core)

@@ -200,8 +200,8 @@ def deployed(
     from edge.cluster.roster import announced
     from edge.deployment.deploy import Resilience, deploy
     from edge.deployment.reproducible import check_settled
-    from edge.planning.arrange import work_options
     from edge.planning.choice import PlanChoice
+    from edge.planning.choose import work_options
     from edge.planning.plan_file import save_plan
     from edge.survey.cluster import Cluster
 

@@ -84,9 +84,7 @@ def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tu
             check_dimensions(args.dim or [])
         named = given_options(args, [field.name for field in fields(PlanOptions)])
         options, steps = PlanOptions(dims=dict(args.dim or []), inputs=args.input or (), **named), ShownSteps()
-        with_workers = (path, cluster.devices, cluster.fleet, cluster.notes, options)
-        found = of_model(*with_workers, types=types, insecure=cluster.insecure, steps=steps)
-        yield found, cluster.fleet
+        yield of_model(path, cluster, options, types=types, steps=steps), cluster.fleet
 
 
 def _check_kind(args: argparse.Namespace, types: tuple[str, ...]) -> None:

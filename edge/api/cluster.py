@@ -14,11 +14,9 @@ from edge.deployment.deploy import deploy as deploy_plan
 from edge.llm.model import Model
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.models.paths import PathLike, model_path
-from edge.planning.arrange import arrange_model
 from edge.planning.choice import PlanChoice
-from edge.planning.describe import beside
+from edge.planning.choose import arrange, best_choice
 from edge.planning.front import Front
-from edge.planning.llm_space import LlmSpace
 from edge.planning.plan_options import DEFAULTS, PlanOptions
 from edge.planning.spaces import spaces
 from edge.speculate.factory import drafts, model_with, settled, with_room
@@ -57,14 +55,9 @@ def plan(
     cluster.check_open()
     path = model_path(model)
     if cluster.fleet is not None and (parallel is not None or shares is not None):
-        return arrange_model(path, cluster, parallel or "auto", shares, options, steps)
-    (space,) = spaces(
-        path, cluster.devices, cluster.fleet, cluster.notes, options, insecure=cluster.insecure, steps=steps
-    )
-    point, why = space.best(objective, limits or {})
-    planner = space.planner_for(point) if isinstance(space, LlmSpace) else None
-    found = beside(space, point)
-    return PlanChoice(path, point.plan, why, point.predicted, options, found, planner, objective, limits or {})
+        return arrange(path, cluster, options, parallel or "auto", shares, steps)
+    (space,) = spaces(path, cluster, options, steps=steps)
+    return best_choice(space, options, objective, limits or {})
 
 
 def pareto(
@@ -84,9 +77,7 @@ def pareto(
     """
     cluster.check_open()
     path = model_path(model)
-    with_workers = (path, cluster.devices, cluster.fleet, cluster.notes, options)
-    found = spaces(*with_workers, types=types, insecure=cluster.insecure, steps=steps)
-    front = Front(found, axes, options)
+    front = Front(spaces(path, cluster, options, types=types, steps=steps), axes, options)
     if measure:
         front.measure(measure, cluster.fleet, fresh=options.fresh, steps=steps)
     return front

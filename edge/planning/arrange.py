@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
-from edge.cluster.fleet import Fleet, device
-from edge.llm.options import EngineOptions, resolve
-from edge.planning.choice import PlanChoice
-from edge.planning.plan_options import DEFAULTS, PlanOptions
-from edge.slices.local import OwnSlices
-from edge.survey.cluster import Cluster
+from edge.cluster.fleet import device
 from edge.survey.in_use import UsedPlans
-from edge.survey.llm_survey import llm_survey
-from edge.tasks import SILENT, Steps
 from partition.errors import CannotSlice, PlanError
-from partition.model.check import check_loadable
 from partition.model.model import ModelShape
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work
-from partition.predict.predict import predict
-from partition.search.explain import alone, best, busy_words, kind_of, outdoes, reason
+from partition.search.explain import alone, best, kind_of, outdoes, reason
 from partition.search.planner import Placed, Planner
 from partition.slices.gguf_slice import check_tensor, limits
 from quant.gguf.file import GgufFile
@@ -30,121 +20,8 @@ from quant.text import number_text
 from quant.types import type_by_name
 from transport.choice import choose
 
-PARALLEL = ("auto", "tensor", "pipeline")
 CONTEXT = 4096  # tokens, where none is said
 PROMPT, DEPTH = 128, 64  # tokens of a prompt, and behind a row that decodes, where none are said
-
-
-def arrange_model(
-    path: Path,
-    cluster: Cluster,
-    parallel: str,
-    shares: Sequence[float] | None,
-    options: PlanOptions,
-    steps: Steps = SILENT,
-) -> PlanChoice:
-    """Choose a plan for a model file on the devices of a cluster, which is open, in their order; as `arrange`."""
-    file = GgufFile.open(path)
-    check_loadable(file)
-    assert cluster.fleet is not None, "without workers there is nothing to arrange"
-    with steps.step(f"Reading {path.name}") as show:
-        digest = OwnSlices().model_digest(path, show)
-    context = options.context or min(ModelShape.from_gguf(file).context_length or CONTEXT, CONTEXT)
-    work = work_of(
-        file, context=context, concurrency=options.concurrency or 1, kv_type=options.kv_type, wire=options.wire
-    )
-    with steps.step("Measuring devices", unit="steps") as show:
-        return arrange(
-            cluster.fleet,
-            cluster.addresses,
-            file,
-            digest,
-            parallel=parallel,
-            shares=shares,
-            work=work,
-            threads=options.threads,
-            memory=options.memory,
-            transport=options.transport,
-            options=options,
-            on_step=show,
-        )
-
-
-def work_options(path: Path, options: EngineOptions, transport: str, wire: str) -> PlanOptions:
-    """Return the work that a plan is made for where a model is to be loaded with these options."""
-    context, _, kv = resolve(options, ModelShape.from_gguf(GgufFile.open(path)))
-    return PlanOptions(
-        context=context,
-        kv_type=kv.name,
-        concurrency=options.sequences,
-        wire=wire,
-        transport=transport,
-        threads=options.threads,
-        memory=options.memory,
-    )
-
-
-def arrange(
-    fleet: Fleet,
-    addresses: Sequence[str],
-    file: GgufFile,
-    model_digest: str,
-    *,
-    parallel: str = "auto",
-    shares: Sequence[float] | None = None,
-    work: Work | None = None,
-    threads: int | None = None,
-    memory: int | None = None,
-    transport: str = "auto",
-    options: PlanOptions = DEFAULTS,
-    on_step: Callable[[float, float], None] = lambda done, of: None,
-) -> PlanChoice:
-    """Choose a plan for this device and the workers at `addresses`.
-
-    parallel: "tensor" and "pipeline" use all devices, in this order; "auto" those that make decoding the fastest, as
-    the planner says, which may be this one alone. shares: how much each is to compute, this one first; None: by
-    measurement. threads, memory (bytes): of this device, at most.
-
-    PlanError for shares or ranks that cannot be, CannotSlice where the model cannot be cut so; else the errors of
-    `llm_survey`.
-    """
-    if parallel not in PARALLEL:
-        raise PlanError(f"parallel is {parallel[:40]!r}; known are {', '.join(PARALLEL)}")
-    if parallel == "tensor":
-        check_tensor(file)
-    can, devices, name = limits(file), [LOCAL, *addresses], name_of(file)
-    if shares is not None and parallel != "auto":
-        plan = make_plan(can, name, model_digest, devices, parallel, shares)
-        return PlanChoice(file.path, plan, f"{parallel}, with shares as given", options=options)
-    own = {LOCAL: threads} if threads else {}
-    room = {LOCAL: memory} if memory else {}
-    survey = llm_survey(
-        fleet, addresses, file, model_digest, threads=own, memory=room, transport=transport, on_step=on_step
-    )
-    work = work or work_of(file)
-    planner = Planner(work, survey.speeds, survey.links, name, model_digest, tensor=can_share(file))
-    if parallel == "auto" and shares is None:
-        placed, why = chosen(planner)
-        return PlanChoice(file.path, placed.plan, why, options=options, planner=planner)
-    kinds = ("tensor", "pipeline") if parallel == "auto" else (parallel,)
-    of = {speed.device: speed for speed in survey.speeds}
-    plans, predicted, refused = {}, {}, {}
-    for kind in kinds:
-        try:
-            if kind == "tensor":
-                check_tensor(file)
-            given = shares or (planner.shares() if kind == "tensor" else [speed.rate for speed in survey.speeds])
-            plans[kind] = make_plan(can, name, model_digest, devices, kind, given)
-            predicted[kind] = predict(plans[kind], work, of, survey.links).latency_s
-        except (CannotSlice, PlanError) as error:
-            refused[kind] = error
-    if not predicted:
-        raise next(iter(refused.values()))
-    kind = min(predicted, key=lambda kind: predicted[kind])
-    told = "; ".join(f"{kind} {number_text(seconds * 1e3)} ms" for kind, seconds in predicted.items())
-    by = "by measured speed" if shares is None else "as given"
-    why = f"{kind}, shares {by}: a token is predicted to take {told}{busy_words(survey.speeds)}"
-    return PlanChoice(file.path, plans[kind], why, options=options, planner=planner)
 
 
 def chosen(

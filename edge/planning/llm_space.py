@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -88,15 +88,16 @@ class LlmSpace(PlanSpace):
         """Of some of the devices, this one among them; None: of all. work: with guesses; None: without."""
         wanted = work or self.work
         speeds = [self.known.speeds[i] for i in members] if members is not None else self.known.speeds
-        held = with_draft_held(speeds, wanted.draft)
+        own, *others = with_draft_held(speeds, wanted.draft)
+        held = [replace(own, name="this device"), *others]  # as people are told why
         share = tensor and can_share(self.file)
         return Planner(wanted, held, self.known.links, name_of(self.file), self.digest, tensor=share, pipeline=pipeline)
 
     def planner_for(self, point: Point) -> Planner:
         """The planner by which a point is planned again where devices were lost: without drafts, beside what its own
         holds."""
-        held = with_draft_held(self.known.speeds, point.predicted.draft)
-        return self.planner().like(held, self.known.links)
+        planner = self.planner()
+        return planner.like(with_draft_held(planner.speeds, point.predicted.draft), planner.links)
 
     def points(self, axes: Sequence[str]) -> list[Point]:
         """The front, and other plans that tell what it is worth: the fronts of fewer devices, and of one kind alone."""

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from devices.cluster_file import Cluster as ClusterFile
 from edge.cluster.deployment import Exchange
-from edge.cluster.fleet import Fleet
 from edge.planning.arrange import work_of
 from edge.planning.drafted import DraftRequest, assumed_text, draft_of
 from edge.planning.llm_space import LlmSpace
@@ -16,6 +14,7 @@ from edge.planning.plan_options import DEFAULTS, PlanOptions, is_onnx
 from edge.planning.space import PlanSpace
 from edge.quantization.model_in_type import model_in_type
 from edge.slices.local import OwnSlices
+from edge.survey.cluster import Cluster
 from edge.survey.llm_survey import llm_speeds
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
@@ -31,32 +30,25 @@ _A_REQUEST = 16  # tokens that each of several requests needs at least
 
 def spaces(
     path: Path,
-    cluster: ClusterFile,
-    fleet: Fleet | None,
-    notes: Sequence[str] = (),
+    cluster: Cluster,
     options: PlanOptions = DEFAULTS,
     *,
     types: Sequence[str] = (),
-    insecure: bool = False,
     steps: Steps = SILENT,
 ) -> list[PlanSpace]:
-    """All plans of a model on the devices of a cluster, measured: one space, or one for each of `types`, which the
-    model is quantized to.
+    """Return all plans of a model on the devices of a cluster that is open, measured: one space, or one for each of
+    `types`, which the model is quantized to.
 
-    notes: what is to be said of devices that are left out. insecure: `draft_worker` need not encrypt. PlanError where
-    the context has no room for the work; the errors of reading, quantizing and measuring.
+    PlanError where the context has no room for the work; the errors of reading, quantizing and measuring.
     """
     if is_onnx(path):
-        return [_onnx_space(path, cluster, fleet, notes, options, steps)]
+        return [_onnx_space(path, cluster, options, steps)]
     _check_room(options)
     for type_ in types:
         mix_by_name(type_)  # before any of them is made
     if not types:
-        return [_llm_space(path, cluster, fleet, notes, options, insecure, steps, None)]
-    return [
-        _llm_space(model_in_type(path, type_, steps), cluster, fleet, notes, options, insecure, steps, type_)
-        for type_ in types
-    ]
+        return [llm_space(path, cluster, options, steps)]
+    return [llm_space(model_in_type(path, type_, steps), cluster, options, steps, type_) for type_ in types]
 
 
 def _check_room(options: PlanOptions) -> None:
@@ -74,16 +66,10 @@ def _check_room(options: PlanOptions) -> None:
             )
 
 
-def _llm_space(
-    path: Path,
-    cluster: ClusterFile,
-    fleet: Fleet | None,
-    notes: Sequence[str],
-    options: PlanOptions,
-    insecure: bool,
-    steps: Steps,
-    type_: str | None,
+def llm_space(
+    path: Path, cluster: Cluster, options: PlanOptions, steps: Steps = SILENT, type_: str | None = None
 ) -> LlmSpace:
+    """Return the plans of a language model. type_: of its weights, where several files are compared."""
     file = GgufFile.open(path)
     check_loadable(file)
     work = work_of(
@@ -98,9 +84,9 @@ def _llm_space(
         digest = OwnSlices().model_digest(path, show)
     with steps.step("Measuring devices", unit="steps") as show:
         known = llm_speeds(
-            cluster,
-            fleet,
-            notes,
+            cluster.devices,
+            cluster.fleet,
+            cluster.notes,
             file,
             digest,
             threads=options.threads,
@@ -110,10 +96,10 @@ def _llm_space(
             on_step=show,
         )
     asked = DraftRequest(
-        options.draft, options.acceptance, options.draft_worker, insecure,
+        options.draft, options.acceptance, options.draft_worker, cluster.insecure,
         threads=options.threads, memory=options.memory, fresh=options.fresh,
     )  # fmt: skip
-    draft = draft_of(asked, file, cluster, work, steps)
+    draft = draft_of(asked, file, cluster.devices, work, steps)
     if draft is not None:
         known = replace(known, notes=(*known.notes, assumed_text(draft, options.acceptance)))
     return LlmSpace(
@@ -123,9 +109,7 @@ def _llm_space(
     )  # fmt: skip
 
 
-def _onnx_space(
-    path: Path, cluster: ClusterFile, fleet: Fleet | None, notes: Sequence[str], options: PlanOptions, steps: Steps
-) -> PlanSpace:
+def _onnx_space(path: Path, cluster: Cluster, options: PlanOptions, steps: Steps) -> PlanSpace:
     from edge.onnx.model import load_source  # an extra
     from edge.planning.onnx_space import OnnxSpace
     from edge.survey.onnx_survey import onnx_speeds
@@ -134,9 +118,9 @@ def _onnx_space(
     with steps.step("Measuring devices", unit="steps") as show:
         known, cuts = onnx_speeds(
             model,
-            cluster,
-            fleet,
-            notes,
+            cluster.devices,
+            cluster.fleet,
+            cluster.notes,
             threads=options.threads,
             transport=options.transport,
             fresh=options.fresh,

@@ -93,8 +93,8 @@ class EngineConfig:
         from edge.deployment.deploy import Resilience, deploy
         from edge.deployment.reproducible import check_settled
         from edge.llm.engine import load
-        from edge.planning.arrange import arrange_model, work_options
         from edge.planning.choice import PlanChoice
+        from edge.planning.choose import arrange, work_options
         from edge.survey.cluster import Cluster
         from partition.plan.plan import Plan
 
@@ -114,7 +114,7 @@ class EngineConfig:
                 choice = PlanChoice(path, plan, "as the plan says")
             else:
                 work = work_options(path, options, self.transport, self.wire)
-                choice = arrange_model(path, cluster, self.parallel, self.shares, work, steps)
+                choice = arrange(path, cluster, work, self.parallel, self.shares, steps)
             exchange = Exchange(self.transport, self.allreduce, self.wire)
             with deploy(choice.with_own(**own), cluster, options, exchange, resilience, steps=steps) as model:
                 yield model.engine, model

@@ -18,7 +18,7 @@ from edge.demo import MODEL_PATH
 from edge.deployment.deployed import DeployedModel
 from edge.deployment.kinds import Running
 from edge.net.rendezvous import TRANSPORTS
-from edge.planning.arrange import PARALLEL
+from edge.planning.choose import PARALLEL
 from edge.survey import survey
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan

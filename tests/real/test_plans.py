@@ -16,11 +16,11 @@ import pytest
 
 from devices.paths import state_folder
 from devices.remembered import Remembered
-from edge.cluster.fleet import Fleet
-from edge.planning.arrange import arrange, work_of
 from edge.planning.choice import PlanChoice
-from edge.slices.local import OwnSlices
+from edge.planning.choose import arrange
+from edge.planning.plan_options import PlanOptions
 from edge.survey import survey
+from edge.survey.cluster import Cluster
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import plan_threshold
@@ -45,12 +45,8 @@ def beside_load(measured_briefly: None, two: list[Worker], smollm2_file: GgufFil
             stack.callback(process.kill)
             assert process.stdout is not None
             process.stdout.readline()
-        addresses = [one.address for one in two]
-        digest = OwnSlices().model_digest(smollm2_file.path)
-        with Fleet(addresses) as fleet:
-            return arrange(
-                fleet, addresses, smollm2_file, digest, work=work_of(smollm2_file, context=CONTEXT), threads=1
-            )
+        with Cluster([one.address for one in two], needs_all=True) as cluster:
+            return arrange(smollm2_file.path, cluster, PlanOptions(context=CONTEXT, concurrency=1, threads=1))
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ from edge.llm.options import EngineOptions
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.parallel.engine import DistributedEngine
-from edge.planning.arrange import arrange_model, work_options
 from edge.planning.choice import PlanChoice
+from edge.planning.choose import arrange, work_options
 from edge.survey.cluster import Cluster
 from edge.tasks import SILENT, Steps
 from partition.plan.arrange import make_plan
@@ -87,7 +87,7 @@ def supervised(
         if plan is not None:
             choice = PlanChoice(MODEL_PATH, plan, "as the plan says")
         else:
-            choice = arrange_model(MODEL_PATH, cluster, "auto", None, work_options(MODEL_PATH, options, "auto", "f32"))
+            choice = arrange(MODEL_PATH, cluster, work_options(MODEL_PATH, options, "auto", "f32"))
         with deploy(choice, cluster, options, resilience=resilience, steps=steps) as model:
             yield model
 
