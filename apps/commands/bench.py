@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, engine: TextEngine, deployed: DeployedModel | None) -> tuple[BenchResult, Times]:
-    """What was measured, and the steps of each rank where the engine runs on several devices."""
+    """Measure, and return the steps of each rank where the engine runs on several devices."""
     from apps.show.progress import progress
     from edge.llama.interrupt import interrupt_stops
     from edge.llm.bench import measure
@@ -159,7 +159,7 @@ def _print_speeds(args: argparse.Namespace, engine: TextEngine, r: BenchResult) 
 
 
 def _print_ranks(r: BenchResult, deployed: DeployedModel, times: Times) -> None:
-    """What the steps took on every rank, and which of them the others wait for."""
+    """Print the times of steps on every rank, and the rank that the others wait for."""
     names = deployed.names
     print(f"| {' | '.join(step_table.NAMES)} |")
     print("| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")

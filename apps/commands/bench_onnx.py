@@ -27,7 +27,7 @@ _OF_TEXT = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is for ONNX models alone."""
+    """Add the options for networks in ONNX."""
     group = parser.add_argument_group("ONNX models", "on this device, or on this one and a worker, or on two workers")
     words = "all, distinct, blocks, or labels: A,B (default: blocks, where there are any)"
     group.add_argument("--cuts", metavar="WHICH", help=words)

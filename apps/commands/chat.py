@@ -197,7 +197,7 @@ def _ask_server(args: argparse.Namespace, prompt: str | None) -> int:
 
 
 def _prompt(given: str | None) -> str | None:
-    """What is to be answered once: what standard input has, where it is no terminal, and then what was `given`."""
+    """Return the prompt to answer once: the text on standard input, where it is no terminal, then the one `given`."""
     if given != "-" and (sys.stdin is None or sys.stdin.isatty()):
         return given
     question = "" if given in (None, "-") else str(given)
@@ -331,7 +331,7 @@ def _engine(args: argparse.Namespace, path: Path) -> Engine:
 
 
 def _say_memory(need: MemoryNeed, plan: PagePlan) -> None:
-    """What this device's budget is used for."""
+    """Say how this device's budget is used."""
     from edge.paging.describe import memory_line
 
     say(f"memory: {memory_line(need, plan)}")

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _addresses(text: str) -> list[str]:
-    """Of the workers in a list."""
+    """Return the addresses of the workers in a list."""
     return [address(one) for one in items(text)]
 
 

@@ -24,7 +24,7 @@ _PROMPT_ROWS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to measure, and how to print it."""
+    """Add the options: which part to measure, and how to print it."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF or ONNX: show what devices take for its parts")
     group = parser.add_argument_group("with a model")
     add(group, "--cluster", "--workers", "--insecure", "--dim", "--input")
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_model(args: argparse.Namespace) -> int:
-    """What devices take for the parts of one model, and what the links between them do."""
+    """Profile devices for the parts of one model, and the links between them."""
     from edge.planning.describe import known_json, notes
     from partition.predict.speeds import DeviceSpeed
 
@@ -76,7 +76,7 @@ def _run_model(args: argparse.Namespace) -> int:
 
 
 def _llm_row(speed: DeviceSpeed) -> tuple[str, ...]:
-    """Of a layer; `prompt` is a token of many."""
+    """Return the row of a layer; `prompt` is a token of many."""
     return (
         speed.name,
         seconds_text(speed.layer_s.at(1)),

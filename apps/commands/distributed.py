@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> Non
 
 @dataclass(frozen=True)
 class Devices(Generic[AnyPlan]):
-    """What was asked for."""
+    """The devices that the options name."""
 
     addresses: tuple[str, ...]  # by rank, or of the stages; LOCAL can be the first
     plan: AnyPlan | None  # where one was given
@@ -154,7 +154,7 @@ def _found(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _asked(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] | None:
-    """What the options name, of either kind of model."""
+    """Return the devices that the options name, for either kind of model."""
     if args.plan is None and args.workers is None:
         guesses = getattr(args, "draft_worker", None) is not None  # a worker does, which may be one that is insecure
         refuse(

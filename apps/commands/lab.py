@@ -77,7 +77,7 @@ def _show(state: LabState, as_json: bool) -> None:
 
 
 def _options(state: LabState) -> list[str]:
-    """What a command needs to use all devices. Beyond loopback it must allow for workers in the clear."""
+    """Return the options of a command that uses all devices. Beyond loopback it must allow for workers in the clear."""
     workers = ["--workers", ",".join(state.addresses.values())]
     return [*workers, "--insecure"] if state.shaped else workers
 

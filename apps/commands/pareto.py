@@ -129,7 +129,7 @@ def show(result: Result, further: Iterable[str] = ()) -> None:
 
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:
-    """What was typed, as far as it says what is explored."""
+    """Return the command that was typed, as far as it says what is explored."""
     words = ["edge", "pareto", *([args.model] if args.model else [])]
     if args.cluster is not None:
         words += ["--cluster", str(args.cluster)]

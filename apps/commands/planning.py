@@ -1,4 +1,4 @@
-"""What `edge plan` and `edge pareto` have in common: the options, and the plans there are to choose from."""
+"""Shared by `edge plan` and `edge pareto`: the options, and the plans there are to choose from."""
 
 from __future__ import annotations
 

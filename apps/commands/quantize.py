@@ -17,7 +17,7 @@ _FOR_ONNX = ("calibration", "block_size")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to make of which model, and how."""
+    """Add the options: the model, the result, and how it is made."""
     parser.add_argument("model", nargs="?", metavar="IN", help="GGUF file, REPO:FILE, folder of safetensors, or .onnx")
     parser.add_argument("output", nargs="?", type=Path, metavar="OUT", help="file to write")
     parser.add_argument(

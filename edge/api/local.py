@@ -1,4 +1,4 @@
-"""What needs one device: load a model, make one smaller."""
+"""Functions for one device: load a model, make one smaller."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Remote:
         return self.identity is not None
 
     def describe(self, timeout_s: float = CALL_TIMEOUT_S) -> tuple[DeviceProfile, pb.Description]:
-        """What the device is, and what it does now."""
+        """Describe the device and its sessions."""
         said: pb.Description = self.call("Describe", pb.DescribeRequest(), timeout_s)
         if said.protocol != frame.VERSION:
             there = f"version {said.protocol} of the protocol (edge {said.profile.runtime or 'unknown'})"
@@ -174,7 +174,7 @@ class Remote:
 
 
 class _Upload:
-    """What gRPC iterates over: chunks, counted."""
+    """Iterator over the chunks of an upload, which counts them."""
 
     def __init__(self, source: Generator[bytes], held: int, of: int, progress: Progress | None) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""What a connection between two devices can do, measured by their engine processes over the links a model would use."""
+"""Diagnosis of a connection of two devices, measured by their engine processes over the links a model would use."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _first(a: Remote | None, b: Remote, secret: bytes) -> EngineSession:
 
 
 def _own_name(other: Remote) -> str:
-    """What this device is called where it is linked with that worker."""
+    """Return this device's name where it is linked with that worker."""
     own = held.load(credentials_folder()) if other.secure else None
     return own.holder.name if own else host_name()
 

@@ -169,7 +169,7 @@ class LoadedDraft(RankGroup):
             self._waits = False
 
     def why_lost(self, error: TransportError) -> Exception:
-        """What its process said of its end, else the error."""
+        """Return the last word of its process, else the error."""
         return self._by_rank[_RANK].word() or error
 
     # --- pieces ---

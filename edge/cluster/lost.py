@@ -27,7 +27,7 @@ class LostLately:
         self._lost: set[str] = set()
 
     def again(self, now: Iterable[str], losses_in_a_row: int) -> set[str]:
-        """Of those that are lost now, those that were in an attempt before: they answer, and fail at what is asked.
+        """Return those of the lost devices that were lost in an attempt before: they answer, and fail at their part.
         losses_in_a_row: attempts at this one thing, this one included."""
         if losses_in_a_row == 1:
             self._lost.clear()

@@ -44,7 +44,7 @@ class Hop:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What one stage takes."""
+    """Resources of one stage."""
 
     device: str
     weight_bytes: int

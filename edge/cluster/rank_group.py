@@ -1,4 +1,4 @@
-"""What deployments of all kinds of model have in common: engine processes on workers, ranks 1 and up, and the links
+"""Deployments of all kinds of model share this: engine processes on workers, ranks 1 and up, and the links
 between them and this process, which is rank 0."""
 
 from __future__ import annotations
@@ -151,5 +151,5 @@ class RankGroup:
             link.close(f"another rank {why}")
 
     def _explained(self, error: Exception) -> Exception:
-        """What a rank says of its end, where a link broke and it says so in a moment; else the error as it is."""
+        """Return a rank's reason for its end, where a link broke and it gives one in a moment; else the error."""
         return last_failure(error, self._group.links.values() if self._group else None, self._sessions)

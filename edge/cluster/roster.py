@@ -134,7 +134,7 @@ def announced() -> list[str]:
 
 
 def _found(timeout_s: float, say: Callable[[str], None]) -> list[Entry]:
-    """Who announces itself. A network that does not allow to ask is no error: addresses can be given."""
+    """Return the workers that announce themselves; none where the network does not allow to ask."""
     try:
         return [
             Entry(join_address(found.addresses[0], found.port), found.name) for found in discovery.browse(timeout_s)

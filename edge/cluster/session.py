@@ -143,7 +143,7 @@ class EngineSession(ABC):
         return event
 
     def word(self) -> Exception | None:
-        """What it said last without being asked, if that is why it can do no more: its command failed, or it died."""
+        """The reason why it can do no more, as it said unasked: its command failed, or it died. None: it can."""
         if self.died is None:
             with suppress(queue.Empty):
                 event = self._events.get_nowait()
@@ -307,7 +307,7 @@ _LOOK_S = 0.02
 
 
 def last_failure(error: Exception, links: Iterable[Link] | None, sessions: Sequence[EngineSession]) -> Exception:
-    """What one of the `sessions` says, where a link broke and it says so in a moment; else the error as it is.
+    """Return a session's reason for its end, where a link broke and it gives one in a moment; else the error.
 
     A process that died is the cause; ranks that lost their links to it only follow. links: of this process; None where
     they were never made. Where one broke all are closed: a rank that waits for this one ends then, and speaks.

@@ -1,4 +1,4 @@
-"""What it takes to be ready for the loss of devices: the plans after it, the slices that these need beside those that
+"""Readiness for the loss of devices: the plans after it, the slices that these need beside those that
 run, and whether devices lend as much."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StandbySlice:
     recipe: Recipe
 
     def told(self, sizes: Sizes) -> str:
-        """What it is, for people. sizes: of the model."""
+        """Describe it for people. sizes: of the model."""
         parts = [f"layers {self.cut.layers}"]
         if len(self.cut.heads) < sizes.heads or len(self.cut.ff) < sizes.ff:
             parts += [f"heads {self.cut.heads}", f"ff {self.cut.ff}"]
@@ -40,7 +40,7 @@ class StandbySlice:
 
 @dataclass(frozen=True)
 class Spare:
-    """What it takes to be ready for the loss of so many devices."""
+    """Plans and slices for the loss of so many devices."""
 
     losses: int
     plans: Mapping[frozenset[str], Plan] = field(default_factory=dict)  # after losses, by who is lost
@@ -50,14 +50,14 @@ class Spare:
 
 @dataclass(frozen=True)
 class Room:
-    """What devices lend."""
+    """Room that devices lend."""
 
     memory: Callable[[Plan], int]  # bytes of this device that a plan leaves
     disk: Mapping[str, int]  # bytes of slices that a device keeps, by address; not known of those that are not there
 
 
 class Spares:
-    """What can be made ready for losses of a plan's devices."""
+    """Prepares for losses of a plan's devices."""
 
     def __init__(self, plan: Plan, addresses: Sequence[str], planned: Planned, file: GgufFile, digest: str) -> None:
         """addresses: of all workers, as `plan` and those of `planned` write them. digest: of the file."""
@@ -98,7 +98,7 @@ class Spares:
         return best, ""
 
     def _lacking(self, spare: Spare, room: Room, mirror_bytes: int) -> str:
-        """What devices do not lend of it; "" where they lend all."""
+        """Describe the room that devices do not lend; "" where they lend all."""
         several = [plan for plan in (self._plan, *spare.plans.values()) if plan.world_size > 1]
         left = min((room.memory(plan) for plan in several), default=mirror_bytes)
         if left < mirror_bytes:
@@ -149,7 +149,7 @@ class _Cases:
 
 
 def _parts(plan: Plan) -> list[tuple[str, Slice]]:
-    """Who needs which part of the model from a cache. Who does all of it needs the model's file alone."""
+    """Return the parts that devices need from a cache. A device that does all of it needs the model's file alone."""
     if plan.world_size == 1:
         return []
     return [(address, plan.slice(rank)) for rank, address in enumerate(plan.devices)]

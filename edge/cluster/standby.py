@@ -21,7 +21,7 @@ from quant.text import bytes_text, counted
 
 @dataclass
 class Standby:
-    """What is held so that a model goes on soon after a loss, and what that costs."""
+    """Standby slices and KV mirror, from which a model goes on soon after a loss, and their cost."""
 
     losses: int  # of devices, that it is ready for
     mirror: MirroredHistory | None = None  # None: keys and values are not copied
@@ -30,7 +30,7 @@ class Standby:
     missing: list[str] = field(default_factory=list)  # what it is not ready for, a sentence each
 
     def lines(self) -> list[str]:
-        """What it is, for people."""
+        """Describe it for people."""
         held = ", ".join(
             f"{bytes_text(size)} on {name} ({', '.join(self.slices[name])})"
             for name, size in self.slice_bytes.items()
@@ -43,7 +43,7 @@ class Standby:
         return [line, *self.missing]
 
     def describe(self) -> str:
-        """What it costs now, in a line."""
+        """Describe its cost by now, in a line."""
         parts = [f"ready for the loss of {counted(self.losses, 'device')}"]
         if self.mirror is not None:
             now = self.mirror

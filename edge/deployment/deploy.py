@@ -46,7 +46,7 @@ PAGED_SHARE = 0.8  # of the memory that is free, for a model that is larger and 
 
 @dataclass(frozen=True)
 class Resilience:
-    """What is done about devices that are lost, or join, while a model runs."""
+    """Policy for devices that are lost, or join, while a model runs."""
 
     spare: int | str = 0  # losses of devices that are prepared for; `edge.cluster.spares.AUTO`: as many as have room
     seek: FindWorkers | None = None  # finds devices that join; None: those of the plan are all

@@ -130,7 +130,7 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         return f"{'; '.join(parts)} ({self.why})"
 
     def to_json(self, times: Sequence[Mapping[str, Summary]]) -> dict[str, Any]:
-        """What a command's --json adds to its own figures. times: what the steps of each rank took."""
+        """Return the values that a command's --json adds to its own figures. times: of the steps of each rank."""
         several = self._ranks
         ranks: list[dict[str, Any]] = []
         for rank, of in enumerate(times):

@@ -42,11 +42,11 @@ class DeployedNetwork(Deployed[OnnxPlan, Runner]):
 
     @property
     def current(self) -> OnnxDeployment | OneDevice:
-        """What is loaded now."""
+        """The stages that are loaded now."""
         return self._current()
 
     def stages(self, compute_ms: Sequence[float | None] = ()) -> list[dict[str, Any]]:
-        """What each stage holds, sends on and takes. compute_ms: medians, where they were measured."""
+        """Describe each stage: its part, its payload, its resources. compute_ms: medians, where they were measured."""
         current, plan = self.current, self.plan
         leaving = routes(self._model.graph, plan.cuts)[1:]
         return [
@@ -77,8 +77,8 @@ class DeployedNetwork(Deployed[OnnxPlan, Runner]):
         ]
 
     def to_json(self, compute_ms: Sequence[float | None], wire_errors: Sequence[OutputError]) -> dict[str, Any]:
-        """What a command's --json adds to its own figures. wire_errors: how far outputs are from those with F32 on the
-        wire; none where that is the wire's type."""
+        """Return the values that a command's --json adds to its own. wire_errors: how far outputs are from those with F32
+        on the wire; none where that is the wire's type."""
         return {
             "provider": None,
             "fell_back_from": [],

@@ -137,7 +137,7 @@ class NetworkBuilding(Building[OnnxPlan, Runner]):
 
     @property
     def current(self) -> OnnxDeployment | OneDevice:
-        """What is loaded now."""
+        """The stages that are loaded now."""
         assert self._current is not None
         return self._current
 

@@ -49,7 +49,7 @@ class Replanner(Deciding[Plan]):
 
     @property
     def survey(self) -> Survey[DeviceSpeed] | None:
-        """What plans are made from; None where a person gave the plan."""
+        """Measurements that plans are made from; None where a person gave the plan."""
         return Survey(self.planner.speeds, self.planner.links) if self.planner else None
 
     def measured(self, survey: Survey[DeviceSpeed]) -> None:

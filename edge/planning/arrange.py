@@ -89,7 +89,7 @@ def work_of(
     kv_type: str = "f16",
     wire: str = "f32",
 ) -> Work:
-    """What is to be done with a model, for the planner."""
+    """Return the work of a model that plans are made for."""
     return Work(
         ModelShape.from_gguf(file), limits(file), context, depth, prompt, concurrency, type_by_name(kv_type),
         allreduce_s, wire,
@@ -111,12 +111,12 @@ def can_share(file: GgufFile) -> bool:
 
 
 def name_of(file: GgufFile) -> str:
-    """What a model is called, for people."""
+    """Return a model's name, for people."""
     return str(file.metadata.get("general.name") or file.path.stem)
 
 
 def work_shares(plan: Plan) -> dict[str, float]:
-    """What part of the layers' work each device of a plan does, by its address as `device` writes it; together 1."""
+    """Return the part of the layers' work that each device of a plan does, by address as `device` writes it."""
     done: dict[str, float] = defaultdict(float)
     for rank, address in enumerate(plan.devices):
         cut = plan.slice(rank)

@@ -62,7 +62,7 @@ def known_json(space: PlanSpace) -> dict[str, Any]:
 
 
 def notes(space: PlanSpace) -> list[str]:
-    """What is to be known of the figures that plans were made from, a sentence each."""
+    """Return notes on the figures that plans were made from, a sentence each."""
     known = space.known
     oldest_s = max(one.age_s for one in (*known.speeds, *known.links.between.values()))
     told = [f"measured {age_text(oldest_s)}; --fresh measures again"] if oldest_s > _OLD_S else []
@@ -101,7 +101,7 @@ def planned_json(
 
 
 def spare_json(cost: SpareCost) -> dict[str, Any]:
-    """What being ready for losses costs: bytes and seconds; devices as plans call them."""
+    """Return the cost of being ready for losses: bytes and seconds; devices as plans call them."""
     slices = [
         {
             "device": one.address,
@@ -144,7 +144,7 @@ def spare_rows(cost: SpareCost, plan: Plan, names: Mapping[str, str]) -> list[tu
 
 
 def spare_lines(cost: SpareCost, names: Mapping[str, str]) -> list[str]:
-    """What being ready for losses costs and brings, a sentence each."""
+    """Return the cost and the gain of being ready for losses, a sentence each."""
     spare = cost.spare
     lines = [f"spare: ready for the loss of {counted(spare.losses, 'device')}"]
     if cost.token_s:
@@ -162,13 +162,13 @@ def spare_lines(cost: SpareCost, names: Mapping[str, str]) -> list[str]:
 
 
 def beside(space: PlanSpace, point: Point) -> dict[str, Any]:
-    """What a saved plan has beside itself, so that it can be simulated."""
+    """Return the values that are saved beside a plan, so that it can be simulated."""
     devices = [{"name": name, "address": device} for device, name in space.names.items()]
     return {"predicted": point.predicted.to_json(), "devices": devices}
 
 
 def _speeds_json(speed: DeviceSpeed | OnnxDevice) -> dict[str, Any]:
-    """What a device was measured, or is estimated, to take."""
+    """Return the times that were measured on a device, or estimated."""
     if not isinstance(speed, DeviceSpeed):
         return {"segments_s": list(speed.segments_s), "stage_s": speed.stage_s}
     values = speed_to_json(speed)
@@ -176,7 +176,7 @@ def _speeds_json(speed: DeviceSpeed | OnnxDevice) -> dict[str, Any]:
 
 
 def bound_text(predicted: Prediction, names: Mapping[str, str]) -> str:
-    """What takes the most of the latency, with devices called by their names."""
+    """Name the part that takes most of the latency, with devices called by their names."""
     text = predicted.bound
     for device, name in sorted(names.items(), key=lambda one: -len(one[0])):
         text = text.replace(device, name) if device != "local" else text

@@ -1,4 +1,4 @@
-"""What a plan may count on where tokens are guessed: how many guesses are right, and what guessing takes."""
+"""Draft models in plans: the acceptance rate, and the time that drafting takes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DraftRequest:
 
 
 def draft_of(asked: DraftRequest, file: GgufFile, cluster: Cluster, work: Work, steps: Steps) -> Draft | None:
-    """What guesses for a model, with the rows still to be chosen; None where nothing does.
+    """Return the draft of a model, with the rows still to be chosen; None where there is none.
 
     A drafting model is measured on the device that is to guess, as other models are. PlanError for a model that cannot
     forget guesses and for an acceptance that cannot be; the errors of `drafts`, of vocabularies that differ, of
@@ -80,7 +80,7 @@ def draft_of(asked: DraftRequest, file: GgufFile, cluster: Cluster, work: Work, 
 
 
 def assumed_text(draft: Draft, acceptance: float | None) -> str:
-    """What a person is to know of plans with guesses, in a sentence. acceptance: that was given."""
+    """Return the assumption behind plans with drafts, in a sentence. acceptance: as a person gave it."""
     whose = "usual for such guesses" if acceptance is None else "as given"
     return f"of the guesses of {draft.name}, {draft.acceptance:g} are taken to be right ({whose}; --acceptance A)"
 
@@ -116,7 +116,7 @@ def _with_worker(cluster: Cluster, fleet: Fleet) -> Cluster:
 def _measured(
     file: GgufFile, cluster: Cluster, fleet: Fleet | None, asked: DraftRequest, steps: Steps
 ) -> ClusterProfile[DeviceSpeed]:
-    """What devices take for a drafting model."""
+    """Measure a draft model on devices."""
     with steps.step(f"Reading {file.path.name}") as show:
         digest = OwnSlices().model_digest(file.path, show)
     with steps.step("Measuring the draft", unit="steps") as show:

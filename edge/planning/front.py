@@ -96,7 +96,7 @@ class Front:
         }
 
     def _described(self, point: Point) -> dict[str, Any]:
-        """What is known of one plan, whatever the others do."""
+        """Return the figures of one plan, whatever the others do."""
         space = self.space_of[point.key]
         return {
             "label": point.label,

@@ -39,7 +39,7 @@ from quant.gguf.file import GgufFile
 
 @dataclass(frozen=True)
 class SpareCost:
-    """What it costs to be ready for losses of a plan's devices."""
+    """Cost of being ready for losses of a plan's devices."""
 
     spare: Spare
     mirror: MirroredHistory | None  # of keys and values, empty; None where none are copied
@@ -85,7 +85,7 @@ class LlmSpace(PlanSpace):
         pipeline: bool = True,
         work: Work | None = None,
     ) -> Planner:
-        """Of some of the devices, this one among them; None: of all. work: with guesses; None: without."""
+        """Return the planner of some devices, this one among them; None: of all. work: with drafts; None: without."""
         wanted = work or self.work
         speeds = [self.known.speeds[i] for i in members] if members is not None else self.known.speeds
         own, *others = with_draft_held(speeds, wanted.draft)
@@ -178,7 +178,7 @@ class LlmSpace(PlanSpace):
         return changes(planner, objective, caps)
 
     def spare(self, point: Point, losses: int | str, disk: Mapping[str, int]) -> SpareCost:
-        """What `--spare` with so many losses, or AUTO, costs beside a plan. disk: as of `Room`. PlanError for more than
+        """Return the cost of `--spare` with so many losses, or AUTO. disk: as of `Room`. PlanError for more losses than
         can be."""
         plan = point.plan
         assert isinstance(plan, Plan)
@@ -213,7 +213,7 @@ class LlmSpace(PlanSpace):
         return SpareCost(spare, mirror, token_s, after_s, why, missing)
 
     def _token_s(self, plan: Plan) -> float | None:
-        """Of a plan; None where it has no room, as this device alone may have: it pages then, of no known speed."""
+        """Predict a token of a plan; None where it has no room, as this device alone may have: it pages then."""
         try:
             return self.point(plan).predicted.latency_s
         except PlanError:

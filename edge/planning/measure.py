@@ -1,4 +1,4 @@
-"""What a plan of a language model does on its devices: measured the way `partition.predict.predict` predicts it."""
+"""Measuring a plan of a language model on its devices, the way `partition.predict.predict` predicts it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SETTLED = 3  # tokens of each request before throughput counts
 
 @dataclass(frozen=True)
 class Measured:
-    """What a plan did on its devices: the best of several rounds."""
+    """Figures of a plan that ran on its devices: the best of several rounds."""
 
     latency_s: float  # between two tokens of one request alone; of a network in ONNX, one input alone
     throughput_per_s: float  # tokens of all requests, while all of them decode; inputs, with the pipeline full
@@ -50,7 +50,7 @@ class Measured:
 def measured(
     engine: TextEngine, work: Work, microbatches: int, others: Mapping[str, int], draft: Draft | None = None
 ) -> Measured:
-    """What an engine does with this work. others: bytes of the other devices' ranks. draft: what is assumed to guess:
+    """Measure an engine with this work. others: bytes of the other devices' ranks. draft: what is assumed to guess:
     its passes are measured, and how many guesses are right and what they take is as assumed."""
     _read(engine, work.prompt)  # the first takes longer
     ttft_s, latency_s, throughput_per_s = [], [], []

@@ -58,7 +58,7 @@ class OnnxSpace(PlanSpace):
         self._transport, self._wire, self._in_flight = transport, wire, in_flight
 
     def planner(self, speeds: Sequence[OnnxDevice] | None = None, links: Links | None = None) -> OnnxPlanner:
-        """Of some of the devices, or of all."""
+        """Return the planner of some of the devices, or of all."""
         return OnnxPlanner(
             self.work, speeds or self.known.speeds, links or self.known.links, self.model.name, self.model.digest,
             self._in_flight,

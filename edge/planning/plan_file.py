@@ -43,7 +43,7 @@ def save_plan(path: Path, plan: Plan | OnnxPlan, beside: Mapping[str, Any] | Non
 
 
 def _threads(plan: Plan | OnnxPlan) -> list[int | None]:
-    """Of each device in the order of `plan.devices`."""
+    """Return the threads of each device in the order of `plan.devices`."""
     if isinstance(plan, OnnxPlan):
         return [stage.threads for stage in plan.stages]
     return [plan.shard(rank).threads for rank in range(plan.world_size)]

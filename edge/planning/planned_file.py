@@ -1,4 +1,4 @@
-"""What a simulation reads: a plan with its predictions, as plans are saved and printed, and times of requests."""
+"""Input of a simulation: a plan with its predictions, as it was saved or printed, and times of requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REQUESTS, GEN_TOKENS = 200, 128  # where nothing is said
 
 @dataclass(frozen=True)
 class Planned:
-    """What a file says of a plan."""
+    """A plan and its predictions, as a file has them."""
 
     predicted: Prediction  # with devices called by their names
     names: dict[str, str]  # of devices, by address
@@ -94,7 +94,7 @@ def arrivals(
 
 
 def _content(path: Path) -> bytes:
-    """What is in a file; PlanError where that is more than MOST_BYTES; OSError."""
+    """Read a file. PlanError where it has more than MOST_BYTES; OSError."""
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:

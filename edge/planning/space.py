@@ -37,7 +37,7 @@ class PlanSpace(ABC):
 
     @property
     def names(self) -> dict[str, str]:
-        """Of devices, by what a plan calls them."""
+        """Names of devices, by what a plan calls them."""
         return {speed.device: speed.name for speed in self.known.speeds}
 
     @abstractmethod
@@ -53,7 +53,7 @@ class PlanSpace(ABC):
 
     @abstractmethod
     def changes(self, objective: str, caps: Mapping[str, float]) -> list[Change]:
-        """What one change would buy, within the same caps."""
+        """Return the gain of single changes, within the same caps."""
 
     @abstractmethod
     def measure(self, point: Point, fleet: Fleet | None) -> Measured:
@@ -61,14 +61,14 @@ class PlanSpace(ABC):
 
     @abstractmethod
     def depends_on(self, point: Point) -> list[str]:
-        """What a measurement depends on, beside devices and links."""
+        """Return the values that a measurement depends on, beside devices and links."""
 
     def can_run(self, point: Point) -> bool:
         """Whether all of its devices are there: presets are not."""
         return not any(speed.estimate for speed in self.known.speeds if speed.device in point.plan.devices)
 
     def measured_key(self, point: Point, fleet: Fleet | None) -> str:
-        """What a measurement is remembered under."""
+        """Return the key that a measurement is remembered under."""
         others = [fleet.profiles[device] for device in point.plan.devices if fleet and device != LOCAL]
         pairs = permutations(dict.fromkeys((LOCAL, *point.plan.devices)), 2)
         links = [rough_text(self.known.links.between.get(pair)) for pair in pairs]
