@@ -77,8 +77,8 @@ class DeployedNetwork(Deployed[OnnxPlan, Runner]):
         ]
 
     def to_json(self, compute_ms: Sequence[float | None], wire_errors: Sequence[OutputError]) -> dict[str, Any]:
-        """Return the values that a command's --json adds to its own. wire_errors: how far outputs are from those with F32
-        on the wire; none where that is the wire's type."""
+        """Return the values that a command's --json adds to its own. wire_errors: how far outputs are from those with
+        F32 on the wire; none where that is the wire's type."""
         return {
             "provider": None,
             "fell_back_from": [],
