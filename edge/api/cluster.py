@@ -17,7 +17,7 @@ from edge.models.paths import PathLike, model_path
 from edge.planning.choice import PlanChoice
 from edge.planning.choose import arrange, best_choice
 from edge.planning.front import Front
-from edge.planning.plan_options import DEFAULTS, PlanOptions
+from edge.planning.plan_options import DEFAULTS, PlanOptions, is_onnx
 from edge.planning.spaces import spaces
 from edge.speculate.factory import drafts, model_with, settled, with_room
 from edge.survey.cluster import Cluster
@@ -54,6 +54,8 @@ def plan(
     """
     cluster.check_open()
     path = model_path(model)
+    if is_onnx(path) and (parallel is not None or shares is not None):
+        raise PlanError(f"parallel and shares are of language models, and {path.name} is a network: leave them out")
     if cluster.fleet is not None and (parallel is not None or shares is not None):
         return arrange(path, cluster, options, parallel or "auto", shares, steps)
     (space,) = spaces(path, cluster, options, steps=steps)

@@ -139,6 +139,16 @@ def test_a_cluster_that_is_not_open_is_an_error_and_no_plan_without_its_workers(
         edge.Cluster("pi.local")
 
 
+def test_a_person_says_what_part_each_device_does(two: list[Worker], tmp_path: Path) -> None:
+    with edge.Cluster([two[0].address]) as cluster:
+        choice = edge.plan(None, cluster, parallel="pipeline", shares=[1, 3])
+        assert [len(stage.layers) for stage in choice.plan.stages] == [2, 6]
+        assert choice.why == "pipeline, with shares as given"
+        (tmp_path / "net.onnx").touch()
+        with pytest.raises(edge.PlanError, match=r"net\.onnx is a network"):
+            edge.plan(tmp_path / "net.onnx", cluster, shares=[1, 1])
+
+
 def test_a_plan_is_deployed_as_the_kind_of_model_it_is_for(two: list[Worker], tmp_path: Path) -> None:
     with edge.Cluster([two[0].address]) as cluster:
         choice = edge.plan(None, cluster, options=edge.PlanOptions(context=300, concurrency=2))

@@ -1,5 +1,7 @@
 """What a model goes on with after a loss: planned over those that answer, and only where that is clearly better."""
 
+from typing import Any
+
 import pytest
 
 from edge.cluster import preflight
@@ -22,13 +24,13 @@ WORK = planning.work(8)
 A, B = "a:1", "b:1"
 
 
-def replanner(plan: Plan, measured: dict[str, float] | None) -> Replanner:
-    """Of a plan. measured: seconds of a layer, by device; None: a person gave the plan."""
+def replanner(plan: Plan, measured: dict[str, float] | None, **goal: Any) -> Replanner:
+    """Of a plan. measured: seconds of a layer, by device; None: a person gave the plan. goal: an objective, limits."""
     planner = None
     if measured is not None:
         speeds = [planning.device(name, seconds) for name, seconds in measured.items()]
         planner = Planner(WORK, speeds, planning.linked(tuple(measured)), "made up", "")
-    return Replanner(PlanChoice(MODEL_PATH, plan, "as the plan says", planner=planner), FILE, "")
+    return Replanner(PlanChoice(MODEL_PATH, plan, "as the plan says", planner=planner, **goal), FILE, "")
 
 
 def shared(*names: str) -> Plan:
@@ -54,6 +56,27 @@ def test_another_plan_pays_where_it_is_clearly_better(times: float, pays: bool) 
     assert [len(stage.layers) for stage in both.stages] == [4, 4]
     own_s = times / (2 - times) * MS
     assert replanner(alone, {LOCAL: own_s, A: MS}).pays(both, alone) == pays
+
+
+def test_it_is_planned_for_the_same_objective_within_the_same_limits() -> None:
+    """Or without the limits where those that are left cannot keep to them."""
+    both = make_plan(WORK.limits, "made up", "", [LOCAL, A], "pipeline", [8, 8])
+    measured = {LOCAL: MS, A: MS}
+    fastest, why = replanner(both, measured, objective="throughput").plan([A])
+    assert "tokens/s" in why
+    assert fastest.world_size == 2
+    _, limited = replanner(both, measured, objective="throughput", limits={"latency": 1.0}).plan([A])
+    assert "tokens/s" in limited
+    _, unlimited = replanner(both, measured, objective="throughput", limits={"latency": 1e-9}).plan([A])
+    assert unlimited == why
+
+
+@pytest.mark.parametrize(("objective", "pays"), [("latency", False), ("memory", True)])
+def test_what_pays_is_a_matter_of_the_objective(objective: str, pays: bool) -> None:
+    """Two stages of half the layers, as fast as this device: a token takes as long, and each device holds half."""
+    alone = make_plan(WORK.limits, "made up", "", [LOCAL], "pipeline")
+    both = make_plan(WORK.limits, "made up", "", [LOCAL, A], "pipeline", [8, 8])
+    assert replanner(alone, {LOCAL: MS, A: MS}, objective=objective).pays(both, alone) == pays
 
 
 def test_a_given_plan_goes_on_with_the_shares_it_had() -> None:
