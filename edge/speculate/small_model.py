@@ -17,8 +17,8 @@ from quant.gguf.header import GgufArray
 _VOCABULARY = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens")
 
 
-_PROBE = 32  # tokens at the end of a text that a trial takes in
-_ENOUGH = 16  # tokens that say how fast text is taken in
+_PROBE = 12  # tokens at the end of a text that a trial takes in
+_ENOUGH = 8  # tokens that say how fast text is taken in
 _AHEAD = 16  # tokens behind the text that there is room for
 
 

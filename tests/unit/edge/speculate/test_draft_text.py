@@ -83,7 +83,7 @@ class Answering:
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("token_s", [0.003, 0.03])
 def test_where_drafts_do_not_pay_the_prompt_is_not_taken_in(right: float, token_s: float) -> None:
-    """A prompt of 240 tokens would take as long as 7 or 72 passes; a first trial sees 32 of them, and answers after it
+    """A prompt of 240 tokens would take as long as 7 or 72 passes; a first trial sees 12 of them, and answers after it
     lose a hundredth in the long run."""
     answering = Answering(Small(token_s=token_s, draft_s=0.05), STEEP, right)
     answering.answer(128)
@@ -96,13 +96,13 @@ def test_where_drafts_do_not_pay_the_prompt_is_not_taken_in(right: float, token_
 
 
 def test_the_price_of_a_trial_is_saved_before_the_next() -> None:
-    """Text for a trial takes as long as 10 passes here: a hundredth of 1,000 tokens, after the first was paid for."""
+    """Text for a trial takes as long as 4 passes here: a hundredth of 400 tokens, after the first was paid for."""
     answering = Answering(Small(token_s=0.03), STEEP, 0.0)
     answering.answer(100)
     first = answering.small.computed
-    answering.answer(1400)
+    answering.answer(550)
     assert answering.small.computed == first
-    answering.answer(1400)
+    answering.answer(550)
     assert answering.small.computed > first
 
 
@@ -168,5 +168,5 @@ def test_who_shares_a_model_does_not_count_on_what_the_other_left() -> None:
         drafts.begin(prompt)
         drafts.catch_up(lambda _: True)
         drafts.draft(2)
-    assert one.behind_s == pytest.approx(32 * pace.token_s)  # its end would be taken in again
+    assert one.behind_s == pytest.approx(12 * pace.token_s)  # its end would be taken in again
     assert other.behind_s == pytest.approx(0.0)
