@@ -24,6 +24,7 @@ from edge.llm.step_budget import STEP_S, TILE_ROWS, StepBudget, parts
 from tests.conftest import Synthetic
 from tests.engine.llm.test_scheduler import alone, one, random_requests  # noqa: F401 (a fixture)
 from tests.support.deployments import EXACT, deployed, pipeline, tensor
+from tests.support.ranks_here import ranks_here
 from tests.support.workers import Worker
 
 GREEDY = SamplingParams(temperature=0)
@@ -184,6 +185,31 @@ def test_what_was_left_while_steps_were_under_way_is_kept_when_the_next_request_
         slots.admit(slots.place([5, 6, 7], 1), [5, 6, 7])
         assert engine.states.kept(links) == len(links) == 8
         assert engine.kv_last(slot.sequence) == -1
+
+
+def test_a_request_that_waits_for_steps_in_flight_does_not_wait_for_answers(
+    synthetic: Synthetic, tmp_path: Path
+) -> None:
+    """Over stages some step is always in flight, and disks are read between steps: so none follows for once."""
+    (tmp_path / "key").mkdir()
+    options = replace(
+        EXACT, context=512, sequences=3, prefixes=PrefixOptions(1 << 20, tmp_path / "kept", tmp_path / "key")
+    )
+    with (
+        ranks_here(synthetic("llama", "f32"), pipeline(1, 1), options, tmp_path) as engine,
+        Scheduler(engine, keep=True) as scheduler,
+    ):
+        assert scheduler.slots.restores
+        for i in range(2):
+            scheduler.add(Request([5 + i, 6, 7], 100, ends=False))
+        order: list[int] = []
+        while len(order) < 20:
+            order += [event.request for event in scheduler.step()]
+        third = scheduler.add(Request([8, 9, 10], 2, ends=False))
+        told: list[int] = []
+        while third not in told:
+            told += [event.request for event in scheduler.step()]
+        assert len(told) < 20  # the others have 90 tokens each to go
 
 
 def test_one_long_prompt_does_not_stall_the_others(synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from apps.commands import bench as bench_command
 from apps.show import terminal
 from apps.show.answer import LoadedChat
 from edge import microbenchmark
-from edge.llm import bench, generate, scheduler
+from edge.llm import bench, generate, in_flight
 from edge.llm.bench import BenchResult, Rate
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
@@ -75,7 +75,7 @@ def timed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cloc
 
 
 def test_ttft_tpot_and_rates_of_an_answer(engine: Engine, timed: Callable[..., Clock]) -> None:
-    clock = timed(generate, scheduler)
+    clock = timed(generate, in_flight)
     session = one_slot(engine)
     prompt = list(range(10, 26))  # two chunks of 8 rows
     responses = generate.generate(session, prompt, GREEDY, max_tokens=5)
