@@ -331,9 +331,10 @@ class Scheduler:
         for queue in (self.waiting, self._ready, self.running):
             if running in queue:
                 queue.remove(running)
-        if running.slot is not None and self.engine.states.owner is self:
-            if running.pending < 0:  # drafts that were in flight
-                running.slot.cut(len(running.tokens))
-            self.slots.leave(running.slot, keep=not self._in_flight.steps)
-        elif running.slot is not None:
-            running.slot.busy = False
+        if (slot := running.slot) is not None:
+            with suppress(EdgeError):  # an engine that has failed says so in the next step
+                if running.pending < 0 and self.engine.states.owner is self:  # drafts that were in flight
+                    slot.cut(len(running.tokens))
+                if self.engine.states.owner is self:
+                    self.slots.leave(slot, keep=not self._in_flight.steps)
+            slot.busy = False

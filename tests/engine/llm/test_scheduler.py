@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.demo import MODEL_PATH
-from edge.errors import ContextFull, SamplingError
+from edge.errors import ContextFull, EngineError, SamplingError
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
@@ -397,6 +397,28 @@ def test_requests_come_and_go_and_none_changes_another(synthetic: Synthetic) -> 
         answers.pop(runs, None)
         assert set(ends.values()) <= {"stop", "length"}
         assert [answers.get(number, []) for number in sorted(ends)] == wanted
+
+
+def test_an_engine_that_failed_raises_its_own_error_and_the_scheduler_ends(
+    synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cache cannot be cut any more, which is no second error."""
+
+    def lost(*_: object, **__: object) -> None:
+        raise EngineError("a device is lost")
+
+    with Engine(synthetic("llama", "f32"), EXACT) as engine:
+        scheduler = Scheduler(engine)
+        running = scheduler.prepare(Request([5, 6, 7], 9, ends=False))
+        scheduler.enqueue(running)
+        scheduler.step()
+        monkeypatch.setattr(engine, "submit", lost)
+        monkeypatch.setattr(engine, "kv_remove", lost)
+        with pytest.raises(EngineError, match="a device is lost"):
+            scheduler.step()
+        scheduler.close()
+        assert running.ended
+        assert not scheduler.busy
 
 
 def test_each_step_of_one_device_has_its_tokens(synthetic: Synthetic) -> None:
