@@ -220,7 +220,7 @@ def test_by_memory(run: Run, small: Path, out: Path, text: Path) -> None:
 
 def test_too_small_is_refused_with_the_least(run: Run, small: Path, out: Path, text: Path) -> None:
     answer = run(small, out, "--size", "1000B", "--types", "q4_0,q8_0", "--text", text)
-    assert_refused(answer, 4, "cannot be smaller than", "1000B", "--types")
+    assert_refused(answer, 4, "cannot be smaller than", "1000B", "smaller types")
     least = re.search(r"smaller than (\d+B)", answer[2])
     assert least
     given = ("--types", "q4_0,q8_0", "--text", text, "--minutes", "0.001")

@@ -103,7 +103,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
     options = FitOptions(matrix, kinds(*KINDS), within_s=STEPS / 0.5, threads=1, clock=lambda: chunks.computed)
     paths = {name: folder / f"{name}.gguf" for name in (*UNIFORM, *BUDGETS)}  # type: ignore[misc]
     for name in UNIFORM:
-        job = {"types": {}, "importance": importance, "dry": False, "heard": lambda line: None}
+        job = {"types": {}, "importance": importance, "dry": False, "on_log": lambda line: None}
         quantize_model(str(F16), str(paths[name]), MIXES[name].id, threads=1, **job)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edge.quantization.sensitivity.log_probabilities", chunks.log_probabilities)
@@ -157,7 +157,7 @@ QUICK = FitOptions(None, kinds("q4_0", "q8_0"), within_s=0.1, threads=1)
 
 def test_what_cannot_be_is_refused_with_the_least_that_can(small: GgufFile, tmp_path: Path) -> None:
     out, options = tmp_path / "out.gguf", replace(QUICK, kinds=kinds(*KINDS))
-    with pytest.raises(SizeTooSmall, match=r"cannot be smaller than (\d+)B .* 1000B .* Name smaller types") as raised:
+    with pytest.raises(SizeTooSmall, match=r"cannot be smaller than (\d+)B .* 1000B .* Allow smaller types") as raised:
         fit_file(small, out, 1000, SHORT, options)
     least = int(str(raised.value).split("smaller than ")[1].split("B")[0])
     with pytest.raises(SizeTooSmall, match=f"smaller than {least}B"):
