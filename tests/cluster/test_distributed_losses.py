@@ -62,7 +62,7 @@ def test_a_conversation_on_several_devices(two: Two, tmp_path: Path) -> None:
     how = ("--workers", workers(*two), "--parallel", "tensor", "--shares", "2,1,1")
     terminal = Terminal(*how, "--grammar", grammar, "--max-tokens", "6000", "--context", "8192", state=tmp_path)
     try:
-        plan = re.escape("local heads 0-3, ff 0-383; one heads 4-5, ff 384-575; two heads 6-7, ff 576-767")
+        plan = re.escape("this device heads 0-3, ff 0-383; one heads 4-5, ff 384-575; two heads 6-7, ff 576-767")
         terminal.sees(rf"\x1b\[2m{plan} \(tensor, with shares as given\)\x1b")
         terminal.ready()
         terminal.enter("one")
@@ -72,7 +72,7 @@ def test_a_conversation_on_several_devices(two: Two, tmp_path: Path) -> None:
         terminal.ready()
         terminal.enter("/stats")
         shown = terminal.sees("Stalls are waits for other ranks")
-        for row in ("0 .* local .* decode", "1 .* one .* prefill", "2 .* two .* decode"):
+        for row in ("0 .* this device .* decode", "1 .* one .* prefill", "2 .* two .* decode"):
             assert re.search(rf"│ {row} ", shown), shown
         terminal.ready()
         terminal.enter("go on")

@@ -84,7 +84,7 @@ def test_one_that_explodes_under_way_ends_alone_and_says_why_each_time(model: Mo
 def test_what_nobody_waits_for_is_not_compiled_to_its_end(model: Model) -> None:
     kept = Constraint(model, "regex", "edge")
     (fork,) = forks()
-    with pytest.raises(SamplingError, match="not wanted any more"):
+    with pytest.raises(SamplingError, match="not needed any more"):
         Constraint(model, "grammar", doubling(30), given_up=lambda: True)
     _, alive = psutil.wait_procs([one for one in forks() if one != fork], 30)
     assert not alive
