@@ -233,8 +233,8 @@ class Engine:
             outputs,
         )
         self.decode_rows(rows, n)
-        if outputs.any():
-            self._submitted.append(np.stack([self._context.logits(int(i)) for i in np.flatnonzero(outputs)]))
+        if giving := outputs.nonzero()[0].tolist():
+            self._submitted.append(np.array([self._context.logits(i) for i in giving]))
 
     def collect(self) -> NDArray[np.float32]:
         """Logits [rows, n_vocab] of the oldest submitted step that gives any and was not collected."""
