@@ -95,7 +95,8 @@ def _rate(fd: int, n_bytes: int, again: bool) -> float:
     def read(thread: int) -> int:
         done, i = 0, thread
         with mmap.mmap(-1, _BLOCK) as block:  # begins on a page, as direct reads need
-            while time.perf_counter() < until and (again or i < blocks):
+            # One block at least: on a busy machine a thread may begin when the time is over.
+            while (not done or time.perf_counter() < until) and (again or i < blocks):
                 done += os.preadv(fd, [block], i % blocks * _BLOCK)
                 i += _THREADS
         return done

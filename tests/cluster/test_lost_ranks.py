@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from edge.cluster import client
@@ -161,7 +163,8 @@ def test_a_worker_that_is_lost_while_it_loads(
                 doomed.kill()
             else:
                 for child in doomed.children():
-                    child.kill()
+                    with suppress(psutil.NoSuchProcess):  # killed at the last step already
+                        child.kill()
 
         with Fleet([doomed.address, two[1].address]) as fleet:
             file = GgufFile.open(MODEL_PATH)

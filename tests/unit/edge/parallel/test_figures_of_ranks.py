@@ -78,6 +78,7 @@ def test_a_steps_seconds_are_computing_sums_and_waits(monkeypatch: pytest.Monkey
     clock = Clock().of(monkeypatch, shard)
     link = SimpleNamespace(receive_s=10.0, sent_bytes=100, received_bytes=200)
     one: Any = Shard.__new__(Shard)
+    one._feedback = None
     one._links, one._exchange_s, one._compute_s = [link], 5.0, 0.0
     one.times, one.hidden, one._sums_a_layer = StepTimes(), None, 2
     one.place = SimpleNamespace(last=True, group=(0, 1))
