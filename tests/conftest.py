@@ -3,6 +3,7 @@
 import gc
 import importlib
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -30,6 +31,10 @@ from tests.support.thorough import THOROUGH, some
 
 # Tests fork (pexpect does); gRPC would want to be told of it, and sometimes ends the child.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+# Tests send themselves SIGINT, which a shell that starts them in the background has ignored.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no failure; a test that hangs is ended by its own deadlines.
 settings.register_profile("edge", deadline=None, max_examples=some(50, 100))

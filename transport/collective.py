@@ -1,4 +1,5 @@
-"""Collectives over links: allreduce as star, mesh, split or ring; broadcast, gather, barrier.
+"""Collectives over links: all-reduce as star, mesh, split (reduce-scatter and all-gather) or ring; broadcast, gather,
+barrier.
 
 Every element is added in rank order, ((x0 + x1) + x2) + ..., whatever the algorithm and whatever arrives first. So all
 ranks hold the same bits, and the same bits as with any other algorithm. With a lossy wire type each rank's tensor is

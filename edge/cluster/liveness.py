@@ -1,5 +1,5 @@
-"""Devices that stand still while somebody waits for them, said in words, and again when they go on; and devices that
-are about to leave."""
+"""Liveness monitor: reports workers that stop responding, by their missing heartbeats, that recover, or that announce
+that they are leaving."""
 
 from __future__ import annotations
 

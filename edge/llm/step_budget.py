@@ -1,4 +1,4 @@
-"""How many tokens of prompts may go into a step beside answers, so that answers stay fluent, and whose."""
+"""Token budget of a step for chunked prefill: how many prompt tokens go beside answers, and whose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a rank stands among the others: whom it computes with, who sends it steps, whom it sends them."""
+"""Topology of one rank: its tensor-parallel group, its upstream ranks, its downstream ranks."""
 
 from __future__ import annotations
 
