@@ -62,7 +62,7 @@ class Slots:
         if self._keep:
             own = {other: other.tokens if other.namespace == namespace else [] for other in self.all}
             shared = {other: common_prefix(tokens, history[:-1]) for other, tokens in own.items()}
-            like = max(self.all, key=lambda other: (shared[other], other in idle))
+            like = max(self.all, key=lambda other: (shared[other], other in idle, -other.used))
             if like in idle and (2 * shared[like] >= len(like.tokens) or slot.tokens):
                 slot = like  # most of it is of use, or something must go anyway
             elif shared[like] and like.exact is None:

@@ -19,7 +19,7 @@ SECRET = "The number of my account is 4711 0815, and its password is swordfish. 
 
 @contextmanager
 def server(keys: tuple[str, ...] = KEYS, *, shared: bool = False, kept: int = 0) -> Iterator[str]:
-    router = Router({"demo": EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 3}, prefix_cache=kept)})
+    router = Router({"demo": EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 5}, prefix_cache=kept)})
     options = ServeOptions(api_keys=keys, shared_prefixes=shared)
     with serving(create_app(router, options), at_end=router.close) as address:
         yield address

@@ -232,6 +232,19 @@ def test_the_sequence_that_was_left_first_is_forgotten_first(synthetic: Syntheti
         assert [len(slot.tokens) for slot in slots.all] == [20, 0, 20]
 
 
+@pytest.mark.parametrize("beginning", [[], [1]], ids=["nothing shared", "one token shared"])
+def test_another_conversation_gets_the_slot_that_was_left_first(synthetic: Synthetic, beginning: list[int]) -> None:
+    """Not that of the conversation in use, also where all begin with the same token."""
+    options = replace(EXACT, context=64, batch=16, outputs=8, sequences=3)
+    with Engine(synthetic("llama", "f32"), options) as engine:
+        slots = Slots(engine, keep=True)
+        for used, slot in zip((3, 1, 2), slots.all, strict=True):
+            slot.tokens, slot.used = [*beginning, *[5 + used] * 12], used
+        placement = slots.place([*beginning, *[20] * 8], 4)
+        assert placement is not None
+        assert placement.slot is slots.all[1]
+
+
 @pytest.mark.parametrize(
     ("request_", "why"),
     [
