@@ -117,7 +117,7 @@ def loops(n: int) -> Iterator[None]:
 
 
 def edge_bench(args: argparse.Namespace, env: dict[str, str], *more: str) -> dict[str, Any]:
-    """What `edge bench` prints with --json."""
+    """Return the JSON object that `edge bench` prints."""
     command = [*args.edge, "bench", str(args.model), *_SIZE, *more]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=_RUN_S)
     if done.returncode:

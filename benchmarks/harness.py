@@ -132,7 +132,8 @@ def write_json(result: Figures, to: str | None) -> None:
 
 
 def alternate(measures: Mapping[str, Callable[[], dict[str, float]]], rounds: int, warm_up: bool = True) -> Found:
-    """What each side measured in each round. Who goes first changes. warm_up: a first round is not counted."""
+    """Return the figures of each side in each round. The sides take turns in going first. warm_up: a first round is
+    not counted."""
     found: Found = {name: [] for name in measures}
     names = list(measures)
     for turn in range(rounds + warm_up if names else 0):

@@ -19,7 +19,7 @@ MOST_CASES = 64  # of losses that are prepared for
 AUTO = "auto"  # in place of a number of losses: as many as devices lend for
 
 Planned = Callable[[Sequence[str]], tuple[Plan, str]]
-"""What is done where just these workers answer, and why. The errors of a planner."""
+"""Return the plan for the case that just these workers answer, and the reason for it. The errors of a planner."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ _MOST_OF_FREE = 0.25  # of this device's memory, for keys and values on their wa
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a sequence shares with one before it, which need not be computed or moved."""
+    """Prefix that a sequence shares with an earlier one: it need not be computed or moved."""
 
     sequence: int
     tokens: list[int]
@@ -126,7 +126,7 @@ def write_states(engine: TextEngine, held: HeldStates) -> bool:
 
 
 def _blocks(sequences: Mapping[int, Sequence[int]], engine: TextEngine) -> int:
-    """Of all sequences, at most."""
+    """Return how many blocks all sequences have, at most."""
     return sum(-(-len(tokens) // engine.states.most_read) for tokens in sequences.values())
 
 

@@ -224,11 +224,11 @@ class DistributedEngine:
 
     @property
     def own_times(self) -> StepTimes:
-        """What the steps of this rank took."""
+        """Step times of this rank."""
         return self._shard.times
 
     def times(self, *, clear: bool = False, last: int = 0, rows: int = 0) -> list[dict[str, Summary]]:
-        """Of each rank, as `StepTimes.summaries`. clear: begin anew."""
+        """Return the step times of each rank, as `StepTimes.summaries`. clear: begin anew."""
         found = [self._shard.times.summaries(last, rows)]
         found += self._ordered(Step(Op.TIMES, numbers=(int(clear), last, rows, 0)), lambda: self._answers(summaries_of))
         if clear:
@@ -259,7 +259,7 @@ class DistributedEngine:
             self.link_watch.changed(before, self.link_states, self._expected_s())
 
     def _reports(self, order: Order) -> list[Report]:
-        """What the ranks say of their links, once they have done as ordered."""
+        """Return the ranks' reports on their links, after the order is carried out."""
         assert self._relink is not None
         self._send(Step(Op.LINKS, numbers=(order, 0, 0, 0)))
         if order is not Order.REPORT:
@@ -343,7 +343,7 @@ class DistributedEngine:
         return logits
 
     def _answers(self, made: Callable[[Any], T]) -> list[T]:
-        """What each other rank says, in JSON, which `made` takes or raises ValueError for."""
+        """Return what `made` reads from the JSON report of each other rank. ProtocolError if it cannot."""
         found = []
         for rank, link in sorted(self._group.links.items()):
             try:

@@ -25,7 +25,7 @@ def adds_sums(tensors: Iterable[str]) -> bool:
 
 
 class ErrorFeedback:
-    """What was rounded off the sums of one step so far."""
+    """Rounding error of a rank's partial sums in one step, carried from each sum to the next."""
 
     def __init__(self) -> None:
         self._error: Floats | None = None

@@ -52,7 +52,7 @@ def expected_s(plan: Plan, n_embd: int, group: Group, algorithm: str, wire: Wire
 
 
 class LinkWatch:
-    """What rank 0 knows of the links in use."""
+    """Links in use, as rank 0 knows them."""
 
     def __init__(self, expected_s: float, widths: Sequence[int]) -> None:
         """expected_s: of communication for a token. widths: the ranks of each stage."""
@@ -91,7 +91,7 @@ class LinkWatch:
         return True
 
     def order(self, compute_s: Sequence[float], links: Sequence[LinkState]) -> Order:
-        """What to do now. compute_s: of a token, of each rank, at the fast end. Begins the next answer."""
+        """Return the next order, and begin the next answer. compute_s: of a token on each rank, at the fast end."""
         self._answers += 1
         ranks = iter(compute_s)
         computed_s = sum(max(next(ranks) for _ in range(width)) for width in self._widths)
@@ -116,7 +116,7 @@ class LinkWatch:
         return Order.COMPARE
 
     def changed(self, before: Sequence[LinkState], after: Sequence[LinkState], expected_s: float) -> None:
-        """What came of an order. expected_s: of communication for a token, by the figures of now."""
+        """Note the result of an order. expected_s: communication time of a token, by the current figures."""
         kinds = {link.ranks: link.kind for link in before}
         moved = [
             f"ranks {link.ranks[0]} and {link.ranks[1]} use {link.kind}, no longer {kinds[link.ranks]} ({link.why})"
@@ -140,7 +140,7 @@ class LinkWatch:
 
 
 def known(links: Iterable[Iterable[LinkState]]) -> tuple[LinkState, ...]:
-    """What several ranks say of links, in the order of ranks."""
+    """Merge the reports of several ranks on their links, in the order of ranks."""
     return tuple(sorted((link for some in links for link in some), key=lambda link: link.ranks))
 
 

@@ -23,7 +23,7 @@ def send(link: Link, logits: Floats, top: int, mask: Mask | None = None) -> None
 
 
 class LogitsQuery(NamedTuple):
-    """What rank 0 asks of the rows of a step that give logits."""
+    """Query of rank 0 for the logits of a step's rows."""
 
     top: int  # of the largest; 0: all
     masks: bytes  # as they go along with the step; none: no row has a mask
@@ -39,7 +39,7 @@ class LogitsQuery(NamedTuple):
         return cls(top, packed, masked) if is_few and len(packed) <= MOST_BYTES else cls(0, b"", ())
 
     def n_bytes(self, rows: int, n_vocab: int) -> int:
-        """Of the logits of so many rows, as they cross."""
+        """Return the size in bytes of the logits of so many rows on the link."""
         return 8 * self.top * (rows + len(self.masked)) if self.top else 4 * n_vocab * rows
 
     def receive(self, link: Link, logits: Floats, row: int, timeout_s: float) -> None:

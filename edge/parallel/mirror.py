@@ -209,7 +209,7 @@ class MirroredHistory(History):
 
 
 def not_copied(why: str) -> str:
-    """What a person is told where there is no copy."""
+    """Return the reason why there is no copy, for people."""
     return f"keys and values are not copied, but computed again: {why}"
 
 

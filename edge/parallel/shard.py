@@ -116,7 +116,7 @@ class Shard:
         self._compute_s += time.perf_counter() - began - (self._exchange_s - before)
 
     def end(self, so_far: StepTime) -> StepTime:
-        """What a step took, from `begin` to now and before."""
+        """Return the times of a step, from `begin` to now and before."""
         waited_s, sent, received = (after - before for after, before in zip(self._moved(), self._before, strict=True))
         communication_s = max(0.0, time.perf_counter() - self._began - self._compute_s)
         return StepTime(
@@ -129,7 +129,7 @@ class Shard:
         )
 
     def _moved(self) -> tuple[float, float, float]:
-        """Of all links since they were made: seconds of waiting, bytes sent, bytes received."""
+        """Return the totals of all links since they were made: seconds of waiting, bytes sent, bytes received."""
         return (
             sum(link.receive_s for link in self._links),
             sum(link.sent_bytes for link in self._links),
@@ -204,7 +204,7 @@ class Shard:
 
 
 def _partial(rules: Rules, file: GgufFile) -> Callable[[Node], bool]:
-    """Of a node, whether what a rank has of it is a part, and the sum over the ranks is the whole.
+    """Return a test of nodes: whether a rank's result is a partial sum, so that the sum over ranks is the whole.
 
     The output projection has no name of its own in most graphs, only its weight has. Experts are summed once, after
     they were weighted and added.

@@ -1,4 +1,4 @@
-"""What the steps of every rank took, as rows of a table."""
+"""Step times of every rank, as rows of a table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def slowest(times: Sequence[Mapping[str, Summary]]) -> int | None:
 
 
 def slowest_text(names: Sequence[str], times: Sequence[Mapping[str, Summary]]) -> list[str]:
-    """What is to be said of the slowest rank; nothing where there is none."""
+    """Return a sentence on the slowest rank; nothing if there is none."""
     slow = slowest(times)
     if slow is None:
         return []

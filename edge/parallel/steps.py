@@ -55,7 +55,7 @@ _BYTES_A_ROW = 9
 
 
 class Op(IntEnum):
-    """What a step does."""
+    """Operation of a step."""
 
     DECODE = 1
     REMOVE = 2  # the operations on the KV cache are those of Engine, with the same arguments
@@ -90,12 +90,12 @@ class Step(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Of a decode."""
+        """Number of rows of a decode."""
         return self.numbers[0]
 
     @property
     def outputs(self) -> int:
-        """Of these, those that give logits."""
+        """Number of rows that give logits."""
         return self.numbers[1]
 
     @property
@@ -193,7 +193,7 @@ def send_block(link: Link, block: KVBlock, shape: StateShape) -> None:
 
 
 def receive_block(link: Link, shape: StateShape, positions: Range, timeout_s: float | None = None) -> KVBlock:
-    """What `send_block` sends of a slice of this shape. StateError where it is something else."""
+    """Receive a block that `send_block` sent, of a slice of this shape. StateError for anything else."""
     data = np.empty(encoded_bytes(shape, len(positions)), np.uint8)
     for lo in range(0, data.size, _PART_BYTES):
         link.receive_into(data[lo : lo + _PART_BYTES], timeout_s)

@@ -79,17 +79,17 @@ class SurvivingEngine:
 
     @property
     def threads(self) -> int:
-        """Of this device."""
+        """Threads used on this device."""
         return self.current.threads
 
     @property
     def gpu_layers(self) -> GpuLayers | None:
-        """Of this device's part."""
+        """Layers of this device's part that are on its GPU."""
         return self.current.gpu_layers
 
     @property
     def memory(self) -> MemoryNeed:
-        """Of this device."""
+        """Memory of this device."""
         return self.current.memory
 
     @property
@@ -227,7 +227,7 @@ class SurvivingEngine:
     # --- when an engine fails ---
 
     def _do(self, work: Callable[[TextEngine], T]) -> T:
-        """What `work` gives, of this engine or of those that take over."""
+        """Return the result of `work` on this engine, or on those that take over."""
         with self._alone():
             try:
                 return self._done(work)
@@ -321,7 +321,7 @@ class SurvivingEngine:
             self._lock.release()
 
     def between_steps(self, work: Callable[[TextEngine], T]) -> T:
-        """What `work` says of the engine there is, while nobody else asks it anything and no step is under way."""
+        """Return the result of `work` on the current engine, while nobody else uses it and no step is in flight."""
 
         def alone(engine: TextEngine) -> T:
             self._take_in(engine)

@@ -15,7 +15,7 @@ from quant.gguf.file import GgufFile
 
 
 class TokenTable:
-    """What a model makes of token ids before its first layer. The file stays mapped; only rows asked for are read."""
+    """Token embeddings of a model. The file stays mapped; only the requested rows are read."""
 
     def __init__(self, file: GgufFile) -> None:
         """EngineError where the file has no token table."""

@@ -47,7 +47,7 @@ def blocks_a_file(block_bytes: int, store_bytes: int, most: int = MOST_BLOCKS) -
 
 
 class Header(NamedTuple):
-    """What a file says of itself. Only what `unseal` accepts was written by whoever has the key."""
+    """Header of a file of blocks. Only what `unseal` accepts was written with the key."""
 
     names: tuple[bytes, ...]  # of its blocks
     content: bytes
@@ -64,7 +64,7 @@ def seal(cipher: AESGCM, names: Sequence[bytes], data: Buffer) -> bytearray:
 
 
 def read_header(content: Buffer, name: bytes) -> Header | None:
-    """What a file of this name begins with, of which HEADER_BYTES are enough; None where it is no such file."""
+    """Read the header of a file of this name, from its first HEADER_BYTES; None if it is no such file."""
     if len(content) < _HEAD.size:
         return None
     magic, count, _ = _HEAD.unpack_from(content)

@@ -30,7 +30,7 @@ class Run(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What is there of a few blocks."""
+    """Content of a few blocks."""
 
     header: Header | None  # of their file; None: they are still to be written
     data: memoryview  # all that is in the file, or the data itself
@@ -39,7 +39,7 @@ class Content(NamedTuple):
 
 
 def read_ahead(reader: HistoryReader, room: int) -> Generator[Content]:
-    """What is there of the leading blocks, in order. What a file has is valid until the next is asked for.
+    """Yield the content of the leading blocks that are there, in order. A content is valid until the next one.
 
     room: bytes of memory for files; one that is larger gets memory of its own. The thread ends with the iterator.
     """
@@ -83,7 +83,7 @@ class HistoryReader:
         self._in_cache = True  # all so far; after one that is not, the system is not asked of others, which takes time
 
     def read(self, into: memoryview) -> list[Content]:
-        """What is there of the next blocks: as much as there is room for, nothing at the end."""
+        """Return the content of the next blocks: as much as there is room for, nothing at the end."""
         found: list[Content] = []
         used = 0
         while self._at < len(self._links):
@@ -106,7 +106,7 @@ class HistoryReader:
         return found
 
     def _in_file(self, name: bytes, into: memoryview) -> Content | None:
-        """What comes next, in this file. One that is damaged is removed."""
+        """Return the next content of this file. A damaged file is removed."""
         self._in_cache = self._in_cache and self._store.is_cached(name)
         direct = self._slow_files < SLOW_FILES and not self._in_cache
         began = time.perf_counter()

@@ -83,7 +83,7 @@ class SealedBlocks:
         return count
 
     def take(self, links: Sequence[bytes]) -> Generator[tuple[memoryview, int, int]]:
-        """What is there of the first links, in order: (data, blocks in it, how many of these are wanted, the first).
+        """Yield what is stored of the first blocks, in order: (data, blocks in it, how many of them are wanted).
 
         Data are valid until the next are asked for: the memory is used again, as fresh memory takes longer than the
         cipher. A thread reads ahead, and ends with the iterator. It ends before the first that is missing, or not what
@@ -129,8 +129,8 @@ class SealedBlocks:
         return derived(self._key, b"name", link)
 
     def _queued(self, link: bytes) -> Run | None:
-        """What begins with this link and is still to be written. What is larger than the whole store never will be:
-        the writer only says so."""
+        """Return the run that begins with this link and waits to be written; None for one that is larger than the
+        whole store, which the writer drops."""
         with self._changed:
             run = self._queue.get(link)
         return run if run is not None and len(run.data) < self.store.max_bytes else None
