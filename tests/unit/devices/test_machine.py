@@ -150,6 +150,12 @@ def test_a_disk_is_read_and_nothing_left_on_it() -> None:
         assert list(Path(folder).iterdir()) == []
 
 
+def test_a_disk_has_a_rate_where_reading_begins_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy machine. A rate of 0 would be remembered."""
+    monkeypatch.setattr(machine_disk, "_MOST_READ_S", -1.0)
+    assert disk_read_rate(ROOT)[0] > 0
+
+
 def test_where_the_cache_cannot_be_passed_nothing_is_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_disk, "_DIRECT", 0)
     monkeypatch.setattr(machine_disk, "_MOST_READ_S", 60.0)  # it ends with the file
