@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,7 +30,8 @@ MOST_THREADS = 6  # that pools start when all of them are needed for the first t
 WAIT_S = 300.0  # for anything at all
 SETTLE_S = 120.0  # for memory to be given back
 LOOK_S = 0.05
-OPTIONS = ("--requests", "8", "--context", "4096", "--draft", "off", "--prefix-cache", "0")
+CONTEXT = 4096
+OPTIONS = ("--requests", "8", "--context", str(CONTEXT), "--draft", "off", "--prefix-cache", "0")
 # What the bundled model is asked, and what it says; and a trained one, whose words depend on who else is there.
 SUMS = {f"What is {a} plus {b}?": f"{a} plus {b} is {a + b}." for a, b in ((3, 4), (27, 38), (5, 61), (40, 2))}
 FACTS = {
@@ -65,6 +67,7 @@ async def attack(
     ) as client:
         for mild in (("regex", "[a-z]{3}"), ("grammar", 'root ::= "yes"'), ("json_schema", '{"type":"integer"}')):
             assert (await client.post("/v1/chat/completions", content=_body(*mild))).status_code == 200
+        await _fill(client)
         for question in questions:
             await _ask(client, question, questions[question])
         memory, threads = _memory(server), _threads(server)
@@ -87,6 +90,14 @@ async def attack(
         for question in questions:
             await _ask(client, question, questions[question])
     return outcome
+
+
+async def _fill(client: httpx.AsyncClient) -> None:
+    """Fill the context once: memory of keys and values is the process's from then on, and is no growth later."""
+    prompts = [[100 + n] * (CONTEXT // CHATS - 24) for n in range(CHATS)]
+    asked = (client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 16}) for prompt in prompts)
+    for filled in await asyncio.gather(*asked):
+        assert filled.status_code == 200, filled.text
 
 
 async def _hostile(url: str, waiting: asyncio.Semaphore, n: int, constraint: Constraint, outcome: Outcome) -> None:
@@ -155,12 +166,14 @@ def _forks(server: psutil.Process) -> list[psutil.Process]:
 
 
 def _memory(server: psutil.Process) -> int:
+    """Bytes that the server and its processes hold, what they share counted once. Pages of the model's file are not
+    among them: these come and go as the kernel likes."""
     total = 0
-    for one in _all(server):
-        try:
-            total += one.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
+    for process in _all(server):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss_Anon:"):
+                    total += int(line.split()[1]) << 10
     return total
 
 
