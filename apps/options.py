@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +31,11 @@ MAX_IO_CHUNK = 256 << 20
 MAX_IN_FLIGHT = 64
 MAX_SEED = 2**32 - 2
 QUANTIZE_MINUTES = 10.0
+# Fields of EngineOptions that are options of commands; a test holds that these are all that there are.
+ENGINE_OPTIONS = (
+    "context", "batch", "threads", "gpu_layers", "repack", "flash_attention", "kv_type",
+    "memory", "window", "io_threads", "io_chunk", "verify",
+)  # fmt: skip
 ANY_MODEL = "GGUF or ONNX file, a known name, or REPO:FILE (default: the bundled model)"
 
 
@@ -347,25 +351,18 @@ def byte_size_or_none(text: str) -> int:
     return 0 if text.strip() == "0" else byte_size(text)
 
 
-def engine_options(args: argparse.Namespace, sequences: int = 1, *, follows_load: bool = False) -> EngineOptions:
-    """Return the parsed engine options, for so many sequences. follows_load: without --threads, use as many threads as
-    other programs leave free. UsageError for options that do not go together."""
-    from edge.llm.options import EngineOptions, PrefixOptions, reproducible
-
+def engine_values(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the engine options by name. UsageError for options that do not go together."""
     check_engine_arguments(args)
-    names = {field.name for field in fields(EngineOptions)}
-    options = {name: value for name, value in vars(args).items() if name in names}
-    prefixes = PrefixOptions.of(getattr(args, "prefix_cache", 0))
-    engine_opts = EngineOptions(**options, prefixes=prefixes, sequences=sequences, follows_load=follows_load)
-    engine_opts = reproducible(engine_opts) if getattr(args, "reproducible", False) else engine_opts
-    if getattr(args, "draft", None) is None:
-        return engine_opts
-    from apps.show.progress import ShownSteps
-    from edge.speculate.factory import drafts, with_room
+    return {name: getattr(args, name) for name in ENGINE_OPTIONS}
 
-    insecure = bool(getattr(args, "insecure", False))
-    args.draft = drafts(args.draft, args.model, ShownSteps(), worker=args.draft_worker, insecure=insecure)
-    return with_room(engine_opts, args.draft)
+
+def engine_options(args: argparse.Namespace) -> EngineOptions:
+    """Return the engine options for one sequence. UsageError for options that do not go together."""
+    from edge.speculate.factory import engine_options
+
+    given = {"prefix_cache": getattr(args, "prefix_cache", 0), "reproducible": getattr(args, "reproducible", False)}
+    return engine_options("off", **given, **engine_values(args))
 
 
 def options_of_chunks(args: argparse.Namespace) -> EngineOptions:
@@ -382,6 +379,11 @@ def check_engine_arguments(args: argparse.Namespace) -> None:
         refuse(args, about_budget, "is about a budget: give one with --memory SIZE")
     elif args.gpu_layers:
         raise UsageError("--memory is a budget of this machine's own memory; leave --gpu-layers out, or the budget")
+
+
+def is_onnx(model: str | None) -> bool:
+    """Return whether this names an ONNX file."""
+    return model is not None and model.endswith(".onnx")
 
 
 def model_path(spec: str | None) -> Path:

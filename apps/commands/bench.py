@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from apps.commands import bench_onnx, distributed
+from apps import distributed
+from apps.commands import bench_onnx
 from apps.errors import UsageError
 from apps.options import (
     ANY_MODEL,
@@ -15,7 +15,7 @@ from apps.options import (
     add_draft_arguments,
     add_engine_arguments,
     check_draft_worker,
-    engine_options,
+    is_onnx,
     model_path,
     positive_int,
     refuse,
@@ -51,29 +51,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if bench_onnx.is_onnx(args.model):
+    if is_onnx(args.model):
         return bench_onnx.run(args)
     refuse(args, bench_onnx.OWN, "is for ONNX models")
     check_draft_worker(args)
     from edge.llm.bench import beside_memory
-    from edge.llm.engine import Engine
     from edge.llm.interface import memory_json
     from edge.paging.describe import paging_rows
     from edge.speculate.bench import SpeculationResult
 
     args.context = args.context or args.requests * (args.prompt_tokens + args.gen_tokens)
     devices = distributed.prepare(args)
-    path = model_path(args.model)
-    with ExitStack() as stack:
-        deployed = None
-        if devices is not None:
-            deployed = stack.enter_context(distributed.deployed(args, devices, path, args.requests))
-            engine: TextEngine = deployed.engine
-        else:
-            engine = stack.enter_context(Engine(path, engine_options(args, args.requests, follows_load=True)))
+    config = distributed.engine_config(args, model_path(args.model), devices, args.requests, follows_load=True)
+    with config.loaded(ShownSteps()) as (engine, deployed, draft):
         result, times = _measure(args, engine, deployed)
         memory, paging = memory_json(engine), paging_rows(engine.memory, engine.paging)
-        guessed = SpeculationResult.of(engine, args.draft or "off", args.prompt_tokens, args.gen_tokens, ShownSteps())
+        guessed = SpeculationResult.of(engine, draft, args.prompt_tokens, args.gen_tokens, ShownSteps())
         if engine.gpu_layers:
             paging.append(("GPU", engine.gpu_layers.describe()))
         memory["speculation"] = guessed.to_json() if guessed else None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apps.commands.distributed import LOCAL
+from apps.distributed import LOCAL
 from apps.errors import UsageError
 from apps.options import AUTO, add, check_dimensions, check_onnx, quiet_grpc, refuse
 from apps.show.table import print_columns, print_json, print_note, print_table
@@ -34,11 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(group, "--dim", "--input")
     group.add_argument("--no-local", action="store_true", help="no stage on this device: --workers names two")
     add(group, "--in-flight")
-
-
-def is_onnx(model: str | None) -> bool:
-    """Whether this names an ONNX file."""
-    return model is not None and model.endswith(".onnx")
 
 
 def run(args: argparse.Namespace) -> int:

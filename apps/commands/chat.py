@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.commands import distributed
+from apps import distributed
 from apps.errors import UsageError
 from apps.options import (
     add,
@@ -25,7 +25,6 @@ from apps.options import (
     add_reproducible_argument,
     apply_reproducible,
     check_draft_worker,
-    engine_options,
     given_options,
     model_path,
     natural,
@@ -40,14 +39,13 @@ from apps.show.progress import say as say_as
 from apps.show.table import print_json
 
 if TYPE_CHECKING:
+    from edge.api.config import EngineConfig
     from edge.llm.chat import Chat, WhenFull
-    from edge.llm.engine import Engine
     from edge.llm.generate import Response
     from edge.llm.sampler import SamplingParams
     from edge.paging.memory import MemoryNeed
     from edge.paging.plan import PagePlan
     from edge.parallel.step_times import Summary
-    from partition.plan.plan import Plan
 
 HELP = "Talk to a model: the bundled one, a GGUF file, a known name, or REPO:FILE from the Hugging Face hub."
 
@@ -151,7 +149,8 @@ def run(args: argparse.Namespace) -> int:
         say(f"--json-schema: {bounds}")
     template = _read(args.chat_template) if args.chat_template else None
     path = model_path(args.model)
-    with _loaded(args, path, template, devices, once=prompt is not None) as loaded:
+    config = distributed.engine_config(args, path, devices, follows_load=True)
+    with _loaded(args, config, template, once=prompt is not None) as loaded:
         if prompt is None:
             from apps.show.terminal import talk
 
@@ -278,7 +277,7 @@ def _answer_once(args: argparse.Namespace, loaded: LoadedChat, prompt: str, samp
 
 @contextmanager
 def _loaded(
-    args: argparse.Namespace, path: Path, template: str | None, devices: distributed.Devices[Plan] | None, *, once: bool
+    args: argparse.Namespace, config: EngineConfig, template: str | None, *, once: bool
 ) -> Iterator[LoadedChat]:
     """A chat on the loaded model. once: for a single question, whose answer ends where the context is full."""
     document = "\n\n".join(_read(name).strip() for name in args.file)
@@ -288,15 +287,18 @@ def _loaded(
 
     began = time.perf_counter()
     renderer = TemplateProcess()  # starts while the model is loaded
-    with ExitStack() as stack:
-        deployed = stack.enter_context(distributed.deployed(args, devices, path)) if devices else None
-        engine = deployed.engine if deployed else stack.enter_context(_engine(args, path))
+    with config.loaded(ShownSteps(), _say_memory) as (engine, deployed, draft), ExitStack() as stack:
         if deployed and engine.paging is not None:
             _say_memory(engine.memory, engine.paging.plan)
+        if not deployed and engine.paging is None and not engine.memory.fits:
+            say(
+                f"{engine.path.name} is larger than the memory that is free; it will be read from disk again and"
+                " again, which is slow; --memory SIZE makes it faster"
+            )
         if args.context is not None and 0 < (trained := engine.shape.context_length) < args.context:
             words = f"the model was trained for {trained} tokens; beyond them answers get worse"
             say(f"--context {args.context}: {words}")
-        drafter = speculation(args.draft, engine, stack.enter_context, ShownSteps())
+        drafter = speculation(draft, engine, stack.enter_context, ShownSteps())
         when_full: WhenFull | None = args.when_full or ("forget" if once else None)
         chat = Chat(engine, template=template, renderer=renderer, when_full=when_full, drafter=drafter)
         resumed = _resumed(chat, args.resume) if args.resume is not None else None
@@ -315,19 +317,6 @@ def _resumed(chat: Chat, name: str) -> Path:
     said = f"{len(chat.messages)} messages" if path.exists() else "a new one"
     say(f"conversation {name}: {said}")
     return path
-
-
-def _engine(args: argparse.Namespace, path: Path) -> Engine:
-    """The model on this device alone."""
-    from edge.llm.engine import load
-
-    engine = load(path, engine_options(args, follows_load=True), ShownSteps(), _say_memory)
-    if engine.paging is None and not engine.memory.fits:
-        say(
-            f"{path.name} is larger than the memory that is free; it will be read from disk again and again, which is"
-            " slow; --memory SIZE makes it faster"
-        )
-    return engine
 
 
 def _say_memory(need: MemoryNeed, plan: PagePlan) -> None:

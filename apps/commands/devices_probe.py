@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.commands import planning
+from apps import planning
 from apps.errors import UsageError
 from apps.options import add, refuse
 from apps.show.table import print_columns, print_json, print_notes, print_table

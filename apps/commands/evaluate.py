@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apps.commands import distributed
+from apps import distributed
 from apps.errors import UsageError
 from apps.options import (
     add,
@@ -23,7 +23,7 @@ from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json
 
 if TYPE_CHECKING:
-    from apps.commands.distributed import Devices
+    from apps.distributed import Devices
     from edge.llm.interface import TextEngine
     from edge.llm.options import EngineOptions
     from partition.plan.plan import Plan
@@ -113,10 +113,11 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
     options = options_for(options, args.chunk_tokens)
     others = answer_routes(options, local_engines(path))
     if devices is not None:
+        config = distributed.engine_config(args, path, devices)
 
         @contextmanager
         def over(asked: EngineOptions) -> Iterator[TextEngine]:
-            with distributed.deployed(args, devices, path, options=asked) as model:
+            with config.deployed(asked, ShownSteps()) as model:
                 yield model.engine
 
         others += [remote_route(options, over, "the devices"), *answer_routes(options, over, "the devices")]

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.commands import planning
+from apps import planning
 from apps.errors import EXIT_INTERRUPTED, UsageError
 from apps.options import add, check_output, items, natural
 from apps.show.progress import ShownSteps, say

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apps.commands import planning
-from apps.commands.bench_onnx import is_onnx
-from apps.options import add, byte_size, check_output, positive, refuse
+from apps import planning
+from apps.options import add, byte_size, check_output, is_onnx, positive, refuse
 from apps.show.table import print_columns, print_json, print_notes
 from partition.predict.objectives import OBJECTIVES, Objective
 from quant.text import printable

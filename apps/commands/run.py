@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apps.commands import distributed
+from apps import distributed
 from apps.errors import UsageError
 from apps.options import add, check_dimensions, check_onnx, check_output, items, natural, number, positive, positive_int
 from apps.show.progress import progress

@@ -7,9 +7,8 @@ import json
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from apps.commands import distributed
+from apps import distributed
 from apps.errors import UsageError
 from apps.options import (
     add_draft_arguments,
@@ -19,18 +18,12 @@ from apps.options import (
     apply_reproducible,
     argument,
     check_draft_worker,
-    check_engine_arguments,
     check_installed,
-    given_options,
     model_path,
 )
 from apps.show.progress import say as say_as
 from edge import units
 from partition.predict.drafts import KINDS, SELF
-
-if TYPE_CHECKING:
-    from edge.serve.config import EngineConfig
-    from partition.plan.plan import Plan
 
 HELP = "Serve models by the APIs of OpenAI and Anthropic, with a page to talk to them."
 
@@ -38,12 +31,6 @@ PORT, REQUESTS, QUEUE = 8080, 8, 256
 MAX_REQUESTS, MAX_QUEUE = 255, 1 << 16
 KEY_VARIABLE = "EDGE_API_KEY"
 DRAFTS = (*KINDS, SELF)
-# What an engine process is told; a test holds that these are all that there are.
-ENGINE_OPTIONS = (
-    "context", "batch", "threads", "gpu_layers", "repack", "flash_attention", "kv_type",
-    "memory", "window", "io_threads", "io_chunk", "verify",
-)  # fmt: skip
-
 say = partial(say_as, command="serve")
 
 
@@ -103,12 +90,14 @@ def run(args: argparse.Namespace) -> int:
     args.requests = args.requests or (1 if args.reproducible else REQUESTS)
     check_draft_worker(args)
     devices = distributed.prepare(args)
-    check_engine_arguments(args)
     if args.front is not None:
         _check_front(args.front)
     if args.draft and args.draft not in DRAFTS:
         args.draft = str(model_path(args.draft).absolute())  # the engine process makes what has to be made
-    configs = {name: _config(args, path, devices) for name, path in _models(args.models, devices is None).items()}
+    configs = {
+        name: distributed.engine_config(args, path, devices, args.requests, draft=DRAFTS[0])
+        for name, path in _models(args.models, devices is None).items()
+    }
     if devices is not None and len(configs) > 1:
         raise UsageError(f"several devices serve one model, {len(configs)} were given")
 
@@ -176,28 +165,3 @@ def _models(specs: list[str], several: bool) -> dict[str, Path]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"two models are called {twice[0]}; rename one, or leave it out")
     return dict(zip(names, files, strict=True))
-
-
-def _config(args: argparse.Namespace, path: Path, devices: distributed.Devices[Plan] | None) -> EngineConfig:
-    from edge.serve.config import EngineConfig
-
-    options: dict[str, Any] = {name: getattr(args, name) for name in ENGINE_OPTIONS}
-    several: dict[str, Any] = {}
-    if devices is not None:
-        several = {
-            "workers": devices.addresses[1:],
-            "joining": devices.joining,
-            "plan": None if devices.plan is None else devices.plan.to_json(),
-            **given_options(args, ("parallel", "shares", "transport", "allreduce", "wire", "spare")),
-        }
-    options["sequences"] = args.requests
-    return EngineConfig(
-        str(path.absolute()),
-        options,
-        args.prefix_cache,
-        draft=args.draft or DRAFTS[0],
-        draft_worker=args.draft_worker,
-        insecure=args.insecure,
-        reproducible=args.reproducible,
-        **several,
-    )

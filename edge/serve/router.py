@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
+from edge.api.config import EngineConfig
 from edge.errors import UnknownModel
-from edge.serve.config import EngineConfig
 from edge.serve.model_files import ModelFile, ModelFiles
 from edge.serve.process import EngineProcess
 from partition.plan.plan import Plan
@@ -86,7 +86,7 @@ class Router:
         """As ServedModels.use_plan. A move that has begun goes on if its client has gone."""
         name = self._known(name)
         Plan.from_json(dict(plan))  # PlanError
-        config = replace(self._configs[name], plan=dict(plan), workers=())
+        config = replace(self._configs[name], plan=dict(plan), plan_name="the plan", workers=())
         move = asyncio.create_task(self._use(name, config))
         self._moves.add(move)
         move.add_done_callback(self._moves.discard)

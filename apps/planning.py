@@ -10,7 +10,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apps.commands.bench_onnx import is_onnx
 from apps.errors import UsageError
 from apps.options import (
     ANY_MODEL,
@@ -22,6 +21,7 @@ from apps.options import (
     check_onnx,
     given_options,
     in_flight,
+    is_onnx,
     model_path,
     positive_int,
     quiet_grpc,
