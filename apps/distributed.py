@@ -19,6 +19,7 @@ from apps.options import (
     engine_values,
     given_options,
     keep_to_cores,
+    option,
     quiet_grpc,
     refuse,
     workers_or_auto,
@@ -54,15 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> Non
     group = parser.add_argument_group("several devices")
     if onnx:
         add(group, "--workers", help="a stage on this device and on each of these, in this order: HOST[:PORT],...")
-        group.add_argument("--no-local", action="store_true", help="no stage on this device")
-        words = "cut after these (default: by the work of nodes)"
-        group.add_argument("--cut", type=_cuts, metavar="LABEL,...", help=words)
+        option(group, "--no-local", "no stage on this device")
+        option(group, "--cut LABEL,...", "cut after these (default: by the work of nodes)", _cuts)
         add(group, "--shares", help="what part of the work each device is to do")
     else:
         words = "run on this device and these: HOST[:PORT],..., or auto: on workers of the cluster that are found"
         add(group, "--workers", type=workers_or_auto, help=words)
         words = "every layer on all devices, some layers on each, or what the planner finds best (default: auto)"
-        group.add_argument("--parallel", choices=PARALLEL, help=words)
+        option(group, "--parallel", words, choices=PARALLEL)
         add(group, "--shares", help="what part each does, this device first (default: measured)")
     add(group, "--plan", "--save-plan", "--transport")
     if onnx:
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> Non
         add(group, "--wire", help=f"{words} (default: f32)")
         add(group, "--spare")
         choices = ("auto", *ALGORITHMS)
-        group.add_argument("--allreduce", choices=choices, help="how partial sums are summed (default: auto)")
+        option(group, "--allreduce", "how partial sums are summed (default: auto)", choices=choices)
     add(group, "--insecure")
 
 

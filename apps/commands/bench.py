@@ -17,6 +17,7 @@ from apps.options import (
     check_draft_worker,
     is_onnx,
     model_path,
+    option,
     positive_int,
     refuse,
 )
@@ -38,11 +39,10 @@ HELP = "Measure prefill and decode of a model, beside what this machine's memory
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "model", help=ANY_MODEL)
-    parser.add_argument("--prompt-tokens", type=positive_int, default=512, metavar="N", help="default: 512")
-    parser.add_argument("--gen-tokens", type=positive_int, default=128, metavar="N", help="default: 128")
-    parser.add_argument("--repeats", type=positive_int, default=5, metavar="N", help="after one warm-up (default: 5)")
-    words = "measure also with N in flight (default: 1)"
-    parser.add_argument("--requests", type=positive_int, default=1, metavar="N", help=words)
+    option(parser, "--prompt-tokens N", "default: 512", positive_int, default=512)
+    option(parser, "--gen-tokens N", "default: 128", positive_int, default=128)
+    option(parser, "--repeats N", "after one warm-up (default: 5)", positive_int, default=5)
+    option(parser, "--requests N", "measure also with N in flight (default: 1)", positive_int, default=1)
     add_draft_arguments(parser, "off")
     add(parser, "--json")
     add_engine_arguments(parser)

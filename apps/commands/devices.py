@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from apps import planning
 from apps.commands.link import show
 from apps.errors import UsageError
-from apps.options import add, address, items, quiet_grpc, refuse
+from apps.options import add, address, items, option, quiet_grpc, refuse
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json, print_note, print_notes, print_table
 from quant.text import age_text, bytes_text, counted, seconds_text
@@ -40,13 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="workers to ask beside those found; the port is by default 7070",
     )
     add(parser, "--timeout", default=3.0, help="look for so long, and wait so long for each worker (default: 3)")
-    parser.add_argument(
+    option(
+        parser,
         "--discover",
+        "look for workers by mDNS (default: yes)",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="look for workers by mDNS (default: yes)",
     )
-    parser.add_argument("--links", action="store_true", help="measure the connection of every pair")
+    option(parser, "--links", "measure the connection of every pair")
     add(parser, "--insecure", "--json")
     _add_probe(parser)
 
@@ -136,10 +137,8 @@ def _add_probe_arguments(parser: argparse.ArgumentParser) -> None:
     add(group, "--cluster", "--workers", "--insecure", "--dim", "--input")
     others = ("transport", "wire", "threads", "memory", "context", "concurrency", "prompt_tokens", "kv_type")
     parser.set_defaults(**dict.fromkeys(others))
-    parser.add_argument("--fresh", action="store_true", help="measure now, also what was measured within a day")
-    parser.add_argument(
-        "--folder", type=Path, metavar="DIR", help="measure the disk of this folder (default: where slices are kept)"
-    )
+    option(parser, "--fresh", "measure now, also what was measured within a day")
+    option(parser, "--folder DIR", "measure the disk of this folder (default: where slices are kept)", Path)
     add(parser, "--json")
 
 

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING
 
 from apps import distributed
 from apps.errors import UsageError
-from apps.options import (
-    add,
-    add_engine_arguments,
-    model_path,
-    options_of_chunks,
-    positive_int,
-    refuse,
-)
+from apps.options import add, add_engine_arguments, model_path, option, options_of_chunks, positive_int, refuse
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json
 
@@ -35,15 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The models, the text, and how much of it."""
     parser.add_argument("reference", metavar="REFERENCE", help="GGUF file or REPO:FILE the others are held against")
     parser.add_argument("models", nargs="*", metavar="MODEL", help="GGUF file or REPO:FILE with the same vocabulary")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="UTF-8 text to predict (default: a bundled one)")
-    parser.add_argument("--tokens", type=positive_int, metavar="N", help="use the first N (default: the whole text)")
+    option(parser, "--text FILE", "UTF-8 text to predict (default: a bundled one)", Path)
+    option(parser, "--tokens N", "use the first N (default: the whole text)", positive_int)
     add(parser, "--chunk-tokens")
-    parser.add_argument(
-        "--speed", action=argparse.BooleanOptionalAction, default=True, help="measure decode and prefill (default: yes)"
+    option(
+        parser,
+        "--speed",
+        "measure decode and prefill (default: yes)",
+        action=argparse.BooleanOptionalAction,
+        default=True,
     )
-    parser.add_argument(
-        "--routes", action="store_true", help="the ways to compute the last model, on this device and over --workers"
-    )
+    option(parser, "--routes", "the ways to compute the last model, on this device and over --workers")
     add(parser, "--png", "--json")
     add_engine_arguments(parser)
     distributed.add_arguments(parser)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from apps.errors import UsageError
-from apps.options import add, check_output, given_options, model_path, natural, positive_int
+from apps.options import add, check_output, given_options, model_path, natural, option, positive_int
 from apps.show.progress import progress
 from apps.show.table import print_columns, print_json, print_table
 from quant.text import age_text, bytes_text, count_text, printable
@@ -33,12 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "a known name; or OWNER/NAME:FILE.gguf, where a part of the file's name will do, such as q4_k_m"
     pull.add_argument("spec", metavar="NAME", help=words)
     listing = actions.add_parser("list", help="what is kept here of models, its size, and when it was used")
-    listing.add_argument("--known", action="store_true", help="models that have a name, which can be fetched by it")
+    option(listing, "--known", "models that have a name, which can be fetched by it")
     remove = actions.add_parser("rm", help="remove what is kept of a model")
     remove.add_argument("name", metavar="NAME", help="as edge model list shows it, or OWNER/NAME for all of one")
-    remove.add_argument("--yes", action="store_true", help="do not ask")
+    option(remove, "--yes", "do not ask")
     cache = actions.add_parser("cache", help="what is kept here of prompts; --clear removes it")
-    cache.add_argument("--clear", action="store_true", help="remove them all; they are computed again when needed")
+    option(cache, "--clear", "remove them all; they are computed again when needed")
     kept = ((listing, _list), (remove, _rm), (cache, _cache))
     for action, run in ((info, _info), (pull, _pull), (synth, _synth), *kept):
         add(action, "--json")
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_synth(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="GGUF file to write")
-    parser.add_argument("--shape", metavar="NAME", help="a known model: llama-3.1-8b; an unknown name lists all")
-    parser.add_argument("--arch", metavar="NAME", help="architecture, without --shape (default: llama)")
+    option(parser, "--shape NAME", "a known model: llama-3.1-8b; an unknown name lists all")
+    option(parser, "--arch NAME", "architecture, without --shape (default: llama)")
     meaning = {
         "kv": "KV heads (default: as many as heads)",
         "head_size": "values of one head (default: embd / heads)",
@@ -62,10 +62,10 @@ def _add_synth(parser: argparse.ArgumentParser) -> None:
     )
     for name in _FIGURES:
         figures.add_argument(f"--{name.replace('_', '-')}", type=positive_int, metavar="N", help=meaning.get(name))
-    figures.add_argument("--tied", action=argparse.BooleanOptionalAction, help="no output head beside the token table")
-    parser.add_argument("--type", default="q4_0", metavar="T", help="type of the matrices (default: q4_0)")
-    parser.add_argument("--head-type", metavar="T", help="type of the output head (default: q6_k or wider)")
-    parser.add_argument("--seed", type=natural, default=0, metavar="N", help="same seed, same weights (default: 0)")
+    option(figures, "--tied", "no output head beside the token table", action=argparse.BooleanOptionalAction)
+    option(parser, "--type T", "type of the matrices (default: q4_0)", default="q4_0")
+    option(parser, "--head-type T", "type of the output head (default: q6_k or wider)")
+    option(parser, "--seed N", "same seed, same weights (default: 0)", natural, default=0)
     add(parser, "--force", help="overwrite OUT")
 
 

@@ -16,6 +16,7 @@ from apps.options import (
     check_installed,
     check_output,
     items,
+    option,
     positive_int,
     refuse,
 )
@@ -45,37 +46,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options: the model, the result, and how it is made."""
     parser.add_argument("model", nargs="?", metavar="IN", help="GGUF file, REPO:FILE, folder of safetensors, or .onnx")
     parser.add_argument("output", nargs="?", type=Path, metavar="OUT", help="file to write")
-    parser.add_argument(
-        "--type", metavar="T", help="q4_k_m, q8_0, ...; an unknown one lists all (default: by --kernels)"
-    )
-    parser.add_argument("--size", type=byte_size, metavar="SIZE", help="a file of at most so much, such as 900MiB")
-    parser.add_argument("--fit", type=byte_size, metavar="SIZE", help="a model that runs in so much memory")
+    option(parser, "--type T", "q4_k_m, q8_0, ...; an unknown one lists all (default: by --kernels)")
+    option(parser, "--size SIZE", "a file of at most so much, such as 900MiB", byte_size)
+    option(parser, "--fit SIZE", "a model that runs in so much memory", byte_size)
     add(parser, "--context", help="with --fit: tokens of context (default: 4096)")
     add(parser, "--kv-type", help="with --fit: type of the KV cache (default: f16)")
-    words = "importance matrix (--size and --fit make their own)"
-    parser.add_argument("--imatrix", type=Path, metavar="FILE", help=words)
-    parser.add_argument("--text", type=Path, metavar="FILE", help="to measure the damage with (default: a bundled one)")
-    words = "--size and --fit choose among these (default: iq2_xxs to q8_0)"
-    parser.add_argument("--types", type=items, metavar="T,T", help=words)
-    words = "and not among those that decode slower here than a larger one, if possible"
-    parser.add_argument("--fast", action="store_true", help=words)
+    option(parser, "--imatrix FILE", "importance matrix (--size and --fit make their own)", Path)
+    option(parser, "--text FILE", "to measure the damage with (default: a bundled one)", Path)
+    option(parser, "--types T,T", "--size and --fit choose among these (default: iq2_xxs to q8_0)", items)
+    option(parser, "--fast", "and not among those that decode slower here than a larger one, if possible")
     words = f"that --size and --fit may take, all in all (default: {QUANTIZE_MINUTES:.0f})"
-    parser.add_argument("--minutes", type=between(0.001, 10_000), metavar="N", help=words)
+    option(parser, "--minutes N", words, between(0.001, 10_000))
     add(parser, "--threads")
     add(parser, "--force", help="overwrite OUT")
     add(parser, "--json")
     group = parser.add_argument_group("report")
-    group.add_argument("--report", action="store_true", help="measure quality and speed of OUT beside IN")
-    words = "and of IN in these types, in temporary files beside OUT"
-    group.add_argument("--compare", type=items, metavar="T,T", help=words)
+    option(group, "--report", "measure quality and speed of OUT beside IN")
+    option(group, "--compare T,T", "and of IN in these types, in temporary files beside OUT", items)
     add(group, "--png")
-    words = "how fast this device computes with each type; no IN or OUT"
-    group.add_argument("--kernels", action="store_true", help=words)
+    option(group, "--kernels", "how fast this device computes with each type; no IN or OUT")
     group = parser.add_argument_group("ONNX")
-    group.add_argument(
-        "--calibration", type=Path, metavar="FILE", help="inputs (.npz, or a folder of them) for static int8"
-    )
-    group.add_argument("--block-size", type=positive_int, metavar="N", help="int4: weights with a scale (default: 32)")
+    option(group, "--calibration FILE", "inputs (.npz, or a folder of them) for static int8", Path)
+    option(group, "--block-size N", "int4: weights with a scale (default: 32)", positive_int)
 
 
 def run(args: argparse.Namespace) -> int:

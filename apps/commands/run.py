@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from apps import distributed
 from apps.errors import UsageError
-from apps.options import add, check_dimensions, check_onnx, check_output, items, natural, number, positive, positive_int
+from apps.options import (
+    add,
+    check_dimensions,
+    check_onnx,
+    check_output,
+    items,
+    natural,
+    number,
+    option,
+    positive,
+    positive_int,
+)
 from apps.show.progress import progress
 from apps.show.table import figure, print_columns, print_json, print_notes, print_table
 from quant.text import counted, number_text
@@ -30,24 +41,18 @@ HELP = "Run an ONNX model on a picture or on arrays, and measure its latency and
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL.onnx")
     add(parser, "--input", default=[])
-    parser.add_argument("--output", metavar="FILE", help="write the outputs here, as a .npz file")
+    option(parser, "--output FILE", "write the outputs here, as a .npz file")
     add(parser, "--force", help="overwrite it")
-    parser.add_argument("--labels", metavar="FILE", help="names of the classes, one a line: print the likeliest")
-    parser.add_argument("--top", type=positive_int, default=5, metavar="N", help="how many of them (default: 5)")
+    option(parser, "--labels FILE", "names of the classes, one a line: print the likeliest")
+    option(parser, "--top N", "how many of them (default: 5)", positive_int, default=5)
     add(parser, "--dim", default=[])
     group = parser.add_argument_group("pictures", "(pixel / scale - mean) / std, for inputs of floats")
-    group.add_argument("--mean", type=_channels, metavar="R,G,B", help="default: ImageNet's")
-    group.add_argument("--std", type=_divisors, metavar="R,G,B", help="default: ImageNet's")
-    group.add_argument(
-        "--scale", type=positive, metavar="S", help="divide by S only, such as 255 for values from 0 to 1"
-    )
-    parser.add_argument(
-        "--repeats", type=natural, default=10, metavar="N", help="runs of each measurement; 0: none (default: 10)"
-    )
+    option(group, "--mean R,G,B", "default: ImageNet's", _channels)
+    option(group, "--std R,G,B", "default: ImageNet's", _divisors)
+    option(group, "--scale S", "divide by S only, such as 255 for values from 0 to 1", positive)
+    option(parser, "--repeats N", "runs of each measurement; 0: none (default: 10)", natural, default=10)
     add(parser, "--threads")
-    parser.add_argument(
-        "--provider", type=str.lower, metavar="NAME", help="of ONNX Runtime (default: the best there is)"
-    )
+    option(parser, "--provider NAME", "of ONNX Runtime (default: the best there is)", str.lower)
     add(parser, "--json")
     distributed.add_arguments(parser, onnx=True)
 

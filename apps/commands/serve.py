@@ -11,15 +11,15 @@ from pathlib import Path
 from apps import distributed
 from apps.errors import UsageError
 from apps.options import (
+    add,
     add_draft_arguments,
     add_engine_arguments,
-    add_prefix_argument,
-    add_reproducible_argument,
     apply_reproducible,
     argument,
     check_draft_worker,
     check_installed,
     model_path,
+    option,
 )
 from apps.show.progress import say as say_as
 from edge import units
@@ -42,34 +42,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="GGUF files, folders of them, names, REPO:FILE (default: the bundled model and all that were fetched)",
     )
     group = parser.add_argument_group("server")
-    group.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="to listen on (default: this device only)"
-    )
+    option(group, "--host ADDRESS", "to listen on (default: this device only)", default="127.0.0.1")
     port = argument(units.whole(0, 65535))
-    group.add_argument("--port", type=port, default=PORT, metavar="N", help=f"0: any free one (default: {PORT})")
+    option(group, "--port N", f"0: any free one (default: {PORT})", port, default=PORT)
     words = f"that requests need, repeatable; {KEY_VARIABLE} in the environment is one, which others cannot see"
-    group.add_argument("--api-key", action="append", default=[], metavar="KEY", help=words)
-    words = "that has keys, one in each line"
-    group.add_argument("--api-key-file", type=Path, metavar="FILE", help=words)
+    option(group, "--api-key KEY", words, action="append", default=[])
+    option(group, "--api-key-file FILE", "that has keys, one in each line", Path)
     words = "let who has one key notice, by the speed of an answer, what was asked with another (default: it cannot)"
-    group.add_argument("--shared-prefixes", action="store_true", help=words)
+    option(group, "--shared-prefixes", words)
     words = "scripts of pages from there may ask, such as https://example.org; repeatable"
-    group.add_argument("--allow-origin", action="append", default=[], metavar="URL", help=words)
-    words = "the server is called so, too; repeatable"
-    group.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=words)
-    words = "certificate of the server, PEM: clients are answered by TLS, https://"
-    group.add_argument("--tls-cert", type=Path, metavar="FILE", help=words)
-    group.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key, PEM, not encrypted")
+    option(group, "--allow-origin URL", words, action="append", default=[])
+    option(group, "--allow-host NAME", "the server is called so, too; repeatable", action="append", default=[])
+    option(group, "--tls-cert FILE", "certificate of the server, PEM: clients are answered by TLS, https://", Path)
+    option(group, "--tls-key FILE", "the certificate's key, PEM, not encrypted", Path)
     requests, queue = argument(units.whole(1, MAX_REQUESTS)), argument(units.whole(0, MAX_QUEUE))
     words = f"that are answered at once by each model (default: {REQUESTS}; with --reproducible 1)"
-    group.add_argument("--requests", type=requests, metavar="N", help=words)
+    option(group, "--requests N", words, requests)
     words = f"that may wait beside them; more are told to ask later (default: {QUEUE})"
-    group.add_argument("--queue", type=queue, default=QUEUE, metavar="N", help=words)
-    add_prefix_argument(group, "prompts")
+    option(group, "--queue N", words, queue, default=QUEUE)
+    add(group, "--prefix-cache")
     add_draft_arguments(group, "auto")
-    add_reproducible_argument(group)
-    words = "front to choose plans from on the page, as `edge pareto --json` prints it"
-    group.add_argument("--front", type=Path, metavar="FILE", help=words)
+    add(group, "--reproducible")
+    option(group, "--front FILE", "front to choose plans from on the page, as `edge pareto --json` prints it", Path)
     distributed.add_arguments(parser)
     add_engine_arguments(parser)
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.options import add, argument, number, positive_int, seed
+from apps.options import add, argument, number, option, positive_int, seed
 from apps.show.table import print_columns, print_json, print_note, print_notes
 from partition.plan.formats import SIMULATED
 from quant.text import number_text, seconds_text
@@ -31,41 +31,28 @@ USES = ("stage or link", "busy", "queue", "longest")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The plan, the requests, and what goes wrong."""
     parser.add_argument("file", type=Path, metavar="FILE", help="a plan: what edge plan, pareto or simulate wrote")
-    parser.add_argument("--point", metavar="ID", help="of edge pareto: the plan to simulate (default: the knee)")
-    parser.add_argument(
-        "--arrivals",
-        type=_arrivals,
+    option(parser, "--point ID", "of edge pareto: the plan to simulate (default: the knee)")
+    option(
+        parser,
+        "--arrivals HOW",
+        "poisson:RATE a second, closed:N clients that wait for their answers, or trace:FILE",
+        _arrivals,
         required=True,
-        metavar="HOW",
-        help="poisson:RATE a second, closed:N clients that wait for their answers, or trace:FILE",
     )
-    parser.add_argument("--requests", type=positive_int, metavar="N", help=f"default: {REQUESTS}, or the whole trace")
-    parser.add_argument("--prompt-tokens", type=positive_int, metavar="N", help="default: those it was planned for")
-    parser.add_argument("--gen-tokens", type=positive_int, metavar="N", help=f"default: {GEN_TOKENS}")
-    parser.add_argument(
-        "--jitter",
-        type=_percent,
-        default=0.0,
-        metavar="PERCENT",
-        help="standard deviation of every time (default: 0)",
-    )
-    parser.add_argument(
-        "--slow",
-        type=_slow,
+    option(parser, "--requests N", f"default: {REQUESTS}, or the whole trace", positive_int)
+    option(parser, "--prompt-tokens N", "default: those it was planned for", positive_int)
+    option(parser, "--gen-tokens N", f"default: {GEN_TOKENS}", positive_int)
+    option(parser, "--jitter PERCENT", "standard deviation of every time (default: 0)", _percent, default=0.0)
+    option(
+        parser,
+        "--slow DEVICE:FACTOR@T[-T2]",
+        "a device takes FACTOR times as long, from second T to T2",
+        _slow,
         action="append",
         default=[],
-        metavar="DEVICE:FACTOR@T[-T2]",
-        help="a device takes FACTOR times as long, from second T to T2",
     )
-    parser.add_argument(
-        "--leave",
-        type=_leave,
-        action="append",
-        default=[],
-        metavar="DEVICE@T",
-        help="a device is lost at second T",
-    )
-    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of everything random (default: 0)")
+    option(parser, "--leave DEVICE@T", "a device is lost at second T", _leave, action="append", default=[])
+    option(parser, "--seed N", "of everything random (default: 0)", seed, default=0)
     add(parser, "--json")
 
 
