@@ -98,8 +98,8 @@ TextType = Annotated[str, AfterValidator(_text_only), Field(json_schema_extra={"
 """The type of a part of a message."""
 
 
-class SamplingRequest(GeneratingRequest):
-    """Sampling fields of OpenAI's API, and those that llama.cpp adds."""
+class SamplingFields(GeneratingRequest):
+    """Sampling fields that chats, completions and responses have."""
 
     temperature: float | None = Field(None, description="0: always the likeliest token; default 1")
     top_p: float | None = Field(None, description="default 1: all")
@@ -111,6 +111,15 @@ class SamplingRequest(GeneratingRequest):
     presence_penalty: float | None = None
     repeat_penalty: float | None = Field(None, description="above 1: tokens of the last 64 become less likely")
     seed: int | None = Field(None, ge=0, le=MAX_SEED)
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the given fields in the form of `Generation.sampling`."""
+        return given_sampling(self, (*DEFAULTS, "frequency_penalty", "presence_penalty", "repeat_penalty", "seed"))
+
+
+class SamplingRequest(SamplingFields):
+    """Sampling fields of OpenAI's API, and those that llama.cpp adds."""
+
     logit_bias: dict[int, float] | None = Field(None, description="added to the logits of token ids")
     stop: Stop | list[Stop] | None = Field(None, description=f"at most {MAX_STOPS}")
     n: int | None = Field(None, ge=1, le=MAX_ANSWERS, description="answers to each prompt")
@@ -133,8 +142,7 @@ class SamplingRequest(GeneratingRequest):
 
     def sampling(self) -> dict[str, Any]:
         """Return the given fields in the form of `Generation.sampling`."""
-        names = (*DEFAULTS, "frequency_penalty", "presence_penalty", "repeat_penalty", "seed", "logit_bias")
-        sampling = given_sampling(self, (*names, *CONSTRAINTS))
+        sampling = super().sampling() | given_sampling(self, ("logit_bias", *CONSTRAINTS), defaults={})
         return {**sampling, "stop": stops} if (stops := self.stops()) else sampling
 
 
@@ -145,10 +153,10 @@ SAMPLING = (  # sampling fields of all APIs
 )  # fmt: skip
 
 
-def given_sampling(request: BaseModel, names: Iterable[str]) -> dict[str, Any]:
-    """Return the sampling fields that a request has, and the APIs' defaults for the others."""
+def given_sampling(request: BaseModel, names: Iterable[str], defaults: Mapping[str, Any] = DEFAULTS) -> dict[str, Any]:
+    """Return the sampling fields that a request has, and defaults for the others."""
     values = {name: value for name in (*names, *SAMPLING) if (value := getattr(request, name, None)) is not None}
-    return DEFAULTS | values
+    return {**defaults, **values}
 
 
 def constrained(sampling: Mapping[str, Any], constraints: Mapping[str, Any]) -> dict[str, Any]:
