@@ -24,7 +24,7 @@ from edge.serve.options import ServeOptions
 from edge.serve.router import Router
 from edge.serve.served import Generation
 from edge.serve.status import EngineStatus
-from edge.serve.tools.formats import MISTRAL
+from edge.serve.tools.functions import MISTRAL
 from edge.serve.tools.parser import CallParser
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL

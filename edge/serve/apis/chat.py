@@ -15,16 +15,16 @@ from edge.serve.apis.fields import (
     FunctionName,
     JsonObject,
     SamplingRequest,
+    TemplateVariables,
     TextType,
+    template_variables,
 )
 from edge.serve.apis.openai_fields import ResponseFormat, Usage, error_event, new_id, now, text_schema, token_logprobs
 from edge.serve.apis.other_fields import CHAT_REFUSED, OPENAI_IGNORED, Refused
-from edge.serve.apis.variables import TemplateVariables, template_variables
 from edge.serve.deltas import Begin, Call, Deltas, End, Text
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.conversation import conversation
-from edge.serve.tools.functions import Function, FunctionUse
-from edge.serve.tools.prompt import Message
+from edge.serve.tools.functions import Function, FunctionUse, Message
 
 Choice = Literal["auto", "none", "required"]
 

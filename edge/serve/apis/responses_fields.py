@@ -15,14 +15,15 @@ from edge.serve.apis.fields import (
     JsonObject,
     SamplingFields,
     StreamOptions,
+    TemplateVariables,
     TextType,
+    template_variables,
 )
 from edge.serve.apis.openai_fields import AnyJson, AnyText, JsonSchema, text_schema
 from edge.serve.apis.other_fields import OPENAI_IGNORED, RESPONSES_REFUSED, Refused
-from edge.serve.apis.variables import TemplateVariables, template_variables
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.conversation import Conversation, conversation
-from edge.serve.tools.prompt import Message
+from edge.serve.tools.functions import Message
 
 LOGPROBS = "message.output_text.logprobs"
 
