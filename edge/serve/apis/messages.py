@@ -67,7 +67,9 @@ async def events(_request: MessagesRequest, model: str, deltas: Deltas) -> Async
         elif isinstance(delta, End):
             for event in stop_text():
                 yield event
-            ended = {"stop_reason": _reason(delta), "stop_sequence": delta.stop_string, **delta.extra}
+            is_string = delta.stop_string is not None and delta.reason == "stop"
+            reason = "stop_sequence" if is_string else _REASONS[delta.reason]
+            ended = {"stop_reason": reason, "stop_sequence": delta.stop_string, **delta.extra}
             total = {**usage, "output_tokens": delta.generated_tokens}
             yield {"type": "message_delta", "delta": ended, "usage": total}
             yield {"type": "message_stop"}
@@ -87,10 +89,6 @@ def _message(model: str, usage: dict[str, int]) -> dict[str, Any]:
 
 def _block_delta(index: int, kind: str, key: str, text: str) -> Event:
     return {"type": "content_block_delta", "index": index, "delta": {"type": kind, key: text}}
-
-
-def _reason(end: End) -> str:
-    return "stop_sequence" if end.stop_string is not None and end.reason == "stop" else _REASONS[end.reason]
 
 
 def fold(events_: Sequence[Event]) -> Event:
