@@ -359,8 +359,8 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
     """Return the engine options for one sequence. UsageError for options that do not go together."""
     from edge.speculate.factory import engine_options
 
-    given = {"prefix_cache": getattr(args, "prefix_cache", 0), "reproducible": getattr(args, "reproducible", False)}
-    return engine_options("off", **given, **engine_values(args))
+    prefix_cache, reproducible = getattr(args, "prefix_cache", 0), getattr(args, "reproducible", False)
+    return engine_options("off", prefix_cache=prefix_cache, reproducible=reproducible, **engine_values(args))
 
 
 def options_of_chunks(args: argparse.Namespace) -> EngineOptions:

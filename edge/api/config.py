@@ -62,7 +62,8 @@ class EngineConfig:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> EngineConfig:
         """Return the configuration that `to_json` wrote."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        lists: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**{**values, **lists})
 
     def drafts(self, steps: Steps) -> Draft:
         """Return the source of drafts; a draft model is fetched or made where it has to be. The errors of `drafts`."""

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from devices.processes.memory import give_back_memory
+from devices.processes.limits import give_back_memory
 from edge.api.config import EngineConfig
 from edge.serve.loop import ServingLoop
 from edge.serve.messages import MOST_LINE_BYTES, error_json

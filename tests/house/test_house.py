@@ -131,7 +131,7 @@ def test_ctypes_lives_in_nine_files() -> None:
     users = {str(path.relative_to(ROOT)) for path in FILES if "ctypes" in packages(path)}
     ggml = {"edge/llama/ggml.py", "edge/llama/batch.py", "edge/llama/buffers.py", "edge/llama/products.py"}
     llama = {"edge/llama/library.py", "edge/llama/llama.py", "edge/llama/quantizer.py", "edge/llama/sampling.py"}
-    assert users == ggml | llama | {"devices/processes/memory.py"}
+    assert users == ggml | llama | {"devices/processes/limits.py"}
 
 
 def test_no_file_is_longer_than_400_lines() -> None:
