@@ -167,7 +167,7 @@ def _asked(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] | 
     quiet_grpc()
     if args.plan is not None:
         refuse(args, _OF_A_PLAN, "says which device does what, and so does --plan: leave one of them out")
-        from edge.planning.plan_file import read_plan
+        from edge.planning.choice import read_plan
 
         plan = read_plan(args.plan, kind)
         return Devices(plan.devices, plan)
@@ -227,9 +227,8 @@ def deployed_onnx(args: argparse.Namespace, devices: Devices[OnnxPlan], model: O
     `deploy_network`."""
     from edge.cluster.deployment import Exchange
     from edge.deployment.networks import deploy_network
-    from edge.planning.choice import PlanChoice
-    from edge.planning.onnx_arrange import arrange_network
-    from edge.planning.plan_file import save_plan
+    from edge.planning.choice import PlanChoice, save_plan
+    from edge.planning.onnx_space import arrange_network
     from edge.survey.cluster import Cluster
 
     steps, exchange = ShownSteps(), Exchange(args.transport or "auto", wire=args.wire or "f32")

@@ -89,8 +89,9 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
     refuse(args, ("png",), "draws several models, and --routes and --workers compare ways to compute one; leave it out")
     if len(args.models) > 1:
         raise UsageError(f"one model is computed in several ways, {len(args.models)} were given beside the reference")
+    from edge.quantization.evaluate import common_chunks
     from edge.quantization.text_file import BUNDLED, read_text
-    from edge.sameness.evaluate import COLUMNS, chunks_of, compare_routes
+    from edge.sameness.evaluate import COLUMNS, compare_routes
     from edge.sameness.standard import (
         answer_routes,
         local_engines,
@@ -104,7 +105,7 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
 
     source = args.text or BUNDLED
     reference, path = (model_path(spec) for spec in (args.reference, *(args.models or [args.reference])))
-    chunks = chunks_of([reference, path], read_text(source), args.chunk_tokens, _most(args))
+    chunks = common_chunks([reference, path], read_text(source), args.chunk_tokens, _most(args))
     options = options_for(options, args.chunk_tokens)
     others = answer_routes(options, local_engines(path))
     if devices is not None:

@@ -141,8 +141,8 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _pick(args: argparse.Namespace, result: dict[str, Any], front: Front) -> None:
+    from edge.planning.choice import save_plan
     from edge.planning.front import pick
-    from edge.planning.plan_file import save_plan
 
     chosen = pick(result, args.pick)
     if args.save is not None:

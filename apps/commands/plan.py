@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         if args.spare is not None and isinstance(space, LlmSpace):
             spare = space.spare(point, args.spare, slices_limits(fleet))
         if args.save is not None:
-            from edge.planning.plan_file import save_plan
+            from edge.planning.choice import save_plan
 
             save_plan(args.save, point.plan, beside(space, point))
         if args.json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from edge.llama.interrupt import interrupt_stops
 from edge.quantization.divergence import Chunks, Summary, divergence, log_softmax, summarize
-from edge.quantization.evaluate import common_chunks, temporary
+from edge.quantization.evaluate import temporary
 from edge.sameness.routes import Route
 
 Floats = NDArray[np.float32]
@@ -84,11 +83,6 @@ class RouteComparison:
             ]
             for i, result in enumerate(self.results)
         ]
-
-
-def chunks_of(paths: Sequence[Path], text: str, size: int, most: int | None) -> Chunks:
-    """Return the text in tokens that all these models share. The errors of `evaluate`."""
-    return common_chunks(paths, text, size, most)
 
 
 def compare_routes(
