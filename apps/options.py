@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +31,11 @@ MAX_IO_CHUNK = 256 << 20
 MAX_IN_FLIGHT = 64
 MAX_SEED = 2**32 - 2
 QUANTIZE_MINUTES = 10.0
+# Fields of EngineOptions that are options of commands; a test holds that these are all that there are.
+ENGINE_OPTIONS = (
+    "context", "batch", "threads", "gpu_layers", "repack", "flash_attention", "kv_type",
+    "memory", "window", "io_threads", "io_chunk", "verify",
+)  # fmt: skip
 ANY_MODEL = "GGUF or ONNX file, a known name, or REPO:FILE (default: the bundled model)"
 
 
@@ -56,6 +60,11 @@ in_flight, threads = argument(units.whole(1, MAX_IN_FLIGHT)), argument(units.who
 seed = argument(units.whole(0, MAX_SEED))  # of 32 bits, like those `--json` reports
 number, positive, items = argument(units.number), argument(units.positive), argument(units.items)
 byte_size, dimension = argument(units.parse_bytes), argument(units.dimension)
+
+
+def byte_size_or_none(text: str) -> int:
+    """Return a size, or 0."""
+    return 0 if text.strip() == "0" else byte_size(text)
 
 
 def between(least: float, most: float) -> Callable[[str], float]:
@@ -163,6 +172,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--memory": {"type": byte_size, "metavar": "SIZE"},
     "--plan": {"type": Path, "metavar": "FILE", "help": "run as a saved plan says, instead of --workers"},
     "--png": {"type": Path, "metavar": "FILE", "help": "draw size against divergence"},
+    "--prefix-cache": {
+        "type": byte_size_or_none, "metavar": "SIZE",
+        "help": "disk space for what was computed of prompts, encrypted; 0: nothing is kept (default: 2GiB)",
+    },
+    "--reproducible": {
+        "action": "store_true",
+        "help": "the same command gives the same tokens each time on these devices, for some speed"
+        " (docs/reproducible.md)",
+    },
     "--save-plan": {"type": Path, "metavar": "FILE", "help": "write the plan as JSON, to be used or edited"},
     "--shares": {"type": argument(units.shares), "metavar": "X,Y,Z"},
     "--spare": {
@@ -183,25 +201,34 @@ def add(parser: argparse._ActionsContainer, *names: str, **otherwise: Any) -> No
         parser.add_argument(name, **{**OPTIONS[name], **otherwise})
 
 
+def option(
+    parser: argparse._ActionsContainer, name: str, text: str, type: Callable[[str], Any] = str, **how: Any
+) -> None:
+    """Add an option with its help. name: "--name METAVAR" for one with a value; "--name" for one that is set, has
+    choices, or does as its `action`."""
+    flag, _, metavar = name.partition(" ")
+    if metavar:
+        how |= {"type": type, "metavar": metavar}
+    elif not how.keys() & {"action", "choices"}:
+        how["action"] = "store_true"
+    parser.add_argument(flag, help=text, **how)
+
+
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how to load and run the model."""
     group = parser.add_argument_group("engine")
     add(group, "--context", help="tokens of context (default: the model's, at most 4096)")
     add(group, "--threads", help="default: by cores and model")
     add(group, "--affinity")
-    group.add_argument(
-        "--batch",
-        type=positive_int,
-        metavar="N",
-        help="prompt tokens in one pass (default: 512; with --memory, measured)",
-    )
+    option(group, "--batch N", "prompt tokens in one pass (default: 512; with --memory, measured)", positive_int)
     add(group, "--gpu-layers", help="layers on the GPU (default: as many as fit and pay)")
     add(group, "--kv-type", default="f16")
     group.add_argument("--flash-attention", choices=("auto", "on", "off"), default="auto")
-    group.add_argument(
+    option(
+        group,
         "--repack",
+        "lay weights out for this CPU: faster, takes memory of its own (default: where it fits)",
         action=argparse.BooleanOptionalAction,
-        help="lay weights out for this CPU: faster, takes memory of its own (default: where it fits)",
     )
     group = parser.add_argument_group("memory")
     add(
@@ -210,13 +237,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every token"
         " (default: no limit)",
     )
-    group.add_argument(
-        "--window", type=byte_size, metavar="SIZE", help="part of it that such weights pass through (default: measured)"
-    )
+    option(group, "--window SIZE", "part of it that such weights pass through (default: measured)", byte_size)
     io_threads = argument(units.whole(1, MAX_IO_THREADS))
-    group.add_argument("--io-threads", type=io_threads, metavar="N", help="that read them (default: measured)")
-    group.add_argument("--io-chunk", type=io_chunk, metavar="SIZE", help="that is read at once (default: measured)")
-    group.add_argument("--verify", action="store_true", help="check that what is read again has not changed")
+    option(group, "--io-threads N", "that read them (default: measured)", io_threads)
+    option(group, "--io-chunk SIZE", "that is read at once (default: measured)", io_chunk)
+    option(group, "--verify", "check that what is read again has not changed")
 
 
 def given_options(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
@@ -231,31 +256,13 @@ def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
             raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
-def add_prefix_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup, whose: str) -> None:
-    """Add the option for the size of the prefix cache on disk."""
-    parser.add_argument(
-        "--prefix-cache",
-        type=byte_size_or_none,
-        metavar="SIZE",
-        help=f"disk space for what was computed of {whose}, encrypted; 0: nothing is kept (default: 2GiB)",
-    )
-
-
 def add_draft_arguments(parser: argparse._ActionsContainer, default: str) -> None:
     """Add the options for drafting tokens, so that one pass verifies several, and for the worker that drafts."""
     known = ", ".join((*KINDS, SELF))
     words = f"guess tokens and check several in a pass: {known}, or a small model (default: {default})"
-    parser.add_argument("--draft", metavar="HOW", help=words)
+    option(parser, "--draft HOW", words)
     words = "let this worker guess, by the model that --draft names; tokens alone go there: HOST[:PORT]"
-    parser.add_argument("--draft-worker", type=address, metavar="ADDRESS", help=words)
-
-
-def add_reproducible_argument(parser: argparse._ActionsContainer) -> None:
-    """Add the option for the same tokens each time."""
-    help_text = (
-        "the same command gives the same tokens each time on these devices, for some speed (docs/reproducible.md)"
-    )
-    parser.add_argument("--reproducible", action="store_true", help=help_text)
+    option(parser, "--draft-worker ADDRESS", words, address)
 
 
 def apply_reproducible(args: argparse.Namespace) -> None:
@@ -342,30 +349,18 @@ def quiet_grpc() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
-def byte_size_or_none(text: str) -> int:
-    """Return a size, or 0."""
-    return 0 if text.strip() == "0" else byte_size(text)
-
-
-def engine_options(args: argparse.Namespace, sequences: int = 1, *, follows_load: bool = False) -> EngineOptions:
-    """Return the parsed engine options, for so many sequences. follows_load: without --threads, use as many threads as
-    other programs leave free. UsageError for options that do not go together."""
-    from edge.llm.options import EngineOptions, PrefixOptions, reproducible
-
+def engine_values(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the engine options by name. UsageError for options that do not go together."""
     check_engine_arguments(args)
-    names = {field.name for field in fields(EngineOptions)}
-    options = {name: value for name, value in vars(args).items() if name in names}
-    prefixes = PrefixOptions.of(getattr(args, "prefix_cache", 0))
-    engine_opts = EngineOptions(**options, prefixes=prefixes, sequences=sequences, follows_load=follows_load)
-    engine_opts = reproducible(engine_opts) if getattr(args, "reproducible", False) else engine_opts
-    if getattr(args, "draft", None) is None:
-        return engine_opts
-    from apps.show.progress import ShownSteps
-    from edge.speculate.factory import drafts, with_room
+    return {name: getattr(args, name) for name in ENGINE_OPTIONS}
 
-    insecure = bool(getattr(args, "insecure", False))
-    args.draft = drafts(args.draft, args.model, ShownSteps(), worker=args.draft_worker, insecure=insecure)
-    return with_room(engine_opts, args.draft)
+
+def engine_options(args: argparse.Namespace) -> EngineOptions:
+    """Return the engine options for one sequence. UsageError for options that do not go together."""
+    from edge.speculate.factory import engine_options
+
+    prefix_cache, reproducible = getattr(args, "prefix_cache", 0), getattr(args, "reproducible", False)
+    return engine_options("off", prefix_cache=prefix_cache, reproducible=reproducible, **engine_values(args))
 
 
 def options_of_chunks(args: argparse.Namespace) -> EngineOptions:
@@ -382,6 +377,11 @@ def check_engine_arguments(args: argparse.Namespace) -> None:
         refuse(args, about_budget, "is about a budget: give one with --memory SIZE")
     elif args.gpu_layers:
         raise UsageError("--memory is a budget of this machine's own memory; leave --gpu-layers out, or the budget")
+
+
+def is_onnx(model: str | None) -> bool:
+    """Return whether this names an ONNX file."""
+    return model is not None and model.endswith(".onnx")
 
 
 def model_path(spec: str | None) -> Path:

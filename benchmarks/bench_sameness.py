@@ -34,9 +34,10 @@ from edge.deployment.deploy import deploy
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.planning.choose import arrange, work_options
+from edge.quantization.evaluate import common_chunks
 from edge.quantization.fit import FitOptions, fit_file
 from edge.quantization.text_file import BUNDLED, read_text
-from edge.sameness.evaluate import COLUMNS, chunks_of, compare_routes
+from edge.sameness.evaluate import COLUMNS, compare_routes
 from edge.sameness.routes import Route, after_loss
 from edge.sameness.standard import answer_routes, local_engines, local_route, options_for, remote_route, setting_routes
 from edge.survey.cluster import Cluster
@@ -96,7 +97,7 @@ def one_file(
     args: argparse.Namespace, path: Path, reference: Path, workers: Sequence[tuple[str, int]]
 ) -> dict[str, Any]:
     """All routes of one file."""
-    chunks = chunks_of([reference, path], read_text(args.text), args.chunk_tokens, args.chunks)
+    chunks = common_chunks([reference, path], read_text(args.text), args.chunk_tokens, args.chunks)
     options = options_for(EngineOptions(threads=1), args.chunk_tokens)
     n_vocab = ModelShape.from_gguf(GgufFile.open(path)).n_vocab
     on_one = local_route(path, options)

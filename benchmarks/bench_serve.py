@@ -53,7 +53,7 @@ from benchmarks.servers import (
 )
 from devices.probe import default_threads
 from edge.demo import MODEL_PATH
-from edge.planning.plan_file import save_plan
+from edge.planning.choice import save_plan
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits

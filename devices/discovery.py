@@ -84,7 +84,8 @@ class Announcer:
         if not name or not name.isprintable() or len(name.encode()) > MAX_NAME:
             raise DiscoveryError(f"a device name has 1 to {MAX_NAME} bytes of printable text, not {name!r:.80}")
         self._announcement = announcement
-        self._interfaces = _announcing_interfaces(announcement.addresses) if interfaces is None else interfaces
+        of_ipv4 = [address for address in announcement.addresses if ":" not in address]
+        self._interfaces = (of_ipv4 or None) if interfaces is None else interfaces  # None: all
         self._zeroconf: Zeroconf | None = None
         self.name = announcement.name  # as announced; another after `start` where a device of that name is there
 
@@ -258,11 +259,6 @@ def _own_networks() -> list[_Interface]:
                 continue
             interfaces.append(ipaddress.ip_interface(str(ip)))
     return interfaces
-
-
-def _announcing_interfaces(addresses: Iterable[str]) -> list[str] | None:
-    """The interfaces to announce on: those of the IPv4 addresses; all (None) where there are none."""
-    return [address for address in addresses if ":" not in address] or None
 
 
 def _opened(interfaces: Sequence[str] | None) -> Zeroconf:

@@ -18,9 +18,9 @@ from typing import Any
 import httpx
 from starlette.applications import Starlette
 
+from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH
 from edge.serve.app import create_app
-from edge.serve.config import EngineConfig
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
 from tests.serve.serving import serving

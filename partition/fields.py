@@ -129,7 +129,8 @@ def _decoded(hint: Any, value: Any, where: str) -> Any:
         hint, bounds = get_args(hint)
     options = get_args(hint)
     if get_origin(hint) in (UnionType, Union):  # with None alone
-        return None if value is None else _decoded(_bounded(options[0], bounds), value, where)
+        inner = options[0] if bounds is None else Annotated[options[0], bounds]
+        return None if value is None else _decoded(inner, value, where)
     if get_origin(hint) is tuple:
         return tuple(_decoded(options[0], one, f"{where}[{i}]") for i, one in enumerate(items(value, where)))
     if get_origin(hint) is Mapping:
@@ -145,10 +146,6 @@ def _decoded(hint: Any, value: Any, where: str) -> Any:
     if hasattr(hint, "from_json"):
         return hint.from_json(value, where)
     return decoded(hint, value, where)
-
-
-def _bounded(hint: Any, bounds: Bounds | None) -> Any:
-    return hint if bounds is None else Annotated[hint, bounds]
 
 
 def _plain(value: Any) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from apps.commands import bench_onnx, distributed
+from apps import distributed
+from apps.commands import bench_onnx
 from apps.errors import UsageError
 from apps.options import (
     ANY_MODEL,
@@ -15,8 +15,9 @@ from apps.options import (
     add_draft_arguments,
     add_engine_arguments,
     check_draft_worker,
-    engine_options,
+    is_onnx,
     model_path,
+    option,
     positive_int,
     refuse,
 )
@@ -38,11 +39,10 @@ HELP = "Measure prefill and decode of a model, beside what this machine's memory
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "model", help=ANY_MODEL)
-    parser.add_argument("--prompt-tokens", type=positive_int, default=512, metavar="N", help="default: 512")
-    parser.add_argument("--gen-tokens", type=positive_int, default=128, metavar="N", help="default: 128")
-    parser.add_argument("--repeats", type=positive_int, default=5, metavar="N", help="after one warm-up (default: 5)")
-    words = "measure also with N in flight (default: 1)"
-    parser.add_argument("--requests", type=positive_int, default=1, metavar="N", help=words)
+    option(parser, "--prompt-tokens N", "default: 512", positive_int, default=512)
+    option(parser, "--gen-tokens N", "default: 128", positive_int, default=128)
+    option(parser, "--repeats N", "after one warm-up (default: 5)", positive_int, default=5)
+    option(parser, "--requests N", "measure also with N in flight (default: 1)", positive_int, default=1)
     add_draft_arguments(parser, "off")
     add(parser, "--json")
     add_engine_arguments(parser)
@@ -51,29 +51,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if bench_onnx.is_onnx(args.model):
+    if is_onnx(args.model):
         return bench_onnx.run(args)
     refuse(args, bench_onnx.OWN, "is for ONNX models")
     check_draft_worker(args)
     from edge.llm.bench import beside_memory
-    from edge.llm.engine import Engine
     from edge.llm.interface import memory_json
     from edge.paging.describe import paging_rows
     from edge.speculate.bench import SpeculationResult
 
     args.context = args.context or args.requests * (args.prompt_tokens + args.gen_tokens)
     devices = distributed.prepare(args)
-    path = model_path(args.model)
-    with ExitStack() as stack:
-        deployed = None
-        if devices is not None:
-            deployed = stack.enter_context(distributed.deployed(args, devices, path, args.requests))
-            engine: TextEngine = deployed.engine
-        else:
-            engine = stack.enter_context(Engine(path, engine_options(args, args.requests, follows_load=True)))
+    config = distributed.engine_config(args, model_path(args.model), devices, args.requests, follows_load=True)
+    with config.loaded(ShownSteps()) as (engine, deployed, draft):
         result, times = _measure(args, engine, deployed)
         memory, paging = memory_json(engine), paging_rows(engine.memory, engine.paging)
-        guessed = SpeculationResult.of(engine, args.draft or "off", args.prompt_tokens, args.gen_tokens, ShownSteps())
+        guessed = SpeculationResult.of(engine, draft, args.prompt_tokens, args.gen_tokens, ShownSteps())
         if engine.gpu_layers:
             paging.append(("GPU", engine.gpu_layers.describe()))
         memory["speculation"] = guessed.to_json() if guessed else None

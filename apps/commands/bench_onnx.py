@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apps.commands.distributed import LOCAL
+from apps.distributed import LOCAL
 from apps.errors import UsageError
-from apps.options import AUTO, add, check_dimensions, check_onnx, quiet_grpc, refuse
+from apps.options import AUTO, add, check_dimensions, check_onnx, option, quiet_grpc, refuse
 from apps.show.table import print_columns, print_json, print_note, print_table
 from quant.text import bytes_text, number_text, seconds_text
 
@@ -29,16 +29,10 @@ _OF_TEXT = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for networks in ONNX."""
     group = parser.add_argument_group("ONNX models", "on this device, or on this one and a worker, or on two workers")
-    words = "all, distinct, blocks, or labels: A,B (default: blocks, where there are any)"
-    group.add_argument("--cuts", metavar="WHICH", help=words)
+    option(group, "--cuts WHICH", "all, distinct, blocks, or labels: A,B (default: blocks, where there are any)")
     add(group, "--dim", "--input")
-    group.add_argument("--no-local", action="store_true", help="no stage on this device: --workers names two")
+    option(group, "--no-local", "no stage on this device: --workers names two")
     add(group, "--in-flight")
-
-
-def is_onnx(model: str | None) -> bool:
-    """Whether this names an ONNX file."""
-    return model is not None and model.endswith(".onnx")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,21 +15,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.commands import distributed
+from apps import distributed
 from apps.errors import UsageError
 from apps.options import (
     add,
     add_draft_arguments,
     add_engine_arguments,
-    add_prefix_argument,
-    add_reproducible_argument,
     apply_reproducible,
     check_draft_worker,
-    engine_options,
     given_options,
     model_path,
     natural,
     number,
+    option,
     positive_int,
     refuse,
     seed,
@@ -40,14 +38,13 @@ from apps.show.progress import say as say_as
 from apps.show.table import print_json
 
 if TYPE_CHECKING:
+    from edge.api.config import EngineConfig
     from edge.llm.chat import Chat, WhenFull
-    from edge.llm.engine import Engine
     from edge.llm.generate import Response
     from edge.llm.sampler import SamplingParams
     from edge.paging.memory import MemoryNeed
     from edge.paging.plan import PagePlan
     from edge.parallel.step_times import Summary
-    from partition.plan.plan import Plan
 
 HELP = "Talk to a model: the bundled one, a GGUF file, a known name, or REPO:FILE from the Hugging Face hub."
 
@@ -61,65 +58,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-p", "--prompt", metavar="TEXT", help="answer once and exit, after what is piped in; -: that alone"
     )
     add(parser, "--json", help="with -p: print one JSON object")
-    parser.add_argument("--url", metavar="URL", help="ask a server, such as `edge serve`; MODEL is its name there")
-    parser.add_argument("--api-key", metavar="KEY", help="with --url: what it asks for (default: EDGE_API_KEY)")
-    parser.add_argument("--system", metavar="TEXT", help="system message")
-    parser.add_argument(
-        "--file", type=Path, action="append", default=[], metavar="FILE", help="text before the question; repeatable"
-    )
-    parser.add_argument(
-        "--resume", metavar="NAME", help="go on with the conversation of this name, and keep it; a new one begins"
-    )
-    add_prefix_argument(parser, "prompts")
+    option(parser, "--url URL", "ask a server, such as `edge serve`; MODEL is its name there")
+    option(parser, "--api-key KEY", "with --url: what it asks for (default: EDGE_API_KEY)")
+    option(parser, "--system TEXT", "system message")
+    option(parser, "--file FILE", "text before the question; repeatable", Path, action="append", default=[])
+    option(parser, "--resume NAME", "go on with the conversation of this name, and keep it; a new one begins")
+    add(parser, "--prefix-cache")
     add_draft_arguments(parser, "auto")
-    parser.add_argument("--max-tokens", type=positive_int, metavar="N", help="end the answer after N tokens")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
-    parser.add_argument("--chat-template", metavar="FILE", help="Jinja template to use instead of the model's own")
-    parser.add_argument(
+    option(parser, "--max-tokens N", "end the answer after N tokens", positive_int)
+    option(parser, "--stop TEXT", "end the answer here; repeatable", action="append", default=[])
+    option(parser, "--chat-template FILE", "Jinja template to use instead of the model's own")
+    option(
+        parser,
         "--when-full",
-        choices=("shift", "forget", "stop"),
-        help="when the context is full: drop the oldest tokens in place and go on (default, where the model can),"
+        "when the context is full: drop the oldest tokens in place and go on (default, where the model can),"
         " forget the oldest exchanges and compute the rest again, or stop; an answer with -p ends where it is full,"
         " unless shift is given",
+        choices=("shift", "forget", "stop"),
     )
-    parser.add_argument(
+    option(
+        parser,
         "--allow-repetition",
+        "do not end an answer that says the same over and over",
         action="store_const",
         const=True,
-        help="do not end an answer that says the same over and over",
     )
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--temperature", type=number, metavar="T", help="0: always the likeliest (default: 0.7)")
-    sampling.add_argument("--top-k", type=natural, metavar="K", help="of the K likeliest (default: 40; 0: all)")
-    sampling.add_argument("--top-p", type=number, metavar="P", help="of the likeliest that reach P (default: 0.95)")
-    sampling.add_argument("--min-p", type=number, metavar="P", help="of those P times as likely as the first (0.05)")
-    sampling.add_argument("--typical-p", type=number, metavar="P", help="of the most typical that reach P (1: off)")
-    sampling.add_argument("--repeat-penalty", type=number, metavar="R", help="above 1: repeat less (default: 1)")
-    sampling.add_argument(
-        "--dry-multiplier", type=number, metavar="M", help="DRY: above 0, prolong repetitions less (default: 0, off)"
-    )
-    sampling.add_argument("--dry-base", type=number, metavar="B", help="DRY: growth with each token (default: 1.75)")
-    sampling.add_argument(
-        "--dry-allowed-length", type=natural, metavar="N", help="DRY: repetitions up to N tokens are free (default: 2)"
-    )
-    sampling.add_argument(
-        "--dry-penalty-last-n", type=natural, metavar="N", help="DRY: look back N tokens (default: all; 0: off)"
-    )
-    sampling.add_argument(
-        "--dry-sequence-breaker",
+    option(sampling, "--temperature T", "0: always the likeliest (default: 0.7)", number)
+    option(sampling, "--top-k K", "of the K likeliest (default: 40; 0: all)", natural)
+    option(sampling, "--top-p P", "of the likeliest that reach P (default: 0.95)", number)
+    option(sampling, "--min-p P", "of those P times as likely as the first (0.05)", number)
+    option(sampling, "--typical-p P", "of the most typical that reach P (1: off)", number)
+    option(sampling, "--repeat-penalty R", "above 1: repeat less (default: 1)", number)
+    option(sampling, "--dry-multiplier M", "DRY: above 0, prolong repetitions less (default: 0, off)", number)
+    option(sampling, "--dry-base B", "DRY: growth with each token (default: 1.75)", number)
+    option(sampling, "--dry-allowed-length N", "DRY: repetitions up to N tokens are free (default: 2)", natural)
+    option(sampling, "--dry-penalty-last-n N", "DRY: look back N tokens (default: all; 0: off)", natural)
+    option(
+        sampling,
+        "--dry-sequence-breaker TEXT",
+        r"DRY: repetitions end here; repeatable, in place of newline, colon, quote and *; none: nowhere",
         action="append",
         dest="dry_sequence_breakers",
-        metavar="TEXT",
-        help=r"DRY: repetitions end here; repeatable, in place of newline, colon, quote and *; none: nowhere",
     )
-    sampling.add_argument(
-        "--xtc-probability", type=number, metavar="P", help="XTC: leave out likely tokens this often (default: 0)"
-    )
-    sampling.add_argument("--xtc-threshold", type=number, metavar="T", help="XTC: likely from T on (default: 0.1)")
-    sampling.add_argument("--seed", type=seed, metavar="N", help="same seed, same draws; turns off --prefix-cache")
-    sampling.add_argument("--grammar", metavar="FILE", help="GBNF grammar the answer must follow")
-    sampling.add_argument("--json-schema", metavar="FILE", help="JSON schema the answer must follow")
-    add_reproducible_argument(sampling)
+    option(sampling, "--xtc-probability P", "XTC: leave out likely tokens this often (default: 0)", number)
+    option(sampling, "--xtc-threshold T", "XTC: likely from T on (default: 0.1)", number)
+    option(sampling, "--seed N", "same seed, same draws; turns off --prefix-cache", seed)
+    option(sampling, "--grammar FILE", "GBNF grammar the answer must follow")
+    option(sampling, "--json-schema FILE", "JSON schema the answer must follow")
+    add(sampling, "--reproducible")
     add_engine_arguments(parser)
     distributed.add_arguments(parser)
 
@@ -151,7 +138,8 @@ def run(args: argparse.Namespace) -> int:
         say(f"--json-schema: {bounds}")
     template = _read(args.chat_template) if args.chat_template else None
     path = model_path(args.model)
-    with _loaded(args, path, template, devices, once=prompt is not None) as loaded:
+    config = distributed.engine_config(args, path, devices, follows_load=True)
+    with _loaded(args, config, template, once=prompt is not None) as loaded:
         if prompt is None:
             from apps.show.terminal import talk
 
@@ -278,7 +266,7 @@ def _answer_once(args: argparse.Namespace, loaded: LoadedChat, prompt: str, samp
 
 @contextmanager
 def _loaded(
-    args: argparse.Namespace, path: Path, template: str | None, devices: distributed.Devices[Plan] | None, *, once: bool
+    args: argparse.Namespace, config: EngineConfig, template: str | None, *, once: bool
 ) -> Iterator[LoadedChat]:
     """A chat on the loaded model. once: for a single question, whose answer ends where the context is full."""
     document = "\n\n".join(_read(name).strip() for name in args.file)
@@ -288,15 +276,18 @@ def _loaded(
 
     began = time.perf_counter()
     renderer = TemplateProcess()  # starts while the model is loaded
-    with ExitStack() as stack:
-        deployed = stack.enter_context(distributed.deployed(args, devices, path)) if devices else None
-        engine = deployed.engine if deployed else stack.enter_context(_engine(args, path))
+    with config.loaded(ShownSteps(), _say_memory) as (engine, deployed, draft), ExitStack() as stack:
         if deployed and engine.paging is not None:
             _say_memory(engine.memory, engine.paging.plan)
+        if not deployed and engine.paging is None and not engine.memory.fits:
+            say(
+                f"{engine.path.name} is larger than the memory that is free; it will be read from disk again and"
+                " again, which is slow; --memory SIZE makes it faster"
+            )
         if args.context is not None and 0 < (trained := engine.shape.context_length) < args.context:
             words = f"the model was trained for {trained} tokens; beyond them answers get worse"
             say(f"--context {args.context}: {words}")
-        drafter = speculation(args.draft, engine, stack.enter_context, ShownSteps())
+        drafter = speculation(draft, engine, stack.enter_context, ShownSteps())
         when_full: WhenFull | None = args.when_full or ("forget" if once else None)
         chat = Chat(engine, template=template, renderer=renderer, when_full=when_full, drafter=drafter)
         resumed = _resumed(chat, args.resume) if args.resume is not None else None
@@ -315,19 +306,6 @@ def _resumed(chat: Chat, name: str) -> Path:
     said = f"{len(chat.messages)} messages" if path.exists() else "a new one"
     say(f"conversation {name}: {said}")
     return path
-
-
-def _engine(args: argparse.Namespace, path: Path) -> Engine:
-    """The model on this device alone."""
-    from edge.llm.engine import load
-
-    engine = load(path, engine_options(args, follows_load=True), ShownSteps(), _say_memory)
-    if engine.paging is None and not engine.memory.fits:
-        say(
-            f"{path.name} is larger than the memory that is free; it will be read from disk again and again, which is"
-            " slow; --memory SIZE makes it faster"
-        )
-    return engine
 
 
 def _say_memory(need: MemoryNeed, plan: PagePlan) -> None:

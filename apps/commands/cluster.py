@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from apps.options import add, argument, device_name
+from apps.options import add, argument, device_name, option
 from apps.show.table import print_json, print_table
 from edge.units import parse_span
 
@@ -24,12 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The four actions and their options."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     init = actions.add_parser("init", help="make a cluster, owned by this machine")
-    init.add_argument("--name", type=device_name, metavar="NAME", help="of this machine (default: its host name)")
+    option(init, "--name NAME", "of this machine (default: its host name)", device_name)
     invite = actions.add_parser("invite", help="print a token by which one device can join")
     invite.add_argument("name", type=device_name, metavar="NAME", help="of the device, as you want to call it")
-    invite.add_argument(
-        "--expires", type=_lifetime, default=3600, metavar="T", help="90s, 15m, 1h, 2d: to join within (default: 1h)"
-    )
+    option(invite, "--expires T", "90s, 15m, 1h, 2d: to join within (default: 1h)", _lifetime, default=3600)
     revoke = actions.add_parser("revoke", help="refuse a device from now on, or withdraw its invitation")
     revoke.add_argument("name", metavar="NAME", help="of the device")
     listing = actions.add_parser("list", help="who was invited, joined, expired or revoked, and when")

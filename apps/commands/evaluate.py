@@ -9,21 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apps.commands import distributed
+from apps import distributed
 from apps.errors import UsageError
-from apps.options import (
-    add,
-    add_engine_arguments,
-    model_path,
-    options_of_chunks,
-    positive_int,
-    refuse,
-)
+from apps.options import add, add_engine_arguments, model_path, option, options_of_chunks, positive_int, refuse
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json
 
 if TYPE_CHECKING:
-    from apps.commands.distributed import Devices
+    from apps.distributed import Devices
     from edge.llm.interface import TextEngine
     from edge.llm.options import EngineOptions
     from partition.plan.plan import Plan
@@ -35,15 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The models, the text, and how much of it."""
     parser.add_argument("reference", metavar="REFERENCE", help="GGUF file or REPO:FILE the others are held against")
     parser.add_argument("models", nargs="*", metavar="MODEL", help="GGUF file or REPO:FILE with the same vocabulary")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="UTF-8 text to predict (default: a bundled one)")
-    parser.add_argument("--tokens", type=positive_int, metavar="N", help="use the first N (default: the whole text)")
+    option(parser, "--text FILE", "UTF-8 text to predict (default: a bundled one)", Path)
+    option(parser, "--tokens N", "use the first N (default: the whole text)", positive_int)
     add(parser, "--chunk-tokens")
-    parser.add_argument(
-        "--speed", action=argparse.BooleanOptionalAction, default=True, help="measure decode and prefill (default: yes)"
+    option(
+        parser,
+        "--speed",
+        "measure decode and prefill (default: yes)",
+        action=argparse.BooleanOptionalAction,
+        default=True,
     )
-    parser.add_argument(
-        "--routes", action="store_true", help="the ways to compute the last model, on this device and over --workers"
-    )
+    option(parser, "--routes", "the ways to compute the last model, on this device and over --workers")
     add(parser, "--png", "--json")
     add_engine_arguments(parser)
     distributed.add_arguments(parser)
@@ -94,8 +89,9 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
     refuse(args, ("png",), "draws several models, and --routes and --workers compare ways to compute one; leave it out")
     if len(args.models) > 1:
         raise UsageError(f"one model is computed in several ways, {len(args.models)} were given beside the reference")
+    from edge.quantization.evaluate import common_chunks
     from edge.quantization.text_file import BUNDLED, read_text
-    from edge.sameness.evaluate import COLUMNS, chunks_of, compare_routes
+    from edge.sameness.evaluate import COLUMNS, compare_routes
     from edge.sameness.standard import (
         answer_routes,
         local_engines,
@@ -109,14 +105,15 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
 
     source = args.text or BUNDLED
     reference, path = (model_path(spec) for spec in (args.reference, *(args.models or [args.reference])))
-    chunks = chunks_of([reference, path], read_text(source), args.chunk_tokens, _most(args))
+    chunks = common_chunks([reference, path], read_text(source), args.chunk_tokens, _most(args))
     options = options_for(options, args.chunk_tokens)
     others = answer_routes(options, local_engines(path))
     if devices is not None:
+        config = distributed.engine_config(args, path, devices)
 
         @contextmanager
         def over(asked: EngineOptions) -> Iterator[TextEngine]:
-            with distributed.deployed(args, devices, path, options=asked) as model:
+            with config.deployed(asked, ShownSteps()) as model:
                 yield model.engine
 
         others += [remote_route(options, over, "the devices"), *answer_routes(options, over, "the devices")]

@@ -7,14 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from apps.options import (
-    add,
-    add_engine_arguments,
-    check_output,
-    model_path,
-    options_of_chunks,
-    positive_int,
-)
+from apps.options import add, add_engine_arguments, check_output, model_path, option, options_of_chunks, positive_int
 from apps.show.progress import progress
 from apps.show.table import print_json
 
@@ -25,10 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the text, and how much of it."""
     parser.add_argument("model", metavar="MODEL", help="GGUF file or REPO:FILE; best the one that will be quantized")
     parser.add_argument("text", type=Path, metavar="TEXT", help="UTF-8 text like what the model will be used for")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: MODEL's name with .imatrix.gguf, here")
-    parser.add_argument("--chunks", type=positive_int, metavar="N", help="use the first N (default: the whole text)")
+    option(parser, "--output FILE", "default: MODEL's name with .imatrix.gguf, here", Path)
+    option(parser, "--chunks N", "use the first N (default: the whole text)", positive_int)
     add(parser, "--chunk-tokens")
-    parser.add_argument("--process-output", action="store_true", help="note also the inputs of the output matrix")
+    option(parser, "--process-output", "note also the inputs of the output matrix")
     add(parser, "--force", help="overwrite FILE")
     add(parser, "--json")
     add_engine_arguments(parser)

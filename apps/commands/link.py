@@ -6,7 +6,7 @@ import argparse
 import contextlib
 from typing import TYPE_CHECKING
 
-from apps.options import add, address, between, quiet_grpc
+from apps.options import add, address, between, option, quiet_grpc
 from apps.show.table import print_json, print_table
 from quant.text import bytes_text
 
@@ -26,8 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="HOST or HOST:PORT of a worker, the port is by default 7070; or `local`: this device, without a worker",
     )
     parser.add_argument("b", type=address, metavar="B", help="the other one, at an address that A can dial")
-    words = "measure for about so long, 0.1 to 60 (default: 1)"
-    parser.add_argument("--seconds", type=between(0.1, 60), default=1.0, metavar="S", help=words)
+    option(parser, "--seconds S", "measure for about so long, 0.1 to 60 (default: 1)", between(0.1, 60), default=1.0)
     add(parser, "--transport", default="auto")
     add(parser, "--timeout", default=5.0, help="wait so long for each worker (default: 5)")
     add(parser, "--insecure", "--json")

@@ -7,11 +7,11 @@ import sys
 import time
 from pathlib import Path
 
-from apps.commands import model_kept
-from apps.options import add, check_output, given_options, model_path, natural, positive_int
+from apps.errors import UsageError
+from apps.options import add, check_output, given_options, model_path, natural, option, positive_int
 from apps.show.progress import progress
-from apps.show.table import print_json, print_table
-from quant.text import bytes_text, count_text
+from apps.show.table import print_columns, print_json, print_table
+from quant.text import age_text, bytes_text, count_text, printable
 
 HELP = "Look at a model file, fetch one, list and remove those kept, or write a random one."
 
@@ -33,13 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "a known name; or OWNER/NAME:FILE.gguf, where a part of the file's name will do, such as q4_k_m"
     pull.add_argument("spec", metavar="NAME", help=words)
     listing = actions.add_parser("list", help="what is kept here of models, its size, and when it was used")
-    listing.add_argument("--known", action="store_true", help="models that have a name, which can be fetched by it")
+    option(listing, "--known", "models that have a name, which can be fetched by it")
     remove = actions.add_parser("rm", help="remove what is kept of a model")
     remove.add_argument("name", metavar="NAME", help="as edge model list shows it, or OWNER/NAME for all of one")
-    remove.add_argument("--yes", action="store_true", help="do not ask")
+    option(remove, "--yes", "do not ask")
     cache = actions.add_parser("cache", help="what is kept here of prompts; --clear removes it")
-    cache.add_argument("--clear", action="store_true", help="remove them all; they are computed again when needed")
-    kept = ((listing, model_kept.run_list), (remove, model_kept.run_rm), (cache, model_kept.run_cache))
+    option(cache, "--clear", "remove them all; they are computed again when needed")
+    kept = ((listing, _list), (remove, _rm), (cache, _cache))
     for action, run in ((info, _info), (pull, _pull), (synth, _synth), *kept):
         add(action, "--json")
         action.set_defaults(run=run)
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_synth(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="GGUF file to write")
-    parser.add_argument("--shape", metavar="NAME", help="a known model: llama-3.1-8b; an unknown name lists all")
-    parser.add_argument("--arch", metavar="NAME", help="architecture, without --shape (default: llama)")
+    option(parser, "--shape NAME", "a known model: llama-3.1-8b; an unknown name lists all")
+    option(parser, "--arch NAME", "architecture, without --shape (default: llama)")
     meaning = {
         "kv": "KV heads (default: as many as heads)",
         "head_size": "values of one head (default: embd / heads)",
@@ -62,10 +62,10 @@ def _add_synth(parser: argparse.ArgumentParser) -> None:
     )
     for name in _FIGURES:
         figures.add_argument(f"--{name.replace('_', '-')}", type=positive_int, metavar="N", help=meaning.get(name))
-    figures.add_argument("--tied", action=argparse.BooleanOptionalAction, help="no output head beside the token table")
-    parser.add_argument("--type", default="q4_0", metavar="T", help="type of the matrices (default: q4_0)")
-    parser.add_argument("--head-type", metavar="T", help="type of the output head (default: q6_k or wider)")
-    parser.add_argument("--seed", type=natural, default=0, metavar="N", help="same seed, same weights (default: 0)")
+    option(figures, "--tied", "no output head beside the token table", action=argparse.BooleanOptionalAction)
+    option(parser, "--type T", "type of the matrices (default: q4_0)", default="q4_0")
+    option(parser, "--head-type T", "type of the output head (default: q6_k or wider)")
+    option(parser, "--seed N", "same seed, same weights (default: 0)", natural, default=0)
     add(parser, "--force", help="overwrite OUT")
 
 
@@ -144,4 +144,88 @@ def _pull(args: argparse.Namespace) -> int:
         return print_json({"path": str(path), "size_bytes": size_bytes})
     print(f"{args.spec}: {bytes_text(size_bytes)}", file=sys.stderr)
     print(path)
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    """Show all that is kept, or what has a name; the exit code."""
+    from edge.models.inventory import inventory
+
+    if args.known:
+        return _list_known(args.json)
+
+    found = inventory()
+    if args.json:
+        print_json({"models": [one.to_json() for one in found], "size_bytes": sum(one.n_bytes for one in found)})
+    elif not found:
+        print("nothing is kept")
+    else:
+        now_s = time.time()
+        rows = [(one.name, one.kind, bytes_text(one.n_bytes), age_text(now_s - one.used_at_s)) for one in found]
+        rows.append((f"{len(found)} in all", "", bytes_text(sum(one.n_bytes for one in found)), ""))
+        print_columns(("name", "kind", "size", "used"), rows, whole=("name",))
+    return 0
+
+
+def _list_known(as_json: bool) -> int:
+    from edge.models.known import known_models
+    from edge.models.paths import is_here
+
+    models = [(model, is_here(model)) for model in known_models()]
+    if as_json:
+        return print_json({"known": [{**model.to_json(), "here": here} for model, here in models]})
+    rows = [
+        (model.name, f"about {bytes_text(model.about_bytes)}", model.licence, "yes" if here else "no", model.source)
+        for model, here in models
+    ]
+    print_columns(("name", "size", "licence", "here", "from"), rows, whole=("name",))
+    return 0
+
+
+def _rm(args: argparse.Namespace) -> int:
+    """Remove what has a name, after asking; the exit code. UsageError where nobody can be asked."""
+    from edge.models.inventory import inventory, matching
+
+    found = matching(args.name, inventory())
+    n_bytes = sum(one.n_bytes for one in found)
+    if not args.yes:
+        if args.json or not sys.stdin.isatty():
+            raise UsageError(f"nobody can be asked whether {args.name} is to go; add --yes")
+        names = ", ".join(one.name for one in found)
+        print(printable(f"Remove {names} ({bytes_text(n_bytes)})? [y/N] "), end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            print("nothing was removed", file=sys.stderr)
+            return 0
+    for one in found:
+        one.remove()
+    if args.json:
+        print_json({"removed": [one.name for one in found], "size_bytes": n_bytes})
+    else:
+        print(printable(f"removed {', '.join(one.name for one in found)}: {bytes_text(n_bytes)}"))
+    return 0
+
+
+def _cache(args: argparse.Namespace) -> int:
+    """Show what is kept of prompts, or remove it; the exit code."""
+    from edge.prefixes.group import count_blocks
+    from edge.prefixes.store import DEFAULT_BYTES, PrefixStore, default_folder
+
+    store = PrefixStore(default_folder(), DEFAULT_BYTES)
+    n_before = count_blocks(store)
+    freed = store.clear() if args.clear else 0
+    files, n_bytes, n_blocks = store.files(), store.used_bytes(), 0 if args.clear else n_before
+    used_at_s = files[-1].used_ns / 1e9 if files else None
+    if args.json:
+        values = {"path": str(store.folder), "size_bytes": n_bytes, "limit_bytes": store.max_bytes,
+                  "blocks": n_blocks, "used_at_s": used_at_s, "freed_bytes": freed}  # fmt: skip
+        print_json(values)
+    elif args.clear:
+        print(printable(f"removed {n_before:,} blocks of prompts from {store.folder}: {bytes_text(freed)}"))
+    else:
+        rows = [
+            ("size", f"{bytes_text(n_bytes)}, at most {bytes_text(store.max_bytes)}"),
+            ("blocks", f"{n_blocks:,}"),
+            ("used", "never" if used_at_s is None else age_text(time.time() - used_at_s)),
+        ]
+        print_table(f"prompts kept in {store.folder}", rows)
     return 0

@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.commands import planning
+from apps import planning
 from apps.errors import EXIT_INTERRUPTED, UsageError
-from apps.options import add, check_output, items, natural
+from apps.options import add, check_output, items, natural, option
 from apps.show.progress import ShownSteps, say
 from apps.show.table import print_columns, print_json
 from partition.predict.objectives import AXES
@@ -30,17 +30,14 @@ HELP = "Explore the trade-off between latency and throughput over all ways to pl
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The cluster, what to look at, what to measure, and where it goes."""
     planning.add_arguments(parser)
-    parser.add_argument("--types", type=_types, metavar="T,T", help="also choose between these types: q4_0,q8_0")
-    parser.add_argument("--axes", type=_axes, default=AXES[:2], metavar="A,B", help=f"of {','.join(AXES)} (first two)")
-    words = "run the N most promising plans and measure them"
-    parser.add_argument("--measure", type=natural, default=0, metavar="N", help=words)
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write one JSON object; alone: print it")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page to explore")
+    option(parser, "--types T,T", "also choose between these types: q4_0,q8_0", _types)
+    option(parser, "--axes A,B", f"of {','.join(AXES)} (first two)", _axes, default=AXES[:2])
+    option(parser, "--measure N", "run the N most promising plans and measure them", natural, default=0)
+    option(parser, "--json FILE", "write one JSON object; alone: print it", nargs="?", const="-")
+    option(parser, "--html FILE", "write a page to explore", Path)
     add(parser, "--png", help="write a picture")
-    parser.add_argument("--pick", metavar="ID", help="choose a plan: its id, knee, or the best of an axis")
-    parser.add_argument(
-        "--save", type=Path, metavar="FILE", help="with --pick: write that plan, to be used with --plan"
-    )
+    option(parser, "--pick ID", "choose a plan: its id, knee, or the best of an axis")
+    option(parser, "--save FILE", "with --pick: write that plan, to be used with --plan", Path)
     add(parser, "--force")
 
 
@@ -144,8 +141,8 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _pick(args: argparse.Namespace, result: dict[str, Any], front: Front) -> None:
+    from edge.planning.choice import save_plan
     from edge.planning.front import pick
-    from edge.planning.plan_file import save_plan
 
     chosen = pick(result, args.pick)
     if args.save is not None:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apps.commands import planning
-from apps.commands.bench_onnx import is_onnx
-from apps.options import add, byte_size, check_output, positive, refuse
+from apps import planning
+from apps.options import add, byte_size, check_output, is_onnx, option, positive, refuse
 from apps.show.table import print_columns, print_json, print_notes
 from partition.predict.objectives import OBJECTIVES, Objective
 from quant.text import printable
@@ -28,13 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The cluster, what is wanted, and where the plan goes."""
     planning.add_arguments(parser)
     wanted = parser.add_argument_group("what is wanted")
-    wanted.add_argument("--objective", choices=OBJECTIVES, default="latency", help="to be the best (default: latency)")
+    option(wanted, "--objective", "to be the best (default: latency)", choices=OBJECTIVES, default="latency")
     for name, objective in OBJECTIVES.items():
         metavar, words = objective.limit
         kind = byte_size if metavar == "SIZE" else positive
         wanted.add_argument(_limit(name, objective), type=kind, dest=f"limit_{name}", metavar=metavar, help=words)
     add(parser, "--spare")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the plan, to be used with --plan")
+    option(parser, "--save FILE", "write the plan, to be used with --plan", Path)
     add(parser, "--force", help="overwrite FILE")
     add(parser, "--json")
 
@@ -57,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         if args.spare is not None and isinstance(space, LlmSpace):
             spare = space.spare(point, args.spare, slices_limits(fleet))
         if args.save is not None:
-            from edge.planning.plan_file import save_plan
+            from edge.planning.choice import save_plan
 
             save_plan(args.save, point.plan, beside(space, point))
         if args.json:

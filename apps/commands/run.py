@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from apps.commands import distributed
+from apps import distributed
 from apps.errors import UsageError
-from apps.options import add, check_dimensions, check_onnx, check_output, items, natural, number, positive, positive_int
+from apps.options import (
+    add,
+    check_dimensions,
+    check_onnx,
+    check_output,
+    items,
+    natural,
+    number,
+    option,
+    positive,
+    positive_int,
+)
 from apps.show.progress import progress
-from apps.show.run_outputs import RunResult
-from apps.show.table import print_json
-from quant.text import counted
+from apps.show.table import figure, print_columns, print_json, print_notes, print_table
+from quant.text import counted, number_text
 
 if TYPE_CHECKING:
     from edge.onnx.bench import Flow, FlowSpeed
     from edge.onnx.images import Scaling
+    from edge.onnx.inputs import ReadInputs
+    from edge.onnx.outputs import TopClasses
     from edge.onnx.samples import Feeds
     from partition.plan.onnx_plan import OnnxPlan
 
@@ -27,24 +41,18 @@ HELP = "Run an ONNX model on a picture or on arrays, and measure its latency and
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL.onnx")
     add(parser, "--input", default=[])
-    parser.add_argument("--output", metavar="FILE", help="write the outputs here, as a .npz file")
+    option(parser, "--output FILE", "write the outputs here, as a .npz file")
     add(parser, "--force", help="overwrite it")
-    parser.add_argument("--labels", metavar="FILE", help="names of the classes, one a line: print the likeliest")
-    parser.add_argument("--top", type=positive_int, default=5, metavar="N", help="how many of them (default: 5)")
+    option(parser, "--labels FILE", "names of the classes, one a line: print the likeliest")
+    option(parser, "--top N", "how many of them (default: 5)", positive_int, default=5)
     add(parser, "--dim", default=[])
     group = parser.add_argument_group("pictures", "(pixel / scale - mean) / std, for inputs of floats")
-    group.add_argument("--mean", type=_channels, metavar="R,G,B", help="default: ImageNet's")
-    group.add_argument("--std", type=_divisors, metavar="R,G,B", help="default: ImageNet's")
-    group.add_argument(
-        "--scale", type=positive, metavar="S", help="divide by S only, such as 255 for values from 0 to 1"
-    )
-    parser.add_argument(
-        "--repeats", type=natural, default=10, metavar="N", help="runs of each measurement; 0: none (default: 10)"
-    )
+    option(group, "--mean R,G,B", "default: ImageNet's", _channels)
+    option(group, "--std R,G,B", "default: ImageNet's", _divisors)
+    option(group, "--scale S", "divide by S only, such as 255 for values from 0 to 1", positive)
+    option(parser, "--repeats N", "runs of each measurement; 0: none (default: 10)", natural, default=10)
     add(parser, "--threads")
-    parser.add_argument(
-        "--provider", type=str.lower, metavar="NAME", help="of ONNX Runtime (default: the best there is)"
-    )
+    option(parser, "--provider NAME", "of ONNX Runtime (default: the best there is)", str.lower)
     add(parser, "--json")
     distributed.add_arguments(parser, onnx=True)
 
@@ -176,3 +184,62 @@ def _divisors(text: str) -> tuple[float, ...]:
     if not all(values):
         raise argparse.ArgumentTypeError(f"needs numbers other than 0, got {text}")
     return values
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Outputs of one run of a model, and how they were computed."""
+
+    inputs: ReadInputs
+    outputs: Feeds
+    speed: FlowSpeed | None  # None if it was not measured
+    about: Mapping[str, Any]  # description of the engine, for --json
+    rows: Sequence[tuple[str, str]]  # the same for people, by name
+    further: Sequence[str] = ()  # notes of the engine, without full stop
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes as sentences."""
+        return [f"{note}." for note in (*self.inputs.notes, *self.further)]
+
+    def to_json(self, top: TopClasses | None) -> dict[str, Any]:
+        """Return plain values. top: the top classes, if there are labels."""
+        from edge.onnx.bench import speed_json
+        from edge.onnx.outputs import summaries
+
+        speed = self.speed
+        return {
+            **self.inputs.to_json(),
+            **self.about,
+            "outputs": [summary.to_json() for summary in summaries(self.outputs)],
+            "top": top.to_json() if top else None,
+            **speed_json(speed),
+            "latency_ms_p90": speed.latency_ms_p90 if speed else None,
+            "repeats": speed.repeats if speed else 0,
+            "notes": self.notes,
+        }
+
+    def show(self, title: str, top: TopClasses | None) -> None:
+        """Print the result for people."""
+        from edge.onnx.outputs import summaries
+
+        rows, outputs = list(self.rows), summaries(self.outputs)
+        if self.speed:
+            speed = self.speed
+            median, p90 = number_text(speed.latency_ms_median), number_text(speed.latency_ms_p90)
+            throughput = f"{number_text(speed.throughput_per_s)} inputs a second, {speed.window} in flight"
+            rows += [("latency", f"{median} ms (median), {p90} ms (p90)"), ("throughput", throughput)]
+        print_table(title, rows)
+        figures = [[figure(value, ".5g") for value in (o.min, o.max, o.mean)] for o in outputs]
+        shapes = [" x ".join(map(str, o.shape)) or "scalar" for o in outputs]
+        table = [(o.name, shape, o.type, *values) for o, shape, values in zip(outputs, shapes, figures, strict=True)]
+        print_columns(("output", "shape", "type", "min", "max", "mean"), table)
+        classes = top.rows if top else ()
+        for i, row in enumerate(classes):
+            print_columns(
+                (f"class, row {i}" if len(classes) > 1 else "class", "label", "value"),
+                [(str(number), label, figure(value, ".5g")) for number, label, value in row],
+            )
+        not_finite = (o for o in outputs if o.not_finite)
+        print_notes(f"{o.not_finite} values of {o.name} are infinite or not a number." for o in not_finite)
+        print_notes(self.notes)

@@ -7,30 +7,23 @@ import json
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from apps.commands import distributed
+from apps import distributed
 from apps.errors import UsageError
 from apps.options import (
+    add,
     add_draft_arguments,
     add_engine_arguments,
-    add_prefix_argument,
-    add_reproducible_argument,
     apply_reproducible,
     argument,
     check_draft_worker,
-    check_engine_arguments,
     check_installed,
-    given_options,
     model_path,
+    option,
 )
 from apps.show.progress import say as say_as
 from edge import units
 from partition.predict.drafts import KINDS, SELF
-
-if TYPE_CHECKING:
-    from edge.serve.config import EngineConfig
-    from partition.plan.plan import Plan
 
 HELP = "Serve models by the APIs of OpenAI and Anthropic, with a page to talk to them."
 
@@ -38,12 +31,6 @@ PORT, REQUESTS, QUEUE = 8080, 8, 256
 MAX_REQUESTS, MAX_QUEUE = 255, 1 << 16
 KEY_VARIABLE = "EDGE_API_KEY"
 DRAFTS = (*KINDS, SELF)
-# What an engine process is told; a test holds that these are all that there are.
-ENGINE_OPTIONS = (
-    "context", "batch", "threads", "gpu_layers", "repack", "flash_attention", "kv_type",
-    "memory", "window", "io_threads", "io_chunk", "verify",
-)  # fmt: skip
-
 say = partial(say_as, command="serve")
 
 
@@ -55,34 +42,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="GGUF files, folders of them, names, REPO:FILE (default: the bundled model and all that were fetched)",
     )
     group = parser.add_argument_group("server")
-    group.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="to listen on (default: this device only)"
-    )
+    option(group, "--host ADDRESS", "to listen on (default: this device only)", default="127.0.0.1")
     port = argument(units.whole(0, 65535))
-    group.add_argument("--port", type=port, default=PORT, metavar="N", help=f"0: any free one (default: {PORT})")
+    option(group, "--port N", f"0: any free one (default: {PORT})", port, default=PORT)
     words = f"that requests need, repeatable; {KEY_VARIABLE} in the environment is one, which others cannot see"
-    group.add_argument("--api-key", action="append", default=[], metavar="KEY", help=words)
-    words = "that has keys, one in each line"
-    group.add_argument("--api-key-file", type=Path, metavar="FILE", help=words)
+    option(group, "--api-key KEY", words, action="append", default=[])
+    option(group, "--api-key-file FILE", "that has keys, one in each line", Path)
     words = "let who has one key notice, by the speed of an answer, what was asked with another (default: it cannot)"
-    group.add_argument("--shared-prefixes", action="store_true", help=words)
+    option(group, "--shared-prefixes", words)
     words = "scripts of pages from there may ask, such as https://example.org; repeatable"
-    group.add_argument("--allow-origin", action="append", default=[], metavar="URL", help=words)
-    words = "the server is called so, too; repeatable"
-    group.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=words)
-    words = "certificate of the server, PEM: clients are answered by TLS, https://"
-    group.add_argument("--tls-cert", type=Path, metavar="FILE", help=words)
-    group.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key, PEM, not encrypted")
+    option(group, "--allow-origin URL", words, action="append", default=[])
+    option(group, "--allow-host NAME", "the server is called so, too; repeatable", action="append", default=[])
+    option(group, "--tls-cert FILE", "certificate of the server, PEM: clients are answered by TLS, https://", Path)
+    option(group, "--tls-key FILE", "the certificate's key, PEM, not encrypted", Path)
     requests, queue = argument(units.whole(1, MAX_REQUESTS)), argument(units.whole(0, MAX_QUEUE))
     words = f"that are answered at once by each model (default: {REQUESTS}; with --reproducible 1)"
-    group.add_argument("--requests", type=requests, metavar="N", help=words)
+    option(group, "--requests N", words, requests)
     words = f"that may wait beside them; more are told to ask later (default: {QUEUE})"
-    group.add_argument("--queue", type=queue, default=QUEUE, metavar="N", help=words)
-    add_prefix_argument(group, "prompts")
+    option(group, "--queue N", words, queue, default=QUEUE)
+    add(group, "--prefix-cache")
     add_draft_arguments(group, "auto")
-    add_reproducible_argument(group)
-    words = "front to choose plans from on the page, as `edge pareto --json` prints it"
-    group.add_argument("--front", type=Path, metavar="FILE", help=words)
+    add(group, "--reproducible")
+    option(group, "--front FILE", "front to choose plans from on the page, as `edge pareto --json` prints it", Path)
     distributed.add_arguments(parser)
     add_engine_arguments(parser)
 
@@ -103,12 +84,14 @@ def run(args: argparse.Namespace) -> int:
     args.requests = args.requests or (1 if args.reproducible else REQUESTS)
     check_draft_worker(args)
     devices = distributed.prepare(args)
-    check_engine_arguments(args)
     if args.front is not None:
         _check_front(args.front)
     if args.draft and args.draft not in DRAFTS:
         args.draft = str(model_path(args.draft).absolute())  # the engine process makes what has to be made
-    configs = {name: _config(args, path, devices) for name, path in _models(args.models, devices is None).items()}
+    configs = {
+        name: distributed.engine_config(args, path, devices, args.requests, draft=DRAFTS[0])
+        for name, path in _models(args.models, devices is None).items()
+    }
     if devices is not None and len(configs) > 1:
         raise UsageError(f"several devices serve one model, {len(configs)} were given")
 
@@ -176,28 +159,3 @@ def _models(specs: list[str], several: bool) -> dict[str, Path]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"two models are called {twice[0]}; rename one, or leave it out")
     return dict(zip(names, files, strict=True))
-
-
-def _config(args: argparse.Namespace, path: Path, devices: distributed.Devices[Plan] | None) -> EngineConfig:
-    from edge.serve.config import EngineConfig
-
-    options: dict[str, Any] = {name: getattr(args, name) for name in ENGINE_OPTIONS}
-    several: dict[str, Any] = {}
-    if devices is not None:
-        several = {
-            "workers": devices.addresses[1:],
-            "joining": devices.joining,
-            "plan": None if devices.plan is None else devices.plan.to_json(),
-            **given_options(args, ("parallel", "shares", "transport", "allreduce", "wire", "spare")),
-        }
-    options["sequences"] = args.requests
-    return EngineConfig(
-        str(path.absolute()),
-        options,
-        args.prefix_cache,
-        draft=args.draft or DRAFTS[0],
-        draft_worker=args.draft_worker,
-        insecure=args.insecure,
-        reproducible=args.reproducible,
-        **several,
-    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from apps.options import add, argument, positive_int, seed
-from apps.show import simulation_texts
+from apps.options import add, argument, number, option, positive_int, seed
 from apps.show.table import print_columns, print_json, print_note, print_notes
 from partition.plan.formats import SIMULATED
 from quant.text import number_text, seconds_text
@@ -20,47 +21,38 @@ if TYPE_CHECKING:
 HELP = "Simulate a plan with many requests: queues, jitter, a device that slows down or leaves."
 REQUESTS, GEN_TOKENS = 200, 128  # of edge.planning.planned_file, for a quick --help
 COLUMNS = ("", "mean", "p50", "p90", "p99")
+_MOST_RATE = 1e6
+_MOST_FACTOR = 1e4
+_SLOW = re.compile(r"(.+):([0-9.]+)@([0-9.]+)(?:-([0-9.]+))?")
+_LEAVE = re.compile(r"(.+)@([0-9.]+)")
 USES = ("stage or link", "busy", "queue", "longest")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The plan, the requests, and what goes wrong."""
     parser.add_argument("file", type=Path, metavar="FILE", help="a plan: what edge plan, pareto or simulate wrote")
-    parser.add_argument("--point", metavar="ID", help="of edge pareto: the plan to simulate (default: the knee)")
-    parser.add_argument(
-        "--arrivals",
-        type=argument(simulation_texts.arrivals),
+    option(parser, "--point ID", "of edge pareto: the plan to simulate (default: the knee)")
+    option(
+        parser,
+        "--arrivals HOW",
+        "poisson:RATE a second, closed:N clients that wait for their answers, or trace:FILE",
+        _arrivals,
         required=True,
-        metavar="HOW",
-        help="poisson:RATE a second, closed:N clients that wait for their answers, or trace:FILE",
     )
-    parser.add_argument("--requests", type=positive_int, metavar="N", help=f"default: {REQUESTS}, or the whole trace")
-    parser.add_argument("--prompt-tokens", type=positive_int, metavar="N", help="default: those it was planned for")
-    parser.add_argument("--gen-tokens", type=positive_int, metavar="N", help=f"default: {GEN_TOKENS}")
-    parser.add_argument(
-        "--jitter",
-        type=argument(simulation_texts.percent),
-        default=0.0,
-        metavar="PERCENT",
-        help="standard deviation of every time (default: 0)",
-    )
-    parser.add_argument(
-        "--slow",
-        type=argument(simulation_texts.slow),
+    option(parser, "--requests N", f"default: {REQUESTS}, or the whole trace", positive_int)
+    option(parser, "--prompt-tokens N", "default: those it was planned for", positive_int)
+    option(parser, "--gen-tokens N", f"default: {GEN_TOKENS}", positive_int)
+    option(parser, "--jitter PERCENT", "standard deviation of every time (default: 0)", _percent, default=0.0)
+    option(
+        parser,
+        "--slow DEVICE:FACTOR@T[-T2]",
+        "a device takes FACTOR times as long, from second T to T2",
+        _slow,
         action="append",
         default=[],
-        metavar="DEVICE:FACTOR@T[-T2]",
-        help="a device takes FACTOR times as long, from second T to T2",
     )
-    parser.add_argument(
-        "--leave",
-        type=argument(simulation_texts.leave),
-        action="append",
-        default=[],
-        metavar="DEVICE@T",
-        help="a device is lost at second T",
-    )
-    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of everything random (default: 0)")
+    option(parser, "--leave DEVICE@T", "a device is lost at second T", _leave, action="append", default=[])
+    option(parser, "--seed N", "of everything random (default: 0)", seed, default=0)
     add(parser, "--json")
 
 
@@ -130,3 +122,51 @@ def _show(result: Simulated, arrivals: Arrivals, point: str | None) -> None:
 def _spread(spread: Spread) -> list[str]:
     times_s = (spread.mean, spread.p50, spread.p90, spread.p99)
     return [seconds_text(time_s) if time_s < 0.9995 else f"{time_s:.4g} s" for time_s in times_s]
+
+
+@argument
+def _arrivals(text: str) -> tuple[str, Any]:
+    """Return ("poisson", rate a second), ("closed", clients) or ("trace", file) from "poisson:0.5", "closed:4" or
+    "trace:F"."""
+    kind, colon, value = text.partition(":")
+    if kind == "trace" and value:
+        return kind, value
+    if kind == "closed" and colon:
+        return kind, positive_int(value)
+    if kind == "poisson" and colon:
+        rate = number(value)
+        if 1e-9 <= rate <= _MOST_RATE:
+            return kind, rate
+        raise ValueError(f"needs a rate above 0, at most {_MOST_RATE:g} a second, got {value[:40]}")
+    raise ValueError(f"needs poisson:RATE, closed:N or trace:FILE, got {text[:80]!r}")
+
+
+@argument
+def _percent(text: str) -> float:
+    """Return a share from per cent."""
+    value = number(text)
+    if not 0 <= value <= 1000:
+        raise ValueError(f"needs per cent, 0 to 1000, got {text[:40]}")
+    return value / 100
+
+
+@argument
+def _slow(text: str) -> tuple[str, float, float, float]:
+    """Return (device, factor, from second, to second) from "DEVICE:FACTOR@T" or "DEVICE:FACTOR@T-T2"."""
+    match = _SLOW.fullmatch(text)
+    if not match:
+        raise ValueError(f"needs DEVICE:FACTOR@T or DEVICE:FACTOR@T-T2, got {text[:80]!r}")
+    factor, start = number(match[2]), number(match[3])
+    stop = number(match[4]) if match[4] else math.inf
+    if not 0 < factor <= _MOST_FACTOR or stop <= start:
+        raise ValueError(f"needs a factor above 0, at most {_MOST_FACTOR:g}, and a T2 after T, got {text[:80]!r}")
+    return match[1], factor, start, stop
+
+
+@argument
+def _leave(text: str) -> tuple[str, float]:
+    """Return (device, second) from "DEVICE@T"."""
+    match = _LEAVE.fullmatch(text)
+    if not match:
+        raise ValueError(f"needs DEVICE@T, got {text[:80]!r}")
+    return match[1], number(match[2])

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from apps.errors import UsageError
-from apps.options import MAX_THREADS, add, add_prefix_argument, byte_size, check_usable, device_name, quiet_grpc
+from apps.options import MAX_THREADS, add, byte_size, check_usable, device_name, option, quiet_grpc
 
 HELP = "Let other devices use this one: run as a daemon that they reach over the network."
 
@@ -16,37 +16,35 @@ DEFAULT_CACHE = "20GiB"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where it listens, what it may use, whom it trusts."""
-    parser.add_argument(
-        "--listen",
-        metavar="HOST:PORT",
-        help=f"address, or a port alone (default: {DEFAULT_LISTEN}; as a member of a cluster 0.0.0.0:7070). Port 0: any"
+    option(
+        parser,
+        "--listen HOST:PORT",
+        f"address, or a port alone (default: {DEFAULT_LISTEN}; as a member of a cluster 0.0.0.0:7070). Port 0: any"
         " free one",
     )
-    parser.add_argument(
-        "--name", type=device_name, metavar="NAME", help="default: what its cluster calls it, or the host name"
-    )
+    option(parser, "--name NAME", "default: what its cluster calls it, or the host name", device_name)
     add(parser, "--memory", help="use at most so much, such as 2GiB (default: no limit)")
     add(parser, "--threads", help="default: one per physical core, of those of --affinity")
     add(parser, "--affinity", help="compute on these cores only, such as 0,2-3 (default: all)")
     add(parser, "--gpu-layers", help="most layers of a session on the GPU (default: as many as fit and pay)")
-    parser.add_argument(
-        "--models", type=Path, metavar="DIR", help="folder of model files: what is cut from one need not be sent"
-    )
-    parser.add_argument(
-        "--cache-size",
-        type=byte_size,
+    option(parser, "--models DIR", "folder of model files: what is cut from one need not be sent", Path)
+    option(
+        parser,
+        "--cache-size SIZE",
+        f"disk space for slices that were sent or cut (default: {DEFAULT_CACHE})",
+        byte_size,
         default=DEFAULT_CACHE,
-        metavar="SIZE",
-        help=f"disk space for slices that were sent or cut (default: {DEFAULT_CACHE})",
     )
-    add_prefix_argument(parser, "the owner's prompts")
+    words = "disk space for what was computed of the owner's prompts, encrypted; 0: nothing is kept (default: 2GiB)"
+    add(parser, "--prefix-cache", help=words)
     trust = parser.add_argument_group("trust")
-    trust.add_argument("--join", metavar="TOKEN", help="join a cluster, with what `edge cluster invite` printed")
+    option(trust, "--join TOKEN", "join a cluster, with what `edge cluster invite` printed")
     add(trust, "--insecure", help="listen beyond this machine without encryption: anybody can use it")
-    trust.add_argument(
+    option(
+        trust,
         "--announce",
+        "let others find it by mDNS (default: where it is secure and can be reached)",
         action=argparse.BooleanOptionalAction,
-        help="let others find it by mDNS (default: where it is secure and can be reached)",
     )
 
 

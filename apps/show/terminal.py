@@ -80,9 +80,9 @@ class _Talk:
             f" context {engine.context}, {counted(engine.threads, 'thread')}"
         )
         if engine.gpu_layers:
-            self._console.print(f"[dim]{escape(engine.gpu_layers.describe())}[/]", soft_wrap=True)
+            self._dim(engine.gpu_layers.describe())
         if self._deployed:
-            self._console.print(f"[dim]{escape(printable(self._deployed.line()))}[/]", soft_wrap=True)
+            self._dim(self._deployed.line())
         self._console.print(f"[dim]{KEYS}, /help lists commands.[/]\n")
         prompt = PromptLine({name: what for name, (what, _) in self._commands.items()})
         while not self._leaving:
@@ -137,9 +137,9 @@ class _Talk:
         self._lost = None
         self._keep()
         if self._unanswered is not None:
-            self._console.print(f"[dim]{STOPPED}; {_BRINGS_BACK}[/]", soft_wrap=True)
+            self._dim(f"{STOPPED}; {_BRINGS_BACK}")
         else:
-            self._console.print(f"[dim]{self._stats_line(stopped)}[/]", soft_wrap=True)
+            self._dim(self._stats_line(stopped))
 
     def _keep(self) -> None:
         """Save the conversation, if it has a file."""
@@ -165,6 +165,10 @@ class _Talk:
         context = self._chat.engine.context
         parts.append(f"context {self._chat.context_used}/{context} ({100 * self._chat.context_used // context} %)")
         return "  ".join(parts)
+
+    def _dim(self, text: str) -> None:
+        """Print a line beside the conversation, which may have text of others."""
+        self._console.print(f"[dim]{escape(printable(text))}[/]", soft_wrap=True)
 
     # Commands.
 
@@ -225,9 +229,7 @@ class _Talk:
     def _save(self, path: str) -> None:
         target = Path(path).expanduser()
         self._chat.save(target)
-        self._console.print(
-            f"[dim]saved {len(self._chat.messages)} messages to {escape(str(target))}[/]", soft_wrap=True
-        )
+        self._dim(f"saved {len(self._chat.messages)} messages to {target}")
 
     def _load(self, path: str) -> None:
         self._chat.load(Path(path).expanduser())
@@ -267,7 +269,7 @@ class _Talk:
             print_columns(step_table.NAMES, times, whole=step_table.WHOLE)
             self._console.print(f"[dim]{step_table.NOTE}[/]")
             for line in self._deployed.link_lines():
-                self._console.print(f"[dim]link: {escape(printable(line))}[/]", soft_wrap=True)
+                self._dim(f"link: {line}")
 
     def _exit(self, _: str) -> None:
         self._leaving = True

@@ -127,11 +127,10 @@ def lab_to_json(config: LabConfig) -> dict[str, Any]:
         }
         for link in config.links
     ]
-    return {kind: [_without_none(table) for table in tables] for kind, tables in (("device", devices), ("link", links))}
-
-
-def _without_none(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if value is not None}
+    return {
+        kind: [{key: value for key, value in table.items() if value is not None} for table in tables]
+        for kind, tables in (("device", devices), ("link", links))
+    }
 
 
 def _device(table: Table, folder: Path) -> LabDevice:

@@ -1,1 +1,1 @@
-"""The Python API: what `import edge` offers, made of the rooms above. Nothing else in edge imports it."""
+"""The Python API: what `import edge` offers, made of the rooms above. Commands and the server are written on it."""

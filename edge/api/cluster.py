@@ -12,14 +12,13 @@ from edge.cluster.deployment import Exchange
 from edge.deployment.deploy import Resilience
 from edge.deployment.deploy import deploy as deploy_plan
 from edge.llm.model import Model
-from edge.llm.options import EngineOptions, PrefixOptions
 from edge.models.paths import PathLike, model_path
 from edge.planning.choice import PlanChoice
 from edge.planning.choose import arrange, best_choice
 from edge.planning.front import Front
 from edge.planning.plan_options import DEFAULTS, PlanOptions, is_onnx
 from edge.planning.spaces import spaces
-from edge.speculate.factory import drafts, model_with, settled, with_room
+from edge.speculate.factory import drafts, engine_options, model_with
 from edge.survey.cluster import Cluster
 from edge.tasks import SILENT, Steps
 from edge.units import as_bytes
@@ -115,22 +114,20 @@ def deploy(
     """
     work = choice.options
     planned = {
+        "prefix_cache": as_bytes(prefix_cache),
+        "reproducible": reproducible,
         "context": work.context,
         "sequences": 1 if reproducible else work.concurrency or 1,
         "threads": work.threads,
         "kv_type": work.kv_type,
+        "memory": as_bytes(memory) or work.memory,
     }
     guesses = drafts(draft, choice.model, steps, worker=draft_worker, insecure=cluster.insecure)
-    engine_options = EngineOptions(
-        memory=as_bytes(memory) or work.memory,
-        prefixes=PrefixOptions.of(as_bytes(prefix_cache)),
-        **{**planned, **options},
-    )
-    if reproducible:
-        engine_options = settled(engine_options, guesses)
     travel = exchange or Exchange(work.transport, wire=work.wire)
     resilience = Resilience(spare, reproducible=reproducible)
-    model = deploy_plan(choice, cluster, with_room(engine_options, guesses), travel, resilience, steps=steps)
+    model = deploy_plan(
+        choice, cluster, engine_options(guesses, **{**planned, **options}), travel, resilience, steps=steps
+    )
     return model_with(guesses, model.engine, model.close, steps)
 
 

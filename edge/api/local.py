@@ -7,13 +7,12 @@ from typing import Any
 
 from edge.llm.engine import Engine
 from edge.llm.model import Model
-from edge.llm.options import EngineOptions, PrefixOptions
 from edge.models.paths import PathLike, model_path
 from edge.quantization.fit import FitOptions, fit_file
 from edge.quantization.gguf import Outcome
 from edge.quantization.gguf import quantize as to_mix
 from edge.quantization.text_file import BUNDLED, read_text
-from edge.speculate.factory import drafts, model_with, settled, with_room
+from edge.speculate.factory import drafts, engine_options, model_with
 from edge.units import as_bytes
 from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
@@ -44,10 +43,13 @@ def load(
     ValueError where no model is named for it.
     """
     path = model_path(model)
-    prefixes = PrefixOptions.of(as_bytes(prefix_cache))
     guesses = drafts(draft, path, worker=draft_worker)
-    asked = EngineOptions(memory=as_bytes(memory), prefixes=prefixes, **options)
-    engine = Engine(path, with_room(settled(asked, guesses) if reproducible else asked, guesses))
+    how: dict[str, Any] = {
+        "prefix_cache": as_bytes(prefix_cache),
+        "reproducible": reproducible,
+        "memory": as_bytes(memory),
+    }
+    engine = Engine(path, engine_options(guesses, **how, **options))
     return model_with(guesses, engine, engine.close)
 
 

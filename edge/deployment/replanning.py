@@ -12,8 +12,7 @@ from edge.deployment.kinds import Deciding
 from edge.parallel.step_times import Summary
 from edge.planning.arrange import again, chosen, shared
 from edge.planning.choice import PlanChoice
-from edge.survey.corrections import correct
-from edge.survey.in_use import UsedPlans, token_s
+from edge.survey.corrections import UsedPlans, correct, token_s
 from edge.survey.survey import Survey
 from edge.tasks import Steps
 from partition.errors import PlanError

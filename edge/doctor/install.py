@@ -90,7 +90,8 @@ def packages(installed: Installed) -> Verdict:
     needed = [r for r in map(Requirement, installed.requirements) if not r.marker or r.marker.evaluate()]
     wrong = _wrong(needed, installed.versions)
     if wrong:
-        return Verdict(PROBLEM, "; ".join(wrong.values()), f"pip install {' '.join(map(_quoted, wrong))}")
+        names = " ".join(f'"{requirement.name}{requirement.specifier}"' for requirement in wrong)
+        return Verdict(PROBLEM, "; ".join(wrong.values()), f"pip install {names}")
     return Verdict(OK, f"{counted(len(needed), 'package')}, all in their ranges")
 
 
@@ -175,7 +176,3 @@ def _wrong(needed: Sequence[Requirement], versions: Mapping[str, str | None]) ->
                 f"{requirement.name} {installed_version} is installed, {requirement.specifier} is needed"
             )
     return wrong
-
-
-def _quoted(requirement: Requirement) -> str:
-    return f'"{requirement.name}{requirement.specifier}"'

@@ -5,7 +5,6 @@ from __future__ import annotations
 import stat
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from devices.errors import TrustError
 from devices.paths import authority_folder, credentials_folder
@@ -54,7 +53,7 @@ def read_trust(now: float | None = None) -> Trust | None:
         holder.role,
         begins,
         holder.expires,
-        tuple(str(path) for path in keys if _is_open(path)),
+        tuple(str(path) for path in keys if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)),
     )
 
 
@@ -97,10 +96,6 @@ def clocks_apart(ahead_s: float) -> Verdict:
     if abs(ahead_s) > CLOCK_SKEW_S:
         return Verdict(PROBLEM, f"{seen}: new certificates are not valid there yet, or no more", set_both)
     return Verdict(NOTE, seen, set_both) if abs(ahead_s) > FAR_S else Verdict(OK, seen)
-
-
-def _is_open(path: Path) -> bool:
-    return bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
 
 
 def _days(seconds: float) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from devices.errors import TrustError
-from devices.profile import DeviceProfile, LinkProfile
+from devices.profile import DeviceProfile
 from edge.cluster.client import Remote
 from edge.cluster.connect import reach
 from edge.cluster.diagnose import LinkReport, measure_link
@@ -115,7 +115,9 @@ def check_link(a: str, b: str, where: str, *, insecure: bool) -> Finding:
 
 def link(report: LinkReport) -> Verdict:
     """Return the speed of a link, and hints about problems."""
-    seen = f"{seconds_text(2 * report.profile.latency_median_s)} there and back, {_rates(report.profile)}"
+    there, back = 1e3 * report.profile.bandwidth_ab_gbps, 1e3 * report.profile.bandwidth_ba_gbps
+    trip = f"{seconds_text(2 * report.profile.latency_median_s)} there and back"
+    seen = f"{trip}, {there:,.0f} Mbit/s there, {back:,.0f} back"
     return Verdict(NOTE, seen, "; ".join(report.hints)) if report.hints else Verdict(OK, seen)
 
 
@@ -163,7 +165,3 @@ def _battery(profile: DeviceProfile) -> Verdict:
     if profile.battery_percent < LOW_PERCENT:
         return Verdict(PROBLEM, f"{seen}, not plugged in", "plug it in: when it ends, all that runs with it ends")
     return Verdict(NOTE, f"{seen}, not plugged in", "plug it in: on its battery it may compute slower")
-
-
-def _rates(profile: LinkProfile) -> str:
-    return f"{1e3 * profile.bandwidth_ab_gbps:,.0f} Mbit/s there, {1e3 * profile.bandwidth_ba_gbps:,.0f} back"

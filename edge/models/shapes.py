@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from edge.errors import EdgeError
-from partition.architectures.description import Architecture, Number, Table
+from partition.architectures.description import Number, Table
 from partition.architectures.table import ARCHITECTURES
 from partition.architectures.tensors import EXPERT_KEY
 
@@ -230,7 +230,8 @@ def check(shape: Shape) -> None:
     if architecture.never_tied and shape.tied:
         raise ShapeError(f"{shape.arch} needs an output head of its own: it is never tied")
     if shape.experts and not architecture.experts:
-        raise ShapeError(f"{shape.arch} has no experts; these have: {_with_experts()}")
+        others = ", ".join(name for name, other in ARCHITECTURES.items() if other.experts)
+        raise ShapeError(f"{shape.arch} has no experts; these have: {others}")
     if (
         not shape.experts
         and architecture.experts
@@ -239,14 +240,6 @@ def check(shape: Shape) -> None:
         raise ShapeError(f"{shape.arch} needs experts, experts used and the width of an expert")
     if shape.experts and not 1 <= shape.experts_used <= shape.experts:
         raise ShapeError(f"experts used is {shape.experts_used}, and must be 1 to {shape.experts}")
-    if shape.experts and shape.expert_ff < 1 and _has_own_width(architecture):
+    has_own_width = any("expert ff" in dims for dims in architecture.experts.values())
+    if shape.experts and shape.expert_ff < 1 and has_own_width:
         raise ShapeError(f"{shape.arch} needs the width of an expert")
-
-
-def _has_own_width(architecture: Architecture) -> bool:
-    """Return whether its experts have another width than its dense layers."""
-    return any("expert ff" in dims for dims in architecture.experts.values())
-
-
-def _with_experts() -> str:
-    return ", ".join(name for name, architecture in ARCHITECTURES.items() if architecture.experts)

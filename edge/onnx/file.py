@@ -59,7 +59,7 @@ def load(path: Path) -> OnnxFile:
     _read_weights(path, model)
     _constants_not_inputs(model.graph)
     model.ir_version = max(model.ir_version, 4)  # before, every initializer had to be an input
-    weights = sum(_held_bytes(tensor) for tensor in tensors(model))
+    weights = sum(len(tensor.raw_data) or int(tensor.ByteSize()) for tensor in tensors(model))
     size += sum(data_file.stat().st_size for data_file in data_files)
     file = OnnxFile(path, model, frozenset(data_files), weights, size)
     if weights <= _INLINE_LIMIT:
@@ -211,7 +211,3 @@ def _constants_not_inputs(graph: Any) -> None:
     inputs = [value for value in graph.input if value.name not in weights]
     graph.ClearField("input")
     graph.input.extend(inputs)
-
-
-def _held_bytes(tensor: Any) -> int:
-    return len(tensor.raw_data) or int(tensor.ByteSize())

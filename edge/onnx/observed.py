@@ -49,7 +49,8 @@ class ObservedRun:
             model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in computed if name not in outputs)
             with refusals(f"run {self._file.path.name}"):
                 session = self._session(model, _options())
-                values = session.run_with_ort_values(computed, _ort_values(self._feeds))
+                inputs = {n: runtime().OrtValue.ortvalue_from_numpy(array) for n, array in self._feeds.items()}
+                values = session.run_with_ort_values(computed, inputs)
         except (EngineError, NotEnoughMemory) as error:
             self.failed = str(error)
             return shapes
@@ -148,7 +149,3 @@ def _options(threads: int | None = None) -> Any:
     if threads:
         options.intra_op_num_threads = threads
     return options
-
-
-def _ort_values(feeds: Feeds) -> dict[str, Any]:
-    return {name: runtime().OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}

@@ -159,17 +159,14 @@ def _of_measuring(result: Result) -> list[str]:
         sentences.append(
             f"Predicted more than {100 * OFF:.0f} % off: {first_few(off, _MOST_ERRORS)}; they were measured again."
         )
-    apart = [f"{point['id']} {100 * point['measured']['spread']:.0f} %" for point in measured if _scatters(point)]
+    scattered = [point for point in measured if point["measured"].get("spread", 0.0) > SCATTER]
+    apart = [f"{point['id']} {100 * point['measured']['spread']:.0f} %" for point in scattered]
     if apart:
         spreads = first_few(apart, _MOST_ERRORS)
         sentences.append(
             f"Other work disturbed what was measured, by: {spreads}. The best counts; --fresh measures again."
         )
     return sentences
-
-
-def _scatters(point: Point) -> bool:
-    return bool(point["measured"].get("spread", 0.0) > SCATTER)
 
 
 def figure(value: float) -> str:

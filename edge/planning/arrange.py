@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from edge.cluster.fleet import device
-from edge.survey.in_use import UsedPlans
+from edge.survey.corrections import UsedPlans
 from partition.errors import CannotSlice, PlanError
 from partition.model.model import ModelShape
 from partition.plan.arrange import make_plan

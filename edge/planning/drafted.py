@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from devices.cluster_file import Cluster, ClusterDevice
 from edge.cluster.fleet import Fleet, device
 from edge.llm.info import ModelInfo
-from edge.models.paths import PathLike
 from edge.planning.arrange import name_of, work_of
+from edge.planning.plan_options import PlanOptions
 from edge.slices.local import OwnSlices
 from edge.speculate.factory import WorkerDraft, drafts
 from edge.speculate.small_model import check_vocabulary
@@ -26,21 +26,11 @@ from partition.search.planner import Planner
 from quant.gguf.file import GgufFile
 
 
-@dataclass(frozen=True)
-class DraftRequest:
-    """The guesses that a person asks plans to count on."""
-
-    draft: PathLike  # as `edge.speculate.factory.drafts` has it
-    acceptance: float | None  # None: what is usual for such guesses
-    worker: str | None = None  # the address of the one that is to guess, by a drafting model; None: this device
-    insecure: bool = False  # also one that does not encrypt
-    threads: int | None = None  # of this device, where that guesses
-    memory: int | None = None  # bytes that a model may take there
-    fresh: bool = False  # measure again what was measured in the last day
-
-
-def draft_of(asked: DraftRequest, file: GgufFile, cluster: Cluster, work: Work, steps: Steps) -> Draft | None:
-    """Return the draft of a model, with the rows still to be chosen; None where there is none.
+def draft_of(
+    asked: PlanOptions, file: GgufFile, cluster: Cluster, work: Work, steps: Steps, *, insecure: bool = False
+) -> Draft | None:
+    """Return the draft of a model, with the rows still to be chosen; None where there is none. insecure: also by a
+    worker that does not encrypt.
 
     A drafting model is measured on the device that is to guess, as other models are. PlanError for a model that cannot
     forget guesses and for an acceptance that cannot be; the errors of `drafts`, of vocabularies that differ, of
@@ -57,7 +47,7 @@ def draft_of(asked: DraftRequest, file: GgufFile, cluster: Cluster, work: Work, 
     acceptance = asked.acceptance
     if acceptance is None:
         acceptance = ACCEPTANCE.get(FREE[0] if what == "auto" else what, MODEL_ACCEPTANCE)
-    found = drafts(asked.draft, file.path, steps, worker=asked.worker, insecure=asked.insecure)
+    found = drafts(asked.draft, file.path, steps, worker=asked.draft_worker, insecure=insecure)
     if isinstance(found, str):
         return Draft(FREE[0] if found == "auto" else found, acceptance, 1)
     path = found.path if isinstance(found, WorkerDraft) else found
@@ -65,13 +55,14 @@ def draft_of(asked: DraftRequest, file: GgufFile, cluster: Cluster, work: Work, 
     check_vocabulary(file, drafting)
     need = ModelInfo.of(path, work.context, work.kv.name).need
     name = SELF if what == SELF else path.name
-    if asked.worker is None:
+    if asked.draft_worker is None:
         own = replace(cluster, devices=tuple(one for one in cluster.devices if one.is_local), links=())
         known = _measured(drafting, own, None, asked, steps)
         guess_s = _guess_s(drafting, known.speeds[0], work, "this device")
         return Draft(name, acceptance, 1, guess_s, need.total - need.parts["runtime"])
-    same = [one.address for one in cluster.workers if one.address and device(one.address) == device(asked.worker)]
-    with Fleet(same or [device(asked.worker)], insecure=asked.insecure) as fleet:
+    drafter = device(asked.draft_worker)
+    same = [one.address for one in cluster.workers if one.address and device(one.address) == drafter]
+    with Fleet(same or [drafter], insecure=insecure) as fleet:
         known = _measured(drafting, _with_worker(cluster, fleet), fleet, asked, steps)
     speed = known.speeds[-1]
     guess_s = _guess_s(drafting, speed, work, speed.name)
@@ -114,7 +105,7 @@ def _with_worker(cluster: Cluster, fleet: Fleet) -> Cluster:
 
 
 def _measured(
-    file: GgufFile, cluster: Cluster, fleet: Fleet | None, asked: DraftRequest, steps: Steps
+    file: GgufFile, cluster: Cluster, fleet: Fleet | None, asked: PlanOptions, steps: Steps
 ) -> ClusterProfile[DeviceSpeed]:
     """Measure a draft model on devices."""
     with steps.step(f"Reading {file.path.name}") as show:

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from devices.probe import default_threads
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
@@ -193,9 +194,7 @@ class LlmSpace(PlanSpace):
             held = predict(plan, self.work, speeds, self.known.links).memory_bytes
             return speeds[LOCAL].memory_bytes - held.get(LOCAL, 0)
 
-        options = EngineOptions(
-            context=self.work.context, sequences=self.work.concurrency, kv_type=self.work.kv.name, memory=self._memory
-        )
+        options = self._engine_options(memory=self._memory)
         with closing(Model(self.path, vocabulary_only=True)) as vocabulary:
             found = mirror_of(self.file, options, vocabulary, self._memory or plan.shard(0).memory)
         mirror = found if isinstance(found, MirroredHistory) else None
@@ -228,11 +227,8 @@ class LlmSpace(PlanSpace):
         assert isinstance(plan, Plan)
         draft = point.predicted.draft
         memory = min((n for n in (plan.shard(0).memory, self._memory) if n is not None), default=None)
-        options = EngineOptions(
-            context=self.work.context,
-            sequences=self.work.concurrency,
+        options = self._engine_options(
             threads=self._threads or plan.shard(0).threads or default_threads(),  # as predicted
-            kv_type=self.work.kv.name,
             memory=memory,
             reserved=draft.held_bytes if draft and draft.worker is None and memory else 0,
             outputs=max(ROWS[-1], self.work.concurrency) if draft else None,
@@ -243,3 +239,8 @@ class LlmSpace(PlanSpace):
         assert fleet is not None
         with Deployment(fleet, plan, self.file, options, self._exchange) as deployment:
             return measured(deployment.engine, self.work, many, deployment.memory_bytes, draft)
+
+    def _engine_options(self, **options: Any) -> EngineOptions:
+        """Return the options of an engine that does the work."""
+        work = self.work
+        return EngineOptions(context=work.context, sequences=work.concurrency, kv_type=work.kv.name, **options)

@@ -14,13 +14,16 @@ from edge.onnx.bench import measure as measure_flow
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.model import OnnxSource
 from edge.onnx.wire import Array
+from edge.planning.choice import PlanChoice
 from edge.planning.measure import ROUNDS, Measured, spread
 from edge.planning.space import MOST_SUBSETS_OF, PlanSpace
 from edge.survey.onnx_survey import REMEMBERED
 from edge.survey.profile import ClusterProfile
+from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
-from partition.plan.onnx_cuts import Cut
+from partition.plan.onnx_cuts import Cut, choose, cut_at
 from partition.plan.onnx_plan import OnnxPlan
+from partition.plan.onnx_split import split
 from partition.plan.plan import LOCAL
 from partition.predict.hysteresis import clearly_better, plan_threshold
 from partition.predict.objectives import OBJECTIVES, limited_by
@@ -172,3 +175,34 @@ def _best(rounds: Sequence[FlowSpeed], memory_bytes: Mapping[str, int]) -> Measu
     throughput_per_s = [one.throughput_per_s for one in rounds]
     apart = max(spread(latency_s), spread(throughput_per_s))
     return Measured(min(latency_s), max(throughput_per_s), None, memory_bytes, apart)
+
+
+def arrange_network(
+    model: OnnxSource,
+    devices: Sequence[str],
+    *,
+    cuts: Sequence[str] | None = None,
+    shares: Sequence[float] | None = None,
+    threads: int | None = None,
+    steps: Steps = SILENT,
+) -> PlanChoice:
+    """Choose a plan for a network on these devices, in their order.
+
+    cuts: labels or positions; None: by `shares`, what part of the work each device does; None: equal parts. threads: of
+    this device. PlanError for cuts that do not exist.
+    """
+    path = model.file.path
+    model.check_places(len(devices))
+    if cuts is not None:
+        plan = model.plan(devices, [cut_at(model.graph, where) for where in cuts])
+        return PlanChoice(path, plan, "as --cut says", is_given=True, keeps_off=LOCAL not in devices)
+    parts = tuple(shares or (1.0,) * len(devices))
+    places = choose(model.graph, "auto")
+    if len(places) < len(parts):
+        places = choose(model.graph, "all")
+    with steps.step(f"Timing the nodes of {model.name}"):
+        seconds = model.node_seconds(threads)
+    work = "estimated work" if seconds is None else "work as this device does it"
+    why = f"as --shares says, by {work}" if shares else f"equal parts of the {work}"
+    plan = model.plan(devices, split(model.graph, places, parts, seconds))
+    return PlanChoice(path, plan, why, is_given=shares is not None, keeps_off=LOCAL not in devices)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edge.cluster.deployment import Exchange
 from edge.planning.arrange import work_of
-from edge.planning.drafted import DraftRequest, assumed_text, draft_of
+from edge.planning.drafted import assumed_text, draft_of
 from edge.planning.llm_space import LlmSpace
 from edge.planning.plan_options import DEFAULTS, PlanOptions, is_onnx
 from edge.planning.space import PlanSpace
@@ -95,11 +95,7 @@ def llm_space(
             fresh=options.fresh,
             on_step=show,
         )
-    asked = DraftRequest(
-        options.draft, options.acceptance, options.draft_worker, cluster.insecure,
-        threads=options.threads, memory=options.memory, fresh=options.fresh,
-    )  # fmt: skip
-    draft = draft_of(asked, file, cluster.devices, work, steps)
+    draft = draft_of(options, file, cluster.devices, work, steps, insecure=cluster.insecure)
     if draft is not None:
         known = replace(known, notes=(*known.notes, assumed_text(draft, options.acceptance)))
     return LlmSpace(

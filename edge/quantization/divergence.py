@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from edge.llm.engine import Engine
     from edge.llm.options import EngineOptions
 
-__all__ = [
-    "Chunks",
-    "Summary",
-    "blocks_of_log_probabilities",
-    "divergence",
-    "log_probabilities",
-    "log_softmax",
-    "options_for",
-    "results_bytes",
-    "summarize",
-]
-
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Tokens = NDArray[np.int32]

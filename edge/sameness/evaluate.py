@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.llama.interrupt import interrupt_stops
 from edge.quantization.divergence import Chunks, Summary, divergence, log_softmax, summarize
-from edge.quantization.evaluate import common_chunks, temporary
+from edge.quantization.evaluate import temporary
 from edge.sameness.routes import Route
 
 Floats = NDArray[np.float32]
@@ -86,11 +85,6 @@ class RouteComparison:
         ]
 
 
-def chunks_of(paths: Sequence[Path], text: str, size: int, most: int | None) -> Chunks:
-    """Return the text in tokens that all these models share. The errors of `evaluate`."""
-    return common_chunks(paths, text, size, most)
-
-
 def compare_routes(
     reference: Route,
     one_device: Route,
@@ -110,7 +104,8 @@ def compare_routes(
     results, done = [], 0
     n_bytes = 4 * len(chunks) * chunks.scored * n_vocab
     with temporary(n_bytes) as first, temporary(n_bytes) as second:
-        of_reference, of_one = (_rows_in(file, chunks, n_vocab) for file in (first, second))
+        shape = (len(chunks), chunks.scored, n_vocab)
+        of_reference, of_one = (np.memmap(file, np.float32, "w+", shape=shape) for file in (first, second))
         for number, route in enumerate(routes):
             scores = _Scores(len(chunks) * chunks.scored)
             with route.opened() as engine, interrupt_stops(engine):
@@ -129,10 +124,6 @@ def compare_routes(
                 results.append(scores.result(route.name))
         del of_reference, of_one
     return RouteComparison(results, len(settings))
-
-
-def _rows_in(file: IO[bytes], chunks: Chunks, n_vocab: int) -> Floats:
-    return np.memmap(file, np.float32, "w+", shape=(len(chunks), chunks.scored, n_vocab))
 
 
 class _Scores:

@@ -18,8 +18,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from devices.processes.memory import give_back_memory
-from edge.serve.config import EngineConfig
+from devices.processes.limits import give_back_memory
+from edge.api.config import EngineConfig
 from edge.serve.loop import ServingLoop
 from edge.serve.messages import MOST_LINE_BYTES, error_json
 from edge.speculate.factory import speculation
@@ -79,9 +79,9 @@ def main() -> int:
     messages = control.lines()
     steps = _RemoteSteps(control)
     try:
-        config = EngineConfig.from_json(next(messages)["config"]).with_draft(steps)
-        with config.loaded(steps) as (engine, deployed), ExitStack() as stack:
-            drafter = speculation(config.drafts, engine, stack.enter_context, steps)
+        config = EngineConfig.from_json(next(messages)["config"])
+        with config.loaded(steps) as (engine, deployed, draft), ExitStack() as stack:
+            drafter = speculation(draft, engine, stack.enter_context, steps)
             loop = ServingLoop(engine, deployed, control.send, drafter, reproducible=config.reproducible)
             control.send({"ready": loop.status()})
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()

@@ -60,29 +60,29 @@ def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
     async def plan(http: Request) -> Response:
         return Json(await unless_gone(http, state.use_plan(await read(http, state.PlanRequest), models)))
 
+    def post(path: str, summary: str, request: type[R], answer: Callable[[R, ServedModel], Awaitable[Any]]) -> Endpoint:
+        """Return an endpoint whose request may name a model, which then answers it."""
+
+        async def work(parsed: R) -> Any:
+            return await answer(parsed, await models.model(getattr(parsed, "model", None)))
+
+        async def handle(http: Request) -> Response:
+            return Json(await unless_gone(http, work(await read(http, request))))
+
+        return Endpoint("POST", path, summary, handle, request)
+
+    count, native = "/v1/messages/count_tokens", "Tell texts as vectors, as llama.cpp's server has it."
     served = [
         *(
             Endpoint("POST", api.path, api.summary, answers(api, models, options.ping_s), api.request)
             for api in ANSWERING
         ),
-        _post(
-            "/v1/messages/count_tokens",
-            "Count the tokens of a conversation.",
-            MessagesInput,
-            tokens.count_tokens,
-            models,
-        ),
-        _post("/v1/embeddings", "Tell texts as vectors.", EmbeddingsRequest, embeddings, models),
-        _post(
-            "/embedding",
-            "Tell texts as vectors, as llama.cpp's server has it.",
-            NativeEmbeddingsRequest,
-            native_embeddings,
-            models,
-        ),
-        _post("/tokenize", "Tell the tokens of a text.", tokens.TokenizeRequest, tokens.tokenize, models),
-        _post("/detokenize", "Tell the text of tokens.", tokens.DetokenizeRequest, tokens.detokenize, models),
-        _post("/apply-template", "Tell the prompt of a chat.", ChatRequest, tokens.apply_template, models),
+        post(count, "Count the tokens of a conversation.", MessagesInput, tokens.count_tokens),
+        post("/v1/embeddings", "Tell texts as vectors.", EmbeddingsRequest, embeddings),
+        post("/embedding", native, NativeEmbeddingsRequest, native_embeddings),
+        post("/tokenize", "Tell the tokens of a text.", tokens.TokenizeRequest, tokens.tokenize),
+        post("/detokenize", "Tell the text of tokens.", tokens.DetokenizeRequest, tokens.detokenize),
+        post("/apply-template", "Tell the prompt of a chat.", ChatRequest, tokens.apply_template),
         Endpoint("POST", "/v1/plan", "Run a model as another plan says.", plan, state.PlanRequest),
         _get("/v1/models", "Tell which models there are.", lambda: model_list(models)),
         Endpoint("GET", "/v1/models/{name:path}", "Tell of one model.", one_model),
@@ -104,17 +104,3 @@ def _get(path: str, summary: str, answer: Callable[[], Awaitable[Any]]) -> Endpo
         return Json(await answer())
 
     return Endpoint("GET", path, summary, handle)
-
-
-def _post(
-    path: str, summary: str, request: type[R], answer: Callable[[R, ServedModel], Awaitable[Any]], models: ServedModels
-) -> Endpoint:
-    """Return an endpoint whose request may name a model, which then answers it."""
-
-    async def work(parsed: R) -> Any:
-        return await answer(parsed, await models.model(getattr(parsed, "model", None)))
-
-    async def handle(http: Request) -> Response:
-        return Json(await unless_gone(http, work(await read(http, request))))
-
-    return Endpoint("POST", path, summary, handle, request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from edge.errors import EdgeError
@@ -24,26 +25,19 @@ class ModelFile:
     parameters: int | None = None
 
 
-class ModelFiles:
-    """Files by path. A header takes some milliseconds to read, and clients ask for all models at once."""
-
-    def __init__(self) -> None:
-        self._read: dict[str, tuple[tuple[int, int], ModelFile]] = {}
-
-    def about(self, path: str) -> ModelFile:
-        """Return the facts about a file."""
-        try:
-            status = os.stat(path)
-        except OSError:
-            return ModelFile(0)
-        version = status.st_mtime_ns, status.st_size
-        known = self._read.get(path)
-        if known is None or known[0] != version:
-            known = self._read[path] = version, _read(path, int(status.st_mtime), status.st_size)
-        return known[1]
+def model_file(path: str) -> ModelFile:
+    """Return the facts about a file. A header takes some milliseconds to read, and clients ask for all models at
+    once, so facts are kept as long as the file does not change."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ModelFile(0)
+    return _read(path, status.st_mtime_ns, status.st_size)
 
 
-def _read(path: str, created: int, size_bytes: int) -> ModelFile:
+@lru_cache(1024)
+def _read(path: str, changed_ns: int, size_bytes: int) -> ModelFile:
+    created = changed_ns // 10**9
     with suppress(EdgeError, OSError):  # a request for this model gets the error
         shape = ModelShape.from_gguf(GgufFile.open(Path(path)))
         return ModelFile(created, size_bytes, shape.context_length or None, shape.n_vocab, shape.n_embd, shape.n_params)

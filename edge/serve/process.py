@@ -19,9 +19,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from edge.api.config import EngineConfig
 from edge.errors import EdgeError, EngineGone, Overloaded
 from edge.serve.answer import ProcessAnswer
-from edge.serve.config import EngineConfig
 from edge.serve.messages import error_of, generation_json, piece_of, settle
 from edge.serve.served import Generation
 from edge.serve.spawn import exit_code, how_ended, spawn

@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 
+from edge.api.config import EngineConfig
 from edge.errors import UnknownModel
-from edge.serve.config import EngineConfig
-from edge.serve.model_files import ModelFile, ModelFiles
+from edge.serve.model_files import ModelFile, model_file
 from edge.serve.process import EngineProcess
 from partition.plan.plan import Plan
 
@@ -31,7 +31,6 @@ class Router:
         lines for people."""
         self._configs = dict(configs)
         self._queue, self._say = queue, say
-        self._files = ModelFiles()
         self._processes: dict[str, EngineProcess] = {}
         self._used: dict[str, int] = {}  # when a model was last requested
         self._times = itertools.count()
@@ -71,7 +70,7 @@ class Router:
 
     def file(self, name: str) -> ModelFile:
         """As ServedModels.file."""
-        return self._files.about(self._configs[name].path)
+        return model_file(self._configs[name].path)
 
     async def running(self, name: str) -> Mapping[str, Any]:
         """As ServedModels.running."""
@@ -86,7 +85,7 @@ class Router:
         """As ServedModels.use_plan. A move that has begun goes on if its client has gone."""
         name = self._known(name)
         Plan.from_json(dict(plan))  # PlanError
-        config = replace(self._configs[name], plan=dict(plan), workers=())
+        config = replace(self._configs[name], plan=dict(plan), plan_name="the plan", workers=())
         move = asyncio.create_task(self._use(name, config))
         self._moves.add(move)
         move.add_done_callback(self._moves.discard)

@@ -10,9 +10,9 @@ from dataclasses import replace
 import uvicorn
 from starlette.applications import Starlette
 
+from edge.api.config import EngineConfig
 from edge.net.channel import check_own
 from edge.serve.app import create_app
-from edge.serve.config import EngineConfig
 from edge.serve.http.connections import bounded_connections
 from edge.serve.options import ServeOptions, check, tls_context
 from edge.serve.router import Router

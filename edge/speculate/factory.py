@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.llm.info import ModelInfo
 from edge.llm.interface import TextEngine
 from edge.llm.model import Model
-from edge.llm.options import EngineOptions, reproducible
+from edge.llm.options import EngineOptions, PrefixOptions, reproducible
 from edge.llm.slot import GreedyDrafter
 from edge.models.paths import PathLike, model_path
 from edge.quantization.model_in_type import model_in_type
@@ -102,6 +102,14 @@ def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
         draft_bytes = need.total - need.parts["runtime"]
     reserved = options.reserved + draft_bytes
     return replace(options, outputs=outputs, draft_rows=draft_rows, reserved=reserved, draft_bytes=draft_bytes)
+
+
+def engine_options(draft: Draft, *, prefix_cache: int | None, reproducible: bool, **options: Any) -> EngineOptions:
+    """Return the options of an engine as a person asks for it, with room for drafts. prefix_cache: bytes on disk; None:
+    the default, 0: no cache. options: other fields of EngineOptions. EngineError for one that is out of its range, or
+    that cannot be reproducible."""
+    asked = EngineOptions(prefixes=PrefixOptions.of(prefix_cache), **options)
+    return with_room(settled(asked, draft) if reproducible else asked, draft)
 
 
 def settled(options: EngineOptions, draft: Draft) -> EngineOptions:

@@ -9,21 +9,24 @@ that was measured wrong is right at once, and plans that contradict each other l
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from devices.remembered import Remembered
+from edge.cluster.fleet import device
 from edge.parallel.step_times import Summary
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work
-from partition.predict.hysteresis import CORRECTION, clearly_off
+from partition.predict.hysteresis import CORRECTION, FAR, clearly_better, clearly_off
 from partition.predict.predict import compute_s
 from partition.predict.speeds import DeviceSpeed, Links
 from quant.text import number_text
 
 _LEAST_STEPS = 16
+AGE_S = 3600.0  # of plans that were in use: after that, the cause of the delay may be over
 _MOST = 1000.0  # largest factor that counts as a correction
 
 
@@ -102,14 +105,54 @@ def correct(
     by_device = {speed.device: speed for speed in speeds}
     sentences = []
     predicted = compute_s(plan, work, by_device, links)
-    for device, predicted_s, summaries in zip(plan.devices, predicted, times, strict=True):
+    for address, predicted_s, summaries in zip(plan.devices, predicted, times, strict=True):
         ratio = measured_ratio(summaries.get("decode"), predicted_s)
-        if disturbed and device == LOCAL and ratio > 1:
+        if disturbed and address == LOCAL and ratio > 1:
             continue
-        if plan.devices.count(device) == 1 and corrections.learn(by_device[device], ratio):
+        if plan.devices.count(address) == 1 and corrections.learn(by_device[address], ratio):
             more = f"{100 * (ratio - 1):.0f} % longer" if ratio > 1 else f"{100 * (1 - ratio):.0f} % less"
             sentences.append(
-                f"{by_device[device].name} computed {more} than it was measured to take"
+                f"{by_device[address].name} computed {more} than it was measured to take"
                 f" ({number_text(1e3 * (predicted_s or 0))} ms a token); the next plan goes by that"
             )
     return sentences
+
+
+class UsedPlans:
+    """Seconds per token of plans that took far longer than predicted, by model, devices and widths of stages: the next
+    choice counts the time they took.
+
+    Predictions add up what each device takes alone. Ranks that are held up wait for each other, which no measurement
+    of one device shows.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._remembered = Remembered("plans-in-use", folder)
+
+    def learn(self, plan: Plan, predicted_s: float, took_s: float) -> bool:
+        """Remember the seconds of a token, if they are FAR from the prediction; return whether they are."""
+        is_far = clearly_better(predicted_s, took_s, by=FAR)
+        if is_far:
+            self._remembered.put(_key(plan), took_s)
+        return is_far
+
+    def took_s(self, plan: Plan) -> float | None:
+        """Return the seconds of a token under such a plan in the last hour; None if it was as predicted, or not in
+        use."""
+        remembered = self._remembered.get(_key(plan), AGE_S)
+        seconds = remembered[0] if remembered else None
+        return seconds if isinstance(seconds, float) and seconds > 0 else None
+
+
+def token_s(times: Sequence[Mapping[str, Summary]]) -> float | None:
+    """Return the seconds of a token of one request, waits included, by the fastest tenth of this device's steps; None
+    if there were too few. times: of each rank, this device's first."""
+    decode = times[0].get("decode") if times else None
+    if decode is None or decode.steps < _LEAST_STEPS:
+        return None
+    return (decode.compute_ms.p10 + decode.communication_ms.p10) / 1e3
+
+
+def _key(plan: Plan) -> str:
+    widths = [len(stage.shards) for stage in plan.stages]
+    return json.dumps([plan.model_digest, widths, sorted(set(map(device, plan.devices)))])

@@ -11,38 +11,23 @@ _HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension
 
 GEMMA_ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma": Architecture(
-        LLAMA,
-        DENSE,
-        common=_GEMMA,
-        always_tied=True,
-        rules=Rules(scales_input=True),
-        rope=PART,
-        plain=True,
+        LLAMA, DENSE, common=_GEMMA, always_tied=True, rules=Rules(scales_input=True), rope=PART, plain=True,
         default_window=1,
     ),
     "gemma2": Architecture(
-        {**LLAMA, **POST_NORMS},
-        DENSE,
-        common={**_GEMMA, "window": 4096, "attn_softcap": 50.0, "final_softcap": 30.0},
-        always_tied=True,
-        rules=Rules(window=Window(2), scales_input=True, layers_of_other_scale=46),
-        rope=PART,
-        plain=True,
+        {**LLAMA, **POST_NORMS}, DENSE,
+        common={**_GEMMA, "window": 4096, "attn_softcap": 50.0, "final_softcap": 30.0}, always_tied=True,
+        rules=Rules(window=Window(2), scales_input=True, layers_of_other_scale=46), rope=PART, plain=True,
         default_window=1,
     ),
     "gemma3": Architecture(
-        {**LLAMA, **POST_NORMS, **HEAD_NORMS},
-        DENSE,
-        common={**_GEMMA, "window": 512, "rope_base": 1e6},
-        rules=Rules(window=Window(6, optional=True), scales_input=True, layers_of_other_scale=62),
-        rope=PART,
-        plain=True,
-        default_window=1,
+        {**LLAMA, **POST_NORMS, **HEAD_NORMS}, DENSE, common={**_GEMMA, "window": 512, "rope_base": 1e6},
+        rules=Rules(window=Window(6, optional=True), scales_input=True, layers_of_other_scale=62), rope=PART,
+        plain=True, default_window=1,
     ),
     # Its layers with a window have smaller heads; those without take their keys for values, too.
     "gemma4": Architecture(
-        {**without(LLAMA, "attn_v.weight"), **_GEMMA_4},
-        DENSE,
+        {**without(LLAMA, "attn_v.weight"), **_GEMMA_4}, DENSE,
         {
             **DENSE,
             **experts("expert ff"),
@@ -70,8 +55,7 @@ GEMMA_ARCHITECTURES: Mapping[str, Architecture] = {
             **{f"{key}_swa": "half head" for key in _HEAD_SIZES},
         },
         rules=Rules(
-            window=Window(6, listed=True, both=True),
-            scales_input=True,
+            window=Window(6, listed=True, both=True), scales_input=True,
             whole_with={
                 "embedding_length_per_layer_input": "each layer reads a part of `inp_per_layer`, which llama.cpp makes "
                 "of the token and of what the first layer is given (`inp_scaled`), and a later stage is not given",
@@ -81,4 +65,4 @@ GEMMA_ARCHITECTURES: Mapping[str, Architecture] = {
         ),
         rope=UNCHECKED,
     ),
-}
+}  # fmt: skip

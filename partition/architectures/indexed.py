@@ -56,8 +56,7 @@ INDEXED_ARCHITECTURES: Mapping[str, Architecture] = {
     "deepseek32": _DEEPSEEK_32,
     "glm-dsa": _GLM_DSA,
     "minimax-m3": Architecture(
-        {**LLAMA, **HEAD_NORMS},
-        DENSE,
+        {**LLAMA, **HEAD_NORMS}, DENSE,
         {
             **experts("expert ff"),
             **shared(),
@@ -78,19 +77,13 @@ INDEXED_ARCHITECTURES: Mapping[str, Architecture] = {
         },
         never_tied=True,
         rules=Rules(
-            needs_output=True,
-            ff_key=EXPERT_KEY,
-            shared_sum="ffn_out-{}",
-            whole_attention="an index of all heads says what layers look at",
-            no_states=_INDEX_STATES,
+            needs_output=True, ff_key=EXPERT_KEY, shared_sum="ffn_out-{}",
+            whole_attention="an index of all heads says what layers look at", no_states=_INDEX_STATES,
         ),
         rope=UNCHECKED,
     ),
     "dots3note": Architecture(
-        {**_DOTS_3, **_INDEX},
-        DENSE,
-        {**experts("expert ff"), **shared(), **ROUTER_BIAS},
-        windowed=_DOTS_3,
+        {**_DOTS_3, **_INDEX}, DENSE, {**experts("expert ff"), **shared(), **ROUTER_BIAS}, windowed=_DOTS_3,
         common={**LEADING, "window": 128},
         keys={
             **LATENT_KEYS,
@@ -103,12 +96,9 @@ INDEXED_ARCHITECTURES: Mapping[str, Architecture] = {
             "attention.value_length_mla_swa": "head",
         },
         rules=Rules(
-            ff_key=EXPERT_KEY,
-            shared_sum="ffn_out-{}",
-            window=Window(4, listed=True, both=True),
-            whole_attention=ONE_LATENT_STATE,
-            no_states=_INDEX_STATES,
+            ff_key=EXPERT_KEY, shared_sum="ffn_out-{}", window=Window(4, listed=True, both=True),
+            whole_attention=ONE_LATENT_STATE, no_states=_INDEX_STATES,
         ),
         rope=UNCHECKED,
     ),
-}
+}  # fmt: skip

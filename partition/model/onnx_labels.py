@@ -30,7 +30,8 @@ def labels(graph: OnnxGraph) -> list[tuple[str, bool]]:
         if not block:
             name = _own_name(node)
         elif not whole:
-            name = "/".join((name, *node.scopes[shared + len(block) :], _last_name(node)))
+            last = node.name.rsplit("/", 1)[-1] or node.op
+            name = "/".join((name, *node.scopes[shared + len(block) :], last))
         if name in used:
             name = f"{name}:{node.outputs[0]}"
         used.add(name)
@@ -52,10 +53,6 @@ def _block(scopes: tuple[str, ...]) -> tuple[str, ...]:
         if _NUMBERED.match(part):
             return scopes[: i + 1]
     return scopes[:1]
-
-
-def _last_name(node: Node) -> str:
-    return node.name.rsplit("/", 1)[-1] or node.op
 
 
 def _own_name(node: Node) -> str:

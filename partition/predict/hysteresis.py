@@ -21,6 +21,9 @@ READS = 1.1  # more threads and larger buffers that read weights
 LAID_OUT = 1.05  # reading weights that are laid out already: they take a file
 TYPE = 1.02  # a larger type of weights, measured in the same rounds
 KERNEL = 1.15  # a type's kernel, measured alone
+# Other work only slows a device down. So a figure that was measured while the device was busy is an upper bound of what
+# the quiet device takes. The lower bound is what the same device took in a quiet moment, where one is remembered.
+MOST_SLOWED = 5.0  # times that other work slowed a device down, at most, where no quiet moment is remembered
 
 
 def clearly_better(new: float, old: float, *, by: float) -> bool:
@@ -41,3 +44,15 @@ def clearly_off(value: float, expected: float, *, by: float) -> bool:
 def plan_threshold(busy: bool, least: float = PLAN) -> float:
     """Return the threshold of a plan, `least` or more. busy: a device of it was measured while busy."""
     return max(least, BUSY_PLAN) if busy else least
+
+
+def lower_bound_factor(seconds: float, busy: bool, quiet_s: float | None) -> float:
+    """The part of a figure that is its lower bound: 1 if the figure is confirmed.
+
+    seconds: the figure. quiet_s: the same, from a quiet moment; None: none is remembered.
+    """
+    if not busy:
+        return 1.0
+    if quiet_s is None or seconds <= 0:
+        return 1 / MOST_SLOWED
+    return min(1.0, quiet_s / seconds)

@@ -17,8 +17,8 @@ from partition.model.onnx_shapes import Value
 from partition.plan.onnx_cuts import Cut, routes
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL
-from partition.predict.confidence import lower_bound_factor
 from partition.predict.hosts import Host, crowding, used
+from partition.predict.hysteresis import lower_bound_factor
 from partition.predict.prediction import Prediction, StagePrediction
 from partition.predict.speeds import Curve, Links, LinkSpeed
 from quant.wire import WIRES

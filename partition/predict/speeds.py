@@ -13,8 +13,8 @@ from typing import Any
 
 from partition import fields
 from partition.errors import PlanError
-from partition.predict.confidence import lower_bound_factor
 from partition.predict.hosts import Host, demand
+from partition.predict.hysteresis import lower_bound_factor
 
 FASTEST_LINK_BYTES_PER_S = 50e9  # 400 Gbit/s: a link that is said to do more contradicts the memory behind it
 _MOST_S = 3600.0  # for one step of a layer

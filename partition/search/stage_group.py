@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from partition.plan.apportion import parts
 from partition.plan.plan import NOTHING, Shard
-from partition.plan.shares import parts
 from partition.plan.tensor import shards
 from partition.predict import cost
 from partition.predict.cost import GroupCost, Work

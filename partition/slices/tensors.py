@@ -63,13 +63,11 @@ def pieces(tensor: TensorInfo, dimension: int, ranges: Sequence[Range]) -> tuple
     if len(bounds) > 1 and count > 1:
         raise CannotSlice(f"{tensor.name!r} would be put together from several parts of many matrices")
     return tuple(
-        Copy(tensor.offset, stride * count) if end - start == stride else _copy(tensor, start, end, stride, count)
+        Copy(tensor.offset, stride * count)
+        if end - start == stride
+        else Copy(tensor.offset + start, end - start, stride, count)
         for start, end in bounds
     )
-
-
-def _copy(tensor: TensorInfo, start: int, end: int, stride: int, count: int) -> Copy:
-    return Copy(tensor.offset + start, end - start, stride, count)
 
 
 def _bytes(tensor: TensorInfo, values: int) -> int:

@@ -41,7 +41,10 @@ def convert(folder: Path, out: Path, progress: Progress | None = None, type_name
         _check_out(out, checkpoint)
         model = read_model(checkpoint.json("config.json"))
         pairs = model_pairs(model)
-        plan = [(target, _type(target, type_name)) for target in targets(model, checkpoint.tensors)]
+        plan = [
+            (target, "f32" if target.keeps_f32 else type_name or target.stored)
+            for target in targets(model, checkpoint.tensors)
+        ]
         factors = rope_factors(model)
         tensors = [NewTensor(t.name, tuple(reversed(t.shape)), TYPES[kind]) for t, kind in plan]
         if factors:
@@ -60,11 +63,6 @@ def convert(folder: Path, out: Path, progress: Progress | None = None, type_name
                         progress(file.tell(), total)
                 file.write(bytes(-file.tell() % ALIGNMENT))
             return file.tell()
-
-
-def _type(target: Target, type_name: str | None) -> str:
-    """The type a tensor gets."""
-    return "f32" if target.keeps_f32 else type_name or target.stored
 
 
 def _most(plan: list[tuple[Target, str]]) -> str:

@@ -67,7 +67,7 @@ def options_used(monkeypatch: pytest.MonkeyPatch, *args: str) -> EngineOptions:
     class Seen(Exception):
         pass
 
-    def engine(path: Path, options: EngineOptions) -> None:
+    def engine(path: Path, options: EngineOptions, **_: object) -> None:
         raise Seen(options)
 
     with monkeypatch.context() as patch:

@@ -10,8 +10,7 @@ import psutil
 import pytest
 
 import edge.net.channel
-from apps import options
-from apps.commands import distributed
+from apps import distributed, options
 from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.cluster.fleet import MAX_WORKERS
 from edge.demo import MODEL_PATH

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apps.commands import quantize_onnx
+from apps.commands import quantize as command
 from apps.errors import UsageError
 from apps.show import progress as progress_module
 from edge.quantization.onnx import quantize
@@ -56,7 +56,7 @@ def test_the_command_in_words(
     tmp_path: Path, source: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress_module, "PLAIN_INTERVAL_S", 1e9)  # how far it is, is said of what takes long
-    assert quantize_onnx.run(arguments(source, tmp_path / "out.onnx", type="int4", block_size=16)) == 0
+    assert command.run_onnx(arguments(source, tmp_path / "out.onnx", type="int4", block_size=16)) == 0
     out, err = capfd.readouterr()
     assert err == ""
     assert "int4, weights, blocks of 16" in out
@@ -68,7 +68,7 @@ def test_the_command_in_words(
 def test_the_command_in_json(tmp_path: Path, source: Path, capfd: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "out.onnx"
     calibration = samples(tmp_path / "x.npz", x=vectors())
-    assert quantize_onnx.run(arguments(source, target, calibration=calibration, json=True)) == 0
+    assert command.run_onnx(arguments(source, target, calibration=calibration, json=True)) == 0
     out, err = capfd.readouterr()
     found = json.loads(out)
     assert err == ""
@@ -103,7 +103,7 @@ def test_wrong_usage(tmp_path: Path, source: Path) -> None:
     ]
     for args, message in cases:
         with pytest.raises(UsageError, match=message):
-            quantize_onnx.run(args)
+            command.run_onnx(args)
     assert there.read_bytes() == b"mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "there.onnx", "weights.onnx.data"]
     with pytest.raises(UnknownTypeError, match="int8, int4"):
@@ -130,7 +130,7 @@ def test_what_is_read_is_never_written_over(tmp_path: Path, source: Path) -> Non
     for args, error, message in cases:
         args.force = True
         with pytest.raises(error, match=message):
-            quantize_onnx.run(args)
+            command.run_onnx(args)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
@@ -143,10 +143,10 @@ def test_options_of_language_models(
 
 
 def test_what_is_not_installed_is_named(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantize_onnx, "_NEEDED_INT4", ("no_such_package",))
+    monkeypatch.setattr(command, "_NEEDED_INT4", ("no_such_package",))
     with pytest.raises(UsageError, match=r'no_such_package needed .*: pip install "edge-runtime\[onnx\]"'):
-        quantize_onnx.run(arguments(source, tmp_path / "out.onnx", type="int4"))
-    assert quantize_onnx.run(arguments(source, tmp_path / "out.onnx")) == 0
+        command.run_onnx(arguments(source, tmp_path / "out.onnx", type="int4"))
+    assert command.run_onnx(arguments(source, tmp_path / "out.onnx")) == 0
 
 
 def test_force_replaces_only_once_it_is_done(tmp_path: Path, source: Path) -> None:
@@ -162,7 +162,7 @@ def test_force_replaces_only_once_it_is_done(tmp_path: Path, source: Path) -> No
         quantize(source, target, "int8", progress=stop)
     assert target.read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out.onnx"]
-    assert quantize_onnx.run(arguments(source, target, force=True)) == 0
+    assert command.run_onnx(arguments(source, target, force=True)) == 0
     assert run(target, vectors())[0].shape == (6, 10)
     assert source.read_bytes() == before
     assert target.stat().st_mode == source.stat().st_mode

@@ -13,8 +13,7 @@ import pytest
 from onnx import helper
 
 import edge as api
-from apps import options
-from apps.commands import distributed
+from apps import distributed, options
 from apps.options import worker_addresses
 from edge.demo import MODEL_PATH
 from edge.onnx.pipeline import MOST_WINDOW

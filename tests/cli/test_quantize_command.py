@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apps.commands import quantize_kernels
+from apps.commands import quantize
 from apps.errors import EXIT_CODES
 from apps.show import progress as progress_module
 from edge.llm.options import EngineOptions
@@ -256,7 +256,7 @@ def test_a_report_is_a_table_too(run: Run, small: Path, out: Path, text: Path) -
 
 
 def test_kernels(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantize_kernels, "_KERNELS", ("q4_0", "q8_0", "f16"))  # all take half a minute
+    monkeypatch.setattr(quantize, "_KERNELS", ("q4_0", "q8_0", "f16"))  # all take half a minute
     result = said(run, "--kernels")
     assert set(result) == {"threads", "types", "default"}
     assert result["threads"] == 1

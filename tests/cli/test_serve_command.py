@@ -19,8 +19,8 @@ from typing import IO, Any
 import psutil
 import pytest
 
-from apps.commands.serve import DRAFTS, ENGINE_OPTIONS
-from apps.options import add_engine_arguments
+from apps.commands.serve import DRAFTS
+from apps.options import ENGINE_OPTIONS, add_engine_arguments
 from devices.processes.forking import ForkedProcess
 from edge.demo import MODEL_PATH
 from tests.support import ROOT

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import edge
+from edge.api.config import EngineConfig
 from edge.cluster import drafting
 from edge.cluster.drafting import DraftDevice
 from edge.demo import MODEL_PATH
@@ -20,7 +21,6 @@ from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
-from edge.serve.config import EngineConfig
 from edge.speculate.factory import WorkerDraft, drafts, speculation, with_room
 from edge.speculate.small_model import ModelDrafts
 from edge.tasks import SILENT, Steps
@@ -175,8 +175,8 @@ def test_it_is_taken_back_when_it_is_there_again(
 def test_what_a_person_asks_for_is_done(one: Worker, engine: Engine, tmp_path: Path) -> None:
     asked = drafts(MODEL_PATH, None, worker=one.address)
     assert asked == WorkerDraft(MODEL_PATH, one.address)
-    config = EngineConfig(str(MODEL_PATH), draft=str(MODEL_PATH), draft_worker=one.address).with_draft(SILENT)
-    assert EngineConfig.from_json(config.to_json()).drafts == asked
+    config = EngineConfig(str(MODEL_PATH), draft=str(MODEL_PATH), draft_worker=one.address)
+    assert EngineConfig.from_json(config.to_json()).drafts(SILENT) == asked
     with pytest.raises(ValueError, match="a worker guesses by a model, not by ngram"):
         edge.load(draft="ngram", draft_worker=one.address)
     budget = replace(ROOM, memory=1 << 30)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH
 from edge.serve.app import create_app
-from edge.serve.config import EngineConfig
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
 from tests.serve.conftest import OPTIONS

@@ -7,10 +7,10 @@ from typing import Any
 import gguf
 import pytest
 
+from edge.api.config import EngineConfig
 from edge.errors import ContextFull, EngineError, SamplingError
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.serve.config import EngineConfig
 from edge.serve.router import Router
 from edge.serve.served import Generation
 from partition.model.generation import generates

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
+from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH
 from edge.errors import ContextFull, EngineError, EngineGone, Overloaded, SamplingError, TemplateError, UnknownModel
 from edge.llm.engine import Engine
@@ -20,7 +21,6 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.serve import spawn
 from edge.serve.answer import ProcessAnswer
-from edge.serve.config import EngineConfig
 from edge.serve.process import ENDS_IN_A_ROW, EngineProcess
 from edge.serve.router import Router
 from edge.serve.served import Generation, Piece

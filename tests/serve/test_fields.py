@@ -76,7 +76,7 @@ def test_no_field_of_the_official_clients_is_unknown() -> None:
         (responses_fields.FunctionCallItem, responses.ResponseFunctionToolCallParam),
         (responses_fields.FunctionOutputItem, response_input_item_param.FunctionCallOutput),
         (responses_fields.TextFields, responses.ResponseTextConfigParam),
-        (responses_fields.JsonOfSchema, responses.ResponseFormatTextJSONSchemaConfigParam),
+        (responses_fields.FlatSchema, responses.ResponseFormatTextJSONSchemaConfigParam),
         (responses_fields.Reasoning, shared_params.Reasoning),
         (fields.StreamOptions, response_create_params.StreamOptions),
         (messages.MessagesRequest, message_create_params.MessageCreateParamsBase),

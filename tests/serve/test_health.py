@@ -10,10 +10,10 @@ import httpx
 import psutil
 import pytest
 
+from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH
 from edge.errors import EngineGone
 from edge.serve.app import create_app
-from edge.serve.config import EngineConfig
 from edge.serve.options import ServeOptions
 from edge.serve.process import EngineProcess
 from edge.serve.served import Generation

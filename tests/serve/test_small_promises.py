@@ -8,6 +8,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from edge.api.config import EngineConfig
 from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.demo import MODEL_PATH
 from edge.deployment.deployed import DeployedModel
@@ -19,12 +20,11 @@ from edge.serve.apis.messages_fields import MessagesInput, conversation_of
 from edge.serve.apis.metrics import metrics
 from edge.serve.apis.tokens import count_tokens
 from edge.serve.app import create_app
-from edge.serve.config import EngineConfig
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
 from edge.serve.served import Generation
 from edge.serve.status import EngineStatus
-from edge.serve.tools.formats import MISTRAL
+from edge.serve.tools.functions import MISTRAL
 from edge.serve.tools.parser import CallParser
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL

@@ -99,7 +99,7 @@ def test_long_texts_over_http(server: str) -> None:
 
 _FREED = """
 import psutil
-from devices.processes.memory import give_back_memory
+from devices.processes.limits import give_back_memory
 rss = psutil.Process().memory_info
 small = [bytes(1000) for _ in range(200_000)]
 held = small[::20]  # keeps the pages around it in use, and the end of the heap

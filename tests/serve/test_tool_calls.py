@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.constraint import constraint
 from edge.serve.tools.conversation import conversation
-from edge.serve.tools.formats import HERMES, LLAMA3, MISTRAL, CallFormat, format_of
-from edge.serve.tools.functions import Function, FunctionUse
+from edge.serve.tools.functions import HERMES, LLAMA3, MISTRAL, CallFormat, Function, FunctionUse, format_of
 from edge.serve.tools.parser import CallParser, ParsedCall
 
 FORMATS = (HERMES, LLAMA3, MISTRAL)

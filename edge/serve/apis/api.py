@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from edge.serve.apis.fields import GeneratingRequest
+from edge.serve.apis.fields import GeneratingRequest, constrained, repeated
 from edge.serve.deltas import Deltas
 from edge.serve.http.errors import Failure
 from edge.serve.served import Generation
@@ -24,6 +24,26 @@ class ParsedRequest:
 
     generations: Sequence[Generation]
     conversation: Conversation | None = None  # with the functions that may be called
+
+    @classmethod
+    def of_conversation(
+        cls,
+        conversation: Conversation,
+        sampling: Mapping[str, Any],
+        max_tokens: int | None,
+        logprobs: int | None = None,
+        n: int = 1,
+    ) -> ParsedRequest:
+        """Return a request for n answers to a conversation. BadRequest if they have more than one constraint."""
+        generation = Generation(
+            messages=conversation.messages,
+            tools=conversation.tools,
+            variables=conversation.variables,
+            max_tokens=max_tokens,
+            sampling=constrained(sampling, conversation.sampling),
+            logprobs=logprobs,
+        )
+        return cls(repeated(generation, n), conversation)
 
     def parsers(self) -> list[CallParser | None]:
         """Return a parser for each answer."""

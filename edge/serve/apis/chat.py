@@ -15,19 +15,18 @@ from edge.serve.apis.fields import (
     FunctionName,
     JsonObject,
     SamplingRequest,
+    TemplateVariables,
     TextType,
-    constrained,
-    repeated,
+    template_variables,
 )
 from edge.serve.apis.openai_fields import ResponseFormat, Usage, error_event, new_id, now, text_schema, token_logprobs
 from edge.serve.apis.other_fields import CHAT_REFUSED, OPENAI_IGNORED, Refused
-from edge.serve.apis.variables import TemplateVariables, template_variables
 from edge.serve.deltas import Begin, Call, Deltas, End, Text
 from edge.serve.http.errors import BadRequest
-from edge.serve.served import Generation
 from edge.serve.tools.conversation import conversation
-from edge.serve.tools.functions import Function, FunctionUse
-from edge.serve.tools.prompt import Message
+from edge.serve.tools.functions import Function, FunctionUse, Message
+
+Choice = Literal["auto", "none", "required"]
 
 
 class TextPart(Fields):
@@ -66,6 +65,10 @@ class FunctionFields(Fields):
     parameters: JsonObject | None = None
     strict: bool | None = None
 
+    def to_function(self) -> Function:
+        """Return the function, in the form of a conversation."""
+        return Function(self.name, self.description or "", self.parameters or {}, bool(self.strict))
+
 
 class Tool(Fields):
     type: Literal["function"]
@@ -88,7 +91,7 @@ class ChatRequest(SamplingRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: list[Tool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    tool_choice: Choice | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="true: more than one call where some must come")
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = Field(None, max_length=40, description="for templates that know it")
@@ -117,35 +120,25 @@ def parse(request: ChatRequest, template: str) -> ParsedRequest:
         text_schema(request.response_format),
         template_variables(template, request.chat_template_kwargs, request.reasoning_effort),
     )
-    generation = Generation(
-        messages=parsed.messages,
-        tools=parsed.tools,
-        variables=parsed.variables,
-        max_tokens=request.max_completion_tokens or request.max_tokens,
-        sampling=constrained(request.sampling(), parsed.sampling),
-        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-    )
-    return ParsedRequest(repeated(generation, request.n or 1), parsed)
+    max_tokens = request.max_completion_tokens or request.max_tokens
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    return ParsedRequest.of_conversation(parsed, request.sampling(), max_tokens, logprobs, request.n or 1)
 
 
 def _use(request: ChatRequest) -> FunctionUse:
-    functions = [
-        Function(
-            tool.function.name,
-            tool.function.description or "",
-            tool.function.parameters or {},
-            bool(tool.function.strict),
-        )
-        for tool in request.tools or ()
-    ]
+    functions = [tool.function.to_function() for tool in request.tools or ()]
     choice = request.tool_choice
-    name = choice.function.name if isinstance(choice, NamedTool) else None
-    return FunctionUse(
-        functions,
-        choice if isinstance(choice, str) else "auto",
-        name,
-        several=bool(request.parallel_tool_calls) and name is None,
-    )
+    named = choice.function if isinstance(choice, NamedTool) else choice
+    return function_use(functions, named, request.parallel_tool_calls)
+
+
+def function_use(
+    functions: Sequence[Function], choice: Choice | NamedFunction | None, parallel: bool | None
+) -> FunctionUse:
+    """Return the functions of a request, and which of them must be called. BadRequest."""
+    if isinstance(choice, NamedFunction):
+        return FunctionUse(functions, name=choice.name)
+    return FunctionUse(functions, choice or "auto", several=bool(parallel))
 
 
 def _message(message: ChatMessage) -> Message:
@@ -230,14 +223,8 @@ def fold(chunks: Sequence[Event]) -> Event:
         elif not message["content"]:
             message["content"] = None
     last = chunks[-1]
-    return {
-        "id": last["id"],
-        "object": "chat.completion",
-        "created": last["created"],
-        "model": last["model"],
-        "choices": [choices[index] for index in sorted(choices)],
-        "usage": last["usage"],
-    }
+    head = {**{key: last[key] for key in ("id", "created", "model")}, "object": "chat.completion"}
+    return {**head, "choices": [choices[index] for index in sorted(choices)], "usage": last["usage"]}
 
 
 def _add(choice: dict[str, Any], part: dict[str, Any]) -> None:

@@ -35,16 +35,13 @@ async def embeddings(request: EmbeddingsRequest, model: ServedModel) -> dict[str
     vectors, tokens = await model.embed(texts)
     if request.dimensions is not None and request.dimensions != len(vectors[0]):
         raise BadRequest(f"{model.name} has {len(vectors[0])} dimensions, not {request.dimensions}", "dimensions")
+    is_base64 = request.encoding_format == "base64"
     data = [
-        {"object": "embedding", "index": index, "embedding": _base64(vector) if _is_base64(request) else vector}
+        {"object": "embedding", "index": index, "embedding": _base64(vector) if is_base64 else vector}
         for index, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": data, "model": model.name, "usage": usage}
-
-
-def _is_base64(request: EmbeddingsRequest) -> bool:
-    return request.encoding_format == "base64"
 
 
 def _base64(vector: list[float]) -> str:

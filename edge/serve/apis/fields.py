@@ -1,4 +1,4 @@
-"""Request fields that several APIs share."""
+"""Request fields that several APIs share, and variables of chat templates."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from edge.serve.apis.other_fields import (
 )
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import Generation
+from edge.serve.tools.functions import json_text
+from edge.templates.template import RESERVED
 
 MAX_SEED = 2**32 - 2  # as in edge.llm.sampler, whose import would load llama.cpp into this process
 MAX_ANSWERS = 64  # of one request
@@ -98,8 +100,8 @@ TextType = Annotated[str, AfterValidator(_text_only), Field(json_schema_extra={"
 """The type of a part of a message."""
 
 
-class SamplingRequest(GeneratingRequest):
-    """Sampling fields of OpenAI's API, and those that llama.cpp adds."""
+class SamplingFields(GeneratingRequest):
+    """Sampling fields that chats, completions and responses have."""
 
     temperature: float | None = Field(None, description="0: always the likeliest token; default 1")
     top_p: float | None = Field(None, description="default 1: all")
@@ -111,6 +113,15 @@ class SamplingRequest(GeneratingRequest):
     presence_penalty: float | None = None
     repeat_penalty: float | None = Field(None, description="above 1: tokens of the last 64 become less likely")
     seed: int | None = Field(None, ge=0, le=MAX_SEED)
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the given fields in the form of `Generation.sampling`."""
+        return given_sampling(self, (*DEFAULTS, "frequency_penalty", "presence_penalty", "repeat_penalty", "seed"))
+
+
+class SamplingRequest(SamplingFields):
+    """Sampling fields of OpenAI's API, and those that llama.cpp adds."""
+
     logit_bias: dict[int, float] | None = Field(None, description="added to the logits of token ids")
     stop: Stop | list[Stop] | None = Field(None, description=f"at most {MAX_STOPS}")
     n: int | None = Field(None, ge=1, le=MAX_ANSWERS, description="answers to each prompt")
@@ -133,8 +144,7 @@ class SamplingRequest(GeneratingRequest):
 
     def sampling(self) -> dict[str, Any]:
         """Return the given fields in the form of `Generation.sampling`."""
-        names = (*DEFAULTS, "frequency_penalty", "presence_penalty", "repeat_penalty", "seed", "logit_bias")
-        sampling = given_sampling(self, (*names, *CONSTRAINTS))
+        sampling = super().sampling() | given_sampling(self, ("logit_bias", *CONSTRAINTS), defaults={})
         return {**sampling, "stop": stops} if (stops := self.stops()) else sampling
 
 
@@ -145,10 +155,10 @@ SAMPLING = (  # sampling fields of all APIs
 )  # fmt: skip
 
 
-def given_sampling(request: BaseModel, names: Iterable[str]) -> dict[str, Any]:
-    """Return the sampling fields that a request has, and the APIs' defaults for the others."""
+def given_sampling(request: BaseModel, names: Iterable[str], defaults: Mapping[str, Any] = DEFAULTS) -> dict[str, Any]:
+    """Return the sampling fields that a request has, and defaults for the others."""
     values = {name: value for name in (*names, *SAMPLING) if (value := getattr(request, name, None)) is not None}
-    return DEFAULTS | values
+    return {**defaults, **values}
 
 
 def constrained(sampling: Mapping[str, Any], constraints: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,3 +181,29 @@ def repeated(generation: Generation, n: int) -> list[Generation]:
     return [
         replace(generation, sampling={**generation.sampling, "seed": (seed + i) % (MAX_SEED + 1)}) for i in range(n)
     ]
+
+
+MAX_VARIABLES = 64
+Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
+TemplateVariables = Annotated[dict[Name, JsonValue], Field(max_length=MAX_VARIABLES)]
+
+
+def template_variables(
+    template: str, given: Mapping[str, Any] | None, effort: str | None = None, thinking: str | None = None
+) -> dict[str, Any]:
+    """Return the variables of a request, and its options for reasoning, as the template of this source uses them.
+    BadRequest if the template has no such option, and for a name that every template has."""
+    variables = dict(given or {})
+    if reserved := sorted(RESERVED & variables.keys()):
+        raise BadRequest(f"{', '.join(reserved)}: the template has it from the request", "chat_template_kwargs")
+    json_text(variables, "chat_template_kwargs")
+    if effort is not None and "reasoning_effort" in template:
+        variables.setdefault("reasoning_effort", effort)
+    elif effort not in (None, "none"):
+        raise BadRequest("this model's chat template knows no reasoning_effort; leave it out", "reasoning_effort")
+    enable_thinking = {"enabled": True, "disabled": False}.get(thinking or "", None if effort != "none" else False)
+    if enable_thinking is not None and "enable_thinking" in template:
+        variables.setdefault("enable_thinking", enable_thinking)
+    elif enable_thinking:
+        raise BadRequest("this model's chat template knows no thinking; leave it out", "thinking")
+    return variables

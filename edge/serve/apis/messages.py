@@ -9,12 +9,11 @@ from typing import Any
 from pydantic import Field
 
 from edge.serve.apis.api import Api, Event, ParsedRequest
-from edge.serve.apis.fields import MAX_STOPS, Stop, constrained, given_sampling
+from edge.serve.apis.fields import MAX_STOPS, Stop, given_sampling
 from edge.serve.apis.messages_fields import MessagesInput, conversation_of
 from edge.serve.apis.openai_fields import new_id
 from edge.serve.deltas import Begin, Call, Deltas, End, Text
 from edge.serve.http.errors import Failure, error_body
-from edge.serve.served import Generation
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -33,14 +32,7 @@ def parse(request: MessagesRequest, template: str) -> ParsedRequest:
     sampling = given_sampling(request, ("temperature", "top_k", "top_p"))
     if request.stop_sequences:
         sampling["stop"] = request.stop_sequences
-    generation = Generation(
-        messages=parsed.messages,
-        tools=parsed.tools,
-        variables=parsed.variables,
-        max_tokens=request.max_tokens,
-        sampling=constrained(sampling, parsed.sampling),
-    )
-    return ParsedRequest([generation], parsed)
+    return ParsedRequest.of_conversation(parsed, sampling, request.max_tokens)
 
 
 async def events(_request: MessagesRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
@@ -75,7 +67,9 @@ async def events(_request: MessagesRequest, model: str, deltas: Deltas) -> Async
         elif isinstance(delta, End):
             for event in stop_text():
                 yield event
-            ended = {"stop_reason": _reason(delta), "stop_sequence": delta.stop_string, **delta.extra}
+            is_string = delta.stop_string is not None and delta.reason == "stop"
+            reason = "stop_sequence" if is_string else _REASONS[delta.reason]
+            ended = {"stop_reason": reason, "stop_sequence": delta.stop_string, **delta.extra}
             total = {**usage, "output_tokens": delta.generated_tokens}
             yield {"type": "message_delta", "delta": ended, "usage": total}
             yield {"type": "message_stop"}
@@ -95,10 +89,6 @@ def _message(model: str, usage: dict[str, int]) -> dict[str, Any]:
 
 def _block_delta(index: int, kind: str, key: str, text: str) -> Event:
     return {"type": "content_block_delta", "index": index, "delta": {"type": kind, key: text}}
-
-
-def _reason(end: End) -> str:
-    return "stop_sequence" if end.stop_string is not None and end.reason == "stop" else _REASONS[end.reason]
 
 
 def fold(events_: Sequence[Event]) -> Event:

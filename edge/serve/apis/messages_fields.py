@@ -6,13 +6,19 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from edge.serve.apis.fields import Fields, FunctionName, GeneratingRequest, JsonObject, TextType
+from edge.serve.apis.fields import (
+    Fields,
+    FunctionName,
+    GeneratingRequest,
+    JsonObject,
+    TemplateVariables,
+    TextType,
+    template_variables,
+)
 from edge.serve.apis.other_fields import MESSAGES_IGNORED, MESSAGES_REFUSED, Refused
-from edge.serve.apis.variables import TemplateVariables, template_variables
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.conversation import Conversation, conversation
-from edge.serve.tools.functions import Function, FunctionUse
-from edge.serve.tools.prompt import Message
+from edge.serve.tools.functions import Function, FunctionUse, Message
 
 
 class TextBlock(Fields):

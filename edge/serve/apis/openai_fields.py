@@ -39,10 +39,12 @@ class JsonOfSchema(Fields):
 ResponseFormat = Annotated[AnyText | AnyJson | JsonOfSchema, Field(discriminator="type")]
 
 
-def text_schema(response_format: AnyText | AnyJson | JsonOfSchema | None) -> Mapping[str, Any] | None:
+def text_schema(response_format: AnyText | AnyJson | JsonOfSchema | JsonSchema | None) -> Mapping[str, Any] | None:
     """Return the JSON schema of an answer; None for any text."""
     if isinstance(response_format, JsonOfSchema):
-        return response_format.json_schema.json_schema
+        response_format = response_format.json_schema
+    if isinstance(response_format, JsonSchema):
+        return response_format.json_schema
     return {"type": "object"} if isinstance(response_format, AnyJson) else None
 
 

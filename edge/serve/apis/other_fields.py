@@ -13,61 +13,32 @@ from typing import Any
 Refused = Mapping[str, tuple[Any, ...]]
 """Fields, each with its neutral values beside null and false."""
 
-LLAMA_REFUSED: Refused = {
-    "add_generation_prompt": (True,),
-    "dynatemp_range": (0,),
-    "grammar_lazy": (),
-    "grammar_triggers": ([],),
-    "ignore_eos": (),
-    "lora": ([],),
-    "min_keep": (0,),
-    "mirostat": (0,),
-    "multimodal_data": ([],),
-    "n_cmpl": (1,),
-    "n_indent": (0,),
-    "n_predict": (-1,),
-    "n_probs": (0,),
-    "parse_tool_calls": (True,),
-    "post_sampling_probs": (),
-    "reasoning_budget": (-1,),
-    "reasoning_format": ("none", "auto"),
-    "repeat_last_n": (64,),
-    "response_fields": ([],),
-    "return_tokens": (),
-    "samplers": ([],),
-    "t_max_predict_ms": (0, -1),
-    "thinking_budget_tokens": (-1,),
-    "thinking_forced_open": (),
-    "top_n_sigma": (0, -1),
-}
+
+def _refused(any_value: str = "", not_empty: str = "", **neutral: tuple[Any, ...]) -> Refused:
+    """Return fields of which any value is refused, any list but an empty one, and any but neutral values."""
+    return {**dict.fromkeys(any_value.split(), ()), **dict.fromkeys(not_empty.split(), ([],)), **neutral}
+
+
+LLAMA_REFUSED = _refused(
+    any_value="grammar_lazy ignore_eos post_sampling_probs return_tokens thinking_forced_open",
+    not_empty="grammar_triggers lora multimodal_data response_fields samplers",
+    add_generation_prompt=(True,), dynatemp_range=(0,), min_keep=(0,), mirostat=(0,), n_cmpl=(1,), n_indent=(0,),
+    n_predict=(-1,), n_probs=(0,), parse_tool_calls=(True,), reasoning_budget=(-1,),
+    reasoning_format=("none", "auto"), repeat_last_n=(64,), t_max_predict_ms=(0, -1), thinking_budget_tokens=(-1,),
+    top_n_sigma=(0, -1),
+)  # fmt: skip
 # Places in the cache, figures beside the answer, and fields that matter only with refused ones.
 LLAMA_IGNORED = frozenset(
     "cache_prompt dynatemp_exponent id_slot mirostat_eta mirostat_tau n_cache_reuse n_discard n_keep return_progress"
     " sse_ping_interval t_max_prompt_ms timings_per_token".split()
 )
 
-VLLM_REFUSED: Refused = {
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
-    "chat_template": (),
-    "continue_final_message": (),
-    "documents": ([],),
-    "enable_thinking": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "min_tokens": (0,),
-    "prompt_logprobs": (),
-    "repetition_penalty": (1,),
-    "stop_token_ids": ([],),
-    "structured_outputs": (),
-    "truncate_prompt_tokens": (-1,),
-    "use_beam_search": (),
-}
+VLLM_REFUSED = _refused(
+    any_value="chat_template continue_final_message enable_thinking guided_choice guided_grammar guided_json"
+    " guided_regex include_stop_str_in_output prompt_logprobs structured_outputs use_beam_search",
+    not_empty="allowed_token_ids bad_words documents logits_processors stop_token_ids",
+    length_penalty=(1,), min_tokens=(0,), repetition_penalty=(1,), truncate_prompt_tokens=(-1,),
+)  # fmt: skip
 VLLM_IGNORED = frozenset("priority request_id skip_special_tokens spaces_between_special_tokens".split())
 
 # Fields for a provider with many users, and for stored data: there is neither here.
@@ -75,71 +46,29 @@ OPENAI_IGNORED = frozenset(
     "metadata prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier service_tier store"
     " user".split()
 )
-CHAT_REFUSED: Refused = {
-    "audio": (),
-    "echo": (),
-    "json_schema": (),
-    "prompt": (),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "moderation": (),
-    "suffix": (),
-    "best_of": (1,),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-COMPLETIONS_REFUSED: Refused = {
-    "best_of": (1,),
-    "chat_template_kwargs": ({},),
-    "echo": (),
-    "json_schema": (),
-    "suffix": ("",),
-}
+CHAT_REFUSED = _refused(
+    any_value="audio echo json_schema prompt moderation suffix web_search_options",
+    not_empty="functions",
+    function_call=("none", "auto"), modalities=(["text"],), best_of=(1,), verbosity=("medium",),
+)  # fmt: skip
+COMPLETIONS_REFUSED = _refused(
+    any_value="echo json_schema",
+    best_of=(1,), chat_template_kwargs=({},), suffix=("",),
+)  # fmt: skip
 # Fields of chats that responses do not have, and unsupported fields of responses.
-RESPONSES_REFUSED: Refused = {
-    "access_programs": ([],),
-    "background": (),
-    "context_management": ([],),
-    "conversation": (),
-    "grammar": (),
-    "image": (),
-    "json_schema": (),
-    "lark": (),
-    "logit_bias": ({},),
-    "logprobs": (),
-    "moderation": (),
-    "n": (1,),
-    "previous_response_id": (),
-    "prompt": (),
-    "regex": (),
-    "response_format": ({"type": "text"},),
-    "stop": ([],),
-}
-MESSAGES_REFUSED: Refused = {
-    "compaction": (),
-    "container": (),
-    "context_management": (),
-    "fallbacks": ([],),
-    "frequency_penalty": (0,),
-    "grammar": (),
-    "json_schema": (),
-    "lark": (),
-    "logit_bias": ({},),
-    "mcp_servers": ([],),
-    "min_p": (0,),
-    "n": (1,),
-    "output_format": (),
-    "presence_penalty": (0,),
-    "prompt": (),
-    "regex": (),
-    "repeat_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "seed": (),
-    "speed": ("standard",),
-    "stop": ([],),
-    "thread": (),
-}
+RESPONSES_REFUSED = _refused(
+    any_value="background conversation grammar image json_schema lark logprobs moderation previous_response_id"
+    " prompt regex",
+    not_empty="access_programs context_management stop",
+    logit_bias=({},), n=(1,), response_format=({"type": "text"},),
+)  # fmt: skip
+MESSAGES_REFUSED = _refused(
+    any_value="compaction container context_management grammar json_schema lark output_format prompt regex seed"
+    " thread",
+    not_empty="fallbacks mcp_servers stop",
+    frequency_penalty=(0,), logit_bias=({},), min_p=(0,), n=(1,), presence_penalty=(0,), repeat_penalty=(1,),
+    response_format=({"type": "text"},), speed=("standard",),
+)  # fmt: skip
 MESSAGES_IGNORED = frozenset(
     "betas billing_policy cache_control diagnostics fallback_credit_token inference_geo metadata service_tier"
     " user_profile_id workspace_id".split()

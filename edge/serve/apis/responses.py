@@ -6,37 +6,17 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from edge.serve.apis.api import Api, Event, ParsedRequest
-from edge.serve.apis.fields import constrained, given_sampling, repeated
 from edge.serve.apis.openai_fields import Usage, new_id, now, token_logprobs
 from edge.serve.apis.responses_fields import LOGPROBS, ResponsesRequest, conversation_of
 from edge.serve.deltas import Call, Deltas, End, Text
 from edge.serve.http.errors import Failure
-from edge.serve.served import Generation
-
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
-    "repeat_penalty",
-)
 
 
 def parse(request: ResponsesRequest, template: str) -> ParsedRequest:
     """Parse a request. BadRequest."""
     parsed = conversation_of(request, template)
-    generation = Generation(
-        messages=parsed.messages,
-        tools=parsed.tools,
-        variables=parsed.variables,
-        max_tokens=request.max_output_tokens,
-        sampling=constrained(given_sampling(request, _SAMPLING), parsed.sampling),
-        logprobs=(request.top_logprobs or 0) if LOGPROBS in (request.include or ()) else None,
-    )
-    return ParsedRequest(repeated(generation, 1), parsed)
+    logprobs = (request.top_logprobs or 0) if LOGPROBS in (request.include or ()) else None
+    return ParsedRequest.of_conversation(parsed, request.sampling(), request.max_output_tokens, logprobs)
 
 
 async def events(request: ResponsesRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:

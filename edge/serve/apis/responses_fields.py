@@ -6,23 +6,24 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from edge.serve.apis.chat import called
+from edge.serve.apis.chat import Choice, FunctionFields, NamedFunction, called, function_use
 from edge.serve.apis.fields import (
     MAX_LOGPROBS,
-    MAX_SEED,
     Fields,
     FunctionName,
     GeneratingRequest,
     JsonObject,
+    SamplingFields,
     StreamOptions,
+    TemplateVariables,
     TextType,
+    template_variables,
 )
+from edge.serve.apis.openai_fields import AnyJson, AnyText, JsonSchema, text_schema
 from edge.serve.apis.other_fields import OPENAI_IGNORED, RESPONSES_REFUSED, Refused
-from edge.serve.apis.variables import TemplateVariables, template_variables
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.conversation import Conversation, conversation
-from edge.serve.tools.functions import Function, FunctionUse
-from edge.serve.tools.prompt import Message
+from edge.serve.tools.functions import Message
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -70,40 +71,24 @@ class ReasoningItem(Fields):
 Item = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem
 
 
-class FunctionTool(Fields):
+class FunctionTool(FunctionFields):
     type: Literal["function"]
-    name: FunctionName
-    description: str | None = None
-    parameters: JsonObject | None = None
-    strict: bool | None = None
 
     refused: ClassVar[Refused] = {"allowed_callers": (["direct"],), "async": (), "defer_loading": ()}
     ignored = frozenset({"output_schema"})
 
 
-class NamedFunction(Fields):
+class NamedTool(NamedFunction):
     type: Literal["function"]
-    name: FunctionName
 
 
-class PlainText(Fields):
-    type: Literal["text"]
-
-
-class AnyJson(Fields):
-    type: Literal["json_object"]
-
-
-class JsonOfSchema(Fields):
+class FlatSchema(JsonSchema):
     type: Literal["json_schema"]
-    name: str = "answer"
     json_schema: JsonObject = Field(alias="schema")
-
-    ignored = frozenset({"description", "strict"})  # an answer always follows the schema
 
 
 class TextFields(Fields):
-    format: Annotated[PlainText | AnyJson | JsonOfSchema, Field(discriminator="type")] | None = None
+    format: Annotated[AnyText | AnyJson | FlatSchema, Field(discriminator="type")] | None = None
 
     refused: ClassVar[Refused] = {"verbosity": ("medium",)}
 
@@ -115,24 +100,16 @@ class Reasoning(Fields):
     ignored = frozenset({"context", "generate_summary", "summary"})  # there is no reasoning apart from the answer
 
 
-class ResponsesRequest(GeneratingRequest):
+class ResponsesRequest(SamplingFields):
     input: str | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     metadata: dict[str, str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = Field(None, ge=0, le=MAX_SEED)
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repeat_penalty: float | None = None
     include: list[str] | None = Field(None, description=f"{LOGPROBS}: with probabilities")
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     text: TextFields | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedFunction | None = None
+    tool_choice: Choice | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="true: more than one call where some must come")
 
     reasoning: Reasoning | None = None
@@ -156,23 +133,14 @@ def conversation_of(request: ResponsesRequest, template: str) -> Conversation:
     """Return the messages, and the functions that may be called. BadRequest."""
     if request.top_logprobs is not None and LOGPROBS not in (request.include or ()):
         raise BadRequest(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
-    functions = [
-        Function(tool.name, tool.description or "", tool.parameters or {}, bool(tool.strict))
-        for tool in request.tools or ()
-    ]
-    choice = request.tool_choice
-    name = choice.name if isinstance(choice, NamedFunction) else None
-    several = bool(request.parallel_tool_calls) and name is None
-    use = FunctionUse(functions, choice if isinstance(choice, str) else "auto", name, several)
+    functions = [tool.to_function() for tool in request.tools or ()]
+    use = function_use(functions, request.tool_choice, request.parallel_tool_calls)
     messages = [{"role": "system", "content": request.instructions}] if request.instructions else []
     if isinstance(request.input, str):
         conversation_messages: list[Message] = [*messages, {"role": "user", "content": request.input}]
     else:
         conversation_messages = [*messages, *_messages(request.input)]
-    text_format = request.text.format if request.text else None
-    schema: JsonObject | None = {"type": "object"} if isinstance(text_format, AnyJson) else None
-    if isinstance(text_format, JsonOfSchema):
-        schema = text_format.json_schema
+    schema = text_schema(request.text.format if request.text else None)
     effort = request.reasoning.effort if request.reasoning else None
     variables = template_variables(template, request.chat_template_kwargs, effort)
     return conversation(conversation_messages, use, template, schema, variables)

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
 
-from devices.processes.memory import give_back_memory
+from devices.processes.limits import give_back_memory
 
 SHORT_BYTES = 64 << 10  # of each body, which need no room, so that a short question never waits for long texts
 ROOM_S = 10.0  # that a request waits for room

@@ -8,8 +8,7 @@ from typing import Any
 
 from edge.bounds.json_arrays import bounded
 from edge.serve.http.errors import BadRequest
-from edge.serve.tools.formats import CallFormat
-from edge.serve.tools.functions import Function, FunctionUse, json_text
+from edge.serve.tools.functions import CallFormat, Function, FunctionUse, json_text
 
 # Separators as in templates, so that a small model does not write white space without end.
 _STYLE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}

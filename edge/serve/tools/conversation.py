@@ -8,10 +8,17 @@ from typing import Any
 
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.constraint import constraint
-from edge.serve.tools.formats import HERMES, CallFormat, format_of, renders_tools
-from edge.serve.tools.functions import FunctionUse, json_text
+from edge.serve.tools.functions import (
+    HERMES,
+    CallFormat,
+    FunctionUse,
+    Message,
+    format_of,
+    json_text,
+    plain_messages,
+    renders_tools,
+)
 from edge.serve.tools.parser import CallParser
-from edge.serve.tools.prompt import Message, plain_messages
 
 
 @dataclass(frozen=True)

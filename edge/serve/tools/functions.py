@@ -1,4 +1,4 @@
-"""Functions that a model may call, and whether it must."""
+"""Functions that a model may call: in requests, in prompts, and the formats of calls in answers."""
 
 from __future__ import annotations
 
@@ -72,3 +72,79 @@ def json_text(value: Any, param: str) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
         raise BadRequest("it has a number that is not finite, or is nested too deep", param) from None
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """Format of calls in an answer: `opens` JSON `closes`, where the JSON is a call, or a list of calls."""
+
+    name: str
+    opens: str  # mark before calls; empty: calls come only at the start of an answer
+    closes: str
+    bare: str  # start of JSON of calls that begin an answer without `opens`; empty: they need it
+    arguments: str  # key of the arguments
+    is_list: bool = False
+    between: str = ""  # separator of two calls
+
+
+HERMES = CallFormat("hermes", "<tool_call>", "</tool_call>", "", "arguments", between="\n")
+LLAMA3 = CallFormat("llama3", "", "", "{", "parameters", between="; ")
+# If the token [TOOL_CALLS] is a control token, it has no text.
+MISTRAL = CallFormat("mistral", "[TOOL_CALLS]", "", "[{", "arguments", is_list=True, between=", ")
+
+
+def format_of(template: str) -> CallFormat:
+    """Return the format that a template's source uses; Hermes if it uses no known one."""
+    if "[TOOL_CALLS]" in template:
+        return MISTRAL
+    if "<tool_call>" not in template and '"parameters":' in template and "tools" in template:
+        return LLAMA3
+    return HERMES
+
+
+def renders_tools(template: str) -> bool:
+    """Return whether a template puts tools into the prompt itself."""
+    return "tools" in template
+
+
+Message = Mapping[str, Any]
+"""A message in the form of templates: `role`, `content`, and for calls `tool_calls`, `tool_call_id`, `name`."""
+
+_INTRODUCTION = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+def plain_messages(messages: Sequence[Message], functions: Sequence[Function]) -> list[Message]:
+    """Return the messages with roles and texts alone: functions in the system message, calls and results in the Hermes
+    format."""
+    plain = [_plain(message) for message in messages]
+    if not functions:
+        return plain
+    introduction = _INTRODUCTION.format(
+        tools="\n".join(json_text(function.to_json(), "tools") for function in functions)
+    )
+    if plain and plain[0]["role"] == "system":
+        return [{"role": "system", "content": f"{plain[0]['content']}\n\n{introduction}"}, *plain[1:]]
+    return [{"role": "system", "content": introduction}, *plain]
+
+
+def _plain(message: Message) -> Message:
+    content = str(message.get("content") or "")
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+    calls = [
+        f"<tool_call>\n{json_text(call['function'], 'messages')}\n</tool_call>"
+        for call in message.get("tool_calls") or ()
+    ]
+    return {"role": message["role"], "content": "\n".join([content, *calls] if content else calls)}

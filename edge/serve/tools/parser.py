@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from edge.serve.tools.formats import CallFormat
+from edge.serve.tools.functions import CallFormat
 
 _MARK = re.compile(r'["\\{}\[\]]')
 

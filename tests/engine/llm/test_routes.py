@@ -10,8 +10,9 @@ from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.quantization.divergence import Chunks, Summary, log_probabilities
+from edge.quantization.evaluate import common_chunks
 from edge.quantization.text_file import BUNDLED, read_text
-from edge.sameness.evaluate import RouteComparison, RouteFigures, chunks_of, compare_routes
+from edge.sameness.evaluate import RouteComparison, RouteFigures, compare_routes
 from edge.sameness.routes import Predict, after_loss, at_once, drafted, from_prefix_cache, one_by_one, streams
 from edge.sameness.standard import answer_routes, local_engines, local_route, options_for, setting_routes
 
@@ -23,7 +24,7 @@ NEAR = 0.02  # of a log-probability
 
 @pytest.fixture(scope="module")
 def chunks() -> Chunks:
-    return chunks_of([MODEL_PATH], read_text(BUNDLED), SIZE, 3)
+    return common_chunks([MODEL_PATH], read_text(BUNDLED), SIZE, 3)
 
 
 def predicted(predict: Predict, chunks: Chunks, options: EngineOptions = OPTIONS) -> np.ndarray:

@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partition.plan.plan import LOCAL
-from partition.predict.confidence import MOST_SLOWED, lower_bound_factor
-from partition.predict.hysteresis import BUSY_PLAN, PLAN, clearly_better, clearly_faster, clearly_off, plan_threshold
+from partition.predict.hysteresis import (
+    BUSY_PLAN,
+    MOST_SLOWED,
+    PLAN,
+    clearly_better,
+    clearly_faster,
+    clearly_off,
+    lower_bound_factor,
+    plan_threshold,
+)
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed, Links, LinkSpeed
 from partition.search.explain import best, best_of, reason

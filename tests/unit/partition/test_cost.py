@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partition.errors import PlanError
+from partition.plan.apportion import parts
 from partition.plan.plan import LOCAL, NOTHING, Plan, Range, Shard, Stage
-from partition.plan.shares import parts
 from partition.predict import cost
 from partition.predict.cost import GroupCost
 from partition.predict.predict import predict

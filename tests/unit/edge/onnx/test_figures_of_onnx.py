@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from apps.show.run_outputs import RunResult
+from apps.commands.run import RunResult
 from edge.onnx.bench import FlowSpeed, measure
 from edge.onnx.inputs import ReadInputs
 from edge.onnx.pipeline import Result

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from apps.commands import devices_probe
+from apps.commands import devices
 from apps.options import byte_size
 from devices import remembered as cache
 from devices.catalog import CATALOG
@@ -136,12 +136,12 @@ def test_a_plan_is_told_in_its_units() -> None:
 def test_a_devices_speed_is_told_in_its_units() -> None:
     pi = device("pi:1", 2 * MS, half_s=MS, head_s=4 * MS, memory_bytes=GIB)
     pi = with_overrides(pi, None)
-    told = dict(zip(devices_probe.LLM_COLUMNS, devices_probe._llm_row(pi), strict=True))
+    told = dict(zip(devices.LLM_COLUMNS, devices._llm_row(pi), strict=True))
     assert (told["layer"], told["half"], told["head"]) == ("2.00 ms", "1.00 ms", "4.00 ms")
     assert told["prompt"] == f"{number_text(2 / 64)} ms"  # so many rows take as long as one
     assert told["memory"] == "1.00 GiB"
     link = {"from": "desk", "to": "pi", "bytes_per_s": 12.5e6, "latency_s": 0.002, "estimate": False, "age_s": 120.0}
-    told = dict(zip(devices_probe.LINK_COLUMNS, devices_probe._link_row(link), strict=True))
+    told = dict(zip(devices.LINK_COLUMNS, devices._link_row(link), strict=True))
     assert told == {
         "from": "desk",
         "to": "pi",

@@ -18,8 +18,7 @@ from edge.parallel.step_times import StepTime, StepTimes, Summary
 from edge.planning.arrange import by_use, chosen
 from edge.planning.choice import PlanChoice
 from edge.survey.cluster import Cluster
-from edge.survey.corrections import Corrections, correct
-from edge.survey.in_use import AGE_S, UsedPlans, token_s
+from edge.survey.corrections import AGE_S, Corrections, UsedPlans, correct, token_s
 from edge.tasks import Steps
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan

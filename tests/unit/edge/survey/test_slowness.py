@@ -8,8 +8,7 @@ import pytest
 from devices.remembered import Remembered
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.step_times import StepTime, StepTimes, Summary
-from edge.survey.straggler_watch import StragglerWatch
-from edge.survey.stragglers import IN_A_ROW, LEAST_STEPS, SpeedChange, StragglerDetector
+from edge.survey.straggler_watch import IN_A_ROW, LEAST_STEPS, SpeedChange, StragglerDetector, StragglerWatch
 from edge.survey.survey import Survey
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL

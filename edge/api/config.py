@@ -1,4 +1,7 @@
-"""Configuration of an engine process: how to load a model, as plain values that cross as JSON."""
+"""What a person asks of a language model: how to load it, and on which devices. Plain values that cross as JSON.
+
+Commands and the server load models by it.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # the server makes configurations, and loads nothing of what computes
+    from edge.api.cluster import Parallel
     from edge.deployment.deployed import DeployedModel
+    from edge.llm.engine import Accounted
     from edge.llm.interface import TextEngine
     from edge.llm.options import EngineOptions
     from edge.speculate.factory import Draft
     from edge.tasks import Steps
 
 FULL_REQUESTS = 4  # requests of the model's full context that have room at once, if no context is given
+
+
+class LoadedModel(NamedTuple):
+    """A model that is loaded, here or on several devices."""
+
+    engine: TextEngine
+    deployed: DeployedModel | None  # None: this device alone
+    draft: Draft  # what drafts for it
 
 
 @dataclass(frozen=True)
@@ -27,9 +40,12 @@ class EngineConfig:
     prefix_cache: int | None = None  # bytes on disk; None: the default; 0: no cache
     workers: tuple[str, ...] = ()  # addresses of the other devices; empty: this one alone, unless a plan names some
     plan: Mapping[str, Any] | None = None  # JSON of a plan, in place of workers
+    plan_name: str = "the plan"  # where that one is from, for people
+    save_plan: str | None = None  # file to write the plan to
     joining: bool = False  # whether workers of the cluster that are found later take part, too
-    parallel: str = "auto"
+    parallel: Parallel = "auto"
     shares: tuple[float, ...] | None = None
+    affinity: tuple[int, ...] = ()  # cores that this process keeps to, for a saved plan
     transport: str = "auto"
     allreduce: str = "auto"
     wire: str = "f32"
@@ -46,38 +62,23 @@ class EngineConfig:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> EngineConfig:
         """Return the configuration that `to_json` wrote."""
-        shares = values["shares"]
-        return cls(
-            **{**values, "workers": tuple(values["workers"]), "shares": None if shares is None else tuple(shares)}
-        )
+        lists: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**{**values, **lists})
 
-    def with_draft(self, steps: Steps) -> EngineConfig:
-        """Return the configuration with the file of the draft model. The errors of `drafts`."""
+    def drafts(self, steps: Steps) -> Draft:
+        """Return the source of drafts; a draft model is fetched or made where it has to be. The errors of `drafts`."""
         from edge.speculate.factory import drafts
 
-        return replace(self, draft=str(drafts(self.draft, self.path, steps)))
+        return drafts(self.draft, self.path, steps, worker=self.draft_worker, insecure=self.insecure)
 
-    @property
-    def drafts(self) -> Draft:
-        """Source of drafts for `edge.speculate.factory`, of a configuration `with_draft`."""
-        from edge.speculate.factory import WorkerDraft
-        from partition.predict.drafts import KINDS
-
-        if self.draft in KINDS:
-            return self.draft
-        path = Path(self.draft)
-        return path if self.draft_worker is None else WorkerDraft(path, self.draft_worker, self.insecure)
-
-    def engine_options(self) -> EngineOptions:
+    def engine_options(self, draft: Draft = "off") -> EngineOptions:
         """Return the options of the engine. EngineError for one that is out of its range."""
-        from edge.llm.options import EngineOptions, PrefixOptions, reproducible, resolve
-        from edge.speculate.factory import with_room
+        from edge.llm.options import resolve
+        from edge.speculate.factory import engine_options
         from partition.model.model import ModelShape
         from quant.gguf.file import GgufFile
 
-        requested = EngineOptions(**self.options, prefixes=PrefixOptions.of(self.prefix_cache))
-        requested = reproducible(requested) if self.reproducible else requested
-        options = with_room(requested, self.drafts)
+        options = engine_options(draft, prefix_cache=self.prefix_cache, reproducible=self.reproducible, **self.options)
         if options.context is not None or options.memory is not None:
             return options
         # Requests share the context, and few of them have the full length.
@@ -85,36 +86,51 @@ class EngineConfig:
         return replace(options, context=alone * min(options.sequences, FULL_REQUESTS))
 
     @contextmanager
-    def loaded(self, steps: Steps) -> Iterator[tuple[TextEngine, DeployedModel | None]]:
-        """The model, loaded, and where it runs where that is on several devices. The errors of Engine, `plan` and
+    def loaded(self, steps: Steps, accounted: Accounted | None = None) -> Iterator[LoadedModel]:
+        """Load the model, until the end of the block. accounted: as of `Engine`, on this device alone. The errors of
+        `drafts`, Engine, `plan` and `deploy`."""
+        from edge.llm.engine import load
+
+        draft = self.drafts(steps)
+        options = self.engine_options(draft)
+        if self.workers or self.plan is not None:
+            with self.deployed(options, steps) as model:
+                yield LoadedModel(model.engine, model, draft)
+        else:
+            with load(Path(self.path), options, steps, accounted) as engine:
+                yield LoadedModel(engine, None, draft)
+
+    @contextmanager
+    def deployed(self, options: EngineOptions, steps: Steps) -> Iterator[DeployedModel]:
+        """Deploy the model on its devices with these options, until the end of the block. The errors of `plan` and
         `deploy`."""
+        from edge.api.cluster import plan as plan_model
         from edge.cluster.deployment import Exchange
         from edge.cluster.roster import announced
         from edge.deployment.deploy import Resilience, deploy
         from edge.deployment.reproducible import check_settled
-        from edge.llm.engine import load
         from edge.planning.choice import PlanChoice
-        from edge.planning.choose import arrange, work_options
+        from edge.planning.choose import work_options
         from edge.survey.cluster import Cluster
         from partition.plan.plan import Plan
 
-        path, options = Path(self.path), self.engine_options()
-        if not self.workers and self.plan is None:
-            with load(path, options, steps) as engine:
-                yield engine, None
-            return
-        plan = Plan.from_json(dict(self.plan)) if self.plan is not None else None
+        path, plan = Path(self.path), None if self.plan is None else Plan.from_json(dict(self.plan))
         if self.reproducible:
             check_settled(plan, self.parallel, self.shares)
-        own = {name: self.options.get(name) for name in ("threads", "gpu_layers", "memory")}
-        resilience = Resilience(self.spare, announced if self.joining else None, self.reproducible)
         workers = self.workers if plan is None else plan.devices[1:]
         with Cluster(workers, insecure=self.insecure, needs_all=True) as cluster:
             if plan is not None:
-                choice = PlanChoice(path, plan, "as the plan says")
+                choice = PlanChoice(path, plan, f"as {self.plan_name} says")
             else:
                 work = work_options(path, options, self.transport, self.wire)
-                choice = arrange(path, cluster, work, self.parallel, self.shares, steps)
+                choice = plan_model(
+                    path, cluster, parallel=self.parallel, shares=self.shares, options=work, steps=steps
+                )
+            own = {name: self.options.get(name) for name in ("threads", "gpu_layers", "memory")}
+            choice = choice.with_own(affinity=self.affinity or None, **own)
+            if self.save_plan is not None:
+                choice.save(self.save_plan)
             exchange = Exchange(self.transport, self.allreduce, self.wire)
-            with deploy(choice.with_own(**own), cluster, options, exchange, resilience, steps=steps) as model:
-                yield model.engine, model
+            resilience = Resilience(self.spare, announced if self.joining else None, self.reproducible)
+            with deploy(choice, cluster, options, exchange, resilience, steps=steps) as model:
+                yield model

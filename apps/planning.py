@@ -10,7 +10,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apps.commands.bench_onnx import is_onnx
 from apps.errors import UsageError
 from apps.options import (
     ANY_MODEL,
@@ -22,7 +21,9 @@ from apps.options import (
     check_onnx,
     given_options,
     in_flight,
+    is_onnx,
     model_path,
+    option,
     positive_int,
     quiet_grpc,
     refuse,
@@ -47,17 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(group, "--threads", help="of this device")
     add(group, "--memory", help="that a language model may take on this device")
     add(group, "--insecure")
-    group.add_argument("--fresh", action="store_true", help="measure again what was measured in the last day")
+    option(group, "--fresh", "measure again what was measured in the last day")
     work = parser.add_argument_group("work")
     add(work, "--context", help="tokens of KV cache (default: 4096, or less)")
-    words = "requests at once, for the throughput (default: 4)"
-    work.add_argument("--concurrency", type=in_flight, metavar="C", help=words)
-    work.add_argument("--prompt-tokens", type=positive_int, metavar="N", help="of a prompt (default: 128)")
+    option(work, "--concurrency C", "requests at once, for the throughput (default: 4)", in_flight)
+    option(work, "--prompt-tokens N", "of a prompt (default: 128)", positive_int)
     add(work, "--kv-type", help="of stored keys and values (default: f16)")
     add(work, "--dim", "--input")
     add_draft_arguments(work, "off")
     words = "of guesses, the part that is right (default: as usual for such guesses)"
-    work.add_argument("--acceptance", type=between(0, 1), metavar="A", help=words)
+    option(work, "--acceptance A", words, between(0, 1))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A model of either kind on several devices: the options that say which and how, and the model that runs there."""
+"""A model of either kind on several devices: the options that say which and how, and what they ask for."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from apps.errors import UsageError
 from apps.options import (
     AUTO,
     MOST_WORKERS,
     add,
+    check_engine_arguments,
     check_output,
-    engine_options,
+    engine_values,
     given_options,
     keep_to_cores,
+    option,
     quiet_grpc,
     refuse,
     workers_or_auto,
@@ -27,9 +29,8 @@ from apps.show.table import print_note
 from transport.choice import ALGORITHMS
 
 if TYPE_CHECKING:
-    from edge.deployment.deployed import DeployedModel
+    from edge.api.config import EngineConfig
     from edge.deployment.deployed_network import DeployedNetwork
-    from edge.llm.options import EngineOptions
     from edge.onnx.model import OnnxSource
     from partition.plan.onnx_plan import OnnxPlan
     from partition.plan.plan import Plan
@@ -54,15 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> Non
     group = parser.add_argument_group("several devices")
     if onnx:
         add(group, "--workers", help="a stage on this device and on each of these, in this order: HOST[:PORT],...")
-        group.add_argument("--no-local", action="store_true", help="no stage on this device")
-        words = "cut after these (default: by the work of nodes)"
-        group.add_argument("--cut", type=_cuts, metavar="LABEL,...", help=words)
+        option(group, "--no-local", "no stage on this device")
+        option(group, "--cut LABEL,...", "cut after these (default: by the work of nodes)", _cuts)
         add(group, "--shares", help="what part of the work each device is to do")
     else:
         words = "run on this device and these: HOST[:PORT],..., or auto: on workers of the cluster that are found"
         add(group, "--workers", type=workers_or_auto, help=words)
         words = "every layer on all devices, some layers on each, or what the planner finds best (default: auto)"
-        group.add_argument("--parallel", choices=PARALLEL, help=words)
+        option(group, "--parallel", words, choices=PARALLEL)
         add(group, "--shares", help="what part each does, this device first (default: measured)")
     add(group, "--plan", "--save-plan", "--transport")
     if onnx:
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> Non
         add(group, "--wire", help=f"{words} (default: f32)")
         add(group, "--spare")
         choices = ("auto", *ALGORITHMS)
-        group.add_argument("--allreduce", choices=choices, help="how partial sums are summed (default: auto)")
+        option(group, "--allreduce", "how partial sums are summed (default: auto)", choices=choices)
     add(group, "--insecure")
 
 
@@ -112,6 +112,7 @@ def prepare(args: argparse.Namespace) -> Devices[Plan] | None:
         if not args.affinity:
             keep_to_cores(first.affinity, f"{args.plan}: affinity of {LOCAL}")
     keep_to_cores(args.affinity)
+    check_engine_arguments(args)
     return devices
 
 
@@ -166,7 +167,7 @@ def _asked(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] | 
     quiet_grpc()
     if args.plan is not None:
         refuse(args, _OF_A_PLAN, "says which device does what, and so does --plan: leave one of them out")
-        from edge.planning.plan_file import read_plan
+        from edge.planning.choice import read_plan
 
         plan = read_plan(args.plan, kind)
         return Devices(plan.devices, plan)
@@ -182,53 +183,42 @@ def _asked(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] | 
     return Devices(addresses, None)
 
 
-@contextmanager
-def deployed(
+def engine_config(
     args: argparse.Namespace,
-    devices: Devices[Plan],
     path: Path,
+    devices: Devices[Plan] | None,
     sequences: int = 1,
-    options: EngineOptions | None = None,
-) -> Iterator[DeployedModel]:
-    """The model at `path` on these devices, for so many sequences, until the end of the block. options: in place of
-    those that `args` say.
+    *,
+    draft: str = "off",
+    follows_load: bool = False,
+) -> EngineConfig:
+    """Return what the options say of the model at `path`: how to load it, for so many sequences, and where.
 
-    The errors of `edge.plan` and `edge.deploy`.
+    draft: where no --draft is given. follows_load: on this device alone, use as many threads as other programs leave
+    free. UsageError for options that do not go together.
     """
-    from edge.api.cluster import plan as plan_model
-    from edge.cluster.deployment import Exchange
-    from edge.cluster.roster import announced
-    from edge.deployment.deploy import Resilience, deploy
-    from edge.deployment.reproducible import check_settled
-    from edge.planning.choice import PlanChoice
-    from edge.planning.choose import work_options
-    from edge.planning.plan_file import save_plan
-    from edge.survey.cluster import Cluster
+    from edge.api.config import EngineConfig
 
     if args.save_plan is not None:
         check_output(args.save_plan, [path], force=True)
-    steps, options, reproducible = ShownSteps(), options or engine_options(args, sequences), _is_reproducible(args)
-    if reproducible:
-        check_settled(devices.plan, args.parallel or "auto", args.shares)
-    exchange = Exchange(args.transport or "auto", args.allreduce or "auto", args.wire or "f32")
-    resilience = Resilience(args.spare or 0, announced if devices.joining else None, reproducible)
-    with Cluster(devices.addresses[1:], insecure=args.insecure, needs_all=True) as cluster:
+    several: dict[str, Any] = {}
+    if devices is not None:
+        several = given_options(args, ("parallel", "shares", "affinity", "transport", "allreduce", "wire", "spare"))
+        several |= {"workers": devices.addresses[1:], "joining": devices.joining}
         if devices.plan is not None:
-            choice = PlanChoice(path, devices.plan, f"as {args.plan} says")
-        else:
-            work = work_options(path, options, exchange.transport, exchange.wire)
-            choice = plan_model(
-                path, cluster, parallel=args.parallel or "auto", shares=args.shares, options=work, steps=steps
-            )
-        choice = choice.with_own(**given_options(args, ("threads", "affinity", "gpu_layers", "memory")))
+            several |= {"plan": devices.plan.to_json(), "plan_name": str(args.plan)}
         if args.save_plan is not None:
-            save_plan(args.save_plan, choice.plan)
-        with deploy(choice, cluster, options, exchange, resilience, steps=steps) as model:
-            yield model
-
-
-def _is_reproducible(args: argparse.Namespace) -> bool:
-    return bool(getattr(args, "reproducible", False))
+            several["save_plan"] = str(args.save_plan)
+    return EngineConfig(
+        str(path.absolute()),
+        {**engine_values(args), "sequences": sequences, "follows_load": follows_load and devices is None},
+        getattr(args, "prefix_cache", 0),
+        draft=getattr(args, "draft", None) or draft,
+        draft_worker=getattr(args, "draft_worker", None),
+        insecure=args.insecure,
+        reproducible=getattr(args, "reproducible", False),
+        **several,
+    )
 
 
 @contextmanager
@@ -237,9 +227,8 @@ def deployed_onnx(args: argparse.Namespace, devices: Devices[OnnxPlan], model: O
     `deploy_network`."""
     from edge.cluster.deployment import Exchange
     from edge.deployment.networks import deploy_network
-    from edge.planning.choice import PlanChoice
-    from edge.planning.onnx_arrange import arrange_network
-    from edge.planning.plan_file import save_plan
+    from edge.planning.choice import PlanChoice, save_plan
+    from edge.planning.onnx_space import arrange_network
     from edge.survey.cluster import Cluster
 
     steps, exchange = ShownSteps(), Exchange(args.transport or "auto", wire=args.wire or "f32")
