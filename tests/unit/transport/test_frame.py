@@ -41,7 +41,7 @@ def test_a_header_is_16_bytes_laid_out_as_documented() -> None:
     [
         (0, b"edge", "a frame starts with b'EDGE', b'edge' came"),
         (0, b"HTTP", "not our protocol"),
-        (4, b"\x01", "the peer speaks version 1 of the protocol, this is version 3; update both"),
+        (4, b"\x01", "the peer speaks version 1 of the protocol, this is version 4; update both"),
         (4, b"\x00", "version 0"),
         (5, b"\x00", "frames of kind 0"),
         (5, b"\x09", "frames of kind 9"),
