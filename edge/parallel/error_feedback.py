@@ -34,7 +34,8 @@ class ErrorFeedback:
 
     def add(self, part: Floats, outputs: NDArray[np.int8]) -> Floats:
         """Add to a rank's part of a sum [rows, n_embd], in place, what the sum before lost. Return an array like
-        `part`, to be filled with what this one loses. outputs: of the rows of the step, those that the last layer goes on with.
+        `part`, to be filled with what this one loses. outputs: of the rows of the step, those that the last layer goes
+        on with.
         """
         lost = self._lost
         if lost is not None and len(lost) != len(part):
