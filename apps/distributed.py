@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> Non
         add(group, "--wire", help="type of floats on their way between stages (default: f32)")
         add(group, "--in-flight")
     else:
-        words = "type of partial sums on their way; f16 halves their bytes, q8 quarters them and changes answers more"
+        words = "type of partial sums on their way; f16 halves their bytes, q8 quarters them"
         add(group, "--wire", help=f"{words} (default: f32)")
         add(group, "--spare")
         choices = ("auto", *ALGORITHMS)

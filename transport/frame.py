@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 from transport.errors import ProtocolError
 
 MAGIC = b"EDGE"
-VERSION = 3
+VERSION = 4
 MAX_PAYLOAD = 64 << 20  # bytes: 512 rows of 32,768 floats, larger than any tensor that is sent whole
 HEADER_BYTES = 16
 

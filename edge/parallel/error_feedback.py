@@ -12,8 +12,6 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from transport.collective import Wire
-
 Floats = NDArray[np.float32]
 
 _NORMS_OF_SUMS = ("post_attention_norm", "post_ffw_norm", "post_ffn_norm", "attn_output_norm", "layer_output_norm")
@@ -28,24 +26,21 @@ class ErrorFeedback:
     """Rounding error of a rank's partial sums in one step, carried from each sum to the next."""
 
     def __init__(self) -> None:
-        self._error: Floats | None = None
+        self._lost: Floats | None = None  # by the last sum
 
     def begin(self) -> None:
-        """A step begins: it has other rows."""
-        self._error = None
+        """Begin a step, which has other rows."""
+        self._lost = None
 
-    def add(self, part: Floats, wire: Wire, outputs: NDArray[np.int8]) -> None:
-        """Add to a rank's part of a sum [rows, n_embd], in place, what earlier ones lack, and note what it will lack
-        itself. outputs: of the rows of the step, those that the last layer goes on with."""
-        if not part.size:  # no row gives logits
-            return
-        error = self._error
-        if error is not None and len(error) != len(part):
-            error = error[outputs != 0]
-        if error is not None and error.shape == part.shape:
-            part += error
-        flat = part.reshape(-1)
-        data, crossed = np.empty(wire.n_bytes(flat.size), np.uint8), np.empty_like(flat)
-        wire.encode(flat, data)
-        wire.decode(data, crossed)
-        self._error = part - crossed.reshape(part.shape)
+    def add(self, part: Floats, outputs: NDArray[np.int8]) -> Floats:
+        """Add to a rank's part of a sum [rows, n_embd], in place, what the sum before lost. Return an array like
+        `part`, to be filled with what this one loses. outputs: of the rows of the step, those that the last layer goes
+        on with.
+        """
+        lost = self._lost
+        if lost is not None and len(lost) != len(part):
+            lost = lost[outputs != 0]
+        if lost is not None and lost.shape == part.shape:
+            part += lost
+        self._lost = np.empty_like(part)
+        return self._lost

@@ -189,9 +189,10 @@ class Shard:
             raise EngineError("the ranks are not connected yet")
         view = node.view()
         x = node.read() if view is None else view  # None: in the memory of a GPU
+        lost = None
         if self._feedback is not None and self.wire is not None:
-            self._feedback.add(x, self.wire, self._wanted)
-        self._group.allreduce(x, self._algorithm, self.wire)
+            lost = self._feedback.add(x, self._wanted)
+        self._group.allreduce(x, self._algorithm, self.wire, lost)
         if view is None:
             node.write(x)
         self._exchange_s += time.perf_counter() - began

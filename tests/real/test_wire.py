@@ -1,4 +1,4 @@
-"""Sums that cross as 8-bit integers, of a trained model: what each loses is made up for by the next."""
+"""Sums of a trained model that cross as 8-bit integers: as near to exact ones as they were measured to be."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import edge
 from edge.llm.options import EngineOptions
 from edge.parallel import shard
 from quant.wire import WIRES
@@ -17,15 +18,32 @@ TOKENS = list(range(1000, 1040))
 OPTIONS = EngineOptions(threads=1, context=64, batch=64, outputs=64, flash_attention="off")
 
 
-def logits(folder: Path, wire: str) -> NDArray[np.float32]:
+def logits(model: Path, folder: Path, wire: str) -> NDArray[np.float32]:
     """Of a prompt, on two ranks."""
-    with ranks_here(SMOLLM2.path(), tensor(1, 1), OPTIONS, folder, wire=WIRES[wire]) as engine:
+    with ranks_here(model, tensor(1, 1), OPTIONS, folder, wire=WIRES[wire]) as engine:
         return engine.decode(TOKENS, 0, outputs="all").copy()
 
 
 def test_q8_sums_with_error_feedback_are_nearer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exact, fed = logits(tmp_path, "f32"), logits(tmp_path, "q8")
+    """In F16, where nothing else is rounded to 8 bits: what is seen is what the wire does.
+
+    Measured: of the logits' deviation, f16 loses 0.2 %, q8 0.55 %, without feedback 1.02 %; q8 with blocks whose largest
+    value sets the scale lost 10.5 % without feedback.
+    """
+    model = tmp_path / "f16.gguf"
+    edge.quantize(SMOLLM2.path(), model, type="f16")
+    exact = logits(model, tmp_path, "f32")
+    fed = logits(model, tmp_path, "q8")
     monkeypatch.setattr(shard, "adds_sums", lambda tensors: False)
-    plain = logits(tmp_path, "q8")
-    lost, without = (float(np.sqrt(np.mean((one - exact) ** 2))) for one in (fed, plain))
-    assert 0 < lost < 0.8 * without
+    plain = logits(model, tmp_path, "q8")
+    lost, without = (float(np.sqrt(np.mean((one - exact) ** 2)) / exact.std()) for one in (fed, plain))
+    assert 0 < lost < 0.008
+    assert lost < 0.8 * without
+    assert without < 0.015
+
+
+def test_q8_sums_are_as_near_as_f16_where_activations_are_rounded(tmp_path: Path) -> None:
+    """In Q4_1, whose products round activations to 8 bits: measured 0.99 of what f16 loses; last bits decide both."""
+    exact, half, fed = (logits(SMOLLM2.path(), tmp_path, wire) for wire in ("f32", "f16", "q8"))
+    lost_half, lost = (float(np.sqrt(np.mean((one - exact) ** 2))) for one in (half, fed))
+    assert 0 < lost < 1.2 * lost_half

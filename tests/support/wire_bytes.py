@@ -24,6 +24,7 @@ from edge.worker.draft_queries import DraftQuery
 from edge.worker.messages import options_message, stage_message
 from partition.plan.onnx_plan import OnnxStage
 from partition.plan.plan import Range
+from quant.wire import Q8
 from tests.support import ROOT
 from tests.support.memory_link import pair
 from transport import edge_pb2 as pb
@@ -40,6 +41,7 @@ DRAFT_QUERY = DraftQuery(300, 7, (5, 31999))
 BOUNDARY = Boundary((Tensor("hidden", "float32", (1, 3), (0,)), Tensor("mask", "int64", (2,))), inner=True, passed=2)
 ITEM = Item(ItemOp.RUN, 7, "f16", (0.25, 0.5))
 TENSORS = {"hidden": np.array([[1.0, -2.0, 0.5]], np.float32), "mask": np.array([1, 0], np.int64)}
+FLOATS = np.linspace(-4, 3, 35, dtype=np.float32)  # a block, and a part of one
 OPEN = pb.Command(
     open=pb.Open(
         rank=1, world_size=3, secret=SECRET, connect_timeout_s=5, step_timeout_s=30, send_timeout_s=20,
@@ -81,6 +83,14 @@ def on_link(data: bytes) -> Link:
     return far
 
 
+def encoded(x: np.ndarray) -> bytes:
+    """Floats in the wire type q8."""
+    wire = Q8()
+    data = np.empty(wire.n_bytes(x.size), np.uint8)
+    wire.encode(x, data)
+    return data.tobytes()
+
+
 def item_on(link: Link) -> tuple[Item, dict[str, np.ndarray]]:
     """The item that comes next, with its tensors."""
     receiver, tensors = Receiver(link, BOUNDARY), {}
@@ -98,6 +108,7 @@ def bytes_now() -> Mapping[str, bytes]:
         "masked step": sent(lambda link: link.send(pack(MASKED, rows()), Kind.CONTROL)),
         "keep step": pack(KEEP, rows()),
         "onnx item": sent(lambda link: send(link, BOUNDARY, ITEM, TENSORS)),
+        "q8 floats": encoded(FLOATS),
         "guess": sent(lambda link: link.send(draft_queries.pack(DRAFT_QUERY), Kind.CONTROL)),
         "open": OPEN.SerializeToString(deterministic=True),
         "load": LOAD.SerializeToString(deterministic=True),

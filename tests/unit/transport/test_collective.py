@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from quant.wire import WIRES
+from quant.wire import Q8, WIRES
 from tests.support import memory_link
 from tests.support.links import PATIENT, WAIT_S, start, tcp_sockets
 from tests.support.shaped_link import Shape, ShapedLink
@@ -115,18 +115,21 @@ def tensors(ranks: int, n: int, seed: int, special: float = 0.0) -> list[Floats]
     return found
 
 
+def decoded(x: Floats, wire: Wire | None) -> Floats:
+    """As the other ranks read it."""
+    out = x.copy()
+    if wire is not None:
+        data = np.empty(wire.n_bytes(x.size), np.uint8)
+        wire.encode(x, data)
+        wire.decode(data, out)
+    return out
+
+
 def expected(inputs: list[Floats], wire: Wire | None) -> Floats:
     """((x0 + x1) + x2) + ... of what the others read; one rank alone sends nothing."""
     if len(inputs) == 1:
         return inputs[0]
-    read = []
-    for x in inputs:
-        out = x.copy()
-        if wire is not None:
-            data = np.empty(wire.n_bytes(x.size), np.uint8)
-            wire.encode(x, data)
-            wire.decode(data, out)
-        read.append(out)
+    read = [decoded(x, wire) for x in inputs]
     total = read[0].copy()
     with np.errstate(over="ignore", invalid="ignore"):
         for x in read[1:]:
@@ -208,6 +211,46 @@ def test_16_mib_over_tcp_does_not_block(n_ranks: int, mode: str) -> None:
     ranks = groups(n_ranks, tcp)
     for wire in ("f32", "q8") if n_ranks == 2 else ("f32",):
         assert_sums(ranks, tensors(n_ranks, 4 << 20, seed=3), mode, WIRES[wire])
+    close(ranks)
+
+
+@pytest.mark.parametrize(("n_ranks", "wire"), each_once([1, 2, 3], WIRES))
+def test_a_rank_learns_what_its_own_tensor_lost(n_ranks: int, wire: str) -> None:
+    ranks, inputs = groups(n_ranks), tensors(n_ranks, 40_001, seed=4)
+    for mode in MODES:
+
+        def work(group: Group) -> Floats:
+            x = inputs[group.rank].copy()
+            lost = np.full_like(x, 7)
+            group.allreduce(x, mode, WIRES[wire], lost)  # noqa: B023
+            return lost
+
+        for x, lost in zip(inputs, on_all(ranks, work), strict=True):
+            np.testing.assert_array_equal(lost, x - decoded(x, WIRES[wire] if n_ranks > 1 else None))
+    close(ranks)
+
+
+class Counting(Q8):
+    """Counts the floats that were encoded."""
+
+    encoded = 0
+
+    def encode(self, x: Floats, out: NDArray[np.uint8]) -> None:
+        """Count, then encode."""
+        self.encoded += x.size
+        super().encode(x, out)
+
+
+@pytest.mark.parametrize("mode", ALGORITHMS)
+def test_a_tensor_is_encoded_once(mode: Any) -> None:
+    ranks, inputs = groups(3), tensors(3, 70_001, seed=5)
+
+    def work(group: Group) -> int:
+        wire, x = Counting(), inputs[group.rank].copy()
+        group.allreduce(x, mode, wire, np.empty_like(x))
+        return wire.encoded
+
+    assert on_all(ranks, work) == [70_001] * 3
     close(ranks)
 
 

@@ -30,10 +30,10 @@ KINDS = st.sampled_from(Kind)
 
 
 def test_a_header_is_16_bytes_laid_out_as_documented() -> None:
-    assert pack_header(Kind.DATA, 0x01020304, 0x0A0B0C0D) == b"EDGE\x03\x01\x93w\x04\x03\x02\x01\x0d\x0c\x0b\x0a"
-    assert pack_header(Kind.SHAPED, MAX_PAYLOAD, 2**32 - 1) == b"EDGE\x03\x08/b\0\0\0\x04\xff\xff\xff\xff"
+    assert pack_header(Kind.DATA, 0x01020304, 0x0A0B0C0D) == b"EDGE\x04\x01ik\x04\x03\x02\x01\x0d\x0c\x0b\x0a"
+    assert pack_header(Kind.SHAPED, MAX_PAYLOAD, 2**32 - 1) == b"EDGE\x04\x08\xd5~\0\0\0\x04\xff\xff\xff\xff"
     assert [int(kind) for kind in Kind] == list(range(1, 9))  # numbers on the wire never change their meaning
-    assert (HEADER_BYTES, VERSION, MAX_PAYLOAD) == (16, 3, 64 * 1024 * 1024)
+    assert (HEADER_BYTES, VERSION, MAX_PAYLOAD) == (16, 4, 64 * 1024 * 1024)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_header_is_16_bytes_laid_out_as_documented() -> None:
     [
         (0, b"edge", "a frame starts with b'EDGE', b'edge' came"),
         (0, b"HTTP", "not our protocol"),
-        (4, b"\x01", "the peer speaks version 1 of the protocol, this is version 3; update both"),
+        (4, b"\x01", "the peer speaks version 1 of the protocol, this is version 4; update both"),
         (4, b"\x00", "version 0"),
         (5, b"\x00", "frames of kind 0"),
         (5, b"\x09", "frames of kind 9"),

@@ -15,12 +15,14 @@ from edge.parallel.steps import unpack
 from edge.version import version
 from edge.worker import draft_queries
 from edge.worker.messages import profile_message
+from quant.wire import Q8
 from tests.support import wire_bytes
 from tests.support.fake_worker import description, fake_worker
 from tests.support.wire_bytes import (
     BOUNDARY,
     DECODE,
     DRAFT_QUERY,
+    FLOATS,
     ITEM,
     KEEP,
     LOAD,
@@ -36,7 +38,18 @@ from transport.errors import ProtocolError, Refused
 from transport.frame import HEADER_BYTES, VERSION, Header, Kind, parse_frame, parse_header
 
 RAISE = "a format changed: raise VERSION in transport/frame.py, then run python -m tests.support.wire_bytes"
-NAMES = ("header", "hello", "decode step", "masked step", "keep step", "onnx item", "guess", "open", "load")
+NAMES = (
+    "header",
+    "hello",
+    "decode step",
+    "masked step",
+    "keep step",
+    "onnx item",
+    "q8 floats",
+    "guess",
+    "open",
+    "load",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -74,6 +87,12 @@ def test_a_recorded_item_is_read() -> None:
     item, tensors = wire_bytes.item_on(wire_bytes.on_link(recorded()["onnx item"]))
     assert item == ITEM
     assert all(np.array_equal(tensors[tensor.name], TENSORS[tensor.name]) for tensor in BOUNDARY.tensors)
+
+
+def test_recorded_floats_are_read() -> None:
+    x = np.empty(FLOATS.size, np.float32)
+    Q8().decode(np.frombuffer(recorded()["q8 floats"], np.uint8), x)
+    assert np.abs(x - FLOATS).max() <= 4 / 252
 
 
 def test_a_recorded_guess_is_read() -> None:
