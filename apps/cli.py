@@ -53,16 +53,18 @@ def _meant(given: str, known: Iterable[str]) -> str:
 
 
 def build_parser() -> Parser:
-    """Return the parser of all commands. Their modules are light to import: engines load when a command runs."""
+    """Return the parser of all commands. Their modules are light to import: engines load when a command runs.
+
+    A module has HELP, `add_arguments`, which adds what it takes to its parser, and `run`, which does it and returns the
+    exit code; a command with actions has a function for each in place of `run`.
+    """
     parser = Parser(prog="edge", description="Run one model on the devices you have.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         module = importlib.import_module(f"apps.commands.{name}")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
-        command.set_defaults(
-            run=getattr(module, "run", None), parser=command
-        )  # a command with actions has a `run` for each
+        command.set_defaults(run=getattr(module, "run", None), parser=command)
         module.add_arguments(command)
     return parser
 

@@ -27,7 +27,6 @@ _OF_TEXT = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for networks in ONNX."""
     group = parser.add_argument_group("ONNX models", "on this device, or on this one and a worker, or on two workers")
     option(group, "--cuts WHICH", "all, distinct, blocks, or labels: A,B (default: blocks, where there are any)")
     add(group, "--dim", "--input")
@@ -36,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print."""
     _check(args)
     check_onnx()
     from apps.show.progress import progress

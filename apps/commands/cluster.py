@@ -21,7 +21,6 @@ _lifetime = argument(partial(parse_span, least_s=60, most_s=30 * 86_400))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The four actions and their options."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     init = actions.add_parser("init", help="make a cluster, owned by this machine")
     option(init, "--name NAME", "of this machine (default: its host name)", device_name)

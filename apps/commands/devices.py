@@ -31,7 +31,6 @@ EXIT_NO_ANSWER = 7  # as for any connection that fails
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where to look, and how thoroughly."""
     parser.add_argument(
         "addresses",
         nargs="*",

@@ -15,7 +15,6 @@ EXIT_PROBLEMS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which devices beside this one."""
     devices = parser.add_mutually_exclusive_group()
     add(devices, "--workers", help="also these workers, HOST[:PORT],..., and every link")
     add(devices, "--cluster", help="also the workers of a cluster.toml, and every link")

@@ -25,7 +25,6 @@ HELP = "Compare models with one they were made from: perplexity, divergence, siz
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The models, the text, and how much of it."""
     parser.add_argument("reference", metavar="REFERENCE", help="GGUF file or REPO:FILE the others are held against")
     parser.add_argument("models", nargs="*", metavar="MODEL", help="GGUF file or REPO:FILE with the same vocabulary")
     option(parser, "--text FILE", "UTF-8 text to predict (default: a bundled one)", Path)
@@ -45,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and show; the exit code."""
     devices = distributed.prepare(args)
     options = options_of_chunks(args)
     if args.tokens is not None and args.tokens < args.chunk_tokens:

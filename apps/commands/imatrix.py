@@ -15,7 +15,6 @@ HELP = "Run a model over a text and note how large the inputs of its weights are
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the text, and how much of it."""
     parser.add_argument("model", metavar="MODEL", help="GGUF file or REPO:FILE; best the one that will be quantized")
     parser.add_argument("text", type=Path, metavar="TEXT", help="UTF-8 text like what the model will be used for")
     option(parser, "--output FILE", "default: MODEL's name with .imatrix.gguf, here", Path)
@@ -28,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Collect and write; the exit code."""
     options = options_of_chunks(args)
     from edge.quantization.imatrix import collect
     from edge.quantization.text_file import read_text

@@ -20,7 +20,6 @@ COLUMNS = ("name", "address", "cores", "memory", "state")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The three actions and their options."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     up = actions.add_parser("up", help="start the devices of a lab file, and leave them running")
     up.add_argument("file", type=Path, metavar="FILE", help="what the lab consists of; docs/example-lab.toml is one")

@@ -18,7 +18,6 @@ HELP = "Measure the connection between two devices: latency, bandwidth, and what
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which two, how, and for how long."""
     parser.add_argument(
         "a",
         type=lambda text: None if text == "local" else address(text),
@@ -33,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print."""
     quiet_grpc()
     from edge.cluster.connect import reach
     from edge.cluster.diagnose import measure_link

@@ -21,7 +21,6 @@ _FIGURES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The actions and their options."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     info = actions.add_parser("info", help="what a model is made of, and the memory it needs")
     add(info, "model")

@@ -28,7 +28,6 @@ HELP = "Explore the trade-off between latency and throughput over all ways to pl
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The cluster, what to look at, what to measure, and where it goes."""
     planning.add_arguments(parser)
     option(parser, "--types T,T", "also choose between these types: q4_0,q8_0", _types)
     option(parser, "--axes A,B", f"of {','.join(AXES)} (first two)", _axes, default=AXES[:2])

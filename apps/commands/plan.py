@@ -24,7 +24,6 @@ HELP = "Find where a model should run: which devices, which layers on each, and 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The cluster, what is wanted, and where the plan goes."""
     planning.add_arguments(parser)
     wanted = parser.add_argument_group("what is wanted")
     option(wanted, "--objective", "to be the best (default: latency)", choices=OBJECTIVES, default="latency")
@@ -39,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, say why, and save."""
     if args.save is not None:
         check_output(args.save, planning.sources(args), args.force)
     from edge.cluster.standby import slices_limits

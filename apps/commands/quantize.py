@@ -43,7 +43,6 @@ _KERNELS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options: the model, the result, and how it is made."""
     parser.add_argument("model", nargs="?", metavar="IN", help="GGUF file, REPO:FILE, folder of safetensors, or .onnx")
     parser.add_argument("output", nargs="?", type=Path, metavar="OUT", help="file to write")
     option(parser, "--type T", "q4_k_m, q8_0, ...; an unknown one lists all (default: by --kernels)")
@@ -71,7 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Quantize; the exit code."""
     if args.kernels:
         if args.model is not None:
             raise UsageError("--kernels is about this device; leave IN and OUT out")

@@ -26,7 +26,6 @@ from quant.text import bytes_text
 
 
 def run(args: argparse.Namespace) -> int:
-    """Quantize, report, and show; the exit code."""
     began = time.monotonic()
     compared = _check(args)
     model, steps = Path(args.model), ShownSteps("quantize")

@@ -29,7 +29,6 @@ USES = ("stage or link", "busy", "queue", "longest")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The plan, the requests, and what goes wrong."""
     parser.add_argument("file", type=Path, metavar="FILE", help="a plan: what edge plan, pareto or simulate wrote")
     option(parser, "--point ID", "of edge pareto: the plan to simulate (default: the knee)")
     option(
@@ -57,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, simulate and show."""
     from edge.planning import planned_file
     from partition.simulate.simulate import simulate
 

@@ -15,7 +15,6 @@ DEFAULT_CACHE = "20GiB"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where it listens, what it may use, whom it trusts."""
     option(
         parser,
         "--listen HOST:PORT",

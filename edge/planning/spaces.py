@@ -12,7 +12,7 @@ from edge.planning.drafted import assumed_text, draft_of
 from edge.planning.llm_space import LlmSpace
 from edge.planning.plan_options import DEFAULTS, PlanOptions, is_onnx
 from edge.planning.space import PlanSpace
-from edge.quantization.model_in_type import model_in_type
+from edge.quantization.gguf import model_in_type
 from edge.slices.local import OwnSlices
 from edge.survey.cluster import Cluster
 from edge.survey.llm_survey import llm_speeds

@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from devices.files import temporary_beside
+from devices.paths import cache_folder
 from devices.probe import default_threads
 from devices.processes.interpreter import module_command
 from edge.errors import EngineError
+from edge.slices.local import OwnSlices
+from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
 from quant.errors import ModelFileError
 from quant.gguf.file import GgufFile
 from quant.gguf.writer import NewTensor, encoded, header
-from quant.mixes import NEED_IMPORTANCE, Mix
+from quant.mixes import NEED_IMPORTANCE, Mix, mix_by_name
 from quant.types import TensorType, type_by_name
 from quant.whole_file import check_room
 
@@ -224,3 +227,16 @@ def _events(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> Iterator[dic
     lines = stderr.read().decode(errors="replace").split("\n")
     hint = " (out of memory is the usual cause)" if code == -signal.SIGKILL else ""
     raise EngineError(f"the quantizer's process ended with code {code}{hint}: {' | '.join(lines[-4:]).strip()}")
+
+
+def model_in_type(path: Path, type_: str, steps: Steps = SILENT) -> Path:
+    """Return the path of the model quantized to a type, in this user's cache; quantize it if it is not there."""
+    file, mix = GgufFile.open(path), mix_by_name(type_)
+    digest = OwnSlices().model_digest(path)
+    folder = cache_folder() / "types"
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{path.stem}-{digest[:12]}-{mix.name}.gguf"
+    if not target.exists():
+        with steps.step(f"Quantizing {path.name} to {type_}", file.size_bytes) as show:
+            quantize(file, target, mix, progress=show)
+    return target

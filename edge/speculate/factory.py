@@ -18,7 +18,7 @@ from edge.llm.model import Model
 from edge.llm.options import EngineOptions, PrefixOptions, reproducible
 from edge.llm.slot import GreedyDrafter
 from edge.models.paths import PathLike, model_path
-from edge.quantization.model_in_type import model_in_type
+from edge.quantization.gguf import model_in_type
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.small_model import DraftPace, ModelDrafts, check_vocabulary

@@ -12,8 +12,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from edge.serve.app import create_app
-from edge.serve.http import incoming
-from edge.serve.http.incoming import SHORT_BYTES, BodyRoom, IncomingBody
+from edge.serve.http import bodies
+from edge.serve.http.bodies import SHORT_BYTES, BodyRoom, IncomingBody
 from edge.serve.options import ServeOptions
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
@@ -43,22 +43,22 @@ def chat_of(n_bytes: int) -> bytes:
 
 
 def test_bodies_have_room_together_and_short_ones_need_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "ROOM_S", 0.2)
+    monkeypatch.setattr(bodies, "ROOM_S", 0.2)
     with half_sent(url, 300_000):
         assert httpx.post(url + "/tokenize", content=b"{}", timeout=60).status_code == 400  # the head came before
         refused = httpx.post(url + CHAT, content=chat_of(300_000), timeout=60)
         assert refused.status_code == 503
-        assert refused.headers["retry-after"] == str(incoming.RETRY_S)
+        assert refused.headers["retry-after"] == str(bodies.RETRY_S)
         assert f"{TOTAL} bytes" in refused.json()["error"]["message"]
         assert httpx.post(url + CHAT, content=chat_of(SHORT_BYTES), timeout=60).status_code == 200
         assert httpx.post(url + CHAT, content=chat_of(TOTAL - 300_000), timeout=60).status_code == 200
     # The client has gone, and so has what it took: this waits for that, at most as long as a usual request does.
-    monkeypatch.setattr(incoming, "ROOM_S", 60.0)
+    monkeypatch.setattr(bodies, "ROOM_S", 60.0)
     assert httpx.post(url + CHAT, content=chat_of(300_000), timeout=120).status_code == 200
 
 
 def test_a_body_of_unknown_length_takes_room_as_it_comes(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "ROOM_S", 0.2)
+    monkeypatch.setattr(bodies, "ROOM_S", 0.2)
     body = chat_of(300_000)
     parts = [body[at : at + 50_000] for at in range(0, len(body), 50_000)]
     assert httpx.post(url + CHAT, content=iter(parts), timeout=60).status_code == 200
@@ -80,14 +80,14 @@ def test_a_client_that_sends_all_of_what_is_refused_reads_the_answer(url: str, p
 
 
 def test_not_more_than_a_bound_is_read_past(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "DRAIN_BYTES", 100_000)
+    monkeypatch.setattr(bodies, "DRAIN_BYTES", 100_000)
     sent = half_sent(url, 999_999_999)
     with sent, pytest.raises(ConnectionError):
         sent.sendall(b" " * 999_000_000)
 
 
 def test_who_sends_nothing_more_of_what_is_refused_is_not_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "DRAIN_S", 0.2)
+    monkeypatch.setattr(bodies, "DRAIN_S", 0.2)
     with half_sent(url, MOST + 1) as connection:
         assert connection.makefile("rb").read().startswith(b"HTTP/1.1 413 ")  # until it is closed
 
@@ -117,7 +117,7 @@ def test_room_is_given_in_turn_and_given_back(monkeypatch: pytest.MonkeyPatch) -
         assert order == ["large", "small", "behind"]
         room.give(80 + 10 + 10)
         await room.take(100)  # nothing was lost
-        monkeypatch.setattr(incoming, "ROOM_S", 0.0)
+        monkeypatch.setattr(bodies, "ROOM_S", 0.0)
         with pytest.raises(HTTPException, match="100 bytes"):
             await room.take(1)
 

@@ -16,7 +16,7 @@ from edge.errors import ContextFull
 from edge.llama.llama import Model
 from edge.serve import child
 from edge.serve.apis.tokens import MOST_CHARACTERS, MOST_TOKENS
-from edge.serve.http import incoming
+from edge.serve.http import bodies
 from edge.serve.texts import Tokenizer
 from quant.gguf.file import GgufFile
 
@@ -134,9 +134,9 @@ def test_an_engine_process_gives_back_what_large_requests_took(monkeypatch: pyte
 def test_a_server_gives_back_what_large_bodies_took(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         given = asyncio.Event()
-        monkeypatch.setattr(incoming, "GIVE_BACK_S", 0.0)
-        monkeypatch.setattr(incoming, "give_back_memory", given.set)
-        room = incoming.BodyRoom(100)
+        monkeypatch.setattr(bodies, "GIVE_BACK_S", 0.0)
+        monkeypatch.setattr(bodies, "give_back_memory", given.set)
+        room = bodies.BodyRoom(100)
         await room.take(60)
         await room.take(40)
         room.give(40)

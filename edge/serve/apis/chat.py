@@ -59,6 +59,10 @@ class ChatMessage(Fields):
     ignored = frozenset({"annotations"})
 
 
+class OfFunction(Fields):
+    type: Literal["function"]
+
+
 class FunctionFields(Fields):
     name: FunctionName
     description: str | None = None
@@ -70,8 +74,7 @@ class FunctionFields(Fields):
         return Function(self.name, self.description or "", self.parameters or {}, bool(self.strict))
 
 
-class Tool(Fields):
-    type: Literal["function"]
+class Tool(OfFunction):
     function: FunctionFields
 
 
@@ -79,8 +82,7 @@ class NamedFunction(Fields):
     name: FunctionName
 
 
-class NamedTool(Fields):
-    type: Literal["function"]
+class NamedTool(OfFunction):
     function: NamedFunction
 
 

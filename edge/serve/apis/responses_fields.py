@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from edge.serve.apis.chat import Choice, FunctionFields, NamedFunction, called, function_use
+from edge.serve.apis.chat import Choice, FunctionFields, NamedFunction, OfFunction, called, function_use
 from edge.serve.apis.fields import (
     MAX_LOGPROBS,
     Fields,
@@ -71,15 +71,13 @@ class ReasoningItem(Fields):
 Item = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem
 
 
-class FunctionTool(FunctionFields):
-    type: Literal["function"]
-
+class FunctionTool(FunctionFields, OfFunction):
     refused: ClassVar[Refused] = {"allowed_callers": (["direct"],), "async": (), "defer_loading": ()}
     ignored = frozenset({"output_schema"})
 
 
-class NamedTool(NamedFunction):
-    type: Literal["function"]
+class NamedTool(NamedFunction, OfFunction):
+    pass
 
 
 class FlatSchema(JsonSchema):

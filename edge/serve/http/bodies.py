@@ -1,17 +1,22 @@
-"""Reading of requests and JSON responses; work is cancelled when its client goes."""
+"""Bodies: of requests, bounded one by one and all together, and responses in JSON. Work ends when its client goes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import anyio
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Message, Receive
+
+from devices.processes.limits import give_back_memory
 
 BODY_S = 60.0  # for a whole request to arrive
 R = TypeVar("R", bound=BaseModel)
@@ -64,3 +69,114 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+SHORT_BYTES = 64 << 10  # of each body, which need no room, so that a short question never waits for long texts
+ROOM_S = 10.0  # that a request waits for room
+RETRY_S = 10  # until a client may try again: large requests are answered by then, or were given up
+GIVE_BACK_S = 1.0  # after the last large body, until its memory is given back to the system
+DRAIN_BYTES = 64 << 20  # of a refused body that are read and dropped, so that its client gets to read the answer
+DRAIN_S = 10.0  # for these to arrive
+
+
+class BodyRoom:
+    """Bytes that all bodies together may have in memory, first come, first served. For one event loop."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self.n_bytes = self._free = n_bytes
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, n_bytes: int) -> None:
+        """Take so many bytes once they are free. HTTPException (503) if they are not free within ROOM_S."""
+        if not self._waiting and n_bytes <= self._free:
+            self._free -= n_bytes
+            return
+        turn = asyncio.get_running_loop().create_future()
+        waits = (n_bytes, turn)
+        self._waiting.append(waits)
+        try:
+            await asyncio.wait_for(asyncio.shield(turn), ROOM_S)
+        except asyncio.TimeoutError:
+            if not turn.done():
+                raise HTTPException(
+                    503,
+                    f"large requests fill the {self.n_bytes} bytes that this server has for them; ask again later,"
+                    f" or send less: up to {SHORT_BYTES} bytes need not wait",
+                    {"Retry-After": str(RETRY_S)},
+                ) from None
+        except BaseException:
+            if turn.done():
+                self.give(n_bytes)
+            raise
+        finally:
+            if not turn.done():
+                self._waiting.remove(waits)
+                self._serve()  # requests that waited behind this one
+
+    def give(self, n_bytes: int) -> None:
+        """Give bytes back; once all are free, give the memory back to the system, too."""
+        self._free += n_bytes
+        self._serve()
+        if self._free == self.n_bytes:
+            asyncio.get_running_loop().call_later(GIVE_BACK_S, give_back_memory)
+
+    def _serve(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self._free:
+            n_bytes, turn = self._waiting.popleft()
+            self._free -= n_bytes
+            turn.set_result(None)
+
+
+class IncomingBody:
+    """The body of one request, of at most so many bytes, with the room that it takes."""
+
+    def __init__(self, receive: Receive, headers: Headers, most: int, room: BodyRoom) -> None:
+        length = headers.get("content-length", "0")
+        self._receive, self._most, self._room = receive, most, room
+        self._declared = int(length[:20]) if length.isdecimal() else 0
+        self._received = self._taken = 0
+        self.is_complete = self._declared == 0 and "transfer-encoding" not in headers  # whether all of it was received
+
+    def check(self) -> None:
+        """Raise HTTPException (413) for a body whose declared length is too large."""
+        if self._declared > self._most:
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        """Return the next part. HTTPException if it is too much, or has no room. A known length takes its room at once:
+        requests that hold a part while they wait for more room would wait for each other."""
+        await self._take(self._declared)
+        message = await self._next()
+        if self._received > self._most:
+            raise self._too_large()
+        await self._take(self._received)
+        return message
+
+    async def drain(self) -> None:
+        """Read and drop the rest, within bounds. A connection that is closed with unread bytes is reset, and its client
+        never sees the answer."""
+        with anyio.move_on_after(DRAIN_S):
+            last = self._received + DRAIN_BYTES
+            while not self.is_complete and self._received < last:
+                await self._next()
+
+    def close(self) -> None:
+        """Give its room back."""
+        taken, self._taken = self._taken, 0
+        if taken:
+            self._room.give(taken)
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        self._received += len(message.get("body", b""))
+        self.is_complete = not message.get("more_body", False)  # also if its client has gone
+        return message
+
+    async def _take(self, n_bytes: int) -> None:
+        needed = n_bytes - self._taken
+        if n_bytes > SHORT_BYTES and needed > 0:
+            await self._room.take(needed)
+            self._taken += needed
+
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"the request has more than {self._most} bytes; send less")

@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edge.serve.http.bodies import BodyRoom, IncomingBody
 from edge.serve.http.errors import error_body, failure, is_anthropic
-from edge.serve.http.incoming import BodyRoom, IncomingBody
 from edge.serve.options import ServeOptions
 
 # The page may load only its own files, not be shown in other pages, and send nothing elsewhere.
