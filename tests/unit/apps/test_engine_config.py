@@ -1,0 +1,53 @@
+"""What a command line says of a model is what the engine, this device's or a server's, is asked for."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from apps import distributed
+from apps.cli import build_parser
+from edge.api.config import EngineConfig
+from edge.demo import MODEL_PATH
+
+SEVERAL = ("--workers", "10.0.0.1:7070,10.0.0.2:7071", "--parallel", "tensor", "--shares", "1,2,3", "--insecure")
+
+
+def config(*args: str, sequences: int = 1, draft: str = "off", follows_load: bool = False) -> EngineConfig:
+    parsed = build_parser().parse_args(args)
+    devices = distributed.prepare(parsed)
+    return distributed.engine_config(parsed, MODEL_PATH, devices, sequences, draft=draft, follows_load=follows_load)
+
+
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_every_option_of_several_devices_is_in_it(command: str) -> None:
+    plain, asked = config(command, *SEVERAL[:2]), config(command, *SEVERAL)
+    assert plain.workers == asked.workers == ("10.0.0.1:7070", "10.0.0.2:7071")
+    assert (plain.parallel, plain.shares, plain.insecure) == ("auto", None, False)
+    assert (asked.parallel, asked.shares, asked.insecure) == ("tensor", (1.0, 2.0, 3.0), True)
+    travel = config(command, *SEVERAL[:2], "--transport", "grpc", "--allreduce", "ring", "--wire", "q8", "--spare", "2")
+    assert (travel.transport, travel.allreduce, travel.wire, travel.spare) == ("grpc", "ring", "q8", 2)
+
+
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_every_option_of_the_engine_is_in_it(command: str) -> None:
+    options = config(
+        command, "--threads", "3", "--context", "512", "--batch", "64", "--kv-type", "q8_0", "--memory", "3GiB",
+        "--prefix-cache", "1GiB", "--draft", "ngram", sequences=4,
+    )  # fmt: skip
+    assert options.prefix_cache == 1 << 30
+    assert options.draft == "ngram"
+    engine = options.engine_options()
+    assert (engine.threads, engine.context, engine.batch, engine.sequences) == (3, 512, 64, 4)
+    assert (engine.kv_type, engine.memory) == ("q8_0", 3 << 30)
+
+
+def test_defaults_are_those_of_the_command() -> None:
+    assert config("chat", draft="auto").draft == "auto"
+    assert config("chat", follows_load=True).options["follows_load"]
+    assert not config("chat", *SEVERAL, follows_load=True).options["follows_load"]  # other ranks wait for this one
+
+
+def test_it_crosses_to_an_engine_process_unchanged() -> None:
+    asked = replace(config("serve", *SEVERAL), affinity=(0, 2))
+    assert EngineConfig.from_json(json.loads(json.dumps(asked.to_json()))) == asked
