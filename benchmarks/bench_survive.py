@@ -42,7 +42,9 @@ from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
+from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
 from edge.models import synth
 from edge.models.presets import SHAPES
@@ -84,14 +86,15 @@ class Heard(Steps):
 
     def notice(self, engine: TextEngine) -> None:
         """Hear when this engine, which survives losses, looks for another one."""
-        recovered = engine._recovered  # type: ignore[attr-defined]
+        use: Any = engine.states.use  # which looks for it
+        recovered = use._recovered
 
         def hear(error: Exception) -> TextEngine:
             self.noticed_at.append(time.perf_counter())
             found: TextEngine = recovered(error)
             return found
 
-        engine._recovered = hear  # type: ignore[attr-defined]
+        use._recovered = hear
 
 
 class Later:
@@ -270,18 +273,18 @@ def pause(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 lent(folder / f"pause-{number}-{spare}", 1, ["kill process"]) as workers,
                 running(path, workers, (1, 1), spare, options) as (model, heard),
             ):
-                engine = model.engine
-                slot = Slot(engine)
-                slot.prefill(prompt)
-                engine.answered([])
-                for i in range(TOKENS):
+                scheduler = Scheduler(model.engine, slots=1, keep=True)
+                scheduler.add(Request(prompt, TOKENS + 2, GREEDY, ends=False))
+                next_token(scheduler)
+                model.engine.answered([])
+                for _ in range(TOKENS):
                     began = time.perf_counter()
-                    slot.decode([11 + i])
+                    next_token(scheduler)
                     found[kind]["token_s"].append(time.perf_counter() - began)
                 began = time.perf_counter()
                 workers[0].lose("kill process")
                 workers[0].lose("kill daemon")
-                slot.decode([11])
+                next_token(scheduler)
                 found[kind]["next_token_s"].append(time.perf_counter() - began)
                 found[kind]["noticed_s"].append(heard.at[0] - began)
     return {
@@ -291,6 +294,12 @@ def pause(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         **{kind: {name: spread(values) for name, values in rows.items()} for kind, rows in found.items()},
         "token_mean_s": {kind: statistics.mean(rows["token_s"]) for kind, rows in found.items()},
     }
+
+
+def next_token(scheduler: Scheduler) -> None:
+    """Step until the only request has another token."""
+    while not scheduler.step():
+        pass
 
 
 def answer(engine: TextEngine, question: str, at: dict[int, Callable[[], None]]) -> tuple[list[int], list[float]]:

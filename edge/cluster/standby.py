@@ -10,7 +10,7 @@ from typing import Any
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.spares import AUTO, Room, Spares, StandbySlice
 from edge.errors import EdgeError
-from edge.parallel.mirror import SHARE, MirroredHistory, not_copied
+from edge.parallel.mirror import SHARE, Mirror, not_copied
 from edge.slices.local import CACHE_BYTES, OwnSlices
 from edge.tasks import AggregateProgress, ShowStep, Steps
 from partition.errors import PlanError
@@ -24,7 +24,7 @@ class Standby:
     """Standby slices and KV mirror, from which a model goes on soon after a loss, and their cost."""
 
     losses: int  # of devices, that it is ready for
-    mirror: MirroredHistory | None = None  # None: keys and values are not copied
+    mirror: Mirror | None = None  # None: keys and values are not copied
     slice_bytes: dict[str, int] = field(default_factory=dict)  # on disks, by device, beside what runs
     slices: dict[str, list[str]] = field(default_factory=dict)  # which these are, for people
     missing: list[str] = field(default_factory=list)  # what it is not ready for, a sentence each
@@ -67,7 +67,7 @@ class Standby:
 def stand_by(
     losses: int | str,
     spares: Spares,
-    mirror: MirroredHistory | str,
+    mirror: Mirror | str,
     room: Room,
     fleet: Fleet,
     file: GgufFile,
@@ -79,7 +79,7 @@ def stand_by(
 
     The errors of `Spares.of`. What cannot be prepared is said.
     """
-    copied = mirror if isinstance(mirror, MirroredHistory) else None
+    copied = mirror if isinstance(mirror, Mirror) else None
     if losses == AUTO:
         spare, why = spares.most(room, copied.max_bytes if copied else 0)
         if why:

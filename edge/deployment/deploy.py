@@ -28,8 +28,8 @@ from edge.llama import llama
 from edge.llm.engine import Engine, load
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.parallel.mirror import MirroredHistory, mirror_of
-from edge.parallel.surviving import SurvivingEngine
+from edge.parallel.mirror import Mirror, mirror_of
+from edge.parallel.replacements import ReplaceableEngine, Replacements
 from edge.planning.choice import PlanChoice
 from edge.slices.local import OwnSlices
 from edge.survey.cluster import Cluster
@@ -103,13 +103,14 @@ def deploy(
         newcomers = None
         if resilience.seek is not None:
             newcomers = Newcomers(resilience.seek, file, digest, exchange.transport, insecure=cluster.insecure)
-        watch = MembershipWatch(supervisor, replanner, engine, newcomers, steps, insecure=cluster.insecure)
+        replacements = engine.replacements
+        watch = MembershipWatch(supervisor, replanner, replacements, newcomers, steps, insecure=cluster.insecure)
         stack.callback(watch.close)
         assert supervisor.running is not None
 
         def learn(model: DeployedModel) -> None:
             """Correct what was measured by what steps took, and say so."""
-            if options.sequences > 1 or engine.recoveries + engine.moves:
+            if options.sequences > 1 or replacements.recoveries + replacements.moves:
                 return
             disturbed = others.lost_s() > DISTURBED * (time.monotonic() - began)
             with suppress(EdgeError):  # a rank has gone: the next start sees to it
@@ -143,7 +144,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
         self._file, self._digest, self._options, self._exchange = file, digest, options, exchange
         self._say = say
         self._vocabulary = llama.Model(file.path, vocabulary_only=True)
-        self._mirror: MirroredHistory | None = None
+        self._mirror: Mirror | None = None
 
     def close(self) -> None:
         """Free the vocabulary."""
@@ -168,18 +169,18 @@ class LlmBuilding(Building[Plan, TextEngine]):
 
     def kept_running(
         self, supervisor: Supervisor[Plan, TextEngine], fleet: Fleet, plan: Plan, why: str, *, exact: bool
-    ) -> SurvivingEngine:
-        """Start the plan: an engine that the supervisor replaces. exact: a loss is made good in the very steps there
-        were."""
+    ) -> ReplaceableEngine:
+        """Start the plan: an engine that the supervisor replaces. exact: what is lost is computed again in the very
+        steps there were."""
         first = supervisor.start(fleet, plan, why)
         self._options = replace(self._options, context=first.context, batch=first.batch)
 
         def recovered(error: Exception) -> TextEngine:
-            return supervisor.replace(error, engine.losses_in_a_row, lambda: None)
+            return supervisor.replace(error, replacements.losses_in_a_row, lambda: None)
 
-        engine = SurvivingEngine(first, self._vocabulary, recovered, self._mirror)
-        engine.exact = exact
-        return engine
+        replacements = Replacements(first, recovered, self._mirror)
+        replacements.exact = exact
+        return ReplaceableEngine(first, self._vocabulary, replacements)
 
     def load(
         self, fleet: Fleet | None, plan: Plan, life: ExitStack, steps: Steps

@@ -13,7 +13,6 @@ from edge.deployment.watch import MembershipWatch
 from edge.llm.interface import TextEngine
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.step_times import Summary
-from edge.parallel.surviving import SurvivingEngine
 from partition.plan.plan import Plan
 
 D = TypeVar("D", bound="Deployed[Any, Any]")
@@ -91,7 +90,7 @@ class DeployedModel(Deployed[Plan, TextEngine]):
 
     @property
     def _ranks(self) -> DistributedEngine | None:
-        engine = self.engine.current if isinstance(self.engine, SurvivingEngine) else self.engine
+        engine = self.running.engine
         return engine if isinstance(engine, DistributedEngine) else None
 
     @property
@@ -105,7 +104,7 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         def times(engine: TextEngine) -> list[dict[str, Summary]]:
             return engine.times(clear=clear) if isinstance(engine, DistributedEngine) else [{}]
 
-        return self.engine.between_steps(times) if isinstance(self.engine, SurvivingEngine) else times(self.engine)
+        return self.engine.states.use.between_steps(times, self.engine)
 
     def link_lines(self) -> list[str]:
         """How this device is linked to the others, how others are where it is unusual, and what was changed."""

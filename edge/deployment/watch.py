@@ -17,7 +17,7 @@ from edge.deployment.replanning import Replanner
 from edge.deployment.supervisor import Supervisor
 from edge.errors import EdgeError, Interrupted
 from edge.llm.interface import TextEngine
-from edge.parallel.surviving import SurvivingEngine
+from edge.parallel.replacements import Replacements
 from edge.survey.joining import JoinedDevice, Newcomers
 from edge.survey.profile import reachable
 from edge.survey.straggler_watch import StragglerWatch
@@ -39,7 +39,7 @@ class MembershipWatch:
         self,
         supervisor: Supervisor[Plan, TextEngine],
         replanner: Replanner,
-        engine: SurvivingEngine,
+        replacements: Replacements,
         newcomers: Newcomers | None,
         steps: Steps,
         *,
@@ -47,7 +47,7 @@ class MembershipWatch:
     ) -> None:
         """newcomers: looks for devices that join; None: no others are to take part. insecure: also workers that do not
         encrypt."""
-        self._supervisor, self._replanner, self._engine = supervisor, replanner, engine
+        self._supervisor, self._replanner, self._replacements = supervisor, replanner, replacements
         self._newcomers, self._steps, self._insecure = newcomers, steps, insecure
         work = replanner.planner.work if replanner.planner else None
         self.slow = StragglerWatch(replanner.survey, work)
@@ -64,7 +64,7 @@ class MembershipWatch:
         soon."""
         self._looks.close()
         self._supervisor.stop()
-        self._engine.wait_for_move(CLOSE_S)
+        self._replacements.wait_for_move(CLOSE_S)
 
     @property
     def _running(self) -> Running[Plan, TextEngine]:
@@ -80,11 +80,11 @@ class MembershipWatch:
     def _look(self) -> None:
         """Look whether another plan should take over. Errors are for the next request, which meets them, too."""
         with suppress(EdgeError):
-            if self._engine.is_moving:
-                if self._engine.quiet_s > REST_S:
-                    self._engine.settle()
+            if self._replacements.is_moving:
+                if self._replacements.quiet_s > REST_S:
+                    self._replacements.settle()
                 return
-            self._engine.copy_while_quiet(self._is_quiet)
+            self._replacements.copy_while_quiet(self._is_quiet)
             leaving = self._running.leaving
             if leaving and leaving != self._stays_with:
                 self._offer_drain(leaving)
@@ -92,13 +92,13 @@ class MembershipWatch:
                 return
             elif (self.slow.is_due or self.slow.notes) and (self._is_quiet() or time.monotonic() > self._slow_at):
                 self._offer_without_stragglers()
-            elif self._engine.quiet_s > QUIET_S and time.monotonic() > self._offer_at:
+            elif self._replacements.quiet_s > QUIET_S and time.monotonic() > self._offer_at:
                 self._offer_at = time.monotonic() + OFFER_S
                 self._offer_rejoin()
                 self._offer_join()
 
     def _offer(self, words: str, is_worth: Callable[[Plan], bool], check: Callable[..., None]) -> bool:
-        return self._supervisor.offer(words, is_worth, check, self._engine.go_on_with)
+        return self._supervisor.offer(words, is_worth, check, self._replacements.go_on_with)
 
     def _offer_drain(self, names: list[str]) -> None:
         """Offer any plan without devices that are about to end."""
@@ -126,7 +126,7 @@ class MembershipWatch:
     def _offer_join(self) -> None:
         """Where a device joined, measure it, and offer a plan with it that is clearly better."""
         survey = self._replanner.survey
-        if self._newcomers is None or survey is None or self._engine.is_moving:
+        if self._newcomers is None or survey is None or self._replacements.is_moving:
             return
         if self._joined is None:
             self._joined = self._newcomers.measured(survey, self._check_quiet)
@@ -156,10 +156,10 @@ class MembershipWatch:
         self._slow_at = time.monotonic() + BUSY_S
         check = self._check_quiet if self._is_quiet() else self._supervisor.check_open
         if self.slow.is_due:
-            self._engine.between_steps(self.slow.look)
+            self._replacements.between_steps(self.slow.look)
             if self.slow.survey is not None:
                 self._replanner.measured(self.slow.survey)
-            if self._engine.sequences == 1:
+            if self._running.engine.sequences == 1:
                 self.slow.notes += self._replanner.far_off(self._running.plan, self.slow.first_times())
         if not (words := "; ".join(self.slow.notes)):
             return
@@ -182,10 +182,10 @@ class MembershipWatch:
 
     def _is_quiet(self) -> bool:
         """Whether nobody waits for a step, and it is not to end."""
-        return not self._supervisor.is_closed and self._engine.quiet_s > REST_S
+        return not self._supervisor.is_closed and self._replacements.quiet_s > REST_S
 
     def _check_quiet(self, *_: object) -> None:
         """Interrupted once somebody asks: nothing that can wait is done beside an answer."""
         self._supervisor.check_open()
-        if self._engine.quiet_s < REST_S:
+        if self._replacements.quiet_s < REST_S:
             raise Interrupted("an answer began")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.constraints.constraint import Mask
-from edge.errors import SamplingError
-from edge.llm.interface import Drafter, VerifyResult
+from edge.errors import EdgeError, SamplingError
+from edge.llm.interface import Drafter, TextEngine, VerifyResult
 from edge.llm.requests import Event, Running, token_logprobs
 from edge.llm.sampler import LogitsRequest
 from edge.llm.slot import Slot
@@ -158,20 +159,29 @@ class InFlight:
         return [rows for rows in every if rows.running is running and not rows.cancelled]
 
     def verify(
-        self, rows: Rows, logits: NDArray[np.float32], windows: int, is_alone: bool
-    ) -> tuple[list[Event], VerifyResult]:
-        """Choose tokens by the logits of rows, whose step has come. Rows behind a wrong draft are forgotten, also in
-        windows behind these. is_alone: nothing else was in flight."""
+        self, rows: Rows, logits: NDArray[np.float32], windows: int, is_alone: bool, events: list[Event]
+    ) -> VerifyResult:
+        """Choose tokens by the logits of rows, whose step has come: `events` get those that tell of them. Rows behind a
+        wrong draft are forgotten, also in windows behind these. is_alone: nothing else was in flight."""
         running, behind = rows.running, self.of(rows.running)
         if not running.answer:
             running.prefilled_at = time.perf_counter()
         following = [*rows.tokens[len(rows.tokens) - rows.logits + 1 :], *(behind[0].tokens[:1] if behind else ())]
-        events, used, right = verify(running, logits, following)
+        told, used, right = verify(running, logits, following)
+        events += told  # also where the engine is lost now: they were chosen
         cancelled = tuple([len(one.tokens) for one in self.cancel(running)]) if right < used else ()
         if wrong := rows.logits - used + sum(cancelled):
             rows.slot.cut(len(rows.slot.tokens) - wrong)
         looked_at, is_alone = min(used, len(following)), is_alone and rows.is_first
-        return events, VerifyResult(rows.logits, used, rows.is_first, is_alone, windows, right, looked_at, cancelled)
+        return VerifyResult(rows.logits, used, rows.is_first, is_alone, windows, right, looked_at, cancelled)
+
+    def drop(self, engine: TextEngine | None) -> None:
+        """Drop all steps. engine: whoever uses it next must not get their logits; None: somebody else does already."""
+        if engine is not None:
+            with suppress(EdgeError):  # where the engine has failed or is stopped, that error is on its way
+                while engine.uncollected:
+                    engine.collect()
+        self.steps.clear()
 
     def cancel(self, running: Running) -> list[Rows]:
         """Cancel the rows of a request that are in flight; which those were."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edge.constraints.constraint import Mask
 from edge.llama.llama import Model
 from edge.llm.engine import Outputs
+from edge.llm.states import CacheUse
 from edge.paging.gpu_layers import GpuLayers
 from edge.paging.memory import MemoryNeed
 from edge.paging.weights import PagedWeights
@@ -21,17 +22,10 @@ from partition.state.sequence import KVBlock
 from quant.gguf.file import GgufFile
 
 
-class CacheOwner(Protocol):
-    """The scheduler whose tokens a KV cache holds."""
-
-    def yield_engine(self) -> None:
-        """Drop what is in flight, because another scheduler is about to use the engine."""
-
-
 class SequenceStates(Protocol):
     """`edge.llm.states.States` and `edge.parallel.states.SpreadStates`; the former documents the methods."""
 
-    owner: CacheOwner | None
+    use: CacheUse
 
     @property
     def block(self) -> int:

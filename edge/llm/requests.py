@@ -12,7 +12,7 @@ from edge.errors import ContextFull, SamplingError
 from edge.llm.continuation import Continuation
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
-from edge.llm.slot import Slot, check_prompt
+from edge.llm.slot import Former, Slot, check_prompt, common_prefix
 
 _NO_LIMIT = 1 << 60
 
@@ -77,6 +77,7 @@ class Running:
         self.number, self.request, self.continuation = number, request, continuation
         self.tokens = [*request.prompt, *continuation.tokens]  # its history, without what context shifts dropped
         self.slot: Slot | None = None  # None while it waits
+        self.former: Former | None = None  # what an engine before this one held of it
         self.ended = False
         self.to_prefill = 0  # tokens of its history that had to be computed when it was admitted
         self.cached_tokens: int | None = None  # of its prompt; None until it was admitted for the first time
@@ -106,14 +107,22 @@ class Running:
         return self.slot is not None and self.pending == 1 and self.slot.is_full
 
     def shift(self) -> bool:
-        """Drop half of its tokens that need not stay. False where none may be dropped."""
-        assert self.slot is not None
+        """Drop half of its tokens that need not stay, from its slot, too. False where none may be dropped."""
         stays = self.request.stays
         start = len(self.tokens) if stays is None else stays()
-        n_tokens = self.slot.shift(start)
+        n_tokens = max(0, (len(self.tokens) - 1 - start) // 2) if self.slot is None else self.slot.shift(start)
         del self.tokens[start : start + n_tokens]
         self.dropped_tokens += n_tokens
         return n_tokens > 0
+
+    def preempt(self, *, exact: bool) -> None:
+        """Wait again, for another engine. exact: as `CacheUse.exact`."""
+        slot, former = self.slot, self.former
+        # Another engine may be lost before it holds what the first one held.
+        most = 1 if exact or former is None else common_prefix(former.tokens, self.tokens)
+        if slot is not None and len(slot.tokens) >= max(1, most):
+            self.former = slot.former()
+        self.slot = None
 
     def tell_prefill(self) -> None:
         """Say how far the prompt is, until the answer begins."""

@@ -7,7 +7,7 @@ is alone has drafts behind its tokens instead, in as many windows as pay (`in_fl
 
 A step is: admit, submit, collect, choose, tell. Tokens that a request does not have in the cache yet are pending: all
 of its prompt at first, one token later. Where the cache is full the last request is preempted: it waits again, and goes
-on later with the same tokens.
+on later with the same tokens. Where the engine is lost all requests are preempted, and go on with another one.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class Scheduler:
         while few requests run, which their steps then verify. admitted: told the number of a request before anything of
         it is computed."""
         self.engine, self.drafter, self._admitted = engine, drafter, admitted
-        self._groups = microbatches or engine.stages
+        self._use = engine.states.use
         self._numbers = itertools.count()
         self.waiting: deque[Running] = deque()  # those that have no slot yet
         self.running: list[Running] = []  # in order of admission
         self._ready: deque[Running] = deque()  # those whose next rows can be submitted
-        self._in_flight = InFlight(self._groups if engine.stages > 1 else 1)  # a single stage has one at a time
+        self._budget = StepBudget(engine.batch, clock, microbatches or engine.stages)
+        self._in_flight = InFlight(self._budget.groups if engine.stages > 1 else 1)  # a single stage has one at a time
         self.slots = Slots(engine, slots, keep=keep)
-        self._budget = StepBudget(engine.batch, clock)
         self._events: list[Event] = []  # to be told by the next step
         self.passes = self.preemptions = 0
 
@@ -93,22 +93,28 @@ class Scheduler:
 
     def cancel(self, number: int) -> None:
         """End a request; the next step tells so. Nothing happens where it has ended already."""
-        for running in (*self.waiting, *self.running):
-            if running.number == number:
-                self._events.append(self._ended(running, "cancelled"))
-                return
+        with self._use.alone():
+            for running in (*self.waiting, *self.running):
+                if running.number == number:
+                    self._events.append(self._ended(running, "cancelled"))
+                    return
 
     def step(self) -> list[Event]:
         """Admit who waits, submit what can be submitted, collect what comes: what came of it, in order.
 
         The errors of the engine; EngineError where another scheduler used it meanwhile. Then this one is to be closed.
         """
-        self._own_engine()
-        submitted = self._admit() and self._submit()
-        events, self._events = self._events, []
-        if self._in_flight.steps and (not submitted or self._in_flight.most == 1):  # stages go on with others meanwhile
-            events += self._collect()
+        if self.running and self._use.owner is not self:
+            raise EngineError(USED_MEANWHILE)
+        with self._use.alone():
+            self._use.step(self, self._go_on)
+        events, self._events = self._events, []  # also of what was chosen before an engine was lost
         return events
+
+    def _go_on(self) -> None:
+        submitted = self._admit() and self._submit()
+        if self._in_flight.steps and (not submitted or self._in_flight.most == 1):  # stages go on with others meanwhile
+            self._collect()
 
     def run(self, requests: Sequence[Request]) -> list[list[int]]:
         """The tokens generated for each request. ContextFull where one of them alone does not fit, SamplingError.
@@ -128,19 +134,21 @@ class Scheduler:
 
     def drop_requests(self) -> None:
         """Drop all requests. What they computed stays, as after other requests."""
-        for running in (*self.waiting, *self.running):
-            self._ended(running, "cancelled")
-        self._events.clear()
+        with self._use.alone():
+            for running in (*self.waiting, *self.running):
+                self._ended(running, "cancelled")
+            self._events.clear()
 
     def close(self) -> None:
         """Drop all requests and all that they computed. The engine is left in order, also where it failed."""
-        self.drop_requests()
-        self._drain()
-        if self.engine.states.owner is self:
-            with suppress(EdgeError):
-                for slot in self.slots.all:  # what was dropped must leave no rows behind
-                    slot.cut(0)
-            self.slots.lost()
+        with self._use.alone():
+            self.drop_requests()
+            self._in_flight.drop(self._use.of(self))
+            if self._use.of(self) is not None:
+                with suppress(EdgeError):
+                    for slot in self.slots.all:  # what was dropped must leave no rows behind
+                        slot.cut(0)
+                self.slots.lost()
 
     def __enter__(self) -> Scheduler:
         return self
@@ -150,32 +158,22 @@ class Scheduler:
 
     # --- whose cache it is ---
 
-    def _own_engine(self) -> None:
-        """Take the KV cache from the scheduler that used it last."""
-        owner = self.engine.states.owner
-        if owner is self:
-            return
-        if self.running:
-            raise EngineError(USED_MEANWHILE)
-        if owner is not None:
-            owner.yield_engine()
-        self.engine.states.owner = self
-        self.engine.kv_clear()
-
     def yield_engine(self) -> None:
         """Drop what is in flight, because another scheduler is about to use the engine."""
-        self._drain()
+        self._in_flight.drop(self._use.of(self))
         self.slots.lost()
-        self.engine.states.owner = None
+        self._use.owner = None
 
-    def _drain(self) -> None:
-        """Take in the logits of all steps in flight, which nobody waits for: whoever uses the engine next must not get
-        them."""
-        if self.engine.states.owner is self:
-            with suppress(EdgeError):  # where the engine has failed or is stopped, that error is on its way
-                while self.engine.uncollected:
-                    self.engine.collect()
-        self._in_flight.steps.clear()
+    def preempt_all(self) -> None:
+        """Let all requests wait again, because another engine takes over, and its cache is empty. They go on with the
+        tokens that were chosen; what was in flight is computed again."""
+        self._in_flight.drop(None)
+        for running in reversed(self.running):
+            running.preempt(exact=self._use.exact)
+        self.slots.replaced()
+        self.waiting.extendleft(reversed(self.running))
+        self.running.clear()
+        self._ready.clear()
 
     # --- admit ---
 
@@ -184,16 +182,25 @@ class Scheduler:
         one waits for the steps in flight, because states are read between steps."""
         while self.waiting:
             running = self.waiting[0]
-            request, others = running.request, self.running
-            growth = sum(min(one.left, HEADROOM) for one in (running, *others)) if others else 1
+            request, others, left = running.request, self.running, self.engine.context - len(running.tokens)
+            if left < 0:  # its next token had no room when the engine was lost
+                if not running.shift():
+                    self._events.append(self._ended(running, "length", running.continuation.rest()))
+                continue
+            growth = sum(min(one.left, HEADROOM) for one in (running, *others)) if others else min(1, left)
             placement = self.slots.place(running.tokens, growth, request.namespace)
             if placement is None:
                 return True
-            if self.slots.restores and self._in_flight.steps:
+            former = running.former = running.former or self.slots.former(running.tokens, request.namespace)
+            if (former or self.slots.restores) and self._in_flight.steps:
                 return False
-            slot = self.slots.admit(placement, running.tokens, request.namespace, in_place=request.in_place)
+            slot = self.slots.admit(
+                placement, running.tokens, request.namespace, in_place=request.in_place, former=former
+            )
             self.waiting.popleft()
-            running.slot, running.to_prefill = slot, len(running.tokens) - len(slot.tokens)
+            running.slot = slot
+            if running.cached_tokens is None or not self._use.exact:  # by which a prompt's steps are chosen
+                running.to_prefill = len(running.tokens) - len(slot.tokens)
             if running.cached_tokens is None:
                 running.cached_tokens = min(len(slot.tokens), len(request.prompt))
                 running.restored_tokens, running.dropped_tokens = slot.restored, slot.dropped
@@ -217,7 +224,7 @@ class Scheduler:
             self.drafter.disturbed()
         if not self._ready or len(self._in_flight.awaited) >= self._in_flight.most:
             return False
-        chosen = self._budget.choose(self._ready, self._in_flight.n_requests, self._groups, self.engine.chunk)
+        chosen = self._budget.choose(self._ready, self._in_flight.n_requests, self.engine.chunk)
         while not self.slots.make_room(sum(n_rows for _, n_rows in chosen)):
             self._preempt(chosen)
         if not chosen:
@@ -233,7 +240,7 @@ class Scheduler:
         chosen[:] = [(one, n_rows) for one, n_rows in chosen if one is not last]
         assert last.slot is not None
         self.slots.leave(last.slot, keep=not self._in_flight.steps)
-        last.slot = None
+        last.slot = last.former = None
         self.waiting.appendleft(last)
         self.preemptions += 1
 
@@ -271,7 +278,7 @@ class Scheduler:
         if self._in_flight.awaited:
             if n > 1 or not self._in_flight.has_windows:
                 return False
-        elif n > len(self._ready) or -(-n // self._groups) < n or any(one.pending > 1 for one in group):
+        elif n > len(self._ready) or -(-n // self._budget.groups) < n or any(one.pending > 1 for one in group):
             return False
         most_rows, windows = max(1, min(self.engine.outputs, self.engine.batch) // n), 1
         if n == 1:
@@ -288,31 +295,33 @@ class Scheduler:
 
     # --- collect, choose, tell ---
 
-    def _collect(self) -> list[Event]:
+    def _collect(self) -> None:
         """Choose tokens for each request of the oldest step that somebody waits for."""
-        while self._in_flight.steps:
+        step = None
+        while self._in_flight.steps and (step is None or step.is_cancelled):
             logits, step = self.engine.collect(), self._in_flight.steps.popleft()
-            if step.is_cancelled:
-                continue
-            is_alone = not step.follows_cancelled and not self._in_flight.awaited
-            if step.n_rows == 1:
-                step.rows[0].running.step_s.append(time.perf_counter() - step.began)
-            events, results, end = [], [], 0
+        if step is None or step.is_cancelled:
+            return
+        is_alone = not step.follows_cancelled and not self._in_flight.awaited
+        if step.n_rows == 1:
+            step.rows[0].running.step_s.append(time.perf_counter() - step.began)
+        events: list[Event] = []
+        results, end = [], 0
+        try:
             for rows in step.rows:
                 begin, end = end, end + rows.logits
                 if not rows.cancelled:
-                    told, result = self._in_flight.verify(rows, logits[begin:end], step.windows, is_alone)
-                    events += told
+                    result = self._in_flight.verify(rows, logits[begin:end], step.windows, is_alone, events)
                     results.append(result)
-                    if result.right < result.used and told[-1].finish_reason is None:
+                    if result.right < result.used and events[-1].finish_reason is None:
                         self._ready.append(rows.running)
             if self.drafter is not None and step.windows:
                 self.drafter.verified(results)
+        finally:
+            self._events += events
             for event in events:
                 if event.finish_reason is not None:
                     self._free(next(one for one in self.running if one.number == event.request))
-            return events
-        return []
 
     def _ended(self, running: Running, finish_reason: str, text: str = "") -> Event:
         """Tell the end of a request that no token brought, and free what it had."""
@@ -324,7 +333,7 @@ class Scheduler:
         """A request has ended: others may have what it had."""
         running.ended = True
         if not self._in_flight.awaited:
-            self._drain()
+            self._in_flight.drop(self._use.of(self))
         running.continuation.close()
         if self.drafter is not None:
             self.drafter.ended(running)
@@ -333,8 +342,8 @@ class Scheduler:
                 queue.remove(running)
         if (slot := running.slot) is not None:
             with suppress(EdgeError):  # an engine that has failed says so in the next step
-                if running.pending < 0 and self.engine.states.owner is self:  # drafts that were in flight
+                if running.pending < 0 and self._use.of(self) is not None:  # drafts that were in flight
                     slot.cut(len(running.tokens))
-                if self.engine.states.owner is self:
+                if self._use.of(self) is not None:
                     self.slots.leave(slot, keep=not self._in_flight.steps)
             slot.busy = False

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +18,14 @@ from edge.llm.interface import TextEngine
 from edge.prefixes.group import group_start
 from partition.errors import StateError
 from partition.plan.plan import Range
+
+
+class Former(NamedTuple):
+    """What a slot held on an engine that another one took over from."""
+
+    tokens: list[int]
+    steps: list[int]
+    namespace: str
 
 
 class Slot:
@@ -30,6 +41,8 @@ class Slot:
         self.dropped = 0  # tokens that it dropped in place
         self.computed = 0  # tokens that the last `prefill` computed
         self.exact: int | None = None  # tokens before the first that was shifted; None: none was
+        self.steps: list[int] = []  # the first position of each step that computed them
+        self.mirrored = 0  # tokens that a mirror has seen to
         self._kept = 0  # tokens whose keys and values are on disk, or on their way there
         self._shifting = False  # the next step moves keys
 
@@ -63,20 +76,28 @@ class Slot:
             self.engine.kv_remove(self.sequence, 0, -1)
             length = 0
         del self.tokens[length:]
+        del self.steps[bisect_left(self.steps, length) :]
         self._kept = min(self._kept, length)
+        self.mirrored = min(self.mirrored, length)
         if self.exact is not None and length <= self.exact:
             self.exact = None
 
     def lost(self) -> None:
-        """Note that somebody else has the sequence now: nothing is held."""
+        """Note that somebody else has the sequence now, or that its engine is another one: nothing is held."""
         self.tokens.clear()
-        self._kept, self.exact, self._shifting = 0, None, False
+        self.steps.clear()
+        self._kept, self.mirrored, self.exact, self._shifting = 0, 0, None, False
+
+    def former(self) -> Former:
+        """What it holds, for the engine that takes over."""
+        return Former(list(self.tokens), list(self.steps), self.namespace)
 
     def copy_from(self, source: Slot) -> None:
         """Hold what another slot of this engine holds, at no cost in memory."""
         self.cut(0)
         self.engine.kv_copy(source.sequence, self.sequence, 0, -1)
         self.tokens, self.exact, self.namespace = list(source.tokens), source.exact, source.namespace
+        self.steps = list(source.steps)
 
     def shift(self, start: int) -> int:
         """Shift the context by half of what it holds from position `start` on: how many tokens that drops."""
@@ -92,8 +113,10 @@ class Slot:
         self.engine.kv_remove(self.sequence, start, start + n_tokens)
         self.engine.kv_shift(self.sequence, start + n_tokens, -1, -n_tokens)
         self.tokens = tokens[:start] + tokens[start + n_tokens :]
+        before, behind = bisect_left(self.steps, start), bisect_right(self.steps, start + n_tokens)
+        self.steps = [*self.steps[:before], start, *(at - n_tokens for at in self.steps[behind:])]
         self.exact = start if self.exact is None else min(start, self.exact)
-        self._kept = min(self._kept, start)
+        self._kept, self.mirrored = min(self._kept, start), min(self.mirrored, start)
 
     # --- on disk ---
 
@@ -136,6 +159,7 @@ class Slot:
         if len(self.tokens) < first * states.block:  # all had to be forgotten
             return max(0, self._restore(history) - held)
         blocks = states.restore(self.sequence, first * states.block, hashes)
+        self.steps.append(len(self.tokens))
         self.tokens.extend(history[first * states.block : (first + blocks) * states.block])
         self.cut(len(self.tokens))  # some ranks may have had more than others
         self._kept = max(self._kept, len(self.tokens))
@@ -146,6 +170,7 @@ class Slot:
     def submitted(self, tokens: Sequence[int]) -> None:
         """A step with these tokens was submitted."""
         self._shifting = False
+        self.steps.append(len(self.tokens))
         self.tokens.extend(tokens)
 
     def failed(self) -> None:
@@ -170,6 +195,23 @@ class Slot:
         self.begin(prompt, in_place=in_place)
         self.computed = len(prompt) - len(self.tokens)
         return self._compute(prompt, "last", top)
+
+    def compute_again(self, former: Former, end: int) -> None:
+        """Hold the first `end` tokens of what an engine before this one held. Those that are not here are computed in
+        the very steps of before, as last bits depend on the rows of a step."""
+        first = bisect_right(former.steps, len(self.tokens)) - 1
+        if former.steps[first] < len(self.tokens) < end:  # what was copied ends inside a step
+            self.cut(former.steps[first])
+        try:
+            for start, stop in pairwise([*former.steps, len(former.tokens)]):
+                if len(self.tokens) <= start < end:
+                    self.decode(former.tokens[start:stop], "none")
+        except BaseException:
+            self.lost()  # whoever takes over begins with the first step again
+            raise
+        if len(self.tokens) > end:
+            self.cut(end)
+        self.steps = former.steps[: bisect_left(former.steps, len(self.tokens))]
 
     def forget(self, n_tokens: int) -> None:
         """Forget the last tokens. Where this cache cannot, the rest is computed again."""

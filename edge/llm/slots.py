@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from edge.llm.interface import TextEngine
-from edge.llm.slot import Slot, common_prefix
+from edge.llm.slot import Former, Slot, common_prefix
 
 
 class Placement(NamedTuple):
@@ -31,6 +31,7 @@ class Slots:
         """keep: what a request leaves stays for others, until its cells are needed."""
         self._engine, self._keep = engine, keep
         self.all = [Slot(engine, sequence) for sequence in range(min(engine.sequences, most or engine.sequences))]
+        self._former: list[Former] = []  # what idle slots held, before another engine took over
         self._times = itertools.count(1)
 
     @property
@@ -87,10 +88,17 @@ class Slots:
         return evicted if room >= need else None
 
     def admit(
-        self, placement: Placement, history: Sequence[int], namespace: str = "", *, in_place: bool = False
+        self,
+        placement: Placement,
+        history: Sequence[int],
+        namespace: str = "",
+        *,
+        in_place: bool = False,
+        former: Former | None = None,
     ) -> Slot:
         """Let a request have a slot, which then holds what there is of its history: from before, from another slot or
-        from disk. in_place: as in `Slot.begin`, where no other slot could share its cells."""
+        from disk. in_place: as in `Slot.begin`, where no other slot could share its cells. former: what an engine
+        before this one held of it."""
         slot, source, evicted = placement
         for other in evicted:
             other.cut(0)
@@ -101,6 +109,8 @@ class Slots:
         slot.namespace = namespace
         if self._keep:
             slot.begin(history, in_place=in_place and len(slot.tokens) == self.held)
+        if former is not None:
+            self._hold_again(slot, history, former)
         slot.busy = True
         self._evict_kept()
         return slot
@@ -113,10 +123,43 @@ class Slots:
         elif keep:
             slot.keep()
 
+    def _hold_again(self, slot: Slot, history: Sequence[int], former: Former) -> None:
+        """Restore what is copied of what an engine before this one held of a history. The rest is computed with the
+        prompt, or where bits count here, in the very steps of before."""
+        use, end = self._engine.states.use, common_prefix(former.tokens, history)
+        if end == len(history):  # its last token has to be computed for its logits, in the rows of before
+            end = former.steps[-1] if use.exact and end == len(former.tokens) else end - 1
+        if end <= len(slot.tokens):
+            return
+        use.restore(slot, history[:end])
+        use.computed_again += max(0, end - len(slot.tokens))
+        if use.exact:
+            slot.compute_again(former, end)
+
+    def former(self, history: Sequence[int], namespace: str) -> Former | None:
+        """What an idle slot held before another engine took over, where a history begins like it. It is told once."""
+        own = [one for one in self._former if one.namespace == namespace]
+        like = max(own, key=lambda one: common_prefix(one.tokens, history), default=None)
+        if like is None or like.tokens[:1] != history[:1]:
+            return None
+        self._former.remove(like)
+        return like
+
     def lost(self) -> None:
         """Note that somebody else has the cache now."""
+        self._former.clear()
         for slot in self.all:
             slot.lost()
+
+    def replaced(self) -> None:
+        """Note that another engine has taken over. What idle slots held is computed again once a prompt begins like
+        it."""
+        former = [slot.former() for slot in self.all if slot.tokens and not slot.busy]
+        former += self._former[: len(self.all)]
+        self.lost()
+        self._former = former
+        for slot in self.all:
+            slot.busy = False
 
     def _evict_kept(self) -> None:
         """Evict what nobody uses and is on disk, or can be put there now that no step is under way."""

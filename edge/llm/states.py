@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from partition.state.shape import StateShape
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 from quant.types import TensorType
+
+T = TypeVar("T")
 
 _HELD_FILES = 4  # at once, within a budget: one waits to be written, two are read, and copies
 _LEAST_HELD = 1 << 20  # bytes
@@ -55,12 +57,69 @@ def held_bytes(shape: ModelShape) -> int:
     return max(_LEAST_HELD, _HELD_FILES * blocks_a_file(block_bytes, sys.maxsize) * block_bytes)
 
 
+class CacheOwner(Protocol):
+    """The scheduler whose tokens a KV cache holds."""
+
+    engine: Any  # a `TextEngine`, which has a `CacheUse`
+    slots: Any  # `edge.llm.slots.Slots`
+
+    def yield_engine(self) -> None:
+        """Drop what is in flight, because another scheduler is about to use the engine."""
+
+    def preempt_all(self) -> None:
+        """Let all requests wait again, because another engine takes over, and its cache is empty."""
+
+
+class CacheUse:
+    """Use of an engine's KV cache, by one scheduler at a time. This engine is the only one there is; with
+    `edge.parallel.replacements.Replacements` another one may take over between two steps."""
+
+    exact = False  # what is computed again after a loss is computed in the very steps of before
+
+    def __init__(self) -> None:
+        self.owner: CacheOwner | None = None  # the scheduler whose tokens the cache holds
+        self.computed_again = 0  # tokens, where other engines took over
+
+    @property
+    def slots(self) -> Sequence[Any]:
+        """What the scheduler's slots hold is all that is known of the cache."""
+        return self.owner.slots.all if self.owner is not None else ()
+
+    def alone(self) -> AbstractContextManager[None]:
+        """While no other thread uses the engine."""
+        return nullcontext()
+
+    def step(self, owner: CacheOwner, work: Callable[[], T]) -> T:
+        """Return the result of a scheduler's step, which takes the cache from the scheduler that used it last. After a
+        loss the step is made once more, on another engine."""
+        if self.owner is not owner:
+            if self.owner is not None:
+                self.owner.yield_engine()
+            self._clear(owner)
+            self.owner = owner
+        return work()
+
+    def of(self, owner: CacheOwner) -> Any:
+        """The engine, while its cache holds this scheduler's tokens; else None."""
+        return owner.engine if self.owner is owner else None
+
+    def between_steps(self, work: Callable[[Any], T], engine: Any) -> T:
+        """Return the result of `work` on the engine, while no step is in flight."""
+        return work(engine)
+
+    def restore(self, slot: Any, tokens: Sequence[int]) -> None:
+        """Give a slot what is copied of the keys and values of these tokens, which begin as it does."""
+
+    def _clear(self, owner: CacheOwner) -> None:
+        owner.engine.kv_clear()
+
+
 class States:
     """The keys and values of one model, or slice of one, on this device."""
 
     def __init__(self, file: GgufFile, context: Context, kv: TensorType) -> None:
         self._file, self._context, self.kv = file, context, kv
-        self.owner: Any = None  # the scheduler whose tokens the cache holds
+        self.use = CacheUse()
         self._transposed = False  # how this context has values; found out by the first block that it refuses
         self.sealed: SealedBlocks | None = None  # where blocks are kept; None: nowhere
         self.history_key = b""  # makes tokens names of blocks; only rank 0 has it

@@ -32,9 +32,9 @@ AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
 class StepBudget:
     """Follows how fast steps with prompts are computed here, rows of answers among theirs."""
 
-    def __init__(self, most_rows: int, clock: Callable[[], float]) -> None:
-        """most_rows: of a step. clock: seconds."""
-        self._clock, self._most_rows = clock, most_rows
+    def __init__(self, most_rows: int, clock: Callable[[], float], groups: int = 1) -> None:
+        """most_rows: of a step. clock: seconds. groups: that answers form, each for a step of its own."""
+        self._clock, self._most_rows, self.groups = clock, most_rows, groups
         self._rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows a second
         self.rows = min(FIRST_ROWS, most_rows)  # that take STEP_S
 
@@ -47,7 +47,7 @@ class StepBudget:
         return max(fitting, -(-(answers + LEAST_ROWS) // TILE_ROWS)) * TILE_ROWS - answers
 
     def choose(
-        self, ready: Iterable[AnyPrompt], in_flight: int, groups: int, chunk: Callable[[int], int]
+        self, ready: Iterable[AnyPrompt], in_flight: int, chunk: Callable[[int], int]
     ) -> list[tuple[AnyPrompt, int]]:
         """Choose the requests whose rows the next step has, and how many of each: the next token of a group of answers,
         and tokens of prompts beside them. in_flight: requests that wait for logits. chunk: as `TextEngine.chunk`."""
@@ -56,7 +56,7 @@ class StepBudget:
         for one in ready:
             (answering if one.pending == 1 else prefilling).append(one)
         in_all = len(answering) + in_flight
-        group = answering[: -(-in_all // groups)]
+        group = answering[: -(-in_all // self.groups)]
         chosen = [(one, 1) for one in group]
         if not prefilling:
             return chosen

@@ -1,7 +1,7 @@
-"""What sequences hold, copied to this device's memory, so that an engine that takes over need not compute it.
+"""Copies of what slots hold, in this device's memory, so that an engine that takes over need not compute it.
 
 Blocks of the whole model are copied from all ranks: between steps for a small share of what steps take, while nobody
-asks freely. Each is known by all tokens up to its end, so that what sequences have in common is copied once.
+asks freely. Each is known by all tokens up to its end, so that what slots have in common is copied once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edge.errors import EdgeError
 from edge.llama.llama import Model
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, resolve
-from edge.parallel.history import UNKNOWN, History
+from edge.llm.slot import Slot
 from edge.prefixes.keys import KEY_BYTES, links
 from partition.errors import CannotSlice, StateError
 from partition.model.model import ModelShape
@@ -35,15 +35,14 @@ _MOST_OF_MEMORY = 0.25  # of what is free, or of a budget
 _NEVER = sys.maxsize  # as a number of tokens: no more of this sequence can be copied
 
 
-class MirroredHistory(History):
-    """A history with keys and values beside its tokens. `follow` copies them, `restore` gives them to another engine.
+class Mirror:
+    """Copies of keys and values by their tokens. `follow` makes them, `restore` gives them to another engine's slot.
 
     What was shifted is not copied: its keys and values depend on tokens that are no longer there.
     """
 
     def __init__(self, token_bytes: int, max_bytes: int, clock: Callable[[], float] = time.perf_counter) -> None:
         """token_bytes: of one token's keys and values. max_bytes: that copies may take. clock: seconds."""
-        super().__init__()
         self.active = True  # False where there is nobody whose loss could be made good: nothing is held then
         self.token_bytes, self.max_bytes, self._clock = token_bytes, max_bytes, clock
         self.held_bytes = 0
@@ -52,12 +51,10 @@ class MirroredHistory(History):
         self.restored_tokens = 0
         self._key = secrets.token_bytes(KEY_BYTES)
         self._blocks: dict[bytes, KVBlock] = {}  # by link
-        self._copied: dict[int, int] = {}  # tokens of each sequence that were seen to
-        self._shifted: dict[int, int] = {}  # the first position of a sequence that was shifted
         self._allowed_s = 0.0  # that copies between steps may take; below 0 where the last one took more
 
     @classmethod
-    def of(cls, file: GgufFile, options: EngineOptions, vocabulary: Model, budget: int | None) -> MirroredHistory:
+    def of(cls, file: GgufFile, options: EngineOptions, vocabulary: Model, budget: int | None) -> Mirror:
         """For a model. Its size is that of a full context, but no more than a quarter of the free memory, or of the
         budget. CannotSlice where the model's keys and values cannot be read."""
         if vocabulary.is_recurrent:
@@ -71,43 +68,11 @@ class MirroredHistory(History):
         names = ("token_bytes", "max_bytes", "held_bytes", "copied_bytes", "copied_s", "restored_tokens")
         return {name: getattr(self, name) for name in names}
 
-    # --- what changes a history ---
-
-    def remove(self, sequence: int, start: int, end: int = -1) -> None:
-        """As `History.remove`."""
-        super().remove(sequence, start, end)
-        self._changed(sequence, start)
-        if end < 0 and start <= self._shifted.get(sequence, _NEVER):
-            self._shifted.pop(sequence, None)
-
-    def copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
-        """As `History.copy`."""
-        super().copy(source, target, start, end)
-        self._changed(target, start)
-        if source in self._shifted:
-            self._shifted[target] = min(self._shifted[source], self._shifted.get(target, _NEVER))
-
-    def shift(self, sequence: int, start: int, end: int, delta: int) -> None:
-        """As `History.shift`."""
-        super().shift(sequence, start, end, delta)
-        first = min(start, start + delta)
-        self._changed(sequence, first)
-        self._shifted[sequence] = min(first, self._shifted.get(sequence, _NEVER))
-
-    def clear(self) -> None:
-        """As `History.clear`."""
-        super().clear()
-        self._copied.clear()
-        self._shifted.clear()
-
-    def _changed(self, sequence: int, start: int) -> None:
-        self._copied[sequence] = min(start, self._copied.get(sequence, 0))
-
     # --- copies ---
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """As `History.step`: what it takes allows for copies later."""
+        """While the engine computes a step, or somebody waits for its logits: what it takes allows for copies later."""
         began = self._clock()
         try:
             yield
@@ -115,28 +80,39 @@ class MirroredHistory(History):
             self._allowed_s += SHARE * (self._clock() - began)
 
     def follow(
-        self, engine: TextEngine, ready: Callable[[], None], under_way: int = 0, most_s: float | None = None
+        self,
+        engine: TextEngine,
+        slots: Sequence[Slot],
+        ready: Callable[[], None],
+        under_way: int = 0,
+        most_s: float | None = None,
     ) -> bool:
-        """As `History.follow`. Between steps copies take no more than is allowed by then. Where steps are under way, to
-        wait for them is worth it only for many copies. The errors of `SequenceStates.read`."""
+        """Copy what slots of an engine hold: whether there may be more. Between steps that takes no more than is
+        allowed by then. Where steps are under way, to wait for them is worth it only for many copies. The errors of
+        `SequenceStates.read`.
+
+        ready: called before anything is read, where so many steps are under way. most_s: that it may take while nobody
+        asks; None: it is between two steps.
+        """
         if not self.active:
             self._blocks.clear()
-            self._copied.clear()
             self.held_bytes = 0
+            for slot in slots:
+                slot.mirrored = 0
             return False
         if most_s is None and under_way and self._allowed_s < MOST_SAVED_S:
             return True
         left_s = self._allowed_s if most_s is None else most_s
         is_ready = False
-        for sequence in list(self._tokens):
-            while left_s > 0 and (new := self._next(sequence, engine.states.most_read)) is not None:
+        for slot in slots:
+            while left_s > 0 and (new := self._next(slot, engine.states.most_read)) is not None:
                 began = self._clock()
                 if not is_ready:
                     ready()
                     is_ready = True
-                start, link = new
-                is_kept = self._copy(engine, sequence, start, link)
-                self._copied[sequence] = start + engine.states.most_read if is_kept else _NEVER
+                positions, link = new
+                is_kept = self._copy(engine, slots, slot.sequence, positions, link)
+                slot.mirrored = positions.stop if is_kept else _NEVER
                 took_s = self._clock() - began
                 self.copied_s += took_s
                 left_s -= took_s
@@ -146,50 +122,41 @@ class MirroredHistory(History):
             self._allowed_s = min(self._allowed_s, MOST_SAVED_S)
         return left_s <= 0
 
-    def restore(self, engine: TextEngine, sequence: int, tokens: Sequence[int], start: int) -> int:
-        """As `History.restore`."""
-        block = engine.states.most_read
+    def restore(self, engine: TextEngine, slot: Slot, tokens: Sequence[int]) -> None:
+        """Give a slot of another engine what is copied of these tokens, of which it may hold some."""
+        start, block = len(slot.tokens), engine.states.most_read
         chain = links(self._key, tokens, block)
         there = next((i for i, link in enumerate(chain) if link not in self._blocks), len(chain))
-        if there * block <= start:
-            return start
-        held = start // block * block  # whole blocks: the rest of the last one is forgotten
-        if held < start:
-            engine.kv_remove(sequence, held)
-        for link in chain[held // block : there]:
+        if there * block <= start or slot.exact is not None:
+            return
+        if start % block:  # whole blocks: the rest of the last one is forgotten
+            slot.cut(start // block * block)
+        for i in range(len(slot.tokens) // block, there):
             try:
-                engine.states.write(sequence, self._blocks[link])
+                engine.states.write(slot.sequence, self._blocks[chain[i]])
             except EdgeError:
                 if engine.failed is not None:
                     raise
                 break  # it holds less than the one before: the rest is computed
-            held += block
-        self.restored_tokens += max(0, held - start)
-        return held
+            slot.submitted(tokens[i * block : (i + 1) * block])
+        self.restored_tokens += max(0, len(slot.tokens) - start)
 
-    def _next(self, sequence: int, block: int) -> tuple[int, bytes] | None:
-        """Where the first block of a sequence begins that is whole and not copied yet, and its link."""
-        copied = self._copied.get(sequence, 0) // block * block
-        if len(self._tokens[sequence]) - copied < block:
+    def _next(self, slot: Slot, block: int) -> tuple[Range, bytes] | None:
+        """The first block of a slot that is whole and not copied yet, and its link."""
+        copied, exact = slot.mirrored // block * block, len(slot.tokens) if slot.exact is None else slot.exact
+        if exact - copied < block:
             return None
-        chain = links(self._key, self._exact(sequence), block)
+        chain = links(self._key, slot.tokens[:exact], block)
         while copied // block < len(chain) and chain[copied // block] in self._blocks:
             copied += block
-        self._copied[sequence] = copied
-        return (copied, chain[copied // block]) if copied // block < len(chain) else None
+        slot.mirrored = copied
+        return (Range(copied, copied + block), chain[copied // block]) if copied // block < len(chain) else None
 
-    def _exact(self, sequence: int) -> list[int]:
-        """The first tokens of a sequence, as far as they say all that its keys and values depend on."""
-        held = self._tokens[sequence]
-        tokens = [held.get(at, UNKNOWN) for at in range(min(len(held), self._shifted.get(sequence, _NEVER)))]
-        return tokens[: tokens.index(UNKNOWN)] if UNKNOWN in tokens else tokens
-
-    def _copy(self, engine: TextEngine, sequence: int, start: int, link: bytes) -> bool:
+    def _copy(self, engine: TextEngine, slots: Sequence[Slot], sequence: int, positions: Range, link: bytes) -> bool:
         """False where no more of a sequence can be copied."""
-        positions = Range(start, start + engine.states.most_read)
         n_bytes = len(positions) * self.token_bytes
         if self.held_bytes + n_bytes > self.max_bytes:
-            self._drop_unused(engine.states.most_read)
+            self._drop_unused(slots, len(positions))
         if self.held_bytes + n_bytes > self.max_bytes:
             return False
         try:
@@ -201,9 +168,9 @@ class MirroredHistory(History):
         self.copied_bytes += block.n_bytes
         return True
 
-    def _drop_unused(self, block: int) -> None:
-        """Drop copies of what no sequence holds any more."""
-        used = {link for sequence in self._tokens for link in links(self._key, self._exact(sequence), block)}
+    def _drop_unused(self, slots: Sequence[Slot], block: int) -> None:
+        """Drop copies of what no slot holds any more."""
+        used = {link for slot in slots for link in links(self._key, slot.tokens[: slot.exact], block)}
         self._blocks = {link: held for link, held in self._blocks.items() if link in used}
         self.held_bytes = sum(held.n_bytes for held in self._blocks.values())
 
@@ -213,9 +180,9 @@ def not_copied(why: str) -> str:
     return f"keys and values are not copied, but computed again: {why}"
 
 
-def mirror_of(file: GgufFile, options: EngineOptions, vocabulary: Model, budget: int | None) -> MirroredHistory | str:
-    """As `MirroredHistory.of`, or why there is none."""
+def mirror_of(file: GgufFile, options: EngineOptions, vocabulary: Model, budget: int | None) -> Mirror | str:
+    """As `Mirror.of`, or why there is none."""
     try:
-        return MirroredHistory.of(file, options, vocabulary, budget)
+        return Mirror.of(file, options, vocabulary, budget)
     except CannotSlice as error:
         return str(error)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
 
-from edge.llm.interface import CacheOwner
+from edge.llm.states import CacheUse
 from edge.parallel import steps
 from edge.parallel.shard import Shard
 from edge.parallel.steps import MOST_LINKS, Op, Step
@@ -40,7 +40,7 @@ class SpreadStates:
         answers: Callable[[Callable[[Any], int]], list[int]],
     ) -> None:
         """answers: takes what each other rank says after a step."""
-        self.owner: CacheOwner | None = None
+        self.use = CacheUse()
         self._file, self._plan, self._own, self._group = file, plan, shard.engine.states, group
         self._ordered, self._answers = ordered, answers
         self.block, self.most_read, self.factors = self._own.block, self._own.most_read, self._own.factors

@@ -16,7 +16,7 @@ from edge.cluster.spares import AUTO, Room, Spare, Spares
 from edge.llama.llama import Model
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.parallel.mirror import SHARE, MirroredHistory, mirror_of, not_copied
+from edge.parallel.mirror import SHARE, Mirror, mirror_of, not_copied
 from edge.planning.arrange import can_share, chosen, explained, name_of
 from edge.planning.drafted import with_draft_held, with_drafts
 from edge.planning.measure import Measured, measured
@@ -43,7 +43,7 @@ class SpareCost:
     """Cost of being ready for losses of a plan's devices."""
 
     spare: Spare
-    mirror: MirroredHistory | None  # of keys and values, empty; None where none are copied
+    mirror: Mirror | None  # of keys and values, empty; None where none are copied
     token_s: float  # that copying takes of a token, at most
     after_s: Mapping[frozenset[str], float | None]  # what a token takes after losses; None: weights are paged
     no_more: str  # why it is no more losses, where as many as possible were asked for
@@ -197,7 +197,7 @@ class LlmSpace(PlanSpace):
         options = self._engine_options(memory=self._memory)
         with closing(Model(self.path, vocabulary_only=True)) as vocabulary:
             found = mirror_of(self.file, options, vocabulary, self._memory or plan.shard(0).memory)
-        mirror = found if isinstance(found, MirroredHistory) else None
+        mirror = found if isinstance(found, Mirror) else None
         spares = Spares(plan, [name for name in speeds if name != LOCAL], planned, self.file, self.digest)
         why = ""
         if losses == AUTO:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import EngineError
+from edge.errors import EdgeError, EngineError
 from edge.llm.interface import TextEngine
 from edge.llm.slot import Slot
 from edge.quantization.divergence import Chunks
@@ -52,9 +52,20 @@ def after_loss(lose: Callable[[], None]) -> Predict:
             for place, row in enumerate(engine.decode(tokens[first:middle], first, outputs="all").copy()):
                 yield i, place, row
             lose()
+            _hold_again(engine, tokens[:middle])
             yield from _rest(engine, i, tokens, middle)
 
     return predict
+
+
+def _hold_again(engine: TextEngine, tokens: list[int]) -> None:
+    """Compute tokens on the engine that takes over, as a scheduler does with those of its requests."""
+    try:
+        engine.kv_clear()
+        Slot(engine).prefill(tokens)
+    except EdgeError:  # only now is it seen that something was lost
+        engine.kv_clear()
+        Slot(engine).prefill(tokens)
 
 
 def one_by_one(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:

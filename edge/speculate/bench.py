@@ -66,6 +66,7 @@ class SpeculationResult:
 
 def pass_ms(engine: TextEngine, prompt: list[int]) -> dict[int, float]:
     """Milliseconds of a pass of each size behind a prompt, by rows. What they computed is forgotten."""
+    engine.kv_clear()
     slot = Slot(engine)
     slot.prefill(prompt, top=1)
     most = min(engine.outputs, engine.batch, engine.context - len(prompt))

@@ -22,7 +22,7 @@ from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.parallel import shard
-from edge.parallel.surviving import SurvivingEngine
+from edge.parallel.replacements import Replacements
 from edge.survey.straggler_watch import IN_A_ROW, LEAST_STEPS
 from quant.gguf.file import GgufFile
 from tests.support.clock import Clock
@@ -68,9 +68,10 @@ def undisturbed() -> list[str]:
         return answers(single, {})
 
 
-def surviving_engine(model: DeployedModel) -> SurvivingEngine:
-    assert isinstance(model.engine, SurvivingEngine)
-    return model.engine
+def replacements(model: DeployedModel) -> Replacements:
+    use = model.engine.states.use
+    assert isinstance(use, Replacements)
+    return use
 
 
 @pytest.mark.parametrize("how", [pipeline(1, 1, 1), tensor(1, 1, 1)], ids=lambda how: how["parallel"])
@@ -79,14 +80,14 @@ def test_a_worker_that_is_told_to_end_is_left_between_two_steps(
 ) -> None:
     heard = Heard()
     with supervised(two, plan_for(MODEL_PATH, two, how), steps=heard) as model:
-        engine = surviving_engine(model)
+        engines = replacements(model)
 
         def leave() -> None:
             two[1].process.send_signal(signal.SIGTERM)
-            until(lambda: engine.is_moving, "a plan without it")
+            until(lambda: engines.is_moving, "a plan without it")
 
-        assert answers(engine, {7: leave}) == undisturbed
-        assert (engine.moves, engine.recoveries) == (1, 0)
+        assert answers(model.engine, {7: leave}) == undisturbed
+        assert (engines.moves, engines.recoveries) == (1, 0)
         assert two[1].process.wait(60) == 0
         assert "INFO leaving sessions=1" in two[1].log()
         assert model.names == ("this device", "one")
@@ -95,13 +96,13 @@ def test_a_worker_that_is_told_to_end_is_left_between_two_steps(
 
 def test_a_worker_is_left_while_nobody_asks(two: list[Worker], undisturbed: list[str]) -> None:
     with supervised(two, plan_for(MODEL_PATH, two, pipeline(1, 1, 1))) as model:
-        engine = surviving_engine(model)
+        engines = replacements(model)
         for one, left in zip(two, (2, 1), strict=True):
             one.process.send_signal(signal.SIGTERM)
             assert one.process.wait(60) == 0
             until(lambda: len(model.names) == left, "the end of the move")  # noqa: B023
-        assert answers(engine, {}) == undisturbed
-        assert engine.recoveries == 0
+        assert answers(model.engine, {}) == undisturbed
+        assert engines.recoveries == 0
 
 
 def test_a_worker_that_is_there_again_is_taken_between_answers(
@@ -111,14 +112,14 @@ def test_a_worker_that_is_there_again_is_taken_between_answers(
     monkeypatch.setattr(watch, "QUIET_S", 0.4)
     heard = Heard()
     with supervised(two, plan_for(MODEL_PATH, two, pipeline(1, 1, 1)), steps=heard) as model:
-        engine = surviving_engine(model)
-        assert answers(engine, {7: two[1].kill}) == undisturbed
+        engines = replacements(model)
+        assert answers(model.engine, {7: two[1].kill}) == undisturbed
         assert model.names == ("this device", "one")
         with worker(tmp_path / "again", "--name", "two", *ONE_THREAD, listen=two[1].address):
             until(lambda: len(model.names) == 3, "the worker that is back")
             assert heard.lines[-1] == "two is there again: going on with this device, one and two"
-            assert answers(engine, {}) == undisturbed
-            assert (engine.recoveries, engine.moves) == (1, 1)
+            assert answers(model.engine, {}) == undisturbed
+            assert (engines.recoveries, engines.moves) == (1, 1)
 
 
 def test_who_ends_waits_for_no_look_at_who_is_there(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:

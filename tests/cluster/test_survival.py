@@ -22,8 +22,8 @@ from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.states import READ_TOKENS
-from edge.parallel import surviving
-from edge.parallel.surviving import SurvivingEngine
+from edge.parallel import replacements
+from edge.parallel.replacements import ReplaceableEngine
 from edge.planning.arrange import work_shares
 from edge.slices.local import OwnSlices
 from partition.errors import PlanError
@@ -175,10 +175,10 @@ def test_many_answers_go_on(two: list[Worker]) -> None:
 def test_with_a_spare_the_history_is_not_computed_again(
     two: list[Worker], how: dict[str, Any], undisturbed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surviving, "AFTER_S", 0.0)  # so that all is left to who looks in the background
+    monkeypatch.setattr(replacements, "AFTER_S", 0.0)  # so that all is left to who looks in the background
     heard = Heard()
     with supervised(*placed(two, how, spare=1), steps=heard) as model:
-        assert isinstance(model.engine, SurvivingEngine)
+        assert isinstance(model.engine, ReplaceableEngine)
         assert model.standby is not None
         assert model.standby.mirror is not None
         mirror = model.standby.mirror
@@ -192,10 +192,10 @@ def test_with_a_spare_the_history_is_not_computed_again(
             responses = list(chat.ask(question, GREEDY, max_tokens=24))
             said.append("".join(response.text for response in responses))
         assert said == undisturbed
-        assert model.engine.recoveries == 1
+        assert model.engine.replacements.recoveries == 1
         assert mirror.restored_tokens > held - 2 * READ_TOKENS > 0
         # Of the history less than a block; beside it parts of the question that were under way.
-        assert model.engine.computed_again < READ_TOKENS + responses[-1].usage.prompt_tokens - held
+        assert model.engine.replacements.computed_again < READ_TOKENS + responses[-1].usage.prompt_tokens - held
         assert model.to_json([])["standby"]["mirror"]["restored_tokens"] == mirror.restored_tokens
 
 

@@ -32,7 +32,7 @@ from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
-from edge.parallel.surviving import SurvivingEngine
+from edge.parallel.replacements import ReplaceableEngine
 from partition.plan.plan import LOCAL
 from tests.conftest import Synthetic
 from tests.support.deployments import pipeline, stages, tensor
@@ -108,7 +108,7 @@ class Schedules(RuleBasedStateMachine):
         self.life = ExitStack()
         self.answers: dict[int, Answer] = {}
         self.scheduler: Scheduler | None = None
-        self.engine: SurvivingEngine | None = None
+        self.engine: ReplaceableEngine | None = None
 
     @initialize(plan=st.sampled_from(PLANS), keep=st.booleans(), which=st.integers(0, 11), fault=FAULT)
     def begin(self, plan: dict[str, Any], keep: bool, which: int, fault: Fault) -> None:
@@ -213,7 +213,7 @@ def _left() -> tuple[int, int]:
     return 0, len(threads)
 
 
-def answered(engine: SurvivingEngine, prompt: list[int]) -> list[int]:
+def answered(engine: ReplaceableEngine, prompt: list[int]) -> list[int]:
     return Scheduler(engine).run([Request(prompt, LONGEST, ends=False)])[0]
 
 
@@ -225,7 +225,7 @@ def test_more_devices_are_left_than_there_are_layers(
     with cluster(model, tmp_path, 3) as here, here.running(stages(2, 2), OPTIONS) as engine:
         here.fault(here.others[0], Fault(10, "kill"))
         assert answered(engine, prompt) == answer
-        assert engine.recoveries == 1
+        assert engine.replacements.recoveries == 1
         assert "going on with this device and worker" in here.said[0]
 
 
@@ -254,7 +254,7 @@ def test_who_is_lost_again_at_once_is_left_out(
         here.fault(here.others[0], Fault(10, "end"))
         here.devices[here.others[0]].fails_at = 2
         assert answered(engine, prompt) == answer
-        assert engine.recoveries == 2
+        assert engine.replacements.recoveries == 2
         assert here.said[0].endswith("going on with this device, worker 1 and worker 2")
         assert here.said[1].endswith("going on with this device and worker 2")
 

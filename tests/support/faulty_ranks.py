@@ -31,8 +31,8 @@ from edge.llama import llama
 from edge.llm.options import EngineOptions
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.follower import follow
+from edge.parallel.replacements import ReplaceableEngine
 from edge.parallel.shard import Shard
-from edge.parallel.surviving import SurvivingEngine
 from edge.parallel.topology import place
 from edge.planning.choice import PlanChoice
 from edge.tasks import Steps
@@ -303,7 +303,7 @@ class Cluster:
             device.come_back()
 
     @contextmanager
-    def running(self, how: dict[str, Any], options: EngineOptions) -> Iterator[SurvivingEngine]:
+    def running(self, how: dict[str, Any], options: EngineOptions) -> Iterator[ReplaceableEngine]:
         """The model on all devices that answer. how: as `tests.support.deployments` has it."""
         limits_of = limits(GgufFile.open(self._model))
         addresses = [LOCAL, *(one for one in self.others if self.devices[one].answers)][: len(how["shares"])]
@@ -311,7 +311,7 @@ class Cluster:
         connected: Any = SimpleNamespace(connected=lambda _: self._fleet(addresses[1:]), insecure=True)
         choice = PlanChoice(self._model, plan, "as the plan says")
         with deploy.deploy(choice, connected, options, steps=self._steps) as model:
-            assert isinstance(model.engine, SurvivingEngine)
+            assert isinstance(model.engine, ReplaceableEngine)
             yield model.engine
 
     def slice(self, cut: Slice) -> Path:

@@ -12,8 +12,13 @@ import numpy as np
 from edge.errors import EngineError
 from edge.llama.llama import Model
 from edge.llm.engine import Outputs
+from edge.llm.states import CacheUse
 
 _TOKENS = range(300, 500)  # that it answers with; none ends a text
+
+
+def _read(*_: Any) -> Any:
+    raise EngineError("there are no keys and values")
 
 
 class StagedModel:
@@ -37,7 +42,7 @@ class StagedModel:
         self.failed: Exception | None = None
         self.logits_cross = False
         self.lives: int | None = None  # results it still gives
-        self.states = SimpleNamespace(block=64, keeps=False, owner=None)
+        self.states = SimpleNamespace(block=64, most_read=16, keeps=False, use=CacheUse(), read=_read)
         self.path = self.file = self.shape = None
         self.held: list[int] = []
         self._pass_s, self._delay_s = pass_s, delay_s

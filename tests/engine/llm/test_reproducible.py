@@ -10,17 +10,20 @@ from numpy.typing import NDArray
 from edge.demo import MODEL_PATH
 from edge.deployment.reproducible import check_settled, placed_again, settled
 from edge.errors import EngineError
+from edge.llama.llama import Batch
 from edge.llm.engine import Engine
+from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions, reproducible
-from edge.parallel.catching_up import compute
-from edge.parallel.history import History, Rows
-from edge.parallel.surviving import SurvivingEngine
+from edge.llm.requests import Request
+from edge.llm.scheduler import Scheduler
+from edge.llm.slot import Former, Slot
 from edge.speculate.factory import settled as settled_with
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
+from tests.support.replaceable import replaceable
 
 OPTIONS = EngineOptions(context=512, threads=1)
 TOKENS = [1 + i * 7 % 1000 for i in range(300)]
@@ -76,29 +79,13 @@ class Noted:
     def decode(self, tokens: Sequence[int], start: int, **_: object) -> None:
         self.steps.append((start, list(tokens)))
 
-    def kv_remove(self, sequence: int, start: int, end: int) -> None:
+    def kv_remove(self, sequence: int, start: int, end: int) -> bool:
         self.removed.append(start)
+        return True
 
 
-class Restores(History):
-    """Gives the first tokens of a sequence to another engine."""
-
-    n_tokens = 0
-
-    def restore(self, engine: object, sequence: int, tokens: Sequence[int], start: int) -> int:
-        return self.n_tokens
-
-
-def history(n_restored: int) -> Restores:
-    """A prompt in steps of 4 and 3 tokens, then two tokens, one of which took the place of another."""
-    found = Restores()
-    found.n_tokens = n_restored
-    for positions in ([0, 1, 2, 3], [4, 5, 6], [7], [8]):
-        at = np.array(positions)
-        Rows(at.astype(np.int32) + 50, at, np.zeros_like(at), np.zeros(len(at), np.int8), 0).into(found)
-    found.remove(0, 8)
-    found.add(0, 8, [99])
-    return found
+# A prompt in steps of 4 and 3 tokens, then two tokens.
+FORMER = Former([*range(50, 58), 99], [0, 4, 7, 8], "")
 
 
 @pytest.mark.parametrize(
@@ -110,40 +97,93 @@ def history(n_restored: int) -> Restores:
         (9, [], []),
     ],
 )
-def test_a_history_is_computed_again_in_its_own_steps(
+def test_what_is_lost_is_computed_again_in_its_own_steps(
     n_restored: int, steps: list[tuple[int, list[int]]], removed: list[int]
 ) -> None:
-    engine, past = Noted(), history(n_restored)
-    computed = compute(engine, past.sequences(), lambda: None, past, exact=True)  # type: ignore[arg-type]
+    engine = Noted()
+    slot = Slot(engine)  # type: ignore[arg-type]
+    slot.submitted(FORMER.tokens[:n_restored])
+    slot.compute_again(FORMER, 9)
     assert (engine.steps, engine.removed) == (steps, removed)
-    assert computed == sum(len(tokens) for _, tokens in steps)
+    assert slot.former() == FORMER
 
 
-def test_rows_of_two_sequences_are_a_step_of_each() -> None:
-    found = History()
-    at = np.array([3, 4, 0, 1, 5])
-    Rows(at.astype(np.int32), at, np.array([0, 0, 1, 1, 0]), np.zeros(5, np.int8), 0).into(found)
-    assert [found.step_at(0, 3), found.step_at(0, 5), found.step_at(1, 1)] == [(3, 5), (5, None), (0, None)]
+def test_a_step_is_computed_as_a_whole_also_where_a_part_is_of_use() -> None:
+    engine = Noted()
+    slot = Slot(engine)  # type: ignore[arg-type]
+    slot.compute_again(FORMER, 5)
+    assert engine.steps == [(0, [50, 51, 52, 53]), (4, [54, 55, 56])]
+    assert (engine.removed, slot.tokens, slot.steps) == ([5], FORMER.tokens[:5], [0, 4])
 
 
 def test_what_was_copied_or_shifted_keeps_its_steps() -> None:
-    found = history(0)
-    found.copy(0, 1, 0, 5)
-    assert found.copied().step_at(1, 4) == (4, None)
-    found.shift(0, 4, -1, -4)
-    assert found.step_at(0, 1) == (0, 3)
-    found.clear()
-    assert found.step_at(0, 1) == (0, None)
+    with Engine(MODEL_PATH, replace(OPTIONS, sequences=2)) as engine:
+        one, other = Slot(engine, 0), Slot(engine, 1)
+        for step in ([50, 51, 52, 53], [54, 55, 56], [57], [99]):
+            one.decode(step)
+        other.copy_from(one)
+        other.cut(5)
+        assert other.steps == [0, 4]
+        one.drop(2, 3)
+        assert (one.tokens, one.steps) == ([50, 51, 55, 56, 57, 99], [0, 2, 4, 5])
+        one.lost()
+        assert one.steps == []
 
 
 def test_prompts_come_in_the_steps_of_the_first_engine() -> None:
     with Engine(MODEL_PATH, OPTIONS) as one:
         one.stages = 3
-        survivor = SurvivingEngine(one, one.model, lambda error: one)
+        survivor = replaceable(one, lambda error: one)
         one.stages = 1  # as where this device goes on alone
         assert survivor.chunk(400) == one.batch
-        survivor.exact = True
+        survivor.replacements.exact = True
         assert survivor.chunk(400) == 64
+
+
+class Steps(Engine):
+    """An engine that notes its steps, and is lost after so many."""
+
+    def __init__(self, options: EngineOptions, lives: int = 1 << 30) -> None:
+        super().__init__(MODEL_PATH, options)
+        self.lives = lives
+        self.steps: list[tuple[list[int], list[int]]] = []
+
+    @property
+    def failed(self) -> Exception | None:
+        return EngineError("lost") if self.lives < 0 else None
+
+    def decode_rows(self, rows: Batch, n: int) -> None:
+        self.lives -= 1
+        if self.failed is not None:
+            raise self.failed
+        self.steps.append((rows.positions[:n].tolist(), rows.tokens[:n].tolist()))
+        super().decode_rows(rows, n)
+
+
+@pytest.mark.parametrize("lives", range(13))
+def test_after_a_loss_all_steps_are_those_of_before(lives: int) -> None:
+    """Of a prompt, of an answer, and of the turn after it: also of the step that gives logits."""
+    options = reproducible(replace(OPTIONS, batch=8))
+
+    def turns(engine: TextEngine) -> list[list[int]]:
+        scheduler, prompt, found = Scheduler(engine, slots=1, keep=True), TOKENS[:20], []
+        for more in (TOKENS[100:109], []):
+            scheduler.add(Request(prompt, 5, ends=False))
+            answer = []
+            while scheduler.busy:
+                answer += [event.token_id for event in scheduler.step() if event.token_id is not None]
+            found.append(answer)
+            prompt = [*prompt, *answer, *more]
+        return found
+
+    whole, first, second = Steps(options), Steps(options, lives), Steps(options)
+    with whole, first, second:
+        wanted = turns(whole)
+        engine = replaceable(first, lambda error: second)
+        engine.replacements.exact = True
+        assert turns(engine) == wanted
+        assert engine.replacements.recoveries == 1
+        assert second.steps == whole.steps
 
 
 def made(kind: str, *devices: str) -> Plan:

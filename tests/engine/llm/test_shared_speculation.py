@@ -14,7 +14,6 @@ from edge.llm.interface import TextEngine, VerifyResult
 from edge.llm.requests import Event, Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.parallel.surviving import SurvivingEngine
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.speculation import FEW, Speculation
@@ -24,6 +23,7 @@ from tests.engine.llm.test_speculation import Known
 from tests.support.deployments import EXACT, pipeline, stages, tensor
 from tests.support.guessing import always
 from tests.support.ranks_here import ranks_here
+from tests.support.replaceable import replaceable
 from tests.support.thorough import thorough
 
 GREEDY = SamplingParams(temperature=0)
@@ -200,10 +200,10 @@ def test_a_lost_engine_costs_no_token(synthetic: Synthetic, wrong: int) -> None:
         plain = answered(engine, requests, None)
     with Mortal(path, ROOM) as first, Engine(path, ROOM) as second:
         first.lives = 9  # type: ignore[attr-defined]
-        survivor = SurvivingEngine(first, first.model, lambda _: second)
+        survivor = replaceable(first, lambda _: second)
         drafter = known(requests, plain, wrong)
         found = answered(survivor, requests, drafter)
-        assert survivor.recoveries == 1
+        assert survivor.replacements.recoveries == 1
     assert [tokens(one) for one in found] == [tokens(one) for one in plain]
     assert drafter.stats.drafted > 20
 

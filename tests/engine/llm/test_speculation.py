@@ -20,7 +20,6 @@ from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import USED_MEANWHILE
 from edge.llm.slot import GreedyDrafter, Slot
-from edge.parallel.surviving import SurvivingEngine
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.factory import drafts, speculation, with_room
 from edge.speculate.ngrams import NgramDrafts
@@ -43,6 +42,7 @@ from tests.support.guessing import (
 )
 from tests.support.paging import ALL_FITS, MIB, least, paged, streams
 from tests.support.ranks_here import ranks_here
+from tests.support.replaceable import replaceable
 from tests.support.thorough import THOROUGH, some, thorough
 
 PROMPT = [5, 300, 17, 401, 88, 260, 33, 499]
@@ -270,11 +270,11 @@ def test_an_answer_with_guesses_outlives_its_engine(asked: list[list[int]], plai
     with ExitStack() as stack:
         engines = [stack.enter_context(Mortal(MODEL_PATH, ROOM)) for _ in range(2)]
         engines[0].lives = 5  # type: ignore[attr-defined]
-        survivor = SurvivingEngine(engines[0], engines[0].model, lambda _: engines[1])
+        survivor = replaceable(engines[0], lambda _: engines[1])
         drafter = speculate(Known(plain, 2))
         for prompt in asked[:2]:
             assert ids(run(survivor, prompt, drafter)) == plain[tuple(prompt)]
-        assert survivor.recoveries == 1
+        assert survivor.replacements.recoveries == 1
 
 
 def test_layers_that_cannot_forget_are_left_alone(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,7 +226,7 @@ def test_a_stage_is_lost_while_windows_are_under_way(
         devices.fault(devices.others[0], Fault(frames, "kill"))
         found += ids(list(responses))
         assert found == plain[tuple(asked[0])]
-        assert engine.recoveries == 1
+        assert engine.replacements.recoveries == 1
         assert choice.behind > 0
         assert engine.uncollected == 0
         assert ids(run(engine, asked[1], drafter)) == plain[tuple(asked[1])]

@@ -10,7 +10,7 @@ from edge.cluster.fleet import Fleet
 from edge.cluster.spares import Room, Spares
 from edge.cluster.standby import stand_by
 from edge.demo import MODEL_PATH
-from edge.parallel.mirror import MirroredHistory
+from edge.parallel.mirror import Mirror
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
@@ -128,7 +128,7 @@ def test_a_loss_that_nothing_is_left_for_is_the_end() -> None:
 
 def test_where_there_is_no_room_for_a_spare_it_is_said() -> None:
     made, heard = Spares(cut(WORKERS)[0], WORKERS, cut, FILE, DIGEST), Heard()
-    mirror = MirroredHistory(4096, MIB)
+    mirror = Mirror(4096, MIB)
     with pytest.raises(PlanError, match="spare is 'all'; needed is a number of devices, or 'auto'"):
         stand_by("all", made, mirror, Room(lambda plan: 0, {}), NOBODY, FILE, cut(WORKERS)[0].sizes, heard)
     assert stand_by("auto", made, mirror, Room(lambda plan: 0, {}), NOBODY, FILE, cut(WORKERS)[0].sizes, heard) is None

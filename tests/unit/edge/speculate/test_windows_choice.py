@@ -14,13 +14,13 @@ from edge.demo import MODEL_PATH
 from edge.llama import llama
 from edge.llm.generate import generate
 from edge.llm.interface import VerifyResult
-from edge.parallel.surviving import SurvivingEngine
 from edge.planning import measure
 from edge.speculate.choice import SIZES, RowChoice
 from edge.speculate.speculation import Drafts, Speculation
 from edge.speculate.windows import Shape, WindowChoice
 from partition.predict.drafts import Draft
 from tests.support.guessing import GREEDY, ids, one_slot, speculate, tokens_of
+from tests.support.replaceable import replaceable
 from tests.support.staged_model import StagedModel
 from tests.support.thorough import some
 
@@ -105,7 +105,7 @@ def test_answers_are_the_same(
     context = 50
     engines = [StagedModel(vocabulary, n, context) for n in (stages, next_stages)]
     engines[0].lives = lost_at
-    engine = SurvivingEngine(engines[0], vocabulary, lambda error: engines[1])  # type: ignore[arg-type, return-value]
+    engine = replaceable(engines[0], lambda error: engines[1])  # type: ignore[arg-type, return-value]
     drafter = speculate(Sometimes(right, seed, ends), choice=lambda: AnyShape(seed))
     scheduler = one_slot(engine, drafter)
     responses = generate(scheduler, PROMPT, GREEDY, max_tokens=n_tokens)
@@ -118,9 +118,27 @@ def test_answers_are_the_same(
     assert held == [*PROMPT, *ANSWER][: len(held)]
     if left_at:
         assert len(held) >= len(PROMPT) + most - 1  # some may be chosen that were not told yet
-        assert engine.current.held == held  # type: ignore[attr-defined]
+        assert engine.replacements.engine.held == held  # type: ignore[attr-defined]
     stats = drafter.stats
     assert stats.accepted <= stats.drafted <= stats.rows
+
+
+def test_windows_in_flight_are_computed_again_where_another_engine_takes_over_between_steps(
+    vocabulary: llama.Model,
+) -> None:
+    """Logits that were taken in from the engine before belong to nothing then."""
+    first, second = StagedModel(vocabulary, 3), StagedModel(vocabulary, 3)
+    engine = replaceable(first, lambda error: second)  # type: ignore[arg-type, return-value]
+    scheduler = one_slot(engine, speculate(Sometimes(0.7), choice=lambda: AnyShape(1)))
+    responses = generate(scheduler, PROMPT, GREEDY, max_tokens=60)
+    found = ids([next(responses)])
+    while len(engine.replacements.ready) < 2:
+        found += ids([next(responses)])
+        engine.replacements.take_in()
+    engine.replacements.go_on_with(lambda: second)  # type: ignore[arg-type, return-value]
+    found += ids(list(responses))
+    assert found == ANSWER[:60]
+    assert (engine.replacements.engine, engine.replacements.moves, engine.uncollected) == (second, 1, 0)
 
 
 class Conversation:

@@ -1,0 +1,84 @@
+"""Keys and values of slots on their way from one engine to the next, which cannot both be loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from devices.probe import available_memory
+from edge.errors import EdgeError
+from edge.llm.interface import TextEngine
+from edge.llm.slot import Slot, common_prefix
+from partition.plan.plan import Range
+from partition.state.sequence import KVBlock
+
+_MOST_OF_FREE = 0.25  # of this device's memory, for keys and values on their way
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Prefix that a slot shares with an earlier one: it is moved once."""
+
+    sequence: int
+    n_tokens: int  # that the slot holds
+    like: int  # the other sequence
+    start: int  # tokens that are the same; 0: it shares nothing
+
+
+def beginnings(slots: Sequence[Slot]) -> Iterator[Beginning]:
+    """The slots that hold anything in their order, each with the one before it that begins most like it."""
+    done: list[Slot] = []
+    for slot in slots:
+        if not slot.tokens:
+            continue
+        # What was shifted depends on tokens that are no longer there.
+        exact = slot.tokens[: slot.exact]
+        shared = ((common_prefix(other.tokens[: other.exact], exact), other.sequence) for other in done)
+        start, like = max(shared, default=(0, 0))
+        yield Beginning(slot.sequence, len(slot.tokens), like, start)
+        done.append(slot)
+
+
+@dataclass(frozen=True)
+class HeldStates:
+    """Keys and values of slots, in this device's memory."""
+
+    factors: str  # as `States.factors`: those that positions were turned by
+    parts: list[tuple[Beginning, list[KVBlock]]]
+
+
+def read_states(engine: TextEngine, slots: Sequence[Slot]) -> HeldStates | None:
+    """The keys and values of an engine's slots. None where this model's cannot be read, or are too many for this
+    device."""
+    at_once, room = engine.states.most_read, _MOST_OF_FREE * available_memory()
+    n_blocks = sum(-(-len(slot.tokens) // at_once) for slot in slots)  # at most
+    parts: list[tuple[Beginning, list[KVBlock]]] = []
+    try:
+        for one in beginnings(slots):
+            blocks: list[KVBlock] = []
+            for start in range(one.start, one.n_tokens, at_once):
+                blocks.append(engine.states.read(one.sequence, Range(start, min(start + at_once, one.n_tokens))))
+                if not parts and len(blocks) == 1 and blocks[0].n_bytes * n_blocks > room:
+                    return None
+            parts.append((one, blocks))
+        return HeldStates(engine.states.factors, parts)
+    except EdgeError:  # of models whose states are not known, or windows; a loss shows with the next step
+        return None
+
+
+def write_states(engine: TextEngine, held: HeldStates) -> bool:
+    """Give an empty engine these keys and values; where it cannot take them it is left empty, and False comes back."""
+    if engine.states.factors != held.factors:
+        return False
+    try:
+        for one, blocks in held.parts:
+            if one.start:
+                engine.kv_copy(one.like, one.sequence, 0, one.start)
+            for block in blocks:
+                engine.states.write(one.sequence, block)
+        return True
+    except EdgeError:
+        if engine.failed is not None:
+            raise
+        engine.kv_clear()
+        return False

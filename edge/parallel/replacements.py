@@ -1,0 +1,320 @@
+"""Replacing the engine of a model that runs, and using whichever one there is.
+
+After a loss the scheduler preempts all requests, and admits them again from the tokens it has: nothing is written down
+for that. A planned move takes the keys and values of its slots along where they can be read.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EdgeError, EngineError, Interrupted
+from edge.llama.llama import Model
+from edge.llm.interface import TextEngine
+from edge.llm.slot import Slot
+from edge.llm.states import CacheOwner, CacheUse
+from edge.parallel.mirror import AFTER_S, Mirror
+from edge.parallel.moving import read_states, write_states
+from edge.parallel.steps import chunk_rows
+
+Floats = NDArray[np.float32]
+T = TypeVar("T")
+
+MOST_IN_A_ROW = 3  # losses without a token between them: then something else is wrong
+_ONE_COPY_S = 1e-6  # less than a copy takes
+_LOOK_S = 0.1  # how soon who waits for a move hears that it is to stop
+
+
+class Replacements(CacheUse):
+    """The engine that runs now, its users one after the other, and the engine that takes over from it.
+
+    Whoever computes without a scheduler begins with `kv_clear`. What it computed cannot go on elsewhere: it stays on
+    its engine, and a loss of that is an error.
+    """
+
+    def __init__(
+        self, engine: TextEngine, recovered: Callable[[Exception], TextEngine], mirror: Mirror | None = None
+    ) -> None:
+        """recovered: told why the engine failed, gives another one of the same model, context and batch; what it raises
+        is raised. mirror: copies keys and values."""
+        super().__init__()
+        self._recovered, self.mirror = recovered, mirror
+        self.ready: deque[Floats] = deque()  # logits that were collected before somebody asked for them
+        self.is_stopped = False
+        self.is_direct = False  # somebody computes without a scheduler
+        self.in_prompt = False  # the last step gives no logits: other ranks may still compute it, and more follow
+        self._next: Callable[[], TextEngine | None] | None = None
+        self._is_gone = False  # there is no engine, as a move failed
+        self._lock = threading.RLock()
+        self._asked_at = time.monotonic()
+        self.recoveries = self.moves = 0
+        self.losses_in_a_row = 0  # without a token between them, that which another engine is asked for included
+        self._use_engine(engine)
+
+    # --- one user after the other ---
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """As `CacheUse.alone`. Interrupted after `stop`, where another thread uses it."""
+        self._asked_at = time.monotonic()  # from now on it is not quiet
+        while not self._lock.acquire(timeout=_LOOK_S):
+            if self.is_stopped:
+                raise Interrupted("stopped on request")
+        try:
+            yield
+        finally:
+            self._asked_at = time.monotonic()
+            self._lock.release()
+
+    def step(self, owner: CacheOwner, work: Callable[[], T]) -> T:
+        """As `CacheUse.step`."""
+        return self._surviving(lambda: CacheUse.step(self, owner, work), self.losses_in_a_row)
+
+    def between_steps(self, work: Callable[[TextEngine], T], engine: TextEngine | None = None) -> T:
+        """As `CacheUse.between_steps`, on the engine that runs now."""
+
+        def alone() -> T:
+            self.take_in()
+            return work(self.engine)
+
+        with self.alone():
+            return self._surviving(alone)
+
+    def clear(self) -> None:
+        """Forget everything, for somebody who computes without a scheduler."""
+        with self.alone():
+            if self.owner is not None:
+                self.owner.yield_engine()
+            self.is_direct = False
+            self._surviving(lambda: self.engine.kv_clear())
+
+    def check(self) -> None:
+        """EngineError where there is no engine."""
+        if self._is_gone:
+            raise EngineError("the move to another engine was given up")
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since anything was asked; 0 while logits wait to be collected."""
+        return 0.0 if self.uncollected else time.monotonic() - self._asked_at
+
+    @property
+    def uncollected(self) -> int:
+        """Submitted steps whose logits wait to be collected."""
+        return 0 if self._is_gone or self.engine.failed is not None else len(self.ready) + self.engine.uncollected
+
+    def take_in(self) -> None:
+        """Wait for the logits of all steps that are under way."""
+        while self.engine.uncollected:
+            self.ready.append(self.engine.collect().copy())
+
+    def _clear(self, owner: CacheOwner) -> None:
+        self.is_direct = False
+        self.engine.kv_clear()
+
+    # --- after a loss ---
+
+    def _surviving(self, work: Callable[[], T], losses: int = 0) -> T:
+        """Return the result of `work` on this engine, or on those that take over. losses: before it, in a row."""
+        self.losses_in_a_row = losses
+        while True:
+            try:
+                self.check()
+                if self._next is not None and not self.is_stopped and not self.is_direct:
+                    self._move()
+                return work()
+            except Exception as error:
+                is_lost = self._is_gone or self.engine.failed is not None
+                if not is_lost or self.is_direct:
+                    raise
+                if self.losses_in_a_row == MOST_IN_A_ROW:
+                    self.losses_in_a_row = 0  # whoever asks next may have more luck
+                    raise
+                if self.is_stopped:
+                    raise Interrupted("stopped on request") from error
+                self.losses_in_a_row += 1
+                self._begin_again()
+                self._use_engine(self._recovered(error))
+                self._is_gone = False
+                self.recoveries += 1
+
+    def _begin_again(self) -> None:
+        self.ready.clear()
+        if self.owner is not None:
+            self.owner.preempt_all()
+
+    def _use_engine(self, engine: TextEngine) -> None:
+        engine.states.use = self
+        self.engine = engine
+        if self.is_stopped:
+            engine.stop()
+
+    # --- going on with another engine, while the one there is still computes ---
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether another engine takes over before the next step."""
+        return self._next is not None
+
+    def go_on_with(self, another: Callable[[], TextEngine | None]) -> None:
+        """Before the next step, or by `settle`, go on with the engine that `another` gives. Called in the thread that
+        asks; it ends the engine there is. None: that one is to stay."""
+        self._next = another
+
+    def settle(self) -> None:
+        """Do now what `go_on_with` was told, so that nobody has to wait for it later."""
+        with self.alone():
+            self._surviving(lambda: None)
+
+    def wait_for_move(self, timeout_s: float) -> None:
+        """Return when no move is under way, or after so many seconds."""
+        if self._lock.acquire(timeout=timeout_s):
+            self._lock.release()
+
+    def _move(self) -> None:
+        """To the next engine, with keys and values where they can be read and have room, else by tokens."""
+        another, self._next = self._next, None
+        assert another is not None
+        self.take_in()
+        held = read_states(self.engine, self.slots)
+        self._is_gone = True  # until there is another
+        found = another()
+        self._is_gone = False
+        if found is None:
+            return
+        self._use_engine(found)
+        self.moves += 1
+        if held is None or not write_states(found, held):
+            self._begin_again()
+
+    # --- copies of keys and values ---
+
+    def copy_while_quiet(self, is_quiet: Callable[[], bool]) -> None:
+        """Let the mirror copy what is left. Who asks meanwhile waits for one copy at most: the lock is let go after
+        each, and `is_quiet` is asked before the next."""
+        is_more = True
+        while is_more and self._lock.acquire(blocking=False):
+            try:
+                is_more = is_quiet() and self.follow(_ONE_COPY_S)
+            finally:
+                self._lock.release()
+
+    def follow(self, most_s: float | None = None) -> bool:
+        """Let the mirror copy what slots hold, for so long at most: whether there may be more. Logits that were
+        collected hold no longer."""
+        if self.mirror is None or self._is_gone:
+            return False
+        if most_s is None and self.in_prompt:
+            return False  # a read would wait for its steps, and stages would wait for each other
+        with suppress(EdgeError):  # where the engine has failed, the next step says so
+            return self.mirror.follow(self.engine, self.slots, self.take_in, self.engine.uncollected, most_s)
+        return False
+
+    def restore(self, slot: Slot, tokens: Sequence[int]) -> None:
+        """As `CacheUse.restore`."""
+        if self.mirror is not None:
+            self.mirror.restore(self.engine, slot, tokens)
+
+
+if TYPE_CHECKING:
+    _AnyEngine = Any
+else:
+    _AnyEngine = object
+
+
+class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
+    """As `TextEngine`: whichever engine `replacements` has now. All that is not here is that engine's own."""
+
+    failed = None  # as long as another engine may take over
+
+    def __init__(self, engine: TextEngine, model: Model, replacements: Replacements) -> None:
+        """engine: the first one. model: the vocabulary, which outlives all engines."""
+        self.model, self.replacements = model, replacements
+        self._stages = engine.stages
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("kv_"):
+            return lambda *arguments: self._on_cache(name, *arguments)
+        return getattr(self.replacements.engine, name)
+
+    def _on_cache(self, name: str, *arguments: int) -> Any:
+        with self.replacements.alone():
+            self.replacements.check()
+            return getattr(self.replacements.engine, name)(*arguments)
+
+    @property
+    def uncollected(self) -> int:
+        """As `Engine.uncollected`."""
+        return self.replacements.uncollected
+
+    def decode(self, *arguments: Any, outputs: str = "last", **how: Any) -> Floats:
+        """As `Engine.decode`."""
+        with self._step(gives=outputs != "none") as engine:
+            logits: Floats = engine.decode(*arguments, outputs=outputs, **how)
+        return logits
+
+    def submit(self, tokens: Any, positions: Any, sequences: Any, outputs: NDArray[np.int8], **how: Any) -> None:
+        """As `Engine.submit`."""
+        with self._step(gives=bool(outputs.any())) as engine:
+            if engine.stages == 1:  # it has one step at a time under way, and an engine before it may have had more
+                self.replacements.take_in()
+            engine.submit(tokens, positions, sequences, outputs, **how)
+
+    def collect(self) -> Floats:
+        """As `Engine.collect`."""
+        now = self.replacements
+        with now.alone(), self._timed():
+            now.check()
+            logits = now.ready.popleft() if now.ready else now.engine.collect()
+            now.losses_in_a_row = 0
+            # Whoever looks between two steps takes in those under way, into the same array.
+            return logits.copy() if now.uncollected else logits
+
+    @contextmanager
+    def _step(self, *, gives: bool) -> Iterator[Any]:
+        now = self.replacements
+        with now.alone():
+            now.check()
+            now.is_direct = now.is_direct or now.owner is None
+            now.follow()
+            with self._timed():
+                yield now.engine
+            now.in_prompt = not gives
+
+    def _timed(self) -> Any:
+        mirror = self.replacements.mirror
+        return nullcontext() if mirror is None else mirror.step()
+
+    def chunk(self, n: int) -> int:
+        """As `Engine.chunk`: where steps are to be those of before, in the first engine's."""
+        engine = self.replacements.engine
+        return chunk_rows(n, engine.batch, self._stages) if self.replacements.exact else engine.chunk(n)
+
+    def stop(self) -> None:
+        """Make later steps raise Interrupted."""
+        self.replacements.is_stopped = True
+        self.replacements.engine.stop()
+
+    def resume(self) -> None:
+        """Decode again after `stop`."""
+        self.replacements.is_stopped = False
+        self.replacements.engine.resume()
+
+    def answered(self, step_s: Sequence[float]) -> None:
+        """An answer is complete."""
+        with self.replacements.alone(), suppress(EngineError):
+            self.replacements.check()
+            self.replacements.engine.answered(step_s)
+            self.replacements.follow(AFTER_S)
+
+    def kv_clear(self) -> None:
+        """As `Engine.kv_clear`. Here another engine may take over for whoever computes without a scheduler."""
+        self.replacements.clear()
