@@ -139,7 +139,7 @@ def answered(scheduler: Scheduler, asked: list[Asked], between: Callable[[], Non
 @pytest.mark.parametrize("seed", range(some(6, 200)))
 def test_whoever_asks_notices_nothing(seed: int, synthetic: Synthetic, asked: list[Asked]) -> None:
     rng = random.Random(seed)
-    lives = (rng.randrange(2, 60) for _ in range(7))
+    lives = (rng.randrange(2, 40) + 30 * bool(i) for i in range(7))  # enough for a token between two losses
     with Lives(lives, synthetic("llama", "f32")) as engine:
         with Scheduler(engine, keep=bool(seed % 2)) as scheduler:
             answered(scheduler, asked, lambda: None, rng)
@@ -149,7 +149,7 @@ def test_whoever_asks_notices_nothing(seed: int, synthetic: Synthetic, asked: li
 
 
 @pytest.mark.parametrize("shifts", [False, True])
-@pytest.mark.parametrize("lives", range(2, 200, some(14, 1)))
+@pytest.mark.parametrize("lives", range(2, 60, some(2, 1)))
 def test_a_full_context_is_as_full_after_a_loss(lives: int, shifts: bool) -> None:
     """Also where the last token of an answer has no room, and where the engine is lost as the context is shifted."""
     options = replace(OPTIONS, context=24, sequences=1)
@@ -530,3 +530,4 @@ def test_what_was_shifted_shares_no_keys_with_what_was_computed() -> None:
         for token in one.tokens:
             other.decode([token])
         assert [(found.sequence, found.start) for found in moving.beginnings([one, other])] == [(0, 0), (1, 2)]
+        assert [(found.sequence, found.start) for found in moving.beginnings([other, one])] == [(1, 0), (0, 2)]

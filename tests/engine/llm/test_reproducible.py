@@ -152,15 +152,22 @@ class Steps(Engine):
     def failed(self) -> Exception | None:
         return EngineError("lost") if self.lives < 0 else None
 
-    def decode_rows(self, rows: Batch, n: int) -> None:
+    def collect(self) -> NDArray[np.float32]:
+        self._live()
+        return super().collect()
+
+    def _live(self) -> None:
         self.lives -= 1
         if self.failed is not None:
             raise self.failed
+
+    def decode_rows(self, rows: Batch, n: int) -> None:
+        self._live()
         self.steps.append((rows.positions[:n].tolist(), rows.tokens[:n].tolist()))
         super().decode_rows(rows, n)
 
 
-@pytest.mark.parametrize("lives", range(13))
+@pytest.mark.parametrize("lives", range(23))
 def test_after_a_loss_all_steps_are_those_of_before(lives: int) -> None:
     """Of a prompt, of an answer, and of the turn after it: also of the step that gives logits."""
     options = reproducible(replace(OPTIONS, batch=8))
