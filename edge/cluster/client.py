@@ -20,7 +20,8 @@ from partition.slices.recipe import Recipe
 from transport import edge_pb2 as pb
 from transport import frame, rpc
 from transport.errors import LinkClosed, LinkTimeout, Refused, TransportError
-from transport.grpc_link import MAX_MESSAGE, printable, rpc_failed
+from transport.grpc_link import MAX_MESSAGE, rpc_failed
+from transport.received import printable
 from transport.security import Identity
 
 CALL_TIMEOUT_S = 10.0  # for an answer that takes no work

@@ -18,7 +18,6 @@ TOO_LARGE = {
     "edge/parallel/surviving.py:SurvivingEngine": 67,
     "edge/serve/loop.py:ServingLoop": 53,
     "edge/serve/process.py:EngineProcess": 56,
-    "transport/link.py:Link": 40,
 }
 WRAPPERS = {"edge/parallel/recorded_states.py:RecordedStates": 6, "edge/parallel/surviving.py:SurvivingEngine": 7}
 
