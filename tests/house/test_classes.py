@@ -16,8 +16,6 @@ TOO_LARGE = {
     "edge/llm/scheduler.py:Scheduler": 37,
     "edge/parallel/engine.py:DistributedEngine": 68,
     "edge/parallel/surviving.py:SurvivingEngine": 67,
-    "edge/serve/loop.py:ServingLoop": 53,
-    "edge/serve/process.py:EngineProcess": 56,
 }
 WRAPPERS = {"edge/parallel/recorded_states.py:RecordedStates": 6, "edge/parallel/surviving.py:SurvivingEngine": 7}
 
