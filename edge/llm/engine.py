@@ -12,19 +12,19 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.closing import Closing
 from edge.constraints.constraint import Mask
 from edge.errors import ContextFull, EngineError
 from edge.llama import llama
 from edge.llama.ggml import forget_views
-from edge.llama.hooks import Hook, NodeHooks
+from edge.llama.hooks import Hook
 from edge.llama.thread_choice import ThreadChoice, worth_threads
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.states import States, held_bytes
-from edge.paging import gpu_layers, memory
 from edge.paging.budget import BudgetOptions, OtherUses
-from edge.paging.gpu_layers import GpuLayers
 from edge.paging.load import BudgetedModel, load_within
+from edge.paging.mapped import MappedModel, load_mapped
 from edge.paging.memory import MemoryNeed
 from edge.paging.plan import PagePlan
 from edge.paging.weights import PagedWeights
@@ -40,7 +40,7 @@ Outputs = Literal["last", "all", "none"]
 Accounted = Callable[[MemoryNeed, PagePlan], None]
 
 
-class Engine:
+class Engine(Closing):
     """A model ready to decode. `close()` frees it; it is also a context manager."""
 
     def __init__(
@@ -80,107 +80,47 @@ class Engine:
         self.sequences, self.stages = options.sequences, 1
         self.outputs = sizes.outputs
         self._submitted: deque[NDArray[np.float32]] = deque()
-        self._within: BudgetedModel | None = None
-        self.gpu_layers: GpuLayers | None = None  # without a GPU, or under a budget
+        new_batch = partial(_new_batch, self.file, self.shape.n_embd if embeddings else 0)
+        loaded: MappedModel | BudgetedModel
         if options.memory is None:
-            self._load(options, sizes, hooks, progress, embeddings)
+            loaded = load_mapped(
+                self.path,
+                self.shape,
+                sizes,
+                threads=self.threads,
+                repack=options.repack,
+                on_gpu=options.gpu_layers,
+                most_on_gpu=options.most_gpu_layers,
+                rows=new_batch if self._generates else None,
+                hooks=hooks,
+                progress=progress,
+            )
         else:
-            sizes = self._load_within(options.memory, options, sizes, hooks, progress, accounted, tokens=not embeddings)
-        self.batch = sizes.batch
+            loaded = load_within(
+                self.file,
+                self.shape,
+                _budget(options, options.memory, sizes, self.shape, embeddings),
+                sizes,
+                choose_batch=options.batch is None,
+                threads=self.threads,
+                repack=options.repack is not False,
+                tokens=not embeddings,
+                hooks=hooks,
+                progress=progress,
+                accounted=accounted,
+            )
+        self._loaded = loaded
+        self.model, self._context = loaded.model, loaded.context
+        self.memory, self.gpu_layers = loaded.memory, loaded.gpu_layers
+        self.paging: PagedWeights | None = loaded.weights  # under a budget; None where llama.cpp holds them
+        self.batch = loaded.sizes.batch
         self.states = States(self.file, self._context, kv)
         if options.prefixes is not None:
             held = held_bytes(self.shape) if options.memory else None
             keep_prefixes(self.states, self.file, options.prefixes, held)
-        self.rows = self._rows(embeddings, self.batch)
+        self.rows = new_batch(self.batch)
         if self._choice is not None:
             self._use(self._choice.begin())
-
-    def _load(
-        self,
-        options: EngineOptions,
-        sizes: llama.ContextSizes,
-        hooks: Sequence[Hook],
-        progress: Callable[[float], None] | None,
-        embeddings: bool,
-    ) -> None:
-        """Let llama.cpp map the file."""
-        self.memory = memory.check(self.path, self.shape, sizes)
-        repack = self.memory.fits if options.repack is None else options.repack
-        self.gpu_layers = gpu_layers.for_model(
-            self.path, self.shape, sizes, self.threads,
-            requested=options.gpu_layers,
-            most=options.most_gpu_layers,
-            rows=partial(self._rows, embeddings) if self._generates else None,
-            repack=repack,
-            loading=lambda: progress(0.0) if progress else None,
-        )  # fmt: skip
-        on_gpu = self.gpu_layers.native if self.gpu_layers else 0
-        self._model = llama.Model(self.path, gpu_layers=on_gpu, repack=repack, progress=progress)
-        self._hooks = NodeHooks(hooks) if hooks else None
-        try:
-            self._check_decodes()
-            self._context = llama.Context(
-                self._model, sizes, threads=self.threads, on_node=self._hooks.callback if self._hooks else None
-            )
-        except BaseException:
-            self._model.close()
-            raise
-
-    def _load_within(
-        self,
-        budget: int,
-        options: EngineOptions,
-        sizes: llama.ContextSizes,
-        hooks: Sequence[Hook],
-        progress: Callable[[float], None] | None,
-        accounted: Accounted | None,
-        *,
-        tokens: bool,
-    ) -> llama.ContextSizes:
-        """Load what the budget has room for; what a decode may then have."""
-        prefix_bytes = held_bytes(self.shape) if options.prefixes else 0
-        more_rows = max(0, sizes.outputs - sizes.sequences)
-        reserved, draft_rows = options.reserved - options.draft_bytes, min(options.draft_rows, more_rows)
-        uses = OtherUses(reserved, prefix_bytes, more_rows if tokens else 0, draft_rows, options.draft_bytes)
-        within = self._within = load_within(
-            self.file,
-            self.shape,
-            BudgetOptions(budget, options.window, options.io_threads, options.io_chunk, options.verify, uses),
-            sizes,
-            choose_batch=options.batch is None,
-            threads=self.threads,
-            repack=options.repack is not False,
-            tokens=tokens,
-            hooks=hooks,
-            progress=progress,
-            accounted=accounted,
-        )
-        self._model, self._context = within.model, within.context
-        self._hooks, self.memory = within.hooks, within.memory
-        try:
-            self._check_decodes()
-        except BaseException:
-            within.close()
-            raise
-        return within.sizes
-
-    def _rows(self, embeddings: bool, capacity: int) -> llama.Batch:
-        n_embd = self.shape.n_embd if embeddings else 0
-        return llama.Batch(capacity, n_embd, as_tokens=takes_tokens(self.file.architecture))
-
-    def _check_decodes(self) -> None:
-        if not self._model.has_decoder or self._model.n_vocab == 0:
-            raise EngineError(f"{self.path.name} is not a text generation model")
-
-    @property
-    def paging(self) -> PagedWeights | None:
-        """The weights under a budget; None where llama.cpp holds them."""
-        return self._within.weights if self._within else None
-
-    @property
-    def model(self) -> llama.Model:
-        """The loaded model, which knows the vocabulary."""
-        return self._model
 
     # Decoding.
 
@@ -265,27 +205,18 @@ class Engine:
             raise EngineError(
                 f"{self.path.name} does not go on with texts; a model that embeds does so in `edge serve`"
             )
-        wanted = int(np.count_nonzero(rows.outputs[:n]))
-        if wanted > self.outputs:  # ggml would abort
-            raise EngineError(f"{wanted} rows are to give logits, the engine was made for {self.outputs}; set outputs")
-        paging = self.paging
+        outputs = int(np.count_nonzero(rows.outputs[:n]))
+        if outputs > self.outputs:  # ggml would abort
+            raise EngineError(f"{outputs} rows are to give logits, the engine was made for {self.outputs}; set outputs")
+        paging, hooks = self.paging, self._loaded.hooks
         if paging is not None:
             paging.begin(rows, n)
-        if self._hooks is None:
+        if hooks is None:
             self._context.decode(rows, n)
         else:
-            self._decode_hooked(self._hooks, rows, n, wanted)
+            hooks.decode(self._context, rows, n, outputs)
         if paging is not None:
             paging.end()
-
-    def _decode_hooked(self, hooks: NodeHooks, rows: llama.Batch, n: int, wanted: int) -> None:
-        hooks.begin(n, wanted, shifted=self._context.shift_pending)
-        completed = False
-        try:
-            self._context.decode(rows, n)
-            completed = True
-        finally:
-            hooks.end(completed)
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """Logits [n_vocab] of batch row `row` of the last decode; a view that holds until the next one."""
@@ -354,18 +285,7 @@ class Engine:
         """Free the context and the model."""
         self.states.finish()
         forget_views()
-        if self._within is not None:
-            within, self._within = self._within, None
-            within.close()
-            return
-        self._context.close()
-        self._model.close()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._loaded.close()
 
 
 def load(
@@ -375,6 +295,21 @@ def load(
     size = path.stat().st_size
     with steps.step(f"Loading {path.name}", size) as show:
         return Engine(path, options, progress=lambda fraction: show(fraction * size), accounted=accounted)
+
+
+def _new_batch(file: GgufFile, n_embd: int, capacity: int) -> llama.Batch:
+    return llama.Batch(capacity, n_embd, as_tokens=takes_tokens(file.architecture))
+
+
+def _budget(
+    options: EngineOptions, budget: int, sizes: llama.ContextSizes, shape: ModelShape, embeddings: bool
+) -> BudgetOptions:
+    """Options of a budget, with what else it has to hold."""
+    prefix_bytes = held_bytes(shape) if options.prefixes else 0
+    more_rows = max(0, sizes.outputs - sizes.sequences)
+    reserved, draft_rows = options.reserved - options.draft_bytes, min(options.draft_rows, more_rows)
+    uses = OtherUses(reserved, prefix_bytes, 0 if embeddings else more_rows, draft_rows, options.draft_bytes)
+    return BudgetOptions(budget, options.window, options.io_threads, options.io_chunk, options.verify, uses)
 
 
 def check_room(n: int, start: int, batch: int, context: int) -> None:

@@ -24,6 +24,7 @@ from edge.llama.hooks import Hook, NodeHooks
 from edge.llama.llama import ContextSizes
 from edge.paging.budget import BudgetOptions, plan_budget
 from edge.paging.direct_file import DirectFile
+from edge.paging.mapped import check_generates_text
 from edge.paging.memory import MIB, MemoryNeed
 from edge.paging.plan import PagePlan
 from edge.paging.reader import Reader
@@ -36,7 +37,7 @@ from partition.slices.rules import router_first
 from quant.gguf.file import GgufFile
 
 
-@dataclass(frozen=True)
+@dataclass
 class BudgetedModel:
     """A model within its budget."""
 
@@ -48,9 +49,14 @@ class BudgetedModel:
     weights: PagedWeights
     memory: MemoryNeed
     files: tuple[DirectFile, ...]
+    gpu_layers: None = None
+    is_closed: bool = False
 
     def close(self) -> None:
-        """Free it all."""
+        """Free it all. Closing twice is harmless."""
+        if self.is_closed:
+            return
+        self.is_closed = True
         self.weights.reset()
         self.context.close()
         _close(self.weights, None, self.model, self.own, self.files)
@@ -82,6 +88,7 @@ def load_within(
     reader: Reader | None = None
     weights: PagedWeights | None = None
     try:
+        check_generates_text(model, file.path)
         for path in file.paths:
             opened[path] = DirectFile(path, *file.stamp(path))
             files.append(opened[path])

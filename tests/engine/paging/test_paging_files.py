@@ -15,6 +15,7 @@ from edge.llama.address_space import PAGE
 from edge.llm.engine import Engine
 from edge.paging import direct_file
 from edge.paging.direct_file import DirectFile
+from edge.paging.load import BudgetedModel
 from tests.engine.paging.conftest import Made
 from tests.support.paging import (
     answer,
@@ -118,8 +119,8 @@ def flags_of(descriptor: int) -> int:
 
 
 def kinds(engine: Engine) -> set[str]:
-    assert engine._within is not None
-    return {file.reads for file in engine._within.files}
+    assert isinstance(engine._loaded, BudgetedModel)
+    return {file.reads for file in engine._loaded.files}
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no filesystem in memory here")

@@ -1,0 +1,77 @@
+"""A model that fits into memory: llama.cpp maps its file, and puts layers on a GPU where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.errors import EngineError
+from edge.llama import llama
+from edge.llama.hooks import Hook, NodeHooks
+from edge.llama.llama import ContextSizes
+from edge.paging import gpu_layers, memory
+from edge.paging.gpu_layers import GpuLayers
+from edge.paging.memory import MemoryNeed
+from partition.model.model import ModelShape
+
+
+@dataclass(frozen=True)
+class MappedModel:
+    """A mapped model; as `edge.paging.load.BudgetedModel`."""
+
+    model: llama.Model
+    context: llama.Context
+    sizes: ContextSizes
+    hooks: NodeHooks | None
+    memory: MemoryNeed
+    gpu_layers: GpuLayers | None
+    weights: None = None  # llama.cpp has them
+
+    def close(self) -> None:
+        """Free it all."""
+        self.context.close()
+        self.model.close()
+
+
+def load_mapped(
+    path: Path,
+    shape: ModelShape,
+    sizes: ContextSizes,
+    *,
+    threads: int,
+    repack: bool | None,
+    on_gpu: int | None,
+    most_on_gpu: int | None,
+    rows: Callable[[int], llama.Batch] | None,
+    hooks: Sequence[Hook] = (),
+    progress: Callable[[float], None] | None = None,
+) -> MappedModel:
+    """Load a model. repack: None: where there is room for copies. on_gpu, most_on_gpu and rows: as `requested`, `most`
+    and `rows` of `gpu_layers.for_model`. NotEnoughMemory, EngineError."""
+    need = memory.check(path, shape, sizes)
+    repack = need.fits if repack is None else repack
+    layers = gpu_layers.for_model(
+        path, shape, sizes, threads,
+        requested=on_gpu,
+        most=most_on_gpu,
+        rows=rows,
+        repack=repack,
+        loading=lambda: progress(0.0) if progress else None,
+    )  # fmt: skip
+    model = llama.Model(path, gpu_layers=layers.native if layers else 0, repack=repack, progress=progress)
+    node_hooks = NodeHooks(hooks) if hooks else None
+    try:
+        check_generates_text(model, path)
+        on_node = node_hooks.callback if node_hooks else None
+        context = llama.Context(model, sizes, threads=threads, on_node=on_node)
+    except BaseException:
+        model.close()
+        raise
+    return MappedModel(model, context, sizes, node_hooks, need, layers)
+
+
+def check_generates_text(model: llama.Model, path: Path) -> None:
+    """Raise EngineError unless a model has a decoder and a vocabulary."""
+    if not model.has_decoder or model.n_vocab == 0:
+        raise EngineError(f"{path.name} is not a text generation model")
