@@ -23,11 +23,10 @@ from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.states import States, held_bytes
 from edge.paging.budget import BudgetOptions, OtherUses
-from edge.paging.load import BudgetedModel, load_within
-from edge.paging.mapped import MappedModel, load_mapped
+from edge.paging.load import load_within
+from edge.paging.mapped import load_mapped
 from edge.paging.memory import MemoryNeed
 from edge.paging.plan import PagePlan
-from edge.paging.weights import PagedWeights
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
 from partition.model.generation import generates
@@ -40,8 +39,8 @@ Outputs = Literal["last", "all", "none"]
 Accounted = Callable[[MemoryNeed, PagePlan], None]
 
 
-class Engine(Closing):
-    """A model ready to decode. `close()` frees it; it is also a context manager."""
+class ModelRunner(Closing):
+    """A model, or a slice of one, on this device: it computes rows, and has their keys and values in its cache."""
 
     def __init__(
         self,
@@ -77,11 +76,8 @@ class Engine(Closing):
             outputs=min(options.outputs or options.sequences, batch),
             flash_attention=options.flash_attention,
         )
-        self.sequences, self.stages = options.sequences, 1
-        self.outputs = sizes.outputs
-        self._submitted: deque[NDArray[np.float32]] = deque()
+        self.sequences, self.outputs = options.sequences, sizes.outputs
         new_batch = partial(_new_batch, self.file, self.shape.n_embd if embeddings else 0)
-        loaded: MappedModel | BudgetedModel
         if options.memory is None:
             loaded = load_mapped(
                 self.path,
@@ -112,8 +108,7 @@ class Engine(Closing):
         self._loaded = loaded
         self.model, self._context = loaded.model, loaded.context
         self.memory, self.gpu_layers = loaded.memory, loaded.gpu_layers
-        self.paging: PagedWeights | None = loaded.weights  # under a budget; None where llama.cpp holds them
-        self.batch = loaded.sizes.batch
+        self.paging, self.batch = loaded.weights, loaded.sizes.batch
         self.states = States(self.file, self._context, kv)
         if options.prefixes is not None:
             held = held_bytes(self.shape) if options.memory else None
@@ -121,83 +116,6 @@ class Engine(Closing):
         self.rows = new_batch(self.batch)
         if self._choice is not None:
             self._use(self._choice.begin())
-
-    # Decoding.
-
-    def decode(
-        self,
-        tokens: Sequence[int] | NDArray[np.int32],
-        start: int,
-        *,
-        sequence: int = 0,
-        outputs: Outputs = "last",
-        top: int = 0,
-        masks: Sequence[Mask | None] = (),
-    ) -> NDArray[np.float32]:
-        """Compute tokens at positions start, start + 1, ... of a sequence, and keep their keys and values.
-
-        outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array. They are
-        views or copies that hold until the next decode. top: the caller needs only so many of the largest logits, and
-        as many of what the mask of each row with logits allows; here all are there at no cost.
-        """
-        n = len(tokens)
-        rows = self.rows
-        check_room(n, start, rows.capacity, self.context)
-        rows.tokens[:n] = tokens
-        rows.positions[:n] = range(start, start + n)
-        rows.sequences[:n] = sequence
-        rows.outputs[:n] = outputs == "all"
-        rows.outputs[n - 1] = outputs != "none"
-        self.decode_rows(rows, n)
-        if outputs == "all":
-            return np.stack([self._context.logits(i) for i in range(n)])
-        return self._context.logits(-1) if outputs == "last" else np.empty(0, np.float32)
-
-    def submit(
-        self,
-        tokens: Sequence[int] | NDArray[np.int32],
-        positions: NDArray[np.int_],
-        sequences: NDArray[np.int_],
-        outputs: NDArray[np.int8],
-        *,
-        top: int = 0,
-        masks: Sequence[Mask | None] = (),
-    ) -> None:
-        """Decode rows of any sequences and positions, all arrays [n]. `collect` returns the logits of those marked in
-        `outputs`, in the order of submission. On one device nothing is left to wait for then."""
-        n, rows = len(tokens), self.rows
-        rows.tokens[:n], rows.positions[:n], rows.sequences[:n], rows.outputs[:n] = (
-            tokens,
-            positions,
-            sequences,
-            outputs,
-        )
-        self.decode_rows(rows, n)
-        if giving := outputs.nonzero()[0].tolist():
-            self._submitted.append(np.array([self._context.logits(i) for i in giving]))
-
-    def collect(self) -> NDArray[np.float32]:
-        """Logits [rows, n_vocab] of the oldest submitted step that gives any and was not collected."""
-        return self._submitted.popleft()
-
-    @property
-    def logits_cross(self) -> bool:
-        """False: they are on this device."""
-        return False
-
-    @property
-    def failed(self) -> Exception | None:
-        """None: an error of one call leaves the engine as it was."""
-        return None
-
-    @property
-    def uncollected(self) -> int:
-        """Submitted steps whose logits wait to be collected."""
-        return len(self._submitted)
-
-    def chunk(self, n: int) -> int:
-        """Tokens of a prompt of `n` that should go into one decode."""
-        return self.batch
 
     def decode_rows(self, rows: llama.Batch, n: int) -> None:
         """Compute the first `n` rows of a batch as filled in by the caller: any positions and sequences."""
@@ -285,7 +203,100 @@ class Engine(Closing):
         """Free the context and the model."""
         self.states.finish()
         forget_views()
-        self._loaded.close()
+        self._loaded.closing.close()
+
+
+class Engine(ModelRunner):
+    """A model ready to decode tokens. `close()` frees it; it is also a context manager."""
+
+    stages = 1
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        options: EngineOptions = DEFAULTS,
+        hooks: Sequence[Hook] = (),
+        progress: Callable[[float], None] | None = None,
+        accounted: Accounted | None = None,
+    ) -> None:
+        """As ModelRunner."""
+        super().__init__(path, options, hooks, progress, accounted=accounted)
+        self._submitted: deque[NDArray[np.float32]] = deque()
+
+    def decode(
+        self,
+        tokens: Sequence[int] | NDArray[np.int32],
+        start: int,
+        *,
+        sequence: int = 0,
+        outputs: Outputs = "last",
+        top: int = 0,
+        masks: Sequence[Mask | None] = (),
+    ) -> NDArray[np.float32]:
+        """Compute tokens at positions start, start + 1, ... of a sequence, and keep their keys and values.
+
+        outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array. They are
+        views or copies that hold until the next decode. top: the caller needs only so many of the largest logits, and
+        as many of what the mask of each row with logits allows; here all are there at no cost.
+        """
+        n = len(tokens)
+        rows = self.rows
+        check_room(n, start, rows.capacity, self.context)
+        rows.tokens[:n] = tokens
+        rows.positions[:n] = range(start, start + n)
+        rows.sequences[:n] = sequence
+        rows.outputs[:n] = outputs == "all"
+        rows.outputs[n - 1] = outputs != "none"
+        self.decode_rows(rows, n)
+        if outputs == "all":
+            return np.stack([self._context.logits(i) for i in range(n)])
+        return self._context.logits(-1) if outputs == "last" else np.empty(0, np.float32)
+
+    def submit(
+        self,
+        tokens: Sequence[int] | NDArray[np.int32],
+        positions: NDArray[np.int_],
+        sequences: NDArray[np.int_],
+        outputs: NDArray[np.int8],
+        *,
+        top: int = 0,
+        masks: Sequence[Mask | None] = (),
+    ) -> None:
+        """Decode rows of any sequences and positions, all arrays [n]. `collect` returns the logits of those marked in
+        `outputs`, in the order of submission. On one device nothing is left to wait for then."""
+        n, rows = len(tokens), self.rows
+        rows.tokens[:n], rows.positions[:n], rows.sequences[:n], rows.outputs[:n] = (
+            tokens,
+            positions,
+            sequences,
+            outputs,
+        )
+        self.decode_rows(rows, n)
+        if giving := outputs.nonzero()[0].tolist():
+            self._submitted.append(np.array([self._context.logits(i) for i in giving]))
+
+    def collect(self) -> NDArray[np.float32]:
+        """Logits [rows, n_vocab] of the oldest submitted step that gives any and was not collected."""
+        return self._submitted.popleft()
+
+    @property
+    def logits_cross(self) -> bool:
+        """False: they are on this device."""
+        return False
+
+    @property
+    def failed(self) -> Exception | None:
+        """None: an error of one call leaves the engine as it was."""
+        return None
+
+    @property
+    def uncollected(self) -> int:
+        """Submitted steps whose logits wait to be collected."""
+        return len(self._submitted)
+
+    def chunk(self, n: int) -> int:
+        """Tokens of a prompt of `n` that should go into one decode."""
+        return self.batch
 
 
 def load(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,25 +14,22 @@ from edge.llama.llama import ContextSizes
 from edge.paging import gpu_layers, memory
 from edge.paging.gpu_layers import GpuLayers
 from edge.paging.memory import MemoryNeed
+from edge.paging.weights import PagedWeights
 from partition.model.model import ModelShape
 
 
 @dataclass(frozen=True)
-class MappedModel:
-    """A mapped model; as `edge.paging.load.BudgetedModel`."""
+class LoadedModel:
+    """A model in memory, with its context."""
 
     model: llama.Model
     context: llama.Context
     sizes: ContextSizes
     hooks: NodeHooks | None
     memory: MemoryNeed
-    gpu_layers: GpuLayers | None
-    weights: None = None  # llama.cpp has them
-
-    def close(self) -> None:
-        """Free it all."""
-        self.context.close()
-        self.model.close()
+    closing: ExitStack  # frees it all
+    gpu_layers: GpuLayers | None = None  # without a GPU, or under a budget
+    weights: PagedWeights | None = None  # under a budget; None where llama.cpp holds them
 
 
 def load_mapped(
@@ -46,7 +44,7 @@ def load_mapped(
     rows: Callable[[int], llama.Batch] | None,
     hooks: Sequence[Hook] = (),
     progress: Callable[[float], None] | None = None,
-) -> MappedModel:
+) -> LoadedModel:
     """Load a model. repack: None: where there is room for copies. on_gpu, most_on_gpu and rows: as `requested`, `most`
     and `rows` of `gpu_layers.for_model`. NotEnoughMemory, EngineError."""
     need = memory.check(path, shape, sizes)
@@ -59,16 +57,15 @@ def load_mapped(
         repack=repack,
         loading=lambda: progress(0.0) if progress else None,
     )  # fmt: skip
-    model = llama.Model(path, gpu_layers=layers.native if layers else 0, repack=repack, progress=progress)
     node_hooks = NodeHooks(hooks) if hooks else None
-    try:
+    with ExitStack() as closing:
+        model = llama.Model(path, gpu_layers=layers.native if layers else 0, repack=repack, progress=progress)
+        closing.callback(model.close)
         check_generates_text(model, path)
         on_node = node_hooks.callback if node_hooks else None
         context = llama.Context(model, sizes, threads=threads, on_node=on_node)
-    except BaseException:
-        model.close()
-        raise
-    return MappedModel(model, context, sizes, node_hooks, need, layers)
+        closing.callback(context.close)
+        return LoadedModel(model, context, sizes, node_hooks, need, closing.pop_all(), layers)
 
 
 def check_generates_text(model: llama.Model, path: Path) -> None:

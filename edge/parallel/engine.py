@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError, Interrupted
 from edge.llama import llama
-from edge.llm.engine import Outputs, check_room, check_shift, has_windows
+from edge.llm.engine import Outputs, check_room
 from edge.net.relink import LinkState, Relink
 from edge.parallel import steps
 from edge.parallel.leader import Leader
@@ -33,11 +33,8 @@ from transport.collective import Group, Wire
 Floats = NDArray[np.float32]
 
 
-class DistributedEngine:
-    """A model spread over ranks, with the methods of `Engine`. Not closed by itself: the deployment owns it.
-
-    After an error of a link or a rank every further call raises it again: the KV caches of the ranks may differ.
-    """
+class DistributedEngine(Leader):
+    """A model spread over ranks, with the methods of `Engine`. Not closed by itself: the deployment owns it."""
 
     def __init__(
         self,
@@ -57,7 +54,7 @@ class DistributedEngine:
         the last stage. explain: what is known beyond an error's own words, such as that a device has died. relink: the
         links that may change between answers; links: those of all ranks, as they are."""
         self.path: Path = file.path
-        self.file, self.plan, self.model = file, plan, model
+        self.plan, self.model = plan, model
         self.shape = ModelShape.from_gguf(file)
         self.context, self.batch = shard.engine.context, shard.engine.batch
         self.memory, self.paging = shard.engine.memory, shard.engine.paging
@@ -66,9 +63,9 @@ class DistributedEngine:
         self.stages = len(plan.stages)
         self._table = TokenTable(file)
         heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
-        self._leader = Leader(shard, group, heads, self.shape.n_vocab, algorithm, wire, explain)
-        self._links = RankLinks(self._leader, plan, self.shape.n_embd, relink, links)
-        self.states = SpreadStates(file, plan, shard, group, self._leader.ordered, self._leader.reports)
+        super().__init__(file, shard, group, heads, self.shape.n_vocab, algorithm, wire, explain)
+        self._links = RankLinks(self, plan, self.shape.n_embd, relink, links)
+        self.states = SpreadStates(file, plan, shard, group, self.ordered, self.reports)
         self._stopped = False
 
     # --- decoding, as Engine has it ---
@@ -86,7 +83,7 @@ class DistributedEngine:
         """As `Engine.decode`. Logits that `top` and `masks` do not ask for may be -inf."""
         n = len(tokens)
         check_room(n, start, self.batch, self.context)
-        if self.uncollected:
+        if self.pending:
             raise EngineError("logits of submitted steps are still to be collected")
         gives = np.zeros(n, np.int8)
         gives[:] = outputs == "all"
@@ -111,8 +108,7 @@ class DistributedEngine:
         returns its logits, if any, in the order of submission. Interrupted after `stop`."""
         if self._stopped:
             raise Interrupted("stopped on request")
-        leader = self._leader
-        if leader.pending and self.stages == 1:  # its logits would come among the sums of this step
+        if self.pending and self.stages == 1:  # its logits would come among the sums of this step
             raise EngineError("the last step's logits are still to be collected")
         n, n_outputs = len(tokens), int(np.count_nonzero(outputs))
         if not 0 < n <= self.batch:
@@ -121,29 +117,19 @@ class DistributedEngine:
             raise EngineError(
                 f"{n_outputs} rows are to give logits, the engine was made for {self.outputs}; set outputs"
             )
-        if n > max(1, n_outputs) and not leader.pending:  # a prompt
+        if n > max(1, n_outputs) and not self.pending:  # a prompt
             self._links.between_answers()
         if masks and len(masks) != n_outputs:
             raise EngineError(f"{len(masks)} masks were given for {n_outputs} rows that give logits")
-        rows = leader.shard.rows
+        rows = self.shard.rows
         rows.positions[:n], rows.sequences[:n], rows.outputs[:n] = positions, sequences, outputs
         self._table.look_up(tokens, rows.embeddings[:n])
-        leader.guarded(lambda: leader.submit(n, n_outputs, top, masks))
-
-    def collect(self) -> Floats:
-        """Logits [rows, n_vocab] of the oldest step that gives any and was not collected. They hold until the next
-        call."""
-        return self._leader.guarded(self._leader.collect)
-
-    @property
-    def failed(self) -> Exception | None:
-        """Why the ranks can compute nothing any more; None while they can."""
-        return self._leader.failed
+        self.guarded(lambda: self.submit_rows(n, n_outputs, top, masks))
 
     @property
     def uncollected(self) -> int:
         """Steps whose logits wait to be collected."""
-        return len(self._leader.pending)
+        return len(self.pending)
 
     def chunk(self, n: int) -> int:
         """Tokens of a prompt of `n` that should go into one step: several chunks keep all stages busy."""
@@ -157,45 +143,21 @@ class DistributedEngine:
         """Decode again after `stop`."""
         self._stopped = False
 
-    # --- the KV cache, as Engine has it: in order with the steps, on all ranks ---
-
-    def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
-        """Forget positions [start, end) of a sequence. False where this cache keeps no history and must be cleared."""
-        return self._leader.keep(Step(Op.REMOVE, numbers=(sequence, start, end, 0)))
-
-    def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
-        """Let sequence `target` share positions [start, end) of `source`, at no cost in memory."""
-        self._leader.keep(Step(Op.COPY, numbers=(source, target, start, end)))
-
-    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
-        """Add `delta` to positions [start, end) of a sequence. EngineError where this model's cache cannot."""
-        check_shift(self.file)
-        self._leader.keep(Step(Op.SHIFT, numbers=(sequence, start, end, delta)))
-
-    @property
-    def can_shift(self) -> bool:
-        """As `Engine.can_shift`."""
-        return not has_windows(self.file) and self._leader.shard.engine.can_shift
-
     def answered(self, step_s: Sequence[float]) -> None:
         """An answer is complete. All ranks wait for each other: their threads are those that shares were made for."""
 
     def kv_clear(self) -> None:
         """Forget everything."""
-        if not self.uncollected:
+        if not self.pending:
             self._links.between_answers()
-        self._leader.keep(Step(Op.CLEAR))
-
-    def kv_last(self, sequence: int) -> int:
-        """The last position held for a sequence; -1 if none."""
-        return self._leader.shard.engine.kv_last(sequence)
+        super().kv_clear()
 
     # --- all ranks ---
 
     @property
     def links(self) -> dict[int, str]:
         """How this device is linked to each other rank: tcp or grpc."""
-        return {rank: link.kind for rank, link in sorted(self._leader.group.links.items())}
+        return {rank: link.kind for rank, link in sorted(self.group.links.items())}
 
     @property
     def link_states(self) -> tuple[LinkState, ...]:
@@ -210,27 +172,18 @@ class DistributedEngine:
     @property
     def logits_cross(self) -> bool:
         """Whether other ranks have logits: then few should be requested."""
-        return list(self._leader.heads) != [0]
-
-    @property
-    def busy(self) -> bool:
-        """Whether a step, or what belongs to it, is under way."""
-        return self._leader.busy
+        return list(self.heads) != [0]
 
     @property
     def own_times(self) -> StepTimes:
         """Step times of this rank."""
-        return self._leader.shard.times
+        return self.shard.times
 
     def times(self, *, clear: bool = False, last: int = 0, rows: int = 0) -> list[dict[str, Summary]]:
         """Return the step times of each rank, as `StepTimes.summaries`. clear: begin anew."""
-        leader, own = self._leader, self.own_times.summaries(last, rows)
+        own = self.own_times.summaries(last, rows)
         step = Step(Op.TIMES, numbers=(int(clear), last, rows, 0))
-        others = leader.ordered(step, lambda: leader.reports(summaries_of))
+        others = self.ordered(step, lambda: self.reports(summaries_of))
         if clear:
             self.own_times.clear()
         return [own, *others]
-
-    def end(self) -> None:
-        """Tell all ranks that no more steps come; nothing where they cannot be told."""
-        self._leader.end()

@@ -1,4 +1,7 @@
-"""Rank 0 leads: it sends steps to the other ranks, computes its part of them, and gathers the logits."""
+"""Rank 0 leads: it sends steps to the other ranks, computes its part of them, and gathers the logits.
+
+The KV cache is changed by steps, too: in order with the others, on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from numpy.typing import NDArray
 
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError
+from edge.llm.engine import check_shift, has_windows
 from edge.parallel import steps
 from edge.parallel.follower import feed
 from edge.parallel.logits import LogitsQuery
@@ -22,6 +26,7 @@ from edge.parallel.shard import Shard
 from edge.parallel.step_times import PendingStep
 from edge.parallel.steps import Op, Step
 from partition.plan.plan import Range
+from quant.gguf.file import GgufFile
 from transport.collective import Group, Wire
 from transport.errors import ProtocolError, TransportError
 from transport.frame import Kind
@@ -40,6 +45,7 @@ class Leader:
 
     def __init__(
         self,
+        file: GgufFile,
         shard: Shard,
         group: Group,
         heads: Mapping[int, Range],
@@ -50,6 +56,7 @@ class Leader:
     ) -> None:
         """heads: tokens whose logits each rank of the last stage computes. explain: adds what is known beyond an
         error's own words, such as that a device has died."""
+        self.file = file
         self.shard, self.group, self.algorithm, self.wire = shard, group, algorithm, wire
         self.heads, self._n_vocab = heads, n_vocab
         self.pending: deque[PendingStep] = deque()  # steps whose logits wait to be collected
@@ -68,9 +75,9 @@ class Leader:
         self._feeds = [self.group.links[rank] for rank in place.feeds]
         self.shard.join(self.group, self.algorithm, self.wire)
 
-    def submit(self, n: int, outputs: int, top: int, masks: Sequence[Mask | None]) -> None:
+    def submit_rows(self, n: int, outputs: int, top: int, masks: Sequence[Mask | None]) -> None:
         """Make a decode step of the first `n` rows of the shard, do rank 0's part of it, and remember what will come of
-        it; `outputs` of them give logits. For `guarded`, as `collect`."""
+        it; `outputs` of them give logits. To be called by `guarded`."""
         shard, now = self.shard, time.perf_counter()
         self._make_way()
         query = LogitsQuery.of(top, masks, [*self.heads.values()])
@@ -95,7 +102,10 @@ class Leader:
         self._done = time.perf_counter()
 
     def collect(self) -> Floats:
-        """Return the logits of the oldest pending step."""
+        """As `Engine.collect`. The logits hold until the next call."""
+        return self.guarded(self._collect)
+
+    def _collect(self) -> Floats:
         step = self.pending[0]
         logits = self._gathered(step)
         self.pending.popleft()
@@ -143,8 +153,33 @@ class Leader:
                 raise ProtocolError(f"rank {rank} says of its steps what cannot be: {error}") from error
         return reports
 
-    def keep(self, step: Step) -> bool:
-        """Do an operation on the KV cache, on all ranks. False where a removal has to be one of everything."""
+    def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
+        """Forget positions [start, end) of a sequence. False where this cache keeps no history and must be cleared."""
+        return self._keep(Step(Op.REMOVE, numbers=(sequence, start, end, 0)))
+
+    def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
+        """Let sequence `target` share positions [start, end) of `source`, at no cost in memory."""
+        self._keep(Step(Op.COPY, numbers=(source, target, start, end)))
+
+    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
+        """Add `delta` to positions [start, end) of a sequence. EngineError where this model's cache cannot."""
+        check_shift(self.file)
+        self._keep(Step(Op.SHIFT, numbers=(sequence, start, end, delta)))
+
+    @property
+    def can_shift(self) -> bool:
+        """As `Engine.can_shift`."""
+        return not has_windows(self.file) and self.shard.engine.can_shift
+
+    def kv_clear(self) -> None:
+        """Forget everything."""
+        self._keep(Step(Op.CLEAR))
+
+    def kv_last(self, sequence: int) -> int:
+        """The last position held for a sequence; -1 if none."""
+        return self.shard.engine.kv_last(sequence)
+
+    def _keep(self, step: Step) -> bool:
         # First here: where this cache cannot do it, no other can, and nothing has changed yet.
         kept = self.guarded(lambda: self.shard.keep(step), EngineError)
         if step.op is Op.REMOVE:

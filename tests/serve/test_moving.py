@@ -41,9 +41,11 @@ def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
     async def work(router: Router) -> tuple[list[str], list[int]]:
         model = await router.model(None)
         answers: list[ProcessAnswer] = []
+        ends: list[int] = []
 
         async def asked(i: int) -> str:
             answers.append(await model.generate(question(i)))
+            ends.append(answers[-1].ends)  # before its first token
             return await text(answers[-1])
 
         told = []
@@ -69,7 +71,7 @@ def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
                     break
             under_way.cancel()
         assert (model.process.restarts, model.process._ended_in_a_row, engines()) == (0, 0, 1)
-        return told, [answer.ends for answer in answers]
+        return told, ends
 
     told, ends = with_router(work)
     assert sorted(told) == [f"{i} plus 2 is {i + 2}." for i in range(6)]

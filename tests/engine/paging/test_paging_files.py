@@ -15,7 +15,6 @@ from edge.llama.address_space import PAGE
 from edge.llm.engine import Engine
 from edge.paging import direct_file
 from edge.paging.direct_file import DirectFile
-from edge.paging.load import BudgetedModel
 from tests.engine.paging.conftest import Made
 from tests.support.paging import (
     answer,
@@ -119,8 +118,9 @@ def flags_of(descriptor: int) -> int:
 
 
 def kinds(engine: Engine) -> set[str]:
-    assert isinstance(engine._loaded, BudgetedModel)
-    return {file.reads for file in engine._loaded.files}
+    assert engine.paging is not None
+    plan = engine.paging.plan
+    return {piece.source.file.reads for piece in (*plan.resident, *plan.streamed)}
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no filesystem in memory here")
