@@ -25,7 +25,7 @@ from edge.llama.hooks import Hook, NodeHooks
 from edge.llama.llama import ContextSizes
 from edge.paging.budget import BudgetOptions, plan_budget
 from edge.paging.direct_file import DirectFile
-from edge.paging.mapped import LoadedModel, check_generates_text
+from edge.paging.mapped import ModelInMemory, check_generates_text
 from edge.paging.memory import MIB, MemoryNeed
 from edge.paging.plan import PagePlan
 from edge.paging.reader import Reader
@@ -51,7 +51,7 @@ def load_within(
     hooks: Sequence[Hook] = (),
     progress: Callable[[float], None] | None = None,
     accounted: Callable[[MemoryNeed, PagePlan], None] | None = None,
-) -> LoadedModel:
+) -> ModelInMemory:
     """Load a model so that the process never holds more than `options.memory` bytes.
 
     choose_batch: `sizes.batch` is only a proposal. tokens: batches bring tokens, not hidden states. accounted: told
@@ -101,7 +101,7 @@ def load_within(
     closing = ExitStack()
     for free in (partial(_close, weights, None, model, own, files), context.close, weights.reset):
         closing.callback(free)  # the last one comes first
-    return LoadedModel(model, context, shared.sizes, node_hooks, accounts, closing, weights=weights)
+    return ModelInMemory(model, context, shared.sizes, node_hooks, accounts, closing, weights=weights)
 
 
 def _close(

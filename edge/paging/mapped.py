@@ -19,7 +19,7 @@ from partition.model.model import ModelShape
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class ModelInMemory:
     """A model in memory, with its context."""
 
     model: llama.Model
@@ -44,7 +44,7 @@ def load_mapped(
     rows: Callable[[int], llama.Batch] | None,
     hooks: Sequence[Hook] = (),
     progress: Callable[[float], None] | None = None,
-) -> LoadedModel:
+) -> ModelInMemory:
     """Load a model. repack: None: where there is room for copies. on_gpu, most_on_gpu and rows: as `requested`, `most`
     and `rows` of `gpu_layers.for_model`. NotEnoughMemory, EngineError."""
     need = memory.check(path, shape, sizes)
@@ -65,7 +65,7 @@ def load_mapped(
         on_node = node_hooks.callback if node_hooks else None
         context = llama.Context(model, sizes, threads=threads, on_node=on_node)
         closing.callback(context.close)
-        return LoadedModel(model, context, sizes, node_hooks, need, closing.pop_all(), layers)
+        return ModelInMemory(model, context, sizes, node_hooks, need, closing.pop_all(), layers)
 
 
 def check_generates_text(model: llama.Model, path: Path) -> None:
