@@ -15,6 +15,7 @@ from edge.demo import MODEL_PATH
 from edge.errors import ContextFull
 from edge.llama.llama import Model
 from edge.serve.apis.tokens import MOST_CHARACTERS, MOST_TOKENS
+from edge.serve.engine import child
 from edge.serve.engine.texts import Tokenizer
 from edge.serve.http import bodies
 from quant.gguf.file import GgufFile
