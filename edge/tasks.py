@@ -10,12 +10,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol, TypeVar
 
+from edge.closing import Closing
 from edge.errors import Interrupted
 
 T = TypeVar("T")
 
 
-class CancelScope:
+class CancelScope(Closing):
     """Undo stack: runs its callbacks in reverse order when it is closed. A callback added after that runs at once.
 
     It is also a context manager that closes itself at the end.
@@ -50,12 +51,6 @@ class CancelScope:
         with self._lock:
             self._closed = True
         self._stack.close()
-
-    def __enter__(self) -> CancelScope:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def results(futures: Iterable[Future[T]], also_watched: Iterable[Future[Any]] = ()) -> list[T]:
@@ -103,7 +98,7 @@ class AggregateProgress:
         count(n_bytes, n_bytes)
 
 
-class Repeated:
+class Repeated(Closing):
     """Background work, repeated until `close()`. It is also a context manager."""
 
     def __init__(self, work: Callable[[], None], every_s: float, name: str) -> None:
@@ -129,12 +124,6 @@ class Repeated:
     def _run(self) -> None:
         while not self._over.wait(self._every_s):
             self._work()
-
-    def __enter__(self) -> Repeated:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Steps:

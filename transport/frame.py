@@ -21,7 +21,9 @@ from transport.errors import ProtocolError
 MAGIC = b"EDGE"
 VERSION = 4
 MAX_PAYLOAD = 64 << 20  # bytes: 512 rows of 32,768 floats, larger than any tensor that is sent whole
+MAX_REASON = 1 << 10  # bytes of text in an ERROR or CLOSE frame
 HEADER_BYTES = 16
+SEQUENCES = 1 << 32  # sequence numbers; the first comes again after the last
 
 # Whatever memoryview takes. numpy's arrays do not say to type checkers that they are that before Python 3.12.
 Buffer: TypeAlias = Any

@@ -17,7 +17,8 @@ import grpc
 
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused, TransportError
 from transport.frame import HEADER_BYTES, Frame, parse_frame
-from transport.link import DEFAULTS, MAX_REASON, Deadlines, Link
+from transport.link import DEFAULTS, Deadlines, Link
+from transport.received import printable
 
 METHOD = "/edge.Worker/Link"
 SESSION_KEY = "edge-session"  # metadata of the call: which session of the worker is dialled
@@ -166,8 +167,8 @@ class GrpcLink(Link):
             raise rpc_failed(error, self.peer) if isinstance(error, grpc.Call) else self._gone() from error
         finally:
             self.wait_until = 0.0
-        frame = self._parsed(parse_frame, memoryview(data))
-        self._limit(frame.kind, len(frame.payload), max_bytes)
+        frame = self._received.parsed(parse_frame, memoryview(data))
+        self._received.limit(frame.kind, len(frame.payload), max_bytes)
         return frame
 
     def _over(self) -> TransportError:
@@ -253,11 +254,6 @@ def rpc_failed(error: grpc.Call, peer: str) -> TransportError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "message larger than max" in details:
         return ProtocolError(f"{peer} sent a message larger than any frame: {printable(details)}")
     return Refused(f"{peer}: {printable(details) or code}")
-
-
-def printable(text: str) -> str:
-    """Make a peer's text safe to print: no control characters, at most MAX_REASON characters."""
-    return "".join(c if c.isprintable() else " " for c in text)[:MAX_REASON].strip()
 
 
 def _plain(details: str) -> str:

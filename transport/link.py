@@ -9,18 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
-from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused, TransportError
-from transport.frame import HEADER_BYTES, Buffer, Frame, Kind, Payload, pack_header
+from transport.errors import LinkClosed, LinkTimeout, TransportError
+from transport.frame import HEADER_BYTES, MAX_REASON, SEQUENCES, Buffer, Frame, Kind, pack_header
+from transport.received import ReceivedFrames
 
 CONTROL_BYTES = 1 << 20  # the largest payload `receive` takes where the caller names no other
-MAX_REASON = 1 << 10  # bytes of text in an ERROR or CLOSE frame
-_SEQUENCES = 1 << 32
-T = TypeVar("T")
-_LAST = frozenset({Kind.ERROR, Kind.CLOSE})
 _GOODBYE_S = 0.05  # a last word is a courtesy; nobody waits for it
 
 
@@ -50,7 +46,7 @@ class Link(ABC):
         self.received_bytes = 0
         self.receive_s = 0.0  # inside of `receive` and `receive_into`: nearly all of it is waiting for the peer
         self._sent = 0
-        self._received = 0
+        self._received = ReceivedFrames(peer)
         self._breaking = threading.Lock()
         self._sending = threading.Lock()  # held while a frame goes out: a last word must not end up inside of it
 
@@ -63,7 +59,7 @@ class Link(ABC):
         view = memoryview(payload).cast("B")
         with self._sending:
             header = pack_header(kind, len(view), self._sent)
-            self._sent = (self._sent + 1) % _SEQUENCES
+            self._sent = (self._sent + 1) % SEQUENCES
             try:
                 self._write(header, view, self.deadlines.send_timeout_s)
             except TransportError as error:
@@ -77,8 +73,8 @@ class Link(ABC):
         view = memoryview(payload).cast("B")
         with self._sending:
             first = pack_header(Kind.CONTROL, len(head), self._sent)
-            second = pack_header(Kind.DATA, len(view), (self._sent + 1) % _SEQUENCES)
-            self._sent = (self._sent + 2) % _SEQUENCES
+            second = pack_header(Kind.DATA, len(view), (self._sent + 1) % SEQUENCES)
+            self._sent = (self._sent + 2) % SEQUENCES
             try:
                 self._write_both(first + head, second, view, self.deadlines.send_timeout_s)
             except TransportError as error:
@@ -94,8 +90,7 @@ class Link(ABC):
         began = time.perf_counter()
         try:
             frame = self._read(self._time(timeout_s), max_bytes)
-            self._received = (self._received + 1) % _SEQUENCES
-            self._raise_last(frame.kind, frame.payload)
+            self._received.raise_last(frame.kind, frame.payload)
         except TransportError as error:
             self._fail(error)
         self.received_bytes += len(frame.payload)
@@ -109,7 +104,6 @@ class Link(ABC):
         began = time.perf_counter()
         try:
             self._read_into(view, self._time(timeout_s), kind)
-            self._received = (self._received + 1) % _SEQUENCES
         except TransportError as error:
             self._fail(error)
         self.received_bytes += len(view)
@@ -117,11 +111,11 @@ class Link(ABC):
 
     def close(self, reason: str = "") -> None:
         """Tell the peer if that is possible at once, and close. Closing twice is harmless."""
-        self._leave(Kind.CLOSE, reason, LinkClosed(f"the link to {self.peer} was closed here"))
+        self._break(LinkClosed(f"the link to {self.peer} was closed here"), Kind.CLOSE, reason)
 
     def refuse(self, reason: str) -> None:
         """Refuse the peer and close: its next receive raises Refused with this reason."""
-        self._leave(Kind.ERROR, reason, LinkClosed(f"{self.peer} was refused: {reason}"))
+        self._break(LinkClosed(f"{self.peer} was refused: {reason}"), Kind.ERROR, reason)
 
     def __enter__(self) -> Link:
         return self
@@ -142,12 +136,12 @@ class Link(ABC):
 
     @abstractmethod
     def _read(self, timeout_s: float, max_bytes: int) -> Frame:
-        """Read the next frame and check its header against `self._received`."""
+        """Read the next frame, and check it by `self._received`."""
 
     def _read_into(self, buffer: memoryview, timeout_s: float, kind: Kind) -> None:
         """Read the next frame's payload into `buffer`. Links override this where that saves a copy."""
         frame = self._read(timeout_s, len(buffer))
-        self._expect(frame.kind, frame.payload, kind, len(buffer))
+        self._received.expect(frame.kind, frame.payload, kind, len(buffer))
         buffer[:] = frame.payload
 
     @abstractmethod
@@ -155,36 +149,6 @@ class Link(ABC):
         """Free what the link holds; called once."""
 
     # Shared by all links.
-
-    def _parsed(self, parse: Callable[[Buffer, int], T], data: Buffer) -> T:
-        """Parse received data with `parse_header` or `parse_frame`. ProtocolError names the peer."""
-        try:
-            return parse(data, self._received)
-        except ProtocolError as error:
-            raise ProtocolError(f"{self.peer}: {error}") from None
-
-    def _expect(self, received: Kind, payload: Payload, kind: Kind, n_bytes: int) -> None:
-        """Raise the peer's reason if this is its last frame; ProtocolError unless kind and size are as expected."""
-        if received in _LAST:
-            self._raise_last(received, payload)
-        if received is not kind or len(payload) != n_bytes:
-            raise ProtocolError(
-                f"{self.peer} was to send {n_bytes} bytes of {kind.name}, it sent {len(payload)} of {received.name}"
-            )
-
-    def _limit(self, kind: Kind, n_bytes: int, max_bytes: int) -> None:
-        """Raise ProtocolError if a payload exceeds what the receiver expects. No memory was reserved for it yet."""
-        most = MAX_REASON if kind in _LAST else max_bytes
-        if n_bytes > most:
-            raise ProtocolError(f"{self.peer} sent {n_bytes} bytes of {kind.name} where at most {most} were expected")
-
-    def _raise_last(self, kind: Kind, payload: Payload) -> None:
-        """Raise Refused for an ERROR frame, LinkClosed for a CLOSE frame."""
-        if kind is Kind.ERROR:
-            raise Refused(f"{self.peer}: {_text(payload)}")
-        if kind is Kind.CLOSE:
-            reason = _text(payload)
-            raise LinkClosed(f"{self.peer} closed the link" + (f": {reason}" if reason else ""))
 
     def _time(self, timeout_s: float | None) -> float:
         """Return the time a receive waits: `timeout_s`, also 0, or the default for None."""
@@ -222,26 +186,13 @@ class Link(ABC):
         self._break(error)
         raise error
 
-    def _break(self, why: TransportError) -> None:
-        if self._is_first(why):
-            self._end()
-
-    def _leave(self, kind: Kind, reason: str, why: TransportError) -> None:
-        # Broken comes first: the peer may answer the last word by hanging up, and a thread that waits here sees that.
-        if self._is_first(why):
-            self._send_last(kind, reason)
-            self._end()
-
-    def _is_first(self, why: TransportError) -> bool:
-        """Remember `why` unless the link is broken already."""
+    def _break(self, why: TransportError, last: Kind | None = None, reason: str = "") -> None:
+        """Close because of `why`, unless the link is broken already. last: kind of the frame that tells the peer."""
         with self._breaking:
             if self.broken is not None:
-                return False
+                return
             self.broken = why
-            return True
-
-
-def _text(payload: Buffer) -> str:
-    """Decode a peer's text, safe to print."""
-    text = bytes(payload)[:MAX_REASON].decode(errors="replace")
-    return "".join(c if c.isprintable() else " " for c in text).strip()
+        # Only now: the peer may answer its last frame by hanging up, and a thread that waits here must see why.
+        if last is not None:
+            self._send_last(last, reason)
+        self._end()

@@ -145,8 +145,8 @@ class TcpLink(Link):
         header = self._header
         wait = _Wait(timeout_s)
         self._fill(memoryview(header), wait, inside=False)
-        kind, length, _ = self._parsed(parse_header, header)
-        self._limit(kind, length, max_bytes)
+        kind, length, _ = self._received.parsed(parse_header, header)
+        self._received.limit(kind, length, max_bytes)
         payload = bytearray(length)
         self._fill(memoryview(payload), wait.rest(self.deadlines.step_timeout_s), inside=True)
         return Frame(kind, payload)
@@ -159,17 +159,17 @@ class TcpLink(Link):
         if got < HEADER_BYTES:
             self._fill(header[got:], wait, inside=True)
             got = HEADER_BYTES
-        received, length, _ = self._parsed(parse_header, header)
+        received, length, _ = self._received.parsed(parse_header, header)
         got -= HEADER_BYTES
         if received is kind and length == len(buffer):
             if got < length:
                 self._fill(buffer[got:], wait.rest(self.deadlines.step_timeout_s), inside=True)
             return
         # Not what was asked for: the link ends, but a last word of the peer says why. Some of it may be in `buffer`.
-        self._limit(received, length, len(buffer))
+        self._received.limit(received, length, len(buffer))
         payload = bytearray(buffer[: min(got, length)]).ljust(length, b"\0")
         self._fill(memoryview(payload)[got:], wait.rest(self.deadlines.step_timeout_s), inside=True)
-        self._expect(received, payload, kind, len(buffer))
+        self._received.expect(received, payload, kind, len(buffer))
 
     def _fill(self, view: memoryview, wait: _Wait, inside: bool) -> None:
         """Read exactly this many bytes. inside: the stream must not end here, because a frame has begun."""

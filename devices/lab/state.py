@@ -46,7 +46,7 @@ class LabState:
         return list(args) if namespace is None else in_namespace(namespace, args)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the whole state, with which workers run now; docs/cli.md has the keys."""
+        """Return the whole state, with which workers run now; docs/cli/lab.md has the keys."""
         devices = [{**device, "running": _runs(device["pid"])} for device in self.values["devices"]]
         return {**self.values, "devices": devices}
 

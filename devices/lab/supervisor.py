@@ -130,7 +130,7 @@ class Supervisor:
         self._notes.append({"device": None, "what": setting, "why": why})
 
     def _state(self) -> dict[str, Any]:
-        """Return the state of the lab as docs/cli.md describes it."""
+        """Return the state of the lab as docs/cli/lab.md describes it."""
         cores, cores_used = os.cpu_count() or 1, sum(device.cpu or 0 for device in self._config.devices)
         if cores_used > cores:
             why = f"all devices together have {cores_used:g} cores, this machine {cores}: they slow each other down"

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from devices.profile import DeviceProfile
+from edge.closing import Closing
 from edge.errors import WorkerError
 from edge.slices.cutting import chunks
 from edge.version import version
@@ -20,7 +21,8 @@ from partition.slices.recipe import Recipe
 from transport import edge_pb2 as pb
 from transport import frame, rpc
 from transport.errors import LinkClosed, LinkTimeout, Refused, TransportError
-from transport.grpc_link import MAX_MESSAGE, printable, rpc_failed
+from transport.grpc_link import MAX_MESSAGE, rpc_failed
+from transport.received import printable
 from transport.security import Identity
 
 CALL_TIMEOUT_S = 10.0  # for an answer that takes no work
@@ -35,7 +37,7 @@ RECONNECT_S = 30.0  # for a worker to come back
 Progress = Callable[[float, float], None]  # (done, of)
 
 
-class Remote:
+class Remote(Closing):
     """A connected worker. `close()` it; it is also a context manager."""
 
     def __init__(self, channel: grpc.Channel, host: str, port: int, identity: Identity | None) -> None:
@@ -165,12 +167,6 @@ class Remote:
             if self._closed:
                 raise LinkClosed(f"the connection to {self.label} was closed here") from error
             raise
-
-    def __enter__(self) -> Remote:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Upload:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from edge.closing import Closing
 from edge.cluster.connect import CONNECT_TIMEOUT_S, LOSS_TIMEOUT_S
 from edge.cluster.fleet import Fleet
 from edge.cluster.preflight import check_memory
@@ -28,7 +29,7 @@ MOST_AGAIN_S = 600.0  # for any time
 _RANK = 1  # the worker's; this process is rank 0
 
 
-class DraftDevice:
+class DraftDevice(Closing):
     """A worker that guesses. Where it is lost, or takes too long, it guesses nothing until it is taken back: that is
     tried in the background, and each try waits twice as long as the one before. `close()` it; it is also a context
     manager."""
@@ -81,12 +82,6 @@ class DraftDevice:
     def close(self) -> None:
         """Unload the model there, and take nothing back."""
         self._closing.close()
-
-    def __enter__(self) -> DraftDevice:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # --- pieces ---
 

@@ -12,6 +12,7 @@ from devices.names import host_name
 from devices.paths import credentials_folder
 from devices.profile import DeviceProfile
 from devices.trust import credentials as held
+from edge.closing import Closing
 from edge.cluster.client import Remote
 from edge.cluster.connect import CONNECT_TIMEOUT_S, reach
 from edge.errors import WorkerError
@@ -24,7 +25,7 @@ from transport.errors import Refused
 MAX_WORKERS = 63
 
 
-class Fleet:
+class Fleet(Closing):
     """Connected workers by the address they were given as. `close()` it; it is also a context manager."""
 
     workers: dict[str, Remote]
@@ -93,12 +94,6 @@ class Fleet:
     def close(self) -> None:
         """End all connections, and with them all sessions."""
         self._closing.close()
-
-    def __enter__(self) -> Fleet:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _reached(self, address: str, insecure: bool, timeout_s: float) -> Remote:
         worker = reach(address, insecure=insecure, timeout_s=timeout_s)

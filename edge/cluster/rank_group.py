@@ -6,8 +6,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
 
+from edge.closing import Closing
 from edge.cluster.failures import is_cause
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.liveness import LOST_S, LivenessMonitor
@@ -23,13 +23,12 @@ from transport.errors import LinkTimeout, TransportError
 from transport.link import Deadlines
 
 _NOWHERE = "127.0.0.1"  # where rank 0 is dialled: it never is
-Self = TypeVar("Self", bound="RankGroup")
 
 # A slow rank may take minutes for its part of a long chunk or a large batch, and reads nothing meanwhile.
 DEADLINES = Deadlines(step_timeout_s=300.0, send_timeout_s=300.0)
 
 
-class RankGroup:
+class RankGroup(Closing):
     """Sessions on workers. `close()` ends all of it, here and there; it is also a context manager."""
 
     def __init__(
@@ -61,12 +60,6 @@ class RankGroup:
     def close(self) -> None:
         """Unload everything, here and there."""
         self._closing.close()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _is_busy(self) -> bool:
         """Whether a person waits for the ranks."""

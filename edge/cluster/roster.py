@@ -20,7 +20,7 @@ from edge.errors import WorkerError
 from edge.net.channel import join_address
 from edge.tasks import SILENT, Steps
 from transport.errors import LinkClosed, LinkTimeout, TransportError
-from transport.grpc_link import printable
+from transport.received import printable
 
 AT_ONCE = 16  # workers asked at a time
 JOINED, LEAVING, LOST = "joined", "leaving", "lost"  # it takes part, is about to end, was seen within a day and is gone
@@ -43,7 +43,7 @@ class Entry:
     membership: str | None = None  # JOINED, SLOW, LEAVING, LOST; None where it never answered, or cannot be used
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli.md says."""
+        """Plain values, as docs/cli/devices.md says."""
         return {
             "name": self.name,
             "address": self.address,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 import grpc
 
+from edge.closing import Closing
 from edge.cluster.client import Remote, explained
 from edge.cluster.failures import failure_reason, is_cause
 from edge.errors import WorkerError
@@ -37,7 +38,7 @@ COMMAND_TIMEOUT_S = 120.0  # for the engine process to say something about a com
 WHOLE_TIMEOUT_S = 3600.0  # for a command that says something now and then: a load from a slow card
 
 
-class EngineSession(ABC):
+class EngineSession(Closing):
     """An engine process. `close()` ends it; it is also a context manager."""
 
     peer: Peer  # where the other ranks reach it
@@ -171,12 +172,6 @@ class EngineSession(ABC):
     @abstractmethod
     def _send(self, command: pb.Command) -> None:
         """Hand a command over."""
-
-    def __enter__(self) -> EngineSession:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def connect_all(sessions: Sequence[EngineSession], transport: str = "auto") -> list[Any]:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.errors import EngineError
+from edge.llama.batch import Batch
 from edge.llama.ggml import Node
+from edge.llama.llama import Context
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ _Readies = tuple[Callable[[], bool], ...]
 
 
 class NodeHooks:
-    """Turns hooks into llama.cpp's node callback. Call `begin` before a decode and `end` after it.
+    """Turns hooks into llama.cpp's node callback, of the context that `decode` is given.
 
     Where several hooks want a node, they run in their order.
     """
@@ -47,6 +49,17 @@ class NodeHooks:
         self._current: _Hooks = ()
         self._ended = False
         self._error: BaseException | None = None
+
+    def decode(self, context: Context, rows: Batch, n: int, outputs: int) -> None:
+        """Decode the first `n` rows, of which `outputs` give logits. Errors of `Context.decode`, of hooks and of
+        `end`."""
+        self.begin(n, outputs, shifted=context.shift_pending)
+        completed = False
+        try:
+            context.decode(rows, n)
+            completed = True
+        finally:
+            self.end(completed)
 
     def begin(self, rows: int, outputs: int, *, shifted: bool = False) -> None:
         """A graph for `rows` rows, of which `outputs` give logits, comes next. shifted: one that shifts positions may

@@ -77,7 +77,7 @@ class BenchResult:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli.md says."""
+        """Plain values, as docs/cli/bench.md says."""
         throughput = self.throughput
         return {
             "threads": self.threads,

@@ -12,22 +12,21 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.closing import Closing
 from edge.constraints.constraint import Mask
 from edge.errors import ContextFull, EngineError
 from edge.llama import llama
 from edge.llama.ggml import forget_views
-from edge.llama.hooks import Hook, NodeHooks
+from edge.llama.hooks import Hook
 from edge.llama.thread_choice import ThreadChoice, worth_threads
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.states import States, held_bytes
-from edge.paging import gpu_layers, memory
 from edge.paging.budget import BudgetOptions, OtherUses
-from edge.paging.gpu_layers import GpuLayers
-from edge.paging.load import BudgetedModel, load_within
+from edge.paging.load import load_within
+from edge.paging.mapped import load_mapped
 from edge.paging.memory import MemoryNeed
 from edge.paging.plan import PagePlan
-from edge.paging.weights import PagedWeights
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
 from partition.model.generation import generates
@@ -40,8 +39,8 @@ Outputs = Literal["last", "all", "none"]
 Accounted = Callable[[MemoryNeed, PagePlan], None]
 
 
-class Engine:
-    """A model ready to decode. `close()` frees it; it is also a context manager."""
+class ModelRunner(Closing):
+    """A model, or a slice of one, on this device: it computes rows, and has their keys and values in its cache."""
 
     def __init__(
         self,
@@ -77,112 +76,152 @@ class Engine:
             outputs=min(options.outputs or options.sequences, batch),
             flash_attention=options.flash_attention,
         )
-        self.sequences, self.stages = options.sequences, 1
-        self.outputs = sizes.outputs
-        self._submitted: deque[NDArray[np.float32]] = deque()
-        self._within: BudgetedModel | None = None
-        self.gpu_layers: GpuLayers | None = None  # without a GPU, or under a budget
+        self.sequences, self.outputs = options.sequences, sizes.outputs
+        new_batch = partial(_new_batch, self.file, self.shape.n_embd if embeddings else 0)
         if options.memory is None:
-            self._load(options, sizes, hooks, progress, embeddings)
+            loaded = load_mapped(
+                self.path,
+                self.shape,
+                sizes,
+                threads=self.threads,
+                repack=options.repack,
+                on_gpu=options.gpu_layers,
+                most_on_gpu=options.most_gpu_layers,
+                rows=new_batch if self._generates else None,
+                hooks=hooks,
+                progress=progress,
+            )
         else:
-            sizes = self._load_within(options.memory, options, sizes, hooks, progress, accounted, tokens=not embeddings)
-        self.batch = sizes.batch
+            loaded = load_within(
+                self.file,
+                self.shape,
+                _budget(options, options.memory, sizes, self.shape, embeddings),
+                sizes,
+                choose_batch=options.batch is None,
+                threads=self.threads,
+                repack=options.repack is not False,
+                tokens=not embeddings,
+                hooks=hooks,
+                progress=progress,
+                accounted=accounted,
+            )
+        self._loaded = loaded
+        self.model, self._context = loaded.model, loaded.context
+        self.memory, self.gpu_layers = loaded.memory, loaded.gpu_layers
+        self.paging, self.batch = loaded.weights, loaded.sizes.batch
         self.states = States(self.file, self._context, kv)
         if options.prefixes is not None:
             held = held_bytes(self.shape) if options.memory else None
             keep_prefixes(self.states, self.file, options.prefixes, held)
-        self.rows = self._rows(embeddings, self.batch)
+        self.rows = new_batch(self.batch)
         if self._choice is not None:
             self._use(self._choice.begin())
 
-    def _load(
-        self,
-        options: EngineOptions,
-        sizes: llama.ContextSizes,
-        hooks: Sequence[Hook],
-        progress: Callable[[float], None] | None,
-        embeddings: bool,
-    ) -> None:
-        """Let llama.cpp map the file."""
-        self.memory = memory.check(self.path, self.shape, sizes)
-        repack = self.memory.fits if options.repack is None else options.repack
-        self.gpu_layers = gpu_layers.for_model(
-            self.path, self.shape, sizes, self.threads,
-            requested=options.gpu_layers,
-            most=options.most_gpu_layers,
-            rows=partial(self._rows, embeddings) if self._generates else None,
-            repack=repack,
-            loading=lambda: progress(0.0) if progress else None,
-        )  # fmt: skip
-        on_gpu = self.gpu_layers.native if self.gpu_layers else 0
-        self._model = llama.Model(self.path, gpu_layers=on_gpu, repack=repack, progress=progress)
-        self._hooks = NodeHooks(hooks) if hooks else None
-        try:
-            self._check_decodes()
-            self._context = llama.Context(
-                self._model, sizes, threads=self.threads, on_node=self._hooks.callback if self._hooks else None
+    def decode_rows(self, rows: llama.Batch, n: int) -> None:
+        """Compute the first `n` rows of a batch as filled in by the caller: any positions and sequences."""
+        if not self._generates:  # ggml would abort
+            raise EngineError(
+                f"{self.path.name} does not go on with texts; a model that embeds does so in `edge serve`"
             )
-        except BaseException:
-            self._model.close()
-            raise
+        outputs = int(np.count_nonzero(rows.outputs[:n]))
+        if outputs > self.outputs:  # ggml would abort
+            raise EngineError(f"{outputs} rows are to give logits, the engine was made for {self.outputs}; set outputs")
+        paging, hooks = self.paging, self._loaded.hooks
+        if paging is not None:
+            paging.begin(rows, n)
+        if hooks is None:
+            self._context.decode(rows, n)
+        else:
+            hooks.decode(self._context, rows, n, outputs)
+        if paging is not None:
+            paging.end()
 
-    def _load_within(
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """Logits [n_vocab] of batch row `row` of the last decode; a view that holds until the next one."""
+        return self._context.logits(row)
+
+    def answered(self, step_s: Sequence[float]) -> None:
+        """An answer is complete, whose tokens took so many seconds: the next one may have another number of threads,
+        unless the options say one."""
+        if self._choice is not None:
+            self._use(self._choice.answered(step_s))
+
+    def _use(self, threads: int) -> None:
+        self.threads = threads
+        self._context.use_threads(threads)
+
+    def stop(self) -> None:
+        """Make a decode that runs in another thread, and later ones, raise Interrupted."""
+        self._context.stop()
+
+    def resume(self) -> None:
+        """Decode again after `stop`."""
+        self._context.resume()
+
+    # The KV cache.
+
+    def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
+        """Forget positions [start, end) of a sequence. False where the cache lacks what is before, and all of the
+        sequence must be forgotten."""
+        self._check_sequences(sequence)
+        window = Metadata(self.file).count("attention.sliding_window", 0)
+        # llama.cpp gives cells that a window has passed to other sequences: then its layers cannot go back.
+        if window and end < 0 < start and self._context.kv_ends(sequence)[0] > max(0, start + 1 - window):
+            return False
+        return self._context.kv_remove(sequence, start, end)
+
+    def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
+        """Let sequence `target` share positions [start, end) of `source`, at no cost in memory."""
+        self._check_sequences(source, target)
+        self._context.kv_copy(source, target, start, end)
+
+    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
+        """Add `delta` to positions [start, end) of a sequence. EngineError where this model's cache cannot."""
+        self._check_sequences(sequence)
+        check_shift(self.file)
+        self._context.kv_shift(sequence, start, end, delta)
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether `kv_shift` gives nearly what computing the tokens again would."""
+        return not has_windows(self.file) and self._context.can_shift
+
+    def kv_clear(self) -> None:
+        """Forget everything."""
+        self._context.kv_clear()
+
+    def kv_last(self, sequence: int) -> int:
+        """The last position held for a sequence; -1 if none."""
+        self._check_sequences(sequence)
+        return self._context.kv_ends(sequence)[1]
+
+    def _check_sequences(self, *sequences: int) -> None:
+        if not all(0 <= sequence < self.sequences for sequence in sequences):  # llama.cpp would end the process
+            raise EngineError(f"sequences are from 0 to {self.sequences - 1}, not {', '.join(map(str, sequences))}")
+
+    def close(self) -> None:
+        """Free the context and the model."""
+        self.states.finish()
+        forget_views()
+        self._loaded.closing.close()
+
+
+class Engine(ModelRunner):
+    """A model ready to decode tokens. `close()` frees it; it is also a context manager."""
+
+    stages = 1
+
+    def __init__(
         self,
-        budget: int,
-        options: EngineOptions,
-        sizes: llama.ContextSizes,
-        hooks: Sequence[Hook],
-        progress: Callable[[float], None] | None,
-        accounted: Accounted | None,
-        *,
-        tokens: bool,
-    ) -> llama.ContextSizes:
-        """Load what the budget has room for; what a decode may then have."""
-        prefix_bytes = held_bytes(self.shape) if options.prefixes else 0
-        more_rows = max(0, sizes.outputs - sizes.sequences)
-        reserved, draft_rows = options.reserved - options.draft_bytes, min(options.draft_rows, more_rows)
-        uses = OtherUses(reserved, prefix_bytes, more_rows if tokens else 0, draft_rows, options.draft_bytes)
-        within = self._within = load_within(
-            self.file,
-            self.shape,
-            BudgetOptions(budget, options.window, options.io_threads, options.io_chunk, options.verify, uses),
-            sizes,
-            choose_batch=options.batch is None,
-            threads=self.threads,
-            repack=options.repack is not False,
-            tokens=tokens,
-            hooks=hooks,
-            progress=progress,
-            accounted=accounted,
-        )
-        self._model, self._context = within.model, within.context
-        self._hooks, self.memory = within.hooks, within.memory
-        try:
-            self._check_decodes()
-        except BaseException:
-            within.close()
-            raise
-        return within.sizes
-
-    def _rows(self, embeddings: bool, capacity: int) -> llama.Batch:
-        n_embd = self.shape.n_embd if embeddings else 0
-        return llama.Batch(capacity, n_embd, as_tokens=takes_tokens(self.file.architecture))
-
-    def _check_decodes(self) -> None:
-        if not self._model.has_decoder or self._model.n_vocab == 0:
-            raise EngineError(f"{self.path.name} is not a text generation model")
-
-    @property
-    def paging(self) -> PagedWeights | None:
-        """The weights under a budget; None where llama.cpp holds them."""
-        return self._within.weights if self._within else None
-
-    @property
-    def model(self) -> llama.Model:
-        """The loaded model, which knows the vocabulary."""
-        return self._model
-
-    # Decoding.
+        path: str | os.PathLike[str],
+        options: EngineOptions = DEFAULTS,
+        hooks: Sequence[Hook] = (),
+        progress: Callable[[float], None] | None = None,
+        accounted: Accounted | None = None,
+    ) -> None:
+        """As ModelRunner."""
+        super().__init__(path, options, hooks, progress, accounted=accounted)
+        self._submitted: deque[NDArray[np.float32]] = deque()
 
     def decode(
         self,
@@ -259,114 +298,6 @@ class Engine:
         """Tokens of a prompt of `n` that should go into one decode."""
         return self.batch
 
-    def decode_rows(self, rows: llama.Batch, n: int) -> None:
-        """Compute the first `n` rows of a batch as filled in by the caller: any positions and sequences."""
-        if not self._generates:  # ggml would abort
-            raise EngineError(
-                f"{self.path.name} does not go on with texts; a model that embeds does so in `edge serve`"
-            )
-        wanted = int(np.count_nonzero(rows.outputs[:n]))
-        if wanted > self.outputs:  # ggml would abort
-            raise EngineError(f"{wanted} rows are to give logits, the engine was made for {self.outputs}; set outputs")
-        paging = self.paging
-        if paging is not None:
-            paging.begin(rows, n)
-        if self._hooks is None:
-            self._context.decode(rows, n)
-        else:
-            self._decode_hooked(self._hooks, rows, n, wanted)
-        if paging is not None:
-            paging.end()
-
-    def _decode_hooked(self, hooks: NodeHooks, rows: llama.Batch, n: int, wanted: int) -> None:
-        hooks.begin(n, wanted, shifted=self._context.shift_pending)
-        completed = False
-        try:
-            self._context.decode(rows, n)
-            completed = True
-        finally:
-            hooks.end(completed)
-
-    def logits(self, row: int) -> NDArray[np.float32]:
-        """Logits [n_vocab] of batch row `row` of the last decode; a view that holds until the next one."""
-        return self._context.logits(row)
-
-    def answered(self, step_s: Sequence[float]) -> None:
-        """An answer is complete, whose tokens took so many seconds: the next one may have another number of threads,
-        unless the options say one."""
-        if self._choice is not None:
-            self._use(self._choice.answered(step_s))
-
-    def _use(self, threads: int) -> None:
-        self.threads = threads
-        self._context.use_threads(threads)
-
-    def stop(self) -> None:
-        """Make a decode that runs in another thread, and later ones, raise Interrupted."""
-        self._context.stop()
-
-    def resume(self) -> None:
-        """Decode again after `stop`."""
-        self._context.resume()
-
-    # The KV cache.
-
-    def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
-        """Forget positions [start, end) of a sequence. False where the cache lacks what is before, and all of the
-        sequence must be forgotten."""
-        self._check_sequences(sequence)
-        window = Metadata(self.file).count("attention.sliding_window", 0)
-        # llama.cpp gives cells that a window has passed to other sequences: then its layers cannot go back.
-        if window and end < 0 < start and self._context.kv_ends(sequence)[0] > max(0, start + 1 - window):
-            return False
-        return self._context.kv_remove(sequence, start, end)
-
-    def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
-        """Let sequence `target` share positions [start, end) of `source`, at no cost in memory."""
-        self._check_sequences(source, target)
-        self._context.kv_copy(source, target, start, end)
-
-    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
-        """Add `delta` to positions [start, end) of a sequence. EngineError where this model's cache cannot."""
-        self._check_sequences(sequence)
-        check_shift(self.file)
-        self._context.kv_shift(sequence, start, end, delta)
-
-    @property
-    def can_shift(self) -> bool:
-        """Whether `kv_shift` gives nearly what computing the tokens again would."""
-        return not has_windows(self.file) and self._context.can_shift
-
-    def kv_clear(self) -> None:
-        """Forget everything."""
-        self._context.kv_clear()
-
-    def kv_last(self, sequence: int) -> int:
-        """The last position held for a sequence; -1 if none."""
-        self._check_sequences(sequence)
-        return self._context.kv_ends(sequence)[1]
-
-    def _check_sequences(self, *sequences: int) -> None:
-        if not all(0 <= sequence < self.sequences for sequence in sequences):  # llama.cpp would end the process
-            raise EngineError(f"sequences are from 0 to {self.sequences - 1}, not {', '.join(map(str, sequences))}")
-
-    def close(self) -> None:
-        """Free the context and the model."""
-        self.states.finish()
-        forget_views()
-        if self._within is not None:
-            within, self._within = self._within, None
-            within.close()
-            return
-        self._context.close()
-        self._model.close()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def load(
     path: Path, options: EngineOptions = DEFAULTS, steps: Steps = SILENT, accounted: Accounted | None = None
@@ -375,6 +306,21 @@ def load(
     size = path.stat().st_size
     with steps.step(f"Loading {path.name}", size) as show:
         return Engine(path, options, progress=lambda fraction: show(fraction * size), accounted=accounted)
+
+
+def _new_batch(file: GgufFile, n_embd: int, capacity: int) -> llama.Batch:
+    return llama.Batch(capacity, n_embd, as_tokens=takes_tokens(file.architecture))
+
+
+def _budget(
+    options: EngineOptions, budget: int, sizes: llama.ContextSizes, shape: ModelShape, embeddings: bool
+) -> BudgetOptions:
+    """Options of a budget, with what else it has to hold."""
+    prefix_bytes = held_bytes(shape) if options.prefixes else 0
+    more_rows = max(0, sizes.outputs - sizes.sequences)
+    reserved, draft_rows = options.reserved - options.draft_bytes, min(options.draft_rows, more_rows)
+    uses = OtherUses(reserved, prefix_bytes, 0 if embeddings else more_rows, draft_rows, options.draft_bytes)
+    return BudgetOptions(budget, options.window, options.io_threads, options.io_chunk, options.verify, uses)
 
 
 def check_room(n: int, start: int, batch: int, context: int) -> None:

@@ -57,7 +57,7 @@ class ModelInfo:
         return rules.whole_attention if rules and not self.cuts[1] else ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli.md says."""
+        """Plain values, as docs/cli/model.md says."""
         shape, need = self.shape, self.need
         stages, shards = self.cuts
         parts = {f"{name.lower().replace(' ', '_')}_bytes": n for name, n in need.parts.items()}

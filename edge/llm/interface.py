@@ -265,7 +265,7 @@ class Drafter(Protocol):
         """A request has ended."""
 
     def to_json(self) -> dict[str, Any]:
-        """Figures since `begin`, as docs/cli.md and docs/serve.md say."""
+        """Figures since `begin`, as docs/cli/chat.md and docs/serve.md say."""
 
     def describe(self) -> str:
         """The same in a line for people."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from edge.closing import Closing
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.requests import Event, Request
@@ -11,7 +12,7 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 
 
-class RequestStream:
+class RequestStream(Closing):
     """Requests on one model, answered together. Iterate over it for what comes of them; add and cancel meanwhile.
 
     It is a context manager; leaving it drops what is not complete.
@@ -47,14 +48,8 @@ class RequestStream:
         """Drop the requests that are not complete."""
         self._scheduler.close()
 
-    def __enter__(self) -> RequestStream:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class Model:
+class Model(Closing):
     """A language model, loaded. `close()` unloads it, on all of its devices; it is also a context manager."""
 
     def __init__(self, engine: TextEngine, close: Callable[[], None], drafter: Drafter | None = None) -> None:
@@ -99,9 +94,3 @@ class Model:
     def close(self) -> None:
         """Unload the model."""
         self._close()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -31,7 +31,7 @@ class CacheEntry:
     remove: Callable[[], None]  # OSError; SliceBusy where it is in use
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli.md says."""
+        """Plain values, as docs/cli/model.md says."""
         paths = [str(path) for path in self.paths]
         values = {"name": self.name, "kind": self.kind, "size_bytes": self.n_bytes, "used_at_s": self.used_at_s}
         return {**values, "paths": paths}

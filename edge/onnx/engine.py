@@ -7,13 +7,13 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from devices.probe import default_threads
+from edge.closing import Closing
 from edge.errors import EngineError, Interrupted
 from edge.onnx.file import first_line, load, tensors
 from edge.onnx.providers import open_session
@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 _Shapes = tuple["tuple[int, ...] | None", ...]  # of the outputs; None if known only after the run
 
 
-class OnnxEngine:
+class OnnxEngine(Closing):
     """A loaded ONNX model.
 
     `run` may be called from several threads at once. Python's lock is free while it computes.
@@ -116,14 +116,6 @@ class OnnxEngine:
     def close(self) -> None:
         """Free the model once runs in other threads have ended. Outputs that the caller has stay valid."""
         self._session = None
-
-    def __enter__(self) -> OnnxEngine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @staticmethod
     def _new_options() -> Any:

@@ -46,7 +46,7 @@ class GpuLayers:
         return f"{self.layers} of {self.total} layers on the GPU ({self.why})"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli.md says."""
+        """Plain values, as docs/cli/chat.md says."""
         return {"layers": self.layers, "of": self.total, "why": self.why}
 
 

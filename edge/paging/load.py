@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from devices.files import removed_at_end
@@ -24,6 +25,7 @@ from edge.llama.hooks import Hook, NodeHooks
 from edge.llama.llama import ContextSizes
 from edge.paging.budget import BudgetOptions, plan_budget
 from edge.paging.direct_file import DirectFile
+from edge.paging.mapped import ModelInMemory, check_generates_text
 from edge.paging.memory import MIB, MemoryNeed
 from edge.paging.plan import PagePlan
 from edge.paging.reader import Reader
@@ -34,26 +36,6 @@ from edge.paging.window import Source
 from partition.model.model import ModelShape
 from partition.slices.rules import router_first
 from quant.gguf.file import GgufFile
-
-
-@dataclass(frozen=True)
-class BudgetedModel:
-    """A model within its budget."""
-
-    model: llama.Model
-    own: CallerBuffer
-    context: llama.Context
-    sizes: ContextSizes
-    hooks: NodeHooks | None
-    weights: PagedWeights
-    memory: MemoryNeed
-    files: tuple[DirectFile, ...]
-
-    def close(self) -> None:
-        """Free it all."""
-        self.weights.reset()
-        self.context.close()
-        _close(self.weights, None, self.model, self.own, self.files)
 
 
 def load_within(
@@ -69,7 +51,7 @@ def load_within(
     hooks: Sequence[Hook] = (),
     progress: Callable[[float], None] | None = None,
     accounted: Callable[[MemoryNeed, PagePlan], None] | None = None,
-) -> BudgetedModel:
+) -> ModelInMemory:
     """Load a model so that the process never holds more than `options.memory` bytes.
 
     choose_batch: `sizes.batch` is only a proposal. tokens: batches bring tokens, not hidden states. accounted: told
@@ -82,6 +64,7 @@ def load_within(
     reader: Reader | None = None
     weights: PagedWeights | None = None
     try:
+        check_generates_text(model, file.path)
         for path in file.paths:
             opened[path] = DirectFile(path, *file.stamp(path))
             files.append(opened[path])
@@ -115,7 +98,10 @@ def load_within(
                 f" {error.strerror or error}; raise its limit (ulimit -v), or use a 64-bit system"
             ) from error
         raise
-    return BudgetedModel(model, own, context, shared.sizes, node_hooks, weights, accounts, tuple(files))
+    closing = ExitStack()
+    for free in (partial(_close, weights, None, model, own, files), context.close, weights.reset):
+        closing.callback(free)  # the last one comes first
+    return ModelInMemory(model, context, shared.sizes, node_hooks, accounts, closing, weights=weights)
 
 
 def _close(

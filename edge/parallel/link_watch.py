@@ -1,7 +1,6 @@
 """Whether the links in use do what was measured of them, by what tokens take; and what to do where they do not.
 
 A token takes the computing of the slowest rank of each stage, and communication. What communication should take follows
-from partition.predict.hysteresis import LINK, clearly_better
 from latency and bandwidth.
 
 - Links that go another way than the usual one, as idle devices preferred it, give one answer. The next one goes the
@@ -17,9 +16,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from edge.net.prefer import fast_end
-from edge.net.relink import LinkState, Order
+from edge.net.relink import LinkState, Order, Relink, Report
+from edge.parallel.leader import Leader
+from edge.parallel.steps import Op, Step
 from partition.plan.plan import Plan
 from partition.predict.hysteresis import LINK, clearly_better
 from quant.text import number_text
@@ -137,6 +139,46 @@ class LinkWatch:
         }[order]
         took = f"a token's communication took {_ms(seen_s)}, {beside}"
         self.changes.append(f"after answer {self._answers}: {took}; {done}: ")
+
+
+class RankLinks:
+    """Links that rank 0 watches, and has all ranks change where they do not do what was measured of them."""
+
+    def __init__(
+        self, leader: Leader, plan: Plan, n_embd: int, relink: Relink | None, links: Sequence[LinkState]
+    ) -> None:
+        """relink: rank 0's links that may change. links: those of all ranks, as they are."""
+        self._leader = leader
+        self._relink = relink if relink is not None and relink.able else None
+        self._expected_s = partial(expected_s, plan, n_embd, leader.group, leader.algorithm, leader.wire)
+        self.states = known([links])  # of all ranks, each once
+        self.watch = LinkWatch(self._expected_s(), [len(stage.shards) for stage in plan.stages])
+        leader.on_token = self.watch.token
+
+    def between_answers(self) -> None:
+        """Compare the links with what was measured of them, and change them where they do worse."""
+        watch = self.watch
+        if self._relink is not None and self._leader.failed is None and watch.due and not watch.fits(self.states):
+            self._leader.guarded(self._compare)
+
+    def _compare(self) -> None:
+        reports = self.reports(Order.REPORT)
+        before = self.states = known(report.links for report in reports)
+        order = self.watch.order([report.compute_s for report in reports], before)
+        if order is not Order.REPORT:
+            self.states = known(report.links for report in self.reports(order))
+            self.watch.changed(before, self.states, self._expected_s())
+
+    def reports(self, order: Order) -> list[Report]:
+        """Return the ranks' reports on their links, after the order is carried out."""
+        assert self._relink is not None
+        leader = self._leader
+        leader.send(Step(Op.LINKS, numbers=(order, 0, 0, 0)))
+        if order is not Order.REPORT:
+            self._relink.again(leader.group, order)
+            leader.join()
+        own = Report(leader.shard.times.computed_s(), self._relink.states())
+        return [own, *leader.reports(Report.from_json)]
 
 
 def known(links: Iterable[Iterable[LinkState]]) -> tuple[LinkState, ...]:

@@ -21,7 +21,7 @@ from edge.errors import EngineError
 from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
 from edge.llama.llama import has_gpu
-from edge.llm.engine import Engine
+from edge.llm.engine import ModelRunner
 from edge.llm.options import EngineOptions
 from edge.parallel.error_feedback import ErrorFeedback, adds_sums
 from edge.parallel.step_times import StepTime, StepTimes
@@ -48,14 +48,14 @@ class Shard:
         place: Topology,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        """Load it. The errors are those of Engine."""
+        """Load it. The errors are those of ModelRunner."""
         self.place = place
         file = GgufFile.open(path)
         self._rules = RULES[file.architecture]
         self._sums_a_layer = 1 if self._rules.whole_attention else 2  # of the FFN or the experts, and of attention
         # The threads that shares were made for. What is kept of prompts is kept as a part of the deployment.
         options = replace(options, threads=options.threads or default_threads(), prefixes=None)
-        self.engine = Engine(path, options, self._hooks(file), progress, embeddings=True)
+        self.engine = ModelRunner(path, options, self._hooks(file), progress, embeddings=True)
         self.sequences = options.sequences
         self.rows = self.engine.rows
         self._has_gpu = has_gpu()

@@ -142,7 +142,7 @@ class PendingStep:
     """A decode step whose logits have not been collected."""
 
     outputs: int
-    asked: LogitsQuery
+    query: LogitsQuery
     time: StepTime  # so far
     began: float  # time.perf_counter()
     alone: bool  # one row, with nothing else under way

@@ -40,7 +40,7 @@ class CutSpeed:
         return 1 / max(*self.stage_s, *self.transfer_s)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli.md says."""
+        """Plain values, as docs/cli/bench.md says."""
         return {
             "label": self.cut.label,
             "position": self.cut.position,

@@ -36,7 +36,7 @@ class Evaluation:
     notes: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, as docs/cli.md says."""
+        """Return plain values, as docs/cli/evaluate.md says."""
         speeds: Sequence[ModelSpeed | None] = self.speeds or [None] * len(self.names)
         return {
             "scored_tokens": self.results[0].summary.tokens,

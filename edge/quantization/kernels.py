@@ -51,7 +51,7 @@ class KernelSpeed:
     repacked: bool  # whether it was in this CPU's own layout
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, as docs/cli.md says."""
+        """Return plain values, as docs/cli/quantize.md says."""
         return {
             "type": self.type.name,
             "bits_per_weight": self.type.bits_per_weight,

@@ -42,7 +42,7 @@ class QuantizedModel:
     budget: int | None = None  # most bytes of a fitted model
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, as docs/cli.md says."""
+        """Return plain values, as docs/cli/quantize.md says."""
         tensors, fitted = self.source.file.tensors, self.fitted
         sizes: Counter[str] = Counter()
         for name, kind in self.outcome.types.items():

@@ -95,7 +95,7 @@ class Quantized:
         return notes
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, as docs/cli.md says."""
+        """Return plain values, as docs/cli/quantize.md says."""
         compared = self.comparison
         return {
             "data_path": str(self.data_file) if self.data_file else None,

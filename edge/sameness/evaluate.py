@@ -47,7 +47,7 @@ class RouteComparison:
         return mean / self.spread if self.spread else (0.0 if mean == 0 else float("inf"))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, as docs/cli.md says."""
+        """Return plain values, as docs/cli/evaluate.md says."""
         return {
             "scored_tokens": self.results[0].reference.tokens,
             "spread": self.spread,

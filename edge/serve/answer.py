@@ -1,10 +1,12 @@
-"""Answer of an engine process, from the side of the server that streams it."""
+"""Answers of an engine process, from the side of the server that streams them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
+from edge.serve.messages import error_of, piece_of
 from edge.serve.served import Generation, Piece
 
 
@@ -37,3 +39,53 @@ class ProcessAnswer:
         """End it within a step."""
         self.cancelled = True
         self._cancel(self.number)
+
+
+class Answers(dict[int, ProcessAnswer]):
+    """Answers that have not ended, by number, whichever process computes them."""
+
+    def receive(self, message: Mapping[str, Any]) -> bool:
+        """Handle a message about a request. Return whether it brings a token."""
+        answer = self.get(message["id"])
+        if answer is None:
+            return False
+        if "result" in message:  # at once: its pieces may come before the task that waits for the result goes on
+            answer.accepted, answer.prompt_tokens = True, message["result"]["prompt_tokens"]
+        elif "begun" in message:
+            answer.begun = True
+        elif "piece" in message:
+            return self._add_piece(answer, message)
+        elif answer.accepted:  # else the task that waits for the result raises the error
+            self.end(answer, error_of(message["error"]))
+        return False
+
+    def _add_piece(self, answer: ProcessAnswer, message: Mapping[str, Any]) -> bool:
+        piece = piece_of(message["piece"])
+        if not answer.tokens:
+            answer.cached_tokens = message["cached_tokens"]
+        if piece.token_id is not None:
+            answer.tokens.append(piece.token_id)
+            answer.ends = 0
+        if piece.finish_reason is not None:
+            self.pop(answer.number, None)
+        answer.pieces.put_nowait(piece)
+        return piece.token_id is not None
+
+    def end(self, answer: ProcessAnswer, reason: Exception) -> None:
+        """End an answer with an error, unless it has ended."""
+        if self.pop(answer.number, None):
+            answer.pieces.put_nowait(reason)
+
+    def take_accepted(self, ended: Exception | None = None, most_ends: int = 0) -> list[ProcessAnswer]:
+        """Return the answers that the process had accepted, to be requested again. Other tasks handle the rest.
+
+        ended: why the process ended by itself. An answer that `most_ends` processes in a row computed when they ended
+        may be the cause, and ends for this reason.
+        """
+        accepted = [answer for answer in self.values() if answer.accepted]
+        for answer in accepted:
+            answer.ends += answer.begun and ended is not None
+            answer.accepted = answer.begun = False
+            if ended is not None and answer.ends >= most_ends:
+                self.end(answer, ended)
+        return [answer for answer in accepted if answer.number in self]

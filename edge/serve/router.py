@@ -13,6 +13,7 @@ import psutil
 
 from edge.api.config import EngineConfig
 from edge.errors import UnknownModel
+from edge.serve.client import EngineClient
 from edge.serve.model_files import ModelFile, model_file
 from edge.serve.process import EngineProcess
 from partition.plan.plan import Plan
@@ -31,7 +32,7 @@ class Router:
         lines for people."""
         self._configs = dict(configs)
         self._queue, self._say = queue, say
-        self._processes: dict[str, EngineProcess] = {}
+        self._models: dict[str, EngineClient] = {}
         self._used: dict[str, int] = {}  # when a model was last requested
         self._times = itertools.count()
         self._loading = asyncio.Lock()  # one model at a time: each must know how much memory is free
@@ -42,31 +43,31 @@ class Router:
         """Names of the models, the default one first."""
         return list(self._configs)
 
-    async def model(self, name: str | None) -> EngineProcess:
+    async def model(self, name: str | None) -> EngineClient:
         """As ServedModels.model."""
         name = self._known(name)
-        process = self._running(name)
-        if process is not None:  # without waiting for models that are being loaded
-            return process
+        model = self._running(name)
+        if model is not None:  # without waiting for models that are being loaded
+            return model
         async with self._loading:
-            process = self._running(name)
-            if process is None:
-                if name in self._processes:
+            model = self._running(name)
+            if model is None:
+                if name in self._models:
                     await self._unload(name)
                 await self._make_room(name)
-                process = EngineProcess(name, self._configs[name], queue=self._queue, say=self._say)
+                model = EngineClient(EngineProcess(name, self._configs[name], say=self._say), self._queue)
                 try:
-                    await process.start()
+                    await model.process.start()
                 except BaseException:
-                    await process.close()
+                    await model.process.close()
                     raise
-                self._processes[name] = process
+                self._models[name] = model
                 self._used[name] = next(self._times)
-            return process
+            return model
 
-    async def loaded(self) -> Sequence[EngineProcess]:
+    async def loaded(self) -> Sequence[EngineClient]:
         """As ServedModels.loaded."""
-        return [process for process in self._processes.values() if process.failed is None]
+        return [model for model in self._models.values() if model.process.failed is None]
 
     def file(self, name: str) -> ModelFile:
         """As ServedModels.file."""
@@ -74,12 +75,12 @@ class Router:
 
     async def running(self, name: str) -> Mapping[str, Any]:
         """As ServedModels.running."""
-        process = self._processes.get(name)
-        return process.known if process is not None and process.failed is None else {}
+        model = self._models.get(name)
+        return model.process.about if model is not None and model.process.failed is None else {}
 
     def health(self) -> Sequence[Mapping[str, Any]]:
         """As ServedModels.health."""
-        return [process.health for process in self._processes.values()]
+        return [model.process.health for model in self._models.values()]
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
         """As ServedModels.use_plan. A move that has begun goes on if its client has gone."""
@@ -96,26 +97,26 @@ class Router:
         before = self._configs[name]
         self._configs[name] = config
         try:
-            process = await self.model(name)
-            await process.use(config)  # if it was loaded before
+            model = await self.model(name)
+            await model.process.use(config)  # if it was loaded before
         except BaseException:
-            loaded = self._processes.get(name)
-            self._configs[name] = before if loaded is None else loaded.config
+            loaded = self._models.get(name)
+            self._configs[name] = before if loaded is None else loaded.process.config
             raise
 
     async def close(self) -> None:
         """End all engine processes."""
-        for name in list(self._processes):
+        for name in list(self._models):
             await self._unload(name)
         await asyncio.gather(*self._moves, return_exceptions=True)
 
-    def _running(self, name: str) -> EngineProcess | None:
-        """Return the process of a loaded model, and mark it as used."""
-        process = self._processes.get(name)
-        if process is None or process.failed is not None:
+    def _running(self, name: str) -> EngineClient | None:
+        """Return a loaded model, and mark it as used."""
+        model = self._models.get(name)
+        if model is None or model.process.failed is not None:
             return None
         self._used[name] = next(self._times)
-        return process
+        return model
 
     def _known(self, name: str | None) -> str:
         if name is None:
@@ -129,7 +130,7 @@ class Router:
         """Unload models that are not in use, the longest unused first, while this one needs their memory."""
         config = self._configs[name]
         need = Path(config.path).stat().st_size * _BESIDE_WEIGHTS
-        idle = sorted((n for n, process in self._processes.items() if not process.busy), key=lambda n: self._used[n])
+        idle = sorted((n for n, model in self._models.items() if not model.process.busy), key=lambda n: self._used[n])
         for other in idle:
             if not config.options.get("memory") and need <= psutil.virtual_memory().available:
                 return
@@ -137,4 +138,4 @@ class Router:
             await self._unload(other)
 
     async def _unload(self, name: str) -> None:
-        await self._processes.pop(name).close()
+        await self._models.pop(name).process.close()

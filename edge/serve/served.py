@@ -88,7 +88,7 @@ class ServedModel(Protocol):
         """Return the embedding of each text, of length 1, and their total number of tokens. ContextFull for a text that
         is too long, EngineError if this model cannot embed."""
 
-    async def about(self) -> dict[str, Any]:
+    async def about(self) -> Mapping[str, Any]:
         """Return the key `model` of its status, without asking the engine."""
 
     async def status(self) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Watch:
                 if self._silent_s >= limits.stuck_s:
                     return end(f"its process has said nothing for {self._silent_s:g} s")
                 continue
-            except EngineGone:  # `EngineProcess._listen` sees to what comes next
+            except EngineGone:  # `EngineProcess` starts the next one
                 return None
             self._silent_s, self._busy_s = 0.0, beat_answer["busy_s"]
             if self._busy_s is not None and self._busy_s > limits.step_s:

@@ -8,9 +8,9 @@ import queue
 import threading
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
+from edge.closing import Closing
 from edge.errors import DigestMismatch, SliceError
 from edge.slices.cutting import CHUNK_BYTES, Progress
 from edge.slices.files import explained, release, size, sync
@@ -31,7 +31,7 @@ class PartialStore(Protocol):
         """A file was used just now."""
 
 
-class Partial:
+class Partial(Closing):
     """A slice that is being written, by one writer at a time; made by `SliceStore.receive`.
 
     Threads hash, and put on the disk, while the next bytes come. Leaving the `with` without `commit` keeps what came.
@@ -59,12 +59,6 @@ class Partial:
                 self.received += len(chunk)
                 if progress:
                     progress(self.received, n_bytes)
-
-    def __enter__(self) -> Partial:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def write(self, chunk: bytes | bytearray | memoryview) -> None:
         """Add bytes. SliceError if that makes too many, NoRoom if the disk is full: what was written stays."""

@@ -47,7 +47,7 @@ class SpeculationResult:
             return cls(drafter, passes, plain, drafted)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli.md says."""
+        """Plain values, as docs/cli/bench.md says."""
         return {
             **self.drafter.to_json(),
             "pass_ms": {str(rows): ms for rows, ms in self.pass_ms.items()},

@@ -110,7 +110,7 @@ class SpeculationStats:
         passes.usual_plain_s = usual_plain_s
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli.md and docs/serve.md say."""
+        """Plain values, as docs/cli/chat.md and docs/serve.md say."""
         return {
             "drafted": self.drafted,
             "accepted": self.accepted,
@@ -221,7 +221,7 @@ class Speculation:
         self._drafts.pop(request, None)
 
     def to_json(self) -> dict[str, Any]:
-        """Figures since `begin`, as docs/cli.md and docs/serve.md say."""
+        """Figures since `begin`, as docs/cli/chat.md and docs/serve.md say."""
         device = self.device
         worker = {"draft_worker": device and device.name, "draft_worker_lost": device is not None and device.is_lost}
         return {"draft": self.name, **worker, **self.stats.to_json()}

@@ -10,7 +10,7 @@ from devices.machine_disk import disk_read_rate
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
-from edge.llm.engine import Engine
+from edge.llm.engine import Engine, ModelRunner
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.prefixes import seal
 from edge.llm.slot import GreedyDrafter
@@ -36,17 +36,32 @@ from transport.collective import Group
 _MOST_TIMED = 16  # step sizes in one request
 
 
-class WholeModel:
-    """A model that runs on this device alone. In a group of two it drafts tokens for rank 0."""
+class _LoadedRunner:
+    """What a whole model and a slice have in common."""
 
-    def __init__(self, engine: Engine, need: MemoryNeed) -> None:
-        self._engine = engine
-        self._need = need
+    def __init__(self, runner: ModelRunner, need: MemoryNeed) -> None:
+        self._runner, self._need = runner, need
 
     def describe(self) -> pb.Loaded:
         """Return its memory, layers and context."""
-        shape = self._engine.shape
-        return pb.Loaded(memory_bytes=self._need.total, layers=shape.n_layers, context=self._engine.context)
+        shape = self._runner.shape
+        return pb.Loaded(memory_bytes=self._need.total, layers=shape.n_layers, context=self._runner.context)
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until background writes are complete, for `timeout_s` at most."""
+        self._runner.states.finish(timeout_s)
+
+    def close(self) -> None:
+        """Free the model."""
+        self._runner.close()
+
+
+class WholeModel(_LoadedRunner):
+    """A model that runs on this device alone. In a group of two it drafts tokens for rank 0."""
+
+    def __init__(self, engine: Engine, need: MemoryNeed) -> None:
+        super().__init__(engine, need)
+        self._engine = engine
 
     def run(self, _: pb.Run, group: Group, __: Relink | None) -> None:
         """Answer rank 0's requests for drafts, until its end. EdgeError in a larger group; errors of links and of the
@@ -59,16 +74,8 @@ class WholeModel:
         """Raise EdgeError: only slices are timed."""
         raise EdgeError("no slice is loaded yet")
 
-    def finish(self, timeout_s: float) -> None:
-        """Wait until background writes are complete, for `timeout_s` at most."""
-        self._engine.states.finish(timeout_s)
 
-    def close(self) -> None:
-        """Free the model."""
-        self._engine.close()
-
-
-class SlicePart(WholeModel):
+class SlicePart(_LoadedRunner):
     """A slice of a model, with its place among the ranks."""
 
     def __init__(self, shard: Shard, need: MemoryNeed) -> None:
@@ -91,7 +98,7 @@ class SlicePart(WholeModel):
     def _disk(self) -> float:
         """Return bytes a second from the disk that the slice lies on; 0 if that cannot be measured."""
         try:
-            return disk_read_rate(self._engine.path.parent)[0]
+            return disk_read_rate(self._runner.path.parent)[0]
         except (OSError, ValueError):
             return 0.0
 

@@ -31,7 +31,7 @@ from transport import edge_pb2 as pb
 from transport import frame, grpc_link, rpc, security
 from transport.connection_limit import ConnectionLimiter
 from transport.errors import LinkClosed, Refused
-from transport.grpc_link import printable
+from transport.received import printable
 
 _PROGRESS_S = 0.25  # between two reports about a long cut
 

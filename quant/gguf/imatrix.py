@@ -71,7 +71,7 @@ class ImportanceMatrix:
         return f"{counted_experts} were never used; a longer text may reach them"
 
     def to_json(self) -> dict[str, Any]:
-        """Return counts of its content, as docs/cli.md describes."""
+        """Return counts of its content, as docs/cli/imatrix.md describes."""
         chunks = {"chunks": self.chunk_count, "chunk_tokens": self.chunk_size}
         return {"tensors": len(self.entries), **chunks, "unseen_experts": self.unseen}
 

@@ -171,12 +171,12 @@ def test_the_last_step_is_not_waited_for(two: list[Worker], monkeypatch: pytest.
     true = DistributedEngine.end
 
     def end(engine: DistributedEngine) -> None:
-        patience.extend(link.deadlines.send_timeout_s for link in engine._group.links.values())
+        patience.extend(link.deadlines.send_timeout_s for link in engine.group.links.values())
         true(engine)
 
     monkeypatch.setattr(DistributedEngine, "end", end)
     with deployed(two, MODEL_PATH, pipeline(1, 1, 1)) as deployment:
-        links = deployment.engine._group.links.values()
+        links = deployment.engine.group.links.values()
         assert {link.deadlines.send_timeout_s for link in links} == {300.0}
     assert len(patience) == 2
     assert max(patience) < 0.1

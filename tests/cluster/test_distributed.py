@@ -148,7 +148,7 @@ def test_an_interrupted_step_is_not_taken_for_another(
     """Its logits may still be on their way: whoever would read them as the next step's gets an error."""
     with deployed(one, MODEL_PATH, how) as deployment:
         engine = deployment.engine
-        link = engine._group.links[1]
+        link = engine.group.links[1]
 
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt

@@ -75,14 +75,14 @@ ANSWERS = (
 def lying(deployment: Deployment, change: Callable[[Any], None] | None = None, payload: bytes = b"") -> Iterator[None]:
     """Rank 1 lies inside the block, and is forgiven at its end."""
     engine = deployment.engine
-    links = engine._group.links
+    links = engine.group.links
     true = links[1]
     links[1] = Lying(true, change, payload)  # type: ignore[assignment]
     try:
         yield
     finally:
         links[1] = true
-        engine._failed = None
+        engine.failed = None
 
 
 def test_times_that_are_none(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:

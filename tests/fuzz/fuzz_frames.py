@@ -33,8 +33,17 @@ from devices.trust.invitation import PREFIX, parse_token
 from partition.slices.recipe import Copy, Literal, Recipe, RecipeError, Zeros
 from tests.support import memory_link
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, TransportError
-from transport.frame import HEADER_BYTES, MAX_PAYLOAD, Kind, check_of, pack_header, parse_frame, parse_header
-from transport.link import CONTROL_BYTES, MAX_REASON, Deadlines
+from transport.frame import (
+    HEADER_BYTES,
+    MAX_PAYLOAD,
+    MAX_REASON,
+    Kind,
+    check_of,
+    pack_header,
+    parse_frame,
+    parse_header,
+)
+from transport.link import CONTROL_BYTES, Deadlines
 from transport.measure import answer
 from transport.tcp_link import TcpLink
 
@@ -160,7 +169,7 @@ class Wire:
         into = chance.choice((None, None, len(body), chance.randrange(6000)))
         rest = sent
         while True:
-            sequence = link._received
+            sequence = link._received.sequence
             began = time.monotonic()
             try:
                 if into is None:

@@ -43,7 +43,7 @@ def test_an_encoder_embeds_and_does_not_go_on_with_texts(tmp_path: Path, archite
         with pytest.raises(ContextFull, match=f"1 to {CONTEXT} tokens"):
             await model.embed(["hello " * CONTEXT])
         found = await model.embed(["hello world", "one kilobyte", "hello world"])
-        assert model.restarts == 0
+        assert model.process.restarts == 0
         return found
 
     (first, other, same), tokens = with_router(work, config(path))
@@ -55,7 +55,7 @@ def test_an_encoder_embeds_and_does_not_go_on_with_texts(tmp_path: Path, archite
 
 
 def test_vectors_are_pooled_as_the_file_says(tmp_path: Path) -> None:
-    from edge.serve.embedder import Embedder
+    from edge.serve.engine.embedder import Embedder
 
     found = {}
     for pooling in (gguf.PoolingType.MEAN, gguf.PoolingType.CLS, gguf.PoolingType.NONE):

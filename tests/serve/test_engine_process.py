@@ -19,8 +19,10 @@ from edge.llm.engine import Engine
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.serve import spawn
+from edge.serve import engine_child
 from edge.serve.answer import ProcessAnswer
+from edge.serve.client import EngineClient
+from edge.serve.engine_child import EngineChild
 from edge.serve.process import ENDS_IN_A_ROW, EngineProcess
 from edge.serve.router import Router
 from edge.serve.served import Generation, Piece
@@ -49,6 +51,18 @@ def with_router(work: Callable[[Router], Awaitable[T]], config: EngineConfig = C
             await router.close()
 
     return asyncio.run(run())
+
+
+def running_child(model: EngineClient) -> EngineChild:
+    assert model.process._child is not None
+    return model.process._child
+
+
+async def kill(model: EngineClient) -> None:
+    """End its process, and return once that was noticed."""
+    child = running_child(model)
+    os.kill(child.process.pid, signal.SIGKILL)
+    await child.listening
 
 
 async def text(answer: ProcessAnswer) -> str:
@@ -123,7 +137,7 @@ def test_what_is_wrong_with_a_request_is_said_before_it_begins() -> None:
         for generation, error, why in WRONG:
             with pytest.raises(error, match=why):
                 await model.generate(generation)
-            assert not model.busy
+            assert not model.process.busy
         return await text(await model.generate(question(1)))
 
     assert with_router(work) == "1 plus 2 is 3."
@@ -179,14 +193,12 @@ def test_answers_go_on_with_the_same_tokens_where_the_process_is_killed(syntheti
                 if piece.token_id is not None:
                     tokens.append(piece.token_id)
                 if answer is answers[0] and len(tokens) in (20, 70):
-                    await model.about()  # what comes may have been told by the process before
-                    assert model._process is not None
-                    assert model._reader is not None
-                    os.kill(model._process.pid, signal.SIGKILL)
-                    await model._reader  # until it was noticed
+                    while not all(one.accepted for one in answers):  # by this process, and not by the one before
+                        await asyncio.sleep(0)
+                    await kill(model)
             return tokens
 
-        return await asyncio.gather(*map(collected, answers)), model.restarts
+        return await asyncio.gather(*map(collected, answers)), model.process.restarts
 
     found, restarts = with_router(work, config, say=said.append)
     assert found == [undisturbed] * 5
@@ -198,19 +210,18 @@ def test_answers_go_on_with_the_same_tokens_where_the_process_is_killed(syntheti
 def test_a_request_that_ends_the_process_each_time_fails_and_the_next_is_answered() -> None:
     async def work(router: Router) -> str:
         model = await router.model(None)
-        generate, ends = EngineProcess._send, 0
+        send, ends = EngineChild.send, 0
 
-        def poisoned(process: EngineProcess, message: Any) -> None:
+        def poisoned(child: EngineChild, message: Any) -> None:
             """The process dies of one request."""
             nonlocal ends
-            generate(process, message)
+            send(child, message)
             if message.get("do") == "generate" and message["with"]["prompt"] == "poison":
                 ends += 1
-                assert process._process is not None
-                os.kill(process._process.pid, signal.SIGKILL)
+                os.kill(child.process.pid, signal.SIGKILL)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(EngineProcess, "_send", poisoned)
+            patch.setattr(EngineChild, "send", poisoned)
             with pytest.raises(EngineGone, match="killed by SIGKILL"):
                 await text(await model.generate(Generation(prompt="poison")))
         assert ends <= ENDS_IN_A_ROW
@@ -224,10 +235,7 @@ def test_who_leaves_while_the_process_is_started_again_is_not_answered_there() -
         model = await router.model(None)
         endless = await model.generate(ENDLESS)
         pieces = [await endless.pieces.get()]
-        assert model._process is not None
-        assert model._reader is not None
-        os.kill(model._process.pid, signal.SIGKILL)
-        await model._reader  # it is asked for again
+        await kill(model)  # it is requested again
         endless.cancel()
         found = [piece async for piece in endless]
         return [*pieces, *found], await text(await model.generate(question(6)))  # type: ignore[list-item]
@@ -276,13 +284,13 @@ def test_models_are_let_go_where_another_needs_the_memory(tmp_path: Path, monkey
         try:
             first = await router.model("first")
             endless = await first.generate(ENDLESS)
-            assert first._process is not None
-            stand_still(first._process.pid)  # it does not answer while the others are loaded
+            pid = running_child(first).process.pid
+            stand_still(pid)  # it does not answer while the others are loaded
             await router.model("second")
             assert {model.name for model in await router.loaded()} == {"first", "second"}  # the first is in use
             await router.model("third")
             assert {model.name for model in await router.loaded()} == {"first", "third"}
-            os.kill(first._process.pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
             endless.cancel()
             assert [piece.finish_reason async for piece in endless][-1] == "cancelled"
         finally:
@@ -322,11 +330,10 @@ def test_a_model_that_is_loaded_answers_while_another_is_loading(monkeypatch: py
 def test_nothing_is_left_when_the_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(router: Router) -> tuple[int, ProcessAnswer]:
         model = await router.model(None)
-        assert model._process is not None
-        return model._process.pid, await model.generate(ENDLESS)
+        return running_child(model).process.pid, await model.generate(ENDLESS)
 
     async def run() -> None:
-        monkeypatch.setattr(spawn, "EXIT_S", WAIT_S)  # it ends by itself, and is not killed
+        monkeypatch.setattr(engine_child, "EXIT_S", WAIT_S)  # it ends by itself, and is not killed
         router = Router({"demo": CONFIG})
         pid, answer = await work(router)
         children = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]

@@ -42,15 +42,15 @@ def test_a_process_that_says_nothing_is_told_ended_and_its_answers_go_on() -> No
     said: list[str] = []
 
     async def run() -> None:
-        process = EngineProcess("demo", CONFIG, queue=4, say=said.append, deadlines=SOON)
+        process = EngineProcess("demo", CONFIG, say=said.append, deadlines=SOON)
         assert process.health == {"state": "loading"}
         try:
             await process.start()
             alone = [piece.token_id async for piece in await process.generate(ASKED)]
             answer = await process.generate(ASKED)
             tokens = [(await anext(aiter(answer))).token_id]
-            assert process._process is not None
-            os.kill(process._process.pid, signal.SIGSTOP)
+            assert process._child is not None
+            os.kill(process._child.process.pid, signal.SIGSTOP)
             told = await until(process, "silent", "restarting", "waiting")
             silent = next(one for one in told if one["state"] == "silent")
             assert "has said nothing for 0.5 s" in silent["reason"]

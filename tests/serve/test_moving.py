@@ -14,6 +14,7 @@ import pytest
 from edge.demo import MODEL_PATH
 from edge.errors import EngineGone
 from edge.serve.answer import ProcessAnswer
+from edge.serve.client import EngineClient
 from edge.serve.process import RESTARTS_IN_A_ROW, EngineProcess
 from edge.serve.router import Router
 from partition.plan.arrange import make_plan
@@ -21,48 +22,45 @@ from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits
 from quant.errors import ModelFileError
 from quant.gguf.file import GgufFile
-from tests.serve.test_engine_process import CONFIG, ENDLESS, WAIT_S, question, text, with_router
+from tests.serve.test_engine_process import CONFIG, ENDLESS, WAIT_S, question, running_child, text, with_router
 from tests.support.forked_modules import running
 
 MOVED = replace(CONFIG, options={**CONFIG.options, "context": 700})
 
 
-async def context(model: EngineProcess) -> int:
+async def context(model: EngineClient) -> int:
     return int((await model.about())["context"])
 
 
 def engines() -> int:
     """Engine processes of this one."""
-    return len(running("edge.serve.child"))
-
-
-async def kill(model: EngineProcess) -> None:
-    assert model._process is not None
-    os.kill(model._process.pid, signal.SIGKILL)
+    return len(running("edge.serve.engine.child"))
 
 
 def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
     async def work(router: Router) -> tuple[list[str], list[int]]:
         model = await router.model(None)
         answers: list[ProcessAnswer] = []
+        ends: list[int] = []
 
         async def asked(i: int) -> str:
             answers.append(await model.generate(question(i)))
+            ends.append(answers[-1].ends)  # before its first token
             return await text(answers[-1])
 
         told = []
         for turn, config in enumerate((MOVED, CONFIG, MOVED)):  # more often than a request may fail
             under_way = await model.generate(ENDLESS)
             preparing = asyncio.create_task(asked(turn))
-            while not model._pending:  # it is asked for, and not accepted
+            while not running_child(model)._pending:  # it is requested, and not accepted
                 await asyncio.sleep(0)
-            move = asyncio.create_task(model.use(config))
-            while model._ready.is_set():
+            move = asyncio.create_task(model.process.use(config))
+            while model.process.is_ready:
                 await asyncio.sleep(0)
             tokens, later = asyncio.create_task(model.tokenize("Hello")), asyncio.create_task(asked(turn + 3))
             with pytest.raises(EngineGone, match="being loaded"):
                 await model.status()
-            assert model.busy
+            assert model.process.busy
             assert await tokens
             told += [await preparing, await later]
             await move
@@ -72,8 +70,8 @@ def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
                 if len(under_way.tokens) > before + 1:
                     break
             under_way.cancel()
-        assert (model.restarts, model._ended_in_a_row, engines()) == (0, 0, 1)
-        return told, [answer.ends for answer in answers]
+        assert (model.process.restarts, model.process._ended_in_a_row, engines()) == (0, 0, 1)
+        return told, ends
 
     told, ends = with_router(work)
     assert sorted(told) == [f"{i} plus 2 is {i + 2}." for i in range(6)]
@@ -84,16 +82,16 @@ def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
 def test_a_move_of_a_process_that_has_just_ended_leaves_one(noticed: bool) -> None:
     async def work(router: Router) -> str:
         model = await router.model(None)
-        model._ended_in_a_row = RESTARTS_IN_A_ROW - 1
+        model.process._ended_in_a_row = RESTARTS_IN_A_ROW - 1
         answers = [await model.generate(question(i)) for i in range(5)]  # two of them wait
-        await kill(model)
+        child = running_child(model)
+        os.kill(child.process.pid, signal.SIGKILL)
         if noticed:
-            assert model._reader is not None
-            await model._reader  # it is about to be started again
-        await model.use(MOVED)
+            await child.listening  # it is about to be started again
+        await model.process.use(MOVED)
         assert await asyncio.gather(*map(text, answers)) == [f"{i} plus 2 is {i + 2}." for i in range(5)]
-        assert model.failed is None
-        assert (await context(model), engines(), model._ended_in_a_row) == (700, 1, 0)
+        assert model.process.failed is None
+        assert (await context(model), engines(), model.process._ended_in_a_row) == (700, 1, 0)
         return await text(await model.generate(question(7)))
 
     assert with_router(work) == "7 plus 2 is 9."
@@ -107,21 +105,21 @@ def test_a_move_that_fails_leaves_all_as_it_was(tmp_path: Path) -> None:
     async def work(router: Router) -> None:
         model = await router.model(None)
         under_way, waits = await model.generate(question(4)), await model.generate(ENDLESS)
-        move = asyncio.create_task(model.use(replace(CONFIG, path=str(bad))))
-        while model._ready.is_set():
+        move = asyncio.create_task(model.process.use(replace(CONFIG, path=str(bad))))
+        while model.process.is_ready:
             await asyncio.sleep(0)
         later = asyncio.create_task(model.tokenize("Hello"))
         with pytest.raises(ModelFileError, match="bad"):
             await move
         assert await later  # is not told of it
         assert await text(under_way) == "4 plus 2 is 6."
-        assert (model.config.path, model.failed, engines()) == (str(there), None, 1)
+        assert (model.process.config.path, model.process.failed, engines()) == (str(there), None, 1)
         there.unlink()
         with pytest.raises(EngineGone, match=r"could not be moved.*and it does not run as before"):
-            await model.use(replace(CONFIG, path=str(bad)))
+            await model.process.use(replace(CONFIG, path=str(bad)))
         with pytest.raises(EngineGone, match="could not be moved"):
             await text(waits)
-        assert model.failed is not None
+        assert model.process.failed is not None
         assert engines() == 0
 
     with_router(work, replace(CONFIG, path=str(there)))
@@ -134,11 +132,11 @@ def test_a_move_concerns_its_model_alone_and_goes_on_where_who_asked_goes(monkey
     async def run() -> None:
         may_move, moves = asyncio.Event(), asyncio.Event()
 
-        async def slowly(model: EngineProcess, config: Any) -> None:
-            async with model._starting:
+        async def slowly(process: EngineProcess, config: Any) -> None:
+            async with process._starting:
                 moves.set()
                 await may_move.wait()
-            await use(model, config)
+            await use(process, config)
 
         monkeypatch.setattr(EngineProcess, "use", slowly)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1 << 20}))

@@ -14,7 +14,8 @@ from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.scheduler import Scheduler
 from edge.prefixes import store
-from edge.serve.loop import ServingLoop
+from edge.serve.engine.loop import ServingLoop
+from edge.serve.engine.status import Statistics
 from edge.serve.messages import error_json, error_of, generation_json
 from edge.serve.served import Generation
 from edge.speculate.factory import speculation, with_room
@@ -91,7 +92,7 @@ def test_passes_and_tokens_are_counted(told: Told) -> None:
         told.of(1, "piece")
         counters = [loop.ask("status", {})["counters"]]
         empty = told.empty
-        loop._on_engine_thread(lambda: loop._fail(EngineError("once")))
+        loop._jobs.result(lambda: loop._fail(EngineError("once")))
         begin(loop, 2, prompt=[7] * 20, max_tokens=2)
         told.of(2, "piece")
         counters.append(loop.ask("status", {})["counters"])
@@ -196,6 +197,18 @@ def test_why_prompts_are_not_kept_is_said_once(told: Told, tmp_path: Path, monke
         thread.join(WAIT_S)
     [said] = [message["say"] for message in told.messages if "say" in message]
     assert f"a prompt is not kept in {kept.folder}" in said
+
+
+def test_tokens_per_second_are_those_of_the_last_five_seconds() -> None:
+    now = [100.0]
+    statistics = Statistics(lambda: now[0])
+    for at in (100.0, 102.0, 104.0, 104.0, 106.0):
+        now[0] = at
+        statistics.add_token()
+    assert statistics.to_json()["tokens_per_s"] == 4 / 5
+    now[0] = 120.0
+    assert statistics.to_json()["tokens_per_s"] == 0
+    assert statistics.counters["generated_tokens"] == 5
 
 
 def test_errors_cross_with_their_classes() -> None:

@@ -20,10 +20,10 @@ from edge.serve.apis.messages_fields import MessagesInput, conversation_of
 from edge.serve.apis.metrics import metrics
 from edge.serve.apis.tokens import count_tokens
 from edge.serve.app import create_app
+from edge.serve.engine.status import EngineStatus
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
 from edge.serve.served import Generation
-from edge.serve.status import EngineStatus
 from edge.serve.tools.functions import MISTRAL
 from edge.serve.tools.parser import CallParser
 from partition.plan.arrange import make_plan

@@ -14,10 +14,10 @@ import pytest
 from edge.demo import MODEL_PATH
 from edge.errors import ContextFull
 from edge.llama.llama import Model
-from edge.serve import child
 from edge.serve.apis.tokens import MOST_CHARACTERS, MOST_TOKENS
+from edge.serve.engine import child
+from edge.serve.engine.texts import Tokenizer
 from edge.serve.http import bodies
-from edge.serve.texts import Tokenizer
 from quant.gguf.file import GgufFile
 
 WORD = "word "

@@ -35,7 +35,7 @@ for module in (
     "edge.llm.chat",
     "edge.deployment.deploy",
     "edge.quantization.gguf_child",
-    "edge.serve.child",
+    "edge.serve.engine.child",
     "edge.templates.child",
     "edge.worker.daemon",
     "edge.worker.load",

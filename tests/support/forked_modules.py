@@ -30,7 +30,7 @@ def fork_modules(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("edge.templates.process.subprocess", forked)
     patch.setattr("edge.quantization.gguf.subprocess", forked)
     patch.setattr("edge.constraints.process.subprocess", forked)
-    patch.setattr("edge.serve.process.spawn", _spawn)
+    patch.setattr("edge.serve.engine_child.spawn", _spawn)
 
 
 def _start(module: str, arguments: Sequence[str], descriptors: Sequence[int]) -> ForkedProcess:
@@ -98,7 +98,7 @@ class _AsyncProcess:
 
 
 async def _spawn(module: str) -> tuple[_AsyncProcess, asyncio.StreamReader, asyncio.StreamWriter]:
-    """As `edge.serve.spawn.spawn`."""
+    """As `edge.serve.engine_child.spawn`."""
     ours, theirs = socket.socketpair()
     with theirs, open(os.devnull) as nothing:
         process = _start(module, ["--control"], [nothing.fileno(), 1, 2, theirs.fileno()])

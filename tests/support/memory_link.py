@@ -40,8 +40,8 @@ class MemoryLink(Link):
                 raise self._gone()
             data = pipe.frames.popleft()
             pipe.changed.notify_all()
-        frame = self._parsed(parse_frame, memoryview(data))
-        self._limit(frame.kind, len(frame.payload), max_bytes)
+        frame = self._received.parsed(parse_frame, memoryview(data))
+        self._received.limit(frame.kind, len(frame.payload), max_bytes)
         return frame
 
     def _end(self) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edge.errors import NotEnoughMemory, WeightsError
 from edge.llama import address_space
 from edge.llama.address_space import PAGE
-from edge.llm.engine import Engine
+from edge.llm.engine import Engine, ModelRunner
 from edge.llm.options import EngineOptions
 from edge.models import shapes, synth
 from edge.paging import budget, reader
@@ -136,7 +136,7 @@ def unpaged(options: EngineOptions = OPTIONS, *, repack: bool = True) -> EngineO
     return replace(options, repack=repack, memory=None, window=None, io_threads=None, io_chunk=None, verify=False)
 
 
-def streams(engine: Engine) -> bool:
+def streams(engine: ModelRunner) -> bool:
     """Whether some weights are read again and again."""
     assert engine.paging is not None
     plan = engine.paging.plan

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transport.errors import ProtocolError, TransportError
-from transport.frame import HEADER_BYTES, MAX_PAYLOAD, Frame, Kind, parse_frame
-from transport.link import MAX_REASON, Link
+from transport.frame import HEADER_BYTES, MAX_PAYLOAD, MAX_REASON, Frame, Kind, parse_frame
+from transport.link import Link
 from transport.tcp_link import yield_cpu
 
 _STAMP = struct.Struct("<dd")  # when the first bit may arrive; seconds on the wire
@@ -105,8 +105,8 @@ class ShapedLink(Link):
         _wait_until(min(due, deadline), self._clock)
         if due > deadline:
             raise self._timeout(timeout_s)
-        frame = self._parsed(parse_frame, data[_STAMP.size :])
-        self._limit(frame.kind, len(frame.payload), max_bytes)
+        frame = self._received.parsed(parse_frame, data[_STAMP.size :])
+        self._received.limit(frame.kind, len(frame.payload), max_bytes)
         return frame
 
     def _end(self) -> None:

@@ -151,7 +151,7 @@ def test_few_bytes_cross_and_no_message_more(spread: DistributedEngine, prompt: 
     for sampling, most in ((replace(GREEDY, regex="[0-9]{40}"), 4 * 40), (FEW[0], N_VOCAB // 8)):
         masked_sent, masked_received = moved(spread, prompt, sampling)
         assert masked_received - received == 8
-        heads = len(spread._heads)
+        heads = len(spread.heads)
         assert 0 < masked_sent - sent - 4 * (heads + 1) - 8 <= most
     everything = moved(spread, prompt, replace(GREEDY, grammar="root ::= [0-9] root"))
     assert everything[0] == sent

@@ -100,7 +100,7 @@ def test_sums_may_cross_as_something_smaller(one: Worker, synthetic: Synthetic, 
     exchange = Exchange(wire=wire, transport=transport)
     with deployed(one, path, tensor(1, 1), EXACT, exchange) as deployment, Engine(path, EXACT) as single:
         assert CLOSE_ELSE < deviations(deployment.engine.decode(TOKENS, 0), single.decode(TOKENS, 0)) < most
-        (link,) = deployment.engine._group.links.values()
+        (link,) = deployment.engine.group.links.values()
         assert link.kind == transport
         deployment.engine.times(clear=True)
         deployment.engine.decode([3], 8, top=1)

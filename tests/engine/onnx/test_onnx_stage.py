@@ -203,11 +203,11 @@ def test_what_a_stage_holds_is_bounded(first: LoadedStage) -> None:
         for number in range(2 * SETS):
             here.give(mixed_feeds(), number)
         for done in range(SETS):
-            until(lambda: here.source._received == (SETS + done) * frames, "the sets are in use")  # noqa: B023
+            until(lambda: here.source._received.sequence == (SETS + done) * frames, "the sets are in use")  # noqa: B023
             assert stage.computed == done
             stage.may.release()
             assert here.take()[0].number == done
-        until(lambda: here.source._received == 2 * SETS * frames, "the rest came")
+        until(lambda: here.source._received.sequence == 2 * SETS * frames, "the rest came")
         for _ in range(SETS):
             stage.may.release()
 

@@ -12,7 +12,7 @@ import pytest
 from edge.errors import EngineError, Interrupted
 from edge.llama.hooks import Hook
 from edge.llama.llama import Batch
-from edge.llm.engine import Engine
+from edge.llm.engine import Engine, ModelRunner
 from edge.paging import token_rows
 from tests.engine.paging.conftest import Made
 from tests.support import paging
@@ -160,15 +160,15 @@ def test_hidden_states_in_place_of_tokens(made: Made) -> None:
         expected = engine.decode(PROMPT[:9], 0).copy()
     with (
         paging.steady_runtime(),
-        Engine(path, replace(OPTIONS, memory=paging.least(path) + paging.MIB), embeddings=True) as engine,
+        ModelRunner(path, replace(OPTIONS, memory=paging.least(path) + paging.MIB), embeddings=True) as runner,
     ):
-        assert paging.streams(engine)
-        rows = Batch(engine.batch, engine.shape.n_embd)
+        assert paging.streams(runner)
+        rows = Batch(runner.batch, runner.shape.n_embd)
         rows.embeddings[:9] = embedded[0]
         rows.positions[:9], rows.sequences[:9], rows.outputs[:9] = range(9), 0, 0
         rows.outputs[8] = 1
-        engine.decode_rows(rows, 9)
-        np.testing.assert_array_equal(engine.logits(-1), expected)
+        runner.decode_rows(rows, 9)
+        np.testing.assert_array_equal(runner.logits(-1), expected)
 
 
 def test_hooks_of_others_see_the_same_states(made: Made) -> None:

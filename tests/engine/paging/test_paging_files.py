@@ -118,8 +118,9 @@ def flags_of(descriptor: int) -> int:
 
 
 def kinds(engine: Engine) -> set[str]:
-    assert engine._within is not None
-    return {file.reads for file in engine._within.files}
+    assert engine.paging is not None
+    plan = engine.paging.plan
+    return {piece.source.file.reads for piece in (*plan.resident, *plan.streamed)}
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no filesystem in memory here")

@@ -45,8 +45,8 @@ from tests.support.namespaces import two_hosts
 from tests.support.thorough import thorough
 from transport import grpc_link, security, tcp_link
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused, TransportError
-from transport.frame import HEADER_BYTES, MAX_PAYLOAD, VERSION, Kind, pack_header
-from transport.link import CONTROL_BYTES, MAX_REASON, Deadlines, Link
+from transport.frame import HEADER_BYTES, MAX_PAYLOAD, MAX_REASON, VERSION, Kind, pack_header
+from transport.link import CONTROL_BYTES, Deadlines, Link
 from transport.tcp_link import TcpLink
 
 SIZES = (0, 1, 8 << 10, 1 << 20)
@@ -162,7 +162,7 @@ def test_what_was_sent_may_be_changed_at_once(bench: Bench, kind: str) -> None:
 def test_sequence_numbers_begin_again_after_2_to_32(bench: Bench, kind: str) -> None:
     a, b = bench.pair(kind)
     for link in (a, b):
-        link._sent = link._received = 2**32 - 2
+        link._sent = link._received.sequence = 2**32 - 2
     for i in range(5):
         a.send(bytes([i]))
         assert bytes(b.receive().payload) == bytes([i])

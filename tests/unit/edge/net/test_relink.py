@@ -82,14 +82,14 @@ def test_all_ranks_change_their_links_in_step(one: Worker, noise: list[bool]) ->
         [wanted] = answers(single)
         assert engine.links == {1: OTHER, 2: OTHER}
         for order, kind in ((Order.USUAL, USUAL), (Order.COMPARED, OTHER), (Order.COMPARE, OTHER)):
-            reports = engine._guarded(lambda: engine._reports(order))  # noqa: B023
+            reports = engine.guarded(lambda: engine._links.reports(order))  # noqa: B023
             assert engine.links == {1: kind, 2: kind}
             assert [[link.ranks for link in report.links] for report in reports] == [[(0, 1), (0, 2)], [(1, 2)], []]
             assert {link.kind for link in reports[0].links} == {kind}
             assert answers(engine) == [wanted]
             engine.kv_clear()
         noise[:] = [False]
-        engine._guarded(lambda: engine._reports(Order.COMPARE))
+        engine.guarded(lambda: engine._links.reports(Order.COMPARE))
         assert engine.links == {1: USUAL, 2: USUAL}
         assert answers(engine) == [wanted]
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_dialled_changes_nothing_and_is_not_tried_again(
 
         monkeypatch.setattr(Dialler, "connect", connect)
         for _ in range(2):
-            [report, _] = engine._guarded(lambda: engine._reports(Order.USUAL))
+            [report, _] = engine.guarded(lambda: engine._links.reports(Order.USUAL))
             assert engine.links == {1: OTHER}
             assert report.links[0].why.endswith("; tcp failed: nothing listens there")
             assert report.links[0].usual  # the only one

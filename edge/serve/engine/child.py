@@ -20,7 +20,7 @@ from typing import Any
 
 from devices.processes.limits import give_back_memory
 from edge.api.config import EngineConfig
-from edge.serve.loop import ServingLoop
+from edge.serve.engine.loop import ServingLoop
 from edge.serve.messages import MOST_LINE_BYTES, error_json
 from edge.speculate.factory import speculation
 from edge.tasks import ShowStep, Steps

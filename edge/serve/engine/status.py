@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import psutil
 
 from edge.deployment.deployed import DeployedModel
 from edge.llm.interface import TextEngine
+
+_RATE_S = 5.0  # window of the tokens per second
+
+
+class Statistics:
+    """The keys `tokens_per_s` and `counters` of ServedModel.status, counted by the engine thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counters = dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens", "steps", "preemptions"), 0)
+        self._clock = clock
+        self._times: deque[float] = deque()  # of the tokens of the last seconds
+
+    def add_token(self) -> None:
+        """Count a generated token."""
+        self.counters["generated_tokens"] += 1
+        self._times.append(self._clock())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the current figures."""
+        now = self._clock()
+        while self._times and self._times[0] < now - _RATE_S:
+            self._times.popleft()
+        return {"tokens_per_s": len(self._times) / _RATE_S, "counters": dict(self.counters)}
 
 
 class EngineStatus:

@@ -1,0 +1,74 @@
+"""A model that fits into memory: llama.cpp maps its file, and puts layers on a GPU where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.errors import EngineError
+from edge.llama import llama
+from edge.llama.hooks import Hook, NodeHooks
+from edge.llama.llama import ContextSizes
+from edge.paging import gpu_layers, memory
+from edge.paging.gpu_layers import GpuLayers
+from edge.paging.memory import MemoryNeed
+from edge.paging.weights import PagedWeights
+from partition.model.model import ModelShape
+
+
+@dataclass(frozen=True)
+class ModelInMemory:
+    """A model in memory, with its context."""
+
+    model: llama.Model
+    context: llama.Context
+    sizes: ContextSizes
+    hooks: NodeHooks | None
+    memory: MemoryNeed
+    closing: ExitStack  # frees it all
+    gpu_layers: GpuLayers | None = None  # without a GPU, or under a budget
+    weights: PagedWeights | None = None  # under a budget; None where llama.cpp holds them
+
+
+def load_mapped(
+    path: Path,
+    shape: ModelShape,
+    sizes: ContextSizes,
+    *,
+    threads: int,
+    repack: bool | None,
+    on_gpu: int | None,
+    most_on_gpu: int | None,
+    rows: Callable[[int], llama.Batch] | None,
+    hooks: Sequence[Hook] = (),
+    progress: Callable[[float], None] | None = None,
+) -> ModelInMemory:
+    """Load a model. repack: None: where there is room for copies. on_gpu, most_on_gpu and rows: as `requested`, `most`
+    and `rows` of `gpu_layers.for_model`. NotEnoughMemory, EngineError."""
+    need = memory.check(path, shape, sizes)
+    repack = need.fits if repack is None else repack
+    layers = gpu_layers.for_model(
+        path, shape, sizes, threads,
+        requested=on_gpu,
+        most=most_on_gpu,
+        rows=rows,
+        repack=repack,
+        loading=lambda: progress(0.0) if progress else None,
+    )  # fmt: skip
+    node_hooks = NodeHooks(hooks) if hooks else None
+    with ExitStack() as closing:
+        model = llama.Model(path, gpu_layers=layers.native if layers else 0, repack=repack, progress=progress)
+        closing.callback(model.close)
+        check_generates_text(model, path)
+        on_node = node_hooks.callback if node_hooks else None
+        context = llama.Context(model, sizes, threads=threads, on_node=on_node)
+        closing.callback(context.close)
+        return ModelInMemory(model, context, sizes, node_hooks, need, closing.pop_all(), layers)
+
+
+def check_generates_text(model: llama.Model, path: Path) -> None:
+    """Raise EngineError unless a model has a decoder and a vocabulary."""
+    if not model.has_decoder or model.n_vocab == 0:
+        raise EngineError(f"{path.name} is not a text generation model")

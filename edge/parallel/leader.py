@@ -1,0 +1,233 @@
+"""Rank 0 leads: it sends steps to the other ranks, computes its part of them, and gathers the logits.
+
+The KV cache is changed by steps, too: in order with the others, on all ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.constraints.constraint import Mask
+from edge.errors import EngineError
+from edge.llm.engine import check_shift, has_windows
+from edge.parallel import steps
+from edge.parallel.follower import feed
+from edge.parallel.logits import LogitsQuery
+from edge.parallel.shard import Shard
+from edge.parallel.step_times import PendingStep
+from edge.parallel.steps import Op, Step
+from partition.plan.plan import Range
+from quant.gguf.file import GgufFile
+from transport.collective import Group, Wire
+from transport.errors import ProtocolError, TransportError
+from transport.frame import Kind
+
+Floats = NDArray[np.float32]
+T = TypeVar("T")
+
+ANSWER_TIMEOUT_S = 600.0  # for a step's logits, from all stages; that a device is gone is noticed sooner, and otherwise
+_ANSWERS_BYTES = 128 << 10  # that may be under way: a link's buffers hold them, whoever reads or not
+_PAUSE_S = 0.1  # between steps: longer, and it was the person who kept the ranks waiting
+
+
+class Leader:
+    """Steps of all ranks. After an error of a link or a rank every further step raises it again: the KV caches of the
+    ranks may differ."""
+
+    def __init__(
+        self,
+        file: GgufFile,
+        shard: Shard,
+        group: Group,
+        heads: Mapping[int, Range],
+        n_vocab: int,
+        algorithm: str,
+        wire: Wire | None,
+        explain: Callable[[Exception], Exception],
+    ) -> None:
+        """heads: tokens whose logits each rank of the last stage computes. explain: adds what is known beyond an
+        error's own words, such as that a device has died."""
+        self.file = file
+        self.shard, self.group, self.algorithm, self.wire = shard, group, algorithm, wire
+        self.heads, self._n_vocab = heads, n_vocab
+        self.pending: deque[PendingStep] = deque()  # steps whose logits wait to be collected
+        self.failed: Exception | None = None
+        self.busy = False  # a step, or what belongs to it, is under way
+        self.on_token: Callable[[float, float], None] = lambda seconds, compute_s: None  # of one row, alone
+        self._logits = np.empty((0, n_vocab), np.float32)
+        self._explain = explain
+        self._done = -math.inf  # when the last step, or the wait for one, was over
+        self.join()
+
+    def join(self) -> None:
+        """Compute over the links that the group has now."""
+        place = self.shard.place
+        self._mates = [self.group.links[rank] for rank in place.mates]
+        self._feeds = [self.group.links[rank] for rank in place.feeds]
+        self.shard.join(self.group, self.algorithm, self.wire)
+
+    def submit_rows(self, n: int, outputs: int, top: int, masks: Sequence[Mask | None]) -> None:
+        """Make a decode step of the first `n` rows of the shard, do rank 0's part of it, and remember what will come of
+        it; `outputs` of them give logits. To be called by `guarded`."""
+        shard, now = self.shard, time.perf_counter()
+        self._make_way()
+        query = LogitsQuery.of(top, masks, [*self.heads.values()])
+        numbers = (n, outputs, query.top, len(query.masks))
+        step = Step(Op.DECODE, now - self._done > _PAUSE_S, numbers, masks=query.masks)
+        shard.begin()
+        for link in self._mates:
+            link.send(steps.pack(step, shard.rows), Kind.CONTROL)
+            steps.send_states(link, shard.rows.embeddings[:n])
+        shard.compute(n)
+        feed(shard, step, self._feeds)
+        pending = PendingStep(outputs, query, shard.time_of(n), now, alone=n == 1 and not self.pending)
+        for other in self.pending:
+            other.alone = False
+        if shard.place.last:
+            pending.own = [row.copy() for row in shard.logits(n)]
+        pending.time = shard.end(pending.time)
+        if outputs:
+            self.pending.append(pending)
+        else:
+            shard.times.add(pending.time)
+        self._done = time.perf_counter()
+
+    def collect(self) -> Floats:
+        """As `Engine.collect`. The logits hold until the next call."""
+        return self.guarded(self._collect)
+
+    def _collect(self) -> Floats:
+        step = self.pending[0]
+        logits = self._gathered(step)
+        self.pending.popleft()
+        self.shard.times.add(step.time)
+        self._done = time.perf_counter()
+        if step.alone:
+            self.on_token(self._done - step.began, step.time.compute_s)
+        return logits
+
+    def _make_way(self) -> None:
+        """Take in the answers that are under way where they are large. The last stage could not send them off while
+        we send a prompt, would not read it then, and each would wait for the other."""
+        if sum(step.query.n_bytes(step.outputs, self._n_vocab) for step in self.pending) > _ANSWERS_BYTES:
+            for step in self.pending:
+                if step.logits is None:
+                    step.logits = self._gathered(step).copy()
+
+    def _gathered(self, step: PendingStep) -> Floats:
+        """The logits of a step [rows, n_vocab], from the ranks of the last stage. Its time is brought up to date."""
+        if step.logits is not None:
+            return step.logits
+        if len(self._logits) < step.outputs:
+            self._logits = np.empty((step.outputs, self._n_vocab), np.float32)
+        logits = self._logits[: step.outputs]
+        self.shard.begin()
+        if step.query.top:
+            logits.fill(-np.inf)
+        for rank, vocab in self.heads.items():
+            for i in range(step.outputs):
+                part = logits[i, vocab.start : vocab.stop]
+                if rank == 0:
+                    part[:] = step.own[i]
+                else:
+                    step.query.receive(self.group.links[rank], part, i, ANSWER_TIMEOUT_S)
+        step.time = self.shard.end(step.time)
+        return logits
+
+    def reports(self, parse: Callable[[Any], T]) -> list[T]:
+        """Return the report of each other rank, parsed from its JSON. ProtocolError if it cannot be parsed."""
+        reports = []
+        for rank, link in sorted(self.group.links.items()):
+            try:
+                reports.append(parse(json.loads(bytes(link.receive(ANSWER_TIMEOUT_S).payload))))
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                raise ProtocolError(f"rank {rank} says of its steps what cannot be: {error}") from error
+        return reports
+
+    def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
+        """Forget positions [start, end) of a sequence. False where this cache keeps no history and must be cleared."""
+        return self._keep(Step(Op.REMOVE, numbers=(sequence, start, end, 0)))
+
+    def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
+        """Let sequence `target` share positions [start, end) of `source`, at no cost in memory."""
+        self._keep(Step(Op.COPY, numbers=(source, target, start, end)))
+
+    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
+        """Add `delta` to positions [start, end) of a sequence. EngineError where this model's cache cannot."""
+        check_shift(self.file)
+        self._keep(Step(Op.SHIFT, numbers=(sequence, start, end, delta)))
+
+    @property
+    def can_shift(self) -> bool:
+        """As `Engine.can_shift`."""
+        return not has_windows(self.file) and self.shard.engine.can_shift
+
+    def kv_clear(self) -> None:
+        """Forget everything."""
+        self._keep(Step(Op.CLEAR))
+
+    def kv_last(self, sequence: int) -> int:
+        """The last position held for a sequence; -1 if none."""
+        return self.shard.engine.kv_last(sequence)
+
+    def _keep(self, step: Step) -> bool:
+        # First here: where this cache cannot do it, no other can, and nothing has changed yet.
+        kept = self.guarded(lambda: self.shard.keep(step), EngineError)
+        if step.op is Op.REMOVE:
+            step = step._replace(numbers=(*step.numbers[:3], int(kept)))
+        self.guarded(lambda: self.send(step))
+        return kept
+
+    def ordered(self, step: Step, work: Callable[[], T]) -> T:
+        """Have the other ranks do a step that is no decode, and do rank 0's part of it."""
+        if self.pending:
+            raise EngineError("steps are under way; collect their logits first")
+
+        def both() -> T:
+            self.send(step)
+            return work()
+
+        return self.guarded(both)
+
+    def send(self, step: Step) -> None:
+        """Send a step to the ranks that get theirs from rank 0."""
+        data = steps.pack(step, self.shard.rows)
+        for link in (*self._mates, *self._feeds):
+            link.send(data, Kind.CONTROL)
+
+    def guarded(self, work: Callable[[], T], *harmless: type[Exception]) -> T:
+        """Return the result of `work`. An error is explained, and raised by each later call, unless it is harmless."""
+        if self.failed is not None:
+            raise self.failed
+        self.busy = True
+        try:
+            return work()
+        except harmless:
+            raise
+        except Exception as error:
+            self.failed = error
+            self.pending.clear()  # nothing comes of them any more
+            self.failed = self._explain(error)
+            raise self.failed from error
+        except BaseException:  # Ctrl-C twice: this rank left a step that the others go on with
+            self.pending.clear()
+            self.failed = EngineError("a step was interrupted, so the devices no longer hold the same; start again")
+            raise
+        finally:
+            self.busy = False
+
+    def end(self) -> None:
+        """Tell all ranks that no more steps come; nothing where they cannot be told."""
+        if self.failed is None:
+            self.failed = EngineError("the engine is closed")
+            with suppress(TransportError):  # it has gone; whoever closes the sessions sees to the rest
+                self.send(Step(Op.END))

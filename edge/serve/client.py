@@ -1,0 +1,62 @@
+"""Calls to a served model, which its engine process answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from edge.errors import EngineGone, Overloaded
+from edge.serve.answer import ProcessAnswer
+from edge.serve.process import EngineProcess
+from edge.serve.served import Generation
+
+
+class EngineClient:
+    """Implements `edge.serve.served.ServedModel`; for one event loop."""
+
+    def __init__(self, process: EngineProcess, queue: int) -> None:
+        """queue: requests that may wait beside the running ones."""
+        self.name, self.process, self._queue = process.name, process, queue
+
+    async def generate(self, generation: Generation) -> ProcessAnswer:
+        """As ServedModel.generate."""
+        sequences = self.process.about.get("sequences", 1)
+        if len(self.process.answers) >= sequences + self._queue:
+            raise Overloaded(f"{sequences} requests are answered and {self._queue} wait: no more may; ask again later")
+        return await self.process.generate(generation)
+
+    async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """As ServedModel.tokenize."""
+        options = {"add_special": add_special, "parse_special": parse_special}
+        return list(await self.process.ask("tokenize", {"text": text, **options}))
+
+    async def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """As ServedModel.pieces."""
+        return [piece.encode("latin-1") for piece in await self.process.ask("pieces", {"tokens": list(tokens)})]
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """As ServedModel.render."""
+        lists = {"messages": [dict(m) for m in messages], "tools": [dict(t) for t in tools]}
+        return str(await self.process.ask("render", {**lists, "variables": dict(variables)}))
+
+    async def embed(self, texts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
+        """As ServedModel.embed."""
+        embedded = await self.process.ask("embed", {"texts": [t if isinstance(t, str) else list(t) for t in texts]})
+        return embedded["embeddings"], embedded["tokens"]
+
+    async def status(self) -> dict[str, Any]:
+        """As ServedModel.status."""
+        if not self.process.is_ready:  # a list of all models does not wait for one
+            raise EngineGone(f"{self.name} is being loaded")
+        return {**await self.process.ask("status", {}), "restarts": self.process.restarts}
+
+    async def about(self) -> Mapping[str, Any]:
+        """As ServedModel.about."""
+        await self.process.until_ready()
+        return self.process.about

@@ -1,0 +1,1 @@
+"""The engine process: computes the requests of one served model."""

@@ -1,0 +1,102 @@
+"""Input processing: the server's generations become requests of the scheduler."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge.errors import ContextFull, SamplingError
+from edge.llm.interface import TextEngine
+from edge.llm.requests import Request
+from edge.llm.sampler import SamplingParams
+from edge.serve.engine.texts import Tokenizer
+from edge.templates.process import TemplateProcess
+from edge.templates.template import ChatTemplate
+from partition.model.generation import generates
+
+
+class InputProcessor:
+    """Renders chats, tokenizes texts, and checks both. Any thread may use it."""
+
+    def __init__(self, engine: TextEngine, *, reproducible: bool = False) -> None:
+        """reproducible: without a seed of its own, a request's seed is its number among the answers to one prompt."""
+        self._engine, self._reproducible = engine, reproducible
+        self._most_tokens = min(engine.context, engine.shape.context_length or engine.context)  # of one request
+        self._tokenizer = Tokenizer(engine.model, engine.file)
+        self._renderer_lock, self._renderer = threading.Lock(), TemplateProcess()
+        self._bos = self._special("bos")
+        self.template = ChatTemplate.for_model(engine.file.metadata, self._bos, self._special("eos"), self._renderer)
+
+    def close(self) -> None:
+        """End the process that renders templates."""
+        self._renderer.close()
+
+    def request(self, generation: Mapping[str, Any]) -> Request:
+        """Return the scheduler's request. Raises all errors that a request can have."""
+        if not generates(self._engine.file):
+            raise SamplingError(f"{self._engine.path.name} does not go on with texts; ask it for embeddings")
+        prompt = self._prompt(generation)
+        room = self._most_tokens - len(prompt)
+        if room <= 0:
+            raise ContextFull(
+                f"the prompt has {len(prompt)} tokens, and {self._most_tokens} is all that it and its answer may have;"
+                " use a shorter prompt, or serve with a larger --context where the model was trained for more"
+            )
+        max_tokens = generation["max_tokens"]
+        if max_tokens is not None and max_tokens < 1:
+            raise SamplingError(f"max_tokens is {max_tokens}: an answer has 1 token or more")
+        biases = {int(token): bias for token, bias in generation["sampling"].get("logit_bias", {}).items()}
+        stops = () if generation["messages"] is None else self.template.stops
+        seed = {"seed": generation["place"]} if self._reproducible else {}
+        return Request(
+            prompt,
+            min(room, max_tokens or room),
+            SamplingParams(**{**seed, **generation["sampling"], "logit_bias": biases}),
+            stops,
+            logprobs=generation["logprobs"],
+            generated=generation["generated"],
+            namespace=generation["namespace"],
+        )
+
+    def _prompt(self, generation: Mapping[str, Any]) -> list[int]:
+        """Return the token ids of the prompt."""
+        messages, most = generation["messages"], self._most_tokens
+        if messages is not None:
+            self._tokenizer.check_messages(messages, most)
+            text = self.render(messages, generation["tools"], generation["variables"])
+            starts_with_bos = bool(self._bos) and text.startswith(self._bos)
+            return self._tokenizer.tokenize(text, most, add_special=not starts_with_bos, parse_special=True)
+        tokens = self.tokens(generation["prompt"], most)
+        if not tokens:
+            raise ContextFull("the prompt is empty: there is nothing to continue")
+        return tokens
+
+    def tokens(self, text: str | Sequence[int], most: int) -> list[int]:
+        """Return the token ids of a text, or given ids after a check. SamplingError for an invalid id, ContextFull for
+        a text that is far too long."""
+        if isinstance(text, str):
+            return self._tokenizer.tokenize(text, most)
+        n_vocab = self._engine.model.n_vocab
+        if bad := [token for token in text if not 0 <= token < n_vocab]:
+            raise SamplingError(f"{bad[0]} is no token: ids are from 0 to {n_vocab - 1}")
+        return list(text)
+
+    def pieces(self, tokens: list[int]) -> list[str]:
+        """Return the bytes of each token, as Latin-1. SamplingError for an invalid id."""
+        model = self._engine.model
+        return [model.piece(token, special=True).decode("latin-1") for token in self.tokens(tokens, len(tokens))]
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Return the text of a chat's prompt. TemplateError."""
+        with self._renderer_lock:
+            return self.template.render(messages, tools=tools, variables=variables)
+
+    def _special(self, name: str) -> str:
+        token = self._engine.model.special_token(name)
+        return "" if token is None else self._engine.model.piece(token, special=True).decode(errors="replace")

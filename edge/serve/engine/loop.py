@@ -1,0 +1,212 @@
+"""Serving loop of an engine process: its engine thread, and the requests of other threads to it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from edge.deployment.deployed import DeployedModel
+from edge.errors import EngineError
+from edge.llama.llama import Model
+from edge.llm.interface import Drafter, TextEngine
+from edge.llm.requests import Event, Running
+from edge.llm.scheduler import Scheduler
+from edge.serve.engine.embedder import MOST_TOKENS, Embedder
+from edge.serve.engine.inputs import InputProcessor
+from edge.serve.engine.jobs import EngineJobs
+from edge.serve.engine.status import EngineStatus, Statistics
+from edge.serve.messages import error_json, logprob_json
+
+
+class ServingLoop:
+    """Runs requests until it is ended. `run` is the engine thread; the other methods are for all threads."""
+
+    def __init__(
+        self,
+        engine: TextEngine,
+        deployed: DeployedModel | None,
+        send: Callable[..., None],
+        drafter: Drafter | None = None,
+        *,
+        reproducible: bool = False,
+    ) -> None:
+        """send: sends messages to the server. drafter: drafts tokens. reproducible: a request shares nothing with
+        requests before it, and without a seed of its own its seed is its number among the answers to one prompt."""
+        self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
+        self._new_scheduler = partial(
+            Scheduler, engine, keep=not reproducible, drafter=drafter, admitted=self._admitted
+        )
+        self._scheduler = self._new_scheduler()
+        self._jobs = EngineJobs()
+        self._numbers: dict[int, int] = {}  # the scheduler's number of a request to the server's
+        self._requests: dict[int, Running] = {}  # by the server's number
+        self._preparing: dict[int, threading.Event] = {}  # for requests that have not begun: set if cancelled
+        self._inputs = InputProcessor(engine, reproducible=reproducible)
+        self._about = EngineStatus(engine, deployed, self._inputs.template.source)
+        self._embedder = Embedder(engine.model, engine.shape.context_length or engine.context, engine.threads)
+        self._statistics = Statistics()
+        self._said_problem = False  # whether it has reported once why prompts are not cached
+        self._handlers: dict[str, Callable[..., Any]] = {
+            "tokenize": engine.model.tokenize,
+            "pieces": self._inputs.pieces,
+            "render": self._inputs.render,
+            "embed": self._embed,
+            "status": lambda: self._jobs.result(self.status),
+        }
+
+    # --- the engine thread ---
+
+    def run(self) -> None:
+        """Do jobs, make steps and send results, until the end. Raises the error after which the engine cannot go on."""
+        try:
+            while self._jobs.take(lambda: self._scheduler.busy):
+                if self._scheduler.busy:
+                    self._step()
+        finally:
+            self._scheduler.close()
+            self._inputs.close()
+            self._embedder.close()
+
+    def _step(self) -> None:
+        scheduler, counters = self._scheduler, self._statistics.counters
+        passes, preemptions = scheduler.passes, scheduler.preemptions
+        try:
+            with self._jobs.timed():
+                events = scheduler.step()
+        except Exception as error:
+            self._fail(error)
+            return
+        counters["steps"] += scheduler.passes - passes
+        counters["preemptions"] += scheduler.preemptions - preemptions
+        if events:  # a part of a prompt has none, and the server need not wake for it
+            self._send(*map(self._message, events))
+        if not self._said_problem and (problem := self._engine.states.problem) is not None:
+            self._said_problem = True
+            self._send({"say": problem})
+
+    def _fail(self, error: Exception) -> None:
+        """End all requests with this error. Raise it if the engine cannot be used any more: the process then ends, and
+        the next one gets the requests."""
+        self._scheduler.close()
+        if self._engine.failed is not None:
+            raise error
+        self._send(*({"id": number, "error": error_json(error)} for number in self._requests))
+        self._numbers.clear()
+        self._requests.clear()
+        self._scheduler = self._new_scheduler()
+
+    def _admitted(self, number: int) -> None:
+        """Report that a request is computed: if this process ends now, the request may be the cause."""
+        self._send({"id": self._numbers[number], "begun": True})
+
+    def _message(self, event: Event) -> dict[str, Any]:
+        """Return an event as a message to the server."""
+        number, counters = self._numbers[event.request], self._statistics.counters
+        if event.token_id is not None:
+            self._statistics.add_token()
+        if event.finish_reason is not None:
+            running = self._requests.pop(number)
+            del self._numbers[event.request]
+            counters["prompt_tokens"] += len(running.request.prompt)
+            counters["cached_tokens"] += event.cached_tokens
+        if event.error is not None:
+            return {"id": number, "error": error_json(event.error)}
+        piece: dict[str, Any] = {
+            "text": event.text,
+            "token_id": event.token_id,
+            "finish_reason": event.finish_reason,
+            "stop_string": event.stop_string,
+        }
+        if event.logprobs is not None and event.token_id is not None:
+            model = self._engine.model
+            piece["logprob"] = _logprob(model, event.token_id, event.logprobs.chosen)
+            piece["alternatives"] = [_logprob(model, *token) for token in event.logprobs.alternatives]
+        return {"id": number, "piece": piece, "cached_tokens": event.cached_tokens}
+
+    def status(self) -> dict[str, Any]:
+        """Return the status, as ServedModel.status."""
+        slots = [
+            {
+                "id": running.slot.sequence if running.slot else -1,
+                "is_processing": True,
+                "prompt_tokens": len(running.request.prompt),
+                "generated_tokens": len(running.continuation.tokens),
+            }
+            for running in sorted(self._scheduler.running, key=lambda one: one.slot.sequence if one.slot else -1)
+        ]
+        return {
+            **self._about.to_json(),
+            "slots": slots,
+            "waiting": len(self._scheduler.waiting),
+            **self._statistics.to_json(),
+            "speculation": None if self._drafter is None else self._drafter.to_json(),
+        }
+
+    def _begin(self, number: int, running: Running) -> None:
+        self._send({"id": number, "result": {"prompt_tokens": len(running.request.prompt)}})
+        if self._preparing.pop(number).is_set():
+            running.continuation.close()
+            piece = {"text": "", "finish_reason": "cancelled"}
+            self._send({"id": number, "piece": piece, "cached_tokens": 0})
+            return
+        self._requests[number] = running
+        self._numbers[running.number] = number
+        self._scheduler.enqueue(running)
+
+    # --- all threads ---
+
+    def beat(self) -> dict[str, Any]:
+        """Return for how long the engine thread has been at one step; None: it waits for requests."""
+        return {"busy_s": self._jobs.busy_s}
+
+    def end(self) -> None:
+        """Let `run` return, and drop the current computation."""
+        self._engine.stop()
+        self._jobs.put(None)
+
+    def expect(self, number: int) -> None:
+        """Register a request that will be prepared: from now on it can be cancelled."""
+        self._preparing[number] = threading.Event()
+
+    def cancel(self, number: int) -> None:
+        """End a request within a step."""
+
+        def job() -> None:
+            running = self._requests.get(number)
+            if running is not None:
+                self._scheduler.cancel(running.number)
+
+        if (preparing := self._preparing.get(number)) is not None:
+            preparing.set()  # at once: a constraint may be compiling
+        self._jobs.put(job)
+
+    def generate(self, number: int, **generation: Any) -> None:
+        """Prepare a request and queue it. Raises all errors that a request can have."""
+        try:
+            given_up = self._preparing[number].is_set
+            if given_up():
+                raise EngineError("the request was cancelled before it was prepared")
+            running = self._scheduler.prepare(self._inputs.request(generation), given_up)
+        except BaseException:
+            self._preparing.pop(number, None)
+            raise
+        self._jobs.put(lambda: self._begin(number, running))
+
+    def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        """Answer a request of the server by name, as JSON values. Raises its errors."""
+        return self._handlers[what](**arguments)
+
+    def _embed(self, texts: Sequence[str | Sequence[int]]) -> dict[str, Any]:
+        if self._deployed is not None:
+            raise EngineError("this model runs on several devices, and embeddings need one; serve it without --workers")
+        if self._engine.paging is not None:
+            raise EngineError("this model runs within a memory budget, and embeddings need a context of their own")
+        tokenized = [self._inputs.tokens(text, MOST_TOKENS) for text in texts]
+        vectors = self._jobs.result(lambda: [self._embedder.embed(tokens).tolist() for tokens in tokenized])
+        return {"embeddings": vectors, "tokens": sum(map(len, tokenized))}
+
+
+def _logprob(model: Model, token: int, logprob: float) -> list[Any]:
+    return logprob_json(token, model.piece(token, special=True), logprob)

@@ -1,0 +1,137 @@
+"""One engine process, from its start to its end: its messages, and the requests that wait for its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from devices.processes.interpreter import module_command
+from edge.api.config import EngineConfig
+from edge.errors import EngineGone
+from edge.serve.messages import MOST_LINE_BYTES, error_of, settle
+
+ANSWER_S = 660.0  # for the answer to a request other than a generation
+EXIT_S = 10.0  # for a process to end by itself
+
+
+class NoAnswer(EngineGone):
+    """The process runs, and does not answer."""
+
+
+class EngineChild:
+    """A process, and this end of its socket. After it was told to end, none of its messages counts."""
+
+    def __init__(
+        self, name: str, receive: Callable[[Mapping[str, Any]], None], ended: Callable[[Exception], None]
+    ) -> None:
+        """name: of the model. receive: gets its messages. ended: called with the reason if it ends by itself."""
+        self._name, self._receive, self._ended = name, receive, ended
+        self.loaded = asyncio.get_running_loop().create_future()  # whether it has loaded the model, or why not
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._fatal: Exception | None = None  # the error that it reported before its end
+        self._told_to_end = False
+
+    async def start(self, config: EngineConfig) -> None:
+        """Start the process, which loads the model. OSError."""
+        self.process, reader, self._writer = await spawn("edge.serve.engine.child")
+        self.send({"config": config.to_json()})
+        self.listening = asyncio.create_task(self._listen(reader))  # until the process has ended
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message. A process that ends does not get it."""
+        if not self._writer.is_closing():
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def ask(self, number: int, what: str, arguments: Mapping[str, Any]) -> Any:
+        """Return the answer to a request, or raise its error; EngineGone if the process ends before it answers."""
+        future = self._pending[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.send({"id": number, "do": what, "with": arguments})
+            return await asyncio.wait_for(future, ANSWER_S)
+        except asyncio.TimeoutError:
+            raise NoAnswer(f"the engine process gave no answer in {ANSWER_S:g} s") from None
+        finally:
+            del self._pending[number]
+
+    def kill(self, reason: str) -> None:
+        """End it at once. It ends by itself, then, for this reason."""
+        self._fatal = EngineGone(f"{self._name}: {reason}, and was ended")
+        self.process.kill()
+
+    async def end(self, reason: Exception) -> None:
+        """Tell it to end, and wait for that. Requests without an answer fail with this reason."""
+        self._told_to_end = True
+        self._writer.close()
+        await exit_code(self.process)
+        await self.listening
+        self._fail_pending(reason)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        with suppress(ConnectionError):
+            async for line in reader:
+                if line.endswith(b"\n") and not self._told_to_end:  # else it ended in the middle of a message
+                    for message in json.loads(line):
+                        self._take(message)
+        code = await exit_code(self.process)
+        self._writer.close()
+        reason: Exception = EngineGone(f"{self._name} was told to end")
+        if not self._told_to_end:
+            reason = self._fatal or EngineGone(how_ended(self._name, code))
+            self._fail_pending(reason)
+            self._ended(reason)
+        if not self.loaded.done():
+            self.loaded.set_exception(reason)
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "fatal" in message:
+            self._fatal = error_of(message["fatal"])
+            return
+        self._receive(message)
+        if "ready" in message and not self.loaded.done():
+            self.loaded.set_result(None)
+        elif (future := self._pending.get(message.get("id", 0))) is not None and not future.done():
+            settle(future, message)
+
+    def _fail_pending(self, reason: Exception) -> None:
+        for future in (pending for pending in self._pending.values() if not pending.done()):
+            future.set_exception(reason)
+
+
+async def spawn(module: str) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
+    """Start a process that runs a module with `--control` and its end of a socket; return it and the other end.
+    OSError."""
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *module_command(module, "--control", str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        return process, *await asyncio.open_connection(sock=ours, limit=MOST_LINE_BYTES)
+    except BaseException:
+        ours.close()
+        raise
+
+
+async def exit_code(process: asyncio.subprocess.Process) -> int:
+    """Wait for the end of a process and return its exit code; kill it if it does not end within EXIT_S."""
+    try:
+        return await asyncio.wait_for(process.wait(), EXIT_S)
+    except asyncio.TimeoutError:
+        process.kill()
+        return await process.wait()
+
+
+def how_ended(name: str, code: int) -> str:
+    """Return for people how the engine process of a model ended."""
+    if code >= 0:
+        return f"the engine process of {name} ended with exit code {code}"
+    hint = " (out of memory is the usual cause)" if -code == signal.SIGKILL else ""
+    return f"the engine process of {name} was killed by {signal.Signals(-code).name}{hint}"
