@@ -170,7 +170,8 @@ def llm_speeds(
     fresh: bool = False,
     on_step: Progress = lambda done, total: None,
 ) -> ClusterProfile[DeviceSpeed]:
-    """Profile a cluster for a language model. threads, memory (bytes): of this device, at most.
+    """Profile a cluster for a language model. threads, memory (bytes): of this device, at most. Nothing is measured
+    where all devices are presets.
 
     The errors of `llm_survey`.
     """
@@ -180,6 +181,8 @@ def llm_speeds(
     # A preset in place of this device does not limit the memory for measuring this device.
     real_devices = [device for device in cluster.devices if device.preset is None]
     rooms = {real.address: real.memory_bytes for real in real_devices if real.address and real.memory_bytes}
+    if fleet is None and cluster.local is not None and cluster.local.preset is not None:
+        return profiled(cluster, Survey((), Links()), lambda device: estimated(device, file), notes)
     measurement = llm_survey(
         fleet,
         tuple(fleet.workers) if fleet else (),
