@@ -1,8 +1,8 @@
 """Speeds of devices with each candidate: measured with slices of zeros for some, interpolated between those for others.
 
 Measuring a model takes some seconds, so of models that differ only in their sizes three are measured: the smallest, one
-in the middle, and the largest that the devices hold, or the first that they have to page. Their kernels and their type
-are the same, so the time of a layer follows its weights.
+in the middle, and the largest that the devices hold. Their kernels and their type are the same, so the time of a layer
+follows its weights.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edge.advice.candidates import Candidate
+from edge.survey.llm_survey import AMPLE
 from edge.survey.profile import ClusterProfile
 from partition.predict.speeds import Curve, DeviceSpeed
 
@@ -66,7 +67,10 @@ def _kind(one: Candidate) -> tuple[object, ...]:
 
 def references(group: Sequence[Candidate], memory_bytes: int) -> list[Candidate]:
     """The candidates of a group, sorted by size, that are measured: three, or all where there are no more."""
-    last = next((i for i, one in enumerate(group) if one.shape.weight_bytes > memory_bytes), len(group) - 1)
+    fit = [i for i, one in enumerate(group) if one.shape.weight_bytes <= memory_bytes]
+    last = fit[-1] if fit else 0
+    if last + 1 < len(group) and AMPLE * group[last].shape.weight_bytes < memory_bytes:
+        last += 1  # the speed of a disk is measured with a model that may need it
     middle = (_layer_bytes(group[0]) * _layer_bytes(group[last])) ** 0.5
     between = min(range(last + 1), key=lambda i: abs(np.log(_layer_bytes(group[i]) / middle)))
     return [group[i] for i in sorted({0, between, last})]

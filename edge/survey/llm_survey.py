@@ -36,7 +36,7 @@ REMEMBERED = "speeds"  # name of the remembered figures
 # Measured on two devices: 50 us if a rank polls, 95 if a CPU quota forbids that. Slow devices take longer in
 # proportion.
 _SUM_CPU_S = 90e-6
-_AMPLE = 1.5  # times a model's file: weights, KV cache and buffers take less, but for very long contexts
+AMPLE = 1.5  # times a model's file: weights, KV cache and buffers take less, but for very long contexts
 _MOST_BYTES = 1 << 60
 # Part of a device's limit for all its processes: this process or the daemon, and an engine process beside weights.
 PROBE_BYTES = 250 << 20
@@ -120,7 +120,7 @@ class _LayerProfiler:
             min(room, memory.get(address, _MOST_BYTES))
             for room, address in zip(devices.memory_bytes, addresses, strict=True)
         ]
-        self._pages = [room < _AMPLE * file.size_bytes for room in self.rooms]  # whether it may have to page
+        self._pages = [room < AMPLE * file.size_bytes for room in self.rooms]  # whether it may have to page
         digests = [probe.digest for probe in self._slices.values()]
         self.keys: Sequence[str] = [
             key_of([*digests, str(threads.get(address)), str(pages)], profile)
