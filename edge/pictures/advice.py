@@ -14,6 +14,7 @@ _LINE, _FAINT = "#9aa5b1", "#c3cad2"
 _COLORS = {"resident": "#0b6fb8", "spread": "#0a8f6a", "paged": "#d1570f"}
 _LINES = ((10.0, "10 s"), (30.0, "30 s"))
 _GB = 1e9
+_MOST_S = 600.0  # seconds of an answer: slower models would press the others together
 
 
 def write_picture(result: Mapping[str, Any], path: Path) -> None:
@@ -33,6 +34,7 @@ def _figure(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Any
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes = new_axes(_SIZE_INCHES)
+    rows = [row for row in rows if row["answer_s"] <= _MOST_S] or rows
     places = [(row["answer_s"], row["size_bytes"] / _GB) for row in rows]
     front = [i for i, row in enumerate(rows) if row["on_front"]]
     for row, place in zip(rows, places, strict=True):
@@ -61,6 +63,6 @@ def _figure(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Any
     shown = [name for name in _COLORS if any(row["placement"] == name for row in rows)]
     handles = [Line2D([], [], color=_COLORS[name], marker="o", linestyle="none", label=name) for name in shown]
     axes.legend(handles=handles, frameon=False, fontsize=11, labelcolor=TEXT, loc="lower right")
-    labels = [Label(i, f"{rows[i]['model']} {rows[i]['type']}", TEXT, 9.5) for i in front]
+    labels = [Label(n, f"{rows[i]['model']} {rows[i]['type']}", TEXT, 9.5) for n, i in enumerate(front)]
     add_labels(axes, labels, [places[i] for i in front], (), places)
     return axes.figure
