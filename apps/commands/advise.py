@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from apps import planning
 from apps.errors import UsageError
-from apps.options import add, check_output, items, positive, quiet_grpc
+from apps.options import add, check_output, items, option, positive, quiet_grpc
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json, print_notes
 from quant.text import bytes_text, count_text, number_text
@@ -33,20 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(group, "--cluster")
     add(group, "--workers", help="this device and HOST[:PORT],... (default: the lab that is up)")
     words = "as if these were the devices, the first in place of this one: laptop,phone; an unknown name lists all"
-    group.add_argument("--presets", type=items, metavar="A,B", help=words)
+    option(group, "--presets A,B", words, items)
     add(group, "--threads", help="of this device")
     add(group, "--memory", help="that a model may take on this device")
     add(group, "--insecure")
-    group.add_argument("--fresh", action="store_true", help="measure again what was measured in the last day")
+    option(group, "--fresh", "measure again what was measured in the last day")
     wanted = parser.add_argument_group("what is wanted")
     words = "length of the prompt: a question, a file, a document (default: chat)"
-    wanted.add_argument("--task", choices=TASKS, default="chat", help=words)
-    wanted.add_argument("--min-speed", type=positive, metavar="N", help="tokens a second, at least")
-    wanted.add_argument("--models", type=items, metavar="A,B", help="these alone, each measured itself")
-    wanted.add_argument("--types", type=items, metavar="T,T", help="in these types (default: as they are published)")
+    option(wanted, "--task", words, choices=TASKS, default="chat")
+    option(wanted, "--min-speed N", "tokens a second, at least", positive)
+    option(wanted, "--models A,B", "these alone, each measured itself", items)
+    option(wanted, "--types T,T", "in these types (default: as they are published)", items)
     add(wanted, "--kv-type", help="of stored keys and values (default: f16)")
-    wanted.add_argument("--catalog", type=Path, metavar="FILE", help="models beside the known ones, or in their place")
-    parser.add_argument("--all", action="store_true", help="show all models, not only those worth choosing from")
+    option(wanted, "--catalog FILE", "models beside the known ones, or in their place", Path)
+    option(parser, "--all", "show all models, not only those worth choosing from")
     add(parser, "--json")
     add(parser, "--png", help="draw size against the time of an answer")
     add(parser, "--force", help="overwrite FILE")

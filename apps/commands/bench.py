@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from apps import distributed
-from apps.commands import bench_onnx
+from apps import bench_onnx
 from apps.errors import UsageError
 from apps.options import (
     ANY_MODEL,
