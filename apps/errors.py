@@ -5,8 +5,9 @@ import errno
 # Exit codes, as documented in docs/cli.md. Classes are named, not imported: importing them would make --help slow.
 _NAMES = {
     2: "BadRequest PictureError PlanError SamplingError ShapeError UnknownTypeError UsageError",
-    3: "CannotSlice ChatFileError ClusterFileError LabFileError ModelFileError NotThere OSError PrefixError RecipeError"
-    " SliceError StateError TemplateError TextError TraceError TrustError UnknownModel WeightsError",
+    3: "CannotSlice CatalogError ChatFileError ClusterFileError LabFileError ModelFileError NotThere OSError"
+    " PrefixError RecipeError SliceError StateError TemplateError TextError TraceError TrustError UnknownModel"
+    " WeightsError",
     4: "ContextFull DoesNotFit NoRoom NotEnoughMemory SizeTooSmall",
     5: "EngineError EngineGone",
     6: "HubError",

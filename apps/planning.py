@@ -33,8 +33,9 @@ from apps.show.progress import ShownSteps
 if TYPE_CHECKING:
     from edge.cluster.fleet import Fleet
     from edge.planning.space import PlanSpace
+    from edge.survey.cluster import Cluster
 
-_OF_TEXT = ("context", "prompt_tokens", "kv_type", "memory", "draft", "draft_worker", "acceptance")
+_OF_TEXT = ("context", "prompt_tokens", "depth", "kv_type", "memory", "draft", "draft_worker", "acceptance")
 _OF_ONNX = ("dim", "input")
 
 
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(work, "--context", help="tokens of KV cache (default: 4096, or less)")
     option(work, "--concurrency C", "requests at once, for the throughput (default: 4)", in_flight)
     option(work, "--prompt-tokens N", "of a prompt (default: 128)", positive_int)
+    option(work, "--depth N", "tokens behind one that is decoded, on average (default: 64)", positive_int)
     add(work, "--kv-type", help="of stored keys and values (default: f16)")
     add(work, "--dim", "--input")
     add_draft_arguments(work, "off")
@@ -64,19 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tuple[list[PlanSpace], Fleet | None]]:
     """The plans of the model, measured; one space for each of `types`, where they are given. And the workers."""
     quiet_grpc()
-    if args.cluster is not None and args.workers is not None:
-        raise UsageError("--cluster names the devices, and so does --workers: leave one of them out")
     _check_kind(args, types)
     from edge.planning.plan_options import PlanOptions
     from edge.planning.spaces import spaces as of_model
-    from edge.survey.cluster import Cluster
 
-    cluster = Cluster.of_lab(insecure=args.insecure) if args.cluster is None and args.workers is None else None
-    if cluster is not None:
-        args.workers = cluster.addresses
-        print(f"{len(args.workers)} devices of the lab that is up, and this one", file=sys.stderr)
-    else:
-        cluster = Cluster(args.workers or (), file=args.cluster, insecure=args.insecure)
+    cluster = cluster_of(args)
     path = model_file(args)
     with cluster:
         if is_onnx(args.model):
@@ -85,6 +79,20 @@ def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tu
         named = given_options(args, [field.name for field in fields(PlanOptions)])
         options, steps = PlanOptions(dims=dict(args.dim or []), inputs=args.input or (), **named), ShownSteps()
         yield of_model(path, cluster, options, types=types, steps=steps), cluster.fleet
+
+
+def cluster_of(args: argparse.Namespace) -> Cluster:
+    """The devices that the options name, or those of the lab that is up. Call `quiet_grpc` before."""
+    from edge.survey.cluster import Cluster
+
+    if args.cluster is not None and args.workers is not None:
+        raise UsageError("--cluster names the devices, and so does --workers: leave one of them out")
+    cluster = Cluster.of_lab(insecure=args.insecure) if args.cluster is None and args.workers is None else None
+    if cluster is None:
+        return Cluster(args.workers or (), file=args.cluster, insecure=args.insecure)
+    args.workers = cluster.addresses
+    print(f"{len(args.workers)} devices of the lab that is up, and this one", file=sys.stderr)
+    return cluster
 
 
 def _check_kind(args: argparse.Namespace, types: tuple[str, ...]) -> None:

@@ -40,6 +40,10 @@ class HubError(EdgeError):
     """A model could not be fetched: no such repository or file, no network, or no room."""
 
 
+class CatalogError(EdgeError):
+    """A catalog of models cannot be used: the message names the entry, its key, what is needed and what is there."""
+
+
 class Interrupted(EdgeError):
     """The computation was stopped on request before it was complete."""
 

@@ -167,7 +167,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _list_known(as_json: bool) -> int:
-    from edge.models.known import known_models
+    from edge.models.catalog import known_models
     from edge.models.paths import is_here
 
     models = [(model, is_here(model)) for model in known_models()]

@@ -11,8 +11,8 @@ from typing import Any
 
 from devices.paths import cache_folder
 from edge.errors import HubError
+from edge.models.catalog import known_model, known_models
 from edge.models.hub import cached_repositories, parts
-from edge.models.known import known_model, known_models
 from edge.models.wheels import models_folder
 from edge.slices.store import SliceStore
 

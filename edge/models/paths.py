@@ -8,7 +8,7 @@ from pathlib import Path
 from edge.demo import MODEL_PATH
 from edge.errors import HubError
 from edge.models import hub, wheels
-from edge.models.known import KnownModel, known_model, known_models, nearest_name
+from edge.models.catalog import KnownModel, known_model, known_models, nearest_name
 from edge.models.wheels import Progress
 from quant.errors import ModelFileError
 

@@ -14,8 +14,9 @@ from edge.models.paths import PathLike
 class PlanOptions:
     """The work that plans are made for, and what they may use. None is the default of the kind of model."""
 
-    context: int | None = None  # tokens of KV cache; of language models, like the next two
+    context: int | None = None  # tokens of KV cache; of language models, like the next three
     prompt_tokens: int | None = None  # of a prompt
+    depth: int | None = None  # tokens behind one that is decoded, on average
     kv_type: str = "f16"  # of stored keys and values
     concurrency: int | None = None  # requests, or inputs, at once for the throughput
     dims: Mapping[str, int] = field(default_factory=dict)  # sizes of dimensions that an ONNX model leaves open

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge.cluster.deployment import Exchange
-from edge.planning.arrange import work_of
+from edge.planning.arrange import DEPTH, work_of
 from edge.planning.drafted import assumed_text, draft_of
 from edge.planning.llm_space import LlmSpace
 from edge.planning.plan_options import DEFAULTS, PlanOptions, is_onnx
@@ -77,6 +77,7 @@ def llm_space(
         context=options.context or min(ModelShape.from_gguf(file).context_length or _CONTEXT, _CONTEXT),
         concurrency=options.concurrency or _CONCURRENCY,
         prompt=options.prompt_tokens or _PROMPT,
+        depth=options.depth or DEPTH,
         kv_type=options.kv_type,
         wire=options.wire,
     )

@@ -69,9 +69,20 @@ def types_of_each(
     file: GgufFile, mixes: Sequence[Mix], types: Mapping[str, TensorType] | None = None, imatrix: Path | None = None
 ) -> Generator[Outcome, None, None]:
     """Yield `types_of` several mixes, one after another, in one process, which ends with the generator."""
-    with _child(file, mixes, types or {}, imatrix, None, default_threads()) as events:
-        for mix in mixes:
-            yield _outcome(file, mix, types or {}, takewhile(lambda event: "made" not in event, events))
+    yield from _types_of([(file, mix) for mix in mixes], types or {}, imatrix)
+
+
+def types_of_files(jobs: Sequence[tuple[GgufFile, Mix]]) -> Generator[Outcome, None, None]:
+    """Yield `types_of` several files, each in a mix, in one process, which ends with the generator."""
+    return _types_of(jobs, {}, None)
+
+
+def _types_of(
+    jobs: Sequence[tuple[GgufFile, Mix]], types: Mapping[str, TensorType], imatrix: Path | None
+) -> Generator[Outcome, None, None]:
+    with _child(jobs, types, imatrix, None, default_threads()) as events:
+        for file, mix in jobs:
+            yield _outcome(file, mix, types, takewhile(lambda event: "made" not in event, events))
 
 
 def _outcome(file: GgufFile, mix: Mix, types: Mapping[str, TensorType], events: Iterator[dict[str, Any]]) -> Outcome:
@@ -120,7 +131,7 @@ def quantize(
     total, done, last = sum(sizes.values()), 0, ""
     with temporary_beside(out) as temporary:
         try:
-            with _child(file, [mix], types or {}, imatrix, temporary, threads or default_threads()) as events:
+            with _child([(file, mix)], types or {}, imatrix, temporary, threads or default_threads()) as events:
                 for event in events:
                     if "number" in event:
                         done, last = done + sizes.get(last, 0), event["tensor"]
@@ -167,18 +178,16 @@ def _check_needs_none(outcome: Outcome, mix: Mix) -> None:
 
 @contextmanager
 def _child(
-    file: GgufFile,
-    mixes: Sequence[Mix],
+    jobs: Sequence[tuple[GgufFile, Mix]],
     types: Mapping[str, TensorType],
     imatrix: Path | None,
     target: Path | None,
     threads: int,
 ) -> Iterator[Iterator[dict[str, Any]]]:
-    """Yield the events of a process that makes each mix. At the end of the block it has ended."""
+    """Yield the events of a process that makes a mix of each file. At the end of the block it has ended."""
     job = {
-        "source": str(file.path),
+        "sources": [(str(file.path), mix.id) for file, mix in jobs],
         "target": str(target or ""),
-        "mixes": [mix.id for mix in mixes],
         "types": {name: kind.id for name, kind in types.items()},
         "imatrix": str(imatrix) if imatrix else None,
         "threads": threads,

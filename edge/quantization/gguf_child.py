@@ -51,10 +51,10 @@ def _run(job: dict[str, Any], emit: Callable[..., None]) -> None:
         from quant.gguf.file import GgufFile
         from quant.gguf.imatrix import read_imatrix
 
-        importance = read_imatrix(job["imatrix"]).weights_of(GgufFile.open(job["source"]))
-    for mix in job["mixes"]:
+        importance = read_imatrix(job["imatrix"]).weights_of(GgufFile.open(job["sources"][0][0]))
+    for source, mix in job["sources"]:
         quantize_model(
-            job["source"],
+            source,
             job["target"],
             mix,
             threads=job["threads"],

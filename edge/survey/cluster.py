@@ -7,8 +7,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from devices.catalog import CATALOG
+from devices.cluster_file import MAX_DEVICES, ClusterDevice, read_cluster
 from devices.cluster_file import Cluster as ClusterFile
-from devices.cluster_file import read_cluster
 from devices.lab.lab import status as lab_status
 from edge.cluster.fleet import MAX_WORKERS, Fleet, device
 from edge.errors import WorkerError
@@ -54,6 +55,23 @@ class Cluster:
         """This device and the emulated ones of the lab that is up; None where no lab is."""
         state = lab_status()
         return None if state is None else cls(tuple(state.addresses.values()), insecure=insecure or state.shaped)
+
+    @classmethod
+    def of_presets(cls, names: Sequence[str]) -> Cluster:
+        """Devices as `devices.catalog` describes them, the first in place of this one. PlanError for an unknown name,
+        and for none or too many."""
+        if not 1 <= len(names) <= MAX_DEVICES:
+            raise PlanError(f"1 to {MAX_DEVICES} presets can be compared, got {len(names)}")
+        for name in names:
+            if name not in CATALOG:
+                raise PlanError(f"no preset {name[:40]!r}; known are {', '.join(CATALOG)}")
+        counts = [names[: i + 1].count(name) for i, name in enumerate(names)]
+        titles = [name if count == 1 else f"{name}-{count}" for name, count in zip(names, counts, strict=True)]
+        first, *others = (ClusterDevice(title, preset=name) for title, name in zip(titles, names, strict=True))
+        cluster = cls()
+        cluster.devices = ClusterFile((replace(first, address=LOCAL), *others))
+        cluster._has_names = True
+        return cluster
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ REMEMBERED = "speeds"  # name of the remembered figures
 # Measured on two devices: 50 us if a rank polls, 95 if a CPU quota forbids that. Slow devices take longer in
 # proportion.
 _SUM_CPU_S = 90e-6
-_AMPLE = 1.5  # times a model's file: weights, KV cache and buffers take less, but for very long contexts
+AMPLE = 1.5  # times a model's file: weights, KV cache and buffers take less, but for very long contexts
 _MOST_BYTES = 1 << 60
 # Part of a device's limit for all its processes: this process or the daemon, and an engine process beside weights.
 PROBE_BYTES = 250 << 20
@@ -120,7 +120,7 @@ class _LayerProfiler:
             min(room, memory.get(address, _MOST_BYTES))
             for room, address in zip(devices.memory_bytes, addresses, strict=True)
         ]
-        self._pages = [room < _AMPLE * file.size_bytes for room in self.rooms]  # whether it may have to page
+        self._pages = [room < AMPLE * file.size_bytes for room in self.rooms]  # whether it may have to page
         digests = [probe.digest for probe in self._slices.values()]
         self.keys: Sequence[str] = [
             key_of([*digests, str(threads.get(address)), str(pages)], profile)
@@ -170,7 +170,8 @@ def llm_speeds(
     fresh: bool = False,
     on_step: Progress = lambda done, total: None,
 ) -> ClusterProfile[DeviceSpeed]:
-    """Profile a cluster for a language model. threads, memory (bytes): of this device, at most.
+    """Profile a cluster for a language model. threads, memory (bytes): of this device, at most. Nothing is measured
+    where all devices are presets.
 
     The errors of `llm_survey`.
     """
@@ -180,6 +181,8 @@ def llm_speeds(
     # A preset in place of this device does not limit the memory for measuring this device.
     real_devices = [device for device in cluster.devices if device.preset is None]
     rooms = {real.address: real.memory_bytes for real in real_devices if real.address and real.memory_bytes}
+    if fleet is None and cluster.local is not None and cluster.local.preset is not None:
+        return profiled(cluster, Survey((), Links()), lambda device: estimated(device, file), notes)
     measurement = llm_survey(
         fleet,
         tuple(fleet.workers) if fleet else (),

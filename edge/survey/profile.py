@@ -78,7 +78,7 @@ def profiled(
     speeds = [with_overrides(speed, by_address.get(speed.device)) for speed in survey.speeds]
     own = cluster.local
     if own is not None and own.preset is not None:  # plan as if this device were the preset
-        speeds[0] = replace(with_overrides(estimate(own), own), device=LOCAL)
+        speeds[:1] = [replace(with_overrides(estimate(own), own), device=LOCAL)]
     presets: list[ClusterDevice] = [d for d in cluster.devices if d.preset is not None and not d.is_local]
     speeds += [with_overrides(estimate(preset), preset) for preset in presets]
     all_notes = [*notes, *(f"{d.name} is a preset ({d.preset}): its figures are estimates" for d in presets)]

@@ -4,6 +4,7 @@ Every slice takes hidden states (`batch.embd`) and has a vocabulary without word
 rows and tokenizes. The head's rows, where the slice has any, are its logits.
 """
 
+import math
 from collections.abc import Iterator
 from itertools import chain
 
@@ -35,7 +36,8 @@ def limits(file: GgufFile) -> Limits:
     layers = range(shape.n_layers)
     heads = sum(shape.n_heads)
     heads_kv = sum(shape.n_heads_kv)
-    query, key_value, ff, rest = (sum(_bytes(source, layer, kind) for layer in layers) for kind in _KINDS)
+    by_layer = [[_bytes(source, layer, kind) for kind in _KINDS] for layer in layers]
+    query, key_value, ff, rest = (math.fsum(values) for values in zip(*by_layer, strict=True))
     if source.rules.whole_attention:  # whoever has heads has all of them, and what else is not shared
         query, key_value = query + key_value + rest, 0.0
     return Limits(
@@ -46,9 +48,7 @@ def limits(file: GgufFile) -> Limits:
         kv_head_bytes=key_value / heads_kv if heads_kv else 0.0,
         ff_bytes=ff / (len(layers) * source.ff),
         vocab_bytes=source.head.n_bytes / source.head.shape[-1],
-        layer_bytes=tuple(
-            sum(_bytes(source, layer, kind) for kind in ("query", "kv", "ff", "rest")) for layer in layers
-        ),
+        layer_bytes=tuple(sum(kinds) for kinds in by_layer),
         starts=source.starts,
         no_stage_of=source.no_stage_of,
         shares_heads=not source.rules.whole_attention,

@@ -44,6 +44,7 @@ CHANGED: list[tuple[list[str], str]] = [  # options, and what in "predicted" the
     (["--context", "512"], "memory_bytes"),
     (["--kv-type", "q8_0"], "memory_bytes"),
     (["--concurrency", "9"], "in_flight"),
+    (["--depth", "2000"], "latency_s"),
     (["--prompt-tokens", "33"], "prompt"),
     (["--prompt-tokens", "65"], "ttft_s"),
 ]

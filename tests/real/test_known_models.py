@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from edge.models.known import known_model
+from edge.models.catalog import known_model
 from tests.real import weights
 
 

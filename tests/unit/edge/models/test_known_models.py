@@ -16,8 +16,8 @@ from apps.cli import main
 from apps.commands import serve
 from edge.demo import MODEL_PATH
 from edge.errors import HubError
-from edge.models import known, paths, wheels
-from edge.models.known import KnownModel, known_model, known_models, nearest_name
+from edge.models import catalog, paths, wheels
+from edge.models.catalog import KnownModel, known_model, known_models, nearest_name
 from edge.models.wheels import Wheel
 from partition.architectures.table import ARCHITECTURES
 from quant.errors import ModelFileError
@@ -85,14 +85,14 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
         KnownModel("tiny-7m", 57_000_000, "mit", wheel=tiny()),
         KnownModel("other-1b", 1_000_000_000, "apache-2.0", "someone/other-GGUF", "*Q4_K_M.gguf"),
     )
-    monkeypatch.setattr(known, "known_models", lambda: models)
+    monkeypatch.setattr(catalog, "known_models", lambda: models)
     monkeypatch.setattr("edge.models.inventory.known_models", lambda: models)
     monkeypatch.setattr(paths, "known_models", lambda: models)
 
 
 def test_the_list_is_complete_and_in_order_of_size() -> None:
     models = known_models()
-    assert 10 <= len(models) <= 15
+    assert 20 <= len(models) <= 40
     assert len({model.name for model in models}) == len(models)
     assert [model.about_bytes for model in models] == sorted(model.about_bytes for model in models)
     for model in models:

@@ -1,0 +1,160 @@
+"""`edge advise`: which published models run well here, and how long an answer takes, before anything is downloaded."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apps import planning
+from apps.errors import UsageError
+from apps.options import add, check_output, items, option, positive, quiet_grpc
+from apps.show.progress import ShownSteps
+from apps.show.table import print_columns, print_json, print_notes
+from quant.text import bytes_text, count_text, number_text
+
+if TYPE_CHECKING:
+    from edge.models.catalog import KnownModel
+    from edge.survey.cluster import Cluster
+
+HELP = "Say which published models run well on these devices, before anything is downloaded."
+# A copy of names in edge.advice.advise, so that --help stays quick; a test compares them.
+TASKS = ("chat", "code", "long")
+_MOST_S = 300.0  # seconds of an answer that the table has
+_COLUMNS = (
+    "model", "type", "parameters", "bits", "size", "memory", "tokens/s", "first token", "answer", "weights", "run",
+)  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The devices, the task, the models, and where the result goes."""
+    group = parser.add_argument_group("devices")
+    add(group, "--cluster")
+    add(group, "--workers", help="this device and HOST[:PORT],... (default: the lab that is up)")
+    words = "as if these were the devices, the first in place of this one: laptop,phone; an unknown name lists all"
+    option(group, "--presets A,B", words, items)
+    add(group, "--threads", help="of this device")
+    add(group, "--memory", help="that a model may take on this device")
+    add(group, "--insecure")
+    option(group, "--fresh", "measure again what was measured in the last day")
+    wanted = parser.add_argument_group("what is wanted")
+    words = "length of the prompt: a question, a file, a document (default: chat)"
+    option(wanted, "--task", words, choices=TASKS, default="chat")
+    option(wanted, "--min-speed N", "tokens a second, at least", positive)
+    option(wanted, "--models A,B", "these alone, each measured itself", items)
+    option(wanted, "--types T,T", "in these types (default: as they are published)", items)
+    add(wanted, "--kv-type", help="of stored keys and values (default: f16)")
+    option(wanted, "--catalog FILE", "models beside the known ones, or in their place", Path)
+    option(parser, "--all", "show all models, not only those worth choosing from")
+    add(parser, "--json")
+    add(parser, "--png", help="draw size against the time of an answer")
+    add(parser, "--force", help="overwrite FILE")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict, show, and draw."""
+    quiet_grpc()
+    if args.png is not None:
+        from edge.pictures.canvas import check_picture
+
+        check_picture(args.png)
+        check_output(args.png, [path for path in (args.catalog, args.cluster) if path], args.force)
+    models = _models(args)
+    from edge.advice.advise import AdviceOptions, advise
+
+    options = AdviceOptions(
+        task=args.task,
+        types=args.types or (),
+        min_tokens_per_s=args.min_speed or 0.0,
+        every=args.models is not None,
+        kv_type=args.kv_type or "f16",
+        threads=args.threads,
+        memory=args.memory,
+        fresh=args.fresh,
+    )
+    with _cluster(args) as cluster:
+        result = advise(models, cluster, options, ShownSteps("advise")).to_json()
+    if args.json:
+        print_json(result)
+    else:
+        _show(result, args.all)
+    if args.png is not None:
+        from edge.pictures.advice import write_picture
+
+        write_picture(result, args.png)
+    return 0
+
+
+def _models(args: argparse.Namespace) -> list[KnownModel]:
+    """The models that can be run, with those of --catalog; those of --models."""
+    from edge.models.catalog import known_models, read_catalog
+
+    by_name = {model.name: model for model in known_models()}
+    if args.catalog is not None:
+        by_name |= {model.name: model for model in read_catalog(args.catalog)}
+    if args.models is None:
+        return list(by_name.values())
+    for name in args.models:
+        if by_name.get(name.lower()) is None or by_name[name.lower()].shape is None:
+            shaped = ", ".join(name for name, model in by_name.items() if model.shape is not None)
+            raise UsageError(f"--models names {name!r}, whose shape is not in the catalog; there are {shaped}")
+    return [by_name[name.lower()] for name in dict.fromkeys(args.models)]
+
+
+def _cluster(args: argparse.Namespace) -> Cluster:
+    from edge.survey.cluster import Cluster
+
+    if args.presets is None:
+        return planning.cluster_of(args)
+    for name in ("cluster", "workers", "threads", "memory", "fresh"):
+        if getattr(args, name):
+            raise UsageError(f"--presets are devices that are not measured: leave --{name} out, or the presets")
+    return Cluster.of_presets(args.presets)
+
+
+def _show(result: dict[str, Any], every: bool) -> None:
+    """Print a table: the quickest answer first, with lines where answers take long."""
+    worthwhile = [row for row in result["rows"] if row["on_front"]]
+    soon = [row for row in worthwhile if row["answer_s"] <= _MOST_S] or worthwhile[:1]
+    rows = result["rows"] if every else soon
+    print(
+        f"an answer of {result['answer_tokens']} tokens to a prompt of {result['prompt_tokens']}, on"
+        f" {', '.join(result['devices'])}; larger is usually better, by size alone"
+    )
+    print()
+    print_columns(_COLUMNS, list(_lines(rows)), whole=("model", "type", "run"))
+    notes = []
+    if left := len(result["rows"]) - len(rows):
+        why = f"not larger than one that answers sooner, take more than {_MOST_S / 60:g} minutes, or do not fit"
+        notes.append(f"{left} others are {why}: --all shows them")
+    figures = sorted({row["figures"] for row in rows})
+    print_notes([*notes, f"times are {' or '.join(figures)}; nothing was downloaded", *result["notes"]])
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield cells, with a row of its own where answers begin to take longer than 10 s and 30 s."""
+    from edge.advice.advise import LINES_S
+
+    lines = list(LINES_S)
+    for row in rows:
+        while lines and row["answer_s"] is not None and row["answer_s"] > lines[0]:
+            yield [f"-- above {lines.pop(0):g} s --", *[""] * (len(_COLUMNS) - 1)]
+        yield _cells(row)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    fits = row["answer_s"] is not None
+    return [
+        row["model"],
+        row["type"],
+        count_text(row["parameters"]),
+        f"{row['bits_per_weight']:.1f}",
+        bytes_text(row["size_bytes"]),
+        bytes_text(sum(row["memory_bytes"].values())) if fits else "-",
+        number_text(row["tokens_per_s"]) if fits else "-",
+        f"{number_text(row['ttft_s'])} s" if fits else "-",
+        f"{number_text(row['answer_s'])} s" if fits else "-",
+        row["placement"] if fits else "do not fit",
+        row["command"],
+    ]

@@ -1,0 +1,94 @@
+"""Candidates: published models in the types that they come in, as outlines on this device's disk."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from edge.errors import CatalogError
+from edge.models.catalog import KnownModel
+from edge.models.outline import write_outline
+from edge.quantization.gguf import types_of_files
+from edge.tasks import SILENT, Steps
+from partition.model.check import check_loadable
+from partition.model.model import ModelShape
+from partition.plan.tensor import Limits
+from partition.slices.gguf_slice import limits
+from quant.errors import ModelFileError
+from quant.gguf.file import GgufFile
+from quant.mixes import Mix, mix_by_name
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A published model in one type: its outline, which planners and slices of zeros take for the file."""
+
+    model: KnownModel
+    mix: Mix
+    file: GgufFile
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the header, in place of the file's: its weights are a hole."""
+        with self.file.path.open("rb") as file:
+            return hashlib.sha256(file.read(self.file.header_bytes(self.file.path))).hexdigest()
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        return ModelShape.from_gguf(self.file)
+
+    @cached_property
+    def limits(self) -> Limits:
+        return limits(self.file)
+
+    @property
+    def name(self) -> str:
+        """Name and type, for people."""
+        return f"{self.model.name} {self.mix.name}"
+
+
+@contextmanager
+def candidates(
+    models: Sequence[KnownModel], types: Sequence[str] = (), steps: Steps = SILENT
+) -> Iterator[list[Candidate]]:
+    """Yield each model that has a shape in each of its types; their outlines are there until the end of the block.
+
+    types: in place of those that the models are published in. UnknownTypeError for an unknown type; CatalogError for a
+    shape that llama.cpp would not load; EngineError for a type that llama.cpp's quantizer refuses.
+    """
+    mixes = {name: mix_by_name(name) for name in types}
+    shaped = [model for model in models if model.shape is not None]
+    with tempfile.TemporaryDirectory(prefix="edge-advise-") as folder:
+        with steps.step("Reading the catalog"):
+            found = _candidates(shaped, mixes.values(), Path(folder))
+        yield found
+
+
+def _candidates(models: Sequence[KnownModel], mixes: Collection[Mix], folder: Path) -> list[Candidate]:
+    jobs = []
+    for i, model in enumerate(models):
+        whole = _outline(folder / f"{i}.gguf", model)
+        jobs += [(model, whole, mix) for mix in mixes or map(mix_by_name, model.types)]
+    found = []
+    with closing(types_of_files([(whole, mix) for _, whole, mix in jobs])) as outcomes:
+        for n, ((model, _, mix), outcome) in enumerate(zip(jobs, outcomes, strict=True)):
+            assert model.shape is not None
+            path = folder / f"{n}-{mix.name}.gguf"
+            found.append(Candidate(model, mix, write_outline(path, model.shape, model.name, outcome.types)))
+    return found
+
+
+def _outline(path: Path, model: KnownModel) -> GgufFile:
+    """The outline of a model as quantizers take it. CatalogError where llama.cpp would not load it."""
+    assert model.shape is not None
+    file = write_outline(path, model.shape, model.name)
+    try:
+        check_loadable(file)
+    except ModelFileError as error:
+        raise CatalogError(f"the shape of {model.name} is none that llama.cpp loads: {error}") from None
+    return file

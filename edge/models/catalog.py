@@ -1,0 +1,215 @@
+"""The catalog of published models: where each is fetched from, its shape and its licence. catalog.toml lists them, and
+people may add files of their own."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from devices.toml_tables import Table, check_keys, read_toml, tables
+from edge.errors import CatalogError
+from edge.models.shapes import Shape, ShapeError, shape
+from edge.models.wheels import Wheel
+from quant.errors import UnknownTypeError
+from quant.mixes import mix_by_name
+from quant.text import count_text
+
+_LIST = Path(__file__).with_name("catalog.toml")
+_KEYS = ("name", "repo", "file", "about_bytes", "licence", "types", "parameters", "shape", "scores")
+_WHEEL_KEYS = ("wheel", "wheel_bytes", "sha256", "member")
+_SCORE_KEYS = ("name", "value", "date", "source")
+_MOST_OFF = 0.02  # part that a shape's parameters may differ from the published count, which is rounded
+_MOST = 1e15  # bytes, and parameters
+_SHAPE_KEYS: dict[str, Any] = {field.name: field.type for field in fields(Shape)}
+_FIGURES: Mapping[Any, tuple[tuple[type, ...], str]] = {  # by the type of a figure: what TOML may have for it
+    int: ((int,), "needs a whole number, without a unit"),
+    float: ((int, float), "needs a number, without a unit"),
+    bool: ((bool,), "needs true or false"),
+    str: ((str,), "needs a text"),
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    """Result of a benchmark, as the makers of a model published it."""
+
+    name: str
+    value: float
+    date: str  # of the publication: 2024-09-25
+    source: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/advise.md says."""
+        return {"name": self.name, "value": self.value, "date": self.date, "source": self.source}
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """Entry of the catalog: a file in a repository of the hub, or in a wheel; or a shape alone."""
+
+    name: str
+    about_bytes: int  # size of the file when it was published; 0 for a shape alone
+    licence: str
+    repo: str = ""  # OWNER/NAME on the hub; empty where it comes from a wheel
+    file: str = ""
+    wheel: Wheel | None = None
+    types: tuple[str, ...] = ()  # mixes that the repository has files of, that of `file` first
+    parameters: float = 0.0  # published count; 0 where there is no shape
+    shape: Shape | None = None  # None: too new for certain figures, so nothing is predicted of it
+    scores: tuple[Score, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """Source: OWNER/NAME:FILE, as commands take it, or the file name of a wheel; "" for a shape alone."""
+        return self.wheel.filename if self.wheel else f"{self.repo}:{self.file}" if self.repo else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/cli.md says."""
+        return {
+            "name": self.name,
+            "about_size_bytes": self.about_bytes,
+            "licence": self.licence,
+            "source": self.source,
+        }
+
+
+@functools.cache
+def catalog() -> tuple[KnownModel, ...]:
+    """Return the catalog, the smallest file first, and at last the shapes alone."""
+    return read_catalog(_LIST, (*_KEYS, *_WHEEL_KEYS))
+
+
+def read_catalog(path: Path, keys: Sequence[str] = _KEYS) -> tuple[KnownModel, ...]:
+    """Read a catalog. CatalogError says what is wrong and where; OSError if it cannot be read. keys: of its models."""
+    data = read_toml(path, CatalogError)
+    try:
+        check_keys(data, ("model",), "the file", CatalogError)
+        models = tuple(_model(table, keys) for table in tables(data, "model", CatalogError))
+        names = [model.name for model in models]
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                raise CatalogError(f"model[{i}].name: another model is called {name!r}; names differ")
+    except CatalogError as error:
+        raise CatalogError(f"{path}: {error}") from None
+    return models
+
+
+def known_models() -> tuple[KnownModel, ...]:
+    """Return all models that can be fetched by their name, the smallest first."""
+    return tuple(model for model in catalog() if model.source)
+
+
+def known_model(name: str) -> KnownModel | None:
+    """The model of this name, in letters of any case; None if no model is called so."""
+    return next((model for model in known_models() if model.name == name.lower()), None)
+
+
+def nearest_name(name: str) -> str | None:
+    """The known name that somebody who typed this probably meant, if there is one."""
+    near = get_close_matches(name.lower(), [model.name for model in known_models()], n=1)
+    return near[0] if near else None
+
+
+def _model(table: Table, keys: Sequence[str]) -> KnownModel:
+    table.check_keys(keys)
+    name = _text(table, "name", "a name")
+    if name != name.lower() or any(c.isspace() or c in ":/" for c in name):
+        table.refuse("name", "needs lower-case letters, digits, '-', '_' or '.'")
+    wheel = None
+    if table.get("wheel") is not None:
+        values = table.values
+        wheel = Wheel(values["wheel"], values["wheel_bytes"], values["sha256"], values["member"], values["about_bytes"])
+    repo = _text(table, "repo", "OWNER/NAME on the hub", "")
+    file = _text(table, "file", "the name of a file in the repository", "")
+    if bool(repo) != bool(file) or (repo and repo.count("/") != 1):
+        table.refuse("repo", "needs OWNER/NAME on the hub, beside file")
+    found = _shape(table)
+    return KnownModel(
+        name,
+        table.whole("about_bytes", 1, int(_MOST)) or 0,
+        _text(table, "licence", "a licence", "" if not (repo or wheel) else None),
+        repo,
+        file,
+        wheel,
+        _types(table),
+        _parameters(table, found),
+        found,
+        tuple(_score(score, f"{table.where}.scores[{i}]") for i, score in enumerate(_list(table, "scores", Mapping))),
+    )
+
+
+def _text(table: Table, key: str, needs: str, default: str | None = None) -> str:
+    """A short text; `default` where the key is missing, unless that is None."""
+    value = table.get(key)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str) or not 0 < len(value) <= 300 or not value.isprintable():
+        table.refuse(key, f"needs {needs}, in quotes")
+    return value
+
+
+def _list(table: Table, key: str, kind: type) -> list[Any]:
+    value = table.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+        table.refuse(key, "needs a list")
+    return value
+
+
+def _types(table: Table) -> tuple[str, ...]:
+    try:
+        return tuple(mix_by_name(name).name for name in _list(table, "types", str))
+    except UnknownTypeError as error:
+        raise CatalogError(f"{table.where}.types: {error}") from None
+
+
+def _shape(table: Table) -> Shape | None:
+    figures = table.get("shape")
+    if figures is None:
+        return None
+    if not isinstance(figures, Mapping):
+        table.refuse("shape", "needs a table: shape = { arch = ..., layers = ..., ... }")
+    inner = Table(figures, f"{table.where}.shape", CatalogError)
+    inner.check_keys(tuple(_SHAPE_KEYS))
+    for key, value in figures.items():
+        kinds, needs = _FIGURES[_SHAPE_KEYS[key]]
+        if type(value) not in kinds:  # a bool is an int, too
+            inner.refuse(key, needs)
+    try:
+        return shape(**{"arch": "", **figures})
+    except ShapeError as error:
+        raise CatalogError(f"{inner.where}: {error}") from None
+    except TypeError as error:  # a figure that every shape needs is missing
+        raise CatalogError(f"{inner.where}: {str(error).partition('() ')[2]}; give it") from None
+
+
+def _parameters(table: Table, found: Shape | None) -> float:
+    published = table.number("parameters", 1, _MOST)
+    if found is None:
+        return 0.0
+    if published is None:
+        table.refuse("parameters", "needs the published number of parameters, such as 4.02e9, to check the shape by")
+    if abs(found.parameters / published - 1) > _MOST_OFF:
+        made = count_text(found.parameters)
+        table.refuse("parameters", f"needs what the shape makes, {made}: one of the two is wrong")
+    return published
+
+
+def _score(values: Mapping[str, Any], where: str) -> Score:
+    table = Table(values, where, CatalogError)
+    table.check_keys(_SCORE_KEYS)
+    value = table.number("value", -1e9, 1e9)
+    date = table.get("date")
+    if value is None:
+        table.refuse("value", "needs a number")
+    if not isinstance(date, datetime.date):
+        table.refuse("date", "needs a date such as 2024-09-25, without quotes")
+    return Score(
+        _text(table, "name", "the benchmark"), value, date.isoformat()[:10], _text(table, "source", "an address")
+    )

@@ -1,0 +1,106 @@
+"""Which candidates are measured, and how times of others follow from them, with known times."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from edge.advice.candidates import Candidate, candidates
+from edge.advice.speeds import INTERPOLATED, MEASURED, PRESET, Profile, references, speeds_of_all
+from edge.models.catalog import catalog
+from partition.predict.speeds import Curve, DeviceSpeed, Links
+
+NAMES = ("smollm2-135m", "smollm2-360m", "qwen3-0.6b", "llama-3.2-1b", "qwen3-4b", "llama-3.1-8b", "qwen3-32b")
+PER_BYTE, FIXED, PER_ROW = 1e-10, 2e-5, 3e-11  # seconds of a layer: for each byte, for itself, and for each further row
+HEAD_PER_BYTE, TOKEN_PER_WIDTH = 2e-10, 5e-12
+
+
+@pytest.fixture(scope="module", name="some")
+def of_the_catalog() -> Iterator[list[Candidate]]:
+    models = [model for model in catalog() if model.name in (*NAMES, "qwen3-30b-a3b")]
+    with candidates(models, ["q8_0"]) as found:
+        yield found
+
+
+def measured(one: Candidate) -> Profile:
+    """Times that follow from the bytes by known figures, with a part that no size changes."""
+    layer = sum(one.limits.layer_bytes) / len(one.limits.layer_bytes)
+
+    def curve(share: float) -> Curve:
+        return Curve(tuple((n, FIXED + share * layer * (PER_BYTE + (n - 1) * PER_ROW)) for n in (1, 8, 64)))
+
+    speed = DeviceSpeed(
+        "local", "this device", Curve(((1, 4e-4),)), curve(1.0),
+        TOKEN_PER_WIDTH * max(one.shape.n_heads) * one.shape.head_k, curve(0.5),
+        Curve(((1, HEAD_PER_BYTE * one.shape.head_bytes),)), 16 << 30, 200 << 20,
+    )  # fmt: skip
+    return Profile((speed,), Links(), ())
+
+
+def layer_bytes(one: Candidate) -> float:
+    return sum(one.limits.layer_bytes) / len(one.limits.layer_bytes)
+
+
+def test_three_of_a_kind_are_measured_and_each_with_experts(some: list[Candidate]) -> None:
+    asked: list[str] = []
+
+    def measure(one: Candidate) -> Profile:
+        asked.append(one.model.name)
+        return measured(one)
+
+    found = speeds_of_all(some, measure, memory_bytes=20 << 30)
+    assert sorted(asked) == ["llama-3.2-1b", "qwen3-30b-a3b", "qwen3-32b", "smollm2-135m"]
+    for one, of_one in zip(some, found, strict=True):
+        assert of_one.figures == (MEASURED if one.model.name in asked else INTERPOLATED)
+        if of_one.figures == INTERPOLATED:
+            assert of_one.sources == ("smollm2-135m", "llama-3.2-1b", "qwen3-32b")
+    asked.clear()
+    assert {of_one.figures for of_one in speeds_of_all(some, measure, memory_bytes=20 << 30, every=True)} == {MEASURED}
+    assert sorted(asked) == sorted(one.model.name for one in some)
+    assert {of_one.figures for of_one in speeds_of_all(some, measure, memory_bytes=None)} == {PRESET}
+
+
+def test_times_between_are_those_of_the_sizes(some: list[Candidate]) -> None:
+    """Where times follow from bytes by a straight line, nothing is lost."""
+    for one, of_one in zip(some, speeds_of_all(some, measured, memory_bytes=20 << 30), strict=True):
+        [got], [wanted] = of_one.profile.speeds, measured(one).speeds
+        for rows in (1, 8, 64):
+            assert got.layer_s.at(rows) == pytest.approx(wanted.layer_s.at(rows)), one.name
+            assert got.half_layer_s.at(rows) == pytest.approx(wanted.half_layer_s.at(rows)), one.name
+        assert got.head_s.at(1) == pytest.approx(wanted.head_s.at(1)), one.name
+        assert got.token_s == pytest.approx(wanted.token_s), one.name
+        assert got.step_s.at(1) == 4e-4
+
+
+def test_the_largest_that_is_measured_is_the_largest_that_fits_and_needs_nearly_all(some: list[Candidate]) -> None:
+    """The disk is measured with it; what is larger takes longer in proportion, and is read from that disk."""
+    group = sorted((one for one in some if one.model.name in NAMES), key=layer_bytes)
+    assert references(group, 5 << 30)[-1].model.name == "qwen3-4b"
+    assert (
+        references(group, 7 << 30)[-1].model.name == "llama-3.1-8b"
+    )  # 4 GB have ample room, and no disk would be known
+    assert references(group, 1 << 20) == group[:1]
+    assert references(group, 1 << 50)[-1].model.name == "qwen3-32b"
+    assert references(group[:1], 1 << 30) == group[:1]
+
+    def with_disk(one: Candidate) -> Profile:
+        profile = measured(one)
+        disk = 1e9 if one.model.name == "qwen3-4b" else None
+        return replace(profile, speeds=(replace(profile.speeds[0], disk_bytes_per_s=disk),))
+
+    found = speeds_of_all(group, with_disk, memory_bytes=5 << 30)
+    large, reference = found[-1].profile.speeds[0], found[4].profile.speeds[0]
+    assert large.disk_bytes_per_s == reference.disk_bytes_per_s == 1e9
+    assert large.layer_s.at(1) == pytest.approx(
+        reference.layer_s.at(1) * layer_bytes(group[-1]) / layer_bytes(group[4])
+    )
+
+
+def test_what_was_measured_while_busy_stays_so(some: list[Candidate]) -> None:
+    def busy(one: Candidate) -> Profile:
+        profile = measured(one)
+        return replace(profile, speeds=(replace(profile.speeds[0], busy=one.model.name == "smollm2-135m"),))
+
+    found = dict(zip((one.model.name for one in some), speeds_of_all(some, busy, memory_bytes=20 << 30), strict=True))
+    assert found["qwen3-4b"].profile.speeds[0].busy
+    assert not found["qwen3-32b"].profile.speeds[0].busy
