@@ -69,7 +69,7 @@ class KnownModel:
         return self.wheel.filename if self.wheel else f"{self.repo}:{self.file}" if self.repo else ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli.md says."""
+        """Plain values, as docs/cli/model.md says."""
         return {
             "name": self.name,
             "about_size_bytes": self.about_bytes,
