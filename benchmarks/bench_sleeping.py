@@ -4,8 +4,8 @@
 
 Devices wait for as long as their profiles say instead of computing, so that sixteen do not compete for two cores;
 processes, links, frames and collectives are real. Half of the settings sleep by presets, half by profiles as a survey
-measures them. Run are the best plan of all and of each kind, by latency and by throughput. Links need root; --tiny: two
-devices on loopback, which says nothing about predictions.
+measures them. Run are the best plans by latency and by throughput, and the best of stages of one device each. Links
+need root; --tiny: two devices on loopback, which says nothing about predictions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from benchmarks.harness import ROOT, Section, bench, parser_of, table
 SIDE = ROOT / "benchmarks" / "sleeping_side.py"
 RUN_S = 600.0  # for one setting
 MODEL = "tinyllama-1.1b"
-_FITS = 0.6  # of the model, in each device's memory: no device has room for all of it
+# Each device has room for so many times its equal share of the model, beside its process and KV cache: so most of the
+# devices are needed.
+_SHARE, _BESIDE_BYTES = 1.6, 212 << 20
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ LAN = {"delay_ms": 0.5, "bandwidth_mbps": 1000}
 WIFI = {"delay_ms": 2, "bandwidth_mbps": 200}
 FAR = {"delay_ms": 10, "bandwidth_mbps": 100}
 THIN = {"delay_ms": 3, "bandwidth_mbps": 30}
-CABLE = {"delay_ms": 0.3}
+CABLE = {"delay_ms": 1, "bandwidth_mbps": 1000}
 
 
 def equal(n: int, device: str | float) -> tuple[str | float, ...]:
@@ -156,7 +158,8 @@ def measured(setting: Setting, model: Path, tiny: bool) -> dict[str, Any]:
             "profiles": profiles,
             "names": names,
             "workers": [up.addresses[name] for name in names[1:]],
-            "memory": int(model.stat().st_size * (2.0 if tiny else _FITS)),
+            "memory": _BESIDE_BYTES + int(_SHARE * model.stat().st_size / len(names)),
+            **link_kinds(setting),
         }
         state = {**os.environ, "XDG_STATE_HOME": f"{folder}/state"}  # links of another setting are forgotten
         command = up.command("own", [sys.executable, str(SIDE), json.dumps(asked)])
@@ -173,6 +176,15 @@ def pairs(names: Sequence[str], setting: Setting) -> list[dict[str, Any]]:
             if setting.groups and i // setting.groups == j // setting.groups:
                 near.append({**setting.near, "between": [a, names[j]]})
     return near
+
+
+def link_kinds(setting: Setting) -> dict[str, Any]:
+    """Return the kind of the link between any two devices, and a link of each kind: links that are alike need not all be
+    measured."""
+    n = len(setting.devices)
+    near = [[bool(setting.groups) and i // setting.groups == j // setting.groups for j in range(n)] for i in range(n)]
+    kinds = [[int(bool(setting.groups) and not near[i][j]) for j in range(n)] for i in range(n)]
+    return {"kinds": kinds, "pairs": [[0, 1], [0, setting.groups]] if setting.groups else [[0, 1]]}
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
     work = work_of(file, context=CONTEXT, concurrency=REQUESTS, prompt=PROMPT, depth=DEPTH)
     speeds = device_speeds(asked, file)
     with Fleet(asked["workers"], insecure=True) as fleet:
-        links = measured_links(fleet, asked["workers"], speeds)
+        links = measured_links(asked["workers"], asked["kinds"], asked["pairs"], speeds)
         say("links")
         space = LlmSpace(path, file, digest, work, ClusterProfile(tuple(speeds), links, ()), threads=1)
         points = chosen(space, asked["tiny"])
@@ -92,32 +92,40 @@ class _NothingToTime:
         """Nothing is remembered."""
 
 
-def measured_links(fleet: Any, workers: list[str], speeds: list[Any]) -> Any:
-    """Measure the links between all devices."""
+def measured_links(workers: list[str], kinds: list[list[int]], pairs: list[list[int]], speeds: list[Any]) -> Any:
+    """Measure one link of each kind, and give it to all links of that kind. kinds: by device and device; pairs: a link
+    of each kind."""
+    from edge.cluster.fleet import Fleet
     from edge.survey.survey import Devices, survey
     from edge.tasks import CancelScope
+    from partition.plan.plan import LOCAL
+    from partition.predict.speeds import Links
 
-    devices = Devices(fleet, workers, 1)
-    known: Any = {speed.device: speed for speed in speeds}
-    profiler: Any = _NothingToTime(devices.addresses)
-    with CancelScope() as closing:
-        return survey(devices, profiler, closing, transport="tcp", known_times=known)[1]
+    names = [LOCAL, *workers]
+    needed = sorted({device for pair in pairs for device in pair} - {0})
+    some = [names[i] for i in needed]
+    with Fleet(some, insecure=True) as fleet, CancelScope() as closing:
+        devices = Devices(fleet, some, 1)
+        known: Any = {speed.device: speed for speed in speeds}
+        profiler: Any = _NothingToTime(devices.addresses)
+        links = survey(devices, profiler, closing, transport="tcp", known_times=known)[1]
+    of_kind = [(links.get(names[a], names[b]), links.get(names[b], names[a])) for a, b in pairs]
+    n = range(len(names))
+    return Links({(names[i], names[j]): of_kind[kinds[i][j]][i > j] for i in n for j in n if i != j})
 
 
 def chosen(space: Any, tiny: bool) -> dict[str, Any]:
-    """Return the best plans over several devices: of all, and of each kind, by latency and by throughput."""
+    """Return the best plans over several devices: by latency and by throughput, and of stages of one device each."""
     from partition.errors import PlanError
 
     found = {}
-    for tensor, pipeline in ((True, True), (False, True), (True, False)):
+    for pipeline_only, axis in ((False, "latency"), (False, "throughput"), (True, "latency")):
         try:
-            placed, _ = space.planner(tensor=tensor, pipeline=pipeline).front(AXES)
+            [one, *_], _ = space.planner(tensor=not pipeline_only).front((axis,))
         except PlanError:  # none of this kind has room
             continue
-        for axis in range(len(AXES)):
-            one = min(placed, key=lambda one: one.objectives[axis])
-            point = space.point(one.plan, one.microbatches)
-            found[point.key] = point
+        point = space.point(one.plan, one.microbatches)
+        found[point.key] = point
     several = {key: point for key, point in found.items() if len(point.plan.devices) > 1}
     return dict(list(several.items())[:1]) if tiny else several
 
