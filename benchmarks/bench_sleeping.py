@@ -179,8 +179,7 @@ def pairs(names: Sequence[str], setting: Setting) -> list[dict[str, Any]]:
 
 
 def link_kinds(setting: Setting) -> dict[str, Any]:
-    """Return the kind of the link between any two devices, and a link of each kind: links that are alike need not all be
-    measured."""
+    """Return the kind of the link between any two devices, and a link of each kind: not all need to be measured."""
     n = len(setting.devices)
     near = [[bool(setting.groups) and i // setting.groups == j // setting.groups for j in range(n)] for i in range(n)]
     kinds = [[int(bool(setting.groups) and not near[i][j]) for j in range(n)] for i in range(n)]

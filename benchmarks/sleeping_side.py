@@ -7,76 +7,70 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import pytest
+
+from devices.catalog import CATALOG
+from edge.cluster.deployment import Deployment, Exchange
+from edge.cluster.fleet import Fleet
+from edge.llm.options import EngineOptions
+from edge.planning.arrange import work_of
+from edge.planning.llm_space import LlmSpace
+from edge.planning.measure import steady_per_s, token_s
+from edge.slices.local import OwnSlices
+from edge.survey.llm_survey import SUM_CPU_S
+from edge.survey.profile import ClusterProfile
+from edge.survey.survey import Devices, survey
+from edge.tasks import CancelScope
+from partition.errors import PlanError
+from partition.plan.plan import LOCAL
+from partition.predict.pareto import Point
+from partition.predict.presets import PartSizes, preset_speed
+from partition.predict.speeds import DeviceSpeed, Links, speed_of
+from quant.gguf.file import GgufFile
+from tests.support.measuring import measure_briefly
+
 CONTEXT, PROMPT, DEPTH, REQUESTS = 128, 8, 8, 4
+AXES = ("latency", "throughput")
 
 
 def main() -> None:
-    import pytest
-
-    from tests.support.measuring import measure_briefly
-
     asked = json.loads(sys.argv[1])
-    pytest.MonkeyPatch().setattr("edge.survey.links._ROUNDS", 1)
+    patch = pytest.MonkeyPatch()
+    patch.setattr("edge.survey.links._ROUNDS", 1)
     if asked["tiny"]:
-        measure_briefly(pytest.MonkeyPatch())
+        measure_briefly(patch)
     print(json.dumps(run(asked)))
 
 
 def run(asked: dict[str, Any]) -> dict[str, Any]:
-    """Predict and run the best plans of each kind."""
-    import time
-
-    from edge.cluster.fleet import Fleet
-    from edge.planning.arrange import work_of
-    from edge.planning.llm_space import LlmSpace
-    from edge.slices.local import OwnSlices
-    from edge.survey.profile import ClusterProfile
-    from quant.gguf.file import GgufFile
-
-    t0 = time.time()
-
-    def say(*a):
-        print(f"{time.time() - t0:.1f}", *a, file=sys.stderr)
-
+    """Predict and run the best plans."""
     path = Path(asked["model"])
     file, digest = GgufFile.open(path), OwnSlices().model_digest(path)
     work = work_of(file, context=CONTEXT, concurrency=REQUESTS, prompt=PROMPT, depth=DEPTH)
     speeds = device_speeds(asked, file)
+    links = measured_links(asked["workers"], asked["kinds"], asked["pairs"], speeds)
+    space = LlmSpace(path, file, digest, work, ClusterProfile(tuple(speeds), links, ()), threads=1)
+    points = chosen(space, tiny=asked["tiny"])
     with Fleet(asked["workers"], insecure=True) as fleet:
-        links = measured_links(asked["workers"], asked["kinds"], asked["pairs"], speeds)
-        say("links")
-        space = LlmSpace(path, file, digest, work, ClusterProfile(tuple(speeds), links, ()), threads=1)
-        points = chosen(space, asked["tiny"])
-        say("points", len(points))
-        rows = [measured(space, fleet, key, point) for key, point in points.items()]
-    say("measured")
-    best = {axis: min(points.values(), key=lambda point: point.objectives((axis,))).key for axis in AXES}
+        rows = [measured(space, fleet, point) for point in points]
+    best = {axis: min(points, key=lambda point: point.objectives((axis,))).key for axis in AXES}
     return {"plans": rows, "best": best, "links": link_figures(links)}
 
 
-AXES = ("latency", "throughput")
-
-
-def device_speeds(asked: dict[str, Any], file: Any) -> list[Any]:
+def device_speeds(asked: dict[str, Any], file: GgufFile) -> list[DeviceSpeed]:
     """Return what the planner knows of each device, the owner first: what it sleeps by."""
-    from dataclasses import replace
-
-    from devices.catalog import CATALOG
-    from edge.survey.llm_survey import _SUM_CPU_S
-    from partition.plan.plan import LOCAL
-    from partition.predict.presets import PartSizes, preset_speed
-    from partition.predict.speeds import speed_of
-
     sizes, speeds = PartSizes.from_file(file), []
     for profile, address, name in zip(asked["profiles"], [LOCAL, *asked["workers"]], asked["names"], strict=True):
         if "preset" in profile:
             speed = preset_speed(CATALOG[profile["preset"]], sizes, address, name)
         else:
             speed = speed_of(profile["speed"], address, name, 0.0)
-        speeds.append(replace(speed, sum_s=_SUM_CPU_S, memory_bytes=asked["memory"]))
+        speeds.append(replace(speed, sum_s=SUM_CPU_S, memory_bytes=asked["memory"]))
     return speeds
 
 
@@ -92,18 +86,13 @@ class _NothingToTime:
         """Nothing is remembered."""
 
 
-def measured_links(workers: list[str], kinds: list[list[int]], pairs: list[list[int]], speeds: list[Any]) -> Any:
+def measured_links(
+    workers: list[str], kinds: list[list[int]], pairs: list[list[int]], speeds: list[DeviceSpeed]
+) -> Links:
     """Measure one link of each kind, and give it to all links of that kind. kinds: by device and device; pairs: a link
     of each kind."""
-    from edge.cluster.fleet import Fleet
-    from edge.survey.survey import Devices, survey
-    from edge.tasks import CancelScope
-    from partition.plan.plan import LOCAL
-    from partition.predict.speeds import Links
-
     names = [LOCAL, *workers]
-    needed = sorted({device for pair in pairs for device in pair} - {0})
-    some = [names[i] for i in needed]
+    some = [names[i] for i in sorted({device for pair in pairs for device in pair} - {0})]
     with Fleet(some, insecure=True) as fleet, CancelScope() as closing:
         devices = Devices(fleet, some, 1)
         known: Any = {speed.device: speed for speed in speeds}
@@ -114,10 +103,8 @@ def measured_links(workers: list[str], kinds: list[list[int]], pairs: list[list[
     return Links({(names[i], names[j]): of_kind[kinds[i][j]][i > j] for i in n for j in n if i != j})
 
 
-def chosen(space: Any, tiny: bool) -> dict[str, Any]:
+def chosen(space: LlmSpace, *, tiny: bool) -> list[Point]:
     """Return the best plans over several devices: by latency and by throughput, and of stages of one device each."""
-    from partition.errors import PlanError
-
     found = {}
     for pipeline_only, axis in ((False, "latency"), (False, "throughput"), (True, "latency")):
         try:
@@ -126,45 +113,30 @@ def chosen(space: Any, tiny: bool) -> dict[str, Any]:
             continue
         point = space.point(one.plan, one.microbatches)
         found[point.key] = point
-    several = {key: point for key, point in found.items() if len(point.plan.devices) > 1}
-    return dict(list(several.items())[:1]) if tiny else several
+    several = [point for point in found.values() if len(point.plan.devices) > 1]
+    return several[:1] if tiny else several
 
 
-def measured(space: Any, fleet: Any, key: str, point: Any) -> dict[str, Any]:
+def measured(space: LlmSpace, fleet: Fleet, point: Point) -> dict[str, Any]:
     """Run a plan, and return its figures beside those that were predicted."""
-    import time
-
-    from edge.cluster.deployment import Deployment, Exchange
-    from edge.llm.options import EngineOptions
-    from edge.planning.measure import steady_per_s, token_s
-
-    t0 = time.time()
-
-    def say(*a):
-        print(f"  {time.time() - t0:.1f}", *a, file=sys.stderr)
-
+    plan: Any = point.plan
     options = EngineOptions(context=CONTEXT, sequences=REQUESTS, threads=1)
-    with Deployment(fleet, point.plan, space.file, options, Exchange("tcp")) as deployment:
-        say("up")
-        engine, many = deployment.engine, point.predicted.microbatches
-        latency_s = token_s(engine, DEPTH).seconds
-        throughput_per_s = steady_per_s(engine, REQUESTS, DEPTH, many)
-        say("done")
+    with Deployment(fleet, plan, space.file, options, Exchange("tcp")) as deployment:
+        latency_s = token_s(deployment.engine, DEPTH).seconds
+        throughput_per_s = steady_per_s(deployment.engine, REQUESTS, DEPTH, point.predicted.microbatches)
     predicted = point.predicted.to_json()
     return {
-        "key": key,
+        "key": point.key,
         "plan": point.label,
         "parallel": point.parallel,
-        "widths": [len(stage.shards) for stage in point.plan.stages],
+        "widths": [len(stage.shards) for stage in plan.stages],
         "predicted": {name: predicted[name] for name in ("latency_s", "throughput_per_s")},
         "measured": {"latency_s": latency_s, "throughput_per_s": throughput_per_s},
     }
 
 
-def link_figures(links: Any) -> dict[str, float]:
+def link_figures(links: Links) -> dict[str, float]:
     """Return the median of what was measured of all links."""
-    from statistics import median
-
     ways = list(links.between.values())
     return {
         "latency_ms": 1e3 * median(way.latency_s for way in ways),

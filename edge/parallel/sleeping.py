@@ -23,7 +23,7 @@ from devices.sleeping import run_first, sleep_profile
 from edge.errors import EngineError, Interrupted, NotEnoughMemory
 from edge.llama.hooks import Hook
 from edge.llama.llama import Batch, Context, ContextSizes, Model
-from edge.llm.engine import Engine
+from edge.llm.engine import ModelRunner
 from edge.llm.options import EngineOptions
 from edge.paging.memory import MIB, MemoryNeed, cache_bytes
 from edge.parallel.topology import Topology
@@ -51,12 +51,12 @@ def open_engine(
     place: Topology,
     hooks: Sequence[Hook],
     progress: Callable[[float], None] | None,
-) -> Engine:
+) -> ModelRunner:
     """Load a slice for a place among the ranks: into an engine that computes, or one that sleeps, in a lab. The errors
-    of Engine; PlanError where the profile is none, OSError where it cannot be read."""
+    of ModelRunner; PlanError where the profile is none, OSError where it cannot be read."""
     profile = sleep_profile()
     if profile is None:
-        return Engine(path, options, hooks, progress, embeddings=True)
+        return ModelRunner(path, options, hooks, progress, embeddings=True)
     values = json.loads(profile.read_text())
     sizes = PartSizes.from_file(GgufFile.open(path))
     times = PartTimes(values, sizes, last=place.last, alone=len(place.group) == 1)
@@ -64,7 +64,7 @@ def open_engine(
 
 
 @contextmanager
-def timing_clock(engine: Engine) -> Iterator[Callable[[], float] | None]:
+def timing_clock(engine: ModelRunner) -> Iterator[Callable[[], float] | None]:
     """Yield the clock that steps of an engine are timed by; None: the usual one. A sleeping engine does not wait
     meanwhile, and its clock goes on by what it would have waited."""
     if not isinstance(engine, SleepingEngine):
@@ -111,7 +111,7 @@ class Sleeper:
             run_first()
 
 
-class SleepingEngine(Engine):
+class SleepingEngine(ModelRunner):
     """An engine over a slice's header. Its context takes the time of `times`, and gives zeros."""
 
     def __init__(
@@ -122,7 +122,7 @@ class SleepingEngine(Engine):
         times: PartTimes,
         sleeper: Sleeper | None = None,
     ) -> None:
-        """The errors of Engine; NotEnoughMemory where weights and KV cache are more than the options allow."""
+        """The errors of ModelRunner; NotEnoughMemory where weights and KV cache are more than the options allow."""
         self._times, self.sleeper, self._most_bytes = times, sleeper or Sleeper(), options.memory
         super().__init__(path, replace(options, memory=None, prefixes=None), hooks, embeddings=True)
 

@@ -35,7 +35,7 @@ REMEMBERED = "speeds"  # name of the remembered figures
 # A core's time for an all-reduce: system calls, Python and adding, with caches full of the last layer's weights.
 # Measured on two devices: 50 us if a rank polls, 95 if a CPU quota forbids that. Slow devices take longer in
 # proportion.
-_SUM_CPU_S = 90e-6
+SUM_CPU_S = 90e-6
 AMPLE = 1.5  # times a model's file: weights, KV cache and buffers take less, but for very long contexts
 _MOST_BYTES = 1 << 60
 # Part of a device's limit for all its processes: this process or the daemon, and an engine process beside weights.
@@ -152,9 +152,9 @@ def _with_sums(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
     """Set the time of an all-reduce on each processor: known on the fastest, and longer on others in proportion. Those
     of sleeping devices are all this machine's."""
     if sleep_profile():
-        return [replace(speed, sum_s=_SUM_CPU_S) for speed in speeds]
+        return [replace(speed, sum_s=SUM_CPU_S) for speed in speeds]
     fastest = min(speed.seconds for speed in speeds)
-    return [replace(speed, sum_s=_SUM_CPU_S * speed.seconds / fastest) for speed in speeds]
+    return [replace(speed, sum_s=SUM_CPU_S * speed.seconds / fastest) for speed in speeds]
 
 
 def llm_speeds(

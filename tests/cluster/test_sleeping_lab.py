@@ -109,3 +109,23 @@ def test_a_survey_has_what_the_profiles_say(lab: Lab, monkeypatch: pytest.Monkey
 def test_who_computes_gets_no_zeros_for_an_answer(lab: Lab) -> None:
     done = run_edge("chat", MODEL_PATH, "-p", "Hi", "--workers", addresses(lab)[0])
     assert_one_line_error(done, 7, "a is a sleeping device of a lab", "edge lab run")
+
+
+def test_a_command_sleeps_where_it_runs_on_a_device_that_sleeps(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("l")  # sockets of the lab lie below, and their paths are short
+    (folder / "profile.json").write_text(PROFILE)
+    devices = [f'[[device]]\nname = "{name}"\ncompute = "sleep"\nprofile = "profile.json"\n' for name in ("own", "a")]
+    (folder / "lab.toml").write_text("\n".join(devices))
+    env = {f"XDG_{kind}_HOME": str(folder / kind[0]) for kind in ("STATE", "CONFIG", "CACHE")}
+    assert_one_line_error(run_edge("lab", "run", "own", "--", "--version", env=env), 7, "no lab is up")
+    up = run_edge("lab", "up", folder / "lab.toml", "--json", env=env)
+    try:
+        _, a = json.loads(up.stdout)["devices"]
+        chat = ["chat", MODEL_PATH, "-p", "Hi", "--workers", a["address"], "--parallel", "pipeline", "--json"]
+        done = run_edge("lab", "run", "own", "--", *chat, "--max-tokens", "3", env=env)
+        wrong = run_edge("lab", "run", "b", "--", "--version", env=env)
+    finally:
+        run_edge("lab", "down", env=env)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["token_ids"]) == 3  # drawn from equal logits
+    assert_one_line_error(wrong, 7, "no device 'b'", "own, a")

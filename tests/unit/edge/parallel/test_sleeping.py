@@ -16,7 +16,7 @@ from devices.sleeping import VARIABLE
 from edge.demo import MODEL_PATH
 from edge.errors import Interrupted, NotEnoughMemory
 from edge.llama.hooks import Hook
-from edge.llm.engine import Engine
+from edge.llm.engine import ModelRunner
 from edge.llm.options import EngineOptions
 from edge.parallel.shard import Shard
 from edge.parallel.sleeping import Sleeper, SleepingEngine, open_engine, timing_clock
@@ -65,7 +65,7 @@ def sleeping(
     return SleepingEngine(path, options, hooks or [], times, Sleeper(clock.perf_counter, clock.sleep)), clock
 
 
-def decode(engine: Engine, rows: int = ROWS, at: int = BEHIND // ROWS) -> None:
+def decode(engine: ModelRunner, rows: int = ROWS, at: int = BEHIND // ROWS) -> None:
     """A step of so many requests, all at one position."""
     batch = engine.rows
     batch.sequences[:rows], batch.positions[:rows], batch.outputs[:rows] = range(rows), at, 1
@@ -175,7 +175,7 @@ def test_a_survey_gets_the_profile_without_waiting(tmp_path: Path, monkeypatch: 
 
 
 def test_what_computes_has_no_clock_of_its_own() -> None:
-    with closing(Engine(MODEL_PATH, OPTIONS)) as engine, timing_clock(engine) as clock:
+    with closing(ModelRunner(MODEL_PATH, OPTIONS)) as engine, timing_clock(engine) as clock:
         assert clock is None
 
 
@@ -221,7 +221,7 @@ OPERATION = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(operations=st.lists(OPERATION, max_size=12))
 def test_it_holds_the_positions_that_llama_cpp_holds(
-    operations: list[tuple[Any, ...]], both: tuple[Engine, Engine]
+    operations: list[tuple[Any, ...]], both: tuple[ModelRunner, ModelRunner]
 ) -> None:
     for engine in both:
         engine.kv_clear()
@@ -234,11 +234,11 @@ def test_it_holds_the_positions_that_llama_cpp_holds(
 def both(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The demo model, computing and asleep."""
     asleep, _ = sleeping(tmp_path_factory.mktemp("both"), plan_of("pipeline", [1.0]), 0, {"preset": "rtx-3060"})
-    with closing(asleep), closing(Engine(MODEL_PATH, OPTIONS)) as computing:
+    with closing(asleep), closing(ModelRunner(MODEL_PATH, OPTIONS)) as computing:
         yield computing, asleep
 
 
-def _do(engine: Engine, name: str, numbers: list[int]) -> list[int]:
+def _do(engine: ModelRunner, name: str, numbers: list[int]) -> list[int]:
     """Do an operation where it can be done: the last position of each sequence."""
     if name == "decode" and engine.kv_last(numbers[0]) + numbers[1] < 12:
         sequence, n = numbers
@@ -257,7 +257,7 @@ def _do(engine: Engine, name: str, numbers: list[int]) -> list[int]:
     return [engine.kv_last(sequence) for sequence in range(4)]
 
 
-def test_states_are_as_large_as_real_ones(both: tuple[Engine, Engine]) -> None:
+def test_states_are_as_large_as_real_ones(both: tuple[ModelRunner, ModelRunner]) -> None:
     blocks = []
     for engine in both:
         engine.kv_clear()
