@@ -90,6 +90,10 @@ class Sleeper:
         self.total_s = 0.0  # of all waits, as they should have been
         self.skips = False  # whether waits return at once
 
+    def begin(self) -> None:
+        """Begin a step: what the last wait took too long is over."""
+        self._late_s = 0.0
+
     def wait(self, seconds: float) -> None:
         """Return after so many seconds, less what the waits before took too long."""
         self.total_s += max(seconds, _LEAST_S)
@@ -201,6 +205,7 @@ class SleepingContext(Context):
         sequences, positions = batch.sequences[:n], batch.positions[:n]
         behind = self._hold(sequences, positions)
         times, n_layers = self._times, self._shape.n_layers
+        self._sleeper.begin()
         due_s = times.step_s(n)
         for layer in range(n_layers):
             due_s = self._reach(due_s + times.attention_s(n, behind), n, weight=f"blk.{layer}.attn_output.weight")

@@ -134,6 +134,12 @@ def test_what_a_wait_took_too_long_is_taken_off_the_next() -> None:
     # A hundredth of a second at most: more was somebody else's doing.
     assert ends == pytest.approx([0.102, 0.2, 0.8, 0.89])
     assert sleeper.total_s == pytest.approx(0.4)
+    late = iter([0.005, 0.0])
+    sleeper.wait(0.1)
+    sleeper.begin()  # of a step, which was not late
+    began = clock.now
+    sleeper.wait(0.1)
+    assert clock.now - began == pytest.approx(0.1)
 
 
 def test_rows_have_zeros_of_the_right_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
