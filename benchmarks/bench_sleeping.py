@@ -30,7 +30,7 @@ RUN_S = 600.0  # for one setting
 MODEL = "tinyllama-1.1b"
 # Each device has room for so many times its equal share of the model, beside its process and KV cache: so most of the
 # devices are needed.
-_SHARE, _BESIDE_BYTES = 1.6, 212 << 20
+_SHARE, _BESIDE_BYTES = 1.6, 240 << 20
 
 
 @dataclass(frozen=True)

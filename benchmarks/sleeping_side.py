@@ -70,7 +70,8 @@ def device_speeds(asked: dict[str, Any], file: GgufFile) -> list[DeviceSpeed]:
             speed = preset_speed(CATALOG[profile["preset"]], sizes, address, name)
         else:
             speed = speed_of(profile["speed"], address, name, 0.0)
-        speeds.append(replace(speed, sum_s=SUM_CPU_S, memory_bytes=asked["memory"]))
+        # Sleeping devices do not page.
+        speeds.append(replace(speed, sum_s=SUM_CPU_S, memory_bytes=asked["memory"], disk_bytes_per_s=None))
     return speeds
 
 
@@ -108,11 +109,12 @@ def chosen(space: LlmSpace, *, tiny: bool) -> list[Point]:
     found = {}
     for pipeline_only, axis in ((False, "latency"), (False, "throughput"), (True, "latency")):
         try:
-            [one, *_], _ = space.planner(tensor=not pipeline_only).front((axis,))
+            placed, _ = space.planner(tensor=not pipeline_only).front((axis,))
         except PlanError:  # none of this kind has room
             continue
-        point = space.point(one.plan, one.microbatches)
-        found[point.key] = point
+        for one in placed[:1]:
+            point = space.point(one.plan, one.microbatches)
+            found[point.key] = point
     several = [point for point in found.values() if len(point.plan.devices) > 1]
     return several[:1] if tiny else several
 
