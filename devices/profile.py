@@ -17,6 +17,7 @@ import psutil
 
 from devices import probe
 from devices.machine_cores import sysctl
+from devices.sleeping import sleep_profile
 
 MAX_TEXT = 200  # characters; profiles come from other machines and end up on terminals
 _CPUINFO = Path("/proc/cpuinfo")
@@ -129,7 +130,7 @@ def describe(
         python=platform.python_version(),
         runtime=_text(runtime),
         llama_cpp=_text(llama_cpp),
-        host=host_id(),
+        host=None if sleep_profile() else host_id(),  # one that sleeps takes no cores from others
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     up = actions.add_parser("up", help="start the devices of a lab file, and leave them running")
     up.add_argument("file", type=Path, metavar="FILE", help="what the lab consists of; docs/example-lab.toml is one")
+    inside = actions.add_parser(
+        "run", help="run a command on a device of the lab: in its network, asleep where it sleeps"
+    )
+    inside.add_argument("device", metavar="DEVICE", help="a name of the lab file")
+    inside.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="-- ARGUMENT ...", help="of `edge`: chat, plan ..."
+    )
+    inside.set_defaults(run=_run)
     down = actions.add_parser("down", help="end the lab, and remove all of it")
     status = actions.add_parser("status", help="what runs, and where")
     for action, run in ((up, _up), (down, _down), (status, _status)):
@@ -49,6 +58,21 @@ def _down(args: argparse.Namespace) -> int:
         return print_json({"was_up": found})
     print("the lab is down" if found else "no lab was up")
     return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    from devices.errors import LabError
+    from devices.lab.lab import status
+    from devices.processes.interpreter import module_command
+
+    state = status()
+    if state is None:
+        raise LabError("no lab is up; start one with edge lab up FILE")
+    if args.device not in state.addresses:
+        raise LabError(f"the lab has no device {args.device!r:.80}; it has {', '.join(state.addresses)}")
+    arguments = args.arguments[1:] if args.arguments[:1] == ["--"] else args.arguments
+    command = state.command(args.device, module_command("apps.cli", *arguments))
+    os.execvp(command[0], command)
 
 
 def _status(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ Data and checks only; `devices/lab/lab.py` makes it real.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from devices.catalog import EMULATED
+from devices.catalog import CATALOG, EMULATED
 from devices.cores import check_cores, cores_text, parse_cores
 from devices.errors import LabFileError
 from devices.lab.shaper import Shape
@@ -27,7 +28,9 @@ MAX_DELAY_MS = 5_000.0
 MAX_MBPS = 1e6
 MAX_LOSS = 50.0  # per cent; of more TCP makes nothing
 LEAST_MEMORY = 128 << 20  # a worker with nothing loaded takes about as much
-_DEVICE_KEYS = ("name", "preset", "cpu", "memory", "threads", "affinity", "cache_size", "models")
+_DEVICE_KEYS = ("name", "preset", "cpu", "memory", "threads", "affinity", "cache_size", "models", "compute", "profile")
+_SLEEP = "sleep"
+_MOST_PROFILE = 1 << 20  # bytes of a profile
 _LINK_KEYS = ("between", "delay_ms", "jitter_ms", "bandwidth_mbps", "loss")
 
 
@@ -43,6 +46,7 @@ class LabDevice:
     cache_bytes: int | None = None
     models: Path | None = None
     preset: str | None = None
+    profile: str | None = None  # JSON of `partition.predict.part_times`, by which it sleeps; None: it computes
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,11 @@ class LabConfig:
     def shaped(self) -> bool:
         """True if any link is worse than loopback."""
         return any(link.shape != Shape() for link in self.links)
+
+    @property
+    def sleeps(self) -> bool:
+        """True if any device sleeps."""
+        return any(device.profile is not None for device in self.devices)
 
     def shape(self, a: str, b: str) -> Shape:
         """The way between two devices, or a device and `OWNER`: the link that names them, or that of all pairs."""
@@ -108,6 +117,8 @@ def lab_to_json(config: LabConfig) -> dict[str, Any]:
         {
             "name": device.name,
             "preset": device.preset,
+            "compute": None if device.profile is None else _SLEEP,
+            "profile": device.profile,
             "cpu": device.cpu,
             "memory": None if device.memory_bytes is None else f"{device.memory_bytes}B",
             "threads": device.threads,
@@ -141,13 +152,17 @@ def _device(table: Table, folder: Path) -> LabDevice:
             "name",
             f"needs 1 to {MAX_NAME} letters, digits, '-', '_' or '.', and not {OWNER!r}, which is this machine",
         )
-    preset = table.get("preset")
-    if preset is not None and (not isinstance(preset, str) or preset not in EMULATED):
-        table.refuse("preset", f"needs one of {', '.join(EMULATED)}")
-    usual = EMULATED[preset] if preset else None
+    sleeps = _sleeps(table)
+    preset, presets = table.get("preset"), CATALOG if sleeps else EMULATED
+    if preset is not None and (not isinstance(preset, str) or preset not in presets):
+        table.refuse("preset", f"needs one of {', '.join(presets)}")
+    profile = _profile(table, folder, preset) if sleeps else None
+    usual = EMULATED[preset] if preset and not sleeps else None
     memory = table.size("memory") or (usual.memory_bytes if usual else None)
+    if sleeps and preset and memory is None:
+        memory = CATALOG[preset].memory_bytes
     most = psutil.virtual_memory().total
-    if memory is not None and not LEAST_MEMORY <= memory <= most:
+    if memory is not None and not sleeps and not LEAST_MEMORY <= memory <= most:
         raise LabFileError(
             f"{table.where}.memory needs {LEAST_MEMORY >> 20}MiB to {most / 2**30:.1f}GiB, all that this machine has;"
             f" got {memory / 2**30:.2f}GiB{f', of the preset {preset}' if 'memory' not in table.values else ''}"
@@ -164,7 +179,39 @@ def _device(table: Table, folder: Path) -> LabDevice:
         cache_bytes=table.size("cache_size"),
         models=None if models is None else (folder / models).absolute(),
         preset=preset,
+        profile=profile,
     )
+
+
+def _sleeps(table: Table) -> bool:
+    """Return whether a device sleeps. LabFileError for what says nothing to one that does, or to one that does not."""
+    compute = table.get("compute")
+    if compute not in (None, _SLEEP):
+        table.refuse("compute", f"needs {_SLEEP!r}, or to be left out for a device that computes")
+    if compute is None and "profile" in table.values:
+        table.refuse("profile", f"is for devices with compute = {_SLEEP!r}")
+    if compute == _SLEEP and "cpu" in table.values:
+        table.refuse("cpu", "is for devices that compute; one that sleeps takes the time of its preset or profile")
+    return compute is not None
+
+
+def _profile(table: Table, folder: Path, preset: str | None) -> str:
+    """Return the profile by which a device sleeps, as JSON: a preset's, or that of a file."""
+    name = table.get("profile")
+    if isinstance(name, str) and name.startswith("{"):  # as `lab_to_json` has it
+        return name
+    if (name is None) == (preset is None):
+        table.refuse("profile", f"or preset: one of the two is needed where compute = {_SLEEP!r}")
+    if name is None:
+        return json.dumps({"preset": preset})
+    try:
+        path = folder / str(name)
+        if path.stat().st_size > _MOST_PROFILE:
+            table.refuse("profile", f"needs a file of at most {_MOST_PROFILE >> 20} MiB")
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise LabFileError(f"{table.where}.profile: {folder / str(name)} cannot be read: {error}") from None
+    return json.dumps(values)
 
 
 def _link(table: Table, names: list[str]) -> LabLink:

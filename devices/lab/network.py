@@ -116,7 +116,9 @@ class LabNetwork:
             if i != j and (shape := config.shape(a, b)) != Shape()
         ]
         return subprocess.Popen(
-            module_command("devices.lab.packet_switch", json.dumps({"ports": ports, "lines": lines})),
+            module_command(
+                "devices.lab.packet_switch", json.dumps({"ports": ports, "lines": lines, "first": config.sleeps})
+            ),
             cwd=Path(__file__).parents[2],
             env=environment,
             stdin=subprocess.DEVNULL,

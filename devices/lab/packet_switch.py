@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from devices.lab.shaper import Shape, Shaper
+from devices.sleeping import run_first
 
 MOST_WAITING_BYTES = 512 << 20  # on their way in all: a sender that nothing holds back must not fill the memory
 _HEADER_BYTES = 20  # of IPv4: its version first, source and destination last
@@ -112,6 +113,8 @@ def main(text: str) -> None:
         os.nice(_PRIORITY)
     with suppress(OSError):  # or waits end up to 50 us late
         Path("/proc/self/timerslack_ns").write_text("1000")
+    if settings.get("first"):
+        run_first()
     lines = {(source, to): Shape(**shape) for source, to, shape in settings["lines"]}
     Switch([(fd, address) for fd, address in settings["ports"]], lines).run()
 

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 from devices.lab.network import in_namespace
+from devices.sleeping import VARIABLE
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,12 @@ class LabState:
         return int({device["name"]: device["pid"] for device in self.values["devices"]}[name])
 
     def command(self, name: str, args: Sequence[str]) -> list[str]:
-        """A command line that runs another one in the network of a device, without its limits. KeyError if there is
-        no such device."""
-        namespace = {device["name"]: device["namespace"] for device in self.values["devices"]}[name]
+        """A command line that runs another one in the network of a device, without its limits; where the device sleeps,
+        the command does, too. KeyError if there is no such device."""
+        device = {device["name"]: device for device in self.values["devices"]}[name]
+        if profile := device.get("profile"):
+            args = ["env", f"{VARIABLE}={profile}", *args]
+        namespace = device["namespace"]
         return list(args) if namespace is None else in_namespace(namespace, args)
 
     def to_json(self) -> dict[str, Any]:

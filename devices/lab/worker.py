@@ -15,6 +15,7 @@ from devices.lab.config import LabDevice
 from devices.lab.control_group import ControlGroup, NoGroups
 from devices.lab.network import LabNetwork
 from devices.processes.interpreter import module_command
+from devices.sleeping import VARIABLE
 
 PORT = 7070  # where links are shaped, and each device has an address of its own
 ROOT = Path(__file__).parents[2]  # where `apps` can be imported from
@@ -39,6 +40,10 @@ class LabWorker:
         folder.mkdir()
         self._group = self._limited(group)
         own = {f"XDG_{kind.upper()}_HOME": str(folder / kind) for kind in ("config", "cache", "state")}
+        self._profile = None if device.profile is None else folder / "profile.json"
+        if self._profile is not None and device.profile is not None:
+            self._profile.write_text(device.profile)
+            own[VARIABLE] = str(self._profile)
         command = module_command("apps.cli", "worker", *self._options(network))
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
@@ -83,6 +88,7 @@ class LabWorker:
             "cpu": self.device.cpu,
             "memory_bytes": self.device.memory_bytes,
             "preset": self.device.preset,
+            "profile": None if self._profile is None else str(self._profile),
             "log": str(self.log),
         }
 
@@ -91,7 +97,7 @@ class LabWorker:
         device, cores = self.device, os.cpu_count() or 1
         if device.cpu is not None and device.cpu > cores:
             self._note("cpu", f"{device.cpu:g} cores were asked for, this machine has {cores}")
-        if device.cpu is None and device.memory_bytes is None:
+        if (device.cpu is None and device.memory_bytes is None) or device.profile is not None:
             return None
         try:
             # It starts with all of the machine, so that a lab is up soon; `limit_cpu` follows.
@@ -111,7 +117,8 @@ class LabWorker:
         device, threads = self.device, self.device.threads
         if threads is None and device.cpu is not None:
             threads = max(1, min(math.ceil(device.cpu), os.cpu_count() or 1))
-        memory = None if device.memory_bytes is None else int(device.memory_bytes * _WORKER_SHARE)
+        share = _WORKER_SHARE if device.profile is None else 1.0  # one that sleeps has nothing in memory
+        memory = None if device.memory_bytes is None else int(device.memory_bytes * share)
         values = {
             "--listen": f"{network.addresses[device.name]}:{PORT}" if network else "127.0.0.1:0",
             "--name": device.name,

@@ -26,14 +26,14 @@ from edge.parallel.engine import DistributedEngine
 from edge.parallel.shard import Shard
 from edge.parallel.topology import place
 from edge.prefixes.keys import owner_key
-from edge.slices.local import OwnSlices
+from edge.slices.local import OwnSlices, rank_recipe
 from edge.tasks import AggregateProgress, Progress, results
 from edge.worker.messages import options_message
 from partition.errors import PlanError
 from partition.model.model import ModelShape
 from partition.plan.plan import Plan
 from partition.plan.plan import Shard as Part
-from partition.slices.gguf_slice import limits, slice_recipe
+from partition.slices.gguf_slice import limits
 from partition.slices.recipe import Recipe
 from quant.gguf.file import GgufFile
 from quant.wire import WIRES
@@ -137,7 +137,7 @@ class Deployment(RankGroup):
         shape = ModelShape.from_gguf(file)
         options = replace(options, memory=options.memory or plan.shard(0).memory)
         options = replace(options, context=resolve(options, shape)[0], batch=options.rows)  # the same for all ranks
-        recipes = [slice_recipe(file, digest, plan.slice(rank)) for rank in range(plan.world_size)]
+        recipes = [rank_recipe(file, digest, plan.slice(rank)) for rank in range(plan.world_size)]
         check_room(self._fleet, plan, recipes, shape, options)
         total = AggregateProgress(progress, 3 * sum(recipe.n_bytes for recipe in recipes), self._closing.check)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from edge.cluster.fleet import Fleet
-from edge.slices.local import OwnSlices
+from edge.slices.local import OwnSlices, rank_recipe
 from edge.tasks import Progress
 from partition.plan.plan import Plan
-from partition.slices.gguf_slice import slice_recipe
 from quant.gguf.file import GgufFile
 
 
@@ -19,6 +18,6 @@ def send_ahead(fleet: Fleet, plan: Plan, file: GgufFile, model_digest: str, chec
     own = OwnSlices()
     for rank, address in enumerate(plan.devices):
         if rank:
-            recipe = slice_recipe(file, model_digest, plan.slice(rank))
+            recipe = rank_recipe(file, model_digest, plan.slice(rank))
             digest = own.digest(recipe, file.path, check)
             fleet.workers[address].send_slice(recipe, file.path, digest, check)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from edge.cluster.lost import listed
 from edge.errors import EdgeError
+from edge.slices.local import rank_recipe
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Plan, Sizes, Slice
-from partition.slices.gguf_slice import slice_recipe
 from partition.slices.recipe import Recipe
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text, counted
@@ -116,7 +116,7 @@ class Spares:
 
     def _recipe(self, cut: Slice) -> Recipe:
         if cut not in self._recipes:
-            self._recipes[cut] = slice_recipe(self._file, self._digest, cut)
+            self._recipes[cut] = rank_recipe(self._file, self._digest, cut)
         return self._recipes[cut]
 
 

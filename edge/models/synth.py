@@ -138,6 +138,16 @@ def synthesize(
     return n_bytes
 
 
+def outline(path: Path, shape: Shape, type_name: str = "q4_0", head_type: str | None = None) -> None:
+    """Write the header of such a model, and behind it zeros that take no room on the disk. Errors as `layout`; OSError
+    where it cannot be written."""
+    tensors = layout(shape, type_name, head_type)
+    _write_header(path, shape, tensors, f"{shape.arch} outline")
+    with path.open("ab") as out:
+        _pad(out)
+        out.truncate(out.tell() + sum(_padded(t.n_bytes) for t in tensors))
+
+
 class _Random:
     """Rows of fresh random values."""
 

@@ -21,9 +21,9 @@ from edge.errors import EngineError
 from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
 from edge.llama.llama import has_gpu
-from edge.llm.engine import ModelRunner
 from edge.llm.options import EngineOptions
 from edge.parallel.error_feedback import ErrorFeedback, adds_sums
+from edge.parallel.sleeping import open_engine
 from edge.parallel.step_times import StepTime, StepTimes
 from edge.parallel.steps import Op, Step, output_rows
 from edge.parallel.topology import Topology
@@ -55,7 +55,7 @@ class Shard:
         self._sums_a_layer = 1 if self._rules.whole_attention else 2  # of the FFN or the experts, and of attention
         # The threads that shares were made for. What is kept of prompts is kept as a part of the deployment.
         options = replace(options, threads=options.threads or default_threads(), prefixes=None)
-        self.engine = ModelRunner(path, options, self._hooks(file), progress, embeddings=True)
+        self.engine = open_engine(path, options, place, self._hooks(file), progress)
         self.sequences = options.sequences
         self.rows = self.engine.rows
         self._has_gpu = has_gpu()

@@ -16,6 +16,7 @@ from devices.catalog import CATALOG
 from devices.cluster_file import Cluster, ClusterDevice
 from devices.probe import own_rss
 from devices.remembered import key_of
+from devices.sleeping import sleep_profile
 from edge.cluster.client import Remote
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession
@@ -25,25 +26,21 @@ from edge.survey.profile import ClusterProfile, profiled, with_links
 from edge.survey.survey import Devices, Survey, host_of, survey
 from edge.tasks import CancelScope, Progress
 from partition.errors import PlanError
-from partition.model.model import ModelShape
 from partition.plan.plan import LOCAL
-from partition.predict.speeds import Curve, DeviceSpeed, Links, speed_of, speed_to_json
-from partition.slices.gguf_slice import limits
+from partition.predict.presets import PartSizes, preset_speed
+from partition.predict.speeds import DeviceSpeed, Links, speed_of, speed_to_json
 from quant.gguf.file import GgufFile
 
 REMEMBERED = "speeds"  # name of the remembered figures
 # A core's time for an all-reduce: system calls, Python and adding, with caches full of the last layer's weights.
 # Measured on two devices: 50 us if a rank polls, 95 if a CPU quota forbids that. Slow devices take longer in
 # proportion.
-_SUM_CPU_S = 90e-6
+SUM_CPU_S = 90e-6
 AMPLE = 1.5  # times a model's file: weights, KV cache and buffers take less, but for very long contexts
 _MOST_BYTES = 1 << 60
 # Part of a device's limit for all its processes: this process or the daemon, and an engine process beside weights.
 PROBE_BYTES = 250 << 20
 _GROWTH_BYTES = 24 << 20  # that this process may allocate while another one measures
-_ESTIMATED_STEP_S = 5e-4  # of a preset
-_ESTIMATED_RUNTIME_BYTES = 200 << 20
-_ESTIMATED_ROWS = (1, 2, 4, 8, 64)
 NO_OVERRIDES: Mapping[str, int] = MappingProxyType({})
 
 
@@ -152,9 +149,12 @@ class _LayerProfiler:
 
 
 def _with_sums(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
-    """Set the time of an all-reduce on each processor: known on the fastest, and longer on others in proportion."""
+    """Set the time of an all-reduce on each processor: known on the fastest, and longer on others in proportion. Those
+    of sleeping devices are all this machine's."""
+    if sleep_profile():
+        return [replace(speed, sum_s=SUM_CPU_S) for speed in speeds]
     fastest = min(speed.seconds for speed in speeds)
-    return [replace(speed, sum_s=_SUM_CPU_S * speed.seconds / fastest) for speed in speeds]
+    return [replace(speed, sum_s=SUM_CPU_S * speed.seconds / fastest) for speed in speeds]
 
 
 def llm_speeds(
@@ -198,39 +198,6 @@ def llm_speeds(
 
 
 def estimated(device: ClusterDevice, file: GgufFile) -> DeviceSpeed:
-    """Estimate a preset's speed: a layer takes max(weights / memory bandwidth, rows x 2 x values / operations a
-    second).
-
-    Attention reads its keys and values at the memory's bandwidth. Half a layer takes half of the work that ranks share.
-    """
+    """Estimate a preset's speed, as `preset_speed`."""
     assert device.preset is not None
-    preset, can, shape = CATALOG[device.preset], limits(file), ModelShape.from_gguf(file)
-    layer_bytes = sum(can.layer_bytes) / len(can.layer_bytes)
-    values = shape.n_params / shape.weight_bytes  # a byte
-
-    def curve(n_bytes: float) -> Curve:
-        return Curve(
-            tuple(
-                (rows, max(n_bytes / preset.memory_bytes_per_s, 2 * rows * n_bytes * values / preset.flops))
-                for rows in _ESTIMATED_ROWS
-            )
-        )
-
-    kv = shape.n_heads_kv[0] * (shape.head_k + shape.head_v) * 2
-    layer = curve(layer_bytes)
-    shared = 1.0 if can.shares_heads else can.ff_bytes * can.sizes.ff / layer_bytes
-    return DeviceSpeed(
-        device=device.address or device.name,
-        name=device.name,
-        step_s=Curve(((1, _ESTIMATED_STEP_S),)),
-        layer_s=layer,
-        token_s=kv / preset.memory_bytes_per_s,
-        half_layer_s=layer.times(1 - shared / 2),
-        head_s=curve(shape.head_bytes),
-        memory_bytes=preset.memory_bytes,
-        runtime_bytes=_ESTIMATED_RUNTIME_BYTES,
-        sum_s=1e-4,
-        disk_bytes_per_s=preset.disk_bytes_per_s,
-        watts=preset.watts,
-        estimate=True,
-    )
+    return preset_speed(CATALOG[device.preset], PartSizes.from_file(file), device.address or device.name, device.name)

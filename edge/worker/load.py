@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from devices.machine_disk import disk_read_rate
+from devices.sleeping import sleep_profile
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
@@ -20,6 +21,7 @@ from edge.paging import memory
 from edge.paging.memory import MemoryNeed
 from edge.parallel.follower import follow
 from edge.parallel.shard import Shard
+from edge.parallel.sleeping import timing_clock
 from edge.parallel.topology import place
 from edge.worker.draft_queries import follow as follow_guesses
 from edge.worker.limits import ResourceLimits
@@ -91,7 +93,8 @@ class SlicePart(_LoadedRunner):
         steps."""
         if len(request.rows) > _MOST_TIMED:
             raise EdgeError(f"{len(request.rows)} kinds of steps to time; the most are {_MOST_TIMED}")
-        times = time_shard(self._shard, request.rows, request.steps, request.depth)
+        with timing_clock(self._shard.engine) as clock:
+            times = time_shard(self._shard, request.rows, request.steps, request.depth, clock)
         step_s, busy = [time.seconds for time in times], [time.busy for time in times]
         return pb.Timed(step_s=step_s, disk_bytes_per_s=self._disk() if request.disk else 0.0, busy=busy)
 
@@ -136,6 +139,8 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     else:  # the engine accounts for itself, and pages what does not fit
         need = None
     if here is None:
+        if sleep_profile():
+            raise EdgeError("this device of a lab sleeps: it has no weights to guess with; let another one guess")
         engine = Engine(request.path, options, progress=progress)
         return WholeModel(engine, need or engine.memory)
     shard = Shard(request.path, options, here, progress)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from devices.network import path_hints
+from devices.sleeping import run_first, sleep_profile
 from edge import log
 from edge.errors import EdgeError
 from edge.net import peers
@@ -275,6 +276,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
     add_arguments(parser)
     args = parser.parse_args(argv)
     log.set_up()
+    if sleep_profile():
+        run_first()
     control = TcpLink(socket.socket(fileno=args.control), "the daemon", poll_s=0)
     commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     ranks: list[Rank] = []

@@ -15,6 +15,7 @@ from grpc_health.v1 import health
 
 from devices.errors import TrustError
 from devices.profile import describe
+from devices.sleeping import sleep_profile
 from devices.trust import credentials as trust_files
 from edge import log
 from edge.errors import EdgeError, SliceBusy, SliceError
@@ -133,6 +134,7 @@ class Worker:
             slices_limit_bytes=self._store.max_bytes,
             clock_s=time.time(),
             leaving=self._leaving,
+            sleeps=sleep_profile() is not None,
         )
 
     def Session(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:  # noqa: N802

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from edge.microbenchmark import BestTime, TimedTask, best_of, sample_s
@@ -11,9 +11,11 @@ from edge.parallel.shard import Shard
 _MOST_SAMPLES = 1000
 
 
-def time_shard(shard: Shard, rows: Sequence[int], samples: int, depth: int = 0) -> list[BestTime]:
+def time_shard(
+    shard: Shard, rows: Sequence[int], samples: int, depth: int = 0, clock: Callable[[], float] | None = None
+) -> list[BestTime]:
     """Time a step of so many rows, for each of `rows`, by the fastest of at least `samples` samples. depth: if above 0,
-    also time one row after so many tokens."""
+    also time one row after so many tokens. clock: by default that of `best_of`."""
     most = shard.rows.capacity
     shard.rows.embeddings[:most] = 0
     shard.rows.outputs[:most] = 0
@@ -35,7 +37,8 @@ def time_shard(shard: Shard, rows: Sequence[int], samples: int, depth: int = 0) 
         shard.compute(1)
 
     def timed(tasks: Sequence[TimedTask]) -> list[BestTime]:
-        return best_of(tasks, sample_s(shard.engine.threads), samples=max(1, min(samples, _MOST_SAMPLES)))
+        n = max(1, min(samples, _MOST_SAMPLES))
+        return best_of(tasks, sample_s(shard.engine.threads), samples=n, clock=clock)
 
     sizes = [max(1, min(n_rows, most)) for n_rows in rows]
     times = timed([TimedTask(partial(from_empty, n), partial(prepare, n)) for n in sizes])

@@ -30,6 +30,7 @@ SECTIONS = {
     "bench_sameness": (),
     "bench_serve": ("throughput", "stall", "prefix", "survive", "soak"),
     "bench_slices": (),
+    "bench_sleeping": (),
     "bench_speculate": (),
     "bench_startup": (),
     "bench_survive": ("pause", "stress"),
@@ -222,6 +223,16 @@ def test_slices() -> None:
     assert all(rate > 0 for rate in found["bytes_per_s"].values())
     assert found["second_load_bytes"] == 0
     assert 0 < found["sent_after_cut_bytes"] <= 8_000_000  # of so little all may have been on its way at the cut
+
+
+def test_sleeping() -> None:
+    result = run("bench_sleeping")
+    (setting,) = result["settings"]
+    (plan,) = setting["plans"]
+    assert plan["measured"]["latency_s"] > 0
+    assert plan["measured"]["throughput_per_s"] > 0
+    assert plan["key"] in setting["best"].values()
+    assert result["summary"]["plans"] == 1
 
 
 def test_plans() -> None:

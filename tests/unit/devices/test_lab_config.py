@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.catalog import EMULATED
+from devices.catalog import CATALOG, EMULATED
 from devices.errors import LabFileError
 from devices.lab.config import LabConfig, LabDevice, LabLink, lab_to_json, parse_lab, read_lab
 from devices.lab.shaper import Shape
@@ -166,3 +166,42 @@ link_keys = st.sampled_from(["between", "delay_ms", "jitter_ms", "bandwidth_mbps
 def test_whatever_is_given_is_a_lab_or_a_clear_error(some: Any, links: Any) -> None:
     with suppress(LabFileError):
         assert parse_lab({"device": some, "link": links}).devices
+
+
+def test_a_device_that_sleeps_takes_any_preset_or_a_profile(tmp_path: Path) -> None:
+    (tmp_path / "pi.json").write_text('{"speed": {}}')
+    lab = parse_lab(
+        {
+            "device": [
+                {"name": "a", "compute": "sleep", "preset": "rtx-3060"},
+                {"name": "b", "compute": "sleep", "profile": "pi.json", "memory": "900GiB"},
+            ]
+        },
+        tmp_path,
+    )
+    a, b = lab.devices
+    assert (a.profile, a.cpu, a.memory_bytes) == ('{"preset": "rtx-3060"}', None, CATALOG["rtx-3060"].memory_bytes)
+    assert (b.profile, b.preset, b.memory_bytes) == ('{"speed": {}}', None, 900 << 30)
+    assert parse_lab(lab_to_json(lab)) == lab
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ({"compute": "fast"}, ["device[0].compute", "'sleep'", "'fast'"]),
+        ({"compute": "sleep"}, ["device[0].profile", "preset"]),
+        ({"compute": "sleep", "preset": "pi4", "profile": "pi.json"}, ["device[0].profile", "one of the two"]),
+        ({"compute": "sleep", "preset": "cray"}, ["device[0].preset", "rtx-3060"]),
+        ({"compute": "sleep", "preset": "pi4", "cpu": 1}, ["device[0].cpu", "devices that compute"]),
+        ({"profile": "pi.json"}, ["device[0].profile", "compute"]),
+        ({"preset": "rtx-3060"}, ["device[0].preset", "pi4, pi5"]),
+        ({"compute": "sleep", "profile": "none.json"}, ["device[0].profile", "none.json", "No such file"]),
+        ({"compute": "sleep", "profile": "bad.json"}, ["device[0].profile", "bad.json"]),
+    ],
+)
+def test_what_sleeps_by_nothing_is_refused(device: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(LabFileError) as error:
+        parse_lab({"device": [{"name": "a", **device}]}, tmp_path)
+    for word in words:
+        assert word in str(error.value)

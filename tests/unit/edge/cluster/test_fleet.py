@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from devices.profile import describe
+from devices.sleeping import VARIABLE
 from edge.cluster import client as remotes
 from edge.cluster import fleet as fleets
 from edge.cluster.client import Remote
-from edge.cluster.fleet import Fleet, check_versions, device, label
+from edge.cluster.fleet import Fleet, check_sleeps, check_versions, device, label
 from edge.cluster.session import RemoteSession
 from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
@@ -155,3 +156,14 @@ def test_workers_of_one_name_are_told_apart(tmp_path: Path) -> None:
         a.kill()
         with pytest.raises(LinkClosed, match=f"^vm at {a.address} cannot be reached"):
             fleet.workers[a.address].describe()
+
+
+def test_who_sleeps_and_who_computes_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    check_sleeps("pi", sleeps=False)
+    with pytest.raises(Refused, match=r"pi is a sleeping device of a lab.*edge lab run"):
+        check_sleeps("pi", sleeps=True)
+    monkeypatch.setenv(VARIABLE, "profile.json")
+    check_sleeps("pi", sleeps=True)
+    with pytest.raises(Refused, match="pi computes"):
+        check_sleeps("pi", sleeps=False)

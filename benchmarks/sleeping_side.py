@@ -1,0 +1,150 @@
+"""The owner's process of bench_sleeping.py: predicts plans of sleeping devices, runs them, and prints both.
+
+It runs on a device of the lab that sleeps, and so it sleeps as well.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from devices.catalog import CATALOG
+from edge.cluster.deployment import Deployment, Exchange
+from edge.cluster.fleet import Fleet
+from edge.llm.options import EngineOptions
+from edge.planning.arrange import work_of
+from edge.planning.llm_space import LlmSpace
+from edge.planning.measure import steady_per_s, token_s
+from edge.slices.local import OwnSlices
+from edge.survey.llm_survey import SUM_CPU_S
+from edge.survey.profile import ClusterProfile
+from edge.survey.survey import Devices, survey
+from edge.tasks import CancelScope
+from partition.errors import PlanError
+from partition.plan.plan import LOCAL
+from partition.predict.pareto import Point
+from partition.predict.presets import PartSizes, preset_speed
+from partition.predict.speeds import DeviceSpeed, Links, speed_of
+from quant.gguf.file import GgufFile
+from tests.support.measuring import measure_briefly
+
+CONTEXT, PROMPT, DEPTH, REQUESTS = 128, 8, 8, 4
+AXES = ("latency", "throughput")
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    patch = pytest.MonkeyPatch()
+    patch.setattr("edge.survey.links._ROUNDS", 1)
+    if asked["tiny"]:
+        measure_briefly(patch)
+    print(json.dumps(run(asked)))
+
+
+def run(asked: dict[str, Any]) -> dict[str, Any]:
+    """Predict and run the best plans."""
+    path = Path(asked["model"])
+    file, digest = GgufFile.open(path), OwnSlices().model_digest(path)
+    work = work_of(file, context=CONTEXT, concurrency=REQUESTS, prompt=PROMPT, depth=DEPTH)
+    speeds = device_speeds(asked, file)
+    links = measured_links(asked["workers"], asked["kinds"], asked["pairs"], speeds)
+    space = LlmSpace(path, file, digest, work, ClusterProfile(tuple(speeds), links, ()), threads=1)
+    points = chosen(space, tiny=asked["tiny"])
+    with Fleet(asked["workers"], insecure=True) as fleet:
+        rows = [measured(space, fleet, point) for point in points]
+    best = {axis: min(points, key=lambda point: point.objectives((axis,))).key for axis in AXES}
+    return {"plans": rows, "best": best, "links": link_figures(links)}
+
+
+def device_speeds(asked: dict[str, Any], file: GgufFile) -> list[DeviceSpeed]:
+    """Return what the planner knows of each device, the owner first: what it sleeps by."""
+    sizes, speeds = PartSizes.from_file(file), []
+    for profile, address, name in zip(asked["profiles"], [LOCAL, *asked["workers"]], asked["names"], strict=True):
+        if "preset" in profile:
+            speed = preset_speed(CATALOG[profile["preset"]], sizes, address, name)
+        else:
+            speed = speed_of(profile["speed"], address, name, 0.0)
+        # Sleeping devices do not page.
+        speeds.append(replace(speed, sum_s=SUM_CPU_S, memory_bytes=asked["memory"], disk_bytes_per_s=None))
+    return speeds
+
+
+class _NothingToTime:
+    """Profiler of devices whose speeds are known."""
+
+    cache, steps, streams = "sleeping", 0, False
+
+    def __init__(self, keys: Any) -> None:
+        self.keys = keys
+
+    def read(self, rank: int, values: Any) -> None:
+        """Nothing is remembered."""
+
+
+def measured_links(
+    workers: list[str], kinds: list[list[int]], pairs: list[list[int]], speeds: list[DeviceSpeed]
+) -> Links:
+    """Measure one link of each kind, and give it to all links of that kind. kinds: by device and device; pairs: a link
+    of each kind."""
+    names = [LOCAL, *workers]
+    some = [names[i] for i in sorted({device for pair in pairs for device in pair} - {0})]
+    with Fleet(some, insecure=True) as fleet, CancelScope() as closing:
+        devices = Devices(fleet, some, 1)
+        known: Any = {speed.device: speed for speed in speeds}
+        profiler: Any = _NothingToTime(devices.addresses)
+        links = survey(devices, profiler, closing, transport="tcp", known_times=known)[1]
+    of_kind = [(links.get(names[a], names[b]), links.get(names[b], names[a])) for a, b in pairs]
+    n = range(len(names))
+    return Links({(names[i], names[j]): of_kind[kinds[i][j]][i > j] for i in n for j in n if i != j})
+
+
+def chosen(space: LlmSpace, *, tiny: bool) -> list[Point]:
+    """Return the best plans over several devices: by latency and by throughput, and of stages of one device each."""
+    found = {}
+    for pipeline_only, axis in ((False, "latency"), (False, "throughput"), (True, "latency")):
+        try:
+            placed, _ = space.planner(tensor=not pipeline_only).front((axis,))
+        except PlanError:  # none of this kind has room
+            continue
+        for one in placed[:1]:
+            point = space.point(one.plan, one.microbatches)
+            found[point.key] = point
+    several = [point for point in found.values() if len(point.plan.devices) > 1]
+    return several[:1] if tiny else several
+
+
+def measured(space: LlmSpace, fleet: Fleet, point: Point) -> dict[str, Any]:
+    """Run a plan, and return its figures beside those that were predicted."""
+    plan: Any = point.plan
+    options = EngineOptions(context=CONTEXT, sequences=REQUESTS, threads=1)
+    with Deployment(fleet, plan, space.file, options, Exchange("tcp")) as deployment:
+        latency_s = token_s(deployment.engine, DEPTH).seconds
+        throughput_per_s = steady_per_s(deployment.engine, REQUESTS, DEPTH, point.predicted.microbatches)
+    predicted = point.predicted.to_json()
+    return {
+        "key": point.key,
+        "plan": point.label,
+        "parallel": point.parallel,
+        "widths": [len(stage.shards) for stage in plan.stages],
+        "predicted": {name: predicted[name] for name in ("latency_s", "throughput_per_s")},
+        "measured": {"latency_s": latency_s, "throughput_per_s": throughput_per_s},
+    }
+
+
+def link_figures(links: Links) -> dict[str, float]:
+    """Return the median of what was measured of all links."""
+    ways = list(links.between.values())
+    return {
+        "latency_ms": 1e3 * median(way.latency_s for way in ways),
+        "mbps": median(way.bytes_per_s for way in ways) / 125_000,
+    }
+
+
+if __name__ == "__main__":
+    main()

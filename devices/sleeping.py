@@ -1,0 +1,27 @@
+"""Sleeping devices of a lab: they wait for as long as a profile says instead of computing.
+
+The lab names the profile's file in the environment of a device's processes, and of commands that run on that device.
+Nothing else sets it.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_LEAST_PRIORITY = 1  # of those that come before all others
+VARIABLE = "EDGE_LAB_PROFILE"
+
+
+def sleep_profile() -> Path | None:
+    """Return the file of the profile that this process sleeps by; None where it computes."""
+    path = os.environ.get(VARIABLE)
+    return Path(path) if path else None
+
+
+def run_first() -> None:
+    """Let this thread run before all that is not a lab's, where this user may: devices that sleep take little of the
+    processor, and other load must not make them late."""
+    with suppress(AttributeError, OSError):  # not Linux, or not allowed
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_LEAST_PRIORITY))

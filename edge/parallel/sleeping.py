@@ -1,0 +1,331 @@
+"""Sleeping rank of a lab: an engine that waits for as long as its device's profile says, and computes zeros.
+
+Everything else of the rank is real: its process, its links, frames and collectives. Of its slice only the header is
+read. `open_engine` is the one place that decides between this engine and one that computes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.probe import own_rss
+from devices.sleeping import run_first, sleep_profile
+from edge.errors import EngineError, Interrupted, NotEnoughMemory
+from edge.llama.hooks import Hook
+from edge.llama.llama import Batch, Context, ContextSizes, Model
+from edge.llm.engine import ModelRunner
+from edge.llm.options import EngineOptions
+from edge.paging.memory import MIB, MemoryNeed, cache_bytes
+from edge.parallel.topology import Topology
+from partition.architectures.table import RULES
+from partition.model.model import ModelShape
+from partition.plan.plan import Range
+from partition.predict.part_times import PartTimes
+from partition.predict.presets import PartSizes
+from partition.slices.source import Source
+from partition.state.sequence import KVBlock, LayerRows, encode
+from partition.state.shape import StateShape
+from quant.gguf.file import GgufFile
+from quant.types import TensorType
+
+Floats = NDArray[np.float32]
+
+_MOST_LATE_S = 0.01  # of a wait that the next ones make good; more is another process's doing, and stays visible
+_LEAST_S = 1e-6  # of a wait, by the clock that does not wait: it has to go on
+_SLACK_NS = "1000"  # by which the kernel may wake this thread late; usually 50,000
+
+
+def open_engine(
+    path: str | os.PathLike[str],
+    options: EngineOptions,
+    place: Topology,
+    hooks: Sequence[Hook],
+    progress: Callable[[float], None] | None,
+) -> ModelRunner:
+    """Load a slice for a place among the ranks: into an engine that computes, or one that sleeps, in a lab. The errors
+    of ModelRunner; PlanError where the profile is none, OSError where it cannot be read."""
+    profile = sleep_profile()
+    if profile is None:
+        return ModelRunner(path, options, hooks, progress, embeddings=True)
+    values = json.loads(profile.read_text())
+    sizes = PartSizes.from_file(GgufFile.open(path))
+    times = PartTimes(values, sizes, last=place.last, alone=len(place.group) == 1)
+    return SleepingEngine(path, options, hooks, times)
+
+
+@contextmanager
+def timing_clock(engine: ModelRunner) -> Iterator[Callable[[], float] | None]:
+    """Yield the clock that steps of an engine are timed by; None: the usual one. A sleeping engine does not wait
+    meanwhile, and its clock goes on by what it would have waited."""
+    if not isinstance(engine, SleepingEngine):
+        yield None
+        return
+    sleeper = engine.sleeper
+    sleeper.skips = True
+    try:
+        yield lambda: sleeper.total_s
+    finally:
+        sleeper.skips = False
+
+
+class Sleeper:
+    """Waits one after the other. What one took too long is taken off the next ones."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._late_s = 0.0
+        self._thread = 0
+        self.total_s = 0.0  # of all waits, as they should have been
+        self.skips = False  # whether waits return at once
+
+    def begin(self) -> None:
+        """Begin a step: what the last wait took too long is over."""
+        self._late_s = 0.0
+
+    def wait(self, seconds: float) -> None:
+        """Return after so many seconds, less what the waits before took too long."""
+        self.total_s += max(seconds, _LEAST_S)
+        if self.skips:
+            return
+        self._wake_in_time()
+        until = self._clock() + seconds - self._late_s
+        while (left := until - self._clock()) > 0:
+            self._sleep(left)
+        self._late_s = min(-left, _MOST_LATE_S)
+
+    def _wake_in_time(self) -> None:
+        """Ask the kernel to wake this thread when it should, whatever else runs: once for each thread."""
+        thread = threading.get_native_id()
+        if thread != self._thread:
+            self._thread = thread
+            with suppress(OSError):  # not Linux: waits end some 50 us late
+                Path(f"/proc/{thread}/timerslack_ns").write_text(_SLACK_NS)
+            run_first()
+
+
+class SleepingEngine(ModelRunner):
+    """An engine over a slice's header. Its context takes the time of `times`, and gives zeros."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        options: EngineOptions,
+        hooks: Sequence[Hook],
+        times: PartTimes,
+        sleeper: Sleeper | None = None,
+    ) -> None:
+        """The errors of ModelRunner; NotEnoughMemory where weights and KV cache are more than the options allow."""
+        self._times, self.sleeper, self._most_bytes = times, sleeper or Sleeper(), options.memory
+        super().__init__(path, replace(options, memory=None, prefixes=None), hooks, embeddings=True)
+
+    def _load(
+        self,
+        options: EngineOptions,
+        sizes: ContextSizes,
+        hooks: Sequence[Hook],
+        progress: Callable[[float], None] | None,
+        embeddings: bool,
+    ) -> None:
+        parts = {
+            "weights": self.shape.weight_bytes,
+            "KV cache": cache_bytes(self.shape, sizes.context, sizes.kv),
+            "runtime": own_rss(),
+        }
+        self.memory = MemoryNeed(parts, self._times.memory_bytes)
+        most = self._most_bytes or self._times.memory_bytes
+        if self.memory.total > most:
+            raise NotEnoughMemory(
+                f"the slice needs {self.memory.total / MIB:,.0f} MiB, the profile of this sleeping device allows"
+                f" {most / MIB:,.0f}, and it does not page; give it a smaller share"
+            )
+        self._hooks = None  # the context calls them
+        self._model = _NoWeights(self.file, self.shape)
+        self._context = SleepingContext(self._model, self.file, self.shape, sizes, hooks, self._times, self.sleeper)
+
+
+class _NoWeights(Model):
+    """The model of a sleeping engine: what others ask of one."""
+
+    def __init__(self, file: GgufFile, shape: ModelShape) -> None:
+        self.n_vocab, self.n_bytes, self.architecture = shape.n_vocab, shape.weight_bytes, file.architecture
+        self.has_decoder, self.is_recurrent, self.own_memory = True, False, None
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+
+class _Node:
+    """A node of a graph that is not there, as hooks look at one: its names, and zeros."""
+
+    def __init__(self, shape: tuple[int, int], name: str = "", weight: str = "") -> None:
+        self.shape, self.name, self.weight = shape, name, weight
+
+    def view(self) -> Floats:
+        """Its values."""
+        return np.zeros(self.shape, np.float32)
+
+    read = view
+
+
+class SleepingContext(Context):
+    """A context that knows which positions it holds, takes the time of its rows, and has zeros in every row."""
+
+    def __init__(
+        self,
+        model: Model,
+        file: GgufFile,
+        shape: ModelShape,
+        sizes: ContextSizes,
+        hooks: Sequence[Hook],
+        times: PartTimes,
+        sleeper: Sleeper,
+    ) -> None:
+        self.model, self.n_ctx, self.can_shift, self.shift_pending = model, sizes.context, True, False
+        self._file, self._shape, self._kv, self._hooks = file, shape, sizes.kv, hooks
+        self._times, self._sleeper = times, sleeper
+        self._rules = RULES[file.architecture]
+        self._ends: dict[int, tuple[int, int]] = {}  # of each sequence: the first and the last position held
+        self._zeros = np.zeros(shape.n_vocab, np.float32)
+        self._stopped = False
+
+    def decode(self, batch: Batch, n: int) -> None:
+        """Take the time of the first `n` rows; what is before a hook's node is waited for there."""
+        sequences, positions = batch.sequences[:n], batch.positions[:n]
+        behind = self._hold(sequences, positions)
+        times, n_layers = self._times, self._shape.n_layers
+        self._sleeper.begin()
+        due_s = times.step_s(n)
+        for layer in range(n_layers):
+            due_s = self._reach(due_s + times.attention_s(n, behind), n, weight=f"blk.{layer}.attn_output.weight")
+            down = f"blk.{layer}.ffn_down.weight"
+            is_dense = down in self._file.tensors
+            due_s = self._reach(
+                due_s + times.ff_s(n), n, weight=down if is_dense else "", name="" if is_dense else self._sum_of(layer)
+            )
+        self._wait(due_s + times.head_s(int(np.count_nonzero(batch.outputs[:n]))))
+        self._reach(0.0, n, name=self._rules.end_node.format(n_layers - 1))
+
+    def logits(self, row: int) -> Floats:
+        """Zeros."""
+        return self._zeros
+
+    def _sum_of(self, layer: int) -> str:
+        """Return the name of the node that sums a layer's experts."""
+        shared = any(name.endswith(".ffn_down_shexp.weight") for name in self._file.tensors)
+        return (self._rules.shared_sum if self._rules.shared_sum and shared else self._rules.experts_sum).format(layer)
+
+    def _reach(self, due_s: float, n: int, weight: str = "", name: str = "") -> float:
+        """Come to a node after `due_s`: the seconds that are still to be waited for, which are none where a hook has
+        run."""
+        node = _Node((n, self._shape.n_embd), name, weight)
+        for hook in self._hooks:
+            if hook.wants(node):  # type: ignore[arg-type]  # it looks at names alone
+                self._wait(due_s)
+                due_s = 0.0
+                hook.run(node)  # type: ignore[arg-type]  # and at values
+        return due_s
+
+    def _wait(self, seconds: float) -> None:
+        if self._stopped:
+            raise Interrupted("stopped on request")
+        self._sleeper.wait(seconds)
+
+    def stop(self) -> None:
+        """Make decodes fail, from their next wait on."""
+        self._stopped = True
+
+    def resume(self) -> None:
+        """Allow decoding again."""
+        self._stopped = False
+
+    def use_threads(self, threads: int) -> None:
+        """None computes."""
+
+    def wait(self) -> None:
+        """Nothing is computed behind."""
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+    # The KV cache: positions without keys and values.
+
+    def _hold(self, sequences: NDArray[np.int32], positions: NDArray[np.int32]) -> int:
+        """Hold the rows' positions: how many earlier ones all rows attend to together."""
+        behind = 0
+        for sequence in np.unique(sequences).tolist():
+            own = positions[sequences == sequence]
+            first, last = self._ends.get(sequence, (int(own.min()), -1))
+            behind += len(own) * int(own.min())
+            self._ends[sequence] = first, max(last, int(own.max()))
+        held = sum(last + 1 - first for first, last in self._ends.values())
+        if held > self.n_ctx and len(self._ends) == 1:  # sequences may share positions
+            raise EngineError(f"no room in the KV cache of {self.n_ctx} tokens for {held}")
+        return behind
+
+    def kv_remove(self, sequence: int, start: int, end: int) -> bool:
+        """As `Context.kv_remove`."""
+        first, last = self.kv_ends(sequence)
+        reaches_end = end < 0 or end > last
+        if last < 0 or start > last:
+            return True
+        if start <= first and reaches_end:
+            del self._ends[sequence]
+        elif reaches_end:
+            self._ends[sequence] = first, start - 1
+        elif start <= first:
+            self._ends[sequence] = max(first, end), last
+        return True
+
+    def kv_copy(self, source: int, target: int, start: int, end: int) -> None:
+        """As `Context.kv_copy`."""
+        first, last = self.kv_ends(source)
+        first, last = max(first, start), last if end < 0 else min(last, end - 1)
+        if last >= first >= 0:
+            before = self._ends.get(target, (first, last))
+            self._ends[target] = min(first, before[0]), max(last, before[1])
+
+    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
+        """As `Context.kv_shift`."""
+        if sequence in self._ends:
+            ends = [at + delta if at >= start and (end < 0 or at < end) else at for at in self._ends[sequence]]
+            self._ends[sequence] = max(0, ends[0]), max(0, ends[1])
+
+    def kv_clear(self) -> None:
+        """As `Context.kv_clear`."""
+        self._ends.clear()
+
+    def kv_ends(self, sequence: int) -> list[int]:
+        """As `Context.kv_ends`."""
+        return list(self._ends.get(sequence, (-1, -1)))
+
+    def read_state(self, sequence: int, start: int, end: int) -> NDArray[np.uint8]:
+        """Zeros, as many as keys and values are."""
+        shape = _state_shape(self._file, self._kv)
+        n = end - start
+        layers = [
+            (np.zeros((n, one.key_bytes), np.uint8), np.zeros((n, one.value_bytes), np.uint8)) for one in shape.layers
+        ]
+        return encode(KVBlock(Range(start, end), tuple(LayerRows(*rows) for rows in layers)), shape)
+
+    def write_state(self, sequence: int, data: NDArray[np.uint8]) -> bool:
+        """Hold the positions of a block."""
+        cells = int(data[12:16].view("<u4")[0])
+        at = data[16 : 16 + 12 * cells].copy().view("<i4")[::3]
+        self._hold(np.full(cells, sequence, np.int32), at)
+        return True
+
+
+def _state_shape(file: GgufFile, kv: TensorType) -> StateShape:
+    return StateShape.of_model(Source.from_file(file), kv)

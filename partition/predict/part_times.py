@@ -1,0 +1,93 @@
+"""Times of one rank's part of a model on a device, by its profile: what a sleeping device of a lab waits for.
+
+A profile is a preset of `devices.catalog`, or a measured speed with the sizes of the model it was measured with:
+
+    {"preset": "pi4"}
+    {"speed": {...}, "layer_bytes": 24e6, "head_bytes": 54e6, "heads": 32}
+
+`speed` is as `partition.predict.speeds.speed_to_json` writes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from devices.catalog import CATALOG
+from partition import fields
+from partition.errors import PlanError
+from partition.predict.presets import PartSizes, preset_speed
+from partition.predict.speeds import DeviceSpeed, speed_of, speed_to_json
+
+_MOST_BYTES = 1e15
+_MOST_HEADS = 1 << 20
+
+
+def profile_json(speed: DeviceSpeed, sizes: PartSizes) -> dict[str, Any]:
+    """Return the profile of a measured device. sizes: of the model that it was measured with."""
+    of_model = {"layer_bytes": sizes.layer_bytes, "head_bytes": sizes.head_bytes, "heads": sizes.heads}
+    return {"speed": speed_to_json(speed), **of_model}
+
+
+class PartTimes:
+    """Seconds of the parts of one step on one rank. The all-reduces between them are not included."""
+
+    def __init__(self, profile: Any, sizes: PartSizes, *, last: bool, alone: bool) -> None:
+        """profile: as above. sizes: of the rank's slice. last: whether it has the head. alone: whether its layers have
+        no sums in them. PlanError where the profile is none."""
+        speed, layer_bytes, head_bytes, heads = _read(profile, sizes)
+        self.memory_bytes = speed.memory_bytes
+        self._speed = speed
+        self._is_one = alone and sizes.heads == heads  # each layer is one part
+        self._attention = sizes.attention_bytes / layer_bytes
+        self._ff = sizes.ff_bytes / layer_bytes
+        self._whole = sizes.layer_bytes / layer_bytes
+        self._heads = sizes.heads / heads
+        self._head = sizes.head_bytes / head_bytes if last else 0.0
+
+    def step_s(self, rows: int) -> float:
+        """Return the seconds beside layers and head."""
+        return self._speed.step_s.at(rows)
+
+    def attention_s(self, rows: int, behind: int) -> float:
+        """Return the seconds of a layer before its first sum. behind: earlier tokens that the rows attend to, each row
+        counted by itself."""
+        own = behind * self._speed.token_s * self._heads
+        if self._is_one:
+            return self._whole * self._speed.layer_s.at(rows) + own
+        constant, slope = self._line(rows)
+        return constant / 2 + self._attention * slope + own
+
+    def ff_s(self, rows: int) -> float:
+        """Return the seconds of the rest of a layer; 0 where the first part is all of it."""
+        if self._is_one:
+            return 0.0
+        constant, slope = self._line(rows)
+        return constant / 2 + self._ff * slope
+
+    def head_s(self, outputs: int) -> float:
+        """Return the seconds of the head; 0 for a rank that has none."""
+        return self._head * self._speed.head_s.at(outputs) if outputs else 0.0
+
+    def _line(self, rows: int) -> tuple[float, float]:
+        """Return the seconds of a layer of which the rank has nothing, and what a whole one takes more."""
+        constant = self._speed.part_s(0.0, rows)
+        return constant, self._speed.part_s(1.0, rows) - constant
+
+
+def _read(profile: Any, sizes: PartSizes) -> tuple[DeviceSpeed, float, float, int]:
+    """Return the speed, and the sizes that it is of: bytes of a layer and of the head, heads."""
+    preset = profile.get("preset") if isinstance(profile, dict) else None
+    if preset is not None:
+        if preset not in CATALOG:
+            raise PlanError(f"profile: preset is {fields.short(preset)}; needed is one of {', '.join(CATALOG)}")
+        speed = preset_speed(CATALOG[preset], sizes, preset, preset)
+        return speed, sizes.layer_bytes, max(1.0, sizes.head_bytes), max(1, sizes.heads)
+    record = fields.record(profile, "profile", ("speed", "layer_bytes", "head_bytes", "heads"))
+    layer_bytes, head_bytes = (
+        fields.figure(record[key], f"profile.{key}", _MOST_BYTES) for key in ("layer_bytes", "head_bytes")
+    )
+    heads = fields.number(record["heads"], "profile.heads", _MOST_HEADS)
+    if not (layer_bytes and head_bytes and heads):
+        raise PlanError("profile: layer_bytes, head_bytes and heads are above 0")
+    return replace(speed_of(record["speed"], "profile", "profile", 0.0)), layer_bytes, head_bytes, heads

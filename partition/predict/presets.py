@@ -1,0 +1,95 @@
+"""Speeds of presets: estimated from a device's published rates and the bytes of a model's parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from devices.catalog import DevicePreset
+from partition.architectures.table import RULES
+from partition.model.model import ModelShape, block_of
+from partition.predict.speeds import Curve, DeviceSpeed
+from quant.gguf.file import GgufFile
+
+_STEP_S = 5e-4
+_RUNTIME_BYTES = 200 << 20
+_SUM_S = 1e-4
+_ROWS = (1, 2, 4, 8, 64)
+
+
+@dataclass(frozen=True)
+class PartSizes:
+    """Bytes and values that one token reads of a model, or of a slice of one; of layers, in the average one."""
+
+    attention_bytes: float  # matrices of attention, and all that is no FFN
+    ff_bytes: float  # matrices of the FFN; of experts, those that a token uses
+    rest_bytes: float  # norms and biases, which every rank has
+    layer_values: float
+    head_bytes: float
+    head_values: float
+    kv_bytes: float  # of a token, in one layer, as 16-bit numbers
+    heads: int  # query heads
+    layers: int
+    shares_heads: bool  # whether ranks share attention, too
+
+    @property
+    def layer_bytes(self) -> float:
+        """Bytes of a layer."""
+        return self.attention_bytes + self.ff_bytes + self.rest_bytes
+
+    @classmethod
+    def from_file(cls, file: GgufFile) -> PartSizes:
+        """Return the sizes in a file. ModelFileError as `ModelShape.from_gguf`."""
+        shape = ModelShape.from_gguf(file)
+        n_bytes = {"attention": 0.0, "ff": 0.0, "rest": 0.0}
+        values = 0.0
+        for name, tensor in file.tensors.items():
+            block = block_of(name)
+            if block is None or block >= shape.n_layers:
+                continue
+            used = shape.n_experts_used / max(1, shape.n_experts) if "_exps." in name else 1.0
+            kind = "rest" if len(tensor.shape) == 1 else "ff" if ".ffn_" in name else "attention"
+            n_bytes[kind] += used * tensor.n_bytes
+            values += used * tensor.n_values
+        head = file.tensors.get("output.weight") or file.tensors.get("token_embd.weight")
+        n = shape.n_layers
+        return cls(
+            attention_bytes=n_bytes["attention"] / n,
+            ff_bytes=n_bytes["ff"] / n,
+            rest_bytes=n_bytes["rest"] / n,
+            layer_values=values / n,
+            head_bytes=head.n_bytes if head else 0.0,
+            head_values=head.n_values if head else 0.0,
+            kv_bytes=2.0 * shape.n_heads_kv[0] * (shape.head_k + shape.head_v),
+            heads=max(shape.n_heads),
+            layers=n,
+            shares_heads=not RULES[file.architecture].whole_attention,
+        )
+
+
+def preset_speed(preset: DevicePreset, sizes: PartSizes, device: str, name: str) -> DeviceSpeed:
+    """Estimate a preset's speed: a part takes max(bytes / memory bandwidth, rows x 2 x values / operations a second).
+
+    Attention reads its keys and values at the memory's bandwidth. Half a layer takes half of the work that ranks share.
+    """
+
+    def curve(n_bytes: float, values: float) -> Curve:
+        reads_s = n_bytes / preset.memory_bytes_per_s
+        return Curve(tuple((rows, max(reads_s, 2 * rows * values / preset.flops)) for rows in _ROWS))
+
+    layer = curve(sizes.layer_bytes, sizes.layer_values)
+    shared = 1.0 if sizes.shares_heads else sizes.ff_bytes / sizes.layer_bytes
+    return DeviceSpeed(
+        device=device,
+        name=name,
+        step_s=Curve(((1, _STEP_S),)),
+        layer_s=layer,
+        token_s=sizes.kv_bytes / preset.memory_bytes_per_s,
+        half_layer_s=layer.times(1 - shared / 2),
+        head_s=curve(sizes.head_bytes, sizes.head_values),
+        memory_bytes=preset.memory_bytes,
+        runtime_bytes=_RUNTIME_BYTES,
+        sum_s=_SUM_S,
+        disk_bytes_per_s=preset.disk_bytes_per_s,
+        watts=preset.watts,
+        estimate=True,
+    )
