@@ -24,7 +24,7 @@ from edge.llm.prefixes import keep_prefixes
 from edge.llm.states import States, held_bytes
 from edge.paging.budget import BudgetOptions, OtherUses
 from edge.paging.load import load_within
-from edge.paging.mapped import load_mapped
+from edge.paging.mapped import ModelInMemory, load_mapped
 from edge.paging.memory import MemoryNeed
 from edge.paging.plan import PagePlan
 from edge.tasks import SILENT, Steps
@@ -78,33 +78,7 @@ class ModelRunner(Closing):
         )
         self.sequences, self.outputs = options.sequences, sizes.outputs
         new_batch = partial(_new_batch, self.file, self.shape.n_embd if embeddings else 0)
-        if options.memory is None:
-            loaded = load_mapped(
-                self.path,
-                self.shape,
-                sizes,
-                threads=self.threads,
-                repack=options.repack,
-                on_gpu=options.gpu_layers,
-                most_on_gpu=options.most_gpu_layers,
-                rows=new_batch if self._generates else None,
-                hooks=hooks,
-                progress=progress,
-            )
-        else:
-            loaded = load_within(
-                self.file,
-                self.shape,
-                _budget(options, options.memory, sizes, self.shape, embeddings),
-                sizes,
-                choose_batch=options.batch is None,
-                threads=self.threads,
-                repack=options.repack is not False,
-                tokens=not embeddings,
-                hooks=hooks,
-                progress=progress,
-                accounted=accounted,
-            )
+        loaded = self._load(options, sizes, hooks, new_batch, progress, accounted, embeddings=embeddings)
         self._loaded = loaded
         self.model, self._context = loaded.model, loaded.context
         self.memory, self.gpu_layers = loaded.memory, loaded.gpu_layers
@@ -116,6 +90,45 @@ class ModelRunner(Closing):
         self.rows = new_batch(self.batch)
         if self._choice is not None:
             self._use(self._choice.begin())
+
+    def _load(
+        self,
+        options: EngineOptions,
+        sizes: llama.ContextSizes,
+        hooks: Sequence[Hook],
+        new_batch: Callable[[int], llama.Batch],
+        progress: Callable[[float], None] | None,
+        accounted: Accounted | None,
+        *,
+        embeddings: bool,
+    ) -> ModelInMemory:
+        """Load the model: mapped, or within the budget of the options."""
+        if options.memory is None:
+            return load_mapped(
+                self.path,
+                self.shape,
+                sizes,
+                threads=self.threads,
+                repack=options.repack,
+                on_gpu=options.gpu_layers,
+                most_on_gpu=options.most_gpu_layers,
+                rows=new_batch if self._generates else None,
+                hooks=hooks,
+                progress=progress,
+            )
+        return load_within(
+            self.file,
+            self.shape,
+            _budget(options, options.memory, sizes, self.shape, embeddings),
+            sizes,
+            choose_batch=options.batch is None,
+            threads=self.threads,
+            repack=options.repack is not False,
+            tokens=not embeddings,
+            hooks=hooks,
+            progress=progress,
+            accounted=accounted,
+        )
 
     def decode_rows(self, rows: llama.Batch, n: int) -> None:
         """Compute the first `n` rows of a batch as filled in by the caller: any positions and sequences."""

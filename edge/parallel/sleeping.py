@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +23,9 @@ from devices.sleeping import run_first, sleep_profile
 from edge.errors import EngineError, Interrupted, NotEnoughMemory
 from edge.llama.hooks import Hook
 from edge.llama.llama import Batch, Context, ContextSizes, Model
-from edge.llm.engine import ModelRunner
+from edge.llm.engine import Accounted, ModelRunner
 from edge.llm.options import EngineOptions
+from edge.paging.mapped import ModelInMemory
 from edge.paging.memory import MIB, MemoryNeed, cache_bytes
 from edge.parallel.topology import Topology
 from partition.architectures.table import RULES
@@ -135,24 +136,28 @@ class SleepingEngine(ModelRunner):
         options: EngineOptions,
         sizes: ContextSizes,
         hooks: Sequence[Hook],
+        new_batch: Callable[[int], Batch],
         progress: Callable[[float], None] | None,
+        accounted: Accounted | None,
+        *,
         embeddings: bool,
-    ) -> None:
+    ) -> ModelInMemory:
+        """Load nothing: the context calls the hooks."""
         parts = {
             "weights": self.shape.weight_bytes,
             "KV cache": cache_bytes(self.shape, sizes.context, sizes.kv),
             "runtime": own_rss(),
         }
-        self.memory = MemoryNeed(parts, self._times.memory_bytes)
+        need = MemoryNeed(parts, self._times.memory_bytes)
         most = self._most_bytes or self._times.memory_bytes
-        if self.memory.total > most:
+        if need.total > most:
             raise NotEnoughMemory(
-                f"the slice needs {self.memory.total / MIB:,.0f} MiB, the profile of this sleeping device allows"
+                f"the slice needs {need.total / MIB:,.0f} MiB, the profile of this sleeping device allows"
                 f" {most / MIB:,.0f}, and it does not page; give it a smaller share"
             )
-        self._hooks = None  # the context calls them
-        self._model = _NoWeights(self.file, self.shape)
-        self._context = SleepingContext(self._model, self.file, self.shape, sizes, hooks, self._times, self.sleeper)
+        model = _NoWeights(self.file, self.shape)
+        context = SleepingContext(model, self.file, self.shape, sizes, hooks, self._times, self.sleeper)
+        return ModelInMemory(model, context, sizes, None, need, ExitStack(), None)
 
 
 class _NoWeights(Model):
