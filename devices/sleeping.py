@@ -20,8 +20,9 @@ def sleep_profile() -> Path | None:
     return Path(path) if path else None
 
 
-def run_first() -> None:
+def run_first(*, children: bool = False) -> None:
     """Let this thread run before all that is not a lab's, where this user may: devices that sleep take little of the
-    processor, and other load must not make them late."""
+    processor, and other load must not make them late. children: also threads and processes that it starts later."""
     with suppress(AttributeError, OSError):  # not Linux, or not allowed
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_LEAST_PRIORITY))
+        policy = os.SCHED_FIFO if children else os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
+        os.sched_setscheduler(0, policy, os.sched_param(_LEAST_PRIORITY))

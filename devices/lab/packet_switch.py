@@ -114,7 +114,7 @@ def main(text: str) -> None:
     with suppress(OSError):  # or waits end up to 50 us late
         Path("/proc/self/timerslack_ns").write_text("1000")
     if settings.get("first"):
-        run_first()
+        run_first(children=True)
     lines = {(source, to): Shape(**shape) for source, to, shape in settings["lines"]}
     Switch([(fd, address) for fd, address in settings["ports"]], lines).run()
 

@@ -277,7 +277,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     args = parser.parse_args(argv)
     log.set_up()
     if sleep_profile():
-        run_first()
+        run_first(children=True)
     control = TcpLink(socket.socket(fileno=args.control), "the daemon", poll_s=0)
     commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     ranks: list[Rank] = []

@@ -11,6 +11,7 @@ from edge.cluster.spares import Room, Spares
 from edge.cluster.standby import stand_by
 from edge.demo import MODEL_PATH
 from edge.parallel.mirror import Mirror
+from edge.slices.local import rank_recipe
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
@@ -98,7 +99,7 @@ def test_disks_keep_so_many_slices() -> None:
     one = Spares(cut(WORKERS)[0], WORKERS, cut, FILE, DIGEST).of(1)
     [running] = [rank for rank, address in enumerate(cut(WORKERS)[0].devices) if address == "b:1"]
     beside = sum(part.recipe.n_bytes for part in one.beside if part.address == "b:1")
-    need = beside + spares.slice_recipe(FILE, DIGEST, cut(WORKERS)[0].slice(running)).n_bytes  # type: ignore[attr-defined]
+    need = beside + rank_recipe(FILE, DIGEST, cut(WORKERS)[0].slice(running)).n_bytes
     assert most(disk={"b:1": need - 1})[0] == 0
     assert "on b:1, which keeps" in most(disk={"b:1": need - 1})[1]
     assert most(disk={"b:1": need})[0] >= 1

@@ -1,6 +1,10 @@
 """Sleeping ranks: how long they wait, what they give, and which positions they hold, with a clock of the tests."""
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devices.catalog import CATALOG
-from devices.sleeping import VARIABLE
+from devices.sleeping import VARIABLE, run_first
 from edge.demo import MODEL_PATH
 from edge.errors import Interrupted, NotEnoughMemory
 from edge.llama.hooks import Hook
@@ -35,10 +39,25 @@ from quant.gguf.file import GgufFile
 from tests.support.clock import Clock
 from tests.support.slices import write
 
+pytestmark = pytest.mark.usefixtures("own_priority")
 OPTIONS = EngineOptions(context=64, batch=16, sequences=4, threads=1)
 FILE = GgufFile.open(MODEL_PATH)
 SIZES = PartSizes.from_file(FILE)
 ROWS, BEHIND = 4, 12
+
+
+@pytest.fixture
+def own_priority() -> Iterator[None]:
+    """After a test this thread runs as before: what sleeps comes before all else."""
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    yield
+    os.sched_setscheduler(0, policy, parameters)
+
+
+def test_processes_that_a_sleeping_thread_starts_do_not_come_first() -> None:
+    run_first()
+    script = "import os; print(os.sched_getscheduler(0) == os.SCHED_OTHER)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout == b"True\n"
 
 
 def uneven(name: str) -> DeviceSpeed:
