@@ -39,16 +39,15 @@ from quant.gguf.file import GgufFile
 from tests.support.clock import Clock
 from tests.support.slices import write
 
-pytestmark = pytest.mark.usefixtures("own_priority")
 OPTIONS = EngineOptions(context=64, batch=16, sequences=4, threads=1)
 FILE = GgufFile.open(MODEL_PATH)
 SIZES = PartSizes.from_file(FILE)
 ROWS, BEHIND = 4, 12
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", autouse=True)
 def own_priority() -> Iterator[None]:
-    """After a test this thread runs as before: what sleeps comes before all else."""
+    """After these tests this thread runs as before: what sleeps comes before all else."""
     policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     yield
     os.sched_setscheduler(0, policy, parameters)
