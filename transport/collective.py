@@ -348,6 +348,10 @@ def _within(bounds: tuple[int, int], lo: int, hi: int) -> tuple[int, int]:
 
 def _windowed(n: int, send: Callable[[int, int], None], receive: Callable[[int, int], None]) -> None:
     """Send and receive [0, n) in chunks, a few sent ahead so that the wire is never idle."""
+    if n <= CHUNK_FLOATS:  # one chunk, as in every decode step
+        send(0, n)
+        receive(0, n)
+        return
     spans = _spans(n)
     ahead = min(_AHEAD, len(spans) - 1)
     for span in spans[:ahead]:

@@ -31,7 +31,7 @@ LINES_S = (10.0, 30.0)  # an answer feels quick below the first, and is waited f
 
 @dataclass(frozen=True)
 class Task:
-    """What somebody does with a model."""
+    """A use of a model, by the lengths of prompts."""
 
     prompt_tokens: int  # until the first token
     context: int  # tokens
@@ -46,7 +46,7 @@ TASKS: Mapping[str, Task] = {
 
 @dataclass(frozen=True)
 class AdviceOptions:
-    """What is asked. The limits are of this device."""
+    """A question to the advisor. Limits are of this device."""
 
     task: str = "chat"
     types: Sequence[str] = ()  # in place of those that models are published in

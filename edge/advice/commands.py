@@ -38,7 +38,7 @@ def command(one: Candidate, point: Point, profile: Profile, context: int, cluste
 
 
 def _source(one: Candidate) -> str:
-    """What `edge chat` calls the file of this type."""
+    """Return the name by which `edge chat` finds the file of this type."""
     model = one.model
     if not model.source:
         return ""

@@ -1,4 +1,4 @@
-"""What a person asks of a language model: how to load it, and on which devices. Plain values that cross as JSON.
+"""Configuration of a language model: how to load it, and on which devices. Plain values that cross as JSON.
 
 Commands and the server load models by it.
 """

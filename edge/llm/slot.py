@@ -21,7 +21,7 @@ from partition.plan.plan import Range
 
 
 class Former(NamedTuple):
-    """What a slot held on an engine that another one took over from."""
+    """State of a slot on an engine that another one took over from."""
 
     tokens: list[int]
     steps: list[int]
@@ -89,7 +89,7 @@ class Slot:
         self._kept, self.mirrored, self.exact, self._shifting = 0, 0, None, False
 
     def former(self) -> Former:
-        """What it holds, for the engine that takes over."""
+        """Return its state, for the engine that takes over."""
         return Former(list(self.tokens), list(self.steps), self.namespace)
 
     def copy_from(self, source: Slot) -> None:

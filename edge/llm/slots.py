@@ -137,8 +137,9 @@ class Slots:
             slot.compute_again(former, end)
 
     def former(self, history: Sequence[int], namespace: str) -> Former | None:
-        """What an idle slot held before another engine took over, where a history begins like it. It is told once."""
-        own = [one for one in self._former if one.namespace == namespace]
+        """Return the state that an idle slot had on the engine before, where a history begins like it. Each is returned
+        once."""
+        own = [former for former in self._former if former.namespace == namespace]
         like = max(own, key=lambda one: common_prefix(one.tokens, history), default=None)
         if like is None or like.tokens[:1] != history[:1]:
             return None

@@ -82,7 +82,7 @@ class CacheUse:
 
     @property
     def slots(self) -> Sequence[Any]:
-        """What the scheduler's slots hold is all that is known of the cache."""
+        """Slots of the scheduler that has the cache: nothing else knows what it holds."""
         return self.owner.slots.all if self.owner is not None else ()
 
     def alone(self) -> AbstractContextManager[None]:

@@ -39,7 +39,7 @@ _MOST_TIMED = 16  # step sizes in one request
 
 
 class _LoadedRunner:
-    """What a whole model and a slice have in common."""
+    """Common parts of a whole model and of a slice."""
 
     def __init__(self, runner: ModelRunner, need: MemoryNeed) -> None:
         self._runner, self._need = runner, need
