@@ -26,6 +26,9 @@ EDGE = [sys.executable, "-m", "apps.cli"]
 MIB, GIB = 1 << 20, 1 << 30
 STDOUT = "-"  # as the name of a file: print the figures as JSON, and nothing else
 
+# Benchmarks start workers from a process with threads of gRPC, whose handlers of a fork sometimes stop the child.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 Figures = dict[str, Any]
 Found = dict[str, list[dict[str, float]]]  # by side, what was measured in each round
 
