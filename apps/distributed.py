@@ -157,10 +157,12 @@ def _found(args: argparse.Namespace) -> tuple[str, ...]:
 def _asked(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] | None:
     """Return the devices that the options name, for either kind of model."""
     if args.plan is None and args.workers is None:
-        guesses = getattr(args, "draft_worker", None) is not None  # a worker does, which may be one that is insecure
+        has_draft_worker = (
+            getattr(args, "draft_worker", None) is not None
+        )  # a worker does, which may be one that is insecure
         refuse(
             args,
-            [name for name in _OF_SEVERAL if not (guesses and name == "insecure")],
+            [name for name in _OF_SEVERAL if not (has_draft_worker and name == "insecure")],
             "is for several devices: name them with --workers HOST:PORT,..., or give a --plan",
         )
         return None

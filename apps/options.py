@@ -259,9 +259,9 @@ def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
 def add_draft_arguments(parser: argparse._ActionsContainer, default: str) -> None:
     """Add the options for drafting tokens, so that one pass verifies several, and for the worker that drafts."""
     known = ", ".join((*KINDS, SELF))
-    words = f"guess tokens and check several in a pass: {known}, or a small model (default: {default})"
+    words = f"draft tokens and check several in a pass: {known}, or a small model (default: {default})"
     option(parser, "--draft HOW", words)
-    words = "let this worker guess, by the model that --draft names; tokens alone go there: HOST[:PORT]"
+    words = "let this worker draft, by the model that --draft names; tokens alone go there: HOST[:PORT]"
     option(parser, "--draft-worker ADDRESS", words, address)
 
 
@@ -285,7 +285,7 @@ def check_draft_worker(args: argparse.Namespace) -> None:
         return
     if args.draft in (None, *KINDS):
         named = f"--draft is {args.draft}" if args.draft else "none is named"
-        raise UsageError(f"--draft-worker guesses by a model, and {named}: name one with --draft FILE, or --draft self")
+        raise UsageError(f"--draft-worker drafts by a model, and {named}: name one with --draft FILE, or --draft self")
     quiet_grpc()
 
 

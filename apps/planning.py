@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(work, "--kv-type", help="of stored keys and values (default: f16)")
     add(work, "--dim", "--input")
     add_draft_arguments(work, "off")
-    words = "of guesses, the part that is right (default: as usual for such guesses)"
+    words = "of drafts, the part that is right (default: as usual for such drafts)"
     option(work, "--acceptance A", words, between(0, 1))
 
 
@@ -101,10 +101,10 @@ def _check_kind(args: argparse.Namespace, types: tuple[str, ...]) -> None:
         refuse(args, _OF_TEXT, "is of language models")
     else:
         refuse(args, _OF_ONNX, "is of ONNX models")
-    acceptance = getattr(args, "acceptance", None)  # edge devices probe MODEL knows no guesses
+    acceptance = getattr(args, "acceptance", None)  # edge devices probe MODEL knows no drafts
     check_draft_worker(args)
     if acceptance is not None and args.draft in (None, "off"):
-        raise UsageError("--acceptance is of guesses: say what guesses, with --draft")
+        raise UsageError("--acceptance is of drafts: say what drafts, with --draft")
     if types and is_onnx(args.model):
         raise UsageError("--types is of language models; quantize an ONNX model with edge quantize")
 

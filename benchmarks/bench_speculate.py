@@ -131,13 +131,13 @@ def measured(case: Case, path: Path, folder: Path, rounds: int) -> dict[str, Any
             rates["plain"].append(run(engine, prompt, case.tokens, None)[0])
             return {"tokens_per_s": rates["plain"][-1]}
 
-        def guessed(right: float) -> dict[str, float]:
+        def drafted(right: float) -> dict[str, float]:
             rate, tokens = run(engine, prompt, case.tokens, drafters[right])
             rates[str(right)].append(rate)
             same[right] &= tokens == answer
             return {"tokens_per_s": rate}
 
-        sides = {"plain": plain} | {str(right): lambda right=right: guessed(right) for right in case.rights}
+        sides = {"plain": plain} | {str(right): lambda right=right: drafted(right) for right in case.rights}
         found = alternate(sides, rounds)
         passes = pass_ms(engine, prompt)
         busy, n_stages = busy_ms(engine, prompt), engine.stages
@@ -183,7 +183,7 @@ def busy_ms(engine: DistributedEngine, prompt: list[int]) -> dict[int, float]:
 def predicted(
     acceptance: float, passes: dict[int, float], busy: dict[int, float], stages: int
 ) -> dict[str, float | int]:
-    """What a plan counts on where so many guesses are right: the gain, and the rows and windows that bring it."""
+    """What a plan counts on where so many drafts are right: the gain, and the rows and windows that bring it."""
     times = {}
     for rows in ROWS:
         for windows in WINDOWS:

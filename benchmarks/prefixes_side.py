@@ -118,8 +118,8 @@ class PrefixSide(Side):
         engine: Engine = self._start()
         states, rng = engine.states, np.random.default_rng(0)
         assert states.sealed is not None
-        self._links = states.links(range(tokens))
-        for start in range(0, len(self._links) * states.block, states.block):
+        self._hashes = states.block_hashes(range(tokens))
+        for start in range(0, len(self._hashes) * states.block, states.block):
             rows = tuple(
                 LayerRows(
                     rng.integers(0, 60, (states.block, layer.key_bytes), np.uint8),
@@ -128,9 +128,9 @@ class PrefixSide(Side):
                 for layer in states.shape.layers
             )
             states.write(0, KVBlock(Range(start, start + states.block), rows))
-        states.keep(0, 0, self._links)
+        states.keep(0, 0, self._hashes)
         states.sealed.flush(FLUSH_S)
-        n_bytes = len(self._links) * states.block * states.shape.token_bytes
+        n_bytes = len(self._hashes) * states.block * states.shape.token_bytes
         return {"state_bytes": n_bytes, "dropped": states.sealed.dropped_blocks}
 
     def read(self, is_cold: bool) -> dict[str, float]:
@@ -141,10 +141,10 @@ class PrefixSide(Side):
         if is_cold:
             cold([str(self._folder)])
         began = time.perf_counter()
-        blocks = states.restore(0, 0, self._links)
+        blocks = states.restore(0, 0, self._hashes)
         took_s = time.perf_counter() - began
-        if blocks < len(self._links):
-            raise RuntimeError(f"{blocks} of {len(self._links)} blocks were read")
+        if blocks < len(self._hashes):
+            raise RuntimeError(f"{blocks} of {len(self._hashes)} blocks were read")
         return {"bytes_per_s": blocks * states.block * states.shape.token_bytes / took_s}
 
     def files(self, is_cold: bool, threads: int) -> dict[str, float]:

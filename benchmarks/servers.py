@@ -133,7 +133,7 @@ def llama_server(program: Path, model: Path, folder: Path, *, context: int, requ
 
 def llama_cpp_python(python: Path, model: Path, folder: Path, *, context: int, threads: int) -> Server:
     """llama-cpp-python's server. It answers one request at a time."""
-    # Unless told so, it breaks off the one that it answers when another one comes.
+    # By default it breaks off the one that it answers when another one comes.
     options = ["--interrupt_requests", "false", "--n_ctx", str(context)]
     options += ["--n_threads", str(threads), "--n_threads_batch", str(threads)]
     command = (str(python), "-m", "llama_cpp.server", "--model", str(model))

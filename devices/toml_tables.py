@@ -77,7 +77,7 @@ class Table:
         check_keys(self.values, keys, self.where, self.fault)
 
     def number(self, key: str, least: float, most: float, why: str = "") -> float | None:
-        """A number in a range, whose bounds have a reason to be told or none; None if the key is not there."""
+        """A number in a range, whose bounds may have a reason, for messages; None if the key is not there."""
         value = self.get(key)
         if value is None:
             return None

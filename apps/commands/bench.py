@@ -65,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
     with config.loaded(ShownSteps()) as (engine, deployed, draft):
         result, times = _measure(args, engine, deployed)
         memory, paging = memory_json(engine), paging_rows(engine.memory, engine.paging)
-        guessed = SpeculationResult.of(engine, draft, args.prompt_tokens, args.gen_tokens, ShownSteps())
+        drafted = SpeculationResult.of(engine, draft, args.prompt_tokens, args.gen_tokens, ShownSteps())
         if engine.gpu_layers:
             paging.append(("GPU", engine.gpu_layers.describe()))
-        memory["speculation"] = guessed.to_json() if guessed else None
-        paging += [("guesses", guessed.describe())] if guessed else []
+        memory["speculation"] = drafted.to_json() if drafted else None
+        paging += [("drafts", drafted.describe())] if drafted else []
         if deployed is not None:
             return _show(args, engine, result, memory, paging, deployed, times)
     return _show(args, engine, beside_memory(result, args.memory), memory, paging)

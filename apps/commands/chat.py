@@ -184,11 +184,11 @@ def _ask_server(args: argparse.Namespace, prompt: str | None) -> int:
     return answer_once(chat, document + prompt, options, as_json=args.json)
 
 
-def _prompt(given: str | None) -> str | None:
+def _prompt(prompt: str | None) -> str | None:
     """Return the prompt to answer once: the text on standard input, where it is no terminal, then the one `given`."""
-    if given != "-" and (sys.stdin is None or sys.stdin.isatty()):
-        return given
-    question = "" if given in (None, "-") else str(given)
+    if prompt != "-" and (sys.stdin is None or sys.stdin.isatty()):
+        return prompt
+    question = "" if prompt in (None, "-") else str(prompt)
     piped = _piped(waits=bool(question)).decode(errors="replace")
     if not question or not piped.strip():
         return question or piped

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     text = read_text(source)
     paths = [model_path(spec) for spec in (args.reference, *args.models)]
     files = [path.name for path in paths]
-    # Folders are named where files are not told apart without them.
+    # Folders are named where file names alone are ambiguous.
     names = [str(path) if files.count(path.name) > 1 else path.name for path in paths]
     how = {"chunk_tokens": args.chunk_tokens, "most": _most(args), "speed": args.speed}
     evaluation = compare(paths, names, text, options, **how, steps=ShownSteps())
@@ -117,7 +117,7 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
         others += [remote_route(options, over, "the devices"), *answer_routes(options, over, "the devices")]
     n_vocab = ModelShape.from_gguf(GgufFile.open(path)).n_vocab
     with ShownSteps().step("Evaluating", unit="predictions") as show:
-        found = compare_routes(
+        comparison = compare_routes(
             local_route(reference, options),
             local_route(path, options),
             setting_routes(path, options),
@@ -128,14 +128,14 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
         )
     if args.json:
         head = {"reference": str(reference), "model": str(path), "text": str(source)}
-        return print_json({**head, "chunk_tokens": args.chunk_tokens, **found.to_json()})
+        return print_json({**head, "chunk_tokens": args.chunk_tokens, **comparison.to_json()})
     where = args.text or "the bundled text"
     notes = [
         f"{len(chunks) * chunks.scored} predictions on {where}; KL divergence in nats from {reference.name}, and from"
         " one device",
         "of the spread: KL from one device, over the largest among llama.cpp's own settings",
     ]
-    print_columns(COLUMNS, found.rows(), ("route",), notes)
+    print_columns(COLUMNS, comparison.rows(), ("route",), notes)
     return 0
 
 

@@ -53,10 +53,10 @@ def _up(args: argparse.Namespace) -> int:
 def _down(args: argparse.Namespace) -> int:
     from devices.lab.lab import down
 
-    found = down()
+    was_up = down()
     if args.json:
-        return print_json({"was_up": found})
-    print("the lab is down" if found else "no lab was up")
+        return print_json({"was_up": was_up})
+    print("the lab is down" if was_up else "no lab was up")
     return 0
 
 

@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(remove, "--yes", "do not ask")
     cache = actions.add_parser("cache", help="what is kept here of prompts; --clear removes it")
     option(cache, "--clear", "remove them all; they are computed again when needed")
-    kept = ((listing, _list), (remove, _rm), (cache, _cache))
-    for action, run in ((info, _info), (pull, _pull), (synth, _synth), *kept):
+    local_actions = ((listing, _list), (remove, _rm), (cache, _cache))
+    for action, run in ((info, _info), (pull, _pull), (synth, _synth), *local_actions):
         add(action, "--json")
         action.set_defaults(run=run)
 
@@ -153,15 +153,18 @@ def _list(args: argparse.Namespace) -> int:
     if args.known:
         return _list_known(args.json)
 
-    found = inventory()
+    models = inventory()
+    n_bytes = sum(model.n_bytes for model in models)
     if args.json:
-        print_json({"models": [one.to_json() for one in found], "size_bytes": sum(one.n_bytes for one in found)})
-    elif not found:
+        print_json({"models": [model.to_json() for model in models], "size_bytes": n_bytes})
+    elif not models:
         print("nothing is kept")
     else:
         now_s = time.time()
-        rows = [(one.name, one.kind, bytes_text(one.n_bytes), age_text(now_s - one.used_at_s)) for one in found]
-        rows.append((f"{len(found)} in all", "", bytes_text(sum(one.n_bytes for one in found)), ""))
+        rows = [
+            (model.name, model.kind, bytes_text(model.n_bytes), age_text(now_s - model.used_at_s)) for model in models
+        ]
+        rows.append((f"{len(models)} in all", "", bytes_text(n_bytes), ""))
         print_columns(("name", "kind", "size", "used"), rows, whole=("name",))
     return 0
 
@@ -185,22 +188,22 @@ def _rm(args: argparse.Namespace) -> int:
     """Remove what has a name, after asking; the exit code. UsageError where nobody can be asked."""
     from edge.models.inventory import inventory, matching
 
-    found = matching(args.name, inventory())
-    n_bytes = sum(one.n_bytes for one in found)
+    models = matching(args.name, inventory())
+    n_bytes = sum(model.n_bytes for model in models)
     if not args.yes:
         if args.json or not sys.stdin.isatty():
             raise UsageError(f"nobody can be asked whether {args.name} is to go; add --yes")
-        names = ", ".join(one.name for one in found)
+        names = ", ".join(model.name for model in models)
         print(printable(f"Remove {names} ({bytes_text(n_bytes)})? [y/N] "), end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             print("nothing was removed", file=sys.stderr)
             return 0
-    for one in found:
-        one.remove()
+    for model in models:
+        model.remove()
     if args.json:
-        print_json({"removed": [one.name for one in found], "size_bytes": n_bytes})
+        print_json({"removed": [model.name for model in models], "size_bytes": n_bytes})
     else:
-        print(printable(f"removed {', '.join(one.name for one in found)}: {bytes_text(n_bytes)}"))
+        print(printable(f"removed {', '.join(model.name for model in models)}: {bytes_text(n_bytes)}"))
     return 0
 
 

@@ -25,12 +25,12 @@ HELP = "Find where a model should run: which devices, which layers on each, and 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     planning.add_arguments(parser)
-    wanted = parser.add_argument_group("what is wanted")
-    option(wanted, "--objective", "to be the best (default: latency)", choices=OBJECTIVES, default="latency")
+    requirements = parser.add_argument_group("what is wanted")
+    option(requirements, "--objective", "to be the best (default: latency)", choices=OBJECTIVES, default="latency")
     for name, objective in OBJECTIVES.items():
         metavar, words = objective.limit
         kind = byte_size if metavar == "SIZE" else positive
-        wanted.add_argument(_limit(name, objective), type=kind, dest=f"limit_{name}", metavar=metavar, help=words)
+        requirements.add_argument(_limit(name, objective), type=kind, dest=f"limit_{name}", metavar=metavar, help=words)
     add(parser, "--spare")
     option(parser, "--save FILE", "write the plan, to be used with --plan", Path)
     add(parser, "--force", help="overwrite FILE")

@@ -147,12 +147,12 @@ def run_onnx(args: argparse.Namespace) -> int:
 
     start_s = time.monotonic()
     with progress(f"Quantizing {source.name}", unit="steps") as show:
-        made = quantize(source, args.output, args.type, args.calibration, args.block_size, args.threads, show)
+        quantized = quantize(source, args.output, args.type, args.calibration, args.block_size, args.threads, show)
     duration_s = time.monotonic() - start_s
     if args.json:
         head = {"input": str(args.model), "output": str(args.output), "type": args.type}
-        return print_json({**head, **made.to_json(), "duration_s": round(duration_s, 3)})
-    _print_onnx(args, made, duration_s)
+        return print_json({**head, **quantized.to_json(), "duration_s": round(duration_s, 3)})
+    _print_onnx(args, quantized, duration_s)
     return 0
 
 
@@ -175,29 +175,33 @@ def _check_onnx(args: argparse.Namespace, source: Path) -> None:
         check_output(path, sources, args.force)
 
 
-def _print_onnx(args: argparse.Namespace, made: Quantized, duration_s: float) -> None:
-    share = made.size_bytes / made.source_bytes
+def _print_onnx(args: argparse.Namespace, quantized: Quantized, duration_s: float) -> None:
+    share = quantized.size_bytes / quantized.source_bytes
     rows = [
-        ("type", f"{args.type}, {made.method}" + (f", blocks of {made.block_size}" if made.block_size else "")),
-        ("weights", f"{made.weights_quantized} quantized, {made.weights_left} left in floats"),
-        ("size", f"{bytes_text(made.size_bytes)}, {share:.1%} of {bytes_text(made.source_bytes)}"),
+        (
+            "type",
+            f"{args.type}, {quantized.method}"
+            + (f", blocks of {quantized.block_size}" if quantized.block_size else ""),
+        ),
+        ("weights", f"{quantized.weights_quantized} quantized, {quantized.weights_left} left in floats"),
+        ("size", f"{bytes_text(quantized.size_bytes)}, {share:.1%} of {bytes_text(quantized.source_bytes)}"),
     ]
-    if made.comparison:
-        rows.append(("a run", _speed_text(made.comparison, made.threads)))
+    if quantized.comparison:
+        rows.append(("a run", _speed_text(quantized.comparison, quantized.threads)))
     rows.append(("time", f"{duration_s:.1f} s"))
     print_table(str(args.output), rows)
-    if made.comparison:
-        origin = "made-up" if made.samples_made_up else "given"
-        print_note(f"Error against the float model, on {made.comparison.samples} {origin} samples:")
+    if quantized.comparison:
+        origin = "made-up" if quantized.samples_made_up else "given"
+        print_note(f"Error against the float model, on {quantized.comparison.samples} {origin} samples:")
         print_columns(
             ("output", "max abs", "relative L2", "cosine", "top-1"),
             [
                 (o.name, figure(o.max_abs, ".4g"), figure(o.relative_l2, ".4f"), figure(o.cosine, ".5f"),
                  figure(o.top1, ".0%"))
-                for o in made.comparison.outputs
+                for o in quantized.comparison.outputs
             ],
         )  # fmt: skip
-    print_notes(made.notes)
+    print_notes(quantized.notes)
 
 
 def _speed_text(compared: Comparison, threads: int) -> str:

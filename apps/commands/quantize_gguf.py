@@ -35,10 +35,10 @@ def run(args: argparse.Namespace) -> int:
     check_output(args.output, [*make.model_files(model), *read], args.force)
     evaluation = None
     if is_folder and (args.type or "").lower() in CONVERTED_TYPES and not args.report:
-        made = make.convert_checkpoint(model, args.output, args.type.lower(), steps)
+        quantized = make.convert_checkpoint(model, args.output, args.type.lower(), steps)
     else:
         with make.as_gguf(model, args.output, steps) as source:
-            made = _make(args, source, steps)
+            quantized = _make(args, source, steps)
             if args.report:
                 text, name = read_text(args.text or BUNDLED), Path(args.model).name
                 how = {"imatrix": args.imatrix, "threads": args.threads, "steps": steps}
@@ -50,13 +50,13 @@ def run(args: argparse.Namespace) -> int:
             {
                 "input": str(args.model),
                 "output": str(args.output),
-                **made.to_json(),
+                **quantized.to_json(),
                 "imatrix": str(args.imatrix) if args.imatrix else None,
                 "duration_s": time.monotonic() - began,
                 "report": evaluation.to_json() if evaluation else None,
             }
         )
-    _print(args, made)
+    _print(args, quantized)
     if evaluation is not None:
         print_columns(COLUMNS, evaluation.rows(), ("model",), evaluation.notes)
     return 0
@@ -99,26 +99,27 @@ def _make(args: argparse.Namespace, source: Source, steps: ShownSteps) -> Quanti
     return make.quantize_to_size(source, args.output, size, read_text(args.text or BUNDLED), options, steps)
 
 
-def _print(args: argparse.Namespace, made: QuantizedModel) -> None:
-    values = made.to_json()
+def _print(args: argparse.Namespace, quantized: QuantizedModel) -> None:
+    values = quantized.to_json()
     rows = [
         ("size", f"{bytes_text(values['size_bytes'])}, was {bytes_text(values['source_bytes'])}"),
         ("bits a weight", f"{values['bits_per_weight']:.2f}"),
         ("types", ", ".join(f"{name} {bytes_text(n)}" for name, n in values["type_bytes"].items())),
     ]
-    if made.fitted and made.budget:
-        rows.insert(1, ("of the budget", f"{100 * values['size_bytes'] / made.budget:.2f} %"))
-        figures = f"{made.fitted.measured_divergence:.5f} nats a token, expected {made.fitted.expected_divergence:.5f}"
+    if quantized.fitted and quantized.budget:
+        rows.insert(1, ("of the budget", f"{100 * values['size_bytes'] / quantized.budget:.2f} %"))
+        fitted = quantized.fitted
+        figures = f"{fitted.measured_divergence:.5f} nats a token, expected {fitted.expected_divergence:.5f}"
         rows.append(("KL divergence", figures))
         if exact := values["exact_tensors"]:
             rows.append(("without loss", ", ".join(f"{n} tensors on the grid of {kind}" for kind, n in exact.items())))
-    print_table(f"{args.output}: {made.type_name}", rows)
-    if made.outcome.misfits:
-        first = made.outcome.misfits[0]
+    print_table(f"{args.output}: {quantized.type_name}", rows)
+    if quantized.outcome.misfits:
+        first = quantized.outcome.misfits[0]
         print_note(
-            f"{len(made.outcome.misfits)} tensors do not divide into blocks of the type and have another one:"
+            f"{len(quantized.outcome.misfits)} tensors do not divide into blocks of the type and have another one:"
             f" {first.tensor} has {first.columns} columns, so {first.used} in place of {first.wanted}"
         )
-    if made.fitted and made.fitted.slow:
-        words = ", ".join(f"{small} ({large} is faster)" for small, large in made.fitted.slow.items())
+    if quantized.fitted and quantized.fitted.slow:
+        words = ", ".join(f"{small} ({large} is faster)" for small, large in quantized.fitted.slow.items())
         print_note(f"it has types that decode slower on this device than larger ones: {words}; --fast does without")

@@ -66,22 +66,22 @@ def run(args: argparse.Namespace) -> int:
 
         labels = read_labels(Path(args.labels))
     if devices is not None and devices.workers:
-        made = _there(args, scaling, devices)
+        result = _there(args, scaling, devices)
     else:
         if devices is not None and devices.plan is not None:
             from edge.onnx.file import load
             from edge.onnx.model import OnnxSource
 
             OnnxSource.from_file(load(Path(args.model)), dict(args.dim)).check(devices.plan)
-        made = _here(args, scaling)
+        result = _here(args, scaling)
     from edge.onnx.outputs import top_classes, write
 
-    top = top_classes(made.outputs, labels, args.top) if labels is not None else None
+    top = top_classes(result.outputs, labels, args.top) if labels is not None else None
     if args.output is not None:
-        write(Path(args.output), made.outputs)
+        write(Path(args.output), result.outputs)
     if args.json:
-        return print_json({"model": args.model, "output": args.output, **made.to_json(top)})
-    made.show(args.model, top)
+        return print_json({"model": args.model, "output": args.output, **result.to_json(top)})
+    result.show(args.model, top)
     return 0
 
 
@@ -95,10 +95,10 @@ def _here(args: argparse.Namespace, scaling: Scaling | None) -> RunResult:
     with OnnxEngine(Path(args.model), args.threads, args.provider, dims=dict(args.dim)) as engine:
         if args.output is not None:
             check_output(Path(args.output), engine.files, args.force)  # weights beside the model, too
-        given = read(engine.inputs, args.input, scaling)
+        inputs = read(engine.inputs, args.input, scaling)
         with interrupt_stops(engine):
-            outputs = engine.run(given.feeds)
-            speed = _measure(sequential(engine.run), given.feeds, args.repeats, 1) if args.repeats else None
+            outputs = engine.run(inputs.feeds)
+            speed = _measure(sequential(engine.run), inputs.feeds, args.repeats, 1) if args.repeats else None
         about = {
             "provider": engine.provider,
             "fell_back_from": list(engine.fell_back_from),
@@ -107,7 +107,7 @@ def _here(args: argparse.Namespace, scaling: Scaling | None) -> RunResult:
         }
         rows = [("provider", f"{engine.provider}, {counted(engine.threads, 'thread')}")]
         fallbacks = [f"{one}; what runs is {engine.provider}" for one in engine.fell_back_from]
-        return RunResult(given, outputs, speed, about, rows, fallbacks)
+        return RunResult(inputs, outputs, speed, about, rows, fallbacks)
 
 
 def _there(args: argparse.Namespace, scaling: Scaling | None, devices: distributed.Devices[OnnxPlan]) -> RunResult:
@@ -127,17 +127,17 @@ def _there(args: argparse.Namespace, scaling: Scaling | None, devices: distribut
     if args.save_plan is not None:
         others = [Path(name) for name in (args.labels, args.output) if name is not None]
         check_output(args.save_plan, [*read_files, *map(path_of, args.input), *others], force=True)
-    given = read(with_dims(declared_inputs(file), dict(args.dim)), args.input, scaling)
-    model = OnnxSource.from_file(file, dict(args.dim), given.feeds)
+    inputs = read(with_dims(declared_inputs(file), dict(args.dim)), args.input, scaling)
+    model = OnnxSource.from_file(file, dict(args.dim), inputs.feeds)
     with distributed.deployed_onnx(args, devices, model) as deployed:
         pipeline, wire = deployed.pipeline, deployed.wire
-        measure = partial(_measure, feeds=given.feeds, repeats=args.repeats, window=args.in_flight)
+        measure = partial(_measure, feeds=inputs.feeds, repeats=args.repeats, window=args.in_flight)
         with interrupt_stops(pipeline):
-            outputs = pipeline.run(given.feeds, wire).outputs
-            wire_errors = errors(pipeline.run(given.feeds).outputs, outputs) if wire != "f32" else ()
+            outputs = pipeline.run(inputs.feeds, wire).outputs
+            wire_errors = errors(pipeline.run(inputs.feeds).outputs, outputs) if wire != "f32" else ()
             speed = pipeline.measured(measure, wire) if args.repeats else None
         about = deployed.to_json(speed.compute_ms if speed else (), wire_errors)
-        return RunResult(given, outputs, speed, about, stage_rows(about["stages"], deployed, wire_errors))
+        return RunResult(inputs, outputs, speed, about, stage_rows(about["stages"], deployed, wire_errors))
 
 
 def _check(args: argparse.Namespace) -> Scaling | None:
@@ -147,11 +147,11 @@ def _check(args: argparse.Namespace) -> Scaling | None:
     files = [path_of(text) for text in args.input]
     pictures = not all(map(is_arrays, files))
     check_onnx(pictures)
-    asked = next((name for name in ("mean", "std", "scale") if getattr(args, name) is not None), None)
-    if asked and not pictures:
-        raise UsageError(f"--{asked} is for pictures; arrays go in as they are")
-    if args.scale is not None and asked != "scale":
-        raise UsageError(f"--scale is in place of --mean and --std; leave --{asked} out")
+    scaling_option = next((name for name in ("mean", "std", "scale") if getattr(args, name) is not None), None)
+    if scaling_option and not pictures:
+        raise UsageError(f"--{scaling_option} is for pictures; arrays go in as they are")
+    if args.scale is not None and scaling_option != "scale":
+        raise UsageError(f"--scale is in place of --mean and --std; leave --{scaling_option} out")
     if (args.mean is None) != (args.std is None):
         raise UsageError("--mean and --std go together; give both, or none for ImageNet's")
     check_dimensions(args.dim)
@@ -159,11 +159,11 @@ def _check(args: argparse.Namespace) -> Scaling | None:
         model, output = Path(args.model), Path(args.output)
         labels = [Path(args.labels)] if args.labels is not None else []
         check_output(output, [model, *files, *labels], args.force)
-    if not asked:
+    if not scaling_option:
         return None
     from edge.onnx.images import Scaling
 
-    return Scaling(args.scale) if asked == "scale" else Scaling(mean=args.mean, std=args.std)
+    return Scaling(args.scale) if scaling_option == "scale" else Scaling(mean=args.mean, std=args.std)
 
 
 def _measure(flow: Flow, feeds: Feeds, repeats: int, window: int | None) -> FlowSpeed:

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     requests, queue = argument(units.whole(1, MAX_REQUESTS)), argument(units.whole(0, MAX_QUEUE))
     words = f"that are answered at once by each model (default: {REQUESTS}; with --reproducible 1)"
     option(group, "--requests N", words, requests)
-    words = f"that may wait beside them; more are told to ask later (default: {QUEUE})"
+    words = f"that may wait beside them; more are refused, and asked to come later (default: {QUEUE})"
     option(group, "--queue N", words, queue, default=QUEUE)
     add(group, "--prefix-cache")
     add_draft_arguments(group, "auto")

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_name(asked: str | None, given: str) -> None:
+def _check_name(wanted_name: str | None, own_name: str) -> None:
     """A member has the name that its owner gave it."""
-    if asked and asked != given:
-        raise UsageError(f"--name {asked}: this device is {given} in its cluster")
+    if wanted_name and wanted_name != own_name:
+        raise UsageError(f"--name {wanted_name}: this device is {own_name} in its cluster")

@@ -73,7 +73,7 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
         except KeyboardInterrupt:
             if waits:
                 console.print(f"[dim]{STOPPED}; Up brings it back[/]", soft_wrap=True)
-            console.print()  # closing the answer's stream has told the server that nobody reads
+            console.print()  # the server notices the closed stream, and stops
         except EOFError:
             return 0
         except TransportError as error:

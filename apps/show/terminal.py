@@ -258,7 +258,7 @@ class _Talk:
         rows.append(("kept", self._chat.engine.states.describe()))
         if self._deployed and self._deployed.standby:
             rows.append(("standby", self._deployed.standby.describe()))
-        rows.append(("guesses", self._chat.drafter.describe() if self._chat.drafter else "none"))
+        rows.append(("drafts", self._chat.drafter.describe() if self._chat.drafter else "none"))
         rows.append(("seed", str(self._sampling.seed)))
         for name, text in paging_rows(self._chat.engine.memory, self._chat.engine.paging):
             rows.append(("memory", text) if name == "memory" else ("reads", f"{name}: {text}"))

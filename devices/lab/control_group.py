@@ -1,6 +1,6 @@
 """A control group of Linux: how much processor time and memory the processes in it get together.
 
-Needs root, and a system that lets it make groups. Versions 1 and 2 of control groups are told apart by their files. A
+Needs root, and a system that lets it make groups. Versions 1 and 2 of control groups differ in their files. A
 group that reaches its processor time waits for the next period; one that reaches its memory has a process killed.
 """
 
@@ -114,7 +114,7 @@ class ControlGroup:
         return self.folders[0] if self._new else next(f for f in self.folders if f.parent.name == kind)
 
     def _enable(self, controllers: list[str]) -> None:
-        """Version 2: a tree hands its kinds of limits down only when told to."""
+        """Version 2: a tree hands its kinds of limits down only on request."""
         there = (self.folders[0] / "cgroup.controllers").read_text().split()
         for kind in controllers:
             if kind not in there:

@@ -1,6 +1,6 @@
 """A lab: a cluster emulated on one machine.
 
-Workers are processes with the processor time and memory of their devices; links behave as they are told to. Beside
+Workers are processes with the processor time and memory of their devices; links behave as the lab file says. Beside
 them run a supervisor that owns everything, a packet switch where links are shaped, and a cleaner that waits for the
 supervisor's end and removes what is left. A lab ends with the process that started it, also where that is
 killed; one of `up` stays until `down`. When both supervisor and cleaner are killed, the next lab, or `down`, removes

@@ -186,7 +186,9 @@ def main(folder: Path, lock: int) -> None:
         Supervisor(folder).run()
     except _Ended:
         pass
-    except Exception as error:  # who started us is told, whatever it is; the folder with our log will be gone
+    except (
+        Exception
+    ) as error:  # the process that started us gets it, whatever it is; the folder with our log will be gone
         _say({"error": str(error) or type(error).__name__})
         raise
 

@@ -168,20 +168,21 @@ def advise(models: Sequence[KnownModel], cluster: Cluster, options: AdviceOption
     if options.task not in TASKS:
         raise PlanError(f"the task {options.task[:40]!r}; known are {', '.join(TASKS)}")
     task = TASKS[options.task]
-    with candidates(models, options.types, steps) as found:
-        fitting = [one for one in found if one.shape.context_length >= task.prompt_tokens + ANSWER_TOKENS]
+    least = task.prompt_tokens + ANSWER_TOKENS
+    with candidates(models, options.types, steps) as known:
+        fitting = [candidate for candidate in known if candidate.shape.context_length >= least]
         if not fitting:
             raise PlanError(
-                f"no model has a context of {task.prompt_tokens + ANSWER_TOKENS} tokens, which the task"
+                f"no model has a context of {least} tokens, which the task"
                 f" {options.task!r} needs; choose another --task, or other models"
             )
         speeds = speeds_of_all(
             fitting,
-            lambda one: _profile(one, cluster, options, steps),
+            lambda candidate: _profile(candidate, cluster, options, steps),
             memory_bytes=_memory_bytes(cluster, options),
             every=options.every,
         )
-        rows = [_row(one, of_one, cluster, options) for one, of_one in zip(fitting, speeds, strict=True)]
+        rows = [_row(candidate, own, cluster, options) for candidate, own in zip(fitting, speeds, strict=True)]
     running = sorted((row for row in rows if row.point is not None), key=lambda row: row.answer_s)
     if not running:
         raise PlanError(f"no model fits: {min(rows, key=lambda row: row.candidate.shape.weight_bytes).why}")
@@ -213,14 +214,14 @@ def _memory_bytes(cluster: Cluster, options: AdviceOptions) -> int | None:
     return min(available_memory(), options.memory or available_memory()) + others
 
 
-def _profile(one: Candidate, cluster: Cluster, options: AdviceOptions, steps: Steps) -> Profile:
-    with steps.step(f"Measuring {one.name}", unit="steps") as show:
+def _profile(candidate: Candidate, cluster: Cluster, options: AdviceOptions, steps: Steps) -> Profile:
+    with steps.step(f"Measuring {candidate.name}", unit="steps") as show:
         return llm_speeds(
             cluster.devices,
             cluster.fleet,
             cluster.notes,
-            one.file,
-            one.digest,
+            candidate.file,
+            candidate.digest,
             threads=options.threads,
             memory=options.memory,
             fresh=options.fresh,
@@ -228,26 +229,26 @@ def _profile(one: Candidate, cluster: Cluster, options: AdviceOptions, steps: St
         )
 
 
-def _row(one: Candidate, speeds: CandidateSpeeds, cluster: Cluster, options: AdviceOptions) -> Row:
+def _row(candidate: Candidate, speeds: CandidateSpeeds, cluster: Cluster, options: AdviceOptions) -> Row:
     """Plan one candidate as `edge plan` plans a file."""
     task = TASKS[options.task]
     work = work_of(
-        one.file,
-        context=min(task.context, one.shape.context_length),
+        candidate.file,
+        context=min(task.context, candidate.shape.context_length),
         prompt=task.prompt_tokens,
         depth=task.prompt_tokens + ANSWER_TOKENS // 2,
         kv_type=options.kv_type,
     )
     space = LlmSpace(
-        one.file.path, one.file, one.digest, work, speeds.profile,
-        threads=options.threads, memory=options.memory, type_=one.mix.name,
+        candidate.file.path, candidate.file, candidate.digest, work, speeds.profile,
+        threads=options.threads, memory=options.memory, type_=candidate.mix.name,
     )  # fmt: skip
     try:
         point, why = space.best("latency", {})
     except (PlanError, CannotSlice) as error:
-        return Row(one, speeds, None, str(error), "")
+        return Row(candidate, speeds, None, str(error), "")
     assert isinstance(point.plan, Plan)
-    return Row(one, speeds, point, why, command(one, point, speeds.profile, work.context, cluster))
+    return Row(candidate, speeds, point, why, command(candidate, point, speeds.profile, work.context, cluster))
 
 
 def _front(rows: Sequence[Row]) -> list[Row]:

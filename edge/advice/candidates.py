@@ -65,8 +65,8 @@ def candidates(
     shaped = [model for model in models if model.shape is not None]
     with tempfile.TemporaryDirectory(prefix="edge-advise-") as folder:
         with steps.step("Reading the catalog"):
-            found = _candidates(shaped, mixes.values(), Path(folder))
-        yield found
+            in_all_types = _candidates(shaped, mixes.values(), Path(folder))
+        yield in_all_types
 
 
 def _candidates(models: Sequence[KnownModel], mixes: Collection[Mix], folder: Path) -> list[Candidate]:
@@ -74,13 +74,13 @@ def _candidates(models: Sequence[KnownModel], mixes: Collection[Mix], folder: Pa
     for i, model in enumerate(models):
         whole = _outline(folder / f"{i}.gguf", model)
         jobs += [(model, whole, mix) for mix in mixes or map(mix_by_name, model.types)]
-    found = []
+    with_types = []
     with closing(types_of_files([(whole, mix) for _, whole, mix in jobs])) as outcomes:
         for n, ((model, _, mix), outcome) in enumerate(zip(jobs, outcomes, strict=True)):
             assert model.shape is not None
             path = folder / f"{n}-{mix.name}.gguf"
-            found.append(Candidate(model, mix, write_outline(path, model.shape, model.name, outcome.types)))
-    return found
+            with_types.append(Candidate(model, mix, write_outline(path, model.shape, model.name, outcome.types)))
+    return with_types
 
 
 def _outline(path: Path, model: KnownModel) -> GgufFile:

@@ -11,19 +11,19 @@ from partition.plan.plan import LOCAL
 from partition.predict.pareto import Point
 from quant.mixes import mix_by_name
 
-_CONTEXT = 4096  # tokens, where `edge chat` is told none
+_CONTEXT = 4096  # tokens, the default of `edge chat`
 _MIB = 1 << 20
 
 
-def command(one: Candidate, point: Point, profile: Profile, context: int, cluster: Cluster) -> str:
+def command(candidate: Candidate, point: Point, profile: Profile, context: int, cluster: Cluster) -> str:
     """Return the command line that fetches and runs a candidate, or that makes it first from a published file; "" for a
     shape that is published nowhere. Names of presets stand for the addresses of such devices."""
-    source, first = _source(one), ""
+    source, first = _source(candidate), ""
     if not source:
         return ""
-    if one.mix.name not in one.model.types and one.model.types:
-        made = f"{one.model.name}-{one.mix.name}.gguf"
-        first, source = f"edge quantize {_widest(one)} {made} --type {one.mix.name} && ", made
+    if candidate.mix.name not in candidate.model.types and candidate.model.types:
+        file_name = f"{candidate.model.name}-{candidate.mix.name}.gguf"
+        first, source = f"edge quantize {_widest(candidate)} {file_name} --type {candidate.mix.name} && ", file_name
     words = ["edge", "chat", source]
     if context != _CONTEXT:
         words += ["--context", str(context)]
@@ -37,17 +37,17 @@ def command(one: Candidate, point: Point, profile: Profile, context: int, cluste
     return first + shlex.join(words)
 
 
-def _source(one: Candidate) -> str:
+def _source(candidate: Candidate) -> str:
     """Return the name by which `edge chat` finds the file of this type."""
-    model = one.model
+    model = candidate.model
     if not model.source:
         return ""
-    if one.mix.name in model.types[:1] or not model.repo:
+    if candidate.mix.name in model.types[:1] or not model.repo:
         return model.name
-    return f"{model.repo}:{one.mix.name}"
+    return f"{model.repo}:{candidate.mix.name}"
 
 
-def _widest(one: Candidate) -> str:
+def _widest(candidate: Candidate) -> str:
     """The published file with the most bits, which another type is made from."""
-    best = max(one.model.types, key=lambda name: mix_by_name(name).type.bits_per_weight)
-    return f"{one.model.repo}:{best}" if one.model.repo else one.model.name
+    best = max(candidate.model.types, key=lambda name: mix_by_name(name).type.bits_per_weight)
+    return f"{candidate.model.repo}:{best}" if candidate.model.repo else candidate.model.name

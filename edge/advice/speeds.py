@@ -43,31 +43,33 @@ def speeds_of_all(
     nothing is measured. every: measure each candidate itself.
     """
     if memory_bytes is None:
-        return [CandidateSpeeds(measure(one), PRESET) for one in all_candidates]
+        return [CandidateSpeeds(measure(candidate), PRESET) for candidate in all_candidates]
     groups: dict[tuple[object, ...], list[Candidate]] = {}
-    for one in all_candidates:
-        groups.setdefault(_kind(one), []).append(one)
-    found: dict[str, CandidateSpeeds] = {}
+    for candidate in all_candidates:
+        groups.setdefault(_kind(candidate), []).append(candidate)
+    speeds: dict[str, CandidateSpeeds] = {}
     for group in groups.values():
         group.sort(key=_layer_bytes)
         chosen = group if every else references(group, memory_bytes)
-        profiles = {one.name: measure(one) for one in chosen}
-        found |= {name: CandidateSpeeds(profile, MEASURED) for name, profile in profiles.items()}
-        for one in group:
-            if one.name not in found:
-                found[one.name] = _interpolated(one, [(other, profiles[other.name]) for other in chosen])
-    return [found[one.name] for one in all_candidates]
+        profiles = {candidate.name: measure(candidate) for candidate in chosen}
+        speeds |= {name: CandidateSpeeds(profile, MEASURED) for name, profile in profiles.items()}
+        for candidate in group:
+            if candidate.name not in speeds:
+                speeds[candidate.name] = _interpolated(candidate, [(other, profiles[other.name]) for other in chosen])
+    return [speeds[candidate.name] for candidate in all_candidates]
 
 
-def _kind(one: Candidate) -> tuple[object, ...]:
+def _kind(candidate: Candidate) -> tuple[object, ...]:
     """Return the group of a candidate: times of a group's members follow from their sizes."""
-    experts = (one.model.name,) if one.shape.n_experts else ()  # a prompt meets more of them than a token does
-    return one.mix.name, *experts
+    experts = (
+        (candidate.model.name,) if candidate.shape.n_experts else ()
+    )  # a prompt meets more of them than a token does
+    return candidate.mix.name, *experts
 
 
 def references(group: Sequence[Candidate], memory_bytes: int) -> list[Candidate]:
     """The candidates of a group, sorted by size, that are measured: three, or all where there are no more."""
-    fit = [i for i, one in enumerate(group) if one.shape.weight_bytes <= memory_bytes]
+    fit = [i for i, candidate in enumerate(group) if candidate.shape.weight_bytes <= memory_bytes]
     last = fit[-1] if fit else 0
     if last + 1 < len(group) and AMPLE * group[last].shape.weight_bytes < memory_bytes:
         last += 1  # the speed of a disk is measured with a model that may need it
@@ -76,17 +78,17 @@ def references(group: Sequence[Candidate], memory_bytes: int) -> list[Candidate]
     return [group[i] for i in sorted({0, between, last})]
 
 
-def _layer_bytes(one: Candidate) -> float:
+def _layer_bytes(candidate: Candidate) -> float:
     """Bytes of an average layer that a token reads."""
-    return sum(one.limits.layer_bytes) / len(one.limits.layer_bytes)
+    return sum(candidate.limits.layer_bytes) / len(candidate.limits.layer_bytes)
 
 
-def _interpolated(one: Candidate, known: Sequence[tuple[Candidate, Profile]]) -> CandidateSpeeds:
+def _interpolated(candidate: Candidate, known: Sequence[tuple[Candidate, Profile]]) -> CandidateSpeeds:
     """The speeds of a candidate from those of others: of each part by the bytes that a token reads of it."""
     profiles = [profile for _, profile in known]
-    layers = _Line([_layer_bytes(other) for other, _ in known], _layer_bytes(one))
-    heads = _Line([other.shape.head_bytes for other, _ in known], one.shape.head_bytes)
-    widths = _Line([_query_width(other) for other, _ in known], _query_width(one))
+    layers = _Line([_layer_bytes(other) for other, _ in known], _layer_bytes(candidate))
+    heads = _Line([other.shape.head_bytes for other, _ in known], candidate.shape.head_bytes)
+    widths = _Line([_query_width(other) for other, _ in known], _query_width(candidate))
     speeds = []
     for of_each in zip(*(profile.speeds for profile in profiles), strict=True):
         disks = [speed.disk_bytes_per_s for speed in of_each if speed.disk_bytes_per_s is not None]
@@ -110,8 +112,8 @@ def _interpolated(one: Candidate, known: Sequence[tuple[Candidate, Profile]]) ->
     return CandidateSpeeds(profile, INTERPOLATED, tuple(other.model.name for other, _ in known))
 
 
-def _query_width(one: Candidate) -> float:
-    return float(max(one.shape.n_heads) * one.shape.head_k)
+def _query_width(candidate: Candidate) -> float:
+    return float(max(candidate.shape.n_heads) * candidate.shape.head_k)
 
 
 class _Line:

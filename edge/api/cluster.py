@@ -122,20 +122,20 @@ def deploy(
         "kv_type": work.kv_type,
         "memory": as_bytes(memory) or work.memory,
     }
-    guesses = drafts(draft, choice.model, steps, worker=draft_worker, insecure=cluster.insecure)
+    drafting = drafts(draft, choice.model, steps, worker=draft_worker, insecure=cluster.insecure)
     travel = exchange or Exchange(work.transport, wire=work.wire)
     resilience = Resilience(spare, reproducible=reproducible)
     model = deploy_plan(
-        choice, cluster, engine_options(guesses, **{**planned, **options}), travel, resilience, steps=steps
+        choice, cluster, engine_options(drafting, **{**planned, **options}), travel, resilience, steps=steps
     )
-    return model_with(guesses, model.engine, model.close, steps)
+    return model_with(drafting, model.engine, model.close, steps)
 
 
 def deploy_onnx(
     choice: PlanChoice, cluster: Cluster, *, exchange: Exchange | None = None, steps: Steps = SILENT
 ) -> OnnxModel:
     """A network in ONNX on the devices that its plan names, loaded. Where one of them is lost it goes on over those of
-    the cluster that answer, by another plan; `steps.say` is told.
+    the cluster that answer, by another plan; `steps.say` is called.
 
     exchange: transport and wire type of its tensors; None: as the plan's options say. WorkerError where a device of the
     plan is not connected; PlanError for a plan of another model, or of a language model; TransportError.

@@ -108,7 +108,7 @@ class EngineConfig:
         from edge.cluster.deployment import Exchange
         from edge.cluster.roster import announced
         from edge.deployment.deploy import Resilience, deploy
-        from edge.deployment.reproducible import check_settled
+        from edge.deployment.reproducible import check_reproducible
         from edge.planning.choice import PlanChoice
         from edge.planning.choose import work_options
         from edge.survey.cluster import Cluster
@@ -116,7 +116,7 @@ class EngineConfig:
 
         path, plan = Path(self.path), None if self.plan is None else Plan.from_json(dict(self.plan))
         if self.reproducible:
-            check_settled(plan, self.parallel, self.shares)
+            check_reproducible(plan, self.parallel, self.shares)
         workers = self.workers if plan is None else plan.devices[1:]
         with Cluster(workers, insecure=self.insecure, needs_all=True) as cluster:
             if plan is not None:

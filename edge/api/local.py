@@ -33,8 +33,8 @@ def load(
     model: a GGUF file, or REPO:FILE of the hub, which is fetched where it is not cached; None: the bundled one.
     memory: bytes, or a text such as "3GiB", that the whole process may take; what does not fit is read again and again.
     prefix_cache: bytes, or a text, of disk space for what is computed of prompts: it is not computed again after a
-    restart. draft: how tokens of single answers are guessed, several of which one pass checks: "ngram", the file of a
-    smaller model, "self", "auto" or "off". draft_worker: HOST or HOST:PORT of a worker that is to guess, by that model.
+    restart. draft: how tokens of single answers are drafted, several of which one pass checks: "ngram", the file of a
+    smaller model, "self", "auto" or "off". draft_worker: HOST or HOST:PORT of a worker that is to draft, by that model.
     reproducible: the same program gets the same tokens each time on this device, for some speed; answers need a seed or
     a temperature of 0.
     options: the other fields of EngineOptions: context, sequences, threads, ...
@@ -43,14 +43,14 @@ def load(
     ValueError where no model is named for it.
     """
     path = model_path(model)
-    guesses = drafts(draft, path, worker=draft_worker)
+    drafting = drafts(draft, path, worker=draft_worker)
     how: dict[str, Any] = {
         "prefix_cache": as_bytes(prefix_cache),
         "reproducible": reproducible,
         "memory": as_bytes(memory),
     }
-    engine = Engine(path, engine_options(guesses, **how, **options))
-    return model_with(guesses, engine, engine.close)
+    engine = Engine(path, engine_options(drafting, **how, **options))
+    return model_with(drafting, engine, engine.close)
 
 
 def quantize(

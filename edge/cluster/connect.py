@@ -22,7 +22,7 @@ LOSS_TIMEOUT_S = 2.0  # after a loss, while an answer waits: who is late is take
 
 
 def reach(address: str, *, insecure: bool = False, timeout_s: float = CONNECT_TIMEOUT_S) -> Remote:
-    """A worker at HOST or HOST:PORT, ready to be asked: enrolled if it was only invited, and told who was revoked.
+    """A worker at HOST or HOST:PORT, ready to be asked: enrolled if it was only invited; it gets the revoked names.
 
     TransportError, TrustError or WorkerError say why it cannot be reached or used; ValueError that this is no address.
     `timeout_s` bounds connecting, and again every call that this takes.

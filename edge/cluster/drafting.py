@@ -1,4 +1,4 @@
-"""A drafting model on a worker: loaded there, in an engine process of its own, to guess for this device."""
+"""A drafting model on a worker: loaded there, in an engine process of its own, to draft for this device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RANK = 1  # the worker's; this process is rank 0
 
 
 class DraftDevice(Closing):
-    """A worker that guesses. Where it is lost, or takes too long, it guesses nothing until it is taken back: that is
+    """A worker that drafts. Where it is lost, or takes too long, it drafts nothing until it is taken back: that is
     tried in the background, and each try waits twice as long as the one before. `close()` it; it is also a context
     manager."""
 
@@ -45,7 +45,7 @@ class DraftDevice(Closing):
         steps: Steps = SILENT,
     ) -> None:
         """Load the model at `path` on the worker at `address`. context: tokens that it is to have room for. n_vocab: of
-        its vocabulary. insecure: also where it does not encrypt. steps: told how it loads, and where it is lost or
+        its vocabulary. insecure: also where it does not encrypt. steps: shows how it loads, and where it is lost or
         taken back.
 
         NotEnoughMemory, NoRoom, WorkerError or a TransportError where it cannot be.
@@ -65,7 +65,7 @@ class DraftDevice(Closing):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it guesses nothing now."""
+        """Whether it drafts nothing now."""
         return self._loaded is None
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
@@ -100,7 +100,7 @@ class DraftDevice(Closing):
     def _lose(self, loaded: LoadedDraft, error: TransportError) -> None:
         """Go on without it: it only said what might come."""
         self._loaded = None
-        self._steps.say(f"{self.name} guesses no more, and the answer goes on without: {loaded.why_lost(error)}")
+        self._steps.say(f"{self.name} drafts no more, and the answer goes on without: {loaded.why_lost(error)}")
         loaded.close()
         threading.Thread(target=self._take_back, daemon=True, name="lost draft").start()
 
@@ -115,7 +115,7 @@ class DraftDevice(Closing):
             if self._over.is_set():
                 return
             self.context, self._loaded = loaded.context, loaded
-            self._steps.say(f"{self.name} guesses again")
+            self._steps.say(f"{self.name} drafts again")
             return
 
 
@@ -123,16 +123,16 @@ class LoadedDraft(RankGroup):
     """A drafting model in an engine process of a worker. `close()` it."""
 
     def __init__(self, fleet: Fleet, say: Callable[[str], None]) -> None:
-        """fleet: the one worker, which is let go at the end. say: told where it stands still while it is waited for."""
+        """fleet: the one worker, which is let go at the end. say: called where it stops while it is waited for."""
         deadlines = Deadlines(step_timeout_s=ANSWER_S, send_timeout_s=ANSWER_S)
         super().__init__(fleet, 2, say, transport="auto", deadlines=deadlines, streams=False, gives_up=True)
         self._closing.then(fleet.close)
         (worker,) = fleet.workers.values()
         self.name = worker.label
-        self._waits = False  # somebody waits for a guess
+        self._waits = False  # somebody waits for a draft
 
     def load(self, path: Path, context: int, n_vocab: int, steps: Steps) -> None:
-        """As `DraftDevice`. steps: told how it loads."""
+        """As `DraftDevice`. steps: shows how it loads."""
         ((address, worker),) = self._fleet.workers.items()
         n_bytes = path.stat().st_size
         if self._fleet.profiles[address].memory_limit_bytes is None:  # else it pages what does not fit

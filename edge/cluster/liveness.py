@@ -30,8 +30,8 @@ class LivenessMonitor:
         lost: Callable[[EngineSession], None] | None = None,
         leaves: Callable[[EngineSession], None] = lambda session: None,
     ) -> None:
-        """is_busy: whether anybody waits for them; nothing is said otherwise. lost: told who is given up. leaves: told
-        of each whose device is about to end, with every look."""
+        """is_busy: whether anybody waits for them; nothing is said otherwise. lost: called with who is given up.
+        leaves: called at each look, with each whose device is about to end."""
         self._sessions, self._say, self._is_busy, self._lost = sessions, say, is_busy, lost
         self._leaves = leaves
         self._said: dict[EngineSession, float] = {}  # silence in seconds, when it was last said

@@ -1,4 +1,4 @@
-"""Devices that were lost while a model ran: what a person is told of them, and which of them not to try again."""
+"""Devices that were lost while a model ran: what is shown of them, and which of them not to try again."""
 
 from __future__ import annotations
 

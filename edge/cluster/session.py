@@ -104,7 +104,7 @@ class EngineSession(Closing):
         return self.answer(on_event)
 
     def tell(self, command: pb.Command) -> None:
-        """Send a command, whose final event `answer` waits for. So several ranks can be told before one answers."""
+        """Send a command, whose final event `answer` waits for. So several ranks can have it before one answers."""
         if self.died is not None:
             raise self.died
         self._send(command)

@@ -30,7 +30,7 @@ class StandbySlice:
     cut: Slice
     recipe: Recipe
 
-    def told(self, sizes: Sizes) -> str:
+    def describe(self, sizes: Sizes) -> str:
         """Describe it for people. sizes: of the model."""
         parts = [f"layers {self.cut.layers}"]
         if len(self.cut.heads) < sizes.heads or len(self.cut.ff) < sizes.ff:

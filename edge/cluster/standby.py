@@ -127,7 +127,7 @@ def keep_slices(
                 else:
                     workers[one.address].send_slice(recipe, file.path, named, sent)
             standby.slice_bytes[name] = standby.slice_bytes.get(name, 0) + recipe.n_bytes
-            slices[name].append(one.told(sizes))
+            slices[name].append(one.describe(sizes))
         except EdgeError as error:
             standby.missing.append(f"a slice is not kept on {name}: {error}")
     standby.slices |= slices

@@ -20,7 +20,7 @@ from edge.cluster.standby import Standby, slices_limits, stand_by
 from edge.deployment.deployed import DeployedModel
 from edge.deployment.kinds import Building, Running
 from edge.deployment.replanning import Replanner
-from edge.deployment.reproducible import SameCuts, settled
+from edge.deployment.reproducible import SameCuts, reproducible_plan
 from edge.deployment.supervisor import Supervisor
 from edge.deployment.watch import MembershipWatch
 from edge.errors import EdgeError
@@ -73,7 +73,7 @@ def deploy(
     """
     if not isinstance(choice.plan, Plan):
         raise PlanError(f"{choice.model.name} is a network in ONNX: deploy it with deploy_onnx")
-    plan = by_device(settled(choice.plan) if resilience.reproducible else choice.plan)
+    plan = by_device(reproducible_plan(choice.plan) if resilience.reproducible else choice.plan)
     file = GgufFile.open(choice.model)
     check_loadable(file)
     fleet = cluster.connected(plan)

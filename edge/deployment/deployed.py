@@ -1,4 +1,4 @@
-"""A language model that runs by a plan: where its parts are, what its steps take, and what people are told of it."""
+"""A language model that runs by a plan: where its parts are, what its steps take, and what is shown of it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         learn: Callable[[DeployedModel], None] = lambda model: None,
     ) -> None:
         """standby: what is held for a loss, where that was asked for. watch: of its devices; None: there are no others.
-        learn: told before it is unloaded, to correct what plans go by."""
+        learn: called before it is unloaded, to correct what plans go by."""
         super().__init__(running, exchange, close)
         self.engine, self.standby, self.watch, self._learn = engine, standby, watch, learn
 

@@ -1,4 +1,4 @@
-"""A network in ONNX that runs by a plan: where its stages are, what they take, and what people are told of them."""
+"""A network in ONNX that runs by a plan: where its stages are, what they take, and what is shown of them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from partition.plan.plan import LOCAL, Plan
 from quant.gguf.file import GgufFile
 
 
-def settled(plan: Plan) -> Plan:
+def reproducible_plan(plan: Plan) -> Plan:
     """The plan without what workers would measure: layers are on a GPU only where it says so."""
     stages = (
         replace(stage, shards=tuple(replace(shard, gpu_layers=shard.gpu_layers or 0) for shard in stage.shards))
@@ -27,7 +27,7 @@ def settled(plan: Plan) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
-def check_settled(plan: Plan | None, parallel: str, shares: Sequence[float] | None) -> None:
+def check_reproducible(plan: Plan | None, parallel: str, shares: Sequence[float] | None) -> None:
     """PlanError where devices would get their parts by measurement."""
     if plan is None and (parallel == "auto" or shares is None):
         raise PlanError(

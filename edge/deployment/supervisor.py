@@ -152,8 +152,8 @@ class Supervisor(Generic[P, E]):
         self, addresses: Sequence[str], timeout_s: float = CONNECT_TIMEOUT_S, return_s: float | None = None
     ) -> Iterator[tuple[Fleet | None, list[str]]]:
         """The workers that answer. Where there is none and this device alone does not do, a worker on this device."""
-        asked = Cluster.of_addresses(addresses)
-        with reachable(asked, insecure=self._insecure, timeout_s=timeout_s, return_s=return_s) as (fleet, notes):
+        cluster = Cluster.of_addresses(addresses)
+        with reachable(cluster, insecure=self._insecure, timeout_s=timeout_s, return_s=return_s) as (fleet, notes):
             if fleet is not None or not self.deciding.needs_worker:
                 yield fleet, notes
                 return

@@ -82,7 +82,7 @@ class MembershipWatch:
         with suppress(EdgeError):
             if self._replacements.is_moving:
                 if self._replacements.quiet_s > REST_S:
-                    self._replacements.settle()
+                    self._replacements.switch_now()
                 return
             self._replacements.copy_while_quiet(self._is_quiet)
             leaving = self._running.leaving
@@ -98,7 +98,7 @@ class MembershipWatch:
                 self._offer_join()
 
     def _offer(self, words: str, is_worth: Callable[[Plan], bool], check: Callable[..., None]) -> bool:
-        return self._supervisor.offer(words, is_worth, check, self._replacements.go_on_with)
+        return self._supervisor.offer(words, is_worth, check, self._replacements.switch_to)
 
     def _offer_drain(self, names: list[str]) -> None:
         """Offer any plan without devices that are about to end."""

@@ -28,7 +28,7 @@ class AddressSpace:
 
     def __init__(self, n_bytes: int, *, huge: bool = False) -> None:
         """huge: in huge pages, of which it takes whole ones. A disk fills them at twice the speed, where the memory it
-        writes to must be told to it page by page."""
+        writes to must be announced to it page by page."""
         self.huge = huge
         self.n_bytes = huge_pages(max(1, n_bytes)) if huge else pages(max(1, n_bytes))
         self._map = mmap.mmap(-1, self.n_bytes + (HUGE_PAGE if huge else 0), flags=_FLAGS)

@@ -41,7 +41,7 @@ NodeCallback = Callable[[int, bool, Any], bool]
 
 _LOG_WARN, _LOG_ERROR = 3, 4
 _complaints: collections.deque[tuple[int, str]] = collections.deque(maxlen=8)  # (level, line)
-_listener: Callable[[str], None] | None = None  # told every log line while somebody listens
+_listener: Callable[[str], None] | None = None  # gets every log line while somebody listens
 
 
 @L.llama_log_callback  # type: ignore[untyped-decorator]
@@ -125,7 +125,8 @@ class Model:
         allocate: bool = True,  # False: metadata only, to ask what it would need
         vocabulary_only: bool = False,  # to tokenize: no weights are loaded
         own: CallerBuffer | None = None,  # where the weights get their addresses; nothing is loaded then
-        progress: Callable[[float], None] | None = None,  # told the fraction loaded; what it raises ends the load
+        progress: Callable[[float], None]
+        | None = None,  # called with the fraction loaded; what it raises ends the load
     ) -> None:
         initialise()
         params = L.llama_model_default_params()

@@ -198,11 +198,11 @@ def throughput(
             f" {engine.context} with {engine.sequences} sequences"
         )
     tokens = np.random.default_rng(0).integers(0, engine.model.n_vocab, (requests, prompt_tokens), np.int32)
-    asked = [Request(prompt.tolist(), gen_tokens, ends=False) for prompt in tokens]
+    requested = [Request(prompt.tolist(), gen_tokens, ends=False) for prompt in tokens]
     rates = []
     for repeat in range(repeats + 1):
         began = time.perf_counter()
-        Scheduler(engine).run(asked)
+        Scheduler(engine).run(requested)
         if repeat:
             rates.append(requests * gen_tokens / (time.perf_counter() - began))
         on_step(repeat + 1, repeats + 1)

@@ -126,8 +126,8 @@ class Chat:
         many messages. Where not even this message fits, ContextFull, and the conversation is as before. max_tokens:
         None goes on to the end of the context, with "shift" until the answer has as many tokens as a context holds.
         """
-        asked = [*self.messages, {"role": "user", "content": text}]
-        return self._answer(asked, sampling, max_tokens, stop, on_prefill)
+        messages = [*self.messages, {"role": "user", "content": text}]
+        return self._answer(messages, sampling, max_tokens, stop, on_prefill)
 
     def retry(
         self,
@@ -147,23 +147,23 @@ class Chat:
         if place is None:
             raise ValueError("there is no question to answer again")
         question = self.messages[place]["content"] if text is None else text
-        asked = [*self.messages[:place], {"role": "user", "content": question}]
-        return self._answer(asked, sampling, max_tokens, stop, on_prefill)
+        messages = [*self.messages[:place], {"role": "user", "content": question}]
+        return self._answer(messages, sampling, max_tokens, stop, on_prefill)
 
     def _answer(
         self,
-        asked: list[dict[str, str]],
+        messages: list[dict[str, str]],
         sampling: SamplingParams | None,
         max_tokens: int | None,
         stop: Sequence[str],
         on_prefill: PrefillProgress | None,
     ) -> Iterator[Response]:
         """Answer the last of the messages `asked`. They and the answer become the conversation, if one comes."""
-        before, self.messages = self.messages, asked
+        before, self.messages = self.messages, messages
         self.dropped = 0
         pieces: list[str] = []
         try:
-            kept, prompt, is_whole = self._fitting()
+            fitting, prompt, is_whole = self._fitting()
             shifts = self.when_full == "shift"
             if shifts and max_tokens is None:
                 max_tokens = self.engine.context  # what drops its own beginning might never end
@@ -178,8 +178,8 @@ class Chat:
                 beginning=(lambda: self._beginning(prompt)) if shifts else None,
             ):
                 if not pieces:  # only now is it sure that there is an answer
-                    self.dropped = len(self.messages) - len(kept)
-                    self.messages = kept
+                    self.dropped = len(self.messages) - len(fitting)
+                    self.messages = fitting
                 pieces.append(response.text)
                 yield response
         finally:
@@ -218,20 +218,20 @@ class Chat:
         room = self.engine.context - min(256, self.engine.context // 4)
         first = 0 if self.system is None else 1
         for oldest in range(first, len(self.messages), 2):
-            kept = self.messages[:first] + self.messages[oldest:]
-            prompt = self._tokens(kept)
+            messages = self.messages[:first] + self.messages[oldest:]
+            prompt = self._tokens(messages)
             if len(prompt) <= room:
                 break
             if oldest == first:
                 room //= 2
-        is_alone = len(kept) == first + 1 < len(self.messages)
+        is_alone = len(messages) == first + 1 < len(self.messages)
         if is_alone and len(prompt) <= room and self.when_full == "shift":  # the end of a long exchange fits beside it
-            kept = self.messages[:first] + self.messages[max(first, len(self.messages) - 3) :]
-            prompt = self._tokens(kept)
+            messages = self.messages[:first] + self.messages[max(first, len(self.messages) - 3) :]
+            prompt = self._tokens(messages)
             beginning = self._beginning(prompt)
             prompt = prompt[:beginning] + prompt[len(prompt) - (room - beginning) :]
         # The last message alone may still fit, with less room for its answer.
-        return kept, prompt, not is_alone and len(kept) == len(self.messages)
+        return messages, prompt, not is_alone and len(messages) == len(self.messages)
 
     def _beginning(self, prompt: Sequence[int]) -> int:
         """How many tokens of a prompt come before the first question: the system message, the document."""

@@ -64,7 +64,7 @@ class Continuation:
         return text
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Go on behind tokens that were chosen, and whose text was told, elsewhere."""
+        """Go on behind tokens that were chosen, and whose text was sent, elsewhere."""
         for token in tokens:
             self._add(token)
 

@@ -54,7 +54,7 @@ class ModelRunner(Closing):
         """Check, account, load. ModelFileError, NotEnoughMemory, WeightsError or EngineError say what is wrong.
 
         progress is called with the fraction of the weights loaded. embeddings: batches bring hidden states, not tokens.
-        accounted: told what a budget is used for, before weights are loaded.
+        accounted: called with what a budget is used for, before weights are loaded.
         """
         self.path = Path(path)
         self.file = GgufFile.open(path)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from edge.llm.interface import Drafter, TextEngine, VerifyResult
 from edge.llm.requests import Event, Running, token_logprobs
 from edge.llm.sampler import LogitsRequest
 from edge.llm.slot import Slot
+from edge.llm.step_budget import StepBudget
 
 
 @dataclass
@@ -78,25 +79,25 @@ def batch(rows: Sequence[Rows]) -> Batch:
     positions: list[int] = []
     sequences: list[int] = []
     outputs: list[int] = []
-    for one in rows:
-        start, n_rows = len(one.slot.tokens), len(one.tokens)
-        tokens += one.tokens
+    for own in rows:
+        start, n_rows = len(own.slot.tokens), len(own.tokens)
+        tokens += own.tokens
         positions += range(start, start + n_rows)
-        sequences += [one.slot.sequence] * n_rows
-        outputs += [0] * (n_rows - one.logits) + [1] * one.logits
+        sequences += [own.slot.sequence] * n_rows
+        outputs += [0] * (n_rows - own.logits) + [1] * own.logits
     return Batch(tokens, np.array(positions), np.array(sequences), np.array(outputs, np.int8))
 
 
 def logits_request(rows: Sequence[Rows]) -> LogitsRequest:
     """Which logits suffice for all of these, which give some."""
-    if any(one.running.request.logprobs is not None for one in rows):
+    if any(own.running.request.logprobs is not None for own in rows):
         return LogitsRequest()
-    each = [one.running.continuation.wanted(one.drafts) for one in rows]
+    each = [own.running.continuation.wanted(own.drafts) for own in rows]
     if not all(request.top for request in each):
         return LogitsRequest()
     masks: list[Mask | None] = []
-    for one, request in zip(rows, each, strict=True):
-        masks += request.masks[len(request.masks) - one.logits :] if request.masks else [None] * one.logits
+    for own, request in zip(rows, each, strict=True):
+        masks += request.masks[len(request.masks) - own.logits :] if request.masks else [None] * own.logits
     return LogitsRequest(max((request.top for request in each), default=1), masks)
 
 
@@ -119,10 +120,13 @@ class Step:
 class InFlight:
     """The steps in flight, the oldest first."""
 
-    def __init__(self, most: int) -> None:
-        """most: steps that are awaited at once, windows aside."""
-        self.most = most
+    def __init__(self, budget: StepBudget, stages: int) -> None:
+        """budget: learns how long steps with prompts take. stages: of the engine; a single one has one step at a
+        time."""
+        self._budget = budget
+        self.most = budget.groups if stages > 1 else 1  # steps that are awaited at once, windows aside
         self.steps: deque[Step] = deque()
+        self.submitted = 0  # steps, from the beginning
 
     @property
     def awaited(self) -> list[Step]:
@@ -151,6 +155,29 @@ class InFlight:
         tokens = [*drafter.draft(running, first, room(running, min(n_rows, left)), assumed)]
         return Rows(running, tokens, len(tokens), [*assumed, *tokens[len(first) :]], not behind)
 
+    def submit(self, engine: TextEngine, rows: Sequence[Rows], windows: int = 0) -> list[Running]:
+        """Submit rows in a step: the requests that wait for its logits now, and did not before. windows: as in `Step`.
+        The errors of the engine."""
+        giving, whole = [own for own in rows if own.logits], batch(rows)
+        prompts = sum(len(own.tokens) for own in rows if len(own.tokens) > own.logits)
+        # Where logits are on this device all are there, and masks would be made for nothing.
+        top, masks = logits_request(giving) if engine.logits_cross else LogitsRequest()
+        began = time.perf_counter()
+        try:
+            with self._budget.timed(len(whole.tokens), prompts) if prompts else nullcontext():
+                engine.submit(*whole, top=top, masks=masks)
+        except BaseException:
+            for own in rows:
+                own.slot.failed()
+            raise
+        self.submitted += 1
+        if giving:
+            follows_cancelled = any(step.is_cancelled for step in self.steps)
+            self.steps.append(Step(giving, began, len(whole.tokens), windows, follows_cancelled))
+        for own in rows:
+            own.slot.submitted(own.tokens)
+        return [own.running for own in giving if own.is_first]
+
     def of(self, running: Running) -> list[Rows]:
         """The rows of a request that were not cancelled."""
         if not self.steps:
@@ -167,8 +194,8 @@ class InFlight:
         if not running.answer:
             running.prefilled_at = time.perf_counter()
         following = [*rows.tokens[len(rows.tokens) - rows.logits + 1 :], *(behind[0].tokens[:1] if behind else ())]
-        told, used, right = verify(running, logits, following)
-        events += told  # also where the engine is lost now: they were chosen
+        new_events, used, right = verify(running, logits, following)
+        events += new_events  # also where the engine is lost now: they were chosen
         cancelled = tuple([len(one.tokens) for one in self.cancel(running)]) if right < used else ()
         if wrong := rows.logits - used + sum(cancelled):
             rows.slot.cut(len(rows.slot.tokens) - wrong)

@@ -56,16 +56,16 @@ class SequenceStates(Protocol):
     def write(self, sequence: int, block: KVBlock) -> None:
         """Add to a sequence what `read` gave, here or elsewhere."""
 
-    def links(self, tokens: Sequence[int], namespace: str = "") -> list[bytes]:
+    def block_hashes(self, tokens: Sequence[int], namespace: str = "") -> list[bytes]:
         """The names of the whole blocks of a history, in a namespace."""
 
-    def keep(self, sequence: int, start: int, links: Sequence[bytes]) -> None:
-        """Keep blocks of a sequence from position `start` on, each under its link."""
+    def keep(self, sequence: int, start: int, hashes: Sequence[bytes]) -> None:
+        """Keep blocks of a sequence from position `start` on, each under its hash."""
 
-    def kept(self, links: Sequence[bytes]) -> int:
+    def kept(self, hashes: Sequence[bytes]) -> int:
         """How many leading ones of these blocks are kept."""
 
-    def restore(self, sequence: int, start: int, links: Sequence[bytes]) -> int:
+    def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:
         """Add kept blocks to a sequence that ends at `start`: how many leading ones were there."""
 
 

@@ -32,7 +32,7 @@ def name_histories(states: States, owner: bytes) -> None:
 
 
 def rank_key(owner: bytes, part: str) -> bytes:
-    """The key for what one rank keeps of its part of a model. It is all that the rank is told. part: a digest."""
+    """The key for what one rank keeps of its part of a model. It is all that the rank gets. part: a digest."""
     return derived(owner, b"rank", part.encode())
 
 

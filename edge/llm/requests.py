@@ -48,8 +48,8 @@ class Request:
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0))
     stop: Sequence[str] = ()  # strings that end the answer; the token that completes one is its last
     ends: bool = True  # False: also after a token that ends a text, for measuring
-    logprobs: int | None = None  # how many alternatives are told with each token; None: no probabilities at all
-    generated: Sequence[int] = ()  # the beginning of the answer, where it was told already
+    logprobs: int | None = None  # how many alternatives are reported with each token; None: no probabilities at all
+    generated: Sequence[int] = ()  # the beginning of the answer, where it was sent already
     namespace: str = ""  # of those whose prompts it may share keys and values with
     in_place: bool = False  # a stretch that the prompt lacks of what is held is dropped in place, and the rest shifted
     stays: Callable[[], int] | None = None  # tokens that a context shift keeps; None: the answer ends in a full context
@@ -61,7 +61,7 @@ class Event:
     """A token of one request in one step, or its end."""
 
     request: int  # its number, as `add` gave it
-    token_id: int | None  # None where only its end is told
+    token_id: int | None  # None where only its end is reported
     text: str  # that is certain by now; may be empty while a character or a stop string is incomplete
     finish_reason: str | None  # "stop", "length", "repetition", "cancelled", "error"; None while it goes on
     logprobs: TokenLogprobs | None = None

@@ -5,7 +5,7 @@ every answer, and beside them as many tokens of waiting prompts as leave the ans
 engine has stages the answers form as many groups (microbatches), so that every stage has one to work on; a request that
 is alone has drafts behind its tokens instead, in as many windows as pay (`in_flight.py`).
 
-A step is: admit, submit, collect, choose, tell. Tokens that a request does not have in the cache yet are pending: all
+A step is: admit, submit, collect, choose, report. Tokens that a request does not have in the cache yet are pending: all
 of its prompt at first, one token later. Where the cache is full the last request is preempted: it waits again, and goes
 on later with the same tokens. Where the engine is lost all requests are preempted, and go on with another one.
 """
@@ -16,14 +16,14 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
+from edge.closing import Closing
 from edge.constraints.constraint import never_given_up
 from edge.errors import EdgeError, EngineError
-from edge.llm.in_flight import InFlight, Rows, Step, batch, logits_request, room
+from edge.llm.in_flight import InFlight, Rows, room
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.requests import Event, Request, Running, prepare
-from edge.llm.sampler import LogitsRequest
 from edge.llm.slots import Slots
 from edge.llm.step_budget import StepBudget
 from partition.predict.drafts import most_windows
@@ -35,7 +35,7 @@ USED_MEANWHILE = (
 )
 
 
-class Scheduler:
+class Scheduler(Closing):
     """Runs requests on an engine. They may come, and be cancelled, between steps.
 
     Several schedulers may use one engine in turns: each takes the whole KV cache from the one before.
@@ -55,8 +55,8 @@ class Scheduler:
         """microbatches: how many groups answers form; None: one for each stage. slots: how many requests run at once;
         None: as many as the engine has sequences. keep: what complete requests computed stays in the cache while there
         is room, and on disk where the engine has such a place, for prompts that begin like them. drafter: drafts tokens
-        while few requests run, which their steps then verify. admitted: told the number of a request before anything of
-        it is computed."""
+        while few requests run, which their steps then verify. admitted: called with the number of a request
+        before anything of it is computed."""
         self.engine, self.drafter, self._admitted = engine, drafter, admitted
         self._use = engine.states.use
         self._numbers = itertools.count()
@@ -64,10 +64,15 @@ class Scheduler:
         self.running: list[Running] = []  # in order of admission
         self._ready: deque[Running] = deque()  # those whose next rows can be submitted
         self._budget = StepBudget(engine.batch, clock, microbatches or engine.stages)
-        self._in_flight = InFlight(self._budget.groups if engine.stages > 1 else 1)  # a single stage has one at a time
+        self._in_flight = InFlight(self._budget, engine.stages)
         self.slots = Slots(engine, slots, keep=keep)
-        self._events: list[Event] = []  # to be told by the next step
-        self.passes = self.preemptions = 0
+        self._events: list[Event] = []  # to be returned by the next step
+        self.preemptions = 0
+
+    @property
+    def passes(self) -> int:
+        """Steps that were submitted so far."""
+        return self._in_flight.submitted
 
     @property
     def busy(self) -> bool:
@@ -150,12 +155,6 @@ class Scheduler:
                         slot.cut(0)
                 self.slots.lost()
 
-    def __enter__(self) -> Scheduler:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # --- whose cache it is ---
 
     def yield_engine(self) -> None:
@@ -229,7 +228,11 @@ class Scheduler:
             self._preempt(chosen)
         if not chosen:
             return False
-        self._submit_rows([Rows.pending(running, n_rows) for running, n_rows in chosen])
+        rows = [Rows.pending(running, n_rows) for running, n_rows in chosen]
+        for running in self._in_flight.submit(self.engine, rows):
+            self._ready.remove(running)
+        for running, _ in chosen:
+            running.tell_prefill()
         return True
 
     def _preempt(self, chosen: list[tuple[Running, int]]) -> None:
@@ -243,30 +246,6 @@ class Scheduler:
         last.slot = last.former = None
         self.waiting.appendleft(last)
         self.preemptions += 1
-
-    def _submit_rows(self, rows: Sequence[Rows], windows: int = 0) -> None:
-        giving, whole = [one for one in rows if one.logits], batch(rows)
-        prompts = sum(len(one.tokens) for one in rows if len(one.tokens) > one.logits)
-        # Where logits are on this device all are there, and masks would be made for nothing.
-        top, masks = logits_request(giving) if self.engine.logits_cross else LogitsRequest()
-        began = time.perf_counter()
-        try:
-            with self._budget.timed(len(whole.tokens), prompts) if prompts else nullcontext():
-                self.engine.submit(*whole, top=top, masks=masks)
-        except BaseException:
-            for one in rows:
-                one.slot.failed()
-            raise
-        self.passes += 1
-        if giving:
-            follows_cancelled = any(step.is_cancelled for step in self._in_flight.steps)
-            self._in_flight.steps.append(Step(giving, began, len(whole.tokens), windows, follows_cancelled))
-        for one in rows:
-            one.slot.submitted(one.tokens)
-            if one.logits and one.is_first:
-                self._ready.remove(one.running)
-        for one in rows if not windows else ():
-            one.running.tell_prefill()
 
     def _submit_windows(self, drafter: Drafter) -> bool:
         """Submit the next tokens of all requests with drafts behind them, where one step has them all and nothing else;
@@ -290,10 +269,11 @@ class Scheduler:
                 break
             if not self.slots.make_room(sum(len(one.tokens) for one in rows)):
                 return False
-            self._submit_rows(rows, windows)
+            for running in self._in_flight.submit(self.engine, rows, windows):
+                self._ready.remove(running)
         return True
 
-    # --- collect, choose, tell ---
+    # --- collect, choose, report ---
 
     def _collect(self) -> None:
         """Choose tokens for each request of the oldest step that somebody waits for."""
@@ -324,7 +304,7 @@ class Scheduler:
                     self._free(next(one for one in self.running if one.number == event.request))
 
     def _ended(self, running: Running, finish_reason: str, text: str = "") -> Event:
-        """Tell the end of a request that no token brought, and free what it had."""
+        """End a request without a token, and free what it had."""
         self._in_flight.cancel(running)
         self._free(running)
         return Event(running.number, None, text, finish_reason, cached_tokens=running.cached_tokens or 0)

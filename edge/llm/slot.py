@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
@@ -11,13 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import ContextFull, EdgeError, EngineError
+from edge.errors import ContextFull, EdgeError
 from edge.llm.context_shift import dropped_stretch
 from edge.llm.engine import Outputs
 from edge.llm.interface import TextEngine
 from edge.prefixes.group import group_start
-from partition.errors import StateError
-from partition.plan.plan import Range
 
 
 class Former(NamedTuple):
@@ -124,7 +122,7 @@ class Slot:
     def is_kept(self) -> bool:
         """Whether all that it holds, as far as whole blocks go, is on disk. It may have had to make room there."""
         states = self.engine.states
-        hashes = states.links(self.tokens[: self._kept], self.namespace)
+        hashes = states.block_hashes(self.tokens[: self._kept], self.namespace)
         return bool(hashes) and states.kept(hashes) == len(hashes)
 
     def keep(self) -> None:
@@ -140,7 +138,7 @@ class Slot:
             return
         first = group_start(kept)
         with suppress(EdgeError):
-            hashes = states.links(self.tokens[: whole * states.block], self.namespace)
+            hashes = states.block_hashes(self.tokens[: whole * states.block], self.namespace)
             states.keep(self.sequence, first * states.block, hashes[first:])
             self._kept = whole * states.block
 
@@ -151,7 +149,7 @@ class Slot:
         if not states.keeps or self.exact is not None or whole <= held // states.block:
             return 0
         first = group_start(held // states.block)
-        hashes = states.links(history[: whole * states.block], self.namespace)[first:]
+        hashes = states.block_hashes(history[: whole * states.block], self.namespace)[first:]
         hashes = hashes[: states.kept(hashes)]
         if (first + len(hashes)) * states.block <= held:
             return 0
@@ -245,39 +243,6 @@ def _advice(prompt_tokens: int, trained: int) -> str:
         return f"use a shorter prompt: the model was trained for {trained} tokens"
     most = f", up to the {trained} that the model was trained for," if trained else ""
     return f"use a larger --context{most} or a shorter prompt"
-
-
-def move(
-    slot: Slot, engine: TextEngine, sequence: int = 0, on_progress: Callable[[int, int], None] | None = None
-) -> Slot:
-    """A slot of `engine` that holds what `slot` holds, so that nothing is computed again. Both remain usable.
-
-    A block of tokens at a time is in memory. on_progress is called with (tokens moved, tokens to move). Errors leave
-    the sequence of `engine` empty: EngineError where there is no room; CannotSlice where keys
-    and values of this model cannot be told apart; StateError where some are gone, behind an attention window, or mean
-    something else in a context of another length. Whoever moves computes the tokens again then.
-    """
-    source, n_tokens = slot.engine, len(slot.tokens)
-    if n_tokens > engine.context:
-        raise EngineError(f"{n_tokens} tokens do not fit in a context of {engine.context}; use a larger --context")
-    if source.states.factors != engine.states.factors:
-        raise StateError(
-            f"contexts of {source.context} and {engine.context} tokens turn this model's positions by other factors;"
-            " compute the tokens again"
-        )
-    moved = Slot(engine, sequence)
-    engine.kv_remove(sequence, 0, -1)
-    try:
-        for start in range(0, n_tokens, source.states.most_read):
-            positions = Range(start, min(start + source.states.most_read, n_tokens))
-            engine.states.write(sequence, source.states.read(slot.sequence, positions))
-            if on_progress is not None:
-                on_progress(positions.stop, n_tokens)
-    except BaseException:
-        engine.kv_remove(sequence, 0, -1)
-        raise
-    moved.tokens, moved.exact = list(slot.tokens), slot.exact
-    return moved
 
 
 class GreedyDrafter:

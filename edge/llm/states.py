@@ -13,7 +13,7 @@ import numpy as np
 from edge.errors import EngineError
 from edge.llama.llama import Context
 from edge.prefixes.group import blocks_a_file
-from edge.prefixes.keys import links
+from edge.prefixes.keys import block_hashes
 from edge.prefixes.sealed import SealedBlocks
 from partition.errors import CannotSlice, StateError
 from partition.model.metadata import Metadata
@@ -179,36 +179,36 @@ class States:
         except CannotSlice:
             return False
 
-    def links(self, tokens: Sequence[int], namespace: str = "") -> list[bytes]:
+    def block_hashes(self, tokens: Sequence[int], namespace: str = "") -> list[bytes]:
         """The names of the whole blocks of a history, each for all tokens up to its end, in a namespace."""
-        return links(self.history_key, tokens, self.block, namespace)
+        return block_hashes(self.history_key, tokens, self.block, namespace)
 
-    def keep(self, sequence: int, start: int, links: Sequence[bytes]) -> None:
+    def keep(self, sequence: int, start: int, hashes: Sequence[bytes]) -> None:
         """Keep the blocks of a sequence from position `start` on, where a group of blocks starts (`group_start`), each
-        under its link. They are written later. Those that are there count as used now."""
+        under its hash. They are written later. Those that are there count as used now."""
         if self.sealed is None or not self.keeps:
             return
         store_bytes = self.sealed.store.max_bytes
         a_file = blocks_a_file(encoded_bytes(self.shape, self.block), store_bytes, self._window // self.block)
-        first = self.sealed.count(links, use=True)
+        first = self.sealed.count(hashes, use=True)
         with suppress(StateError):  # an attention window has dropped some of it
-            while first < len(links):
-                end = min(len(links), (first // a_file + 1) * a_file)
+            while first < len(hashes):
+                end = min(len(hashes), (first // a_file + 1) * a_file)
                 positions = Range(start + first * self.block, start + end * self.block)
-                self.sealed.keep(links[first:end], encode(self.read(sequence, positions), self.shape).data)
+                self.sealed.keep(hashes[first:end], encode(self.read(sequence, positions), self.shape).data)
                 first = end
 
-    def kept(self, links: Sequence[bytes]) -> int:
+    def kept(self, hashes: Sequence[bytes]) -> int:
         """How many leading ones of these blocks are kept. The first must start a group."""
-        return self.sealed.count(links) if self.sealed is not None and self.keeps else 0
+        return self.sealed.count(hashes) if self.sealed is not None and self.keeps else 0
 
-    def restore(self, sequence: int, start: int, links: Sequence[bytes]) -> int:
+    def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:
         """Add kept blocks to a sequence that ends at position `start`, where a group starts: how many leading ones were
         there."""
         if self.sealed is None or not self.keeps:
             return 0
         done = 0
-        with suppress(StateError, EngineError), closing(self.sealed.take(links)) as runs:
+        with suppress(StateError, EngineError), closing(self.sealed.take(hashes)) as runs:
             for data, n_blocks, n_wanted in runs:
                 at = start + done * self.block
                 self._write_encoded(sequence, data, Range(at, at + n_blocks * self.block), n_wanted)

@@ -53,14 +53,14 @@ class StepBudget:
         and tokens of prompts beside them. in_flight: requests that wait for logits. chunk: as `TextEngine.chunk`."""
         answering: list[AnyPrompt] = []
         prefilling: list[AnyPrompt] = []
-        for one in ready:
-            (answering if one.pending == 1 else prefilling).append(one)
+        for request in ready:
+            (answering if request.pending == 1 else prefilling).append(request)
         in_all = len(answering) + in_flight
         group = answering[: -(-in_all // self.groups)]
-        chosen = [(one, 1) for one in group]
+        chosen = [(request, 1) for request in group]
         if not prefilling:
             return chosen
-        longest = max(one.to_prefill for one in prefilling)
+        longest = max(request.to_prefill for request in prefilling)
         most = self.beside(len(group), len(prefilling) / in_all) if in_all else chunk(longest)
         return chosen + parts(prefilling, min(self._most_rows - len(group), most))
 
@@ -81,14 +81,14 @@ def parts(prefilling: Sequence[AnyPrompt], room: int) -> list[tuple[AnyPrompt, i
     oldest always has a part, so that it comes to its end."""
     if not prefilling:
         return []
-    oldest = min(prefilling, key=lambda one: one.number)
+    oldest = min(prefilling, key=lambda prompt: prompt.number)
     reserved = min(oldest.pending, -(-room // OLDEST_PART))
     room -= reserved
-    found = []
-    for one in sorted(prefilling, key=lambda one: (one.pending, one.number)):
-        kept_back = reserved if one is oldest else 0
-        n_rows = min(one.pending, room + kept_back)
+    shares = []
+    for prompt in sorted(prefilling, key=lambda prompt: (prompt.pending, prompt.number)):
+        kept_back = reserved if prompt is oldest else 0
+        n_rows = min(prompt.pending, room + kept_back)
         if n_rows:
-            found.append((one, n_rows))
+            shares.append((prompt, n_rows))
         room -= max(0, n_rows - kept_back)
-    return found
+    return shares

@@ -187,7 +187,7 @@ class Dialler:
         from edge.net.channel import open_channel
         from transport import grpc_link
 
-        # A worker without credentials was told that everything may pass in the clear.
+        # A worker without credentials was started to let everything pass in the clear.
         insecure = own is None
         channel, identity = open_channel(peer.host, peer.port, own, self.deadlines.connect_timeout_s, insecure)
         if own is not None and (identity is None or identity.name != peer.name):

@@ -182,7 +182,7 @@ class _Buffers:
 
 
 def _checked(model: Path | bytes) -> tuple[Any, frozenset[Path]]:
-    """Return the model's GraphProto, valid as far as can be told without ONNX Runtime, and the files it lies in."""
+    """Return the model's GraphProto, valid as far as can be seen without ONNX Runtime, and the files it lies in."""
     try:
         if isinstance(model, bytes):
             return _parsed(model).graph, frozenset()

@@ -76,7 +76,7 @@ def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | Non
 
 
 def path_of(text: str) -> Path:
-    """Return the file in "FILE" or "NAME=FILE", as far as that can be told without the model."""
+    """Return the file in "FILE" or "NAME=FILE", as far as that can be seen without the model."""
     path = Path(text)
     return path if path.exists() or "=" not in text else Path(text.partition("=")[2])
 

@@ -24,7 +24,7 @@ _NOTHING, _WARNINGS = 4, 2  # severities of ONNX Runtime's log
 
 
 def runtime() -> Any:
-    """Return the module onnxruntime. Import it only here: it reports its use to its maker unless told not to.
+    """Return the module onnxruntime. Import it only here: it reports its use to its maker unless that is switched off.
 
     A value of ORT_DISABLE_TELEMETRY that is already set stays.
     """

@@ -2,7 +2,7 @@
 
 A weight with all experts of a layer keeps its full range of addresses. Only the experts that are held take memory.
 
-Which experts a layer will choose, guessed before its attention is computed.
+Which experts a layer will choose, predicted before its attention is computed.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Experts:
             bank.release(expert[1])
 
 
-MOST_ROWS = 4  # of a batch that a guess is made for; more rows choose nearly all experts
+MOST_ROWS = 4  # of a batch that a prediction is made for; more rows choose nearly all experts
 
 Floats = NDArray[np.float32]
 

@@ -54,9 +54,9 @@ def load_within(
 ) -> ModelInMemory:
     """Load a model so that the process never holds more than `options.memory` bytes.
 
-    choose_batch: `sizes.batch` is only a proposal. tokens: batches bring tokens, not hidden states. accounted: told
-    what the budget is used for, before weights are loaded. NotEnoughMemory, with the least budget and what it is made
-    of; the errors of `load_stub`; WeightsError.
+    choose_batch: `sizes.batch` is only a proposal. tokens: batches bring tokens, not hidden states. accounted: called
+    with what the budget is used for, before weights are loaded. NotEnoughMemory, with the least budget and what it is
+    made of; the errors of `load_stub`; WeightsError.
     """
     opened: dict[Path, DirectFile] = {}
     model, own = load_stub(file)

@@ -120,7 +120,7 @@ class Reader:
         self._n_bytes, self._busy_s, self._wait_s = 0, 0.0, 0.0
         self._at_work, self._since = 0, 0.0  # threads that read, and the time since when there is one
         self._closed = False
-        self.hangs = False  # a thread did not end, and may still write to where it was told to
+        self.hangs = False  # a thread did not end, and may still write to its buffer
         self._staging = [AddressSpace(_buffer(row_bytes, chunk), huge=True) for _ in range(threads)]
         self._threads = [
             threading.Thread(target=self._work, args=(space,), name="weights", daemon=True) for space in self._staging

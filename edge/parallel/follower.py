@@ -48,8 +48,8 @@ def follow(
             return
         if step.op is Op.TIMES:
             clear, last, rows, _ = (max(0, number) for number in step.numbers)
-            found = {kind: one.to_json() for kind, one in shard.times.summaries(last, rows).items()}
-            home.send(json.dumps(found).encode(), Kind.CONTROL)
+            summaries = {kind: one.to_json() for kind, one in shard.times.summaries(last, rows).items()}
+            home.send(json.dumps(summaries).encode(), Kind.CONTROL)
             if clear:
                 shard.times.clear()
         elif step.op in (Op.READ, Op.WRITE):
@@ -102,11 +102,11 @@ def _keep_blocks(step: Step, shard: Shard, home: Link) -> None:
     states = _states_for(step, shard)
     sequence, start, number, _ = step.numbers
     if step.op is Op.KEEP:
-        states.keep(sequence, start, step.links)
+        states.keep(sequence, start, step.hashes)
     elif step.op is Op.COUNT:
-        number = states.kept(step.links)
+        number = states.kept(step.hashes)
     else:
-        number = states.restore(sequence, start, step.links)
+        number = states.restore(sequence, start, step.hashes)
     home.send(json.dumps(number).encode(), Kind.CONTROL)
 
 

@@ -181,11 +181,11 @@ class Leader:
 
     def _keep(self, step: Step) -> bool:
         # First here: where this cache cannot do it, no other can, and nothing has changed yet.
-        kept = self.guarded(lambda: self.shard.keep(step), EngineError)
+        is_done = self.guarded(lambda: self.shard.keep(step), EngineError)
         if step.op is Op.REMOVE:
-            step = step._replace(numbers=(*step.numbers[:3], int(kept)))
+            step = step._replace(numbers=(*step.numbers[:3], int(is_done)))
         self.guarded(lambda: self.send(step))
-        return kept
+        return is_done
 
     def ordered(self, step: Step, work: Callable[[], T]) -> T:
         """Have the other ranks do a step that is no decode, and do rank 0's part of it."""
@@ -226,7 +226,7 @@ class Leader:
             self.busy = False
 
     def end(self) -> None:
-        """Tell all ranks that no more steps come; nothing where they cannot be told."""
+        """Send all ranks the end of the steps; nothing where they cannot be reached."""
         if self.failed is None:
             self.failed = EngineError("the engine is closed")
             with suppress(TransportError):  # it has gone; whoever closes the sessions sees to the rest

@@ -131,13 +131,13 @@ class LinkWatch:
         del self.changes[:-_MOST_CHANGES]
 
     def _say(self, order: Order, seen_s: float, other_s: float | None) -> None:
-        beside = f"{_ms(self._expected_s)} expected" if other_s is None else f"{_ms(other_s)} the other way"
+        compared = f"{_ms(self._expected_s)} expected" if other_s is None else f"{_ms(other_s)} the other way"
         done = {
             Order.COMPARE: "links were compared again",
             Order.USUAL: "links went back to the usual way",
             Order.COMPARED: "links went back to the way that was preferred",
         }[order]
-        took = f"a token's communication took {_ms(seen_s)}, {beside}"
+        took = f"a token's communication took {_ms(seen_s)}, {compared}"
         self.changes.append(f"after answer {self._answers}: {took}; {done}: ")
 
 

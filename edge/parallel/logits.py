@@ -48,11 +48,11 @@ class LogitsQuery(NamedTuple):
         if not self.top:
             link.receive_into(logits, timeout_s)
             return
-        found = np.empty((2, min(self.top, logits.size) * (2 if row in self.masked else 1)), np.int32)
-        link.receive_into(found, timeout_s)
-        if not 0 <= found[0].min() <= found[0].max() < logits.size:
+        entries = np.empty((2, min(self.top, logits.size) * (2 if row in self.masked else 1)), np.int32)
+        link.receive_into(entries, timeout_s)
+        if not 0 <= entries[0].min() <= entries[0].max() < logits.size:
             raise ProtocolError(f"{link.peer} sent logits of tokens it has not")
-        logits[found[0]] = found[1].view(np.float32)
+        logits[entries[0]] = entries[1].view(np.float32)
 
 
 def largest(logits: Floats, top: int, mask: Mask | None = None) -> NDArray[np.int32]:

@@ -19,7 +19,7 @@ from edge.llama.llama import Model
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.slot import Slot
-from edge.prefixes.keys import KEY_BYTES, links
+from edge.prefixes.keys import KEY_BYTES, block_hashes
 from partition.errors import CannotSlice, StateError
 from partition.model.model import ModelShape
 from partition.plan.plan import Range
@@ -50,7 +50,7 @@ class Mirror:
         self.copied_s = 0.0  # that this took
         self.restored_tokens = 0
         self._key = secrets.token_bytes(KEY_BYTES)
-        self._blocks: dict[bytes, KVBlock] = {}  # by link
+        self._blocks: dict[bytes, KVBlock] = {}  # by block hash
         self._allowed_s = 0.0  # that copies between steps may take; below 0 where the last one took more
 
     @classmethod
@@ -110,8 +110,8 @@ class Mirror:
                 if not is_ready:
                     ready()
                     is_ready = True
-                positions, link = new
-                is_kept = self._copy(engine, slots, slot.sequence, positions, link)
+                positions, block_hash = new
+                is_kept = self._copy(engine, slots, slot.sequence, positions, block_hash)
                 slot.mirrored = positions.stop if is_kept else _NEVER
                 took_s = self._clock() - began
                 self.copied_s += took_s
@@ -125,8 +125,8 @@ class Mirror:
     def restore(self, engine: TextEngine, slot: Slot, tokens: Sequence[int]) -> None:
         """Give a slot of another engine what is copied of these tokens, of which it may hold some."""
         start, block = len(slot.tokens), engine.states.most_read
-        chain = links(self._key, tokens, block)
-        there = next((i for i, link in enumerate(chain) if link not in self._blocks), len(chain))
+        chain = block_hashes(self._key, tokens, block)
+        there = next((i for i, block_hash in enumerate(chain) if block_hash not in self._blocks), len(chain))
         if there * block <= start or slot.exact is not None:
             return
         if start % block:  # whole blocks: the rest of the last one is forgotten
@@ -142,18 +142,18 @@ class Mirror:
         self.restored_tokens += max(0, len(slot.tokens) - start)
 
     def _next(self, slot: Slot, block: int) -> tuple[Range, bytes] | None:
-        """The first block of a slot that is whole and not copied yet, and its link."""
+        """The first block of a slot that is whole and not copied yet, and its hash."""
         copied, exact = slot.mirrored // block * block, len(slot.tokens) if slot.exact is None else slot.exact
         if exact - copied < block:
             return None
-        chain = links(self._key, slot.tokens[:exact], block)
+        chain = block_hashes(self._key, slot.tokens[:exact], block)
         while copied // block < len(chain) and chain[copied // block] in self._blocks:
             copied += block
         slot.mirrored = copied
         return (Range(copied, copied + block), chain[copied // block]) if copied // block < len(chain) else None
 
-    def _copy(self, engine: TextEngine, slots: Sequence[Slot], sequence: int, positions: Range, link: bytes) -> bool:
-        """False where no more of a sequence can be copied."""
+    def _copy(self, engine: TextEngine, slots: Sequence[Slot], sequence: int, positions: Range, name: bytes) -> bool:
+        """Copy a block under its hash. False where no more of a sequence can be copied."""
         n_bytes = len(positions) * self.token_bytes
         if self.held_bytes + n_bytes > self.max_bytes:
             self._drop_unused(slots, len(positions))
@@ -163,16 +163,18 @@ class Mirror:
             block = engine.states.read(sequence, positions)
         except StateError:  # an attention window has dropped some of it
             return False
-        self._blocks[link] = block
+        self._blocks[name] = block
         self.held_bytes += block.n_bytes
         self.copied_bytes += block.n_bytes
         return True
 
     def _drop_unused(self, slots: Sequence[Slot], block: int) -> None:
         """Drop copies of what no slot holds any more."""
-        used = {link for slot in slots for link in links(self._key, slot.tokens[: slot.exact], block)}
-        self._blocks = {link: held for link, held in self._blocks.items() if link in used}
-        self.held_bytes = sum(held.n_bytes for held in self._blocks.values())
+        used: set[bytes] = set()
+        for slot in slots:
+            used.update(block_hashes(self._key, slot.tokens[: slot.exact], block))
+        self._blocks = {name: copy for name, copy in self._blocks.items() if name in used}
+        self.held_bytes = sum(copy.n_bytes for copy in self._blocks.values())
 
 
 def not_copied(why: str) -> str:

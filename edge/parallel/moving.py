@@ -54,28 +54,30 @@ def read_states(engine: TextEngine, slots: Sequence[Slot]) -> HeldStates | None:
     n_blocks = sum(-(-len(slot.tokens) // at_once) for slot in slots)  # at most
     parts: list[tuple[Beginning, list[KVBlock]]] = []
     try:
-        for one in beginnings(slots):
+        for beginning in beginnings(slots):
             blocks: list[KVBlock] = []
-            for start in range(one.start, one.n_tokens, at_once):
-                blocks.append(engine.states.read(one.sequence, Range(start, min(start + at_once, one.n_tokens))))
+            for start in range(beginning.start, beginning.n_tokens, at_once):
+                blocks.append(
+                    engine.states.read(beginning.sequence, Range(start, min(start + at_once, beginning.n_tokens)))
+                )
                 if not parts and len(blocks) == 1 and blocks[0].n_bytes * n_blocks > room:
                     return None
-            parts.append((one, blocks))
+            parts.append((beginning, blocks))
         return HeldStates(engine.states.factors, parts)
     except EdgeError:  # of models whose states are not known, or windows; a loss shows with the next step
         return None
 
 
-def write_states(engine: TextEngine, held: HeldStates) -> bool:
+def write_states(engine: TextEngine, states: HeldStates) -> bool:
     """Give an empty engine these keys and values; where it cannot take them it is left empty, and False comes back."""
-    if engine.states.factors != held.factors:
+    if engine.states.factors != states.factors:
         return False
     try:
-        for one, blocks in held.parts:
-            if one.start:
-                engine.kv_copy(one.like, one.sequence, 0, one.start)
+        for beginning, blocks in states.parts:
+            if beginning.start:
+                engine.kv_copy(beginning.like, beginning.sequence, 0, beginning.start)
             for block in blocks:
-                engine.states.write(one.sequence, block)
+                engine.states.write(beginning.sequence, block)
         return True
     except EdgeError:
         if engine.failed is not None:

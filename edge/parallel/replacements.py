@@ -43,8 +43,8 @@ class Replacements(CacheUse):
     def __init__(
         self, engine: TextEngine, recovered: Callable[[Exception], TextEngine], mirror: Mirror | None = None
     ) -> None:
-        """recovered: told why the engine failed, gives another one of the same model, context and batch; what it raises
-        is raised. mirror: copies keys and values."""
+        """recovered: takes the error of the engine, and gives another one of the same model, context and batch; what it
+        raises is raised. mirror: copies keys and values."""
         super().__init__()
         self._recovered, self.mirror = recovered, mirror
         self.ready: deque[Floats] = deque()  # logits that were collected before somebody asked for them
@@ -164,13 +164,13 @@ class Replacements(CacheUse):
         """Whether another engine takes over before the next step."""
         return self._next is not None
 
-    def go_on_with(self, another: Callable[[], TextEngine | None]) -> None:
-        """Before the next step, or by `settle`, go on with the engine that `another` gives. Called in the thread that
-        asks; it ends the engine there is. None: that one is to stay."""
+    def switch_to(self, another: Callable[[], TextEngine | None]) -> None:
+        """Before the next step, or by `switch_now`, go on with the engine that `another` gives. Called in the thread
+        that asks; it ends the engine there is. None: that one is to stay."""
         self._next = another
 
-    def settle(self) -> None:
-        """Do now what `go_on_with` was told, so that nobody has to wait for it later."""
+    def switch_now(self) -> None:
+        """Switch now to what `switch_to` was given, so that nobody has to wait for it later."""
         with self.alone():
             self._surviving(lambda: None)
 
@@ -184,15 +184,15 @@ class Replacements(CacheUse):
         another, self._next = self._next, None
         assert another is not None
         self.take_in()
-        held = read_states(self.engine, self.slots)
+        states = read_states(self.engine, self.slots)
         self._is_gone = True  # until there is another
-        found = another()
+        engine = another()
         self._is_gone = False
-        if found is None:
+        if engine is None:
             return
-        self._use_engine(found)
+        self._use_engine(engine)
         self.moves += 1
-        if held is None or not write_states(found, held):
+        if states is None or not write_states(engine, states):
             self._begin_again()
 
     # --- copies of keys and values ---

@@ -23,7 +23,7 @@ from edge.llama.hooks import Hook
 from edge.llama.llama import has_gpu
 from edge.llm.options import EngineOptions
 from edge.parallel.error_feedback import ErrorFeedback, adds_sums
-from edge.parallel.sleeping import open_engine
+from edge.parallel.sleeping import open_runner
 from edge.parallel.step_times import StepTime, StepTimes
 from edge.parallel.steps import Op, Step, output_rows
 from edge.parallel.topology import Topology
@@ -55,7 +55,7 @@ class Shard:
         self._sums_a_layer = 1 if self._rules.whole_attention else 2  # of the FFN or the experts, and of attention
         # The threads that shares were made for. What is kept of prompts is kept as a part of the deployment.
         options = replace(options, threads=options.threads or default_threads(), prefixes=None)
-        self.engine = open_engine(path, options, place, self._hooks(file), progress)
+        self.engine = open_runner(path, options, place, self._hooks(file), progress)
         self.sequences = options.sequences
         self.rows = self.engine.rows
         self._has_gpu = has_gpu()
@@ -96,18 +96,18 @@ class Shard:
         A stage that is not the last computes all rows to its end, whichever will give logits.
         """
         outputs = self.rows.outputs[:n]
-        wanted = outputs.copy()
+        asked_outputs = outputs.copy()
         if not self.place.last:
             outputs[:] = 1
         before = self._exchange_s
         began = time.perf_counter()
-        self._sums, self._wanted = 0, wanted if self.place.last else outputs
+        self._sums, self._wanted = 0, asked_outputs if self.place.last else outputs
         if self._feedback is not None:
             self._feedback.begin()
         try:
             self.engine.decode_rows(self.rows, n)
         finally:
-            outputs[:] = wanted
+            outputs[:] = asked_outputs
         if len(self.place.group) > 1 and self._sums != self._sums_a_layer * self.engine.shape.n_layers:
             raise EngineError(
                 f"{self._sums} sums over the ranks in {self.engine.shape.n_layers} layers, {self._sums_a_layer} in each"

@@ -1,7 +1,7 @@
 """Sleeping rank of a lab: an engine that waits for as long as its device's profile says, and computes zeros.
 
 Everything else of the rank is real: its process, its links, frames and collectives. Of its slice only the header is
-read. `open_engine` is the one place that decides between this engine and one that computes.
+read. `open_runner` is the one place that decides between this engine and one that computes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LEAST_S = 1e-6  # of a wait, by the clock that does not wait: it has to go on
 _SLACK_NS = "1000"  # by which the kernel may wake this thread late; usually 50,000
 
 
-def open_engine(
+def open_runner(
     path: str | os.PathLike[str],
     options: EngineOptions,
     place: Topology,
@@ -320,7 +320,8 @@ class SleepingContext(Context):
         shape = _state_shape(self._file, self._kv)
         n = end - start
         layers = [
-            (np.zeros((n, one.key_bytes), np.uint8), np.zeros((n, one.value_bytes), np.uint8)) for one in shape.layers
+            (np.zeros((n, layer.key_bytes), np.uint8), np.zeros((n, layer.value_bytes), np.uint8))
+            for layer in shape.layers
         ]
         return encode(KVBlock(Range(start, end), tuple(LayerRows(*rows) for rows in layers)), shape)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from edge.llm.states import CacheUse
 from edge.parallel import steps
 from edge.parallel.shard import Shard
-from edge.parallel.steps import MOST_LINKS, Op, Step
+from edge.parallel.steps import MOST_HASHES, Op, Step
 from partition.plan.plan import Plan, Range
 from partition.slices.source import Source
 from partition.state.parts import cut, join
@@ -91,41 +91,41 @@ class SpreadStates:
         """As `States.describe`, of this device."""
         return self._own.describe()
 
-    def links(self, tokens: Sequence[int], namespace: str = "") -> list[bytes]:
-        """As `States.links`."""
-        return self._own.links(tokens, namespace)
+    def block_hashes(self, tokens: Sequence[int], namespace: str = "") -> list[bytes]:
+        """As `States.block_hashes`."""
+        return self._own.block_hashes(tokens, namespace)
 
-    def keep(self, sequence: int, start: int, links: Sequence[bytes]) -> None:
+    def keep(self, sequence: int, start: int, hashes: Sequence[bytes]) -> None:
         """As `States.keep`, on all ranks. All have read what they keep when this returns."""
 
         def keep(step: Step) -> int:
-            self._own.keep(sequence, step.numbers[1], step.links)
-            return len(step.links)
+            self._own.keep(sequence, step.numbers[1], step.hashes)
+            return len(step.hashes)
 
-        self._least(self._steps(Op.KEEP, sequence, start, links), keep)
+        self._least(self._steps(Op.KEEP, sequence, start, hashes), keep)
 
-    def kept(self, links: Sequence[bytes]) -> int:
+    def kept(self, hashes: Sequence[bytes]) -> int:
         """How many leading ones of these blocks all ranks keep."""
-        return self._least(self._steps(Op.COUNT, 0, 0, links), lambda step: self._own.kept(step.links))
+        return self._least(self._steps(Op.COUNT, 0, 0, hashes), lambda step: self._own.kept(step.hashes))
 
-    def restore(self, sequence: int, start: int, links: Sequence[bytes]) -> int:
+    def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:
         """As `States.restore`, on all ranks. Some may have added more than all have: whoever asks removes that."""
-        steps_ = self._steps(Op.RESTORE, sequence, start, links)
-        return self._least(steps_, lambda step: self._own.restore(sequence, step.numbers[1], step.links))
+        steps_ = self._steps(Op.RESTORE, sequence, start, hashes)
+        return self._least(steps_, lambda step: self._own.restore(sequence, step.numbers[1], step.hashes))
 
-    def _steps(self, op: Op, sequence: int, start: int, links: Sequence[bytes]) -> Iterator[Step]:
-        """Steps with so many links each."""
-        for lo in range(0, len(links), MOST_LINKS):
-            some = tuple(links[lo : lo + MOST_LINKS])
-            yield Step(op, numbers=(sequence, start + lo * self.block, len(some), 0), links=some)
+    def _steps(self, op: Op, sequence: int, start: int, hashes: Sequence[bytes]) -> Iterator[Step]:
+        """Steps with so many hashes each."""
+        for lo in range(0, len(hashes), MOST_HASHES):
+            some = tuple(hashes[lo : lo + MOST_HASHES])
+            yield Step(op, numbers=(sequence, start + lo * self.block, len(some), 0), hashes=some)
 
-    def _least(self, asked: Iterator[Step], own: Callable[[Step], int]) -> int:
+    def _least(self, queries: Iterator[Step], own: Callable[[Step], int]) -> int:
         """The least number of leading blocks that any rank says of these steps."""
         done = 0
-        for step in asked:
+        for step in queries:
             least = self._ordered(step, partial(self._of_all, own, step))
             done += least
-            if least < len(step.links):
+            if least < len(step.hashes):
                 break
         return done
 
@@ -134,6 +134,6 @@ class SpreadStates:
 
 
 def _number(said: Any) -> int:
-    if not isinstance(said, int) or not 0 <= said <= MOST_LINKS:
+    if not isinstance(said, int) or not 0 <= said <= MOST_HASHES:
         raise ValueError(f"{said!r:.80} as a number of blocks")
     return said

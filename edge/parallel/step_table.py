@@ -15,7 +15,7 @@ WHOLE = ("rank", "device", "kind", "steps")  # the columns not to be broken
 
 def rows(names: Sequence[str], times: Sequence[Mapping[str, Summary]]) -> list[tuple[str, ...]]:
     """One for each rank and kind of step there was."""
-    found: list[tuple[str, ...]] = []
+    table: list[tuple[str, ...]] = []
     for rank, (name, kinds) in enumerate(zip(names, times, strict=True)):
         for kind in ("decode", "prefill"):
             if kind not in kinds:
@@ -23,8 +23,8 @@ def rows(names: Sequence[str], times: Sequence[Mapping[str, Summary]]) -> list[t
             of = kinds[kind]
             figures = (_ms(of.compute_ms), _ms(of.communication_ms), _ms(of.stall_ms))
             moved = (f"{of.sent_bytes.median / 1e3:.1f}", f"{of.received_bytes.median / 1e3:.1f}")
-            found.append((str(rank), name, kind, str(of.steps), *figures, *moved))
-    return found
+            table.append((str(rank), name, kind, str(of.steps), *figures, *moved))
+    return table
 
 
 def slowest(times: Sequence[Mapping[str, Summary]]) -> int | None:
@@ -39,8 +39,8 @@ def slowest_text(names: Sequence[str], times: Sequence[Mapping[str, Summary]]) -
     if slow is None:
         return []
     of = times[slow]["decode"]
-    told = f"rank {slow} ({names[slow]}) computes the longest, {of.compute_ms.median:.2f} ms, and communicates for"
-    return [f"{told} {of.communication_ms.median:.2f} ms"]
+    sentence = f"rank {slow} ({names[slow]}) computes the longest, {of.compute_ms.median:.2f} ms, and communicates for"
+    return [f"{sentence} {of.communication_ms.median:.2f} ms"]
 
 
 def _ms(figure: Figure) -> str:

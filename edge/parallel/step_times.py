@@ -90,9 +90,9 @@ class StepTimes:
 
     def computed_s(self) -> float:
         """Seconds in llama.cpp of a decode step since the last call, at the fast end; 0 where there was none."""
-        found = fast_end(sorted(self._computed_s)) if self._computed_s else 0.0
+        fastest_s = fast_end(sorted(self._computed_s)) if self._computed_s else 0.0
         self._computed_s.clear()
-        return found
+        return fastest_s
 
     def clear(self) -> None:
         """Forget all."""
@@ -107,10 +107,10 @@ class StepTimes:
         """By kind, those that occurred: "decode" and "prefill". last: of so many steps of each kind; 0: of all.
         rows: of decode steps, only those that have so many; 0: all."""
         kinds = {"decode": [s for s in self._steps if s.decode], "prefill": [s for s in self._steps if not s.decode]}
-        found = {kind: steps[-last:] for kind, steps in kinds.items()}
+        chosen = {kind: steps[-last:] for kind, steps in kinds.items()}
         if rows:
-            found["decode"] = [step for step in found["decode"] if step.rows == rows]
-        return {kind: _summary(steps) for kind, steps in found.items() if steps}
+            chosen["decode"] = [step for step in chosen["decode"] if step.rows == rows]
+        return {kind: _summary(steps) for kind, steps in chosen.items() if steps}
 
 
 def summaries_of(said: Any) -> dict[str, Summary]:

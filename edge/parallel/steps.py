@@ -12,10 +12,10 @@ stage.
 |       | of masks; |
 |       | remove: sequence, start, end, whether rank 0 could; copy: source, target, start, end; |
 |       | shift: sequence, start, end, delta; read and write: sequence, start, end, 0; |
-|       | keep, count and restore: sequence, start, links, 0 |
+|       | keep, count and restore: sequence, start, hashes, 0 |
 | 20-   | decode only: positions int32 [rows], sequences int32 [rows], outputs int8 [rows], masks |
 |       | (edge/parallel/masks.py); |
-|       | keep, count and restore: links of 32 bytes |
+|       | keep, count and restore: block hashes of 32 bytes |
 
 Behind a step that writes, rank 0 sends each rank its part of the keys and values over the link between the two; for one
 that reads, each rank sends its part to rank 0: as partition/state/sequence.py lays them out, in DATA frames as above.
@@ -68,15 +68,15 @@ class Op(IntEnum):
     LINKS = 8  # change links, and tell rank 0 how they are; numbers: an Order of edge/net/relink.py
     READ = 9  # send keys and values to rank 0
     WRITE = 10  # add keys and values that rank 0 sends
-    KEEP = 11  # keep blocks of a sequence on disk, and tell rank 0; of these three, links say under which names
+    KEEP = 11  # keep blocks of a sequence on disk, and tell rank 0; these three name blocks by their hashes
     COUNT = 12  # tell rank 0 how many leading blocks are kept
     RESTORE = 13  # add kept blocks to a sequence, and tell rank 0 how many leading ones were there
 
 
 _OPS = {int(op): op for op in Op}
-_WITH_LINKS = (Op.KEEP, Op.COUNT, Op.RESTORE)
-LINK_BYTES = 32
-MOST_LINKS = 256  # of a step; a group of blocks (`group_start`) begins each
+_WITH_HASHES = (Op.KEEP, Op.COUNT, Op.RESTORE)
+HASH_BYTES = 32
+MOST_HASHES = 256  # of a step; a group of blocks (`group_start`) begins each
 
 
 class Step(NamedTuple):
@@ -85,7 +85,7 @@ class Step(NamedTuple):
     op: Op
     fresh: bool = True
     numbers: tuple[int, int, int, int] = (0, 0, 0, 0)
-    links: tuple[bytes, ...] = ()  # names of kept blocks
+    hashes: tuple[bytes, ...] = ()  # of blocks on disk
     masks: bytes = b""  # of a decode's rows that give logits; their length is the last number
 
     @property
@@ -114,14 +114,14 @@ def chunk_rows(n: int, batch: int, stages: int) -> int:
 
 def max_bytes(rows: int) -> int:
     """The longest step of so many rows."""
-    return _HEAD.size + max(_BYTES_A_ROW * rows + masks.MOST_BYTES, LINK_BYTES * MOST_LINKS)
+    return _HEAD.size + max(_BYTES_A_ROW * rows + masks.MOST_BYTES, HASH_BYTES * MOST_HASHES)
 
 
 def pack(step: Step, rows: Batch) -> bytes:
     """A step as bytes, with what `rows` says of a decode's rows."""
     head = _HEAD.pack(step.op, step.fresh, 0, *step.numbers)
     if step.op is not Op.DECODE:
-        return head + b"".join(step.links)
+        return head + b"".join(step.hashes)
     n = step.rows
     return head + rows.positions[:n].tobytes() + rows.sequences[:n].tobytes() + rows.outputs[:n].tobytes() + step.masks
 
@@ -135,11 +135,13 @@ def unpack(data: Payload, rows: Batch) -> Step:
         raise ProtocolError(f"operation {op} with flags {fresh} and {zero} is none; update both devices")
     step = Step(_OPS[op], bool(fresh), tuple(numbers))
     rest = memoryview(data)[_HEAD.size :]
-    if step.op in _WITH_LINKS:
+    if step.op in _WITH_HASHES:
         n = numbers[2]
-        if not 0 < n <= MOST_LINKS or len(rest) != LINK_BYTES * n:
-            raise ProtocolError(f"a step of {n} links came with {len(rest)} bytes of them; it takes 1 to {MOST_LINKS}")
-        return step._replace(links=tuple(bytes(rest[i : i + LINK_BYTES]) for i in range(0, len(rest), LINK_BYTES)))
+        if not 0 < n <= MOST_HASHES or len(rest) != HASH_BYTES * n:
+            raise ProtocolError(
+                f"a step of {n} block hashes came with {len(rest)} bytes of them; it takes 1 to {MOST_HASHES}"
+            )
+        return step._replace(hashes=tuple(bytes(rest[i : i + HASH_BYTES]) for i in range(0, len(rest), HASH_BYTES)))
     n, n_masks = (step.rows, step.numbers[3]) if step.op is Op.DECODE else (0, 0)
     if not 0 <= n_masks <= masks.MOST_BYTES or (n_masks and not (step.top and step.outputs)):
         raise ProtocolError(

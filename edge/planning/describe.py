@@ -65,15 +65,15 @@ def notes(space: PlanSpace) -> list[str]:
     """Return notes on the figures that plans were made from, a sentence each."""
     known = space.known
     oldest_s = max(one.age_s for one in (*known.speeds, *known.links.between.values()))
-    told = [f"measured {age_text(oldest_s)}; --fresh measures again"] if oldest_s > _OLD_S else []
+    notes = [f"measured {age_text(oldest_s)}; --fresh measures again"] if oldest_s > _OLD_S else []
     busy = [one.name for one in known.speeds if one.busy]
     if busy:
-        told.append(f"measured while busy: {', '.join(busy)}; it may be faster, and is measured again next time")
+        notes.append(f"measured while busy: {', '.join(busy)}; it may be faster, and is measured again next time")
     factors = {one.name: getattr(one, "corrected", 1.0) for one in known.speeds}
     corrected = [f"{name} {factor:.2f} times" for name, factor in factors.items() if factor != 1.0]
     if corrected:
-        told.append(f"corrected by what steps in use took: {', '.join(corrected)} what was measured")
-    return [*known.notes, *told]
+        notes.append(f"corrected by what steps in use took: {', '.join(corrected)} what was measured")
+    return [*known.notes, *notes]
 
 
 def planned_json(
@@ -136,7 +136,7 @@ def spare_rows(cost: SpareCost, plan: Plan, names: Mapping[str, str]) -> list[tu
     rows = []
     for address, held in slices.items():
         size = bytes_text(sum(one.recipe.n_bytes for one in held))
-        kept = f"{size}: {', '.join(one.told(plan.sizes) for one in held)}" if held else "nothing"
+        kept = f"{size}: {', '.join(one.describe(plan.sizes) for one in held)}" if held else "nothing"
         copied = cost.mirror if address == LOCAL else None
         memory = f"{bytes_text(copied.max_bytes)} of keys and values" if copied else "nothing"
         rows.append((names.get(address, address), kept, memory))
@@ -220,5 +220,5 @@ def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tup
     if predicted.draft is not None:
         draft = predicted.draft
         gain = f"{draft.tokens:.2f} tokens a pass; {seconds_text(predicted.plain_s)} a token without"
-        rows.append(("guesses", f"{draft.describe(names)}: {gain}"))
+        rows.append(("drafts", f"{draft.describe(names)}: {gain}"))
     return [*rows, ("bound", bound_text(predicted, names))]

@@ -32,8 +32,8 @@ def draft_of(
     """Return the draft of a model, with the rows still to be chosen; None where there is none. insecure: also by a
     worker that does not encrypt.
 
-    A drafting model is measured on the device that is to guess, as other models are. PlanError for a model that cannot
-    forget guesses and for an acceptance that cannot be; the errors of `drafts`, of vocabularies that differ, of
+    A drafting model is measured on the device that is to draft, as other models are. PlanError for a model that cannot
+    forget drafts and for an acceptance that cannot be; the errors of `drafts`, of vocabularies that differ, of
     measuring, and of Fleet.
     """
     what = str(asked.draft)
@@ -42,7 +42,7 @@ def draft_of(
         return None
     if recurrent:
         raise PlanError(
-            f"{file.path.name} has recurrent layers, which cannot forget a guess that was wrong; use --draft off"
+            f"{file.path.name} has recurrent layers, which cannot forget a draft that was wrong; use --draft off"
         )
     acceptance = asked.acceptance
     if acceptance is None:
@@ -72,8 +72,8 @@ def draft_of(
 
 def assumed_text(draft: Draft, acceptance: float | None) -> str:
     """Return the assumption behind plans with drafts, in a sentence. acceptance: as a person gave it."""
-    whose = "usual for such guesses" if acceptance is None else "as given"
-    return f"of the guesses of {draft.name}, {draft.acceptance:g} are taken to be right ({whose}; --acceptance A)"
+    whose = "usual for such drafts" if acceptance is None else "as given"
+    return f"of the drafts of {draft.name}, {draft.acceptance:g} are taken to be right ({whose}; --acceptance A)"
 
 
 def with_drafts(work: Work, draft: Draft | None, devices: int = 1) -> list[Work]:
@@ -86,12 +86,12 @@ def with_drafts(work: Work, draft: Draft | None, devices: int = 1) -> list[Work]
 
 
 def with_draft_held(speeds: Sequence[DeviceSpeed], draft: Draft | None) -> list[DeviceSpeed]:
-    """The devices where the one that guesses holds what that takes, too."""
+    """The devices where the one that drafts holds what that takes, too."""
     if draft is None:
         return list(speeds)
-    guesses = draft.worker or LOCAL
+    owner = draft.worker or LOCAL
     return [
-        replace(speed, runtime_bytes=speed.runtime_bytes + draft.held_bytes) if speed.device == guesses else speed
+        replace(speed, runtime_bytes=speed.runtime_bytes + draft.held_bytes) if speed.device == owner else speed
         for speed in speeds
     ]
 

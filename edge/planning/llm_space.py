@@ -71,7 +71,7 @@ class LlmSpace(PlanSpace):
         draft: Draft | None = None,
     ) -> None:
         """threads: of this device, where a plan runs. memory: bytes that this process may hold
-        then. type_: of the weights, where several files are compared. draft: what may guess; its rows are chosen."""
+        then. type_: of the weights, where several files are compared. draft: what may draft; its rows are chosen."""
         super().__init__(path, known, threads)
         self.file, self.digest, self.work = file, digest, work
         self.title = name_of(file)
@@ -90,7 +90,7 @@ class LlmSpace(PlanSpace):
         wanted = work or self.work
         speeds = [self.known.speeds[i] for i in members] if members is not None else self.known.speeds
         own, *others = with_draft_held(speeds, wanted.draft)
-        held = [replace(own, name="this device"), *others]  # as people are told why
+        held = [replace(own, name="this device"), *others]  # the name that messages use
         share = tensor and can_share(self.file)
         return Planner(wanted, held, self.known.links, name_of(self.file), self.digest, tensor=share, pipeline=pipeline)
 
@@ -115,12 +115,12 @@ class LlmSpace(PlanSpace):
                     self.exact = exact
         for work in self._works[1:]:
             placed, _ = self.planner(work=work).front(axes)
-            guessed = [self.point(one.plan, one.microbatches, work) for one in placed]
-            found += [point for point in guessed if point.predicted.draft]
-        return without_repeats([*found, *self._guessed(found)])
+            drafted = [self.point(one.plan, one.microbatches, work) for one in placed]
+            found += [point for point in drafted if point.predicted.draft]
+        return without_repeats([*found, *self._drafted(found)])
 
-    def _guessed(self, points: Sequence[Point]) -> list[Point]:
-        """Each of these plans with the rows a pass that are the best for it, where guesses make it faster."""
+    def _drafted(self, points: Sequence[Point]) -> list[Point]:
+        """Each of these plans with the rows a pass that are the best for it, where drafts make it faster."""
         found = []
         for point in points:
             assert isinstance(point.plan, Plan)
@@ -132,14 +132,14 @@ class LlmSpace(PlanSpace):
         return found
 
     def _tried(self, plan: Plan, microbatches: int, work: Work) -> Point | None:
-        """A plan with guesses; None where what guesses has no room beside it."""
+        """A plan with drafts; None where what drafts has no room beside it."""
         try:
             return self.point(plan, microbatches, work)
         except PlanError:
             return None
 
     def point(self, plan: Plan, microbatches: int | None = None, work: Work | None = None) -> Point:
-        """A plan, predicted. work: with guesses; None: without."""
+        """A plan, predicted. work: with drafts; None: without."""
         wanted = work or self.work
         of = {speed.device: speed for speed in with_draft_held(self.known.speeds, wanted.draft)}
         predicted = predict(plan, wanted, of, self.known.links, microbatches)
@@ -155,7 +155,7 @@ class LlmSpace(PlanSpace):
         return point, f"{why}; {draft.describe(self.names)}" if draft else why
 
     def _best(self, objective: str, caps: Mapping[str, float]) -> tuple[Planner, Placed]:
-        """The best plan, plain unless guesses are clearly better or no plain one is within the caps."""
+        """The best plan, plain unless drafts are clearly better or no plain one is within the caps."""
         found: list[tuple[Planner, Placed]] = []
         refused: PlanError | None = None
         for work in self._works:

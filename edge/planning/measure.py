@@ -50,15 +50,15 @@ class Measured:
 def measured(
     engine: TextEngine, work: Work, microbatches: int, others: Mapping[str, int], draft: Draft | None = None
 ) -> Measured:
-    """Measure an engine with this work. others: bytes of the other devices' ranks. draft: what is assumed to guess:
-    its passes are measured, and how many guesses are right and what they take is as assumed."""
+    """Measure an engine with this work. others: bytes of the other devices' ranks. draft: what is assumed to draft:
+    its passes are measured, and how many drafts are right and what they take is as assumed."""
     _read(engine, work.prompt)  # the first takes longer
     ttft_s, latency_s, throughput_per_s = [], [], []
     for _ in range(ROUNDS):
         ttft_s.append(_prompt_s(engine, work.prompt))
         latency_s.append(_alone_s(engine, work.depth, draft))
         throughput_per_s.append(steady_per_s(engine, work.concurrency, work.depth, microbatches))
-    if draft is not None and work.concurrency == 1:  # the scheduler had no guesses
+    if draft is not None and work.concurrency == 1:  # the scheduler had no drafts
         throughput_per_s = [1 / seconds for seconds in latency_s]
     return Measured(
         min(latency_s),

@@ -26,11 +26,9 @@ class PlanOptions:
     threads: int | None = None  # of this device
     memory: int | None = None  # bytes that a language model may take on this device
     fresh: bool = False  # measure again what was measured in the last day
-    draft: PathLike = (
-        "off"  # what guesses tokens of a language model for a request that is alone, as `edge.load` has it
-    )
-    draft_worker: str | None = None  # the address of the one that guesses, by a drafting model; None: this device
-    acceptance: float | None = None  # the part of guesses that is right; None: a published one of such guesses
+    draft: PathLike = "off"  # what drafts tokens of a language model for a request that is alone, as `edge.load` has it
+    draft_worker: str | None = None  # the address of the one that drafts, by a drafting model; None: this device
+    acceptance: float | None = None  # the part of drafts that is right; None: a published one of such drafts
 
 
 DEFAULTS = PlanOptions()

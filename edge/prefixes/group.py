@@ -32,8 +32,8 @@ HEADER_BYTES = _HEAD.size + MOST_BLOCKS * _NAME_BYTES  # at most
 
 
 def group_start(block: int) -> int:
-    """The block of a history from which on links must be given, where those from `block` on are wanted. No file holds
-    blocks of both sides, so what is there is found by the names of its first block."""
+    """The block of a history whose hash, and all behind it, must be given where those from `block` on are wanted. No
+    file holds blocks of both sides, so what is there is found by the names of its first block."""
     return block // MOST_BLOCKS * MOST_BLOCKS
 
 

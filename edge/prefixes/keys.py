@@ -1,7 +1,7 @@
 """The key that only the owner has, and what is made from it: names of tokens and keys of files.
 
-Whoever lacks the key learns nothing from a link: not the tokens that it stands for, nor whether it stands for tokens
-that could be guessed.
+Whoever lacks the key learns nothing from a block hash: not the tokens behind it, nor whether they are some
+that the reader thinks of.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def derived(key: bytes, *parts: bytes) -> bytes:
     return hmac.digest(key, message, hashlib.sha256)
 
 
-def links(key: bytes, tokens: Sequence[int], block: int, namespace: str = "") -> list[bytes]:
-    """A name of 32 bytes for each whole block of tokens, made of the block's tokens and the name before it. The first
-    is made of the namespace, too: the same tokens have other names in another one.
+def block_hashes(key: bytes, tokens: Sequence[int], block: int, namespace: str = "") -> list[bytes]:
+    """Return the hash, 32 bytes, of each whole block of tokens: of the block's tokens and the hash before it. The first
+    includes the namespace: the same tokens have other hashes in another one.
 
-    So a link stands for all tokens up to the end of its block: prompts share just the links of the blocks that they
+    So a hash stands for all tokens up to the end of its block: prompts share the hashes of just the blocks that they
     begin with. block: tokens of a block, at least 1. Tokens count as 32-bit integers, little-endian.
     """
     if block < 1:

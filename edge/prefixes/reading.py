@@ -25,7 +25,7 @@ SLOW_FILES = 3  # one after the other that make a disk slow: one may have met a 
 class Run(NamedTuple):
     """Consecutive blocks of a history that go to one file."""
 
-    links: Sequence[bytes]
+    hashes: Sequence[bytes]
     data: Buffer
 
 
@@ -67,18 +67,18 @@ def read_ahead(reader: HistoryReader, room: int) -> Generator[Content]:
 
 
 class HistoryReader:
-    """Reads along the links of a history, and learns how fast the disk is."""
+    """Reads along the hashes of a history, and learns how fast the disk is."""
 
     def __init__(
         self,
         store: PrefixStore,
-        links: Sequence[bytes],
+        hashes: Sequence[bytes],
         name: Callable[[bytes], bytes],
         queued: Callable[[bytes], Run | None],
     ) -> None:
-        """name: of the file that begins with a link. queued: what begins with a link and is still to be written."""
-        self._store, self._links, self._name, self._queued = store, links, name, queued
-        self._at = 0  # of the links; their number where nothing more is there
+        """name: of the file whose first block has a hash. queued: the run whose first block has it, not written yet."""
+        self._store, self._hashes, self._name, self._queued = store, hashes, name, queued
+        self._at = 0  # of the hashes; their number where nothing more is there
         self._slow_files = 0  # that were read last
         self._in_cache = True  # all so far; after one that is not, the system is not asked of others, which takes time
 
@@ -86,9 +86,9 @@ class HistoryReader:
         """Return the content of the next blocks: as much as there is room for, nothing at the end."""
         found: list[Content] = []
         used = 0
-        while self._at < len(self._links):
-            run = self._queued(self._links[self._at])  # first: what leaves the queue is in a file by then
-            name = self._name(self._links[self._at])
+        while self._at < len(self._hashes):
+            run = self._queued(self._hashes[self._at])  # first: what leaves the queue is in a file by then
+            name = self._name(self._hashes[self._at])
             n_bytes = self._store.n_bytes(name)
             if n_bytes is not None:
                 if used and len(into) - used < n_bytes:
@@ -99,7 +99,7 @@ class HistoryReader:
             else:
                 content = self._waiting(run) if run else None
             if content is None:
-                self._at = len(self._links)
+                self._at = len(self._hashes)
                 break
             found.append(content)
             self._at += content.n_wanted
@@ -120,12 +120,12 @@ class HistoryReader:
         if header is None:
             self._store.remove(name)
             return None
-        n_wanted = n_same(header.names, map(self._name, self._links[self._at :]))
+        n_wanted = n_same(header.names, map(self._name, self._hashes[self._at :]))
         return Content(header, into[:n_bytes], len(header.names), n_wanted)
 
     def _waiting(self, run: Run) -> Content:
-        n_wanted = n_same(run.links, self._links[self._at :])
-        return Content(None, memoryview(run.data), len(run.links), n_wanted)
+        n_wanted = n_same(run.hashes, self._hashes[self._at :])
+        return Content(None, memoryview(run.data), len(run.hashes), n_wanted)
 
 
 def n_same(a: Iterable[bytes], b: Iterable[bytes]) -> int:

@@ -19,9 +19,9 @@ KEEP_WAIT_S = 1.0  # for room in the queue; then blocks are dropped: what is kep
 
 
 class SealedBlocks:
-    """Blocks of data by their links, in a store that may hold those of other keys as well.
+    """Blocks of data by their hashes (`block_hashes`), in a store that may hold those of other keys as well.
 
-    Links are consecutive ones of a history, from a `group_start` on, as what a file holds is known by its first.
+    Hashes are consecutive ones of a history, from a `group_start` on, as what a file holds is known by its first.
     Blocks are dropped, or found missing, where anything is wrong; nothing here raises for a disk.
     """
 
@@ -37,7 +37,7 @@ class SealedBlocks:
         self._key = key
         self._cipher = AESGCM(derived(key, b"seal"))
         self._changed = threading.Condition()  # of what follows, and of the figures
-        self._queue: dict[bytes, Run] = {}  # by its first link, in order; the first is being written
+        self._queue: dict[bytes, Run] = {}  # by its first hash, in order; the first is being written
         self._queued_bytes = 0
         self._writer: threading.Thread | None = None
         self._closed = False
@@ -47,49 +47,49 @@ class SealedBlocks:
         """Why something was not kept, the first time, in one line for people; None where nothing was amiss."""
         return self.store.problem
 
-    def keep(self, links: Sequence[bytes], data: Buffer) -> None:
+    def keep(self, hashes: Sequence[bytes], data: Buffer) -> None:
         """Have a thread write blocks that are not there, to one file.
 
         Where the disk is behind, this waits for at most KEEP_WAIT_S, and then drops them.
         """
         with self._changed:
-            if self._closed or links[0] in self._queue:
+            if self._closed or hashes[0] in self._queue:
                 return
             if not self._changed.wait_for(lambda: self._closed or self._fits(len(data)), KEEP_WAIT_S) or self._closed:
-                self.dropped_blocks += len(links)
+                self.dropped_blocks += len(hashes)
                 return
-            if links[0] in self._queue:
+            if hashes[0] in self._queue:
                 return
-            self._queue[links[0]] = Run(links, data)
+            self._queue[hashes[0]] = Run(hashes, data)
             self._queued_bytes += len(data)
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_all, name="keeping prompts", daemon=True)
                 self._writer.start()
             self._changed.notify_all()
 
-    def count(self, links: Sequence[bytes], *, use: bool = False) -> int:
-        """How many of the first links have a block that is there, or is to be written. use: these count as used now."""
+    def count(self, hashes: Sequence[bytes], *, use: bool = False) -> int:
+        """Count the leading hashes whose blocks are stored, or are to be written. use: these count as used now."""
         count = 0
-        while count < len(links):
-            run, name = self._queued(links[count]), self._name(links[count])
+        while count < len(hashes):
+            run, name = self._queued(hashes[count]), self._name(hashes[count])
             if (head := self.store.head(name, HEADER_BYTES)) and (header := read_header(head, name)):
-                count += n_same(header.names, map(self._name, links[count:]))
+                count += n_same(header.names, map(self._name, hashes[count:]))
                 if use:
                     self.store.touch(name)
             elif run is not None:
-                count += n_same(run.links, links[count:])
+                count += n_same(run.hashes, hashes[count:])
             else:
                 break
         return count
 
-    def take(self, links: Sequence[bytes]) -> Generator[tuple[memoryview, int, int]]:
+    def take(self, hashes: Sequence[bytes]) -> Generator[tuple[memoryview, int, int]]:
         """Yield what is stored of the first blocks, in order: (data, blocks in it, how many of them are wanted).
 
         Data are valid until the next are asked for: the memory is used again, as fresh memory takes longer than the
         cipher. A thread reads ahead, and ends with the iterator. It ends before the first that is missing, or not what
         was kept: such a file is removed. That may be sooner than `count` has said.
         """
-        reader = HistoryReader(self.store, links, self._name, self._queued)
+        reader = HistoryReader(self.store, hashes, self._name, self._queued)
         opened = memoryview(bytearray())
         with closing(read_ahead(reader, self._ahead_limit)) as contents:
             for header, content, n_blocks, n_wanted in contents:
@@ -116,23 +116,23 @@ class SealedBlocks:
         is_written = self.flush(timeout_s)
         with self._changed:
             self._closed = True
-            for link in list(self._queue)[1:]:  # the first is being written
-                run = self._queue.pop(link)
+            for first in list(self._queue)[1:]:  # the first is being written
+                run = self._queue.pop(first)
                 self._queued_bytes -= len(run.data)
-                self.dropped_blocks += len(run.links)
+                self.dropped_blocks += len(run.hashes)
             self._changed.notify_all()
         if self._writer is not None and is_written:
             self._writer.join(timeout_s)
         return is_written
 
-    def _name(self, link: bytes) -> bytes:
-        return derived(self._key, b"name", link)
+    def _name(self, block_hash: bytes) -> bytes:
+        return derived(self._key, b"name", block_hash)
 
-    def _queued(self, link: bytes) -> Run | None:
-        """Return the run that begins with this link and waits to be written; None for one that is larger than the
-        whole store, which the writer drops."""
+    def _queued(self, block_hash: bytes) -> Run | None:
+        """Return the run that begins with this block and waits to be written; None for one larger than the whole store,
+        which the writer drops."""
         with self._changed:
-            run = self._queue.get(link)
+            run = self._queue.get(block_hash)
         return run if run is not None and len(run.data) < self.store.max_bytes else None
 
     def _fits(self, n_bytes: int) -> bool:
@@ -144,10 +144,10 @@ class SealedBlocks:
                 self._changed.wait_for(lambda: self._closed or self._queue)
                 if not self._queue:
                     return
-                first, (links, data) = next(iter(self._queue.items()))
+                first, (hashes, data) = next(iter(self._queue.items()))
             is_written = False
             try:
-                names = [self._name(link) for link in links]
+                names = [self._name(block_hash) for block_hash in hashes]
                 is_written = self.store.write(names[0], seal(self._cipher, names, data))
             except (MemoryError, OverflowError):  # larger than what can be encrypted at once
                 pass
@@ -155,7 +155,7 @@ class SealedBlocks:
                 with self._changed:
                     del self._queue[first]
                     self._queued_bytes -= len(data)
-                    self.kept_blocks += is_written * len(links)
+                    self.kept_blocks += is_written * len(hashes)
                     self.kept_bytes += is_written * len(data)
-                    self.dropped_blocks += (not is_written) * len(links)
+                    self.dropped_blocks += (not is_written) * len(hashes)
                     self._changed.notify_all()

@@ -205,6 +205,30 @@ def summarize(nll: Doubles, divergences: Doubles, agree: NDArray[np.bool_]) -> S
     )
 
 
+class Scores:
+    """Scores of every prediction of one model, compared with those of others."""
+
+    def __init__(self, n: int, n_others: int = 1) -> None:
+        self._nll = np.full(n, np.nan)
+        self._divergence = np.full((n_others, n), np.nan)
+        self._agree = np.zeros((n_others, n), np.bool_)
+
+    def add(self, at: int, targets: Tokens, log_p: Floats, *others: Floats) -> None:
+        """Add predictions [rows, n_vocab] from number `at` on. others: those of the others; none for what agrees with
+        itself."""
+        rows = slice(at, at + len(targets))
+        self._nll[rows] = -log_p[np.arange(len(targets)), targets]
+        if not others:
+            self._divergence[:, rows], self._agree[:, rows] = 0, True
+        for i, other in enumerate(others):
+            self._divergence[i, rows] = divergence(other, log_p)
+            self._agree[i, rows] = other.argmax(axis=1) == log_p.argmax(axis=1)
+
+    def summaries(self) -> list[Summary]:
+        """Return a summary for each of the others; figures are NaN if a row is missing."""
+        return [summarize(self._nll, *scores) for scores in zip(self._divergence, self._agree, strict=True)]
+
+
 def _blocks(values: Floats) -> list[slice]:
     """Return slices of rows to compute at a time, so that temporary arrays stay small."""
     step = max(1, _BLOCK_VALUES // max(values.shape[1], 1))

@@ -26,12 +26,11 @@ from edge.llm.options import DEFAULTS, EngineOptions
 from edge.quantization.divergence import (
     CHUNK_TOKENS,
     Chunks,
+    Scores,
     Summary,
     blocks_of_log_probabilities,
-    divergence,
     options_for,
     results_bytes,
-    summarize,
 )
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape
@@ -82,44 +81,21 @@ def evaluate(
     with temporary(4 * len(chunks) * chunks.scored * n_vocab if models else 0) as predictions:
         for number, (path, shape) in enumerate(zip(paths, shapes, strict=True)):
             predictions.seek(0)
-            scores = _Scores()
+            scores = Scores(len(chunks) * chunks.scored)
             with Engine(path, options) as engine, interrupt_stops(engine):
                 for i in range(len(chunks)):
-                    targets = chunks.targets(i)
+                    targets, at = chunks.targets(i), 0
                     for log_p in blocks_of_log_probabilities(engine, chunks.inputs(i)):
-                        block_targets, targets = targets[: len(log_p)], targets[len(log_p) :]
-                        if number:
-                            scores.add(block_targets, log_p, _read(predictions, log_p.shape))
-                        else:
-                            scores.add(block_targets, log_p, None)
-                            if models:
-                                _write(predictions, log_p)
+                        others = (_read(predictions, log_p.shape),) if number else ()
+                        scores.add(i * chunks.scored + at, targets[at : at + len(log_p)], log_p, *others)
+                        if models and not number:
+                            _write(predictions, log_p)
+                        at += len(log_p)
                     if progress:
                         progress(number * len(chunks) + i + 1, len(paths) * len(chunks))
             size = GgufFile.open(path).size_bytes
-            results.append(Quality(path, size, 8 * shape.weight_bytes / shape.n_params, scores.summary()))
+            results.append(Quality(path, size, 8 * shape.weight_bytes / shape.n_params, *scores.summaries()))
     return results
-
-
-class _Scores:
-    """Scores of every prediction of one model."""
-
-    def __init__(self) -> None:
-        self._nll: list[NDArray[np.float64]] = []
-        self._divergence: list[NDArray[np.float64]] = []
-        self._agree: list[NDArray[np.bool_]] = []
-
-    def add(self, targets: NDArray[np.int32], log_p: Floats, reference: Floats | None) -> None:
-        """Add the scores of some rows, [rows, n_vocab]. reference: None for the reference itself."""
-        n = len(targets)
-        self._nll.append(-log_p[np.arange(n), targets].astype(np.float64))
-        self._divergence.append(np.zeros(n) if reference is None else divergence(reference, log_p))
-        self._agree.append(
-            np.ones(n, np.bool_) if reference is None else reference.argmax(axis=1) == log_p.argmax(axis=1)
-        )
-
-    def summary(self) -> Summary:
-        return summarize(np.concatenate(self._nll), np.concatenate(self._divergence), np.concatenate(self._agree))
 
 
 def _shape(path: Path) -> ModelShape:

@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge.llama.interrupt import interrupt_stops
-from edge.quantization.divergence import Chunks, Summary, divergence, log_softmax, summarize
+from edge.quantization.divergence import Chunks, Scores, Summary, log_softmax
 from edge.quantization.evaluate import temporary
 from edge.sameness.routes import Route
-
-Floats = NDArray[np.float32]
 
 COLUMNS = ("route", "perplexity", "mean KL", "top-1", "KL from one device", "top-1 of it", "of the spread")
 
@@ -107,41 +104,20 @@ def compare_routes(
         shape = (len(chunks), chunks.scored, n_vocab)
         of_reference, of_one = (np.memmap(file, np.float32, "w+", shape=shape) for file in (first, second))
         for number, route in enumerate(routes):
-            scores = _Scores(len(chunks) * chunks.scored)
+            scores = Scores(len(chunks) * chunks.scored, 2)
             with route.opened() as engine, interrupt_stops(engine):
                 for i, place, logits in route.predict(engine, chunks):
-                    log_p = log_softmax(logits[np.newaxis])[0]
+                    log_p, row = log_softmax(logits[np.newaxis]), slice(place, place + 1)
                     if number == 0:
-                        of_reference[i, place] = log_p
+                        of_reference[i, row] = log_p
                     if number == 1:
-                        of_one[i, place] = log_p
-                    target = int(chunks.targets(i)[place])
+                        of_one[i, row] = log_p
                     if number:
-                        scores.add(i * chunks.scored + place, target, log_p, of_reference[i, place], of_one[i, place])
+                        at = i * chunks.scored + place
+                        scores.add(at, chunks.targets(i)[row], log_p, of_reference[i, row], of_one[i, row])
                     done += 1
                     progress(done, total)
             if number:
-                results.append(scores.result(route.name))
+                results.append(RouteFigures(route.name, *scores.summaries()))
         del of_reference, of_one
     return RouteComparison(results, len(settings))
-
-
-class _Scores:
-    """Scores of every prediction of one route."""
-
-    def __init__(self, n: int) -> None:
-        self._nll = np.full(n, np.nan)
-        self._divergence = np.full((2, n), np.nan)  # from the reference, and from one device
-        self._agree = np.zeros((2, n), np.bool_)
-
-    def add(self, at: int, target: int, log_p: Floats, *others: Floats) -> None:
-        """Add prediction number `at`, compared with the reference's and one device's."""
-        self._nll[at] = -float(log_p[target])
-        for k, other in enumerate(others):
-            self._divergence[k, at] = divergence(other[np.newaxis], log_p[np.newaxis])[0]
-            self._agree[k, at] = other.argmax() == log_p.argmax()
-
-    def result(self, name: str) -> RouteFigures:
-        """Return the figures of all rows; they are NaN if a row is missing."""
-        summaries = (summarize(self._nll, self._divergence[k], self._agree[k]) for k in range(2))
-        return RouteFigures(name, *summaries)

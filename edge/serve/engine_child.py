@@ -13,7 +13,7 @@ from typing import Any
 from devices.processes.interpreter import module_command
 from edge.api.config import EngineConfig
 from edge.errors import EngineGone
-from edge.serve.messages import MOST_LINE_BYTES, error_of, settle
+from edge.serve.messages import MOST_LINE_BYTES, error_of, resolve
 
 ANSWER_S = 660.0  # for the answer to a request other than a generation
 EXIT_S = 10.0  # for a process to end by itself
@@ -24,7 +24,7 @@ class NoAnswer(EngineGone):
 
 
 class EngineChild:
-    """A process, and this end of its socket. After it was told to end, none of its messages counts."""
+    """A process, and this end of its socket. Once it is asked to end, none of its messages counts."""
 
     def __init__(
         self, name: str, receive: Callable[[Mapping[str, Any]], None], ended: Callable[[Exception], None]
@@ -34,7 +34,7 @@ class EngineChild:
         self.loaded = asyncio.get_running_loop().create_future()  # whether it has loaded the model, or why not
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._fatal: Exception | None = None  # the error that it reported before its end
-        self._told_to_end = False
+        self._is_ending = False
 
     async def start(self, config: EngineConfig) -> None:
         """Start the process, which loads the model. OSError."""
@@ -65,7 +65,7 @@ class EngineChild:
 
     async def end(self, reason: Exception) -> None:
         """Tell it to end, and wait for that. Requests without an answer fail with this reason."""
-        self._told_to_end = True
+        self._is_ending = True
         self._writer.close()
         await exit_code(self.process)
         await self.listening
@@ -74,13 +74,13 @@ class EngineChild:
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         with suppress(ConnectionError):
             async for line in reader:
-                if line.endswith(b"\n") and not self._told_to_end:  # else it ended in the middle of a message
+                if line.endswith(b"\n") and not self._is_ending:  # else it ended in the middle of a message
                     for message in json.loads(line):
                         self._take(message)
         code = await exit_code(self.process)
         self._writer.close()
-        reason: Exception = EngineGone(f"{self._name} was told to end")
-        if not self._told_to_end:
+        reason: Exception = EngineGone(f"{self._name} was asked to end")
+        if not self._is_ending:
             reason = self._fatal or EngineGone(how_ended(self._name, code))
             self._fail_pending(reason)
             self._ended(reason)
@@ -95,7 +95,7 @@ class EngineChild:
         if "ready" in message and not self.loaded.done():
             self.loaded.set_result(None)
         elif (future := self._pending.get(message.get("id", 0))) is not None and not future.done():
-            settle(future, message)
+            resolve(future, message)
 
     def _fail_pending(self, reason: Exception) -> None:
         for future in (pending for pending in self._pending.values() if not pending.done()):

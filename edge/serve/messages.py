@@ -70,7 +70,7 @@ def logprob_json(token: int, piece: bytes, logprob: float) -> list[Any]:
     return [token, piece.decode("latin-1"), logprob]
 
 
-def settle(future: asyncio.Future[Any], message: Mapping[str, Any]) -> None:
+def resolve(future: asyncio.Future[Any], message: Mapping[str, Any]) -> None:
     """Set the result in an answer, or its error, on a future."""
     if "error" in message:
         future.set_exception(error_of(message["error"]))

@@ -47,7 +47,7 @@ class Watch:
         self._task = asyncio.create_task(self._watch(beat, end))
 
     def leave(self, reason: str | None) -> None:
-        """Stop watching: the process has ended by itself, for this reason, or it was told to end (None)."""
+        """Stop watching: the process has ended by itself, for this reason, or it was asked to end (None)."""
         if self._task is not None:
             self._task.cancel()
         self._task, self._ended_by, self._silent_s, self._busy_s = None, reason, 0.0, None

@@ -83,7 +83,7 @@ class Partial(Closing):
             raise
         self.received += len(chunk)
         if self.received - self._synced >= _SYNC_BYTES:
-            with suppress(queue.Full):  # the disk is behind: it is told again with the next chunk
+            with suppress(queue.Full):  # the disk is behind: it hears of it with the next chunk
                 self._sync.put_nowait(True)
                 self._synced = self.received
 

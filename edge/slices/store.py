@@ -98,7 +98,7 @@ class SliceStore:
     def receive(self, digest: str, n_bytes: int, progress: Progress | None = None) -> Partial:
         """Begin, or continue, to write a slice: a context manager that takes the bytes from `.received` on.
 
-        Bytes from an earlier attempt are hashed first; `progress` is told how far that is. Errors: SliceError if the
+        Bytes from an earlier attempt are hashed first; `progress` is called with how far that is. SliceError if the
         slice is there already or is being written by somebody else, NoRoom if it cannot fit.
         """
         partial = self._partial(digest, n_bytes)
@@ -143,7 +143,7 @@ class SliceStore:
     def put_cut(
         self, recipe: Recipe, model: str | os.PathLike[str] | BinaryIO, digest: str, progress: Progress | None = None
     ) -> Path:
-        """Cut a slice into the store, unless it is there: its path. `progress` is told the bytes that are there.
+        """Cut a slice into the store, unless it is there: its path. `progress` is called with the bytes that are there.
 
         Errors: as `receive` and `edge.slices.cutting.chunks`; DigestMismatch if recipe and model make another slice.
         """

@@ -72,7 +72,7 @@ def drafts(
     """
     if str(asked) in KINDS:
         if worker is not None:
-            raise ValueError(f'a worker guesses by a model, not by {asked}: name a small model, or "self"')
+            raise ValueError(f'a worker drafts by a model, not by {asked}: name a small model, or "self"')
         return str(asked)
     path = model_path(asked) if str(asked) != SELF else _fewer_bits(model_path(model), steps)
     return path if worker is None else WorkerDraft(path, worker, insecure)
@@ -83,7 +83,7 @@ def _fewer_bits(path: Path, steps: Steps) -> Path:
     smaller = model_in_type(path, _FEWER_BITS, steps)
     if smaller.stat().st_size > _SMALLER * GgufFile.open(path).size_bytes:
         raise EngineError(
-            f"{path.name} cannot guess for itself: in {_FEWER_BITS} it would still have"
+            f"{path.name} cannot draft for itself: in {_FEWER_BITS} it would still have"
             f" {bytes_text(smaller.stat().st_size)}; use --draft {FREE[0]}, or the file of a smaller model"
         )
     return smaller
@@ -109,14 +109,14 @@ def engine_options(draft: Draft, *, prefix_cache: int | None, reproducible: bool
     the default, 0: no cache. options: other fields of EngineOptions. EngineError for one that is out of its range, or
     that cannot be reproducible."""
     asked = EngineOptions(prefixes=PrefixOptions.of(prefix_cache), **options)
-    return with_room(settled(asked, draft) if reproducible else asked, draft)
+    return with_room(reproducible_options(asked, draft) if reproducible else asked, draft)
 
 
-def settled(options: EngineOptions, draft: Draft) -> EngineOptions:
+def reproducible_options(options: EngineOptions, draft: Draft) -> EngineOptions:
     """As `reproducible` of edge/llm/options.py. EngineError also where tokens are drafted: how many a pass has follows
     from what passes take, and last bits from how many it has."""
     if draft != "off":
-        raise EngineError('guesses depend on how long passes take; reproducible answers need draft="off"')
+        raise EngineError('drafts depend on how long passes take; reproducible answers need draft="off"')
     return reproducible(options)
 
 
@@ -140,7 +140,7 @@ def speculation(
     clock: Callable[[], float] = time.perf_counter,
 ) -> Speculation | None:
     """The drafter of `engine`, which was made with `with_room`; None for no drafts. A drafting model drafts for a
-    request that is alone. enter: is given what is to be closed later. steps: told how a worker loads its model, and
+    request that is alone. enter: is given what is to be closed later. steps: shows how a worker loads its model, and
     where it is lost. clock: in seconds.
 
     EngineError for a model whose layers cannot forget, unless it is "auto", and for a drafting model of another
@@ -150,7 +150,7 @@ def speculation(
         return None
     if engine.model.is_recurrent:
         raise EngineError(
-            f"{engine.path.name} has recurrent layers, which cannot forget a guess that was wrong; use --draft off"
+            f"{engine.path.name} has recurrent layers, which cannot forget a draft that was wrong; use --draft off"
         )
     if isinstance(draft, str):
         kind = FREE[0] if draft == "auto" else draft

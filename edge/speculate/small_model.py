@@ -131,7 +131,7 @@ def check_vocabulary(target: GgufFile, draft: GgufFile) -> None:
         ours, theirs = (_plain(file.metadata.get(key)) for file in (target, draft))
         if ours != theirs:
             raise EngineError(
-                f"{draft.path.name} cannot guess for {target.path.name}, as its tokens are others:"
+                f"{draft.path.name} cannot draft for {target.path.name}, as its tokens are others:"
                 f" {_difference(key, ours, theirs)}; use a smaller model of the same family, or --draft ngram"
             )
 

@@ -42,7 +42,7 @@ def machine_rows(machine: Machine) -> list[tuple[str, str]]:
     rows = [
         ("processor", f"{profile.cpu}, {profile.machine}, {profile.system}"),
         ("cores", cores),
-        ("threads", f"{profile.threads}, if not told otherwise"),
+        ("threads", f"{profile.threads} by default"),
         ("instruction sets", ", ".join(machine.instruction_sets) or "none that ggml has kernels for"),
         ("memory", f"{bytes_text(profile.memory_available_bytes)} free of {bytes_text(profile.memory_total_bytes)}"),
         ("memory bandwidth", rate_text(machine.memory)),

@@ -1,7 +1,7 @@
 """Sandbox for chat templates: Jinja as Hugging Face configures it, less what can make much out of little.
 
 A template is code from whoever made the model file. It has no access to files or Python's internals, may use only the
-filters and methods that published templates use, and what grows is bounded with a reason that can be told: loop steps,
+filters and methods that published templates use, and what grows is bounded, with a reason in the error: loop steps,
 calls, sums, products and texts put together. What is left (containers that contain themselves many times over, a source
 of a megabyte) ends with the process that it runs in: edge.templates.child.
 """

@@ -64,7 +64,7 @@ def unpack(data: Payload) -> DraftQuery | None:
     """Return the request in these bytes. ProtocolError for bytes that `pack` cannot have written."""
     size = len(data) - _HEAD.size
     if size < 0 or size % _ID.itemsize:
-        raise ProtocolError(f"a request for guesses has {len(data)} bytes; it has {_HEAD.size}, and 4 for each token")
+        raise ProtocolError(f"a request for drafts has {len(data)} bytes; it has {_HEAD.size}, and 4 for each token")
     op, zero, zeros, keep, n = _HEAD.unpack_from(data)
     if op not in _OPS or zero or zeros:
         raise ProtocolError(f"operation {op} with flags {zero} and {zeros} is none; update both devices")
@@ -106,7 +106,7 @@ class RemoteProposer:
         frame = self._link.receive(ANSWER_S, query.n * _ID.itemsize)
         if frame.kind is not Kind.DATA or len(frame.payload) != query.n * _ID.itemsize:
             raise ProtocolError(
-                f"{self._link.peer} was to guess {query.n} tokens, it sent {len(frame.payload)} bytes of"
+                f"{self._link.peer} was to draft {query.n} tokens, it sent {len(frame.payload)} bytes of"
                 f" {frame.kind.name}"
             )
         draft: list[int] = np.frombuffer(frame.payload, _ID).tolist()
@@ -121,14 +121,14 @@ def follow(proposer: Proposer, link: Link) -> None:
     while True:
         frame = link.receive(IDLE_S, most)
         if frame.kind is not Kind.CONTROL:
-            raise ProtocolError(f"{link.peer} sent {frame.kind.name} where a request for guesses was expected")
+            raise ProtocolError(f"{link.peer} sent {frame.kind.name} where a request for drafts was expected")
         query = unpack(frame.payload)
         if query is None:
             return
         n_tokens = query.keep + len(query.tokens)
         if query.keep > len(text) or not 0 < n_tokens <= proposer.context - max(1, query.n):
             raise ProtocolError(
-                f"{query.n} guesses behind {n_tokens} tokens were asked for, {query.keep} of them known; known are"
+                f"{query.n} drafts behind {n_tokens} tokens were asked for, {query.keep} of them known; known are"
                 f" {len(text)}, and there is room for {proposer.context}"
             )
         _check_ids(query.tokens, proposer)

@@ -23,7 +23,7 @@ from edge.parallel.follower import follow
 from edge.parallel.shard import Shard
 from edge.parallel.sleeping import timing_clock
 from edge.parallel.topology import place
-from edge.worker.draft_queries import follow as follow_guesses
+from edge.worker.draft_queries import follow as follow_drafts
 from edge.worker.limits import ResourceLimits
 from edge.worker.loaded import LoadedPart
 from edge.worker.messages import options_from
@@ -69,8 +69,8 @@ class WholeModel(_LoadedRunner):
         """Answer rank 0's requests for drafts, until its end. EdgeError in a larger group; errors of links and of the
         engine."""
         if group.world_size != 2:
-            raise EdgeError(f"a whole model guesses for one other rank, {group.world_size} are connected")
-        follow_guesses(GreedyDrafter(self._engine), group.links[0])
+            raise EdgeError(f"a whole model drafts for one other rank, {group.world_size} are connected")
+        follow_drafts(GreedyDrafter(self._engine), group.links[0])
 
     def time(self, _: pb.Time) -> pb.Timed:
         """Raise EdgeError: only slices are timed."""
@@ -140,7 +140,7 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
         need = None
     if here is None:
         if sleep_profile():
-            raise EdgeError("this device of a lab sleeps: it has no weights to guess with; let another one guess")
+            raise EdgeError("this device of a lab sleeps: it has no weights to draft with; let another one draft")
         engine = Engine(request.path, options, progress=progress)
         return WholeModel(engine, need or engine.memory)
     shard = Shard(request.path, options, here, progress)

@@ -64,7 +64,7 @@ class Worker:
     """The service: one object for the whole daemon. gRPC calls its methods from many threads."""
 
     def __init__(self, options: WorkerOptions, store: SliceStore, digests: Digests, limiter: ConnectionLimiter) -> None:
-        """limiter: is told which caller each connection belongs to."""
+        """limiter: learns which caller each connection belongs to."""
         self._options = options
         self._limiter = limiter
         self._store = store

@@ -8,7 +8,7 @@ _FIRST = "each layer reads values that the first one made, beside what the layer
 _KIND = "llama.cpp tells its kinds apart by their number of layers"
 _STREAMS = "several hidden states go from layer to layer"
 _DIFFUSION = "it fills in a whole text at once, and does not go on with one; `edge` does not run it either"
-_DRAFT = "it guesses tokens for another model, and is none itself; `edge` does not run it either"
+_DRAFT = "it drafts tokens for another model, and is none itself; `edge` does not run it either"
 _SCALED = "llama.cpp scales what layers give by their number"
 _LOOPS = "its layers are passed through several times"
 _CODER = "an encoder comes before its layers"
@@ -24,7 +24,7 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "minicpm3": Refused(_SCALED),
     "graniteswitch": Refused("llama.cpp takes tokens alone, which choose weights in each layer"),
-    "cohere2moe": Refused("layers without experts are told apart by their number and their window at once"),
+    "cohere2moe": Refused("layers without experts differ by their number and their window at once"),
     "rwkv6": Refused(_SCALED),
     "rwkv7": Refused(_FIRST),
     "arwkv7": Refused(_FIRST),

@@ -54,7 +54,7 @@ class Work:
         """Rows of a pass where there is one request."""
         return 1 if self.draft is None else self.draft.rows
 
-    def guessing_s(self, devices: Sequence[str], owner: str) -> float:
+    def drafting_s(self, devices: Sequence[str], owner: str) -> float:
         """Return seconds in which the devices of a stage draft, or wait for drafts, for a window behind others. owner:
         the device that requests them."""
         if self.draft is None:

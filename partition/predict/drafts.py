@@ -41,15 +41,15 @@ class Draft:
     name: str  # source of the draft tokens: "ngram", or a model file
     acceptance: Annotated[float, Bounds(1.0)]  # the part of them that is right, as it is assumed
     rows: Annotated[int, Bounds(64, 1)]  # of a pass
-    guess_s: Annotated[float, Bounds(3600.0)] = 0.0  # seconds that one guess takes the device that guesses
+    guess_s: Annotated[float, Bounds(3600.0)] = 0.0  # seconds that one draft takes the device that drafts
     held_bytes: Annotated[int, Bounds(fields.MOST_BYTES)] = 0  # memory of the draft model
     windows: Annotated[int, Bounds(WINDOWS[-1], 1)] = 1  # windows of `rows` rows in flight
-    worker: str | None = None  # the address of the device that guesses; None: this one
+    worker: str | None = None  # the address of the device that drafts; None: this one
     ask_s: Annotated[float, Bounds(3600.0)] = 0.0  # seconds of the ways to it and back
 
     def __post_init__(self) -> None:
         if not 0 <= self.acceptance <= 1:
-            raise PlanError(f"an acceptance of {self.acceptance:g}; needed is a part of guesses, from 0 to 1")
+            raise PlanError(f"an acceptance of {self.acceptance:g}; needed is a part of drafts, from 0 to 1")
 
     @property
     def tokens(self) -> float:
@@ -61,23 +61,23 @@ class Draft:
         """Return seconds of drafting for one pass. A window behind others begins with a draft token, too."""
         return self.asked_s(self.rows - (self.windows == 1))
 
-    def asked_s(self, guesses: int) -> float:
+    def asked_s(self, drafts: int) -> float:
         """Return seconds until this many draft tokens are there."""
-        return self.ask_s + guesses * self.guess_s if guesses else 0.0
+        return self.ask_s + drafts * self.guess_s if drafts else 0.0
 
     def token_s(self, checking_s: Any, busy_s: Any = 0.0) -> Any:
         """Seconds of a token, or of several plans', in arrays.
 
         checking_s: a pass of `rows` rows takes so long, over all stages and links. busy_s: it keeps the busiest of
-        these so long; the first stage guesses, too. With w windows of r rows, all guesses of one being right with the
+        these so long; the first stage drafts, too. With w windows of r rows, all drafts of one being right with the
         probability q = a^r,
 
             first = max(checking_s + pass_s, w busy_s)
             a token = (first + busy_s (1 - q) (q + 2 q^2 + ... + (w - 1) q^(w - 1))) / tokens_a_pass(a, w r)
 
-        first: from when w windows are submitted until the oldest comes back. Those that a wrong guess cancelled are
+        first: from when w windows are submitted until the oldest comes back. Those that a wrong draft cancelled are
         before it, and keep the busiest stage as long as those that were right would have. The others follow busy_s
-        apart, up to the one whose guess is wrong: i behind the oldest with the probability (1 - q) q^i. So w windows
+        apart, up to the one whose draft is wrong: i behind the oldest with the probability (1 - q) q^i. So w windows
         give as many tokens as one of w r rows.
         """
         alone_s = checking_s + self.pass_s
@@ -104,6 +104,6 @@ class Draft:
         where = "" if self.worker is None else f" on {names.get(self.worker, self.worker)}"
         windows = f", {self.windows} windows at once" if self.windows > 1 else ""
         return (
-            f"{counted(self.rows, 'row')} a pass, guessed by {self.name}{where}, {self.acceptance:g} of the guesses"
+            f"{counted(self.rows, 'row')} a pass, drafted by {self.name}{where}, {self.acceptance:g} of the drafts"
             f" right{windows}"
         )

@@ -67,7 +67,7 @@ def _alone(stages: list[_Stage], work: Work) -> tuple[float, Draft | None]:
     rows = work.alone_rows
     seconds = [stage.seconds(rows) for stage in stages]
     hops = [stage.hop(rows) for stage in stages]
-    computes = [stage_s + work.guessing_s(stage.devices, LOCAL) for stage, stage_s in zip(stages, seconds, strict=True)]
+    computes = [stage_s + work.drafting_s(stage.devices, LOCAL) for stage, stage_s in zip(stages, seconds, strict=True)]
     crowd = crowding([(stage.hosts, busy_s) for stage, busy_s in zip(stages, computes, strict=True)])
     busy_s = max(*(stage_s * times for stage_s, times in zip(computes, crowd, strict=True)), *(hop[1] for hop in hops))
     token_s, windows = work.alone_s(sum(seconds) + sum(map(sum, hops)), busy_s, len(stages))

@@ -67,7 +67,7 @@ class StageGroup:
         """Return the costs for the search. Only a group with the owner can be first; every group can be last."""
         memory = self._chosen(lambda group: np.maximum.reduce(group.bytes_held(self._weights, self._kv, self._is_last)))
         watts = sum(math.nan if speed.watts is None else speed.watts for speed in self.speeds)
-        guess_s = self.work.guessing_s(self.devices, owner)
+        guess_s = self.work.drafting_s(self.devices, owner)
         hosts = used(speed.host for speed in self.speeds)
         sums, peaks = measures.for_stages(self._seconds, watts, memory, hosts, guess_s)
         possible = self._is_stage & np.isfinite(self._chosen(self._most_paged))

@@ -154,7 +154,7 @@ class Texts(Source):
             return
         self._landed(len(step.requests))
         for index in step.requests:
-            used = 1 + self._right(step.guesses)
+            used = 1 + self._right(step.drafts)
             if not any(self._token(index) for _ in range(used)):
                 self._go_on(index)
         self._admit()
@@ -168,9 +168,9 @@ class Texts(Source):
         self.states[index].pending = 1
         self._wait(index)
 
-    def _right(self, guesses: int) -> int:
+    def _right(self, drafts: int) -> int:
         """Draw how many draft tokens are accepted."""
-        return draw_accepted(self._draft.acceptance, guesses, self._random) if self._draft is not None else 0
+        return draw_accepted(self._draft.acceptance, drafts, self._random) if self._draft is not None else 0
 
     def _left(self, index: int) -> int:
         """Tokens that a request may still get."""
@@ -182,7 +182,7 @@ class Texts(Source):
         to compute."""
         return len(group) == 1 and not parts and not self._requests_flying and self.states[group[0]].tokens > 0
 
-    def _guesses(self, group: Sequence[int], parts: Sequence[tuple[int, float]]) -> int:
+    def _drafts(self, group: Sequence[int], parts: Sequence[tuple[int, float]]) -> int:
         """Return the number of draft tokens of a step: some if its one request is alone, never more than it may still
         get."""
         if self._draft is None or not self._is_alone(group, parts):
@@ -236,8 +236,8 @@ class Texts(Source):
         for index, rows in parts:
             self.states[index].pending -= rows
         ended = [index for index, _ in parts if self.states[index].pending < _NOTHING]
-        guesses = self._guesses(group, parts)
-        step = Step((*group, *ended), len(group) + guesses, prompts, guesses)
+        drafts = self._drafts(group, parts)
+        step = Step((*group, *ended), len(group) + drafts, prompts, drafts)
         self._ready = [index for index in self._ready if index not in step.requests]
         if step.answers:
             self.ready.add(-len(step.requests))

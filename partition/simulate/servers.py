@@ -34,8 +34,8 @@ class Step:
     requests: tuple[int, ...]  # indices of those that get a token by it
     decodes: int  # rows of answers, or inputs
     prompts: tuple[tuple[int, float], ...] = ()  # (tokens of a whole prompt, rows of it that are here)
-    guesses: int = 0  # rows among `decodes` that verify draft tokens of the one request
-    follows: bool = False  # another window of it, so that the first row is a guess, too
+    drafts: int = 0  # rows among `decodes` that verify draft tokens of the one request
+    follows: bool = False  # another window of it, so that the first row is a draft, too
 
     @property
     def rows(self) -> int:

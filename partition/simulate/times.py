@@ -31,7 +31,7 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
         r rows of a prompt p    rows_s(p) r / p, at every stage, on top of what answers in the same step take: the most
                                 that it can be
                                 both times its crowding, where stages share a machine
-        guesses                 guess_s each, and ask_s for all of a step, before the first stage computes
+        drafts                  guess_s each, and ask_s for all of a step, before the first stage computes
         a link                  rows x busy, and its latency on top: busy is of one row, from transfer_busy_s, which is
                                 of a microbatch; latency = transfer_s - busy
 
@@ -69,7 +69,7 @@ def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
 
     1 / max over parts (prompt + (tokens - 1) / b decode steps of b rows), or
     C / (the prompt alone + (tokens - 1) passes of b rows), whichever is less, of C requests in groups of b; with
-    guesses, which only one request alone has, 1 / (the prompt alone + (tokens - 1) x its latency)
+    drafts, which only one request alone has, 1 / (the prompt alone + (tokens - 1) x its latency)
     """
     rows = max(1, -(-predicted.in_flight // predicted.microbatches))
     stages = parts(predicted)
@@ -113,8 +113,8 @@ def _computes(
     step: Step,
 ) -> float:
     prompts_s = sum(prompt_s(prompt) * rows / prompt for prompt, rows in step.prompts)
-    guesses_s = 0.0 if draft is None else draft.asked_s(step.guesses + step.follows)
-    return crowding * (prompts_s + (decode_s(step.decodes) if step.decodes else 0.0)) + guesses_s
+    drafts_s = 0.0 if draft is None else draft.asked_s(step.drafts + step.follows)
+    return crowding * (prompts_s + (decode_s(step.decodes) if step.decodes else 0.0)) + drafts_s
 
 
 def _sends(a_row: float, step: Step) -> float:
@@ -123,4 +123,4 @@ def _sends(a_row: float, step: Step) -> float:
 
 def _answers(a_row: float, step: Step) -> float:
     """A prompt is answered by one row of logits, at its end."""
-    return a_row * (len(step.requests) + step.guesses)
+    return a_row * (len(step.requests) + step.drafts)

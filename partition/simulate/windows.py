@@ -9,10 +9,10 @@ from partition.predict.drafts import Draft
 from partition.simulate.servers import Step
 
 
-def draw_accepted(acceptance: float, guesses: int, chosen: random.Random) -> int:
+def draw_accepted(acceptance: float, drafts: int, chosen: random.Random) -> int:
     """Draw how many draft tokens are accepted, up to the first rejected one."""
     right = 0
-    while right < guesses and chosen.random() < acceptance:
+    while right < drafts and chosen.random() < acceptance:
         right += 1
     return right
 
@@ -38,7 +38,7 @@ class Windows:
         if len(self._under_way) >= self._draft.windows or left <= behind:
             return None
         rows = min(self._draft.rows, left - behind)
-        step = Step((self.index,), rows, guesses=rows - 1, follows=bool(self._under_way))
+        step = Step((self.index,), rows, drafts=rows - 1, follows=bool(self._under_way))
         self._under_way.append(step)
         return step
 
@@ -55,9 +55,9 @@ class Windows:
             return None
         self._returned -= 1
         rows = self._under_way.popleft().decodes
-        guesses = rows if self._under_way else rows - 1
-        right = draw_accepted(self._draft.acceptance, guesses, self._random)
-        if right < guesses:
+        drafts = rows if self._under_way else rows - 1
+        right = draw_accepted(self._draft.acceptance, drafts, self._random)
+        if right < drafts:
             self.cancel()
         return min(right + 1, rows)
 

@@ -24,9 +24,7 @@ def join(parts: Sequence[tuple[KVBlock, StateShape]], whole: StateShape) -> KVBl
         for block, shape in parts:
             for layer_shape, rows in zip(shape.layers, block.layers, strict=True):
                 if layer_shape.layer == layer.layer:
-                    if (
-                        layer_shape.kv_heads == layer.kv_heads
-                    ):  # all of the layer, also where heads cannot be told apart
+                    if layer_shape.kv_heads == layer.kv_heads:  # all of the layer, also where heads cannot be separated
                         keys, values = {-1: rows.keys}, {-1: rows.values}
                         continue
                     for i, head in enumerate(layer_shape.kv_heads):

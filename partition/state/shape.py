@@ -48,7 +48,7 @@ class StateShape:
     def of_slice(cls, source: Source, cut: Slice, kv: TensorType) -> "StateShape":
         """The shape of a slice that stores keys and values as `kv`.
 
-        CannotSlice if a head's keys do not end with a block of that type, so that heads cannot be told apart.
+        CannotSlice if a head's keys do not end with a block of that type, so that heads cannot be separated.
         """
         shape = source.shape
         if source.rules.no_states:

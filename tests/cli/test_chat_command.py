@@ -158,7 +158,7 @@ def test_a_question_that_waits_for_piped_text_says_so() -> None:
     assert (process.returncode, out) == (0, run_chat("-p", "What is 2\n\nplus 3?", *GREEDY).stdout.encode())
 
 
-def test_draft_says_how_tokens_are_guessed(synthetic: Synthetic, long: tuple[str, ...]) -> None:
+def test_draft_says_how_tokens_are_drafted(synthetic: Synthetic, long: tuple[str, ...]) -> None:
     """A seed turns it off, unless it is given, too: one who wants the same answer wants the same rounding."""
     asked = (*long, *GREEDY)
     by_model = chat_json(*asked, "--draft", MODEL_PATH)
@@ -174,7 +174,7 @@ def test_draft_says_how_tokens_are_guessed(synthetic: Synthetic, long: tuple[str
     assert_one_line_error(run_chat(*long, "--draft", "no-such.gguf"), 3, "no such file")
 
 
-def test_a_model_guesses_for_itself(long: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_drafts_for_itself(long: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In fewer bits, which are made once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     name = chat_json(*long, "--draft", "self")["speculation"]["draft"]
@@ -183,7 +183,7 @@ def test_a_model_guesses_for_itself(long: tuple[str, ...], tmp_path: Path, monke
     assert made.stat().st_size < 0.9 * MODEL_PATH.stat().st_size
 
 
-def test_a_model_that_guesses_is_a_part_of_the_budget(long: tuple[str, ...]) -> None:
+def test_a_model_that_drafts_is_a_part_of_the_budget(long: tuple[str, ...]) -> None:
     budget = ("--memory", "400MiB", "--context", "512", "--draft")
     run = partial(run_edge, "chat", "--threads", "1")  # a process of its own: what this one holds counts, too
     by_model, by_text = (chat_json(*long, *budget, how, run=run)["memory"] for how in (MODEL_PATH, "ngram"))

@@ -68,10 +68,10 @@ def moved(said: dict[str, Any], rank: int, direction: str) -> float:
 @pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
 def test_the_answer_is_that_of_one_device(chat: Chat, two: Two, alone: list[int], parallel: str) -> None:
     spread = ("--workers", workers(*two), "--parallel", parallel, "--shares", "1,1,1")
-    guessed = chat(*spread, "--draft", "ngram")
-    assert guessed["token_ids"] == alone
-    assert guessed["speculation"]["passes"] >= 1  # over stages also some that were cancelled
-    assert guessed["speculation"]["accepted"] <= guessed["speculation"]["drafted"]
+    drafted = chat(*spread, "--draft", "ngram")
+    assert drafted["token_ids"] == alone
+    assert drafted["speculation"]["passes"] >= 1  # over stages also some that were cancelled
+    assert drafted["speculation"]["accepted"] <= drafted["speculation"]["drafted"]
     said = chat(*spread, "--draft", "off")
     assert said["token_ids"] == alone
     assert [rank["device"] for rank in said["ranks"]] == ["local", two[0].address, two[1].address]
@@ -161,7 +161,7 @@ def test_a_spare_holds_what_a_loss_would_need(run: Run, chat: Chat, two: Two, al
     assert held["missing"] == []
     assert set(held["slice_bytes"]) == {"this device", "one"}  # two has its layers either way
     assert set(held["slices"]) == {"this device", "one"}
-    assert all(re.fullmatch(r"layers \d(-\d)?", told) for told in chain(*held["slices"].values()))
+    assert all(re.fullmatch(r"layers \d(-\d)?", reported) for reported in chain(*held["slices"].values()))
     copied = (
         (said["usage"]["prompt_tokens"] + said["usage"]["completion_tokens"]) // 16 * 16 * held["mirror"]["token_bytes"]
     )

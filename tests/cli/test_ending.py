@@ -103,8 +103,8 @@ def ended(command: list[str], number: int, after_s: float, folder: Path, hub: st
     }
     read, write = os.pipe()
     with open(os.devnull, "r+b") as nothing, TemporaryFile() as errors, os.fdopen(read, "rb") as begun:
-        with os.fdopen(write, "wb") as told:
-            process = begin(command, env, (nothing, nothing, errors, told))
+        with os.fdopen(write, "wb") as ending:
+            process = begin(command, env, (nothing, nothing, errors, ending))
         try:
             # Before, it is the interpreter that starts, and answers signals in its own way.
             assert begun.read(1) == b"!"

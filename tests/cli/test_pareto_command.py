@@ -164,29 +164,29 @@ def test_an_interrupted_one_writes_what_it_knows(
     assert kept["plan"] in [point["plan"] for point in points if point["measured"]]
 
 
-def test_plans_with_guesses_are_points(edge: Run, what_if: Path, tmp_path: Path) -> None:
+def test_plans_with_drafts_are_points(edge: Run, what_if: Path, tmp_path: Path) -> None:
     """Those that are faster are on the front before the plain ones, and what is saved can be simulated."""
     plan = tmp_path / "plan.json"
     result = found(
         edge, "--cluster", what_if, "--draft", "ngram", "--acceptance", "0.9", "--pick", "latency", "--save", plan
     )
-    guessed = [point for point in result["points"] if point["predicted"]["draft"]]
+    drafted = [point for point in result["points"] if point["predicted"]["draft"]]
     plain = [point for point in result["points"] if not point["predicted"]["draft"]]
-    assert guessed
+    assert drafted
     assert plain
-    assert all("guessed by ngram, 0.9 of the guesses right" in point["label"] for point in guessed)
-    assert guessed[0]["on_front"]
-    stages = [point for point in guessed if len(point["plan"]["stages"]) > 1]
+    assert all("drafted by ngram, 0.9 of the drafts right" in point["label"] for point in drafted)
+    assert drafted[0]["on_front"]
+    stages = [point for point in drafted if len(point["plan"]["stages"]) > 1]
     windows = {point["predicted"]["draft"]["windows"]: point["label"] for point in stages}
     assert max(windows) > 1
     assert f", {max(windows)} windows at once" in windows[max(windows)]
-    least = [min(point["predicted"]["latency_s"] for point in some) for some in (guessed, plain)]
+    least = [min(point["predicted"]["latency_s"] for point in some) for some in (drafted, plain)]
     assert 0.1 * least[1] < least[0] < least[1]
-    assert json.loads(plan.read_text())["predicted"]["draft"] == guessed[0]["predicted"]["draft"]
+    assert json.loads(plan.read_text())["predicted"]["draft"] == drafted[0]["predicted"]["draft"]
 
 
 @pytest.mark.thorough
-def test_passes_with_guesses_are_measured(edge: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_with_drafts_are_measured(edge: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for doubt in ("SCATTER", "OFF"):
         monkeypatch.setattr(measuring, doubt, 1e9)
     result = found(edge, *FEW, "--draft", "ngram", "--acceptance", "1", "--measure", "9")

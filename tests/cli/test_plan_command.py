@@ -165,8 +165,8 @@ def test_options_change_what_is_predicted(edge: Run, what_if: Path) -> None:
         assert said(edge, "--cluster", what_if, *options)["predicted"][what] != plain[what], (options, what)
 
 
-def test_a_plan_says_which_guesses_it_counts_on(edge: Run, what_if: Path) -> None:
-    """A Pi reads its weights as fast for several rows as for one, so guesses are worth it; where none is right, not."""
+def test_a_plan_says_which_drafts_it_counts_on(edge: Run, what_if: Path) -> None:
+    """A Pi reads its weights as fast for several rows as for one, so drafts are worth it; where none is right, not."""
     plain = said(edge, "--cluster", what_if)
     assert plain["predicted"]["draft"] is None
     for acceptance, options in ((0.9, ("--acceptance", "0.9")), (0.4, ())):
@@ -176,18 +176,18 @@ def test_a_plan_says_which_guesses_it_counts_on(edge: Run, what_if: Path) -> Non
         assert (draft["name"], draft["acceptance"], draft["guess_s"]) == ("ngram", acceptance, 0)
         assert draft["tokens_per_pass"] == pytest.approx(sum(acceptance**i for i in range(draft["rows"])))
         assert (1 - acceptance) * 0.99 < predicted["latency_s"] / plain["predicted"]["latency_s"] < 1
-        assert f"{draft['rows']} rows a pass, guessed by ngram, {acceptance} of the guesses right" in found["why"]
+        assert f"{draft['rows']} rows a pass, drafted by ngram, {acceptance} of the drafts right" in found["why"]
         assert any(f"{acceptance} are taken to be right" in note for note in found["notes"])
     none = said(edge, "--cluster", what_if, "--draft", "ngram", "--acceptance", "0")
     assert none["predicted"] == plain["predicted"]
     code, out, _ = edge("--cluster", what_if, "--draft", "auto", "--acceptance", "0.9")
     assert code == 0
-    assert re.search(r"^guesses: \d rows a pass, guessed by ngram.* ms a token without$", out, re.MULTILINE)
+    assert re.search(r"^drafts: \d rows a pass, drafted by ngram.* ms a token without$", out, re.MULTILINE)
 
 
-def test_a_model_that_guesses_is_measured(edge: Run) -> None:
-    """The model itself is no smaller, and takes about as long for a guess as for a token: what is measured decides
-    whether that pays. Guesses that took no time would pay for sure, all being right."""
+def test_a_model_that_drafts_is_measured(edge: Run) -> None:
+    """The model itself is no smaller, and takes about as long for a draft as for a token: what is measured decides
+    whether that pays. Drafts that took no time would pay for sure, all being right."""
     found = said(edge, "--draft", str(MODEL_PATH), "--acceptance", "1")
     draft = found["predicted"]["draft"]
     assert draft is None or draft["guess_s"] > 0
@@ -196,8 +196,8 @@ def test_a_model_that_guesses_is_measured(edge: Run) -> None:
     assert MODEL_PATH.name in out
 
 
-def test_a_worker_that_guesses_is_measured(edge: Run, one: Worker, tmp_path: Path) -> None:
-    """It is a thousand times as fast as it was measured to be, says the file, so that its guesses cost next to nothing:
+def test_a_worker_that_drafts_is_measured(edge: Run, one: Worker, tmp_path: Path) -> None:
+    """It is a thousand times as fast as it was measured to be, says the file, so that its drafts cost next to nothing:
     the ways to it and back. The model needs memory there, and none here."""
     fast = written(tmp_path, f'{WHAT_IF}[[device]]\nname = "fast"\naddress = "{one.address}"\nspeed = 1000\n')
     asked = ("--cluster", fast, "--insecure", "--draft", str(MODEL_PATH), "--draft-worker", one.address)
@@ -207,7 +207,7 @@ def test_a_worker_that_guesses_is_measured(edge: Run, one: Worker, tmp_path: Pat
     assert draft["ask_s"] == pytest.approx(2e-6)
     assert 0 < draft["guess_s"] < 1e-3
     assert draft["held_bytes"] > MODEL_PATH.stat().st_size
-    assert f"guessed by {MODEL_PATH.name} on fast, 0.9 of the guesses right" in found["why"]
+    assert f"drafted by {MODEL_PATH.name} on fast, 0.9 of the drafts right" in found["why"]
     plain_s = sum(stage["compute_s"] + stage["transfer_s"] for stage in found["predicted"]["stages"])
     assert 0.1 * plain_s < found["predicted"]["latency_s"] < plain_s
 
@@ -300,7 +300,7 @@ def test_refused(edge: Run, what_if: Path, tmp_path: Path, capsys: pytest.Captur
         (["x.onnx", "--context", "100"], ["--context", "language"]),
         (["x.onnx", "--draft", "ngram"], ["--draft", "language"]),
         (["x.onnx", "--draft-worker", NOBODY], ["--draft-worker", "language"]),
-        (["--draft-worker", NOBODY], ["--draft-worker guesses by a model", "--draft FILE"]),
+        (["--draft-worker", NOBODY], ["--draft-worker drafts by a model", "--draft FILE"]),
         (["--draft", "ngram", "--draft-worker", NOBODY], ["--draft is ngram"]),
         (["--acceptance", "0.5"], ["--acceptance", "--draft"]),
         (["--context", "150"], ["150 tokens", "192", "--context", "--prompt-tokens"]),

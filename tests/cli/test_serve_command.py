@@ -174,8 +174,8 @@ def test_keys_of_a_file_share_what_was_computed_where_they_are_told_to(tmp_path:
     ) as server:
         cached = []
         for key in ("sk-first", "sk-second", "sk-first"):
-            told = server.post("/v1/chat/completions", ASK, Authorization=f"Bearer {key}")
-            cached.append(told["usage"]["prompt_tokens_details"]["cached_tokens"] > 0)
+            reported = server.post("/v1/chat/completions", ASK, Authorization=f"Bearer {key}")
+            cached.append(reported["usage"]["prompt_tokens_details"]["cached_tokens"] > 0)
         assert cached == [False, shared, True]
         with pytest.raises(urllib.error.HTTPError) as refusal:
             server.get("/v1/models")

@@ -48,13 +48,13 @@ def main(checks: dict[str, Check]) -> int:
     """Do what is asked for, each apart: a line of JSON for each."""
     for name, check in checks.items():
         try:
-            told = {"check": name, "ok": True, "told": check()}
+            response = {"check": name, "ok": True, "reply": check()}
         except Exception as error:
             words = f"{type(error).__name__}: {error}"
-            told = {"check": name, "ok": False, "told": " ".join(words.split())[:400]}
+            response = {"check": name, "ok": False, "reply": " ".join(words.split())[:400]}
             if "--trace" in sys.argv:
                 traceback.print_exc()
-        print(json.dumps(told), flush=True)
+        print(json.dumps(response), flush=True)
     return 0
 
 

@@ -83,7 +83,7 @@ def told_of(name: str, url: str, model: str) -> dict[str, tuple[bool, str]]:
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]
     if not lines:
         return {"": (False, done.stderr.strip()[-300:])}
-    return {line["check"]: (line["ok"], line["told"]) for line in lines}
+    return {line["check"]: (line["ok"], line["reply"]) for line in lines}
 
 
 def main() -> int:
@@ -97,10 +97,10 @@ def main() -> int:
     with serving(args.model) as (url, model):
         print(f"{'':20} {'  '.join(f'{check:10}' for check in CHECKS)}")
         for name in args.clients or CLIENTS:
-            told = told_of(name, url, model)
-            cells = ["-" if one not in told else "yes" if told[one][0] else "FAILED" for one in CHECKS]
+            response = told_of(name, url, model)
+            cells = ["-" if one not in response else "yes" if response[one][0] else "FAILED" for one in CHECKS]
             print(f"{name:20} {'  '.join(f'{cell:10}' for cell in cells)}", flush=True)
-            for check, (ok, words) in told.items():
+            for check, (ok, words) in response.items():
                 if not ok:
                     failed = True
                     print(f"    {check or name}: {words}", flush=True)

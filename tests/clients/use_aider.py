@@ -22,11 +22,11 @@ ENVIRONMENT = {**os.environ, "OPENAI_API_BASE": f"{URL}/v1", "OPENAI_API_KEY": "
 
 
 def asked(*more: str) -> str:
-    told = command(
+    response = command(
         [*AIDER, *QUIET, *more, "--message", "/ask What is a list? One sentence."], env=ENVIRONMENT, cwd=folder
     )
-    assert "Tokens:" in told, told[-300:]  # it tells them after an answer
-    return said(told.rpartition("Tokens:")[0][-60:])
+    assert "Tokens:" in response, response[-300:]  # it tells them after an answer
+    return said(response.rpartition("Tokens:")[0][-60:])
 
 
 def hello() -> str:

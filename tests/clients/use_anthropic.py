@@ -12,14 +12,14 @@ def hello() -> str:
 
 
 def stream() -> str:
-    with client.messages.stream(**ASKED) as told:
-        return streamed(list(told.text_stream))
+    with client.messages.stream(**ASKED) as response:
+        return streamed(list(response.text_stream))
 
 
 def tools() -> str:
     tool = {"name": "forecast", "description": "The weather of a city.", "input_schema": SCHEMA}
-    told = client.messages.create(**ASKED, tools=[tool], tool_choice={"type": "any"})
-    return follows(next(block for block in told.content if block.type == "tool_use").input)
+    response = client.messages.create(**ASKED, tools=[tool], tool_choice={"type": "any"})
+    return follows(next(block for block in response.content if block.type == "tool_use").input)
 
 
 def structured() -> str:

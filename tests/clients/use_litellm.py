@@ -22,8 +22,8 @@ def stream() -> str:
 
 def tools() -> str:
     tool = {"type": "function", "function": {"name": "forecast", "description": "Weather.", "parameters": SCHEMA}}
-    told = litellm.completion(**ASKED, tools=[tool], tool_choice="required")
-    return follows(told.choices[0].message.tool_calls[0].function.arguments)
+    response = litellm.completion(**ASKED, tools=[tool], tool_choice="required")
+    return follows(response.choices[0].message.tool_calls[0].function.arguments)
 
 
 def structured() -> str:

@@ -43,8 +43,8 @@ def tools() -> str:
         return "sunny"
 
     one = FunctionTool.from_defaults(forecast, fn_schema=Trip)
-    told = model().chat_with_tools([one], chat_history=ASKED, tool_required=True)
-    return follows(model().get_tool_calls_from_response(told)[0].tool_kwargs)
+    response = model().chat_with_tools([one], chat_history=ASKED, tool_required=True)
+    return follows(model().get_tool_calls_from_response(response)[0].tool_kwargs)
 
 
 def structured() -> str:

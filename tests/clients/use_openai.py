@@ -19,16 +19,16 @@ def stream() -> str:
 
 
 def tools() -> str:
-    told = client.chat.completions.create(
+    response = client.chat.completions.create(
         messages=MESSAGES, tools=[{"type": "function", "function": FUNCTION}], tool_choice="required", **LIMIT
     )
-    return follows(told.choices[0].message.tool_calls[0].function.arguments)
+    return follows(response.choices[0].message.tool_calls[0].function.arguments)
 
 
 def structured() -> str:
     schema = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA, "strict": True}}
-    told = client.chat.completions.create(messages=MESSAGES, response_format=schema, **LIMIT)
-    follows(told.choices[0].message.content)
+    response = client.chat.completions.create(messages=MESSAGES, response_format=schema, **LIMIT)
+    follows(response.choices[0].message.content)
     schema = {"format": {"type": "json_schema", "name": "trip", "schema": SCHEMA, "strict": True}}
     return follows(client.responses.create(input=QUESTION, model=MODEL, max_output_tokens=200, text=schema).output_text)
 

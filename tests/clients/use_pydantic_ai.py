@@ -24,8 +24,8 @@ def hello() -> str:
 
 def stream() -> str:
     async def pieces() -> list[str]:
-        async with Agent(model, model_settings=SETTINGS).run_stream(QUESTION) as told:
-            return [piece async for piece in told.stream_text(delta=True, debounce_by=None)]
+        async with Agent(model, model_settings=SETTINGS).run_stream(QUESTION) as response:
+            return [piece async for piece in response.stream_text(delta=True, debounce_by=None)]
 
     return streamed(asyncio.run(pieces()))
 

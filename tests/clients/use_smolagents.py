@@ -29,9 +29,9 @@ def stream() -> str:
 
 
 def tools() -> str:
-    told = model.generate(ASKED, tools_to_call_from=[forecast], tool_choice="required").tool_calls[0].function
-    assert told.name == "forecast", told
-    return str(told.arguments)
+    response = model.generate(ASKED, tools_to_call_from=[forecast], tool_choice="required").tool_calls[0].function
+    assert response.name == "forecast", response
+    return str(response.arguments)
 
 
 def structured() -> str:

@@ -105,7 +105,7 @@ def test_after_a_refusal_nothing_goes_on(two: list[Worker], monkeypatch: pytest.
     monkeypatch.setattr(SliceStore, "put_cut", put_cut)
     monkeypatch.setattr(Deployment, "_open", open_while_it_is_cut)
     monkeypatch.setattr(Deployment, "close", close)
-    told: list[float] = []
+    reported: list[float] = []
     with Fleet([two[0].address]) as fleet:
         with pytest.raises(WorkerError, match="one: core 4000 cannot be used"):
             Deployment(
@@ -113,11 +113,11 @@ def test_after_a_refusal_nothing_goes_on(two: list[Worker], monkeypatch: pytest.
                 refused_by_rank_1(two),
                 GgufFile.open(MODEL_PATH),
                 OPTIONS,
-                progress=lambda done, of: told.append(done),
+                progress=lambda done, of: reported.append(done),
             )
-        n = len(told)
+        n = len(reported)
         until(lambda: not waiting(), "the end of threads")
-        assert len(told) - n <= 1  # one may have been on its way
+        assert len(reported) - n <= 1  # one may have been on its way
         assert not models.loaded()
         idle(two[:1], fleet)
 
@@ -206,15 +206,15 @@ def test_who_comes_second_waits_for_the_slice(tmp_path: Path) -> None:
     recipe = layers_recipe(Range(0, 1))
     slices = OwnSlices(tmp_path / "slices", tmp_path / "state")
     digest = slices.digest(recipe, MODEL_PATH)
-    told: list[float] = []
+    reported: list[float] = []
 
     def use() -> bytes:
-        with slices.use(recipe, MODEL_PATH, digest, lambda done, of: told.append(done)) as path:
+        with slices.use(recipe, MODEL_PATH, digest, lambda done, of: reported.append(done)) as path:
             return path.read_bytes()
 
     with SliceStore(tmp_path / "slices", 1 << 30).receive(digest, recipe.n_bytes) as partial:
         done = start(use)
-        until(lambda: len(told) > 1, "a wait")
+        until(lambda: len(reported) > 1, "a wait")
         assert not done.done()
         del partial
     assert len(done.result(TIMEOUT_S)) == recipe.n_bytes

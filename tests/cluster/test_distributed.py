@@ -34,7 +34,7 @@ from tests.support.deployments import (
     stages,
     tensor,
 )
-from tests.support.guessing import one_slot, speculate
+from tests.support.drafting import one_slot, speculate
 from tests.support.workers import Worker, worker
 
 GREEDY = SamplingParams(temperature=0)
@@ -75,7 +75,7 @@ def conversation(engine: TextEngine) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1)], ids=lambda how: how["parallel"])
-def test_guessed_tokens_are_checked_by_all_ranks(one: Worker, how: dict[str, Any]) -> None:
+def test_drafted_tokens_are_checked_by_all_ranks(one: Worker, how: dict[str, Any]) -> None:
     prompts = [list(request.prompt) for request in questions(QUESTIONS)[:3]]
     with (
         deployed(one, MODEL_PATH, how, with_room(OPTIONS, "ngram")) as deployment,
@@ -90,7 +90,7 @@ def test_guessed_tokens_are_checked_by_all_ranks(one: Worker, how: dict[str, Any
 
 
 class EveryOther(Drafts):
-    """Guesses an answer, of which every other token is wrong."""
+    """Drafts an answer, of which every other token is wrong."""
 
     free = False
 

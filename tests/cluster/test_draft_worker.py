@@ -28,7 +28,7 @@ from edge.worker import draft_queries
 from tests.conftest import Synthetic
 from tests.support.commands import ASKED, main
 from tests.support.deployments import ONE_THREAD, Heard, questions
-from tests.support.guessing import ROOM, Answers, always, ids, plain_answers, run, speculate
+from tests.support.drafting import ROOM, Answers, always, ids, plain_answers, run, speculate
 from tests.support.helpers import until
 from tests.support.workers import Worker
 from transport.errors import TransportError
@@ -51,27 +51,27 @@ class Counted:
     def __init__(self, device: DraftDevice, at: int = 0, then: Callable[[], None] = lambda: None) -> None:
         self.device, self.at, self.then = device, at, then
         self.context, self.n_vocab = device.context, device.n_vocab
-        self.requests = self.guessed = 0
+        self.requests = self.drafted = 0
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         self.requests += 1
         if self.requests == self.at:
             self.then()
         found = self.device.propose(tokens, n)
-        self.guessed += len(found)
+        self.drafted += len(found)
         return found
 
 
 @contextmanager
-def guessing(one: Worker, engine: Engine, steps: Steps = SILENT) -> Iterator[DraftDevice]:
-    """The worker with the bundled model, which guesses for itself. It must have no process at the end."""
+def draft_device(one: Worker, engine: Engine, steps: Steps = SILENT) -> Iterator[DraftDevice]:
+    """The worker with the bundled model, which drafts for itself. It must have no process at the end."""
     with DraftDevice(one.address, MODEL_PATH, engine.context, engine.model.n_vocab, steps=steps) as device:
         yield device
     until(lambda: not one.children(), "the end of the engine process")
 
 
 def test_answers_are_the_same_and_ids_alone_cross(one: Worker, engine: Engine, plain: Answers) -> None:
-    with guessing(one, engine) as device:
+    with draft_device(one, engine) as device:
         counted = Counted(device)
         drafter = speculate(ModelDrafts(counted), "small", device=device, choice=always(4))
         assert device._loaded is not None
@@ -82,8 +82,8 @@ def test_answers_are_the_same_and_ids_alone_cross(one: Worker, engine: Engine, p
             assert drafter.stats.accepted > 0.6 * drafter.stats.drafted > 0  # it is the same model
         sent, received = link.sent_bytes - sent, link.received_bytes - received
         texts = sum(len(prompt) + len(wanted) for prompt, wanted in plain.items())
-        assert received == 4 * counted.guessed
-        assert 12 * counted.requests < sent <= 12 * counted.requests + 4 * (texts + counted.guessed)
+        assert received == 4 * counted.drafted
+        assert 12 * counted.requests < sent <= 12 * counted.requests + 4 * (texts + counted.drafted)
         said = drafter.to_json()
         assert (said["draft"], said["draft_worker"], said["draft_worker_lost"]) == ("small", "one", False)
         assert drafter.describe().startswith("small on one: ")
@@ -116,9 +116,9 @@ def test_its_loss_leaves_the_answer_as_it_was(
     why: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the middle of the first answer; the others have no guesses, either, and one line is said."""
+    """In the middle of the first answer; the others have no drafts, either, and one line is said."""
     steps, (first, *others) = Heard(), plain.items()
-    with guessing(one, engine, steps) as device:
+    with draft_device(one, engine, steps) as device:
 
         def lose() -> None:
             harm(one)
@@ -137,7 +137,7 @@ def test_its_loss_leaves_the_answer_as_it_was(
         assert drafter.to_json()["draft_worker_lost"] is True
         assert drafter.describe().startswith("small on one, which is lost: ")
         [line] = steps.lines
-        assert line.startswith("one guesses no more, and the answer goes on without: ")
+        assert line.startswith("one drafts no more, and the answer goes on without: ")
         assert re.search(why, line)
         until(lambda: not one.children(), "the end of the engine process")  # also before this device lets go
 
@@ -159,13 +159,13 @@ def test_it_is_taken_back_when_it_is_there_again(
             assert device.is_lost
             until(lambda: device._again_s == 0.04, "two tries more")
             begun.append(Worker(tmp_path, ONE_THREAD, begun[0].address))
-            until(lambda: not device.is_lost, "the worker to guess again")
+            until(lambda: not device.is_lost, "the worker to draft again")
             assert ids(run(engine, last[0], drafter)) == last[1]
             assert drafter.stats.accepted > 0
             assert drafter.to_json()["draft_worker_lost"] is False
             lost, again = steps.lines
-            assert "guesses no more, and the answer goes on without" in lost
-            assert again == f"{device.name} guesses again"
+            assert "drafts no more, and the answer goes on without" in lost
+            assert again == f"{device.name} drafts again"
         until(lambda: not begun[1].children(), "the end of the engine process")
     finally:
         for one in begun:
@@ -177,7 +177,7 @@ def test_what_a_person_asks_for_is_done(one: Worker, engine: Engine, tmp_path: P
     assert asked == WorkerDraft(MODEL_PATH, one.address)
     config = EngineConfig(str(MODEL_PATH), draft=str(MODEL_PATH), draft_worker=one.address)
     assert EngineConfig.from_json(config.to_json()).drafts(SILENT) == asked
-    with pytest.raises(ValueError, match="a worker guesses by a model, not by ngram"):
+    with pytest.raises(ValueError, match="a worker drafts by a model, not by ngram"):
         edge.load(draft="ngram", draft_worker=one.address)
     budget = replace(ROOM, memory=1 << 30)
     assert with_room(budget, asked).reserved == 0 < with_room(budget, MODEL_PATH).reserved
@@ -185,7 +185,7 @@ def test_what_a_person_asks_for_is_done(one: Worker, engine: Engine, tmp_path: P
         edge.load(draft=MODEL_PATH, draft_worker="127.0.0.1:9", threads=1, context=64)
 
 
-def test_requests_are_guessed_for(one: Worker, engine: Engine, plain: Answers) -> None:
+def test_requests_are_drafted_for(one: Worker, engine: Engine, plain: Answers) -> None:
     prompt, wanted = next(iter(plain.items()))
     with ExitStack() as stack:
         drafter = speculation(WorkerDraft(MODEL_PATH, one.address), engine, stack.enter_context)
@@ -208,14 +208,14 @@ def test_a_model_of_other_tokens_is_not_sent(one: Worker, engine: Engine, synthe
 def test_a_worker_without_memory_says_so(one: Worker, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.cluster.fleet.Fleet.memory_of", lambda self, address: 1 << 20)
     words = r"one needs .*use a smaller drafting model, or another worker"
-    with pytest.raises(edge.NotEnoughMemory, match=words), guessing(one, engine):
+    with pytest.raises(edge.NotEnoughMemory, match=words), draft_device(one, engine):
         pytest.fail("it was loaded")
 
 
-def test_the_command_lets_the_worker_guess(
+def test_the_command_lets_the_worker_draft(
     one: Worker, engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And tells who guessed. Without the option nobody is asked."""
+    """And tells who drafted. Without the option nobody is asked."""
     said = []
     for more in ((), ("--draft-worker", one.address)):
         loads = one.log().count("session-loaded")

@@ -123,7 +123,7 @@ def stage(synthetic: Synthetic, tmp_path_factory: pytest.TempPathFactory) -> Ite
     shard.close()
 
 
-def told(stage: Shard, frames: Sequence[tuple[bytes, Kind]]) -> tuple[BaseException | None, list[Frame]]:
+def follow_all(stage: Shard, frames: Sequence[tuple[bytes, Kind]]) -> tuple[BaseException | None, list[Frame]]:
     """How a rank ends that is sent these frames, and what it sends."""
     stage.engine.kv_clear()
     ours, theirs = memory_link.pair(deadlines=Deadlines(step_timeout_s=1.0))
@@ -157,13 +157,13 @@ def decode_step(
 def test_a_rank_that_is_told_the_truth(stage: Shard) -> None:
     state = np.ones((1, 128), np.float32).tobytes()
     end = (pack(Step(Op.END), stage.rows), Kind.CONTROL)
-    error, came = told(stage, [(decode_step(stage), Kind.CONTROL), (state, Kind.DATA), end])
+    error, came = follow_all(stage, [(decode_step(stage), Kind.CONTROL), (state, Kind.DATA), end])
     assert error is None
     assert [len(frame.payload) for frame in came] == [4 * 512]
     logits = np.frombuffer(came[0].payload, np.float32)
     mask = np.arange(512) % 5 == 0
     masked = decode_step(stage, top=3, masks=pack_masks((0, 512), [mask]))
-    error, came = told(stage, [(masked, Kind.CONTROL), (state, Kind.DATA), end])
+    error, came = follow_all(stage, [(masked, Kind.CONTROL), (state, Kind.DATA), end])
     assert error is None
     where, bits = np.frombuffer(came[0].payload, np.int32).reshape(2, 6)
     assert {*where} == {*np.argsort(logits)[-3:], *np.argsort(np.where(mask, logits, -np.inf))[-3:]}
@@ -234,9 +234,9 @@ def test_a_rank_that_is_told_lies(stage: Shard, lie: str) -> None:
         "keys of all positions": [(pack(Step(Op.WRITE, numbers=(0, 0, 2**31 - 1, 0)), stage.rows), control)],
         "keys written to no sequence": [(pack(Step(Op.WRITE, numbers=(-1, 0, 1, 0)), stage.rows), control), keys],
         "keys kept of no sequence": [
-            (pack(Step(Op.KEEP, numbers=(2, 0, 1, 0), links=(bytes(32),)), stage.rows), control)
+            (pack(Step(Op.KEEP, numbers=(2, 0, 1, 0), hashes=(bytes(32),)), stage.rows), control)
         ],
         "no": [(pack(Step(Op.SHIFT, numbers=(0, 0, 0, 0)), stage.rows)[:-1], control)],
     }[lie]
-    error, _ = told(stage, frames)
+    error, _ = follow_all(stage, frames)
     assert isinstance(error, (ProtocolError, EngineError)), repr(error)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from edge.demo import MODEL_PATH
-from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
-from edge.llm.options import EngineOptions, PrefixOptions
+from edge.llm.options import PrefixOptions
 from edge.llm.sampler import SamplingParams
-from edge.llm.slot import Slot, move
+from edge.llm.slot import Slot
 from tests.support.deployments import OPTIONS, deployed, pipeline, stages, tensor
+from tests.support.moved_slots import move
 from tests.support.workers import Worker, worker
 
 GREEDY = SamplingParams(temperature=0)
@@ -28,7 +28,7 @@ PLANS: list[dict[str, Any]] = [
 ]
 
 
-def told(slot: Slot, tokens: list[int], n: int) -> list[int]:
+def greedy(slot: Slot, tokens: list[int], n: int) -> list[int]:
     """The `n` likeliest tokens behind what a slot holds and these. All but the last are in the slot then."""
     said = [int(slot.prefill([*slot.tokens, *tokens]).argmax())]
     while len(said) < n:
@@ -48,27 +48,17 @@ def test_a_moved_conversation_goes_on_with_the_same_tokens(one: Worker, plan: di
         other = stack.enter_context(Engine(MODEL_PATH, OPTIONS))
         spread = stack.enter_context(deployed(one, MODEL_PATH, plan)).engine
         undisturbed = Slot(single)
-        wanted = told(undisturbed, prompt(single), 64)
+        wanted = greedy(undisturbed, prompt(single), 64)
         slot = Slot(other)
-        found = told(slot, prompt(other), 21)
+        found = greedy(slot, prompt(other), 21)
         moved = move(slot, spread)
         assert moved.tokens == slot.tokens
-        found += told(moved, found[-1:], 22)
+        found += greedy(moved, found[-1:], 22)
         assert moved.computed == 1
         back = move(moved, other)
-        found += told(back, found[-1:], 21)
+        found += greedy(back, found[-1:], 21)
         assert back.computed == 1
         assert found == wanted
-
-
-def test_a_history_that_is_too_long_is_not_moved(one: Worker) -> None:
-    small = EngineOptions(threads=1, context=32)
-    with Engine(MODEL_PATH, OPTIONS) as single, Engine(MODEL_PATH, small) as little:
-        slot = Slot(single)
-        told(slot, prompt(single), 8)
-        with pytest.raises(EngineError, match="use a larger --context"):
-            move(slot, little)
-        assert little.kv_last(0) == -1
 
 
 @pytest.mark.parametrize("plan", [pipeline(1, 1), tensor(3, 2, 1)], ids=str)
@@ -82,7 +72,7 @@ def test_each_rank_keeps_its_part_and_finds_it_again(one: Worker, tmp_path: Path
                 file.unlink()
         with deployed(one, MODEL_PATH, plan, options) as deployment:
             slot = Slot(deployment.engine)
-            found = told(slot, prompt(deployment.engine), 40)
+            found = greedy(slot, prompt(deployment.engine), 40)
             slot.keep()
             answers.append((found, slot.restored))
     (first, nothing), (second, all_), (third, fewer) = answers
@@ -100,7 +90,7 @@ def test_a_worker_keeps_nothing_where_it_is_told_so(tmp_path: Path) -> None:
         for _ in range(2):
             with deployed(forgetful, MODEL_PATH, pipeline(1, 1), options) as deployment:
                 slot = Slot(deployment.engine)
-                told(slot, prompt(deployment.engine), 40)
+                greedy(slot, prompt(deployment.engine), 40)
                 slot.keep()
                 assert slot.restored == 0
     assert any(kept.folder.glob("*.kv"))

@@ -91,13 +91,13 @@ def test_a_loss_a_return_and_a_slow_device(
 
         in_use[one.address] = SLOWED
 
-        def told() -> bool:
+        def is_reported() -> bool:
             engine.kv_clear()
             for position in range(LEAST_STEPS):
                 engine.decode([5], position)
             return len(heard.lines) > 2
 
-        until(told, "word of the slow device")
+        until(is_reported, "word of the slow device")
         [slow] = heard.lines[2:]
         assert re.fullmatch(r"one computes \d+\.\d times as long as it did: going on with this device and two", slow)
         assert greedy_answers(engine, QUESTIONS, 16, {}) == undisturbed

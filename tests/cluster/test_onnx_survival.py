@@ -95,7 +95,7 @@ def over_all(model: OnnxSource, fleet: Fleet) -> tuple[OnnxPlan, str]:
     return model.plan(devices, at(model, *sorted((4, 9, 12)[: len(devices) - 1]))), "all of them"
 
 
-class Told(NetworkReplanner):
+class Reported(NetworkReplanner):
     """Plans as a test says, and measures nothing."""
 
     def __init__(self, plan_again: PlanAgain, choice: PlanChoice, model: OnnxSource, cluster: edge.Cluster) -> None:
@@ -120,7 +120,7 @@ def deployed(
     plan = model.plan(addresses, at(model, *(4, 9)[: len(workers) - 1]))
     choice = choice or PlanChoice(model.file.path, plan, "at first", keeps_off=True)
     with edge.Cluster(addresses) as cluster:
-        deciding = Told(plan_again, choice, model, cluster) if plan_again else None
+        deciding = Reported(plan_again, choice, model, cluster) if plan_again else None
         with deploy_network(choice, model, cluster, threads=1, deciding=deciding, steps=steps) as network:
             yield network
     for each in workers:

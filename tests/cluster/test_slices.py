@@ -104,11 +104,11 @@ def sha(data: bytes) -> str:
 
 
 def test_a_slice_is_sent_once_and_loaded(one: Worker, remote: Remote, demo: Recipe) -> None:
-    told: list[tuple[float, float]] = []
-    sent = remote.send_slice(demo, MODEL_PATH, demo.model_digest, lambda done, of: told.append((done, of)))
+    reported: list[tuple[float, float]] = []
+    sent = remote.send_slice(demo, MODEL_PATH, demo.model_digest, lambda done, of: reported.append((done, of)))
     assert sent == demo.n_bytes
-    assert told[-1] == (demo.n_bytes, demo.n_bytes)
-    assert told == sorted(told)
+    assert reported[-1] == (demo.n_bytes, demo.n_bytes)
+    assert reported == sorted(reported)
     assert remote.send_slice(demo, MODEL_PATH, demo.model_digest) == 0
     assert (one.slices / f"{demo.model_digest}.slice").read_bytes() == MODEL_PATH.read_bytes()
     assert remote.describe()[1].slices_bytes >= demo.n_bytes

@@ -16,11 +16,12 @@ import pytest
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions
-from edge.llm.slot import Slot, move
+from edge.llm.slot import Slot
 from edge.llm.states import BLOCK_TOKENS
+from edge.parallel.moving import read_states, write_states
 from edge.parallel.shard import Shard
 from partition.architectures.table import RULES
-from partition.errors import CannotSlice, StateError
+from partition.errors import CannotSlice
 from partition.plan.plan import Range, Slice
 from partition.slices.source import Source
 from partition.state.sequence import KVBlock
@@ -30,6 +31,7 @@ from quant.types import TYPES
 from tests.support.deployments import pipeline, stages, tensor
 from tests.support.helpers import TIMEOUT_S
 from tests.support.links import start
+from tests.support.moved_slots import move
 from tests.support.ranks_here import ranks_here
 from tests.support.slices import FIGURES, rewritten, synthetic
 from tests.support.thorough import THOROUGH, some, thorough
@@ -204,8 +206,9 @@ def test_positions_turned_by_other_factors_are_not_mixed(folder: Path, tmp_path:
         slot = Slot(first)
         slot.prefill(PROMPT)
         slot.keep()
-        with pytest.raises(StateError, match="contexts of 256 and 512 tokens"):
-            move(slot, second)
+        states = read_states(first, [slot])
+        assert states is not None
+        assert not write_states(second, states)
     for options, restored in ((long, 0), (short, (len(PROMPT) - 1) // BLOCK_TOKENS * BLOCK_TOKENS)):
         with Engine(model, options) as again:
             slot = Slot(again)
@@ -247,7 +250,7 @@ def test_all_ranks_have_read_what_they_keep_before_the_last_step(
             begun.set()
             assert keeping.exception(TIMEOUT_S) is None
         assert ended == [False]
-        assert slow.kept(engine.states.links(PROMPT)) == len(PROMPT) // BLOCK_TOKENS
+        assert slow.kept(engine.states.block_hashes(PROMPT)) == len(PROMPT) // BLOCK_TOKENS
 
 
 def test_a_window_that_another_sequence_has_taken_is_not_gone_back_to(folder: Path) -> None:

@@ -18,7 +18,7 @@ from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.speculation import Speculation
 from tests.conftest import OPTIONS
 from tests.support import ROOT
-from tests.support.guessing import one_slot
+from tests.support.drafting import one_slot
 from tests.support.helpers import run_edge
 from tests.support.llama_cpp_chain import BareLlama
 from tests.support.repetition import first_loop

@@ -121,9 +121,9 @@ def _body(kind: str, source: str) -> str:
 
 async def _ask(client: httpx.AsyncClient, question: str, words: str) -> None:
     ask = {"messages": [{"role": "user", "content": question}], "max_tokens": 24, "temperature": 0}
-    told = await client.post("/v1/chat/completions", json=ask)
-    assert told.status_code == 200, told.text
-    answer = told.json()["choices"][0]["message"]["content"]
+    response = await client.post("/v1/chat/completions", json=ask)
+    assert response.status_code == 200, response.text
+    answer = response.json()["choices"][0]["message"]["content"]
     assert words in answer, f"{question} {answer}"
 
 

@@ -16,14 +16,14 @@ class ScriptedAnswer:
     def __init__(self, model: "Scripted", generation: Generation) -> None:
         self.prompt_tokens, self.cached_tokens = 7, 3
         self.cancelled = asyncio.Event()
-        self.told = 0  # tokens
+        self.sent_tokens = 0
         self._model, self._wanted = model, generation
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         model, wanted = self._model, self._wanted
         said = model.says[: wanted.max_tokens]
         for character in said:
-            self.told += 1
+            self.sent_tokens += 1
             piece = character.encode()
             logprob = TokenLogprob(ord(character), piece, -0.5) if wanted.logprobs is not None else None
             others = (TokenLogprob(1, b"\xff", float("-inf")),) * (wanted.logprobs or 0)

@@ -37,9 +37,9 @@ def url() -> Iterator[str]:
 def refused(url: str, path: str, body: bytes | dict[str, Any], status: int = 400) -> dict[str, Any]:
     """The error that is told, whichever form the API has for it."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    told = httpx.post(url + path, content=content, timeout=60)
-    assert told.status_code == status, told.text
-    answer = told.json()
+    reply = httpx.post(url + path, content=content, timeout=60)
+    assert reply.status_code == status, reply.text
+    answer = reply.json()
     assert (answer.get("type") == "error") == path.startswith("/v1/messages")
     error: dict[str, Any] = answer["error"]
     assert error["message"]
@@ -172,21 +172,24 @@ def test_numbers_that_are_none(url: str, number: bytes) -> None:
 
 def test_a_schema_that_is_nested_deep_is_taken_or_refused(url: str) -> None:
     format_ = {"type": "json_schema", "json_schema": {"schema": NESTED}}
-    told = httpx.post(url + CHAT[0], json={"messages": HI, "response_format": format_})
-    assert told.status_code in (200, 400)
+    reply = httpx.post(url + CHAT[0], json={"messages": HI, "response_format": format_})
+    assert reply.status_code in (200, 400)
 
 
 def test_paths_and_methods_that_are_not_there(url: str) -> None:
     for path, anthropic in (("/v1/nothing", False), ("/v1/messages/nothing", True), ("/v1/models/nobody", False)):
-        told = httpx.get(url + path)
-        assert told.status_code == 404
-        assert (told.json().get("type") == "error") == anthropic
+        reply = httpx.get(url + path)
+        assert reply.status_code == 404
+        assert (reply.json().get("type") == "error") == anthropic
     near = httpx.get(url + "/v1/chat/completion").json()["error"]["message"]
     assert "no /v1/chat/completion here" in near
     assert "did you mean /v1/chat/completions?" in near
     assert "/v1/embeddings" in near
-    told = httpx.get(url + "/v1/chat/completions")
-    assert (told.status_code, told.json()["error"]["message"]) == (405, "/v1/chat/completions takes POST, not GET")
+    reply = httpx.get(url + "/v1/chat/completions")
+    assert (reply.status_code, reply.json()["error"]["message"]) == (
+        405,
+        "/v1/chat/completions takes POST, not GET",
+    )
     assert httpx.delete(url + "/v1/models").status_code == 405
 
 

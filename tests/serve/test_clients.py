@@ -45,11 +45,11 @@ def test_models(openai: OpenAI, anthropic: Anthropic) -> None:
 
 
 def test_a_chat_whole_and_streamed(openai: OpenAI) -> None:
-    told = openai.chat.completions.create(model=NAME, messages=HI, temperature=0)
-    text = told.choices[0].message.content or ""
+    reply = openai.chat.completions.create(model=NAME, messages=HI, temperature=0)
+    text = reply.choices[0].message.content or ""
     assert "65" in text
-    assert told.choices[0].finish_reason == "stop"
-    usage = told.usage
+    assert reply.choices[0].finish_reason == "stop"
+    usage = reply.usage
     assert usage is not None
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     chunks = list(
@@ -68,9 +68,9 @@ def test_a_chat_whole_and_streamed(openai: OpenAI) -> None:
 
 def test_what_was_computed_is_not_computed_again(openai: OpenAI) -> None:
     messages: Any = [{"role": "system", "content": "You know a lot of towns and rivers. " * 10}, *HI]
-    told = [openai.chat.completions.create(model=NAME, messages=messages, max_tokens=1) for _ in range(2)]
+    reply = [openai.chat.completions.create(model=NAME, messages=messages, max_tokens=1) for _ in range(2)]
     cached = [
-        one.usage.prompt_tokens_details.cached_tokens for one in told if one.usage and one.usage.prompt_tokens_details
+        one.usage.prompt_tokens_details.cached_tokens for one in reply if one.usage and one.usage.prompt_tokens_details
     ]
     assert (cached[1] or 0) > (cached[0] or 0)
 
@@ -93,10 +93,10 @@ def test_stops_and_limits(openai: OpenAI, anthropic: Anthropic) -> None:
 
 
 def test_probabilities(openai: OpenAI) -> None:
-    told = openai.chat.completions.create(
+    reply = openai.chat.completions.create(
         model=NAME, messages=HI, temperature=0, max_tokens=5, logprobs=True, top_logprobs=3
     )
-    logprobs = told.choices[0].logprobs
+    logprobs = reply.choices[0].logprobs
     assert logprobs is not None
     assert len(logprobs.content or ()) == 5
     for one in logprobs.content or ():
@@ -105,7 +105,7 @@ def test_probabilities(openai: OpenAI) -> None:
         assert one.token == one.top_logprobs[0].token  # at temperature 0
         assert one.logprob <= 0
     assert (
-        b"".join(bytes(one.bytes or ()) for one in logprobs.content or ()).decode() == told.choices[0].message.content
+        b"".join(bytes(one.bytes or ()) for one in logprobs.content or ()).decode() == reply.choices[0].message.content
     )
 
 
@@ -123,16 +123,16 @@ def test_a_bias_forbids_a_token(openai: OpenAI, server: str) -> None:
     ids=lambda wanted: wanted["type"],
 )
 def test_an_answer_in_json(openai: OpenAI, wanted: Any) -> None:
-    told = openai.chat.completions.create(
+    reply = openai.chat.completions.create(
         model=NAME, messages=HI, response_format=wanted, seed=1, temperature=0, max_tokens=300
     )
-    if told.choices[0].finish_reason == "stop":
-        value = json.loads(told.choices[0].message.content or "")
+    if reply.choices[0].finish_reason == "stop":
+        value = json.loads(reply.choices[0].message.content or "")
         assert isinstance(value, dict)
         assert follows(value) or wanted["type"] == "json_object"
     else:
         assert wanted["type"] == "json_object"  # which may go on for ever
-        assert (told.choices[0].message.content or "").lstrip().startswith("{")
+        assert (reply.choices[0].message.content or "").lstrip().startswith("{")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=str)
@@ -145,9 +145,9 @@ def test_a_tool_that_must_be_called(openai: OpenAI, choice: Any) -> None:
         "temperature": 0,
         "max_tokens": 200,
     }
-    told = openai.chat.completions.create(**asked).choices[0]
-    assert told.finish_reason == "tool_calls"
-    [call] = told.message.tool_calls or []
+    reply = openai.chat.completions.create(**asked).choices[0]
+    assert reply.finish_reason == "tool_calls"
+    [call] = reply.message.tool_calls or []
     assert call.type == "function"
     assert call.function.name == "weather"
     assert follows(json.loads(call.function.arguments))
@@ -155,23 +155,23 @@ def test_a_tool_that_must_be_called(openai: OpenAI, choice: Any) -> None:
         [streamed] = stream.get_final_completion().choices[0].message.tool_calls or ()  # type: ignore[misc]
     assert streamed.function.arguments == call.function.arguments
     answer: Any = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
-    messages: Any = [*HI, told.message.model_dump(exclude_none=True), answer]
+    messages: Any = [*HI, reply.message.model_dump(exclude_none=True), answer]
     more = openai.chat.completions.create(model=NAME, messages=messages, tools=CHAT_TOOLS, max_tokens=10)
     assert more.choices[0].finish_reason in ("stop", "length")
 
 
 def test_text_with_tools_that_need_not_be_called(openai: OpenAI) -> None:
     for choice in ("auto", "none"):
-        told = openai.chat.completions.create(
+        reply = openai.chat.completions.create(
             model=NAME, messages=HI, tools=CHAT_TOOLS, tool_choice=choice, temperature=0, max_tokens=40
         )
-        assert told.choices[0].message.content
+        assert reply.choices[0].message.content
 
 
 def test_a_strict_tool_that_need_not_be_called(openai: OpenAI) -> None:
     strict: Any = [{"type": "function", "function": {**CHAT_TOOLS[0]["function"], "strict": True}}]
-    told = openai.chat.completions.create(model=NAME, messages=HI, tools=strict, temperature=0, max_tokens=40)
-    assert "65" in (told.choices[0].message.content or "")
+    reply = openai.chat.completions.create(model=NAME, messages=HI, tools=strict, temperature=0, max_tokens=40)
+    assert "65" in (reply.choices[0].message.content or "")
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
     asked: Any = {"response_format": wanted, "max_tokens": 200}
     either = openai.chat.completions.create(model=NAME, messages=HI, tools=strict, **asked).choices[0]
@@ -181,11 +181,11 @@ def test_a_strict_tool_that_need_not_be_called(openai: OpenAI) -> None:
 
 
 def test_completions(openai: OpenAI) -> None:
-    told = openai.completions.create(
+    reply = openai.completions.create(
         model=NAME, prompt=["One kilobyte", "Two"], max_tokens=4, temperature=0, logprobs=2
     )
-    assert [choice.index for choice in told.choices] == [0, 1]
-    first = told.choices[0]
+    assert [choice.index for choice in reply.choices] == [0, 1]
+    first = reply.choices[0]
     assert first.logprobs is not None
     assert "".join(first.logprobs.tokens or ()) == first.text
     chunks = openai.completions.create(model=NAME, prompt="One kilobyte", max_tokens=4, temperature=0, stream=True)
@@ -205,13 +205,13 @@ def test_completions_of_tokens(openai: OpenAI, server: str) -> None:
 
 
 def test_responses(openai: OpenAI) -> None:
-    told = openai.responses.create(model=NAME, input=SUM, temperature=0)
-    assert "65" in told.output_text
-    assert told.status == "completed"
+    reply = openai.responses.create(model=NAME, input=SUM, temperature=0)
+    assert "65" in reply.output_text
+    assert reply.status == "completed"
     with openai.responses.stream(model=NAME, input=SUM, temperature=0) as stream:
         kinds = [event.type for event in stream]
-        assert stream.get_final_response().output_text == told.output_text
-    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+        assert stream.get_final_response().output_text == reply.output_text
+    assert (kinds[0], kinds[-1]) == ("reply.created", "reply.completed")
     tools: Any = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}]
     called = openai.responses.create(model=NAME, input=SUM, tools=tools, tool_choice="required", max_output_tokens=200)
     [call] = called.output
@@ -222,14 +222,14 @@ def test_responses(openai: OpenAI) -> None:
 
 
 def test_messages(anthropic: Anthropic) -> None:
-    told = anthropic.messages.create(model=NAME, max_tokens=50, messages=HI, extra_body=GREEDY)
-    [block] = told.content
+    reply = anthropic.messages.create(model=NAME, max_tokens=50, messages=HI, extra_body=GREEDY)
+    [block] = reply.content
     assert block.type == "text"
     assert "65" in block.text
-    assert told.stop_reason == "end_turn"
+    assert reply.stop_reason == "end_turn"
     with anthropic.messages.stream(model=NAME, max_tokens=50, messages=HI, extra_body=GREEDY) as stream:
         assert "".join(stream.text_stream) == block.text
-        assert stream.get_final_message().usage.output_tokens == told.usage.output_tokens
+        assert stream.get_final_message().usage.output_tokens == reply.usage.output_tokens
     tools: Any = [{"name": "weather", "input_schema": SCHEMA}]
     for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
         asked: Any = {"model": NAME, "max_tokens": 200, "messages": HI, "tools": tools, "tool_choice": choice}
@@ -252,14 +252,14 @@ def test_tokens_are_counted_as_they_are_used(anthropic: Anthropic) -> None:
 
 
 def test_embeddings(openai: OpenAI) -> None:
-    told = openai.embeddings.create(model=NAME, input=["One kilobyte", "One kilobyte", "Rome"])  # asks for base64
+    reply = openai.embeddings.create(model=NAME, input=["One kilobyte", "One kilobyte", "Rome"])  # asks for base64
     plain = openai.embeddings.create(model=NAME, input="One kilobyte", encoding_format="float")
-    first, same, other = (one.embedding for one in told.data)
+    first, same, other = (one.embedding for one in reply.data)
     assert sum(x * x for x in first) == pytest.approx(1, abs=1e-3)
     assert first == pytest.approx(same, abs=1e-3)
     assert plain.data[0].embedding == pytest.approx(first, abs=1e-3)
     assert other != pytest.approx(first, abs=1e-3)
-    assert told.usage.prompt_tokens > plain.usage.prompt_tokens
+    assert reply.usage.prompt_tokens > plain.usage.prompt_tokens
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_need_and_have(openai: OpenAI, anthropic: Anthropic) -> None:

@@ -40,25 +40,25 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a_chat_whole_and_streamed(openai: OpenAI, server: str) -> None:
-    told = openai.chat.completions.create(model=NAME, messages=HI, temperature=0)
-    text = told.choices[0].message.content or ""
+    response = openai.chat.completions.create(model=NAME, messages=HI, temperature=0)
+    text = response.choices[0].message.content or ""
     assert "65" in text
     [model] = httpx.get(f"{server}/v1/cluster").json()["models"]
     assert [device["layers"] for device in model["devices"]] == [[0, 8]] * 3
     usage: Any = {"stream_options": {"include_usage": True}}
     chunks = list(openai.chat.completions.create(model=NAME, messages=HI, temperature=0, stream=True, **usage))
     assert "".join(one.choices[0].delta.content or "" for one in chunks if one.choices) == text
-    assert told.usage is not None
+    assert response.usage is not None
     assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == told.usage.completion_tokens
+    assert chunks[-1].usage.completion_tokens == response.usage.completion_tokens
 
 
 def test_a_schema_holds(openai: OpenAI) -> None:
     from openai import BadRequestError
 
     asked: Any = {"model": NAME, "messages": HI, "response_format": JSON, "max_tokens": 300, "n": 3, "seed": 1}
-    told = openai.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
-    for choice in told.choices:
+    response = openai.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+    for choice in response.choices:
         assert choice.finish_reason == "stop"
         assert follows(json.loads(choice.message.content or ""))
         assert choice.logprobs is not None
@@ -82,12 +82,12 @@ def test_a_tool_is_called(openai: OpenAI, anthropic: Anthropic) -> None:
 
 
 def test_a_message_and_its_tokens(anthropic: Anthropic) -> None:
-    told = anthropic.messages.create(model=NAME, max_tokens=50, messages=HI, extra_body=GREEDY)
-    [block] = told.content
+    response = anthropic.messages.create(model=NAME, max_tokens=50, messages=HI, extra_body=GREEDY)
+    [block] = response.content
     assert block.type == "text"
     assert "65" in block.text
     counted = anthropic.messages.count_tokens(model=NAME, messages=HI).input_tokens
-    assert counted == told.usage.input_tokens + (told.usage.cache_read_input_tokens or 0)
+    assert counted == response.usage.input_tokens + (response.usage.cache_read_input_tokens or 0)
 
 
 def test_embeddings_are_refused_with_a_reason(openai: OpenAI) -> None:

@@ -79,8 +79,8 @@ def test_a_body_that_comes_slowly_is_not_waited_for(url: str, monkeypatch: pytes
     monkeypatch.setattr(bodies, "BODY_S", 0.2)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"
     with connect(url, head) as slow:
-        told = slow.makefile("rb").read()  # until it is closed
-    assert told.startswith(b"HTTP/1.1 408 ")
+        response = slow.makefile("rb").read()  # until it is closed
+    assert response.startswith(b"HTTP/1.1 408 ")
     assert httpx.post(f"{url}/v1/chat/completions", json=ASK).status_code == 200
 
 

@@ -131,15 +131,15 @@ def test_what_would_change_the_answer_is_refused_by_name(url: str, api: Api) -> 
     }[api[0]]
     with httpx.Client(base_url=url, timeout=60) as client:
         for name in request.refused:  # type: ignore[attr-defined]
-            told = client.post(api[0], json={**api[1], name: "something"})
-            assert told.status_code == 400, name
-            error = told.json()["error"]
+            response = client.post(api[0], json={**api[1], name: "something"})
+            assert response.status_code == 400, name
+            error = response.json()["error"]
             assert error["message"].startswith(f"{name} is not done here")
             assert error.get("param", name) == name  # Anthropic's form has no place for it
         harmless = {name: (neutral or (None,))[0] for name, neutral in request.refused.items()}  # type: ignore[attr-defined]
         ignored = dict.fromkeys(request.ignored - request.model_fields.keys(), "something")  # type: ignore[attr-defined]
-        told = client.post(api[0], json={**api[1], **harmless, **ignored})
-        assert told.status_code == 200, told.text
+        response = client.post(api[0], json={**api[1], **harmless, **ignored})
+        assert response.status_code == 200, response.text
 
 
 def test_a_value_that_is_neutral() -> None:
@@ -191,8 +191,8 @@ def test_pictures_are_refused_in_words(url: str, api: Api, body: dict[str, Any],
     ],
 )  # fmt: skip
 def test_what_cannot_be_done(url: str, api: Api, more: dict[str, Any], word: str) -> None:
-    told = post(url, api, **more)
-    assert (told.status_code, word in told.json()["error"]["message"]) == (400, True), told.text
+    response = post(url, api, **more)
+    assert (response.status_code, word in response.json()["error"]["message"]) == (400, True), response.text
 
 
 def test_variables_come_to_the_template() -> None:
@@ -238,10 +238,10 @@ def test_numbers_that_no_logit_can_take(given: dict[str, Any]) -> None:
 
 
 def test_a_constraint_that_nothing_follows_is_told_in_words(server: str) -> None:
-    told = post(server, CHAT, regex=r"[^\s\S]")
-    assert told.status_code == 400
-    assert "NoExtension" not in told.text
-    assert "no text can follow it" in told.json()["error"]["message"]
+    response = post(server, CHAT, regex=r"[^\s\S]")
+    assert response.status_code == 400
+    assert "NoExtension" not in response.text
+    assert "no text can follow it" in response.json()["error"]["message"]
 
 
 def test_models_tell_their_context_and_when_they_were_written(server: str) -> None:

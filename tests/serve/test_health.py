@@ -29,13 +29,13 @@ WAIT_S = 90.0
 
 async def until(process: EngineProcess, *states: str) -> list[Mapping[str, Any]]:
     """All that is told of a process until it was in each of these states, one after the other."""
-    told = [process.health]
+    response = [process.health]
     for state in states:
-        while told[-1]["state"] != state:
+        while response[-1]["state"] != state:
             await asyncio.sleep(0.01)
-            if process.health != told[-1]:
-                told.append(process.health)
-    return told  # type: ignore[return-value]
+            if process.health != response[-1]:
+                response.append(process.health)
+    return response  # type: ignore[return-value]
 
 
 def test_a_process_that_says_nothing_is_told_ended_and_its_answers_go_on() -> None:
@@ -51,12 +51,12 @@ def test_a_process_that_says_nothing_is_told_ended_and_its_answers_go_on() -> No
             tokens = [(await anext(aiter(answer))).token_id]
             assert process._child is not None
             os.kill(process._child.process.pid, signal.SIGSTOP)
-            told = await until(process, "silent", "restarting", "waiting")
-            silent = next(one for one in told if one["state"] == "silent")
+            response = await until(process, "silent", "restarting", "waiting")
+            silent = next(one for one in response if one["state"] == "silent")
             assert "has said nothing for 0.5 s" in silent["reason"]
-            restarting = next(one for one in told if one["state"] == "restarting")
+            restarting = next(one for one in response if one["state"] == "restarting")
             assert restarting["reason"] == RESTARTING
-            assert not any("demo" in one.get("reason", "") for one in told)
+            assert not any("demo" in one.get("reason", "") for one in response)
             tokens += [piece.token_id async for piece in answer]
             assert tokens == alone
             assert process.restarts == 1
@@ -94,24 +94,24 @@ def test_a_step_may_take_long_and_not_for_ever() -> None:
 
 
 def test_a_process_that_answers_late_now_and_then_is_left_alone() -> None:
-    told: list[Mapping[str, Any]] = []
+    response: list[Mapping[str, Any]] = []
 
     async def run() -> None:
         watch = Watch(Deadlines(ask_s=0.01, silent_s=0.01, stuck_s=0.03))
 
         async def beat() -> Mapping[str, Any]:
-            told.append(watch.to_json())
-            if len(told) % 2:
+            response.append(watch.to_json())
+            if len(response) % 2:
                 await asyncio.Event().wait()
             return {"busy_s": None}
 
         watch.begin(beat, pytest.fail)
-        while len(told) < 20:
+        while len(response) < 20:
             await asyncio.sleep(0.01)
         watch.leave(None)
 
     asyncio.run(asyncio.wait_for(run(), WAIT_S))
-    assert [one["state"] for one in told] == ["waiting", "silent"] * 10
+    assert [one["state"] for one in response] == ["waiting", "silent"] * 10
 
 
 def test_a_process_that_ended_is_not_ended_again() -> None:
@@ -133,12 +133,12 @@ def test_who_asks_hears_503_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"state": "computing", "busy_s": 80.0}
     silent = {"state": "silent", "reason": "an engine process has said nothing for 10 s"}
     with serving(create_app(models, ServeOptions(api_keys=("sk",)))) as url:
-        for told in ([answers, {"state": "loading"}], [answers, silent]):
-            monkeypatch.setattr(models, "health", lambda told=told: told)
+        for response in ([answers, {"state": "loading"}], [answers, silent]):
+            monkeypatch.setattr(models, "health", lambda response=response: response)
             for path in ("/health", "/v1/health"):
                 said = httpx.get(url + path)
-                if silent in told:
+                if silent in response:
                     assert said.status_code == 503
-                    assert said.json() == {"status": "error", "reason": silent["reason"], "models": told}
+                    assert said.json() == {"status": "error", "reason": silent["reason"], "models": response}
                 else:
-                    assert (said.status_code, said.json()) == (200, {"status": "ok", "models": told})
+                    assert (said.status_code, said.json()) == (200, {"status": "ok", "models": response})

@@ -48,7 +48,7 @@ def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
             ends.append(answers[-1].ends)  # before its first token
             return await text(answers[-1])
 
-        told = []
+        response = []
         for turn, config in enumerate((MOVED, CONFIG, MOVED)):  # more often than a request may fail
             under_way = await model.generate(ENDLESS)
             preparing = asyncio.create_task(asked(turn))
@@ -62,7 +62,7 @@ def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
                 await model.status()
             assert model.process.busy
             assert await tokens
-            told += [await preparing, await later]
+            response += [await preparing, await later]
             await move
             assert await context(model) == config.options["context"]
             before = len(under_way.tokens)
@@ -71,10 +71,10 @@ def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
                     break
             under_way.cancel()
         assert (model.process.restarts, model.process._ended_in_a_row, engines()) == (0, 0, 1)
-        return told, ends
+        return response, ends
 
-    told, ends = with_router(work)
-    assert sorted(told) == [f"{i} plus 2 is {i + 2}." for i in range(6)]
+    response, ends = with_router(work)
+    assert sorted(response) == [f"{i} plus 2 is {i + 2}." for i in range(6)]
     assert ends == [0] * 6
 
 

@@ -36,17 +36,22 @@ def model(models: ScriptedModels) -> Scripted:
 
 
 def post(url: str, path: str = "/completion", **body: Any) -> Any:
-    told = httpx.post(url + path, json=body, timeout=60)
-    assert told.status_code == 200, told.text
-    return told.json()
+    reply = httpx.post(url + path, json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
 
 
 def test_a_completion(url: str, model: Scripted) -> None:
-    told = post(url, prompt="Hi", n_predict=5)
-    assert (told["content"], told["stop"], told["stop_type"], told["model"]) == ("Hello", True, "limit", "scripted")
-    assert (told["tokens_predicted"], told["tokens_evaluated"], told["tokens_cached"]) == (5, 7, 3)
-    assert told["tokens"] == []
-    assert "completion_probabilities" not in told
+    reply = post(url, prompt="Hi", n_predict=5)
+    assert (reply["content"], reply["stop"], reply["stop_type"], reply["model"]) == (
+        "Hello",
+        True,
+        "limit",
+        "scripted",
+    )
+    assert (reply["tokens_predicted"], reply["tokens_evaluated"], reply["tokens_cached"]) == (5, 7, 3)
+    assert reply["tokens"] == []
+    assert "completion_probabilities" not in reply
     assert post(url, "/completions", prompt="Hi")["stop_type"] == "eos"
     model.stop_string = "."
     stopped = post(url, prompt="Hi")
@@ -68,27 +73,27 @@ def test_what_is_left_out_is_as_llama_server_has_it(url: str, model: Scripted) -
 
 
 def test_a_stream_ends_with_what_the_response_tells(url: str, model: Scripted) -> None:
-    told = httpx.post(f"{url}/completion", json={"prompt": "Hi", "stream": True, "n_predict": 3}, timeout=60).text
-    assert "[DONE]" not in told
-    assert "event:" not in told
-    *pieces, last = events_of(told)
+    reply = httpx.post(f"{url}/completion", json={"prompt": "Hi", "stream": True, "n_predict": 3}, timeout=60).text
+    assert "[DONE]" not in reply
+    assert "event:" not in reply
+    *pieces, last = events_of(reply)
     assert [(one["content"], one["stop"]) for one in pieces] == [("H", False), ("e", False), ("l", False)]
     assert (last["content"], last["stop"], last["tokens_predicted"]) == ("", True, 3)
 
 
 def test_probabilities_and_tokens(url: str, model: Scripted) -> None:
-    told = post(url, prompt="Hi", n_predict=2, n_probs=1)
-    assert told["tokens"] == [72, 101]
-    first = told["completion_probabilities"][0]
+    reply = post(url, prompt="Hi", n_predict=2, n_probs=1)
+    assert reply["tokens"] == [72, 101]
+    first = reply["completion_probabilities"][0]
     assert (first["id"], first["token"], first["bytes"], first["logprob"]) == (72, "H", [72], -0.5)
     assert first["top_logprobs"] == [{"id": 1, "token": "\ufffd", "bytes": [255], "logprob": -9999.0}]
-    told = post(url, prompt="Hi", n_predict=2, return_tokens=True)
-    assert (told["tokens"], "completion_probabilities" in told) == ([72, 101], False)
+    reply = post(url, prompt="Hi", n_predict=2, return_tokens=True)
+    assert (reply["tokens"], "completion_probabilities" in reply) == ([72, 101], False)
 
 
 def test_several_prompts_are_a_list(url: str, model: Scripted) -> None:
-    told = post(url, prompt=["a", "b"], n_predict=1, n_cmpl=2)
-    assert [(one["index"], one["content"]) for one in told] == [(0, "H"), (1, "H"), (2, "H"), (3, "H")]
+    reply = post(url, prompt=["a", "b"], n_predict=1, n_cmpl=2)
+    assert [(one["index"], one["content"]) for one in reply] == [(0, "H"), (1, "H"), (2, "H"), (3, "H")]
     assert [one.prompt for one in model.asked] == ["a", "a", "b", "b"]
 
 
@@ -129,17 +134,17 @@ def test_they_need_the_key_that_the_others_need() -> None:
 
 def test_an_answer_of_the_engine(server: str) -> None:
     asked = {"prompt": "One kilobyte", "n_predict": 4, "temperature": 0, "n_probs": 2}
-    told = post(server, **asked)
-    assert told["content"] == "".join(one["token"] for one in told["completion_probabilities"])
+    reply = post(server, **asked)
+    assert reply["content"] == "".join(one["token"] for one in reply["completion_probabilities"])
     tokens = post(server, "/tokenize", content="One kilobyte", add_special=True)["tokens"]
-    assert post(server, **{**asked, "prompt": tokens})["content"] == told["content"]
-    forbidden = post(server, **asked, logit_bias=[[told["tokens"][0], False]])
-    assert forbidden["tokens"][0] != told["tokens"][0]
+    assert post(server, **{**asked, "prompt": tokens})["content"] == reply["content"]
+    forbidden = post(server, **asked, logit_bias=[[reply["tokens"][0], False]])
+    assert forbidden["tokens"][0] != reply["tokens"][0]
 
 
 def test_what_is_told_back_is_short(url: str, model: Scripted) -> None:
     """Fields that nobody knows, and long ones, would come back with each answer."""
-    told = post(url, "/completion", prompt="Hi", temperature=0.5, junk="x" * 999, grammar='root ::= "a"')
-    settings = told["generation_settings"]
+    reply = post(url, "/completion", prompt="Hi", temperature=0.5, junk="x" * 999, grammar='root ::= "a"')
+    settings = reply["generation_settings"]
     assert settings["temperature"] == 0.5
     assert not {"junk", "grammar", "prompt"} & settings.keys()

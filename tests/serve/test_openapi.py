@@ -25,9 +25,9 @@ LIMITS = {"/v1/responses": "max_output_tokens", "/v1/chat/completions": "max_com
 
 
 def test_all_that_is_answered_is_described(server: str) -> None:
-    told = httpx.get(f"{server}/openapi.json").json()
-    assert told == DESCRIPTION
-    assert told["openapi"].startswith("3.1")
+    response = httpx.get(f"{server}/openapi.json").json()
+    assert response == DESCRIPTION
+    assert response["openapi"].startswith("3.1")
     assert len(OPERATIONS) == len(endpoints(ScriptedModels(), ServeOptions()))
 
 
@@ -60,7 +60,7 @@ def test_no_request_is_answered_with_a_server_error(server: str, name: str, mode
     @given(operation.as_strategy(generation_mode=GenerationMode(mode)))
     def ask(case: schemathesis.Case) -> None:
         keep_short(case)
-        told = case.call(base_url=server, timeout=60)
-        assert told.status_code < 500, told.text
+        response = case.call(base_url=server, timeout=60)
+        assert response.status_code < 500, response.text
 
     ask()

@@ -30,8 +30,8 @@ def cached(url: str, key: str, text: str = SECRET) -> int:
     for path in ("/v1/chat/completions", "/v1/completions"):
         ask = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        told = httpx.post(url + path, json={**ask, "max_tokens": 2, "temperature": 0}, headers=headers, timeout=120)
-        found = told.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        response = httpx.post(url + path, json={**ask, "max_tokens": 2, "temperature": 0}, headers=headers, timeout=120)
+        found = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
         if found:
             return int(found)
     return 0

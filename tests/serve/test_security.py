@@ -113,23 +113,23 @@ def test_keys(url: str, headers: dict[str, str], status: int) -> None:
 
 
 def test_health_needs_no_key_and_everything_is_served_with_strict_headers(url: str) -> None:
-    told = httpx.get(url + "/health")
-    assert told.json() == {"status": "ok", "models": [{"state": "waiting"}]}
-    assert httpx.get(url + "/v1/health").json() == told.json()
-    assert told.headers["x-content-type-options"] == "nosniff"
-    assert "default-src 'self'" in told.headers["content-security-policy"]
-    assert "frame-ancestors 'none'" in told.headers["content-security-policy"]
+    response = httpx.get(url + "/health")
+    assert response.json() == {"status": "ok", "models": [{"state": "waiting"}]}
+    assert httpx.get(url + "/v1/health").json() == response.json()
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'self'" in response.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in response.headers["content-security-policy"]
     for path in ("/slots", "/metrics", "/props", "/v1/cluster", "/openapi.json", "/nothing"):
         assert httpx.get(url + path).status_code == 401, path
 
 
 @pytest.mark.parametrize("path", ["/", "/index.html", "/main.js", "/page.css"])
 def test_the_page_needs_no_key(url: str, path: str) -> None:
-    told = httpx.get(url + path)
-    assert told.status_code == 200
+    response = httpx.get(url + path)
+    assert response.status_code == 200
     kinds = {".js": "text/javascript", ".css": "text/css"}
-    assert told.headers["content-type"].startswith(kinds.get(path[path.rfind(".") :], "text/html"))
-    assert told.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["content-type"].startswith(kinds.get(path[path.rfind(".") :], "text/html"))
+    assert response.headers["x-content-type-options"] == "nosniff"
     assert httpx.get(f"{url}/page/{path}").status_code == 401
     assert httpx.get(f"{url}/..%2f..%2foptions.py", headers=BEARER).status_code == 404
 
@@ -137,8 +137,8 @@ def test_the_page_needs_no_key(url: str, path: str) -> None:
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
 def test_a_body_that_is_too_large_is_refused(url: str, path: str) -> None:
     large = b" " * (OPTIONS.max_body_bytes + 1)
-    told = httpx.post(url + path, content=large, headers=BEARER)
-    assert told.status_code == 413
+    response = httpx.post(url + path, content=large, headers=BEARER)
+    assert response.status_code == 413
     in_chunks = httpx.post(url + path, content=iter([large[:60_000], large[60_000:]]), headers=BEARER)
     assert in_chunks.status_code == 413
     assert f"more than {OPTIONS.max_body_bytes} bytes" in in_chunks.text

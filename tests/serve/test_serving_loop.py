@@ -24,7 +24,7 @@ from partition.errors import PlanError
 WAIT_S = 60.0
 
 
-class Told:
+class Replies:
     """What the loop tells the server."""
 
     def __init__(self) -> None:
@@ -50,14 +50,14 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def replies() -> Replies:
+    return Replies()
 
 
 @pytest.fixture
-def loop(told: Told) -> Iterator[ServingLoop]:
+def loop(replies: Replies) -> Iterator[ServingLoop]:
     with Engine(MODEL_PATH, EngineOptions(threads=1, context=512, sequences=2)) as engine:
-        yield ServingLoop(engine, None, told.send)
+        yield ServingLoop(engine, None, replies.send)
         engine.resume()
 
 
@@ -72,10 +72,10 @@ def run(loop: ServingLoop) -> threading.Thread:
     return thread
 
 
-def test_that_a_request_was_accepted_is_told_before_anything_of_it(loop: ServingLoop, told: Told) -> None:
+def test_that_a_request_was_accepted_is_told_before_anything_of_it(loop: ServingLoop, replies: Replies) -> None:
     thread = run(loop)
     begin(loop, 7, prompt="Hello", max_tokens=3)
-    messages = told.of(7, "piece")
+    messages = replies.of(7, "piece")
     loop.end()
     thread.join(WAIT_S)
     assert [next(key for key in ("result", "begun", "piece") if key in m) for m in messages] == [
@@ -83,18 +83,18 @@ def test_that_a_request_was_accepted_is_told_before_anything_of_it(loop: Serving
     ]  # fmt: skip
 
 
-def test_passes_and_tokens_are_counted(told: Told) -> None:
+def test_passes_and_tokens_are_counted(replies: Replies) -> None:
     """Also over an error. A part of a prompt is a pass, of which there is nothing to tell."""
     with Engine(MODEL_PATH, EngineOptions(threads=1, context=512, batch=32, sequences=2)) as engine:
-        loop = ServingLoop(engine, None, told.send)
+        loop = ServingLoop(engine, None, replies.send)
         thread = run(loop)
         begin(loop, 1, prompt=[5] * 70, max_tokens=4)
-        told.of(1, "piece")
+        replies.of(1, "piece")
         counters = [loop.ask("status", {})["counters"]]
-        empty = told.empty
+        empty = replies.empty
         loop._jobs.result(lambda: loop._fail(EngineError("once")))
         begin(loop, 2, prompt=[7] * 20, max_tokens=2)
-        told.of(2, "piece")
+        replies.of(2, "piece")
         counters.append(loop.ask("status", {})["counters"])
         loop.end()
         thread.join(WAIT_S)
@@ -106,20 +106,20 @@ def test_passes_and_tokens_are_counted(told: Told) -> None:
     assert empty == 0
 
 
-def test_what_came_of_guesses_is_told(told: Told) -> None:
-    """Of the requests so far, and of those after an error; nothing where nothing guesses."""
+def test_what_came_of_drafts_is_told(replies: Replies) -> None:
+    """Of the requests so far, and of those after an error; nothing where nothing drafts."""
     options = with_room(EngineOptions(threads=1, context=512, sequences=2), "ngram")
     with Engine(MODEL_PATH, options) as engine:
-        assert ServingLoop(engine, None, told.send).status()["speculation"] is None
+        assert ServingLoop(engine, None, replies.send).status()["speculation"] is None
         drafter = speculation("ngram", engine, lambda opened: opened)
-        loop = ServingLoop(engine, None, told.send, drafter)
+        loop = ServingLoop(engine, None, replies.send, drafter)
         assert loop.status()["speculation"] == {
             "draft": "ngram", "draft_worker": None, "draft_worker_lost": False,
             "drafted": 0, "accepted": 0, "passes": 0, "rows_per_pass": None, "gain": None,
         }  # fmt: skip
         thread = run(loop)
         begin(loop, 1, prompt="Hello", max_tokens=5)
-        told.of(1, "piece")
+        replies.of(1, "piece")
         found = loop.status()["speculation"]
         loop.end()
         thread.join(WAIT_S)
@@ -128,26 +128,26 @@ def test_what_came_of_guesses_is_told(told: Told) -> None:
     assert found["rows_per_pass"] >= 1
 
 
-def test_what_is_refused_or_cancelled_leaves_nothing_behind(loop: ServingLoop, told: Told) -> None:
+def test_what_is_refused_or_cancelled_leaves_nothing_behind(loop: ServingLoop, replies: Replies) -> None:
     with pytest.raises(SamplingError):
         begin(loop, 1, prompt="Hello", max_tokens=0)
     begin(loop, 2, prompt="Hello")
     loop.cancel(2)  # before the engine thread has seen it
     loop.cancel(3)  # never there
     thread = run(loop)
-    assert told.of(2, "piece")[-1]["piece"]["finish_reason"] == "cancelled"
+    assert replies.of(2, "piece")[-1]["piece"]["finish_reason"] == "cancelled"
     begin(loop, 4, prompt="Hello", max_tokens=2)
-    told.of(4, "piece")
+    replies.of(4, "piece")
     loop.cancel(4)  # has ended
     begin(loop, 5, prompt="Hello", max_tokens=2)
-    told.of(5, "piece")
+    replies.of(5, "piece")
     loop.end()
     thread.join(WAIT_S)
     assert (loop._preparing, loop._requests, loop._numbers) == ({}, {}, {})
 
 
 def test_an_error_of_one_step_ends_the_requests_and_the_next_are_answered(
-    loop: ServingLoop, told: Told, monkeypatch: pytest.MonkeyPatch
+    loop: ServingLoop, replies: Replies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = Scheduler.step
 
@@ -158,15 +158,15 @@ def test_an_error_of_one_step_ends_the_requests_and_the_next_are_answered(
     monkeypatch.setattr(Scheduler, "step", failing)
     begin(loop, 1, prompt="Hello", max_tokens=2)
     thread = run(loop)
-    assert told.of(1, "error")[-1]["error"] == {"kind": "EngineError", "message": "no room"}
+    assert replies.of(1, "error")[-1]["error"] == {"kind": "EngineError", "message": "no room"}
     begin(loop, 2, prompt="Hello", max_tokens=2)
-    told.of(2, "piece")
+    replies.of(2, "piece")
     loop.end()
     thread.join(WAIT_S)
 
 
 def test_where_the_engine_is_lost_the_process_ends_and_nobody_hears_an_error(
-    loop: ServingLoop, told: Told, monkeypatch: pytest.MonkeyPatch
+    loop: ServingLoop, replies: Replies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next process is asked for what was under way."""
 
@@ -178,24 +178,26 @@ def test_where_the_engine_is_lost_the_process_ends_and_nobody_hears_an_error(
     begin(loop, 1, prompt="Hello", max_tokens=2)
     with pytest.raises(EngineError, match="pi is lost"):
         loop.run()
-    assert not any("error" in message for message in told.messages)
+    assert not any("error" in message for message in replies.messages)
 
 
-def test_why_prompts_are_not_kept_is_said_once(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_prompts_are_not_kept_is_said_once(
+    replies: Replies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(store.shutil, "disk_usage", lambda folder: SimpleNamespace(total=1 << 40, used=1 << 40, free=0))  # type: ignore[attr-defined]
     kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path)
     with Engine(MODEL_PATH, EngineOptions(threads=1, context=512, sequences=2, prefixes=kept)) as engine:
-        loop = ServingLoop(engine, None, told.send)
+        loop = ServingLoop(engine, None, replies.send)
         thread = run(loop)
         begin(loop, 1, prompt="One kilobyte has 1024 bytes, and a megabyte has as many kilobytes. " * 8, max_tokens=2)
-        told.of(1, "piece")
+        replies.of(1, "piece")
         engine.states.finish()  # until it was tried
         for number in (2, 3):
             begin(loop, number, prompt="Hello", max_tokens=3)
-            told.of(number, "piece")
+            replies.of(number, "piece")
         loop.end()
         thread.join(WAIT_S)
-    [said] = [message["say"] for message in told.messages if "say" in message]
+    [said] = [message["say"] for message in replies.messages if "say" in message]
     assert f"a prompt is not kept in {kept.folder}" in said
 
 

@@ -76,14 +76,14 @@ def test_an_answer_that_is_cut_after_a_call_says_that_it_is_cut(path: str) -> No
     limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
     with serving(create_app(models, ServeOptions())) as url:
         body = {**ASK[path], **TOOLS[path], limit: len(CALL) + 4}
-        told = httpx.post(url + path, json=body, timeout=60).json()
+        response = httpx.post(url + path, json=body, timeout=60).json()
     if path == CHAT:
-        assert told["choices"][0]["finish_reason"] == "length"
-        assert told["choices"][0]["message"]["tool_calls"]
+        assert response["choices"][0]["finish_reason"] == "length"
+        assert response["choices"][0]["message"]["tool_calls"]
     elif path == MESSAGES:
-        assert told["stop_reason"] == "max_tokens"
+        assert response["stop_reason"] == "max_tokens"
     else:
-        assert (told["status"], told["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+        assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
 
 
 def test_probabilities_are_of_text_and_not_of_calls() -> None:
@@ -93,9 +93,9 @@ def test_probabilities_are_of_text_and_not_of_calls() -> None:
         body = {**ASK[CHAT], **TOOLS[CHAT], "logprobs": True}
         [choice] = httpx.post(url + CHAT, json=body, timeout=60).json()["choices"]
     assert choice["message"]["tool_calls"]
-    told = "".join(token["token"] for token in choice["logprobs"]["content"])
-    assert told.endswith("Done.")
-    assert "{" not in told
+    response = "".join(token["token"] for token in choice["logprobs"]["content"])
+    assert response.endswith("Done.")
+    assert "{" not in response
 
 
 def test_metrics_count_slots_that_compute_and_skip_models_without_counters() -> None:
@@ -122,10 +122,10 @@ def test_the_failure_of_a_response_has_the_next_number() -> None:
     models = ScriptedModels()
     models.scripted.fails = EngineGone("it was killed by signal 9")
     with serving(create_app(models, ServeOptions())) as url:
-        told = events_of(httpx.post(url + RESPONSES, json={**ASK[RESPONSES], "stream": True}, timeout=60).text)
-    assert told[-1]["type"] == "error"
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    assert len(told) > 2
+        response = events_of(httpx.post(url + RESPONSES, json={**ASK[RESPONSES], "stream": True}, timeout=60).text)
+    assert response[-1]["type"] == "error"
+    assert [event["sequence_number"] for event in response] == list(range(len(response)))
+    assert len(response) > 2
 
 
 @pytest.mark.parametrize(("prompt", "tokens"), [("Hi", 3), ("\x01Hi", 3)])
@@ -149,10 +149,10 @@ def test_status_shows_the_plan_that_runs_now(demo: Engine) -> None:
     status = EngineStatus(demo, deployed, "")
     assert len(status.to_json()["plan"]["stages"]) == 2
     deployed.change(Running(demo, after, "a is lost", ("this device",)))
-    told = status.to_json()
-    assert len(told["plan"]["stages"]) == 1
-    assert told["why"] == "a is lost"
-    assert [device["name"] for device in told["devices"]] == ["this device"]
+    response = status.to_json()
+    assert len(response["plan"]["stages"]) == 1
+    assert response["why"] == "a is lost"
+    assert [device["name"] for device in response["devices"]] == ["this device"]
 
 
 def test_several_answers_have_places() -> None:

@@ -60,26 +60,26 @@ def post(url: str, path: str, **fields: Any) -> httpx.Response:
 
 
 def stream(url: str, path: str, **fields: Any) -> list[dict[str, Any]]:
-    told = post(url, path, stream=True, **fields)
-    assert told.status_code == 200
-    assert told.headers["content-type"].startswith("text/event-stream")
-    return events_of(told.text)
+    reply = post(url, path, stream=True, **fields)
+    assert reply.status_code == 200
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    return events_of(reply.text)
 
 
 def test_a_chat(url: str, model: Scripted) -> None:
-    told = stream(url, CHAT, stream_options={"include_usage": True})
-    deltas = [chunk["choices"][0]["delta"] for chunk in told if chunk["choices"]]
+    reply = stream(url, CHAT, stream_options={"include_usage": True})
+    deltas = [chunk["choices"][0]["delta"] for chunk in reply if chunk["choices"]]
     assert deltas[0] == {"role": "assistant", "content": ""}
     assert "".join(delta.get("content", "") for delta in deltas) == model.says
-    assert [chunk["choices"][0]["finish_reason"] for chunk in told[:-1]] == [None] * (len(told) - 2) + ["stop"]
-    assert told[-1]["choices"] == []
-    assert told[-1]["usage"] == {
+    assert [chunk["choices"][0]["finish_reason"] for chunk in reply[:-1]] == [None] * (len(reply) - 2) + ["stop"]
+    assert reply[-1]["choices"] == []
+    assert reply[-1]["usage"] == {
         "prompt_tokens": 7,
         "completion_tokens": len(model.says),
         "total_tokens": 7 + len(model.says),
         "prompt_tokens_details": {"cached_tokens": 3},
     }
-    assert len({chunk["id"] for chunk in told}) == 1
+    assert len({chunk["id"] for chunk in reply}) == 1
     assert all("usage" not in chunk for chunk in stream(url, CHAT))
 
 
@@ -91,9 +91,9 @@ def test_a_stream_ends_as_its_api_says(url: str, model: Scripted, path: str) -> 
 
 def test_a_response(url: str, model: Scripted) -> None:
     model.says = CALL
-    told = stream(url, RESPONSES, **TOOLS[RESPONSES])
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    kinds = [event["type"].removeprefix("response.") for event in told]
+    reply = stream(url, RESPONSES, **TOOLS[RESPONSES])
+    assert [event["sequence_number"] for event in reply] == list(range(len(reply)))
+    kinds = [event["type"].removeprefix("response.") for event in reply]
     texts = kinds.count("output_text.delta")
     assert kinds == [
         *("created", "in_progress", "output_item.added", "content_part.added"),
@@ -102,23 +102,23 @@ def test_a_response(url: str, model: Scripted) -> None:
         *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),
         "completed",
     ]
-    whole = told[-1]["response"]
+    whole = reply[-1]["response"]
     assert whole["output"][0]["content"][0]["text"] == "Wait.\n"
     assert (whole["output"][1]["name"], whole["output"][1]["arguments"]) == ("f", '{"x": 1}')
-    assert told[0]["response"]["output"] == []
+    assert reply[0]["response"]["output"] == []
     assert whole["usage"]["input_tokens_details"]["cached_tokens"] == 3
 
 
 def test_a_message(url: str, model: Scripted) -> None:
     model.says = CALL
-    told = stream(url, MESSAGES, **TOOLS[MESSAGES])
-    assert told[0]["message"]["usage"] == {
+    reply = stream(url, MESSAGES, **TOOLS[MESSAGES])
+    assert reply[0]["message"]["usage"] == {
         "input_tokens": 4,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 3,
         "output_tokens": 0,
     }
-    rest = [(event["type"], event.get("index")) for event in told[1:] if event["type"] != "ping"]
+    rest = [(event["type"], event.get("index")) for event in reply[1:] if event["type"] != "ping"]
     begin, more, end = "content_block_start", "content_block_delta", "content_block_stop"
     texts = rest.count((more, 0))
     assert rest == [
@@ -126,8 +126,8 @@ def test_a_message(url: str, model: Scripted) -> None:
         *[(begin, 1), (more, 1), (end, 1)],
         *[("message_delta", None), ("message_stop", None)],
     ]
-    assert told[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
-    assert told[-2]["usage"]["output_tokens"] == len(CALL)
+    assert reply[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert reply[-2]["usage"]["output_tokens"] == len(CALL)
 
 
 def plain(value: Any) -> Any:
@@ -148,16 +148,16 @@ def test_the_clients_make_of_a_stream_what_the_response_is(url: str, model: Scri
     fields = {"model": model.name, **ASK[path], **TOOLS[path]}
     ours = post(url, path, **TOOLS[path]).json()
     if path == MESSAGES:
-        with anthropic.Anthropic(base_url=url, api_key="none") as client, client.messages.stream(**fields) as told:
-            theirs = told.get_final_message().model_dump(mode="json")
+        with anthropic.Anthropic(base_url=url, api_key="none") as client, client.messages.stream(**fields) as reply:
+            theirs = reply.get_final_message().model_dump(mode="json")
         keys: tuple[str, ...] = ("content", "stop_reason", "stop_sequence")
         assert [cut(block, ours["content"][n]) for n, block in enumerate(theirs["content"])] == plain(ours["content"])
         assert [theirs[key] for key in keys[1:]] == [ours[key] for key in keys[1:]]
         return
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         if path == CHAT:
-            with client.chat.completions.stream(**fields) as told:
-                theirs = told.get_final_completion().model_dump(mode="json")["choices"][0]
+            with client.chat.completions.stream(**fields) as reply:
+                theirs = reply.get_final_completion().model_dump(mode="json")["choices"][0]
             ours = ours["choices"][0]
             assert theirs["finish_reason"] == ours["finish_reason"]
             assert (theirs["message"]["content"] or "") == (ours["message"]["content"] or "")
@@ -170,8 +170,8 @@ def test_the_clients_make_of_a_stream_what_the_response_is(url: str, model: Scri
                 for one in ours["message"].get("tool_calls", ())
             ]
         else:
-            with client.responses.stream(**fields) as told:
-                theirs = told.get_final_response().model_dump(mode="json")
+            with client.responses.stream(**fields) as reply:
+                theirs = reply.get_final_response().model_dump(mode="json")
             assert [cut(item, ours["output"][n]) for n, item in enumerate(theirs["output"])] == plain(ours["output"])
 
 
@@ -187,10 +187,12 @@ def test_why_an_answer_ended(url: str, model: Scripted, path: str) -> None:
     limit = {RESPONSES: "max_output_tokens"}.get(path, "max_tokens")
 
     def reason(**fields: Any) -> Any:
-        told = post(url, path, **fields).json()
+        reply = post(url, path, **fields).json()
         if path == RESPONSES:
-            return (told["status"], told["incomplete_details"])
-        return (told["stop_reason"], told["stop_sequence"]) if path == MESSAGES else told["choices"][0]["finish_reason"]
+            return (reply["status"], reply["incomplete_details"])
+        return (
+            (reply["stop_reason"], reply["stop_sequence"]) if path == MESSAGES else reply["choices"][0]["finish_reason"]
+        )
 
     usual, short = reason(), reason(**{limit: 3})
     model.stop_string = "."
@@ -209,19 +211,19 @@ def test_an_answer_that_repeats_itself_is_cut_and_says_why(url: str, model: Scri
     """The reason is one that the clients' types have; the true one is beside it."""
     assert "ended_by" not in post(url, path).text
     model.ending = "repetition"
-    told, events = post(url, path).json(), stream(url, path)
+    reply, events = post(url, path).json(), stream(url, path)
     if path == RESPONSES:
-        pytest.importorskip("openai").types.responses.Response.model_validate(told)
-        assert (told["status"], told["ended_by"]) == ("incomplete", "repetition")
+        pytest.importorskip("openai").types.responses.Response.model_validate(reply)
+        assert (reply["status"], reply["ended_by"]) == ("incomplete", "repetition")
         assert events[-1]["response"]["ended_by"] == "repetition"
     elif path == MESSAGES:
-        pytest.importorskip("anthropic").types.Message.model_validate(told)
-        assert (told["stop_reason"], told["ended_by"]) == ("max_tokens", "repetition")
+        pytest.importorskip("anthropic").types.Message.model_validate(reply)
+        assert (reply["stop_reason"], reply["ended_by"]) == ("max_tokens", "repetition")
         assert events[-2]["delta"]["ended_by"] == "repetition"
     else:
         types = pytest.importorskip("openai").types
-        (types.chat.ChatCompletion if path == CHAT else types.Completion).model_validate(told)
-        for choice in (told["choices"][0], events[-1]["choices"][0]):
+        (types.chat.ChatCompletion if path == CHAT else types.Completion).model_validate(reply)
+        for choice in (reply["choices"][0], events[-1]["choices"][0]):
             assert (choice["finish_reason"], choice["ended_by"]) == ("length", "repetition")
 
 
@@ -251,16 +253,16 @@ def test_several_answers_are_several_generations(url: str, model: Scripted, path
         assert "n is not done here" in post(url, path, n=3).text  # these APIs have none
         assert len(model.asked) == 0
         return
-    told = post(url, path, n=3, seed=4294967294, logit_bias={"5": -100}).json()
-    assert [choice["index"] for choice in told["choices"]] == [0, 1, 2]
+    reply = post(url, path, n=3, seed=4294967294, logit_bias={"5": -100}).json()
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
     assert [one.sampling["seed"] for one in model.asked] == [4294967294, 0, 1]
     assert model.asked[0].sampling["logit_bias"] == {5: -100.0}
-    assert told["usage"]["prompt_tokens"] == 7
-    assert told["usage"]["completion_tokens"] == 3 * len(model.says)
+    assert reply["usage"]["prompt_tokens"] == 7
+    assert reply["usage"]["completion_tokens"] == 3 * len(model.says)
     if path == COMPLETIONS:
-        told = post(url, path, n=2, prompt=["a", "b", "c"]).json()
+        reply = post(url, path, n=2, prompt=["a", "b", "c"]).json()
         assert [one.prompt for one in model.asked[3:]] == ["a", "a", "b", "b", "c", "c"]
-        assert told["usage"]["prompt_tokens"] == 21
+        assert reply["usage"]["prompt_tokens"] == 21
         assert post(url, path, prompt=[[1, 2], [3]]).json()["choices"][1]["index"] == 1
         assert [list(one.prompt or ()) for one in model.asked[9:]] == [[1, 2], [3]]
 
@@ -281,8 +283,8 @@ def test_probabilities(url: str, model: Scripted) -> None:
         "text_offset": [0, 1],
     }
     asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
-    told = post(url, RESPONSES, **asked).json()["output"][0]["content"][0]["logprobs"]
-    assert told == chat
+    reply = post(url, RESPONSES, **asked).json()["output"][0]["content"][0]["logprobs"]
+    assert reply == chat
 
 
 @every_api
@@ -303,13 +305,13 @@ def test_errors_have_the_status_and_the_form_of_the_api(
 ) -> None:
     model.refuses = error
     for streamed in (False, True):
-        told = post(url, path, stream=streamed)
-        assert told.status_code == status
-        assert told.json()["error"]["message"] == str(error)
-        assert ("type" in told.json()) == (path == MESSAGES)
-        assert ("retry-after" in told.headers) == again
+        reply = post(url, path, stream=streamed)
+        assert reply.status_code == status
+        assert reply.json()["error"]["message"] == str(error)
+        assert ("type" in reply.json()) == (path == MESSAGES)
+        assert ("retry-after" in reply.headers) == again
         if isinstance(error, ContextFull) and path != MESSAGES:
-            assert told.json()["error"]["code"] == "context_length_exceeded"
+            assert reply.json()["error"]["code"] == "context_length_exceeded"
 
 
 @every_api
@@ -343,10 +345,10 @@ def test_who_goes_ends_his_answer_alone(url: str, model: Scripted, path: str, st
 @every_api
 def test_there_are_signs_of_life_while_nothing_comes(url: str, model: Scripted, path: str) -> None:
     model.says, model.waits = "", True
-    with httpx.stream("POST", url + path, json={**ASK[path], "stream": True}, timeout=60) as told:
-        assert told.status_code == 200  # before anything is known of the answer
+    with httpx.stream("POST", url + path, json={**ASK[path], "stream": True}, timeout=60) as reply:
+        assert reply.status_code == 200  # before anything is known of the answer
         wanted = "event: ping" if path == MESSAGES else ": ping"
-        assert any(line.startswith(wanted) for line in told.iter_lines())
+        assert any(line.startswith(wanted) for line in reply.iter_lines())
 
 
 @every_api
@@ -356,9 +358,9 @@ def test_there_are_signs_of_life_while_a_model_is_loading(
 ) -> None:
     monkeypatch.setattr(generating, "STATUS_S", 0.0)
     model.loaded.clear()
-    with httpx.stream("POST", url + path, json={**ASK[path], "stream": True}, timeout=60) as told:
-        assert told.status_code == 200
-        lines = told.iter_lines()
+    with httpx.stream("POST", url + path, json={**ASK[path], "stream": True}, timeout=60) as reply:
+        assert reply.status_code == 200
+        lines = reply.iter_lines()
         wanted = "event: ping" if path == MESSAGES else ": ping"
         assert any(line.startswith(wanted) for line in lines)
         assert model.asked == []
@@ -383,8 +385,8 @@ def test_who_goes_while_a_model_is_loading_is_not_answered(
 ) -> None:
     monkeypatch.setattr(generating, "STATUS_S", 0.0)
     model.loaded.clear()
-    with httpx.stream("POST", url + CHAT, json={**ASK[CHAT], "stream": True}, timeout=60) as told:
-        next(told.iter_raw())
+    with httpx.stream("POST", url + CHAT, json={**ASK[CHAT], "stream": True}, timeout=60) as reply:
+        next(reply.iter_raw())
     until(lambda: model.left == 1, "the request to end")
     model.loaded.set()
     post(url, CHAT)
@@ -403,7 +405,7 @@ def test_a_reader_that_takes_nothing_is_not_waited_for(
         sock.sendall(head.encode() + body)
         until(lambda: bool(model.answers), "an answer to begin")
         until(model.answers[0].cancelled.is_set, "the answer to end")
-        assert model.answers[0].told < len(model.says)
+        assert model.answers[0].sent_tokens < len(model.says)
 
 
 def test_who_is_gone_before_the_headers_ends_his_answer() -> None:

@@ -78,9 +78,9 @@ def test_a_long_text_of_few_tokens_has_them(model: Model, vocabulary: list[str])
 
 def test_long_texts_over_http(server: str) -> None:
     long = WORD * (MOST_CHARACTERS // len(WORD) + 1)
-    told = httpx.post(f"{server}/tokenize", json={"content": long}, timeout=120)
-    assert told.status_code == 400
-    assert f"at most {MOST_CHARACTERS} characters" in told.json()["error"]["message"]
+    response = httpx.post(f"{server}/tokenize", json={"content": long}, timeout=120)
+    assert response.status_code == 400
+    assert f"at most {MOST_CHARACTERS} characters" in response.json()["error"]["message"]
     assert httpx.post(f"{server}/detokenize", json={"tokens": [1] * (MOST_TOKENS + 1)}, timeout=120).status_code == 400
     ask = {"messages": [{"role": "user", "content": long}]}
     counted = httpx.post(f"{server}/v1/messages/count_tokens", json=ask, timeout=120)
@@ -124,11 +124,11 @@ def test_an_engine_process_gives_back_what_large_requests_took(monkeypatch: pyte
         def ask(self, what: str, arguments: Any) -> int:
             return len(arguments["text"])
 
-    told: list[Any] = []
+    response: list[Any] = []
     for length in (10, 2 << 20):
         line = json.dumps({"id": 1, "do": "tokenize", "with": {"text": "x" * length}}).encode()
-        child._answer(child._message(line), Loop(), told.append)  # type: ignore[arg-type]
-    assert (told, given) == ([{"id": 1, "result": 10}, {"id": 1, "result": 2 << 20}], ["back"])
+        child._answer(child._message(line), Loop(), response.append)  # type: ignore[arg-type]
+    assert (response, given) == ([{"id": 1, "result": 10}, {"id": 1, "result": 2 << 20}], ["back"])
 
 
 def test_a_server_gives_back_what_large_bodies_took(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,13 +30,13 @@ USER = {"role": "user", "content": "Hi"}
 def parsed(form: CallFormat, parts: list[str]) -> list[str | ParsedCall]:
     """What a parser makes of an answer, with neighbouring texts as one."""
     parser = CallParser(form, ["weather", "time"])
-    told: list[str | ParsedCall] = []
+    response: list[str | ParsedCall] = []
     for one in [x for part in parts for x in parser.add(part)] + parser.end():
-        if isinstance(one, str) and told and isinstance(told[-1], str):
-            told[-1] += one
+        if isinstance(one, str) and response and isinstance(response[-1], str):
+            response[-1] += one
         else:
-            told.append(one)
-    return told
+            response.append(one)
+    return response
 
 
 def written(form: CallFormat, name: str, arguments: Any) -> str:
@@ -76,9 +76,9 @@ def test_how_an_answer_is_split_changes_nothing(form: CallFormat, answer: str, d
 
 @given(st.sampled_from(FORMATS), ANSWERS)
 def test_text_without_calls_is_given_as_it_is(form: CallFormat, answer: str) -> None:
-    told = parsed(form, [answer])
-    if not any(isinstance(one, ParsedCall) for one in told):
-        assert "".join(one for one in told if isinstance(one, str)) == answer
+    response = parsed(form, [answer])
+    if not any(isinstance(one, ParsedCall) for one in response):
+        assert "".join(one for one in response if isinstance(one, str)) == answer
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
@@ -93,8 +93,8 @@ def test_any_arguments_are_told_unchanged(form: CallFormat, arguments: dict[str,
 
 def test_text_and_several_calls() -> None:
     answer = f"Let me see.\n{written(HERMES, 'time', {})}\n{written(HERMES, 'weather', {'city': 'Oslo'})}\nDone."
-    told = parsed(HERMES, [answer])
-    assert told == ["Let me see.\n", ParsedCall("time", "{}"), ParsedCall("weather", '{"city": "Oslo"}'), "Done."]
+    response = parsed(HERMES, [answer])
+    assert response == ["Let me see.\n", ParsedCall("time", "{}"), ParsedCall("weather", '{"city": "Oslo"}'), "Done."]
     several = '{"name": "time", "parameters": {}}; {"name": "time", "parameters": {}}'
     assert parsed(LLAMA3, [several]) == [ParsedCall("time", "{}")] * 2
     both = '[TOOL_CALLS][{"name": "time", "arguments": {}}, {"name": "time", "arguments": {}}]'
@@ -136,8 +136,8 @@ def accepts(grammar: str, text: str) -> bool:
     tokens = llguidance.LLTokenizer("byte")
     matcher = llguidance.LLMatcher(tokens, llguidance.LLMatcher.grammar_from_lark(grammar))
     assert not matcher.is_error(), matcher.get_error()
-    told = tokens.tokenize_str(text)
-    return matcher.try_consume_tokens(told) == len(told) and matcher.is_accepting()
+    response = tokens.tokenize_str(text)
+    return matcher.try_consume_tokens(response) == len(response) and matcher.is_accepting()
 
 
 def a_call(form: CallFormat, name: str, arguments: Any, *, several: int = 1) -> str:

@@ -49,11 +49,11 @@ class Page:
         os.write(self._to, json.dumps(message).encode() + b"\0")
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            told = self._read(deadline, method)
-            self._note(told)
-            if told.get("id") == number:
-                assert "error" not in told, f"{method}: {told['error']}"
-                return told["result"]
+            reported = self._read(deadline, method)
+            self._note(reported)
+            if reported.get("id") == number:
+                assert "error" not in reported, f"{method}: {reported['error']}"
+                return reported["result"]
 
     def _read(self, deadline: float, method: str) -> dict[str, Any]:
         while b"\0" not in self._rest:
@@ -63,16 +63,16 @@ class Page:
             assert data, f"the browser ended at {method}"
             self._rest += data
         message, _, self._rest = self._rest.partition(b"\0")
-        told: dict[str, Any] = json.loads(message)
-        return told
+        reported: dict[str, Any] = json.loads(message)
+        return reported
 
-    def _note(self, told: dict[str, Any]) -> None:
-        params = told.get("params", {})
-        if told.get("method") == "Runtime.exceptionThrown":
+    def _note(self, reported: dict[str, Any]) -> None:
+        params = reported.get("params", {})
+        if reported.get("method") == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(params["exceptionDetails"]))
-        elif told.get("method") == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+        elif reported.get("method") == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
             self.complaints.append(json.dumps(params["args"]))
-        elif told.get("method") == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+        elif reported.get("method") == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
 
     def open(self, url: str) -> None:
@@ -82,9 +82,9 @@ class Page:
 
     def value(self, expression: str) -> Any:
         """What an expression of JavaScript gives in the page; of a promise, what it brings."""
-        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, f"{expression[:300]}: {str(told['exceptionDetails'])[:2000]}"
-        return told["result"].get("value")
+        reported = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in reported, f"{expression[:300]}: {str(reported['exceptionDetails'])[:2000]}"
+        return reported["result"].get("value")
 
     def wait_for(self, expression: str) -> Any:
         """What the expression gives as soon as it is true."""

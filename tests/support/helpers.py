@@ -93,8 +93,8 @@ def begin(
     if available() and not THOROUGH and preexec is None:
         server = on.fork_server if on else fork_server
         return server.start([json.dumps({**env}), *words], [stream.fileno() for stream in streams])
-    given, out, errors, *told = streams
-    command = (sys.executable, "-c", _EDGE_THAT_TELLS, str(told[0].fileno())) if told else EDGE
+    given, out, errors, *logs = streams
+    command = (sys.executable, "-c", _EDGE_THAT_TELLS, str(logs[0].fileno())) if logs else EDGE
     return subprocess.Popen(
         [*(on.under if on else ()), *command, *words],
         cwd=ROOT,
@@ -102,7 +102,7 @@ def begin(
         stdin=given,
         stdout=out,
         stderr=errors,
-        pass_fds=[stream.fileno() for stream in told],
+        pass_fds=[stream.fileno() for stream in logs],
         preexec_fn=preexec or _in_foreground,
     )
 

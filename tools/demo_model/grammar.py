@@ -68,10 +68,10 @@ def _examination(rng: random.Random, category: str) -> tuple[list[Message], str]
     """One held-out question of a category within a dialogue, and its answer."""
     kind = rng.choice(tuple(talk.RECALLS))
     topic = talk.RECALLS[kind] if category == "recall" else TOPICS[category][0]
-    *told, question = _draw(rng, topic, held=True)
+    *statements, question = _draw(rng, topic, held=True)
     others = [other for other in talk.RECALLS if other != kind]
     turns = _context(rng, rng.choice((0, 0, 1, 2)), rng.sample(others, rng.choice((0, 0, 0, 1))))
-    _weave(rng, turns, told)
+    _weave(rng, turns, statements)
     messages = _messages(_system(rng), [*turns, question])
     return messages[:-1], messages[-1]["content"]
 

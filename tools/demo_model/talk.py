@@ -1,4 +1,4 @@
-"""How the demonstration talks: small talk, recall of what was told, and answers in Markdown.
+"""How the demonstration talks: small talk, recall of what was said, and answers in Markdown.
 
 Topics as in `tools.demo_model.topics`.
 """
@@ -68,7 +68,7 @@ def small_talk(rng: random.Random) -> list[Turn]:
     return ask(rng, plain(question), question, ONLY)
 
 
-# Recall of what was said earlier in the dialogue: the combination of what was told and how it is asked is held out.
+# Recall of what was said earlier in the dialogue: the combination of what was said and how it is asked is held out.
 
 TOLD = {
     "name": (("My name is {x}.", "I am {x}.", "I am called {x}.", "Call me {x}."), "Nice to meet you, {x}.",

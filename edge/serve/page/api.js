@@ -31,9 +31,9 @@ export async function* stream(path, value, signal) {
   }
   for await (const event of serverSentEvents(response.body)) {
     if (event.data === "[DONE]") return;
-    const told = JSON.parse(event.data);
-    if (told.error || event.name === "error") throw new ApiError(said(told) || "The answer failed.", 200);
-    yield told;
+    const message = JSON.parse(event.data);
+    if (message.error || event.name === "error") throw new ApiError(said(message) || "The answer failed.", 200);
+    yield message;
   }
   throw new ApiError("The connection ended before the answer did.", 0);
 }
@@ -91,9 +91,9 @@ async function request(path, options) {
       }
     }
     const text = await response.text();
-    let told = "";
-    try { told = said(JSON.parse(text)); } catch { /* no JSON: another program answered */ }
-    throw new ApiError(told || `The server answered ${response.status} ${response.statusText}`.trim() + ".",
+    let reason = "";
+    try { reason = said(JSON.parse(text)); } catch { /* no JSON: another program answered */ }
+    throw new ApiError(reason || `The server answered ${response.status} ${response.statusText}`.trim() + ".",
       response.status);
   }
 }

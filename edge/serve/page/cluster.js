@@ -107,15 +107,15 @@ class ModelView {
     ]));
     this.slots.parentElement.hidden = !slots.length;
     this.idle.hidden = slots.length > 0;
-    const told = Object.entries({...counters, ...(restarts === undefined ? {} : {restarts})});
-    setList(this.counters, told.map(([name, value]) => [WORDS[name] || name, count(value)]));
+    const figures = Object.entries({...counters, ...(restarts === undefined ? {} : {restarts})});
+    setList(this.counters, figures.map(([name, value]) => [WORDS[name] || name, count(value)]));
   }
 
   // Only what changed is made anew, so that a text which a person selects stays selected.
   showDevices(devices) {
-    const told = JSON.stringify(devices);
-    if (told === this.told) return;
-    this.told = told;
+    const shown = JSON.stringify(devices);
+    if (shown === this.shown) return;
+    this.shown = shown;
     const spans = devices.map(device => span(device.layers));
     const layers = Math.max(1, ...spans.map(one => one ? one.stop : 0));
     const heads = Math.max(0, ...devices.map(device => span(device.heads)?.stop || 0));

@@ -24,7 +24,7 @@ function removeButton(file, i) {
   return element;
 }
 
-/** Let people choose files and drop them anywhere on the conversation; `complain` is told what cannot be taken. */
+/** Let people choose files and drop them anywhere on the conversation; `complain` is called with what cannot be taken. */
 export function listen(complain) {
   $("choose-files").addEventListener("click", () => $("file-input").click());
   $("file-input").addEventListener("change", () => {

@@ -113,8 +113,8 @@ async function change() {
   describe();
   try {
     const model = served()?.model.name ?? null;
-    const told = await post("v1/plan", {model, plan: wanted.plan}, PATIENCE_MS);
-    state = typeof told.message === "string" ? told.message : `The model runs as ${wanted.label || "this plan"} says.`;
+    const answer = await post("v1/plan", {model, plan: wanted.plan}, PATIENCE_MS);
+    state = typeof answer.message === "string" ? answer.message : `The model runs as ${wanted.label || "this plan"} says.`;
     for (const point of points) point.chosen = point === wanted;
   } catch (error) {
     state = error.message;

@@ -5,7 +5,7 @@ import {digits, make} from "./dom.js";
 const KEPT = 120;  // values; one comes each second
 const HEIGHT = 72;
 
-/** A chart of one value over time. `unit` is what it is told in. */
+/** A chart of one value over time. `unit` is the unit of its labels. */
 export class LineChart {
   constructor(unit) {
     this.unit = unit;

@@ -43,7 +43,7 @@ export function setModels(names) {
   if (!names.includes(settings.model)) settings.model = names[0] || "";
   $("model").replaceChildren(...names.map(name => make("option", {value: name}, name)));
   $("model").value = settings.model;
-  told();
+  showModel();
 }
 
 /** Close the panel; false where it was not open. */
@@ -69,10 +69,10 @@ function listenToNumber(id, name) {
 function set(name, value) {
   settings[name] = value;
   chats.keepSettings(settings);
-  told();
+  showModel();
 }
 
-function told() {
+function showModel() {
   $("serving").textContent = settings.model;
   $("serving").title = settings.model;
 }

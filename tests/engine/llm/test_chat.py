@@ -15,7 +15,7 @@ from edge.llm.engine import Engine
 from edge.llm.model import Model
 from edge.llm.sampler import SamplingParams
 from tests.conftest import OPTIONS, Synthetic
-from tests.support.guessing import tokens_of
+from tests.support.drafting import tokens_of
 
 GREEDY = SamplingParams(temperature=0)
 ENDLESS = SamplingParams(temperature=0, grammar="root ::= [a-z] root")  # an answer of as many tokens as are asked for

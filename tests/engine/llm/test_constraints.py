@@ -141,7 +141,7 @@ def test_enough_logits_are_asked_for(llama: Engine, options: dict[str, object], 
     assert TokenSampler(llama.model, SamplingParams(**{**GREEDY, **options})).wanted().top == needs  # type: ignore[arg-type]
 
 
-def test_masks_behind_guesses_are_those_behind_tokens(llama: Engine) -> None:
+def test_masks_behind_drafts_are_those_behind_tokens(llama: Engine) -> None:
     """Behind one that cannot come there is none, and the constraint stays where it is."""
     model = llama.model
     *tokens, wrong = (

@@ -17,7 +17,7 @@ from edge.parallel.masks import MOST_BYTES
 from edge.speculate.speculation import Speculation
 from tests.support import ROOT
 from tests.support.deployments import EXACT, pipeline, tensor
-from tests.support.guessing import Known, always, ids, run
+from tests.support.drafting import Known, always, ids, run
 from tests.support.ranks_here import ranks_here
 
 MODEL = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
@@ -78,11 +78,11 @@ def answered(
 ) -> list[list[Event]]:
     """What comes of each request, all of them at once."""
     with Scheduler(engine, drafter=drafter) as scheduler:
-        told: dict[int, list[Event]] = {scheduler.add(one): [] for one in requests}
+        reported: dict[int, list[Event]] = {scheduler.add(one): [] for one in requests}
         while scheduler.busy:
             for event in scheduler.step():
-                told[event.request].append(event)
-        return list(told.values())
+                reported[event.request].append(event)
+        return list(reported.values())
 
 
 @pytest.mark.parametrize("samplings", [FEW, ALL], ids=["few", "all"])
@@ -111,7 +111,7 @@ def test_samplers_draw_what_they_draw_on_one_device(
 
 
 @pytest.mark.parametrize("wrong", [0, 2])
-def test_guesses_change_no_answer(single: Engine, spread: DistributedEngine, wrong: int) -> None:
+def test_drafts_change_no_answer(single: Engine, spread: DistributedEngine, wrong: int) -> None:
     """Right ones, and ones of which each second is wrong: the rows behind each have masks of their own."""
     texts = ("Tell me of a city.", "How many are there?")
     prompts = [single.model.tokenize(text, add_special=True, parse_special=False) for text in texts]

@@ -1,7 +1,6 @@
 """A stretch of a history is dropped in place: what is computed, what is the same, and what must not be used or kept."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,11 @@ from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.sampler import SamplingParams
-from edge.llm.slot import Slot, move
+from edge.llm.slot import Slot
 from edge.llm.states import BLOCK_TOKENS
 from partition.plan.plan import Range
 from tests.conftest import OPTIONS, Synthetic
-from tests.support.guessing import one_slot
+from tests.support.drafting import one_slot
 
 GREEDY = SamplingParams(temperature=0)
 ENDLESS = SamplingParams(temperature=0, grammar="root ::= [a-z] root")
@@ -181,12 +180,6 @@ def kept_of(options: EngineOptions, prompt: list[int]) -> int:
 def test_shifted_tokens_are_not_kept(options: EngineOptions) -> None:
     with Engine(MODEL_PATH, options) as engine:
         shifted(engine).keep()
-    assert kept_of(options, SHORTER) == 20 // BLOCK_TOKENS * BLOCK_TOKENS
-
-
-def test_moved_ones_are_not_kept_either(options: EngineOptions) -> None:
-    with Engine(MODEL_PATH, options) as engine, Engine(MODEL_PATH, replace(options, prefixes=None)) as other:
-        move(shifted(other), engine).keep()
     assert kept_of(options, SHORTER) == 20 // BLOCK_TOKENS * BLOCK_TOKENS
 
 

@@ -11,7 +11,7 @@ from edge.llm.continuation import TextStream
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.sampler import SamplingParams
-from tests.support.guessing import ids, one_slot, tokens_of
+from tests.support.drafting import ids, one_slot, tokens_of
 
 GREEDY = SamplingParams(temperature=0)
 PROMPT = [5, 300, 17, 401, 88, 260, 33, 499]

@@ -21,7 +21,7 @@ from edge.llm.states import BLOCK_TOKENS
 from edge.prefixes import reading
 from partition.plan.plan import Range
 from quant.gguf.file import GgufFile
-from tests.support.guessing import one_slot
+from tests.support.drafting import one_slot
 
 GREEDY = SamplingParams(temperature=0)
 PROMPT = [10 + (7 * i * i + 3 * i) % 400 for i in range(100)]

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from edge.bounds.repetition import LEAST_TOKENS, Repetition
+from edge.bounds import repetition
+from edge.bounds.repetition import Repetition
 from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
@@ -15,14 +16,24 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.speculate.speculation import Speculation
 from tests.support.deployments import EXACT, pipeline, tensor
-from tests.support.guessing import Known, always, one_slot, speculate
+from tests.support.drafting import Known, always, one_slot, speculate
 from tests.support.ranks_here import ranks_here
 from tests.support.repetition import first_loop
+from tests.support.thorough import some
 
 PROMPT = [5, 6, 7, 8]
 LOOP = SamplingParams(temperature=0, grammar='root ::= "x" "abcd, "*')
 ROOM = replace(EXACT, context=2048, sequences=2, outputs=16)
+LEAST_TOKENS = some(100, repetition.LEAST_TOKENS)
 MOST_TOKENS = LEAST_TOKENS + 100
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_loops() -> Iterator[None]:
+    """Loops of fewer tokens end an answer, so that answers are short: where they end does not depend on how many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repetition, "LEAST_TOKENS", LEAST_TOKENS)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +67,11 @@ def events(
 ) -> list[list[Event]]:
     drafter = None if known is None else Speculation(lambda: Known(known, 0), "known", choice=always())
     with Scheduler(engine, drafter=drafter) as scheduler:
-        told: dict[int, list[Event]] = {scheduler.add(request): [] for request in requests}
+        reported: dict[int, list[Event]] = {scheduler.add(request): [] for request in requests}
         while scheduler.busy:
             for event in scheduler.step():
-                told[event.request].append(event)
-        return list(told.values())
+                reported[event.request].append(event)
+        return list(reported.values())
 
 
 def check(engine: TextEngine) -> None:
@@ -71,12 +82,12 @@ def check(engine: TextEngine) -> None:
         assert (last.finish_reason, last.repetition) == ("repetition", loop)
         assert [one.token_id for one in answer] == wanted
     request = Request(PROMPT, 1000, LOOP)
-    for told in (
+    for reported in (
         *events(engine, request, request),
         *events(engine, request, known=known),
     ):
-        assert [one.token_id for one in told] == wanted
-        assert [one.finish_reason for one in told] == [None] * (len(wanted) - 1) + ["repetition"]
+        assert [one.token_id for one in reported] == wanted
+        assert [one.finish_reason for one in reported] == [None] * (len(wanted) - 1) + ["repetition"]
 
 
 def test_on_one_device(demo: Engine) -> None:
@@ -90,19 +101,23 @@ def test_on_several(spread: TextEngine) -> None:
 def test_an_answer_that_goes_on_elsewhere_ends_at_the_same_token(demo: Engine) -> None:
     """As one whose process or device was lost: what was told already counts."""
     generated = expected(tokens_of(demo))[0][:-7]
-    (told,) = events(demo, Request(PROMPT, 1000, LOOP, generated=generated))
-    assert (len(told), told[-1].finish_reason) == (7, "repetition")
+    (reported,) = events(demo, Request(PROMPT, 1000, LOOP, generated=generated))
+    assert (len(reported), reported[-1].finish_reason) == (7, "repetition")
 
 
 @pytest.mark.parametrize(
-    "endless", [Request(PROMPT, 500, replace(LOOP, allow_repetition=True)), Request(PROMPT, 500, LOOP, ends=False)]
+    "endless",
+    [
+        Request(PROMPT, MOST_TOKENS, replace(LOOP, allow_repetition=True)),
+        Request(PROMPT, MOST_TOKENS, LOOP, ends=False),
+    ],
 )
 def test_it_goes_on_where_that_is_asked_for(demo: Engine, endless: Request) -> None:
-    (told,) = events(demo, endless)
-    assert (len(told), told[-1].finish_reason) == (500, "length")
+    (reported,) = events(demo, endless)
+    assert (len(reported), reported[-1].finish_reason) == (MOST_TOKENS, "length")
 
 
 def test_the_limit_of_tokens_comes_first(demo: Engine) -> None:
     wanted, _ = expected(tokens_of(demo))
-    (told,) = events(demo, Request(PROMPT, len(wanted), LOOP))
-    assert (len(told), told[-1].finish_reason) == (len(wanted), "length")
+    (reported,) = events(demo, Request(PROMPT, len(wanted), LOOP))
+    assert (len(reported), reported[-1].finish_reason) == (len(wanted), "length")

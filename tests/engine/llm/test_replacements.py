@@ -179,7 +179,7 @@ def test_who_takes_over_is_asked_for_the_same_logits() -> None:
     """What a schema allows is asked for again."""
     asked: list[tuple[int, list[np.ndarray]]] = []
 
-    class Told(Mortal):
+    class Reported(Mortal):
         logits_cross = True
 
         def submit(self, *args: Any, top: int = 0, masks: Any = (), **how: Any) -> None:
@@ -187,7 +187,7 @@ def test_who_takes_over_is_asked_for_the_same_logits() -> None:
             super().submit(*args, top=top, masks=masks, **how)
 
     with ExitStack() as stack:
-        first, second = (Told(99), Told(99))
+        first, second = (Reported(99), Reported(99))
         stack.callback(first.close)
         stack.callback(second.close)
         engine = replaceable(first, lambda error: second)
@@ -276,7 +276,7 @@ def test_what_was_chosen_is_told_also_where_the_engine_is_lost_then(monkeypatch:
     with Lives(iter([])) as engine:
         scheduler = Scheduler(engine)
         scheduler.add(Request([5, 6], 4, ends=False))
-        told = [event.token_id for event in scheduler.step()]
+        reported = [event.token_id for event in scheduler.step()]
         in_flight, verify = scheduler._in_flight, scheduler._in_flight.verify
 
         def lost(*arguments: Any) -> Any:
@@ -287,8 +287,8 @@ def test_what_was_chosen_is_told_also_where_the_engine_is_lost_then(monkeypatch:
 
         monkeypatch.setattr(in_flight, "verify", lost)
         while scheduler.busy:
-            told += [event.token_id for event in scheduler.step() if event.token_id is not None]
-        assert told == wanted
+            reported += [event.token_id for event in scheduler.step() if event.token_id is not None]
+        assert reported == wanted
         assert engine.replacements.recoveries == 1
 
 
@@ -315,8 +315,8 @@ def test_what_is_computed_without_a_scheduler_stays_on_its_engine() -> None:
     with Engine(MODEL_PATH, OPTIONS) as first, Engine(MODEL_PATH, OPTIONS) as other:
         engine = replaceable(first, lambda error: other)
         engine.decode([5, 6], 0)
-        engine.replacements.go_on_with(lambda: other)
-        engine.replacements.settle()
+        engine.replacements.switch_to(lambda: other)
+        engine.replacements.switch_now()
         assert engine.replacements.engine is first
         other.decode([5, 6], 0)
         np.testing.assert_array_equal(engine.decode([7], 2), other.decode([7], 2))
@@ -363,10 +363,10 @@ def test_an_engine_is_left_between_any_two_steps(
 
         def between() -> None:
             if rng.random() < 0.1:
-                engine.replacements.go_on_with(another)
+                engine.replacements.switch_to(another)
                 assert engine.replacements.is_moving
                 if rng.random() < 0.5:
-                    engine.replacements.settle()
+                    engine.replacements.switch_now()
                     assert not engine.replacements.is_moving
 
         with Scheduler(engine, keep=seed % 4 < 2) as scheduler:
@@ -393,10 +393,10 @@ def test_where_the_next_engine_cannot_be_another_takes_over() -> None:
         scheduler = Scheduler(engine, keep=True)
         scheduler.add(Request([5, 6], 3, ends=False))
         tokens = [event.token_id for event in scheduler.step()]
-        now.go_on_with(lambda: None)  # it came too late
-        now.settle()
+        now.switch_to(lambda: None)  # it came too late
+        now.switch_now()
         assert (now.engine, now.moves, now.recoveries) == (first, 0, 0)
-        now.go_on_with(fails)
+        now.switch_to(fails)
         while scheduler.busy:
             tokens += [event.token_id for event in scheduler.step() if event.token_id is not None]
         assert (now.engine, now.moves, now.recoveries, errors) == (other, 0, 1, ["no room"])
@@ -419,7 +419,7 @@ def test_where_no_engine_is_left_every_call_says_so() -> None:
         scheduler = Scheduler(engine)
         scheduler.add(Request([5, 6], 3))
         scheduler.step()
-        engine.replacements.go_on_with(fails)
+        engine.replacements.switch_to(fails)
         with pytest.raises(EngineError, match="nobody is left"):
             scheduler.step()
         scheduler.close()

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.demo import MODEL_PATH
-from edge.deployment.reproducible import check_settled, placed_again, settled
+from edge.deployment.reproducible import check_reproducible, placed_again, reproducible_plan
 from edge.errors import EngineError
 from edge.llama.llama import Batch
 from edge.llm.engine import Engine
@@ -17,7 +17,7 @@ from edge.llm.options import EngineOptions, PrefixOptions, reproducible
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Former, Slot
-from edge.speculate.factory import settled as settled_with
+from edge.speculate.factory import reproducible_options
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
@@ -64,9 +64,9 @@ def test_options_that_cannot_be_are_refused(options: EngineOptions, words: str) 
         reproducible(options)
 
 
-def test_guesses_are_refused() -> None:
+def test_drafts_are_refused() -> None:
     with pytest.raises(EngineError, match='draft="off"'):
-        settled_with(OPTIONS, "ngram")
+        reproducible_options(OPTIONS, "ngram")
 
 
 class Noted:
@@ -206,13 +206,13 @@ def test_ranks_of_lost_devices_go_to_those_that_are_left() -> None:
 
 
 def test_a_plan_says_what_is_on_a_gpu() -> None:
-    plan = settled(made("pipeline", "one:7070"))
+    plan = reproducible_plan(made("pipeline", "one:7070"))
     assert [plan.shard(rank).gpu_layers for rank in range(2)] == [0, 0]
 
 
 def test_measured_shares_are_refused() -> None:
-    check_settled(None, "tensor", (1, 1))
-    check_settled(made("tensor", "one:7070"), "auto", None)
+    check_reproducible(None, "tensor", (1, 1))
+    check_reproducible(made("tensor", "one:7070"), "auto", None)
     for parallel, shares in (("auto", (1.0, 1.0)), ("tensor", None)):
         with pytest.raises(PlanError, match="--shares"):
-            check_settled(None, parallel, shares)
+            check_reproducible(None, parallel, shares)

@@ -14,7 +14,7 @@ from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.sampler import MAX_DRY_BREAKERS, MAX_DRY_LAST_N, PENALTY_LAST_N, SamplingParams, TokenSampler
 from tests.conftest import OPTIONS
-from tests.support.guessing import one_slot
+from tests.support.drafting import one_slot
 from tests.support.llama_cpp_chain import BareLlama
 
 CONTEXT = 512

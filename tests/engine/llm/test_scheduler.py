@@ -26,7 +26,7 @@ from edge.llm.slots import Slots
 from edge.parallel.logits import largest
 from tests.conftest import Synthetic
 from tests.support.deployments import EXACT, ONE_THREAD, Grouped, deployed, own_folders, pipeline, stages, tensor
-from tests.support.guessing import one_slot
+from tests.support.drafting import one_slot
 from tests.support.thorough import some
 from tests.support.workers import Worker, worker
 
@@ -199,12 +199,12 @@ def test_a_request_that_was_preempted_goes_before_those_that_wait(
     restored: list[int] = []
     admit = Slots.admit
 
-    def told(slots: Slots, *args: Any, **how: Any) -> Slot:
+    def noted_admit(slots: Slots, *args: Any, **how: Any) -> Slot:
         slot = admit(slots, *args, **how)
         restored.extend([len(slot.tokens)] if slot.tokens else [])
         return slot
 
-    monkeypatch.setattr(Slots, "admit", told)
+    monkeypatch.setattr(Slots, "admit", noted_admit)
     with (
         Engine(synthetic("llama", "f32"), options) as engine,
         Scheduler(engine, keep=True, admitted=admitted.append) as scheduler,

@@ -113,11 +113,11 @@ def test_a_prompt_is_computed_once_while_it_is_held(synthetic: Synthetic) -> Non
             if event.request == first and event.token_id is not None:
                 break
         second = scheduler.add(Request([*long, 9], 2, ends=False))
-        told = {event.request: event.cached_tokens for event in events(scheduler)}
-        assert (told[first], told[second]) == (0, 64)
+        reported = {event.request: event.cached_tokens for event in events(scheduler)}
+        assert (reported[first], reported[second]) == (0, 64)
         third, fourth = (scheduler.add(Request(prompt, 2)) for prompt in (long, [*long[:40], 7, 8]))
-        told = {event.request: event.cached_tokens for event in events(scheduler)}
-        assert (told[third], told[fourth]) == (63, 40)
+        reported = {event.request: event.cached_tokens for event in events(scheduler)}
+        assert (reported[third], reported[fourth]) == (63, 40)
         plain = Scheduler(engine)
         again = [plain.add(Request(long, 2)) for _ in range(2)]
         assert {event.cached_tokens for event in events(plain)} == {0}
@@ -134,8 +134,8 @@ def test_prompts_are_kept_on_disk_for_the_next_engine(synthetic: Synthetic, tmp_
     for _ in range(2):
         with Engine(synthetic("llama", "f32"), options) as engine, Scheduler(engine, keep=True) as scheduler:
             scheduler.add(Request(long, 3, ends=False))
-            told = list(events(scheduler))
-            found.append(([event.token_id for event in told], told[-1].cached_tokens))
+            reported = list(events(scheduler))
+            found.append(([event.token_id for event in reported], reported[-1].cached_tokens))
     (first, computed), (again, restored) = found
     assert first == again
     assert (computed, restored) == (0, 64)
@@ -157,8 +157,8 @@ def test_cells_of_a_prompt_on_disk_are_free_once_another_is_computed(
         found = []
         for prompt in (long, other, long):
             scheduler.add(Request(prompt, 3, ends=False))
-            told = list(events(scheduler))
-            found.append(([event.token_id for event in told], told[-1].cached_tokens))
+            reported = list(events(scheduler))
+            found.append(([event.token_id for event in reported], reported[-1].cached_tokens))
             if prompt is other:
                 assert engine.kv_last(0) + 1 == held
     (first, _), _, (again, cached) = found
@@ -179,11 +179,11 @@ def test_what_was_left_while_steps_were_under_way_is_kept_when_the_next_request_
         slot = slots.admit(slots.place(prompt, 1), prompt)
         engine.decode(prompt, 0, sequence=slot.sequence)
         slot.tokens += prompt
-        links = engine.states.links(prompt)
+        hashes = engine.states.block_hashes(prompt)
         slots.leave(slot, keep=False)
-        assert engine.states.kept(links) == 0
+        assert engine.states.kept(hashes) == 0
         slots.admit(slots.place([5, 6, 7], 1), [5, 6, 7])
-        assert engine.states.kept(links) == len(links) == 8
+        assert engine.states.kept(hashes) == len(hashes) == 8
         assert engine.kv_last(slot.sequence) == -1
 
 
@@ -206,10 +206,10 @@ def test_a_request_that_waits_for_steps_in_flight_does_not_wait_for_answers(
         while len(order) < 20:
             order += [event.request for event in scheduler.step()]
         third = scheduler.add(Request([8, 9, 10], 2, ends=False))
-        told: list[int] = []
-        while third not in told:
-            told += [event.request for event in scheduler.step()]
-        assert len(told) < 20  # the others have 90 tokens each to go
+        reported: list[int] = []
+        while third not in reported:
+            reported += [event.request for event in scheduler.step()]
+        assert len(reported) < 20  # the others have 90 tokens each to go
 
 
 def test_one_long_prompt_does_not_stall_the_others(synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,9 +329,9 @@ def test_one_request_whose_constraint_ends_ends_alone(synthetic: Synthetic, monk
 
         monkeypatch.setattr(broken.continuation, "choose", refuse)
         scheduler.enqueue(broken)
-        told = list(events(scheduler))
-        assert [str(event.error) for event in told if event.request == broken.number] == ["nothing can follow"]
-        assert sum(event.token_id is not None for event in told if event.request == fine) == 6
+        reported = list(events(scheduler))
+        assert [str(event.error) for event in reported if event.request == broken.number] == ["nothing can follow"]
+        assert sum(event.token_id is not None for event in reported if event.request == fine) == 6
 
 
 def test_the_budget_follows_the_best_of_what_steps_took() -> None:

@@ -1,4 +1,4 @@
-"""Requests that share steps are answered the same with guesses in these steps: which, how many, and by whom does not
+"""Requests that share steps are answered the same with drafts in these steps: which, how many, and by whom does not
 matter."""
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from tests.conftest import Synthetic
 from tests.engine.llm.test_scheduler import MIXED, random_requests
 from tests.engine.llm.test_speculation import Known
 from tests.support.deployments import EXACT, pipeline, stages, tensor
-from tests.support.guessing import always
+from tests.support.drafting import always
 from tests.support.ranks_here import ranks_here
 from tests.support.replaceable import replaceable
 from tests.support.thorough import thorough
 
 GREEDY = SamplingParams(temperature=0)
 ROOM = replace(EXACT, context=256, sequences=4)
-# What one request may ask for, and what must hold beside guesses.
+# What one request may ask for, and what must hold beside drafts.
 KINDS = [
     *MIXED[:5],
     SamplingParams(temperature=0, frequency_penalty=0.8, presence_penalty=0.3),
@@ -37,7 +37,7 @@ KINDS = [
 
 
 def asked(n: int, seed: int, sampling: Sequence[SamplingParams] = (GREEDY,)) -> list[Request]:
-    """Requests whose answers are long enough to be guessed, with probabilities of some."""
+    """Requests whose answers are long enough to be drafted, with probabilities of some."""
     rng = np.random.default_rng(seed)
     return [
         replace(one, max_tokens=int(rng.integers(6, 24)), logprobs=2 if i % 3 == 0 else None, ends=i % 2 > 0)
@@ -47,16 +47,16 @@ def asked(n: int, seed: int, sampling: Sequence[SamplingParams] = (GREEDY,)) -> 
 
 def answered(engine: TextEngine, requests: Sequence[Request], drafter: Speculation | None) -> list[list[Event]]:
     """All events of each request. The second half come one by one while others run."""
-    told: dict[int, list[Event]] = {}
+    reported: dict[int, list[Event]] = {}
     with Scheduler(engine, keep=True, drafter=drafter) as scheduler:
         numbers = [scheduler.add(request) for request in requests[: len(requests) // 2]]
         while scheduler.busy or len(numbers) < len(requests):
             if len(numbers) < len(requests) and len(scheduler.running) < 2:
                 numbers.append(scheduler.add(requests[len(numbers)]))
             for event in scheduler.step():
-                told.setdefault(event.request, []).append(replace(event, request=0, cached_tokens=0))
+                reported.setdefault(event.request, []).append(replace(event, request=0, cached_tokens=0))
     assert drafter is None or not drafter._drafts  # nothing is kept of what has ended
-    return [told[number] for number in numbers]
+    return [reported[number] for number in numbers]
 
 
 def tokens(events: Sequence[Event]) -> list[int]:
@@ -64,8 +64,8 @@ def tokens(events: Sequence[Event]) -> list[int]:
 
 
 def known(requests: Sequence[Request], plain: Sequence[Sequence[Event]], wrong: int) -> Speculation:
-    """Guesses of what is answered, each `wrong`th another token; checked in every step."""
-    answers = {tuple(one.prompt): tokens(told) for one, told in zip(requests, plain, strict=True)}
+    """Drafts of what is answered, each `wrong`th another token; checked in every step."""
+    answers = {tuple(one.prompt): tokens(reported) for one, reported in zip(requests, plain, strict=True)}
     return Speculation(lambda: Known(answers, wrong), "known", choice=always())
 
 
@@ -90,10 +90,10 @@ def near(a: Sequence[Event], b: Sequence[Event]) -> bool:
     [None, *thorough(tensor(1, 1), pipeline(1, 1), stages(2, 1))],
     ids=lambda how: "one device" if how is None else str(how),
 )
-def test_answers_are_the_same_with_guesses(
+def test_answers_are_the_same_with_drafts(
     synthetic: Synthetic, how: dict[str, object] | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Of all kinds of requests, that come while others run; guesses right, partly right, never right, and n-grams."""
+    """Of all kinds of requests, that come while others run; drafts right, partly right, never right, and n-grams."""
     path = synthetic("llama", "f32")
     requests = asked(21, 3, KINDS)
     with Engine(path, ROOM) if how is None else ranks_here(path, how, ROOM, tmp_path_factory.mktemp("r")) as engine:
@@ -111,7 +111,7 @@ def test_answers_are_the_same_with_guesses(
         assert ngrams.stats.drafted > 0 or engine.stages > 1
 
 
-def test_many_requests_have_no_guesses(synthetic: Synthetic) -> None:
+def test_many_requests_have_no_drafts(synthetic: Synthetic) -> None:
     """Until few are left. All of them together have no more rows than one may have alone."""
     requests = [replace(one, ends=False, max_tokens=12 + 10 * i) for i, one in enumerate(asked(FEW + 2, 5))]
 
@@ -131,8 +131,8 @@ def test_many_requests_have_no_guesses(synthetic: Synthetic) -> None:
     assert {n for n, n_rows in rows if n_rows > n} >= {1, 2}
 
 
-def test_guesses_make_nobody_wait(synthetic: Synthetic) -> None:
-    """A context that is just large enough for the answers has no room for guesses at its end."""
+def test_drafts_make_nobody_wait(synthetic: Synthetic) -> None:
+    """A context that is just large enough for the answers has no room for drafts at its end."""
     requests = [Request([3 + i, 4, 5], 29, GREEDY, ends=False) for i in range(2)]
     with Engine(synthetic("llama", "f32"), replace(EXACT, context=64, batch=16, outputs=16, sequences=2)) as engine:
         plain = answered(engine, requests, None)
@@ -149,7 +149,7 @@ def test_a_request_that_is_cancelled_or_fails_leaves_the_others_in_order(
     requests = [Request([3 + i, 4, 5], 20, GREEDY, ends=False) for i in range(3)]
     with Engine(synthetic("llama", "f32"), ROOM) as engine:
         plain = [tokens(answered(engine, [one, one], None)[0]) for one in requests]
-        answers = {tuple(one.prompt): told for one, told in zip(requests, plain, strict=True)}
+        answers = {tuple(one.prompt): reported for one, reported in zip(requests, plain, strict=True)}
         drafter = Speculation(lambda: Known(answers), "known", choice=always())
         with Scheduler(engine, keep=True, drafter=drafter) as scheduler:
             first, second, third = (scheduler.prepare(one) for one in requests)
@@ -194,7 +194,7 @@ class Mortal(Engine):
 
 @pytest.mark.parametrize("wrong", [0, 2])
 def test_a_lost_engine_costs_no_token(synthetic: Synthetic, wrong: int) -> None:
-    """What takes over knows nothing of guesses that were wrong."""
+    """What takes over knows nothing of drafts that were wrong."""
     path, requests = synthetic("llama", "f32"), asked(6, 9)
     with Engine(path, ROOM) as engine:
         plain = answered(engine, requests, None)

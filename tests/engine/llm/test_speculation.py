@@ -1,4 +1,4 @@
-"""Answers with guessed tokens are those without: on every engine, by every kind of guess, however wrong these are."""
+"""Answers with drafted tokens are those without: on every engine, by every kind of draft, however wrong these are."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ from edge.speculate.small_model import ModelDrafts
 from edge.speculate.speculation import Drafts, Speculation
 from tests.conftest import OPTIONS, Synthetic
 from tests.support.deployments import pipeline, questions, stages, tensor
-from tests.support.guessing import (
+from tests.support.drafting import (
     GREEDY,
     ROOM,
     Answers,
@@ -63,7 +63,7 @@ def plain(asked: list[list[int]]) -> Answers:
 
 @pytest.fixture(scope="module")
 def fewer_bits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The bundled model as it guesses for itself."""
+    """The bundled model as it drafts for itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         found = drafts("self", MODEL_PATH)
@@ -93,8 +93,8 @@ def test_greedy_answers_are_the_same(
     plain: Answers,
     fewer_bits: Path,
 ) -> None:
-    """Of held-out questions, with guesses from the text and partly right ones; on one device also with guesses from a
-    model, and with ones that are right or never right. EDGE_THOROUGH=1 has all guesses on all engines."""
+    """Of held-out questions, with drafts from the text and partly right ones; on one device also with drafts from a
+    model, and with ones that are right or never right. EDGE_THOROUGH=1 has all drafts on all engines."""
     with ExitStack() as stack:
         engine = stack.enter_context(ENGINES[where](tmp_path))
         assert where != "paged" or (isinstance(engine, Engine) and streams(engine))
@@ -106,8 +106,8 @@ def test_greedy_answers_are_the_same(
             kinds["self"] = ModelDrafts(GreedyDrafter(itself))
             kinds |= {f"wrong {wrong}": Known(plain, wrong) for wrong in (0, 1)}
         accepted = {}
-        for name, guesses in kinds.items():
-            drafter = speculate(guesses, choice=always(8 if name == "wrong 3" else MOST_ROWS))
+        for name, source in kinds.items():
+            drafter = speculate(source, choice=always(8 if name == "wrong 3" else MOST_ROWS))
             found = {}
             total: Counter[str] = Counter()
             for prompt in asked:
@@ -125,7 +125,7 @@ def test_greedy_answers_are_the_same(
 
 
 def test_the_cache_holds_what_was_chosen(llama: Engine, synthetic: Synthetic) -> None:
-    """Also of guesses that were wrong: the next question continues from there, as without."""
+    """Also of drafts that were wrong: the next question continues from there, as without."""
     path = synthetic("llama", "q8_0")
     with Engine(path, replace(OPTIONS, outputs=MOST_ROWS)) as engine:
         answer = ids(run(llama, PROMPT, None))
@@ -193,7 +193,7 @@ def test_a_shifted_context_goes_on_the_same() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, *thorough(0.5, 2.0)])
 def test_samples_are_of_the_models_own_distribution(synthetic: Synthetic, temperature: float) -> None:
-    """Pairs of tokens after a prompt, with guesses and without, from other seeds: a chi-square test of equality."""
+    """Pairs of tokens after a prompt, with drafts and without, from other seeds: a chi-square test of equality."""
     with Engine(synthetic("llama", "q8_0"), replace(OPTIONS, outputs=MOST_ROWS)) as engine:
         likely = ids(run(engine, PROMPT, None, max_tokens=3))
         known = speculate(Known({tuple(PROMPT): likely}))
@@ -265,8 +265,8 @@ class Mortal(Engine):
         super().submit(*args, **how)
 
 
-def test_an_answer_with_guesses_outlives_its_engine(asked: list[list[int]], plain: Answers) -> None:
-    """What takes over knows nothing of guesses that were wrong."""
+def test_an_answer_with_drafts_outlives_its_engine(asked: list[list[int]], plain: Answers) -> None:
+    """What takes over knows nothing of drafts that were wrong."""
     with ExitStack() as stack:
         engines = [stack.enter_context(Mortal(MODEL_PATH, ROOM)) for _ in range(2)]
         engines[0].lives = 5  # type: ignore[attr-defined]
@@ -278,7 +278,7 @@ def test_an_answer_with_guesses_outlives_its_engine(asked: list[list[int]], plai
 
 
 def test_layers_that_cannot_forget_are_left_alone(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recurrent model: `auto` guesses nothing, and who asks for guesses is told."""
+    """A recurrent model: `auto` drafts nothing, and who asks for drafts is told."""
     monkeypatch.setattr(llama.model, "is_recurrent", True)
     assert ids(run(llama, PROMPT, speculate(Known({}), choice=always()))) == ids(run(llama, PROMPT, None))
     assert speculation("auto", llama, _no_engine) is None
@@ -305,13 +305,13 @@ def test_what_can_be_asked_for(llama: Engine, synthetic: Synthetic) -> None:
         assert ids(run(llama, PROMPT, small)) == ids(run(llama, PROMPT, None))
 
 
-def test_a_model_of_other_tokens_cannot_guess(llama: Engine) -> None:
-    with pytest.raises(EngineError, match=r"edge-demo-q8_0.gguf cannot guess for llama-q8_0.gguf.*use a smaller"):
+def test_a_model_of_other_tokens_cannot_draft(llama: Engine) -> None:
+    with pytest.raises(EngineError, match=r"edge-demo-q8_0.gguf cannot draft for llama-q8_0.gguf.*use a smaller"):
         speculation(MODEL_PATH, llama, _no_engine)
 
 
-def test_a_model_of_few_bits_cannot_guess_for_itself(fewer_bits: Path) -> None:
-    with pytest.raises(EngineError, match="cannot guess for itself: in q2_k it would still have"):
+def test_a_model_of_few_bits_cannot_draft_for_itself(fewer_bits: Path) -> None:
+    with pytest.raises(EngineError, match="cannot draft for itself: in q2_k it would still have"):
         drafts("self", fewer_bits)
 
 

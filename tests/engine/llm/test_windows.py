@@ -1,4 +1,4 @@
-"""Several windows under way over stages: answers are those without, wherever a guess is wrong and whatever is lost."""
+"""Several windows under way over stages: answers are those without, wherever a draft is wrong and whatever is lost."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -23,8 +23,7 @@ from edge.speculate.small_model import ModelDrafts
 from edge.speculate.speculation import Drafts, Speculation
 from partition.predict.drafts import Draft
 from tests.support.deployments import pipeline, questions
-from tests.support.faulty_ranks import Fault, cluster
-from tests.support.guessing import (
+from tests.support.drafting import (
     GREEDY,
     ROOM,
     AlwaysWindows,
@@ -37,6 +36,7 @@ from tests.support.guessing import (
     speculate,
     tokens_of,
 )
+from tests.support.faulty_ranks import Fault, cluster
 from tests.support.ranks_here import ranks_here
 from tests.support.thorough import some, thorough
 
@@ -45,9 +45,9 @@ N_QUESTIONS = some(2, 200)
 LENGTH = 24
 
 
-def speculation(guesses: Drafts, rows: int = 2, windows: int = 3) -> tuple[Speculation, AlwaysWindows]:
+def speculation(source: Drafts, rows: int = 2, windows: int = 3) -> tuple[Speculation, AlwaysWindows]:
     choice = AlwaysWindows(rows, windows)
-    return speculate(guesses, choice=lambda: choice), choice
+    return speculate(source, choice=lambda: choice), choice
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_windows_of_a_plan_are_measured(two: DistributedEngine, plain: Answers) 
 
 @pytest.mark.parametrize("stages", [2, *thorough(3)])
 def test_greedy_answers_are_the_same(stages: int, tmp_path: Path, asked: list[list[int]], plain: Answers) -> None:
-    """With guesses from the text, from a model, and with ones that are right, partly right and never right."""
+    """With drafts from the text, from a model, and with ones that are right, partly right and never right."""
     with ExitStack() as stack:
         engine = stack.enter_context(ranks_here(MODEL_PATH, pipeline(*[1] * stages), ROOM, tmp_path))
         small = stack.enter_context(Engine(MODEL_PATH, replace(ROOM, context=128, outputs=1)))
@@ -89,8 +89,8 @@ def test_greedy_answers_are_the_same(stages: int, tmp_path: Path, asked: list[li
         }
         for rows, windows in some(SHAPES[1:], SHAPES):
             accepted, behind = Counter[str](), Counter[str]()
-            for name, guesses in kinds.items():
-                drafter, choice = speculation(guesses, rows, windows)
+            for name, source in kinds.items():
+                drafter, choice = speculation(source, rows, windows)
                 for prompt in asked:
                     assert ids(run(engine, prompt, drafter)) == plain[tuple(prompt)], (name, rows, windows)
                     accepted[name] += drafter.stats.accepted
@@ -102,7 +102,7 @@ def test_greedy_answers_are_the_same(stages: int, tmp_path: Path, asked: list[li
 
 
 @pytest.mark.parametrize(("rows", "windows"), SHAPES)
-def test_wherever_a_guess_is_wrong(two: DistributedEngine, plain: Answers, rows: int, windows: int) -> None:
+def test_wherever_a_draft_is_wrong(two: DistributedEngine, plain: Answers, rows: int, windows: int) -> None:
     """At each place of each window: what is behind leaves the caches, and the next question continues from there."""
     prompt, answer = max(plain.items(), key=lambda one: len(one[1]))
     cancelled = 0
@@ -178,18 +178,18 @@ def test_others_use_the_model_while_windows_are_under_way(
     prompt, answer = asked[0], plain[tuple(asked[0])]
     drafter, choice = speculation(Known(plain))
     with Scheduler(two, drafter=drafter) as scheduler:
-        told: dict[int, list[int]] = {}
+        reported: dict[int, list[int]] = {}
         first = scheduler.add(Request(prompt, LENGTH))
         second = None
         while scheduler.busy:
             for event in scheduler.step():
                 if event.token_id is not None:
-                    told.setdefault(event.request, []).append(event.token_id)
-            if second is None and len(told.get(first, [])) >= 2:
+                    reported.setdefault(event.request, []).append(event.token_id)
+            if second is None and len(reported.get(first, [])) >= 2:
                 assert two.uncollected > 0
                 second = scheduler.add(Request(asked[1], LENGTH))
         assert second is not None
-        assert [told[first], told[second]] == [answer, plain[tuple(asked[1])]]
+        assert [reported[first], reported[second]] == [answer, plain[tuple(asked[1])]]
         assert choice.behind > 0
     for other in (lambda: ids(run(two, asked[1], None)), lambda: Scheduler(two).run([Request(asked[1], LENGTH)])[0]):
         drafter, _ = speculation(Known(plain))

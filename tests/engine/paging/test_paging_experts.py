@@ -79,7 +79,7 @@ def stored(made: Made) -> Iterator[Stored]:
 
 
 numbers = st.sets(st.integers(0, N_EXPERTS - 1), min_size=1)
-steps = st.lists(st.tuples(st.sampled_from(["choose", "expect", "guess"]), st.integers(0, N_LAYERS - 1), numbers))
+steps = st.lists(st.tuples(st.sampled_from(["choose", "expect", "predict"]), st.integers(0, N_LAYERS - 1), numbers))
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -90,7 +90,7 @@ def test_what_is_chosen_is_there_and_no_more_than_fits(
     reader = Reader(paging.MIB, threads, 64 << 10)
     experts = stored.experts(slots, reader)
     chosen = right = expected = 0
-    guesses: dict[int, set[int]] = {}
+    predictions: dict[int, set[int]] = {}
     try:
         for what, layer, some in steps:
             wanted = set(sorted(some)[:slots])  # more than fit are never asked for
@@ -99,11 +99,15 @@ def test_what_is_chosen_is_there_and_no_more_than_fits(
                 for number in wanted:
                     for found, plain in stored.right(layer, number):
                         np.testing.assert_array_equal(found, plain)
-                guess = guesses.pop(layer, set())
-                chosen, right, expected = chosen + len(wanted), right + len(guess & wanted), expected + len(guess)
+                prediction = predictions.pop(layer, set())
+                chosen, right, expected = (
+                    chosen + len(wanted),
+                    right + len(prediction & wanted),
+                    expected + len(prediction),
+                )
             else:
                 experts.expect(layer, wanted, read=what == "expect")
-                guesses[layer] = wanted
+                predictions[layer] = wanted
             assert experts.held_bytes <= experts._room
             assert experts.held_bytes == sum(map(experts._size, (layer for layer, _ in experts._cached)))
         counts = experts.counts
@@ -203,7 +207,7 @@ def test_the_router_chooses_what_it_does_with_all_in_memory_and_choices_add_up(m
         assert held.counts.expected <= held.counts.chosen
         assert stats.predicted_right == held.counts.right / held.counts.expected
         assert held.held_bytes <= engine.paging.plan.expert_room
-        # What was not there was read, and each read is of a missing expert, a guess, or a dense weight.
+        # What was not there was read, and each read is of a missing expert, a prediction, or a dense weight.
         size = held._size(0)
         missing = held.counts.chosen - held.counts.hits
         assert stats.bytes_per_token * stats.tokens >= (missing - held.counts.right) * (size - 3 * 4096)
@@ -282,7 +286,7 @@ def test_sequences_of_a_model_with_little_room_for_experts(made: Made) -> None:
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_guesses_change_no_logits(made: Made, monkeypatch: pytest.MonkeyPatch, trusted: bool) -> None:
+def test_predictions_change_no_logits(made: Made, monkeypatch: pytest.MonkeyPatch, trusted: bool) -> None:
     """Right or wrong, read or not."""
     path = made("qwen3moe")
     monkeypatch.setattr(node_hooks, "_TRUST_AFTER", 0 if not trusted else 1 << 30)

@@ -67,24 +67,24 @@ def test_what_takes_long_says_so_though_nothing_goes_on(
     now_s = 100.0
     lines = Lines("Measuring plans", 3, "plans", clock=lambda: now_s, ticking=False)
 
-    def told(at_s: float) -> tuple[str, float]:
+    def line_at(at_s: float) -> tuple[str, float]:
         """What a look at this second prints, and when the next is due."""
         nonlocal now_s
         now_s = 100.0 + at_s
         due_s = lines.tick()
         return capsys.readouterr().err, due_s
 
-    assert told(PLAIN_AFTER_S - 0.25) == ("", 0.25)
-    assert told(PLAIN_AFTER_S) == ("Measuring plans: begun\n", STILL_S)
+    assert line_at(PLAIN_AFTER_S - 0.25) == ("", 0.25)
+    assert line_at(PLAIN_AFTER_S) == ("Measuring plans: begun\n", STILL_S)
     lines.update(1, what="on this device")
-    assert told(PLAIN_AFTER_S + STILL_S - 0.5) == ("", 0.5)
+    assert line_at(PLAIN_AFTER_S + STILL_S - 0.5) == ("", 0.5)
     at_s = PLAIN_AFTER_S + STILL_S
-    assert told(at_s) == ("Measuring plans: 1 of 3 plans, 33 %, on this device, 11 s so far\n", STILL_S)
-    assert told(at_s + STILL_S) == ("Measuring plans: 1 of 3 plans, 33 %, on this device, 21 s so far\n", STILL_S)
+    assert line_at(at_s) == ("Measuring plans: 1 of 3 plans, 33 %, on this device, 11 s so far\n", STILL_S)
+    assert line_at(at_s + STILL_S) == ("Measuring plans: 1 of 3 plans, 33 %, on this device, 21 s so far\n", STILL_S)
     now_s += PLAIN_INTERVAL_S
     lines.update(2)
     assert capsys.readouterr().err == "Measuring plans: 2 of 3 plans, 67 %\n"
-    assert told(at_s + STILL_S + PLAIN_INTERVAL_S)[1] == STILL_S  # that was a line, too
+    assert line_at(at_s + STILL_S + PLAIN_INTERVAL_S)[1] == STILL_S  # that was a line, too
 
 
 def test_a_thread_looks_while_it_lasts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

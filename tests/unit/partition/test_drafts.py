@@ -1,4 +1,4 @@
-"""What guesses bring to a plan: by hand, beside trying everything, and beside what cannot be passed."""
+"""What drafts bring to a plan: by hand, beside trying everything, and beside what cannot be passed."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ def test_tokens_of_a_pass(acceptance: float, rows: int, tokens: float) -> None:
 
 
 def test_a_device_alone_by_hand() -> None:
-    """Ten layers of 2.8 ms for four rows, three guesses of 2 ms, and 2.734375 tokens of it all."""
+    """Ten layers of 2.8 ms for four rows, three drafts of 2 ms, and 2.734375 tokens of it all."""
     found = drafted([slower_with_rows()], Draft("small", 0.75, 4, 2 * MS))
     assert found.plain_s == pytest.approx(10 * MS, rel=1e-5)
     assert found.latency_s == pytest.approx((28 * MS + 6 * MS) / 2.734375, rel=1e-5)
@@ -71,13 +71,13 @@ def test_stages_pay_their_links_once_for_all_windows() -> None:
     windows go there and back as fast as one; those behind the oldest follow 5 ms apart."""
     speeds = [device(), device("b")]
     link = LinkSpeed(10 * MS, 5e10)
-    plain, guessed = (drafted(speeds, draft, 5, link=link) for draft in (None, Draft("ngram", 0.75, 8)))
+    plain, with_drafts = (drafted(speeds, draft, 5, link=link) for draft in (None, Draft("ngram", 0.75, 8)))
     assert plain.latency_s == pytest.approx(30 * MS, rel=1e-3)
-    assert guessed.draft is not None
-    assert guessed.draft.windows == 4
+    assert with_drafts.draft is not None
+    assert with_drafts.draft.windows == 4
     q = 0.75**8
     behind = 5 * MS * (1 - q) * (q + 2 * q**2 + 3 * q**3)
-    assert guessed.latency_s == pytest.approx((30 * MS + behind) / tokens_a_pass(0.75, 32), rel=1e-3)
+    assert with_drafts.latency_s == pytest.approx((30 * MS + behind) / tokens_a_pass(0.75, 32), rel=1e-3)
 
 
 def test_weights_from_a_disk_are_read_once_a_pass() -> None:
@@ -88,7 +88,7 @@ def test_weights_from_a_disk_are_read_once_a_pass() -> None:
     assert found.latency_s == pytest.approx(0.4 / tokens_a_pass(0.75, 8), rel=1e-5)
 
 
-def test_where_passes_are_dear_guesses_bring_the_most() -> None:
+def test_where_passes_are_dear_drafts_bring_the_most() -> None:
     """On a disk, and over links, more than in memory; and nowhere more than 1 / (1 - a)."""
     a = 0.75
 
@@ -104,7 +104,7 @@ def test_where_passes_are_dear_guesses_bring_the_most() -> None:
     assert paged > 3
 
 
-def test_guesses_that_are_never_right_bring_nothing() -> None:
+def test_drafts_that_are_never_right_bring_nothing() -> None:
     to_do = work(10)
     assert with_drafts(to_do, Draft("ngram", 0.0, 1)) == [to_do]
     assert with_drafts(to_do, None) == [to_do]
@@ -116,7 +116,7 @@ def test_guesses_that_are_never_right_bring_nothing() -> None:
         assert found.latency_s > found.plain_s
 
 
-def test_the_planner_finds_what_trying_everything_finds_with_guesses() -> None:
+def test_the_planner_finds_what_trying_everything_finds_with_drafts() -> None:
     """Each number of rows, and each plan of it, by `predict` alone."""
     rng = np.random.default_rng(7)
     feasible = 0
@@ -140,16 +140,16 @@ def test_the_planner_finds_what_trying_everything_finds_with_guesses() -> None:
     assert feasible > 60
 
 
-def test_what_guesses_holds_memory_of_this_device() -> None:
+def test_what_drafts_holds_memory_of_this_device() -> None:
     draft = Draft("small", 0.7, 4, MS, held_bytes=30 * MIB)
     speeds = [device(memory_bytes=100 * MIB), device("b", memory_bytes=100 * MIB)]
     to_do = replace(work(10), draft=draft)
     held = with_draft_held(speeds, draft)
     assert [speed.runtime_bytes for speed in held] == [30 * MIB, 0]
     plain, _ = Planner(work(10), speeds, linked([LOCAL, "b"]), "m", "").only_own().front(("latency",))
-    guessed, _ = Planner(to_do, held, linked([LOCAL, "b"]), "m", "").only_own().front(("latency",))
+    with_drafts, _ = Planner(to_do, held, linked([LOCAL, "b"]), "m", "").only_own().front(("latency",))
     assert plain
-    assert not guessed
+    assert not with_drafts
 
 
 def test_a_simulated_request_has_the_latency_that_is_predicted() -> None:
@@ -161,8 +161,8 @@ def test_a_simulated_request_has_the_latency_that_is_predicted() -> None:
         assert result.tpot_s.mean == pytest.approx(found.latency_s, rel=rel)
 
 
-def test_a_microbatch_of_one_row_is_no_pass_with_guesses() -> None:
-    """Four requests in four microbatches: guesses are for a request that is alone."""
+def test_a_microbatch_of_one_row_is_no_pass_with_drafts() -> None:
+    """Four requests in four microbatches: drafts are for a request that is alone."""
     several = replace(work(10, concurrency=4), draft=Draft("ngram", 0.9, 8))
     assert {"alone", "pass"} <= set(Measures(several, ("latency", "throughput"), 4).sums)
 
@@ -176,13 +176,13 @@ def test_the_way_back_carries_logits_of_each_row() -> None:
     assert tpot_s.mean == pytest.approx((10 + 2 * 2.048 + 24 * 5) / 100 * MS, rel=1e-6)
 
 
-def test_no_more_tokens_are_guessed_than_are_wanted() -> None:
+def test_no_more_tokens_are_drafted_than_are_wanted() -> None:
     """After the first token there are two."""
     two, four = (drafted([slower_with_rows()], Draft("small", 1.0, rows, MS)) for rows in (2, 4))
     assert simulate(four, closed(1, 1, 1, 3)).seconds == pytest.approx(simulate(two, closed(1, 1, 1, 3)).seconds)
 
 
-def test_several_requests_are_simulated_without_guesses() -> None:
+def test_several_requests_are_simulated_without_drafts() -> None:
     def throughput(draft: Draft | None) -> float:
         to_do = replace(work(10, concurrency=4), draft=draft)
         plan = make_plan(to_do.limits, "m", "", [LOCAL], stages_of=[1])
@@ -213,5 +213,5 @@ def test_a_damaged_draft_is_refused(change: dict[str, object], message: str) -> 
 def test_a_prediction_keeps_its_draft() -> None:
     found = drafted([slower_with_rows()], Draft("small", 0.75, 4, MS))
     assert Prediction.from_json(found.to_json()) == found
-    with pytest.raises(PlanError, match="an acceptance of 2; needed is a part of guesses, from 0 to 1"):
+    with pytest.raises(PlanError, match="an acceptance of 2; needed is a part of drafts, from 0 to 1"):
         Draft("small", 2, 4)

@@ -162,7 +162,7 @@ def test_every_kv_type_fits_heads_of_64(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "changed", "told"),
+    ("arch", "changed", "message"),
     [
         ("plamo2", {"ssm.group_count": ("u32", 1)}, "ssm.group_count is 1, needed is a whole number from 0 to 0"),
         ("bailingmoe3", {"kda.gate_lower_bound": ("f32", 0.5)}, "a kda.gate_lower_bound below 0"),
@@ -173,11 +173,11 @@ def test_every_kv_type_fits_heads_of_64(tmp_path: Path) -> None:
     ],
 )
 def test_what_llama_cpp_asserts_of_single_values(
-    arch: str, changed: dict[str, tuple[str, Any]], told: str, tmp_path: Path
+    arch: str, changed: dict[str, tuple[str, Any]], message: str, tmp_path: Path
 ) -> None:
     """It would stop the process."""
     sound = synthetic(tmp_path / "sound.gguf", arch, layers=4, embd=64, ff=64)
     check_loadable(GgufFile.open(sound))
     path = rewritten(sound, tmp_path / "bad.gguf", {f"{arch}.{key}": value for key, value in changed.items()})
-    with pytest.raises(ModelFileError, match=told):
+    with pytest.raises(ModelFileError, match=message):
         check_loadable(GgufFile.open(path))

@@ -141,7 +141,7 @@ def test_heads_of_two_sizes(llama: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"layers": Range(0, LAYERS + 1)}, "layers 0-7 of a model that has 7"),
         ({"layers": NOTHING}, "layers none of a model"),
@@ -153,9 +153,9 @@ def test_heads_of_two_sizes(llama: Path, tmp_path: Path) -> None:
         ({"vocab": Range(0, ROWS + 1)}, "vocabulary rows 0-512"),
     ],
 )
-def test_a_cut_that_does_not_fit_the_model(changed: dict[str, Range], told: str, llama: Path) -> None:
+def test_a_cut_that_does_not_fit_the_model(changed: dict[str, Range], message: str, llama: Path) -> None:
     values = {name: changed.get(name, getattr(EVERYTHING, name)) for name in ("layers", "heads", "ff", "vocab")}
-    assert told in refusal(llama, Slice(**values, first=True))
+    assert message in refusal(llama, Slice(**values, first=True))
 
 
 def test_heads_within_a_block(folder: Path) -> None:
@@ -199,18 +199,18 @@ def test_architectures_that_are_known_and_cannot_be_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "told"),
+    ("key", "message"),
     [
         ("embedding_length_per_layer_input", "each layer reads a part of `inp_per_layer`"),
         ("attention.shared_kv_layers", "its last layers read the keys and values of earlier ones"),
     ],
 )
-def test_layers_that_read_more_than_the_one_before_gives(key: str, told: str, folder: Path, tmp_path: Path) -> None:
+def test_layers_that_read_more_than_the_one_before_gives(key: str, message: str, folder: Path, tmp_path: Path) -> None:
     """In small models of Gemma 4, and not in larger ones."""
     gemma = synthetic(folder / "gemma4.gguf", "gemma4", layers=12, embd=64, ff=64)
     assert limits(GgufFile.open(gemma)).starts == (0, 6)
     path = rewritten(gemma, tmp_path / "small.gguf", {f"gemma4.{key}": ("u32", 4)})
-    assert f"this gemma4 model cannot be cut: {told}" in refusal(path)
+    assert f"this gemma4 model cannot be cut: {message}" in refusal(path)
 
 
 def test_layers_of_three_kinds(folder: Path) -> None:

@@ -312,12 +312,12 @@ REFUSED: list[tuple[str, Callable[[Gguf], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "change", "told"), REFUSED, ids=[told for _, _, told in REFUSED])
-def test_refused_with_the_reason(tmp_path: Path, name: str, change: Callable[[Gguf], Any], told: str) -> None:
+@pytest.mark.parametrize(("name", "change", "message"), REFUSED, ids=[message for _, _, message in REFUSED])
+def test_refused_with_the_reason(tmp_path: Path, name: str, change: Callable[[Gguf], Any], message: str) -> None:
     file = base(name)
     change(file)
     path = file.write(tmp_path / "bad.gguf")
     with pytest.raises(ModelFileError) as caught:
         check_loadable(GgufFile.open(path))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith("bad.gguf: ")

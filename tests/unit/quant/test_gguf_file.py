@@ -178,7 +178,7 @@ def test_absurd_counts_cost_neither_time_nor_memory(tmp_path: Path, count: int) 
 
 
 @pytest.mark.parametrize(
-    ("start", "told"),
+    ("start", "words"),
     [
         (b"PK\x03\x04", "PyTorch"),
         (struct.pack("<Q", 400) + b'{"__metadata__"', "safetensors"),
@@ -191,17 +191,17 @@ def test_absurd_counts_cost_neither_time_nor_memory(tmp_path: Path, count: int) 
         (b"\x7fELF", "download or convert"),
     ],
 )
-def test_other_formats_are_named(tmp_path: Path, start: bytes, told: str) -> None:
+def test_other_formats_are_named(tmp_path: Path, start: bytes, words: str) -> None:
     message = broken(tmp_path, start + bytes(64))
     assert "not a GGUF file" in message
-    assert told in message
+    assert words in message
 
 
 @pytest.mark.parametrize(
-    ("version", "told"), [(1, "version 1;"), (4, "version 4;"), (3 << 24, "big-endian"), (2 << 24, "big-endian")]
+    ("version", "words"), [(1, "version 1;"), (4, "version 4;"), (3 << 24, "big-endian"), (2 << 24, "big-endian")]
 )
-def test_other_versions_are_named(tmp_path: Path, version: int, told: str) -> None:
-    assert told in broken(tmp_path, b"GGUF" + struct.pack("<IQQ", version, 0, 0))
+def test_other_versions_are_named(tmp_path: Path, version: int, words: str) -> None:
+    assert words in broken(tmp_path, b"GGUF" + struct.pack("<IQQ", version, 0, 0))
 
 
 def test_version_2_is_read(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_unreadable_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "told"),
+    ("name", "tensor", "words"),
     [
         ("x" * 64, Tensor((1,)), "64 bytes long, allowed are 1 to 63"),
         ("", Tensor((1,)), "0 bytes long"),
@@ -249,10 +249,10 @@ def test_unreadable_file(tmp_path: Path) -> None:
         ("d", Tensor((1,), offset=353), "at offset 353, expected 352"),
     ],
 )
-def test_bad_tensors(tmp_path: Path, name: str, tensor: Tensor, told: str) -> None:
+def test_bad_tensors(tmp_path: Path, name: str, tensor: Tensor, words: str) -> None:
     model = tiny()
     model.tensors[name] = tensor
-    assert told in error(model.write(tmp_path / "bad.gguf"))
+    assert words in error(model.write(tmp_path / "bad.gguf"))
 
 
 @pytest.mark.parametrize("value", [("u32", 0), ("u32", 3), ("u32", 33), ("u64", 32), ("str", "32"), ("i32", 32)])

@@ -171,33 +171,33 @@ def test_members_of_one_cluster_shake_hands(owner: Credentials, pi: Membership) 
 
 
 def test_another_cluster_is_refused_both_ways(owner: Credentials, stranger: Credentials) -> None:
-    told = refusals(security.client_context(stranger), security.server_context(owner))
-    assert "certificate of server is of another cluster" in told[0]
-    assert "client refused this device: it belongs to another cluster" in told[1]
+    reported = refusals(security.client_context(stranger), security.server_context(owner))
+    assert "certificate of server is of another cluster" in reported[0]
+    assert "client refused this device: it belongs to another cluster" in reported[1]
     trusting = security.client_context(stranger)  # whoever dials need not care whom it reaches
     trusting.verify_mode = ssl.CERT_NONE
-    told = refusals(trusting, security.server_context(owner))
-    assert "server refused this device: it belongs to another cluster" in told[0]
-    assert "certificate of client is of another cluster" in told[1]
+    reported = refusals(trusting, security.server_context(owner))
+    assert "server refused this device: it belongs to another cluster" in reported[0]
+    assert "certificate of client is of another cluster" in reported[1]
 
 
 def test_no_certificate_is_refused(owner: Credentials) -> None:
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     bare.check_hostname = False
     bare.load_verify_locations(cadata=owner.authority.decode())
-    told = refusals(bare, security.server_context(owner))
-    assert "server refused this device: this device showed no certificate" in told[0]
-    assert "client showed no certificate" in told[1]
+    reported = refusals(bare, security.server_context(owner))
+    assert "server refused this device: this device showed no certificate" in reported[0]
+    assert "client showed no certificate" in reported[1]
 
 
 def test_an_expired_certificate_is_refused_both_ways(expired: tuple[Credentials, Credentials]) -> None:
     own, worker = expired
-    told = refusals(security.client_context(own), security.server_context(worker))
-    assert "certificate of server is not in date" in told[0]
-    assert "client refused this device: this device's certificate expired" in told[1]
-    told = refusals(security.client_context(worker), security.server_context(own))
-    assert "server refused this device: this device's certificate expired" in told[0]
-    assert "certificate of client is not in date" in told[1]
+    reported = refusals(security.client_context(own), security.server_context(worker))
+    assert "certificate of server is not in date" in reported[0]
+    assert "client refused this device: this device's certificate expired" in reported[1]
+    reported = refusals(security.client_context(worker), security.server_context(own))
+    assert "server refused this device: this device's certificate expired" in reported[0]
+    assert "certificate of client is not in date" in reported[1]
 
 
 def test_older_tls_is_refused(owner: Credentials, pi: Membership) -> None:
@@ -338,8 +338,8 @@ def test_a_channel_takes_no_other_member_for_the_one_it_is_for(
 def test_grpc_refuses_a_wrong_role_in_words(cluster: Cluster, serve: Serve, pi: Membership) -> None:
     server = serve(shown(pi))
     radio = shown(cluster.joined("radio"))
-    told = server.ask(radio, server.identify(radio))
-    assert told == "PERMISSION_DENIED: radio has the role worker, and this is for owner"
+    reported = server.ask(radio, server.identify(radio))
+    assert reported == "PERMISSION_DENIED: radio has the role worker, and this is for owner"
 
 
 def test_grpc_refuses_the_revoked_from_the_next_call_on(cluster: Cluster, serve: Serve, pi: Membership) -> None:

@@ -95,7 +95,7 @@ def test_recorded_floats_are_read() -> None:
     assert np.abs(x - FLOATS).max() <= 4 / 252
 
 
-def test_a_recorded_guess_is_read() -> None:
+def test_a_recorded_draft_is_read() -> None:
     asked = parse_frame(memoryview(recorded()["guess"]), 0)
     assert asked.kind is Kind.CONTROL
     assert draft_queries.unpack(asked.payload) == DRAFT_QUERY

@@ -104,10 +104,10 @@ class Session:
 
     def __init__(self, rank: int, device: str, *events: Any) -> None:
         self.rank, self.device, self.events = rank, device, list(events)
-        self.told: list[pb.Command] = []
+        self.reported: list[pb.Command] = []
 
     def tell(self, command: pb.Command) -> None:
-        self.told.append(command)
+        self.reported.append(command)
 
     def __enter__(self) -> "Session":
         return self
@@ -132,10 +132,10 @@ def test_a_plan_has_links_in_their_directions(monkeypatch: pytest.MonkeyPatch, t
 
     expected = [("local", "pi:1", 0.002, 125e6), ("pi:1", "local", 0.002, 12.5e6)]
     assert between() == expected
-    assert {one.measure.rank for one in a.told} == {1}
-    assert {one.answer.rank for one in b.told} == {0}
+    assert {one.measure.rank for one in a.reported} == {1}
+    assert {one.answer.rank for one in b.reported} == {0}
     assert between() == expected  # remembered, the same way round: nobody is asked again
-    assert len(a.told) == 2
+    assert len(a.reported) == 2
     over_grpc = pb.LinkState(rank=1, kind="grpc", tcp_round_trip_s=9.0, grpc_round_trip_s=0.004)
     assert between(over_grpc) == [("local", "pi:1", 0.003, 100e6), ("pi:1", "local", 0.003, 12.4e6)]
 

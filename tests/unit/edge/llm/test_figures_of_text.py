@@ -26,13 +26,13 @@ from edge.llm.sampler import SamplingParams
 from edge.planning import measure
 from edge.quantization import compare_speed
 from edge.quantization.comparison import COLUMNS, Evaluation
-from edge.quantization.divergence import Summary, summarize
-from edge.quantization.evaluate import Quality, _Scores
+from edge.quantization.divergence import Scores, Summary, summarize
+from edge.quantization.evaluate import Quality
 from edge.worker import timing as profiler
 from partition.model.model import decode_bytes
 from tests.conftest import Synthetic
 from tests.support.clock import Clock
-from tests.support.guessing import one_slot
+from tests.support.drafting import one_slot
 
 ROW_S, TOKEN_S = 0.01, 0.05  # of a row of a prompt, and of a step of decode
 GREEDY = SamplingParams(temperature=0)
@@ -211,9 +211,9 @@ def test_divergence_is_from_the_reference() -> None:
     """KL(p || q) of two known rows, and that it is not the same the other way."""
     p, q = np.log(np.array([[0.5, 0.5], [0.9, 0.1]], np.float32)), np.log(np.array([[0.9, 0.1]] * 2, np.float32))
     expected = 0.5 * np.log(0.5 / 0.9) + 0.5 * np.log(0.5 / 0.1)
-    scores = _Scores()
-    scores.add(np.array([0, 1], np.int32), q, p)
-    found = scores.summary()
+    scores = Scores(2)
+    scores.add(0, np.array([0, 1], np.int32), q, p)
+    (found,) = scores.summaries()
     assert found.max_divergence == pytest.approx(expected, rel=1e-5)
     assert found.perplexity == pytest.approx((0.9 * 0.1) ** -0.5, rel=1e-5)
     assert found.top_1_agreement == 1  # of two equal ones the first is the likeliest

@@ -14,7 +14,7 @@ from edge.llm.sampler import SamplingParams
 from edge.models import shapes, synth
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
-from tests.support.guessing import one_slot
+from tests.support.drafting import one_slot
 
 
 def choice(loads: list[float], most: int = 4, cores: int = 4) -> ThreadChoice:
@@ -96,16 +96,16 @@ def test_the_load_of_others_is_all_that_is_used_but_for_this_process() -> None:
 
 def generated(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The threads that llama.cpp is told while and after an answer of twelve tokens is generated."""
-    told: list[int] = []
+    reported: list[int] = []
     use = engine._context.use_threads
 
     def noted(threads: int) -> None:
-        told.append(threads)
+        reported.append(threads)
         use(threads)
 
     monkeypatch.setattr(engine._context, "use_threads", noted)
     list(generate(one_slot(engine), [1, 2, 3], SamplingParams(temperature=0, seed=1), max_tokens=12))
-    return told
+    return reported
 
 
 def test_an_engine_follows_the_load_between_answers_and_obeys_threads_that_are_said(

@@ -184,13 +184,13 @@ class Door:
     """A listener that nobody dials: it says what it was told."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def expect(self, rank: int) -> None:
-        self.told.append(f"expect {rank}")
+        self.reported.append(f"expect {rank}")
 
     def pause(self) -> None:
-        self.told.append("pause")
+        self.reported.append("pause")
 
 
 @pytest.mark.parametrize("word", [b"keep", b"nonsense"])
@@ -207,4 +207,4 @@ def test_a_door_is_shut_again_whatever_becomes_of_a_change(word: bytes, monkeypa
     else:
         with pytest.raises(ProtocolError, match="was to keep or change its link"):
             relink._serve(group, 0)
-    assert door.told == ["expect 0", "pause"]
+    assert door.reported == ["expect 0", "pause"]

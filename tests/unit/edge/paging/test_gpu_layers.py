@@ -194,11 +194,11 @@ def test_an_engine_tries_and_obeys(monkeypatch: pytest.MonkeyPatch) -> None:
         return [BestTime(1.0, False)]
 
     monkeypatch.setattr(gpu_layers, "best_of", one_step)
-    told: list[float] = []
-    with Engine(MODEL_PATH, EngineOptions(context=64), progress=told.append) as engine:
+    reported: list[float] = []
+    with Engine(MODEL_PATH, EngineOptions(context=64), progress=reported.append) as engine:
         assert engine.gpu_layers is not None
         assert (engine.gpu_layers.layers, engine.gpu_layers.why) == (OF, "all fit, measured now")
-    assert told.count(0.0) >= 3  # it was known to live during each of the tries
+    assert reported.count(0.0) >= 3  # it was known to live during each of the tries
     monkeypatch.setattr(gpu_layers, "choose", None)  # not asked
     with Engine(MODEL_PATH, EngineOptions(context=64, gpu_layers=2)) as engine:
         assert engine.gpu_layers == GpuLayers(2, OF, "as asked for")

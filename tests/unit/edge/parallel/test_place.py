@@ -24,8 +24,8 @@ def test_every_rank_has_one_source_and_its_source_knows(stages: list[int]) -> No
         assert (one.source is None) == (one.rank == 0)
         for peer in (*one.mates, *one.feeds):
             assert found[peer].source == one.rank
-    told = sorted(peer for one in found for peer in (*one.mates, *one.feeds))
-    assert told == list(range(1, sum(stages)))
+    reported = sorted(peer for one in found for peer in (*one.mates, *one.feeds))
+    assert reported == list(range(1, sum(stages)))
 
 
 @given(STAGES)

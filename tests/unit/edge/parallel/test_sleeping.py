@@ -23,7 +23,7 @@ from edge.llama.hooks import Hook
 from edge.llm.engine import ModelRunner
 from edge.llm.options import EngineOptions
 from edge.parallel.shard import Shard
-from edge.parallel.sleeping import Sleeper, SleepingEngine, open_engine, timing_clock
+from edge.parallel.sleeping import Sleeper, SleepingEngine, open_runner, timing_clock
 from edge.parallel.topology import place
 from edge.planning.arrange import work_of
 from edge.worker.timing import time_shard
@@ -295,4 +295,4 @@ def test_states_are_as_large_as_real_ones(both: tuple[ModelRunner, ModelRunner])
 def test_a_profile_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "none.json"))
     with pytest.raises(OSError, match=r"none\.json"):
-        open_engine(MODEL_PATH, OPTIONS, place(0, [1]), [], None)
+        open_runner(MODEL_PATH, OPTIONS, place(0, [1]), [], None)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from edge.llama.llama import Batch
 from edge.parallel.step_times import KEPT, StepTime, StepTimes, Summary
 from edge.parallel.steps import (
-    LINK_BYTES,
-    MOST_LINKS,
+    HASH_BYTES,
+    MOST_HASHES,
     PART_FLOATS,
     Op,
     Step,
@@ -70,12 +70,12 @@ def test_other_steps_come_as_they_were_sent(
 ) -> None:
     names: tuple[bytes, ...] = ()
     if op in (Op.KEEP, Op.COUNT, Op.RESTORE):
-        n = data.draw(st.sampled_from((1, 2, MOST_LINKS)))
-        names = tuple(i.to_bytes(LINK_BYTES, "little") for i in range(n))
+        n = data.draw(st.sampled_from((1, 2, MOST_HASHES)))
+        names = tuple(i.to_bytes(HASH_BYTES, "little") for i in range(n))
         numbers = (*numbers[:2], n, numbers[3])
     step = Step(op, fresh, numbers, names)
     packed = pack(step, Batch(CAPACITY))
-    assert len(packed) == HEAD.size + LINK_BYTES * len(names) <= max_bytes(0)
+    assert len(packed) == HEAD.size + HASH_BYTES * len(names) <= max_bytes(0)
     assert unpack(packed, Batch(CAPACITY)) == step
 
 
@@ -117,8 +117,8 @@ def test_a_step_with_one_byte_changed(sent: tuple[Step, Batch], data: st.DataObj
     [
         ((0, 0, 0, 0, 0, 0, 0), 0, "operation 0 with flags 0 and 0 is none; update both devices"),
         ((14, 0, 0, 0, 0, 0, 0), 0, "operation 14"),
-        ((12, 0, 0, 0, 0, 0, 0), 0, "a step of 0 links came with 0 bytes"),
-        ((12, 0, 0, 0, 0, 2, 0), 63, "a step of 2 links came with 63 bytes"),
+        ((12, 0, 0, 0, 0, 0, 0), 0, "a step of 0 block hashes came with 0 bytes"),
+        ((12, 0, 0, 0, 0, 2, 0), 63, "a step of 2 block hashes came with 63 bytes"),
         ((13, 0, 0, 0, 0, 257, 0), 32 * 257, "it takes 1 to 256"),
         ((2, 2, 0, 0, 0, 0, 0), 0, "flags 2 and 0"),
         ((2, 0, 7, 0, 0, 0, 0), 0, "flags 0 and 7"),

@@ -136,13 +136,13 @@ def test_a_plan_is_told_in_its_units() -> None:
 def test_a_devices_speed_is_told_in_its_units() -> None:
     pi = device("pi:1", 2 * MS, half_s=MS, head_s=4 * MS, memory_bytes=GIB)
     pi = with_overrides(pi, None)
-    told = dict(zip(devices.LLM_COLUMNS, devices._llm_row(pi), strict=True))
-    assert (told["layer"], told["half"], told["head"]) == ("2.00 ms", "1.00 ms", "4.00 ms")
-    assert told["prompt"] == f"{number_text(2 / 64)} ms"  # so many rows take as long as one
-    assert told["memory"] == "1.00 GiB"
+    reported = dict(zip(devices.LLM_COLUMNS, devices._llm_row(pi), strict=True))
+    assert (reported["layer"], reported["half"], reported["head"]) == ("2.00 ms", "1.00 ms", "4.00 ms")
+    assert reported["prompt"] == f"{number_text(2 / 64)} ms"  # so many rows take as long as one
+    assert reported["memory"] == "1.00 GiB"
     link = {"from": "desk", "to": "pi", "bytes_per_s": 12.5e6, "latency_s": 0.002, "estimate": False, "age_s": 120.0}
-    told = dict(zip(devices.LINK_COLUMNS, devices._link_row(link), strict=True))
-    assert told == {
+    reported = dict(zip(devices.LINK_COLUMNS, devices._link_row(link), strict=True))
+    assert reported == {
         "from": "desk",
         "to": "pi",
         "latency": "2.00 ms",

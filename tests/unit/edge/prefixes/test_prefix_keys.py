@@ -1,4 +1,4 @@
-"""The owner's key is one, private and whole; links name a history and tell nothing of it."""
+"""The owner's key is one, private and whole; hashes name a history and tell nothing of it."""
 
 import hashlib
 import hmac
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from devices.files import locked
 from edge.errors import PrefixError
-from edge.prefixes.keys import derived, links, owner_key
+from edge.prefixes.keys import block_hashes, derived, owner_key
 from tests.support import ROOT
 
 KEY = bytes(range(32))
@@ -133,11 +133,11 @@ def test_derived_is_hmac_of_parts_with_their_lengths() -> None:
 def test_links_are_what_the_page_says() -> None:
     first = derived(KEY, b"", b"\x01\0\0\0\xff\xff\xff\xff")
     second = derived(KEY, first, b"\x02\x01\0\0\x03\0\0\0")
-    assert links(KEY, [1, -1, 258, 3, 4], 2) == [first, second]
-    assert links(KEY, [1], 2) == links(KEY, [], 2) == []
+    assert block_hashes(KEY, [1, -1, 258, 3, 4], 2) == [first, second]
+    assert block_hashes(KEY, [1], 2) == block_hashes(KEY, [], 2) == []
     for block in (0, -1):
         with pytest.raises(ValueError, match="at least 1 token"):
-            links(KEY, [1, 2], block)
+            block_hashes(KEY, [1, 2], block)
 
 
 @given(TOKENS, TOKENS, TOKENS, BLOCKS)
@@ -145,21 +145,21 @@ def test_prompts_share_the_links_of_the_blocks_that_they_begin_with(
     start: list[int], a: list[int], b: list[int], block: int
 ) -> None:
     one, other = start + a, start + b
-    both = [links(KEY, tokens, block) for tokens in (one, other)]
+    both = [block_hashes(KEY, tokens, block) for tokens in (one, other)]
     assert [len(chain) for chain in both] == [len(one) // block, len(other) // block]
-    assert all(len(link) == 32 for chain in both for link in chain)
+    assert all(len(block_hash) == 32 for chain in both for block_hash in chain)
     for end in range(1, min(map(len, both)) + 1):
         assert (both[0][end - 1] == both[1][end - 1]) == (one[: end * block] == other[: end * block])
 
 
 @given(TOKENS, BLOCKS, st.integers(0, 31), st.integers(0, 7))
-def test_another_key_has_other_links(tokens: list[int], block: int, byte: int, bit: int) -> None:
+def test_another_key_has_other_hashes(tokens: list[int], block: int, byte: int, bit: int) -> None:
     other = bytearray(KEY)
     other[byte] ^= 1 << bit
-    assert not set(links(KEY, tokens, block)) & set(links(bytes(other), tokens, block))
+    assert not set(block_hashes(KEY, tokens, block)) & set(block_hashes(bytes(other), tokens, block))
 
 
 @given(TOKENS, BLOCKS)
 def test_no_two_links_of_a_prompt_are_alike(tokens: list[int], block: int) -> None:
-    chain = links(KEY, tokens, block)
+    chain = block_hashes(KEY, tokens, block)
     assert len(set(chain)) == len(chain)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from edge.llama.address_space import PAGE, AddressSpace
 from edge.prefixes import reading, sealed
 from edge.prefixes.group import MOST_BLOCKS, blocks_a_file, data_bytes, group_start, read_header, seal, unseal
-from edge.prefixes.keys import derived, links
+from edge.prefixes.keys import block_hashes, derived
 from edge.prefixes.sealed import SealedBlocks
 from edge.prefixes.store import PrefixStore
 from tests.support import ROOT
@@ -26,7 +26,7 @@ from tests.support.small_disk import small_disk
 from tests.support.thorough import some
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
-CHAIN = links(KEY, range(100), 10)
+CHAIN = block_hashes(KEY, range(100), 10)
 WAIT_S = 60.0  # for a thread of a busy machine
 MIB = 1 << 20
 HEADER_BYTES = 24 + 32  # of a file of one block
@@ -42,13 +42,13 @@ def file_bytes(n: int) -> int:
     return HEADER_BYTES + len(block(n)) + 16
 
 
-def path_of(store: PrefixStore, link: bytes, key: bytes = KEY) -> Path:
+def path_of(store: PrefixStore, block_hash: bytes, key: bytes = KEY) -> Path:
     """Where a block lies."""
-    return store.folder / f"{derived(key, b'name', link).hex()}.kv"
+    return store.folder / f"{derived(key, b'name', block_hash).hex()}.kv"
 
 
 def keep(store: PrefixStore, n: int = len(CHAIN), key: bytes = KEY) -> SealedBlocks:
-    """Blocks of the first links, written."""
+    """Blocks of the first hashes, written."""
     blocks = SealedBlocks(store, key)
     for i in range(n):
         one_by_one(blocks, i)
@@ -131,20 +131,20 @@ def test_blocks_come_back_in_another_process(store: PrefixStore) -> None:
     assert (again.kept_blocks, again.problem) == (0, None)
     assert again.count([]) == 0
     assert all_of(again.take([])) == []
-    other = links(KEY, [*range(35), 0], 10)  # shares three blocks
+    other = block_hashes(KEY, [*range(35), 0], 10)  # shares three blocks
     assert again.count(other) == 3
     assert all_of(again.take(other)) == [block(i) for i in range(3)]
     assert readers() == []
 
 
-def test_the_disk_shows_neither_data_nor_links(store: PrefixStore) -> None:
+def test_the_disk_shows_neither_data_nor_hashes(store: PrefixStore) -> None:
     keep(store, 2)
-    for link, n in zip(CHAIN, range(2), strict=False):
-        content = path_of(store, link).read_bytes()
+    for block_hash, n in zip(CHAIN, range(2), strict=False):
+        content = path_of(store, block_hash).read_bytes()
         assert len(content) == file_bytes(n)
         assert content[:8] == b"edge.kv\x02"
         assert not any(block(n)[at : at + 8] in content for at in range(0, len(block(n)), 8))
-        assert not any(link in content or link.hex() in path.name for path in store.folder.iterdir())
+        assert not any(block_hash in content or block_hash.hex() in path.name for path in store.folder.iterdir())
     first = path_of(store, CHAIN[0]).read_bytes()
     store.clear()
     keep(store, 1)
@@ -160,7 +160,7 @@ def test_a_block_that_is_there_is_touched_and_not_written_again(store: PrefixSto
     assert path.read_bytes() == before
     assert path.stat().st_mtime_ns > 10**18
     assert (blocks.kept_blocks, blocks.kept_bytes, blocks.dropped_blocks) == (0, 0, 0)
-    assert [file.path for file in store.files()] == [path_of(store, link) for link in CHAIN[:2]]
+    assert [file.path for file in store.files()] == [path_of(store, block_hash) for block_hash in CHAIN[:2]]
 
 
 def test_with_another_key_nothing_is_there(store: PrefixStore) -> None:
@@ -168,15 +168,15 @@ def test_with_another_key_nothing_is_there(store: PrefixStore) -> None:
     assert taken(store, OTHER_KEY) == []
     keep(store, 2, OTHER_KEY)
     assert taken(store, OTHER_KEY) == taken(store) == [block(0), block(1)]
-    for link in CHAIN[:2]:
-        path_of(store, link, OTHER_KEY).replace(path_of(store, link))
+    for block_hash in CHAIN[:2]:
+        path_of(store, block_hash, OTHER_KEY).replace(path_of(store, block_hash))
     assert taken(store) == []
     assert not path_of(store, CHAIN[0]).exists()
 
 
 def test_under_another_name_nothing_is_there(store: PrefixStore) -> None:
     keep(store, 3)
-    first, second = (path_of(store, link) for link in CHAIN[:2])
+    first, second = (path_of(store, block_hash) for block_hash in CHAIN[:2])
     first.replace(second)
     first.write_bytes(path_of(store, CHAIN[2]).read_bytes())
     assert taken(store) == []
@@ -231,7 +231,7 @@ def test_blocks_before_a_damaged_one_are_taken(store: PrefixStore, room: int, mo
 
 def test_what_is_no_file_is_no_block(store: PrefixStore, tmp_path: Path) -> None:
     keep(store, 4)
-    paths = [path_of(store, link) for link in CHAIN[:4]]
+    paths = [path_of(store, block_hash) for block_hash in CHAIN[:4]]
     paths[0].rename(tmp_path / "elsewhere")
     for path in paths[1:]:
         path.unlink()
@@ -484,9 +484,9 @@ from edge.prefixes.store import PrefixStore
 from tests.unit.edge.prefixes.test_sealed_blocks import KEY
 blocks = SealedBlocks(PrefixStore(Path(sys.argv[1]), 1 << 30), KEY)
 for i in range(int(sys.argv[2])):
-    link = b"%032d" % i
-    if not blocks.count([link], use=True):
-        blocks.keep([link], bytes([i % 251]) * 200_000)
+    block_hash = b"%032d" % i
+    if not blocks.count([block_hash], use=True):
+        blocks.keep([block_hash], bytes([i % 251]) * 200_000)
     if i % 8 == 7:
         assert blocks.flush(60)
     print(f"{blocks.kept_blocks:4000}", flush=True)  # soon fills the pipe: it is never far ahead of its reader
@@ -535,7 +535,7 @@ def test_two_processes_write_the_same_blocks(tmp_path: Path) -> None:
 def keep_all(blocks: SealedBlocks, tokens: Sequence[int], a_file: int) -> None:
     """Keep a history as `States.keep` does: what is not there, in files of so many blocks, of which each group begins
     one. A block has one token here, and a file the tokens up to its end as its data."""
-    chain = links(KEY, tokens, 1)
+    chain = block_hashes(KEY, tokens, 1)
     first = blocks.count(chain, use=True)
     while first < len(chain):
         end = min(len(chain), (first // a_file + 1) * a_file)
@@ -558,22 +558,24 @@ def restored(tokens: Sequence[int], start: int, runs: Iterable[tuple[memoryview,
 def test_blocks_of_one_file_come_back_together(store: PrefixStore) -> None:
     blocks = SealedBlocks(store, KEY)
     keep_all(blocks, range(40), 16)
-    assert [file.path for file in store.files()] == [path_of(store, links(KEY, range(40), 1)[i]) for i in (0, 16, 32)]
+    assert [file.path for file in store.files()] == [
+        path_of(store, block_hashes(KEY, range(40), 1)[i]) for i in (0, 16, 32)
+    ]
     assert (blocks.kept_blocks, blocks.kept_bytes) == (40, 16 + 32 + 40)
     again = SealedBlocks(store, KEY)
     for n in range(41):
-        chain = links(KEY, range(n), 1)
+        chain = block_hashes(KEY, range(n), 1)
         assert again.count(chain) == restored(range(n), 0, again.take(chain)) == n
     for start in (16, 32):  # from where a group starts on
-        chain = links(KEY, range(40), 1)[start:]
+        chain = block_hashes(KEY, range(40), 1)[start:]
         assert again.count(chain) == restored(range(40), start, again.take(chain)) == 40 - start
     other = [*range(11), 0, 0]  # shares 11 of them
-    assert again.count(links(KEY, other, 1)) == restored(other, 0, again.take(links(KEY, other, 1))) == 11
+    assert again.count(block_hashes(KEY, other, 1)) == restored(other, 0, again.take(block_hashes(KEY, other, 1))) == 11
 
 
 def test_the_names_of_all_blocks_are_authenticated(store: PrefixStore) -> None:
     blocks = SealedBlocks(store, KEY)
-    chain = links(KEY, range(3), 1)
+    chain = block_hashes(KEY, range(3), 1)
     blocks.keep(chain, b"three blocks")
     assert blocks.close(WAIT_S)
     content = path_of(store, chain[0]).read_bytes()
@@ -598,9 +600,9 @@ def test_the_names_of_all_blocks_are_authenticated(store: PrefixStore) -> None:
 def test_blocks_that_wait_come_back_in_part(gate: Gate) -> None:
     """As of a file, a prompt may share only the first ones of them."""
     blocks = SealedBlocks(gate, KEY)
-    blocks.keep(links(KEY, range(8), 1), bytes(range(8)))
+    blocks.keep(block_hashes(KEY, range(8), 1), bytes(range(8)))
     for tokens in ([*range(8), 9], [0, 1, 2, 9]):
-        chain = links(KEY, tokens, 1)
+        chain = block_hashes(KEY, tokens, 1)
         assert blocks.count(chain) == restored(tokens, 0, blocks.take(chain)) == len(tokens) - 1
     gate.may_write.set()
     gate.may_read.set()
@@ -636,7 +638,7 @@ def test_of_any_histories_all_is_there(histories: list[tuple[list[int], int, int
                 keep_all(blocks, tokens[: len(tokens) * (part + 1) // (portions + 1)], a_file)
             assert blocks.close(WAIT_S)
         for tokens, _, _ in histories:
-            chain, again = links(KEY, tokens, 1), SealedBlocks(store, KEY)
+            chain, again = block_hashes(KEY, tokens, 1), SealedBlocks(store, KEY)
             for start in range(0, len(chain), MOST_BLOCKS):
                 rest = chain[start:]
                 assert again.count(rest) == restored(tokens, start, again.take(rest)) == len(rest)

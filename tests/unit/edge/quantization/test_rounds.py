@@ -19,7 +19,7 @@ class Source:
         self.real, self.now_s = real, 0.0
         self.damages: dict[str, dict[str, float]] = {name: {} for name in TENSORS}
         self.measured: list[tuple[str, tuple[str, ...]]] = []
-        self.told: list[tuple[int, int, float]] = []
+        self.reported: list[tuple[int, int, float]] = []
 
     def measure(self, kind: str, names: list[str]) -> None:
         self.now_s += 1
@@ -43,7 +43,7 @@ class Source:
     def run(self, within_s: float) -> float:
         return measure_rounds(
             ORDER, GROUPS, self.damages, self.measure, self.settling().after_round,
-            within_s=within_s, clock=lambda: self.now_s, progress=lambda *at: self.told.append(at),
+            within_s=within_s, clock=lambda: self.now_s, progress=lambda *at: self.reported.append(at),
         )  # fmt: skip
 
 
@@ -58,8 +58,8 @@ def test_it_ends_after_two_rounds_that_leave_the_choice_as_it_was() -> None:
     source = Source(SMOOTH)
     assert source.run(600) == 600 - 6
     assert [kind for kind, _ in source.measured] == ["q4_0"] * 2 + ["q5_k"] * 2 + ["q3_k"] * 2
-    assert source.told[0] == (1, 10, 599)
-    assert source.told[-1] == (6, 10, 594)
+    assert source.reported[0] == (1, 10, 599)
+    assert source.reported[-1] == (6, 10, 594)
 
 
 def test_a_round_that_changes_the_choice_takes_two_more() -> None:
@@ -84,7 +84,7 @@ def test_time_ends_it_too_but_never_before_each_tensor_was_measured() -> None:
     source = Source(SMOOTH)
     assert source.run(0.1) == 0
     assert all(source.damages.values())
-    assert all(done <= most for done, most, _ in source.told)
+    assert all(done <= most for done, most, _ in source.reported)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,9 @@ def test_time_ends_it_too_but_never_before_each_tensor_was_measured() -> None:
 def test_people_are_told_how_long_it_goes_on_at_most_and_what_decides_that(within_s: float, words: list[str]) -> None:
     source = Source(SMOOTH)
     source.run(within_s)
-    assert [_time_left(left_s) for *_, left_s in source.told] == [f"at most {one} left (--minutes)" for one in words]
+    assert [_time_left(left_s) for *_, left_s in source.reported] == [
+        f"at most {one} left (--minutes)" for one in words
+    ]
 
 
 def test_another_size_goes_on_where_the_first_ended() -> None:

@@ -108,9 +108,9 @@ def test_an_open_file_and_its_position(model: Path) -> None:
 
 
 def test_progress_ends_at_the_size_of_the_slice(model: Path) -> None:
-    told: list[tuple[int, int]] = []
-    digest_of(recipe_of(MODEL, Zeros(3 * MIB)), model, lambda done, total: told.append((done, total)))
-    assert told == [(MIB, 3 * MIB), (2 * MIB, 3 * MIB), (3 * MIB, 3 * MIB)]
+    reported: list[tuple[int, int]] = []
+    digest_of(recipe_of(MODEL, Zeros(3 * MIB)), model, lambda done, total: reported.append((done, total)))
+    assert reported == [(MIB, 3 * MIB), (2 * MIB, 3 * MIB), (3 * MIB, 3 * MIB)]
 
 
 def test_a_model_file_that_is_not_the_recipe_s(tmp_path: Path) -> None:

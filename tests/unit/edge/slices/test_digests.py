@@ -15,7 +15,7 @@ from partition.slices.recipe import Copy, Literal, Recipe, whole
 from tests.support.helpers import until
 
 
-class Told:
+class Reported:
     """A progress callback that counts."""
 
     def __init__(self) -> None:
@@ -41,27 +41,27 @@ def state(tmp_path: Path) -> Path:
 
 
 def test_a_digest_is_remembered_until_the_file_changes(tmp_path: Path, state: Path) -> None:
-    path, told = tmp_path / "model.gguf", Told()
+    path, reported = tmp_path / "model.gguf", Reported()
     digest = write(path, b"first")
-    assert Digests(state).file_digest(path, told) == digest
-    assert told.calls == 1
+    assert Digests(state).file_digest(path, reported) == digest
+    assert reported.calls == 1
     (tmp_path / "link").symlink_to(path)
-    assert Digests(state).file_digest(tmp_path / "link", told) == digest
-    assert told.calls == 1
+    assert Digests(state).file_digest(tmp_path / "link", reported) == digest
+    assert reported.calls == 1
     times = path.stat()
     other = write(path, b"other")
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as some tools that copy files do
-    assert Digests(state).file_digest(path, told) == other
-    assert told.calls == 2
+    assert Digests(state).file_digest(path, reported) == other
+    assert reported.calls == 2
 
 
 def test_a_file_just_written_is_not_remembered(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, told = tmp_path / "model.gguf", Told()
+    path, reported = tmp_path / "model.gguf", Reported()
     path.write_bytes(b"first")
     monkeypatch.setattr(time, "time_ns", lambda: path.stat().st_ctime_ns + 1000)
     digests = Digests(state)
-    assert digests.file_digest(path, told) == digests.file_digest(path, told)
-    assert told.calls == 2
+    assert digests.file_digest(path, reported) == digests.file_digest(path, reported)
+    assert reported.calls == 2
 
 
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path, state: Path) -> None:
@@ -134,20 +134,20 @@ def test_a_memory_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_finding_a_model(tmp_path: Path, state: Path) -> None:
-    models, told = tmp_path / "models", Told()
+    models, reported = tmp_path / "models", Reported()
     write(models / "other.gguf", b"longer than the model")
     write(models / "same size.gguf", b"ledom")
     write(models / "not a model.txt", b"model")
     digests = Digests(state)
     digest = hashlib.sha256(b"model").hexdigest()
-    assert digests.find_model(models, digest, 5, told) is None
-    assert told.calls == 1
+    assert digests.find_model(models, digest, 5, reported) is None
+    assert reported.calls == 1
     write(models / "deep" / "down" / "it.gguf", b"model")
-    assert digests.find_model(models, digest, 5, told) == models / "deep" / "down" / "it.gguf"
-    assert told.calls == 2
+    assert digests.find_model(models, digest, 5, reported) == models / "deep" / "down" / "it.gguf"
+    assert reported.calls == 2
     write(models / "a first one.gguf", b"modem")
-    assert digests.find_model(models, digest, 5, told) == models / "deep" / "down" / "it.gguf"
-    assert told.calls == 2  # remembered, so nothing else is hashed
+    assert digests.find_model(models, digest, 5, reported) == models / "deep" / "down" / "it.gguf"
+    assert reported.calls == 2  # remembered, so nothing else is hashed
     assert digests.find_model(tmp_path / "missing", digest, 5) is None
     assert digests.find_model(models, digest, 6) is None
 
@@ -168,12 +168,12 @@ def test_links_and_things_that_are_no_files(tmp_path: Path, state: Path) -> None
 
 
 def test_a_slice_is_hashed_once(tmp_path: Path, state: Path) -> None:
-    path, told = tmp_path / "model.gguf", Told()
+    path, reported = tmp_path / "model.gguf", Reported()
     digest = write(path, b"model")
     recipe = Recipe(digest, 5, (Literal(b"header"), Copy(0, 2)))
     for _ in range(2):
-        assert Digests(state).slice_digest(recipe, path, told) == digest_of(recipe, path)
-    assert told.calls == 1
+        assert Digests(state).slice_digest(recipe, path, reported) == digest_of(recipe, path)
+    assert reported.calls == 1
     assert Digests(state).slice_digest(whole(digest, 5), tmp_path / "not even read") == digest
 
 

@@ -75,8 +75,8 @@ def test_a_broken_connection_is_continued(store: SliceStore) -> None:
     data = content(1, 40 * KIB)
     begin(store, data, 15000)
     assert store.find(sha(data)) is None
-    told: list[tuple[int, int]] = []
-    with store.receive(sha(data), len(data), lambda done, total: told.append((done, total))) as partial:
+    reported: list[tuple[int, int]] = []
+    with store.receive(sha(data), len(data), lambda done, total: reported.append((done, total))) as partial:
         assert partial.received == 15000
         with pytest.raises(SliceError, match="40960 bytes needed, 15000 came"):
             partial.commit()
@@ -84,7 +84,7 @@ def test_a_broken_connection_is_continued(store: SliceStore) -> None:
         assert partial.commit().read_bytes() == data
         with pytest.raises(SliceError, match="not open"):
             partial.commit()
-    assert told == [(15000, len(data))]
+    assert reported == [(15000, len(data))]
 
 
 def test_whoever_sends_may_use_its_buffer_again(tmp_path: Path) -> None:
@@ -180,10 +180,10 @@ def test_cutting_into_the_store(store: SliceStore, tmp_path: Path) -> None:
     recipe = Recipe(sha(model.read_bytes()), 30 * KIB, (Literal(b"header"), Copy(5, 1000, 2000, 10)))
     data = b"header" + b"".join(model.read_bytes()[5 + 2000 * i : 1005 + 2000 * i] for i in range(10))
     begin(store, data, 3000)
-    told: list[int] = []
-    path = store.put_cut(recipe, model, sha(data), lambda done, total: told.append(done))
+    reported: list[int] = []
+    path = store.put_cut(recipe, model, sha(data), lambda done, total: reported.append(done))
     assert path.read_bytes() == data
-    assert told == [3000, len(data)]
+    assert reported == [3000, len(data)]
     assert store.put_cut(recipe, tmp_path / "not even read", sha(data)) == path
     with pytest.raises(DigestMismatch):
         store.put_cut(recipe, model, "a" * 64)

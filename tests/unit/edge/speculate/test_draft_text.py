@@ -150,7 +150,7 @@ def sometimes(step: int, _seconds: float) -> bool:
 
 @pytest.mark.parametrize("context", [8, 48, 100])
 def test_texts_fit_a_small_context(context: int) -> None:
-    """Also with guesses assumed, and where a text goes on beyond it."""
+    """Also with drafts assumed, and where a text goes on beyond it."""
     small = Small(context)
     drafts = ModelDrafts(small, clock=small.clock)
     drafts.begin(PROMPT)

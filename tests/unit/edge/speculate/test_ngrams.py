@@ -1,4 +1,4 @@
-"""Guesses from the text: as the definition says, for any text, and what is copied is followed to its end."""
+"""Drafts from the text: as the definition says, for any text, and what is copied is followed to its end."""
 
 import itertools
 import random
@@ -72,7 +72,7 @@ def test_a_text_that_goes_elsewhere_is_left_behind() -> None:
     assert last == []
 
 
-def test_what_is_the_same_for_longer_goes_before_where_the_last_guess_would_go_on() -> None:
+def test_what_is_the_same_for_longer_goes_before_where_the_last_draft_would_go_on() -> None:
     first = [*range(100, 120)]
     second = [*first[1:15], 9, *first[16:], 8]
     copied = NgramDrafts()
@@ -99,7 +99,7 @@ def test_what_differs_far_back_does_not_count_against_a_place() -> None:
     assert copied.draft(1) == [88]
 
 
-def test_a_guess_takes_no_longer_in_a_long_text() -> None:
+def test_a_draft_takes_no_longer_in_a_long_text() -> None:
     class Counted(list[int]):
         looked_at = 0
 

@@ -1,4 +1,4 @@
-"""How many rows a pass has, by times and guesses that are given: no clock is looked at."""
+"""How many rows a pass has, by times and drafts that are given: no clock is looked at."""
 
 import random
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ COSTS = {
 
 
 class Conversation:
-    """Passes that take what `costs` says, of guesses of which a fraction is right; deterministic."""
+    """Passes that take what `costs` says, of drafts of which a fraction is right; deterministic."""
 
     def __init__(self, costs: dict[int, float], right: float, plain_s: float = 0.1, free: bool = False) -> None:
-        """free: it is known of passes of one row, too, whether a guess would have been right."""
+        """free: it is known of passes of one row, too, whether a draft would have been right."""
         self._free = free
         self.choice, self.costs, self.right, self.plain_s = RowChoice(), costs, right, plain_s
         self.rows: list[int] = []
@@ -74,7 +74,7 @@ def test_where_rows_are_dear_nothing_is_lost(right: float, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("costs", [FLAT, STEEP, dict.fromkeys(SIZES, 1.0)], ids=["flat", "steep", "free"])
-def test_guesses_that_are_never_right_turn_it_off_within_32_tokens(costs: dict[int, float]) -> None:
+def test_drafts_that_are_never_right_turn_it_off_within_32_tokens(costs: dict[int, float]) -> None:
     found = Conversation(costs, 0.0).go_on(32)
     assert found.choice.best() == 1
     before = len(found.rows)
@@ -85,7 +85,7 @@ def test_guesses_that_are_never_right_turn_it_off_within_32_tokens(costs: dict[i
 
 @pytest.mark.parametrize("right", [0.0, 0.25, 0.5, 0.75, 0.9])
 @pytest.mark.parametrize("name", COSTS)
-def test_free_guesses_come_near_the_best_fixed_size(name: str, right: float) -> None:
+def test_free_drafts_come_near_the_best_fixed_size(name: str, right: float) -> None:
     """In 2,048 tokens, what is learned first among them: at least 0.95 of the better of plain and the best size."""
     costs = COSTS[name]
     best = max(tokens_a_pass(right, size) / costs[size] for size in SIZES)
@@ -95,10 +95,10 @@ def test_free_guesses_come_near_the_best_fixed_size(name: str, right: float) -> 
 def test_what_is_seen_beside_single_rows_decides_whether_dear_rows_are_tried() -> None:
     found = Conversation(STEEP, 0.9, free=True).go_on(200)
     assert found.rows.index(4) < 40
-    assert found.rows.index(4) < Conversation(STEEP, 0.9).go_on(200).rows.index(4)  # of which a trial tells one guess
+    assert found.rows.index(4) < Conversation(STEEP, 0.9).go_on(200).rows.index(4)  # of which a trial tells one draft
 
 
-def test_rows_of_unknown_cost_have_their_chance_where_few_guesses_are_right() -> None:
+def test_rows_of_unknown_cost_have_their_chance_where_few_drafts_are_right() -> None:
     choice = RowChoice()
     for _ in range(40):
         choice.watched(False)
@@ -108,7 +108,7 @@ def test_rows_of_unknown_cost_have_their_chance_where_few_guesses_are_right() ->
     assert rows == 2
 
 
-def test_it_comes_back_when_guesses_get_right() -> None:
+def test_it_comes_back_when_drafts_get_right() -> None:
     found = Conversation(FLAT, 0.0).go_on(200)
     assert found.choice.best() == 1
     found.right = 0.9
@@ -116,7 +116,7 @@ def test_it_comes_back_when_guesses_get_right() -> None:
     assert found.choice.best() > 1
 
 
-def test_it_goes_off_when_guesses_get_wrong() -> None:
+def test_it_goes_off_when_drafts_get_wrong() -> None:
     found = Conversation(FLAT, 0.9).go_on(200)
     assert found.choice.best() > 1
     found.right = 0.0

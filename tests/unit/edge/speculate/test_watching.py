@@ -1,4 +1,4 @@
-"""Beside a pass of one row, a free guess tells whether it would have been right; one that costs time is not made."""
+"""Beside a pass of one row, a free draft tells whether it would have been right; one that costs time is not made."""
 
 from collections.abc import Callable, Sequence
 
@@ -27,7 +27,7 @@ class OneWindow(WindowChoice):
 
 
 class Dear(NgramDrafts):
-    """As a model's guesses."""
+    """As a model's drafts."""
 
     free = False
 

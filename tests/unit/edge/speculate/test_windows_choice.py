@@ -1,4 +1,4 @@
-"""How many windows are under way, and that whatever is guessed answers are the same: on a model of stages that computes
+"""How many windows are under way, and that whatever is drafted answers are the same: on a model of stages that computes
 nothing, whose time is counted and not measured."""
 
 import random
@@ -19,7 +19,7 @@ from edge.speculate.choice import SIZES, RowChoice
 from edge.speculate.speculation import Drafts, Speculation
 from edge.speculate.windows import Shape, WindowChoice
 from partition.predict.drafts import Draft
-from tests.support.guessing import GREEDY, ids, one_slot, speculate, tokens_of
+from tests.support.drafting import GREEDY, ids, one_slot, speculate, tokens_of
 from tests.support.replaceable import replaceable
 from tests.support.staged_model import StagedModel
 from tests.support.thorough import some
@@ -47,13 +47,13 @@ ANSWER = plain(1100)
 
 
 class Sometimes(Drafts):
-    """Guesses the answer; of its places a fraction is right, and now and then there is no guess."""
+    """Drafts the answer; of its places a fraction is right, and now and then there is no draft."""
 
     free = False
 
     def __init__(self, right: float, seed: int = 0, ends: float = 0.0) -> None:
         chosen = random.Random(seed)
-        self._guesses = [token if chosen.random() < right else token ^ 1 for token in ANSWER]
+        self._drafts = [token if chosen.random() < right else token ^ 1 for token in ANSWER]
         self._ends, self._chosen, self._at = ends, chosen, 0
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -64,7 +64,7 @@ class Sometimes(Drafts):
 
     def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
         start = self._at + len(assumed)
-        return self._guesses[start : start + (self._chosen.randrange(n) if self._chosen.random() < self._ends else n)]
+        return self._drafts[start : start + (self._chosen.randrange(n) if self._chosen.random() < self._ends else n)]
 
 
 class AnyShape(WindowChoice):
@@ -101,7 +101,7 @@ def test_answers_are_the_same(
     lost_at: int | None,
     next_stages: int,
 ) -> None:
-    """Of any windows and guesses, in a context that may be too small, where the answer is left or a stage is lost."""
+    """Of any windows and drafts, in a context that may be too small, where the answer is left or a stage is lost."""
     context = 50
     engines = [StagedModel(vocabulary, n, context) for n in (stages, next_stages)]
     engines[0].lives = lost_at
@@ -135,7 +135,7 @@ def test_windows_in_flight_are_computed_again_where_another_engine_takes_over_be
     while len(engine.replacements.ready) < 2:
         found += ids([next(responses)])
         engine.replacements.take_in()
-    engine.replacements.go_on_with(lambda: second)  # type: ignore[arg-type, return-value]
+    engine.replacements.switch_to(lambda: second)  # type: ignore[arg-type, return-value]
     found += ids(list(responses))
     assert found == ANSWER[:60]
     assert (engine.replacements.engine, engine.replacements.moves, engine.uncollected) == (second, 1, 0)
@@ -182,12 +182,12 @@ def test_nothing_is_lost(vocabulary: llama.Model, costs: dict[int, float], setti
 
 
 def test_where_stages_are_alike_windows_pay(vocabulary: llama.Model) -> None:
-    """Rows are dear here, so that none would be guessed in one window."""
+    """Rows are dear here, so that none would be drafted in one window."""
     for setting, least in (("two stages", 1.2), ("two stages, 20 ms round trip", 1.2), ("three stages", 1.3)):
         assert Conversation(vocabulary, 0.75, STEEP, *SETTINGS[setting], 300).of_plain > least
 
 
-def test_guesses_that_are_never_right_turn_it_off(vocabulary: llama.Model) -> None:
+def test_drafts_that_are_never_right_turn_it_off(vocabulary: llama.Model) -> None:
     """Few are made in 300 tokens, and those are trials."""
     found = Conversation(vocabulary, 0.0, STEEP, *SETTINGS["two stages"], 300)
     assert found.drafter.stats.drafted <= 40
@@ -204,11 +204,11 @@ def test_plans_count_on_what_windows_take(
         pass_s = 0.1 * STEEP[rows]
         engine = StagedModel(vocabulary, len(parts), 4096, lambda n: 0.1 * STEEP.get(n, n), parts, delay_s)
 
-        def guesses_for(seconds: float, engine: StagedModel = engine) -> None:
+        def sleep_for(seconds: float, engine: StagedModel = engine) -> None:
             engine.now_s += seconds
 
         monkeypatch.setattr(
-            measure, "time", SimpleNamespace(perf_counter=lambda engine=engine: engine.now_s, sleep=guesses_for)
+            measure, "time", SimpleNamespace(perf_counter=lambda engine=engine: engine.now_s, sleep=sleep_for)
         )
         for guess_s in (0.0, 1e-3):
             draft = Draft("any", right, rows, guess_s, windows=windows)
@@ -220,7 +220,7 @@ def test_plans_count_on_what_windows_take(
 
 
 def test_windows_that_take_longer_are_left() -> None:
-    """The first behind a wrong guess, and each next, take as long as two alone: they are tried, and left."""
+    """The first behind a wrong draft, and each next, take as long as two alone: they are tried, and left."""
     choice = WindowChoice(RowChoice())
     shapes = []
     for _ in range(60):

@@ -136,7 +136,7 @@ def test_a_way_that_breaks_is_not_taken(breaks: str, kept: str, monkeypatch: pyt
     assert list(failed) == [breaks]
 
 
-class Told(EngineSession):
+class Reported(EngineSession):
     """A session with the events of a test."""
 
     def __init__(self, rank: int, events: Sequence[pb.Event]) -> None:
@@ -161,8 +161,8 @@ def test_links_are_surveyed_twice_and_the_best_is_remembered(tmp_path: Path, mon
 
     answered = pb.Event(answered=pb.Answered())
     state = pb.LinkState(rank=1, kind="tcp", tcp_round_trip_s=2e-4)
-    a = Told(0, [measured(2e-2, 1e6, 9e8), measured(2e-4, 1e9, 3e8)])
-    b = Told(1, [answered, answered])
+    a = Reported(0, [measured(2e-2, 1e6, 9e8), measured(2e-4, 1e9, 3e8)])
+    b = Reported(1, [answered, answered])
     clock, pauses, pairs = Clock(), list[float](), list[int]()
     how: dict[str, Any] = {"clock": clock.time, "pause": pauses.append}
     links = measure_links([a, b], ["local", "x"], [[state], []], lambda: pairs.append(1), **how)

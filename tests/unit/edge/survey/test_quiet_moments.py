@@ -88,13 +88,13 @@ def surveyed(
 ) -> tuple[list[DeviceTiming[Times]], list[int]]:
     """The figures, and the ranks that were measured, in order."""
     timing = Profiler({0: own, 1: worker or []})
-    told: list[tuple[float, float]] = []
+    reported: list[tuple[float, float]] = []
     with CancelScope() as closing:
         found, _ = survey(
-            devices(worker is not None), timing, closing, fresh=fresh, on_step=lambda *step: told.append(step)
+            devices(worker is not None), timing, closing, fresh=fresh, on_step=lambda *step: reported.append(step)
         )
-    assert [done for done, _ in told] == list(range(1, len(told) + 1))
-    assert all(done <= of for done, of in told)  # what is measured once more is no step
+    assert [done for done, _ in reported] == list(range(1, len(reported) + 1))
+    assert all(done <= of for done, of in reported)  # what is measured once more is no step
     return found, timing.taken
 
 

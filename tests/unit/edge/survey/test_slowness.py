@@ -20,21 +20,21 @@ from tests.support import planning
 MS = 1e-3
 
 
-def told(expected: list[float | None], windows: list[tuple[float, ...]]) -> list[list[SpeedChange]]:
+def changes_of(expected: list[float | None], windows: list[tuple[float, ...]]) -> list[list[SpeedChange]]:
     """What each window tells, in ms."""
     one = StragglerDetector([None if ms is None else ms * MS for ms in expected])
     return [one.window([ms * MS for ms in window]) for window in windows]
 
 
 def test_a_rank_is_slow_after_three_windows_and_then_that_is_expected_of_it() -> None:
-    found = told([10, 20], [(10, 40), (11, 42), (10, 44), (10, 42), (10, 42), (10, 42)])
+    found = changes_of([10, 20], [(10, 40), (11, 42), (10, 44), (10, 42), (10, 42), (10, 42)])
     assert found[:2] == [[], []]
     assert found[2] == [SpeedChange(1, pytest.approx(2.1))]
     assert found[3:] == [[], [], []]
 
 
 def test_it_is_fast_again_likewise() -> None:
-    found = told([10, 20], [(10, 40)] * 3 + [(10, 20)] * 3)
+    found = changes_of([10, 20], [(10, 40)] * 3 + [(10, 20)] * 3)
     assert found[2] == [SpeedChange(1, pytest.approx(2.0))]
     assert (found[3], found[4], found[5]) == ([], [], [SpeedChange(1, pytest.approx(0.5))])
 
@@ -51,17 +51,17 @@ def test_it_is_fast_again_likewise() -> None:
     ],
 )
 def test_a_bad_moment_is_none_and_nor_is_what_all_suffer(windows: list[tuple[float, ...]]) -> None:
-    assert not any(told([10, 20], windows))
+    assert not any(changes_of([10, 20], windows))
 
 
 def test_after_a_change_a_bad_moment_is_none_either() -> None:
-    found = told([10, 20], [(10, 40)] * 3 + [(10, 90)] + [(10, 40)] * 3)
+    found = changes_of([10, 20], [(10, 40)] * 3 + [(10, 90)] + [(10, 40)] * 3)
     assert found[2] == [SpeedChange(1, pytest.approx(2.0))]
     assert not any(found[3:])
 
 
 def test_what_was_never_predicted_is_expected_to_stay_as_it_was() -> None:
-    found = told([None, None], [(10, 20), (10, 90), (10, 21)] + [(10, 21)] * 3 + [(10, 63)] * 3)
+    found = changes_of([None, None], [(10, 20), (10, 90), (10, 21)] + [(10, 21)] * 3 + [(10, 63)] * 3)
     assert not any(found[:-1])
     assert found[-1] == [SpeedChange(1, pytest.approx(3.0))]
 

@@ -1,4 +1,4 @@
-"""Guesses over a link: what crosses, and what is refused on both ends."""
+"""Drafts over a link: what crosses, and what is refused on both ends."""
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ N_VOCAB, CONTEXT = 1000, 2048
 
 
 class Counting:
-    """Guesses that the last token is followed by the next numbers, and remembers what it was asked."""
+    """Drafts that the last token is followed by the next numbers, and remembers what it was asked."""
 
     context, n_vocab = CONTEXT, N_VOCAB
 
@@ -42,7 +42,7 @@ def followed(model: Counting) -> Iterator[tuple[RemoteProposer, Link, Future[Non
 
 
 def test_a_token_crosses_once() -> None:
-    """Twelve bytes a request, four for a token that is new, and four for a guess: nothing else."""
+    """Twelve bytes a request, four for a token that is new, and four for a draft: nothing else."""
     model = Counting()
     with followed(model) as (proposer, link, done):
         text = [5, 6, 7]
@@ -83,8 +83,8 @@ HEAD = struct.Struct("<BBHII")
         (HEAD.pack(1, 1, 0, 0, 1), "flags 1 and 0"),
         (HEAD.pack(1, 0, 1, 0, 1), "flags 0 and 1"),
         (HEAD.pack(1, 0, 0, 1, 1) + bytes(4), r"1 of them known; known are 0"),
-        (HEAD.pack(1, 0, 0, 0, 1), "guesses behind 0 tokens"),
-        (HEAD.pack(1, 0, 0, 0, CONTEXT) + bytes(4), f"{CONTEXT} guesses behind 1 tokens"),
+        (HEAD.pack(1, 0, 0, 0, 1), "drafts behind 0 tokens"),
+        (HEAD.pack(1, 0, 0, 0, CONTEXT) + bytes(4), f"{CONTEXT} drafts behind 1 tokens"),
         (pack(DraftQuery(0, 1, (N_VOCAB,))), "token ids are from 0 to 999"),
         (pack(DraftQuery(0, 1, (-1,))), "token ids are from 0 to 999"),
         (pack(DraftQuery(0, 1, (1,) * (MOST_TOKENS + 1))), "at most"),
@@ -102,7 +102,7 @@ def test_what_cannot_be_asked_is_refused(data: bytes, words: str) -> None:
 def test_only_requests_are_taken() -> None:
     with followed(Counting()) as (_, link, done):
         link.send(pack(DraftQuery(0, 1, (1,))))
-        with pytest.raises(ProtocolError, match="sent DATA where a request for guesses"):
+        with pytest.raises(ProtocolError, match="sent DATA where a request for drafts"):
             done.result(WAIT_S)
 
 
@@ -113,7 +113,7 @@ def ids(*tokens: int) -> bytes:
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
-        (lambda link: link.send(ids(1)), ProtocolError, "was to guess 2 tokens, it sent 4 bytes of DATA"),
+        (lambda link: link.send(ids(1)), ProtocolError, "was to draft 2 tokens, it sent 4 bytes of DATA"),
         (lambda link: link.send(ids(1, 2), Kind.CONTROL), ProtocolError, "sent 8 bytes of CONTROL"),
         (lambda link: link.send(ids(1, 2, 3)), ProtocolError, "at most 8"),
         (lambda link: link.send(ids(1, N_VOCAB)), ProtocolError, "token ids are from 0 to 999"),

@@ -35,12 +35,12 @@ class Busy(Worker):
     ],
 )
 def test_a_second_word_or_control_c_ends_it_at_once(signals: list[int], at_once: bool) -> None:
-    told = _EndSignal()
-    assert not told.to_end
+    signal_ = _EndSignal()
+    assert not signal_.to_end
     for number in signals:
-        told(number, None)
-    assert told.to_end
-    assert told.at_once == at_once
+        signal_(number, None)
+    assert signal_.to_end
+    assert signal_.at_once == at_once
 
 
 def test_it_stays_while_it_is_used_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,12 +54,12 @@ def test_it_stays_while_it_is_used_and_no_longer(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("limit", ["time", "word"])
 def test_it_does_not_stay_for_ever(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "_LEAVE_POLL_S", 0.0)
-    told = _EndSignal()
+    signal_ = _EndSignal()
     if limit == "time":
         monkeypatch.setattr(daemon, "LEAVE_S", 0.0)
     else:
-        told(signal.SIGINT, None)
+        signal_(signal.SIGINT, None)
     one = Busy(1000)
-    _leave(one, told)
+    _leave(one, signal_)
     assert one.left
     assert one.seen < 1000

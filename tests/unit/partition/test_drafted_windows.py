@@ -1,4 +1,4 @@
-"""What several windows of guesses bring over stages: by hand, beside a simulation by the rules of `edge.llm.in_flight`,
+"""What several windows of drafts bring over stages: by hand, beside a simulation by the rules of `edge.llm.in_flight`,
 and beside trying every shape."""
 
 import random
@@ -28,9 +28,9 @@ STEEP = {1: 1.0, 2: 1.3, 4: 2.0, 8: 4.0, 16: 8.0}  # of a layer, in passes of on
 
 
 def counted_s(draft: Draft, stages: Sequence[float], ways: Sequence[float], n_tokens: int, seed: int) -> float:
-    """Seconds of a token by discrete events. This device guesses, computes its stage and looks at what came back, one
+    """Seconds of a token by discrete events. This device drafts, computes its stage and looks at what came back, one
     after the other; it looks when all windows are submitted. Stages compute what reaches them in order, cancelled or
-    not. ways: of each stage's results, the last one back. The assumed part of all guesses is right, in random places.
+    not. ways: of each stage's results, the last one back. The assumed part of all drafts is right, in random places.
     """
     is_right = [i < round(draft.acceptance * n_tokens) for i in range(n_tokens)]
     random.Random(seed).shuffle(is_right)
@@ -46,10 +46,10 @@ def counted_s(draft: Draft, stages: Sequence[float], ways: Sequence[float], n_to
                 free[stage] = done = max(done + ways[stage - 1], free[stage]) + seconds
             under_way.append(done + ways[-1])
         now = max(now, under_way.pop(0))
-        guesses = draft.rows if under_way else draft.rows - 1  # behind its rows
-        right = next((i for i in range(guesses) if not next(looked_at)), guesses)
+        drafts = draft.rows if under_way else draft.rows - 1  # behind its rows
+        right = next((i for i in range(drafts) if not next(looked_at)), drafts)
         tokens += min(right + 1, draft.rows)
-        if right < guesses:
+        if right < drafts:
             under_way.clear()
     return now / tokens
 
@@ -86,31 +86,31 @@ def test_a_token_by_hand(acceptance: float, rows: int, windows: int, seconds: fl
     assert draft.token_s(4 * MS, MS) == pytest.approx(seconds)
 
 
-def test_each_window_behind_another_has_one_guess_more() -> None:
+def test_each_window_behind_another_has_one_draft_more() -> None:
     assert Draft("small", 0.7, 4, MS).pass_s == pytest.approx(3 * MS)
     assert Draft("small", 0.7, 4, MS, windows=2).pass_s == pytest.approx(4 * MS)
 
 
-def test_a_worker_that_guesses_is_waited_for() -> None:
-    """A guess takes it 0.2 ms, and 1 ms the ways there and back; where it holds a stage, that waits for its guesses."""
+def test_a_worker_that_drafts_is_waited_for() -> None:
+    """A draft takes it 0.2 ms, and 1 ms the ways there and back; where it holds a stage, that waits for its drafts."""
     draft = Draft("small", 0.9, 2, 0.2 * MS, 1000, worker="b", ask_s=MS)
     assert draft.asked_s(0) == 0
     assert draft.asked_s(3) == pytest.approx(1.6 * MS)
     to_do = replace(work(4), draft=draft)
     stages = ((LOCAL,), ("b",), ("c",), (LOCAL, "b"))
-    guessing = [to_do.guessing_s(devices, LOCAL) for devices in stages]
-    assert guessing == pytest.approx([1.4 * MS, 0.4 * MS, 0.0, 1.4 * MS])
+    drafting = [to_do.drafting_s(devices, LOCAL) for devices in stages]
+    assert drafting == pytest.approx([1.4 * MS, 0.4 * MS, 0.0, 1.4 * MS])
     held = with_draft_held([device(), device("b"), device("c")], draft)
     assert [speed.runtime_bytes for speed in held] == [0, 1000, 0]
-    assert draft.describe({"b": "pi"}) == "2 rows a pass, guessed by small on pi, 0.9 of the guesses right"
+    assert draft.describe({"b": "pi"}) == "2 rows a pass, drafted by small on pi, 0.9 of the drafts right"
     assert Draft.from_json(draft.to_json(), "draft") == draft
     for name, value in (("worker", "a\n"), ("worker", 1), ("ask_s", -1), ("ask_s", True)):
         with pytest.raises(PlanError, match=rf"draft\.{name}"):
             Draft.from_json({**draft.to_json(), name: value}, "draft")
 
 
-def test_a_simulated_request_waits_for_the_worker_that_guesses() -> None:
-    """One window of two rows: 1.2 ms for its guess, 1.3 for its layer, and always two tokens."""
+def test_a_simulated_request_waits_for_the_worker_that_drafts() -> None:
+    """One window of two rows: 1.2 ms for its draft, 1.3 for its layer, and always two tokens."""
     draft = Draft("small", 1.0, 2, 0.2 * MS, worker="b", ask_s=MS)
     found = several(draft, [stage(LOCAL, MS)], 0.0)
     assert found.latency_s == pytest.approx(2.5 / 2 * MS, rel=1e-3)
@@ -159,7 +159,7 @@ def test_it_is_what_counting_events_gives() -> None:
                 counted[rows, windows] = counted_s(draft, stages, ways, 1000, seed)
                 busy_s = max(stages[0] + rows * guess_s, *stages[1:])
                 by_formula = draft.token_s(sum(stages) + sum(ways), busy_s)
-                # What chance leaves of 1000 tokens, and the guess that the first window has less.
+                # What chance leaves of 1000 tokens, and the draft that the first window has less.
                 assert by_formula == pytest.approx(counted[rows, windows], rel=0.06), (seed, rows, windows)
         best = min(predicted, key=predicted.__getitem__)
         shapes.add(best)
@@ -213,20 +213,20 @@ def test_who_comes_beside_it_gets_all_that_is_asked_for() -> None:
     assert found.draft.windows > 1
     requests = tuple(Request(0.05 * i * (1 + i % 3), 4, 20 + i) for i in range(30))
     arrivals = Arrivals(tuple(sorted(requests, key=lambda one: one.arrival_s)), "made up")
-    guessed, plain = (simulate(one, arrivals, seed=1) for one in (found, replace(found, draft=None)))
-    for result in (guessed, plain):
+    drafted, plain = (simulate(one, arrivals, seed=1) for one in (found, replace(found, draft=None)))
+    for result in (drafted, plain):
         assert result.completed == 30
         assert result.throughput_per_s * result.seconds == pytest.approx(sum(one.tokens for one in requests))
-    assert simulate(found, arrivals, seed=1) == guessed
-    assert guessed.latency_s is not None
+    assert simulate(found, arrivals, seed=1) == drafted
+    assert drafted.latency_s is not None
     assert plain.latency_s is not None
-    assert guessed.latency_s.mean < plain.latency_s.mean
+    assert drafted.latency_s.mean < plain.latency_s.mean
 
 
 def test_windows_are_kept_with_a_plan() -> None:
     made = Draft("ngram", 0.4, 4, MS, 12, windows=2)
     assert Draft.from_json(made.to_json(), "draft") == made
-    assert made.describe({}) == "4 rows a pass, guessed by ngram, 0.4 of the guesses right, 2 windows at once"
+    assert made.describe({}) == "4 rows a pass, drafted by ngram, 0.4 of the drafts right, 2 windows at once"
     since = ("windows", "worker", "ask_s")
     before = {name: value for name, value in made.to_json().items() if name not in since}
     assert Draft.from_json(before, "draft") == replace(made, windows=1)  # as plans were saved before

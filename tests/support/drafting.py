@@ -58,7 +58,7 @@ class AlwaysWindows(WindowChoice):
 
 
 class Known(Drafts):
-    """Guesses what is told beforehand, of which each `wrong`th token is another one; 0: none. at: places of others that
+    """Drafts what is told beforehand, of which each `wrong`th token is another one; 0: none. at: places of others that
     are wrong."""
 
     free = False  # as those of a model

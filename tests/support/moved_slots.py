@@ -1,0 +1,16 @@
+"""A slot on another engine, with the keys and values of the first: as a change of plans moves them."""
+
+from edge.llm.interface import TextEngine
+from edge.llm.slot import Slot
+from edge.parallel.moving import read_states, write_states
+
+
+def move(slot: Slot, engine: TextEngine) -> Slot:
+    """A slot of `engine` that holds what `slot`, the only one of its own, holds. Both remain usable."""
+    states = read_states(slot.engine, [slot])
+    assert states is not None
+    engine.kv_clear()
+    assert write_states(engine, states)
+    moved = Slot(engine)
+    moved.tokens, moved.exact = list(slot.tokens), slot.exact
+    return moved
