@@ -211,7 +211,7 @@ def test_responses(openai: OpenAI) -> None:
     with openai.responses.stream(model=NAME, input=SUM, temperature=0) as stream:
         kinds = [event.type for event in stream]
         assert stream.get_final_response().output_text == reply.output_text
-    assert (kinds[0], kinds[-1]) == ("reply.created", "reply.completed")
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
     tools: Any = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}]
     called = openai.responses.create(model=NAME, input=SUM, tools=tools, tool_choice="required", max_output_tokens=200)
     [call] = called.output
