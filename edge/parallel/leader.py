@@ -119,9 +119,12 @@ class Leader:
         """Take in the answers that are under way where they are large. The last stage could not send them off while
         we send a prompt, would not read it then, and each would wait for the other."""
         if sum(step.query.n_bytes(step.outputs, self._n_vocab) for step in self.pending) > _ANSWERS_BYTES:
-            for step in self.pending:
-                if step.logits is None:
-                    step.logits = self._gathered(step).copy()
+            self._take_in_answers()
+
+    def _take_in_answers(self) -> None:
+        for step in self.pending:
+            if step.logits is None:
+                step.logits = self._gathered(step).copy()
 
     def _gathered(self, step: PendingStep) -> Floats:
         """The logits of a step [rows, n_vocab], from the ranks of the last stage. Its time is brought up to date."""
@@ -183,9 +186,18 @@ class Leader:
         # First here: where this cache cannot do it, no other can, and nothing has changed yet.
         kept = self.guarded(lambda: self.shard.keep(step), EngineError)
         if step.op is Op.REMOVE:
-            step = step._replace(numbers=(*step.numbers[:3], int(kept)))
+            asks = not self.shard.knows_removals
+            step = step._replace(numbers=(*step.numbers[:3], steps.ASKED if asks else int(kept)))
+            if asks:
+                return self.guarded(lambda: self._removed_by_all(step))
         self.guarded(lambda: self.send(step))
         return kept
+
+    def _removed_by_all(self, step: Step) -> bool:
+        """Have all ranks forget positions: whether each of them could."""
+        self._take_in_answers()  # which come before theirs
+        self.send(step)
+        return all(self.reports(_truth))
 
     def ordered(self, step: Step, work: Callable[[], T]) -> T:
         """Have the other ranks do a step that is no decode, and do rank 0's part of it."""
@@ -231,3 +243,9 @@ class Leader:
             self.failed = EngineError("the engine is closed")
             with suppress(TransportError):  # it has gone; whoever closes the sessions sees to the rest
                 self.send(Step(Op.END))
+
+
+def _truth(said: Any) -> bool:
+    if not isinstance(said, bool):
+        raise ValueError(f"{said!r:.80} where true or false was expected")
+    return said

@@ -173,6 +173,11 @@ class Plan:
         """The stages that compute: all but that of a thin owner."""
         return self.stages[self.thin_owner :]
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many ranks each stage has; first a 0 for a thin owner, which is in none that computes."""
+        return (0,) * self.thin_owner + tuple(len(stage.shards) for stage in self.computing)
+
     @cached_property
     def _ranks(self) -> tuple[tuple[int, Shard], ...]:
         """The stage and the shard of each rank."""
