@@ -31,7 +31,7 @@ def make_plan(
     n = len(devices)
     given = [1.0] * n if shares is None else list(shares)
     thin = len(given) == n > 1 and given[0] == 0
-    parts = [0.0] * thin + checked_shares(given[thin:], n - thin)
+    parts = [0.0] * thin + checked_shares(given[thin:], n - thin, first=int(thin))
     if stages_of is None:
         if parallel not in PARALLEL:
             raise PlanError(f"parallel is {parallel[:40]!r}; known are {', '.join(PARALLEL)}")

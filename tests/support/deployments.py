@@ -129,11 +129,6 @@ def stages(*ranks: int) -> dict[str, Any]:
     return {"stages_of": ranks, "shares": (1,) * sum(ranks)}
 
 
-def thin(*ranks: int) -> dict[str, Any]:
-    """A thin owner, and stages of so many ranks."""
-    return {"stages_of": (1, *ranks), "shares": (0, *(1,) * sum(ranks))}
-
-
 def plan_for(path: Path, workers: Sequence[Worker], how: dict[str, Any], digest: str = "") -> Plan:
     """Rank 0 here, and the others on the workers in turn."""
     devices = [LOCAL, *(workers[i % len(workers)].address for i in range(len(how["shares"]) - 1))]
