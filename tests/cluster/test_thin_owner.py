@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import edge
 from edge.demo import MODEL_PATH
 from edge.deployment.deploy import Resilience
 from edge.llm.engine import Engine
@@ -68,6 +69,29 @@ def test_whatever_comes_before_the_first_layer_is_computed(arch: str, tmp_path: 
         for row, wanted in zip((engine.decode(TOKENS, 0), engine.decode([7], 8)), expected, strict=True):
             assert wanted.std() > 0
             np.testing.assert_array_equal(row, wanted)
+
+
+def test_a_removal_waits_for_logits_that_are_on_their_way(tmp_path: Path) -> None:
+    """Ranks with windows say whether they could forget; what they say comes behind the logits of steps before."""
+    model = slices.synthetic(tmp_path / "gemma2.gguf", "gemma2", window=16)
+    options = replace(EXACT, sequences=2)
+    with ranks_here(model, pipeline(0, 1, 1), options, tmp_path) as engine:
+        wanted = engine.decode(TOKENS, 0).copy()
+        engine.decode(TOKENS, 0, sequence=1)
+        assert engine.kv_remove(0, 0)
+        engine.submit(TOKENS, np.arange(8), np.zeros(8, np.int64), np.eye(8, dtype=np.int8)[-1])
+        assert engine.kv_remove(1, 4)
+        np.testing.assert_array_equal(engine.collect()[0], wanted)
+        engine.decode(TOKENS[4:], 4, sequence=1)  # its positions are free
+
+
+def test_a_program_deploys_it(one: Worker) -> None:
+    with edge.Cluster([one.address]) as cluster:
+        work = edge.PlanOptions(context=300)
+        choice = edge.plan(None, cluster, parallel="pipeline", shares=[0, 1], options=work)
+        with edge.deploy(choice, cluster) as model, Engine(MODEL_PATH, EngineOptions(context=300)) as single:
+            assert model.plan.thin_owner
+            assert model.engine.decode(TOKENS, 0).argmax() == single.decode(TOKENS, 0).argmax()
 
 
 def test_tokens_stay_here(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
