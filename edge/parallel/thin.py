@@ -155,8 +155,8 @@ class ThinEngine(ModelRunner):
         need = MemoryNeed(parts, available_memory(), options.memory)
         if not need.fits:
             raise NotEnoughMemory(
-                f"this device holds no layer, and needs {need.total / MIB:,.0f} MiB for its process and for what crosses;"
-                f" {(options.memory or need.available) / MIB:,.0f} MiB are there: give it a larger --memory"
+                f"this device holds no layer, and needs {need.total / MIB:,.0f} MiB for its process and for what"
+                f" crosses; {(options.memory or need.available) / MIB:,.0f} MiB are there: give it a larger --memory"
             )
         context = PositionsContext(self._vocabulary, sizes.context, can_shift=self._others_shift())
         return ModelInMemory(self._vocabulary, context, sizes, None, need, ExitStack(), None)

@@ -13,7 +13,8 @@ _LEAST = 1e-6  # least part of the largest share: a rank below it gets the minim
 
 
 def checked_shares(shares: Sequence[float], ranks: int, first: int = 0) -> list[float]:
-    """`shares` as parts of the largest. PlanError unless there is a finite one above 0 for each rank, from `first` on."""
+    """`shares` as parts of the largest. PlanError unless there is a finite one above 0 for each of `ranks` ranks, whose
+    numbers begin with `first`."""
     if not 0 < ranks <= MAX_WORLD_SIZE:
         raise PlanError(f"{ranks} ranks; needed are 1 to {MAX_WORLD_SIZE}")
     if len(shares) != ranks:

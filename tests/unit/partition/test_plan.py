@@ -152,7 +152,7 @@ def test_a_thin_owner_is_alone_and_first() -> None:
     with pytest.raises(PlanError, match="stage 0 has no layers, begins with layer 3 and has 1 shards; needed are"):
         replace(plan, stages=(replace(own, layers=Range(3, 3)), whole))
     halves = [replace(own.shards[0], ff=part) for part in (Range(0, 128), Range(128, 256))]
-    with pytest.raises(PlanError, match="begins with layer 0 and has 2 shards; needed are layers .0, 0. and one shard"):
+    with pytest.raises(PlanError, match=r"begins with layer 0 and has 2 shards; needed are .* and one shard"):
         replace(plan, stages=(replace(own, shards=(halves[0], replace(halves[1], device="c"))), whole))
 
 

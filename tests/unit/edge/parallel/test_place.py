@@ -57,7 +57,18 @@ def test_a_stage_shares_out_what_it_sends(stages: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("rank", "stages"),
-    [(0, []), (0, [0]), (2, [0, 1]), (2, [1, 1]), (0, [0, 0, 1]), (0, [1, 0]), (0, [-1, 3]), (-1, [2]), (0, [MAX_WORLD_SIZE + 2]), (5, [64, 2])],
+    [
+        (0, []),
+        (0, [0]),
+        (2, [0, 1]),
+        (2, [1, 1]),
+        (0, [0, 0, 1]),
+        (0, [1, 0]),
+        (0, [-1, 3]),
+        (-1, [2]),
+        (0, [MAX_WORLD_SIZE + 2]),
+        (5, [64, 2]),
+    ],
 )
 def test_ranks_that_are_none(rank: int, stages: list[int]) -> None:
     with pytest.raises(EdgeError, match=f"rank {rank} is none of {len(stages)} stages with {world_size(stages)} ranks"):

@@ -10,10 +10,10 @@ from edge.demo import MODEL_PATH
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llama.llama import Model
 from edge.llm.options import EngineOptions
+from edge.paging.memory import MIB
 from edge.parallel.shard import Shard
 from edge.parallel.thin import PositionStates, ThinEngine
 from edge.parallel.topology import place
-from edge.paging.memory import MIB
 from partition.errors import CannotSlice, StateError
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock
