@@ -115,16 +115,13 @@ class Leader:
             self.on_token(self._done - step.began, step.time.compute_s)
         return logits
 
-    def _make_way(self) -> None:
+    def _make_way(self, most_bytes: int = _ANSWERS_BYTES) -> None:
         """Take in the answers that are under way where they are large. The last stage could not send them off while
         we send a prompt, would not read it then, and each would wait for the other."""
-        if sum(step.query.n_bytes(step.outputs, self._n_vocab) for step in self.pending) > _ANSWERS_BYTES:
-            self._take_in_answers()
-
-    def _take_in_answers(self) -> None:
-        for step in self.pending:
-            if step.logits is None:
-                step.logits = self._gathered(step).copy()
+        if sum(step.query.n_bytes(step.outputs, self._n_vocab) for step in self.pending) > most_bytes:
+            for step in self.pending:
+                if step.logits is None:
+                    step.logits = self._gathered(step).copy()
 
     def _gathered(self, step: PendingStep) -> Floats:
         """The logits of a step [rows, n_vocab], from the ranks of the last stage. Its time is brought up to date."""
@@ -185,19 +182,17 @@ class Leader:
     def _keep(self, step: Step) -> bool:
         # First here: where this cache cannot do it, no other can, and nothing has changed yet.
         kept = self.guarded(lambda: self.shard.keep(step), EngineError)
+        asks = step.op is Op.REMOVE and not self.shard.knows_removals
         if step.op is Op.REMOVE:
-            asks = not self.shard.knows_removals
             step = step._replace(numbers=(*step.numbers[:3], steps.ASKED if asks else int(kept)))
-            if asks:
-                return self.guarded(lambda: self._removed_by_all(step))
-        self.guarded(lambda: self.send(step))
-        return kept
 
-    def _removed_by_all(self, step: Step) -> bool:
-        """Have all ranks forget positions: whether each of them could."""
-        self._take_in_answers()  # which come before theirs
-        self.send(step)
-        return all(self.reports(_truth))
+        def others() -> bool:
+            if asks:
+                self._make_way(0)  # logits come before what the ranks say
+            self.send(step)
+            return not asks or all(self.reports(_truth))
+
+        return self.guarded(others) and kept
 
     def ordered(self, step: Step, work: Callable[[], T]) -> T:
         """Have the other ranks do a step that is no decode, and do rank 0's part of it."""
