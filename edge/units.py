@@ -107,8 +107,8 @@ def dimension(text: str) -> tuple[str, int]:
 
 
 def shares(text: str) -> tuple[float, ...]:
-    """Return numbers above 0 from a list."""
+    """Return numbers above 0 from a list. The first of several may be 0: the device holds nothing of the model."""
     values = tuple(map(number, items(text)))
-    if min(values) <= 0:
-        raise ValueError(f"needs a number above 0 for each device, got {text[:80]!r}")
+    if min(values[len(values) > 1 :]) <= 0 or values[0] < 0:
+        raise ValueError(f"needs a number above 0 for each device (or 0 for the first), got {text[:80]!r}")
     return values

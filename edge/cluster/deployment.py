@@ -102,7 +102,6 @@ class Deployment(RankGroup):
         )
         self.plan = plan
         self._file, self._exchange, self._vocabulary = file, exchange, vocabulary
-        self._widths = [len(stage.shards) for stage in plan.stages]
         self._prefix_key = owner_key(options.prefixes.key_folder) if options.prefixes else b""
         self.memory_bytes: dict[str, int] = {}  # of the other devices: what their ranks were granted
         self._slices, self._reserved = OwnSlices(), reserved
@@ -137,17 +136,19 @@ class Deployment(RankGroup):
         shape = ModelShape.from_gguf(file)
         options = replace(options, memory=options.memory or plan.shard(0).memory)
         options = replace(options, context=resolve(options, shape)[0], batch=options.rows)  # the same for all ranks
-        recipes = [rank_recipe(file, digest, plan.slice(rank)) for rank in range(plan.world_size)]
+        cuts = enumerate(map(plan.slice, range(plan.world_size)))
+        recipes = {rank: rank_recipe(file, digest, cut) for rank, cut in cuts if cut.layers}
         check_room(self._fleet, plan, recipes, shape, options)
-        total = AggregateProgress(progress, 3 * sum(recipe.n_bytes for recipe in recipes), self._closing.check)
+        total = AggregateProgress(progress, 3 * sum(recipe.n_bytes for recipe in recipes.values()), self._closing.check)
 
         pool = ThreadPoolExecutor(plan.world_size, "deploy")
         try:
-            own = pool.submit(self._load_here, recipes[0], options, total)
+            own = pool.submit(self._load_here, recipes.get(0), options, total)
             ranks = range(1, plan.world_size)
             opening = [pool.submit(self._open, rank, recipes[rank], total) for rank in ranks]
             digests = results(opening, also_watched=(own,))
-            group, relink, links = self._join(plan.shard(0).threads or options.threads or default_threads())
+            threads = plan.shard(0).threads or options.threads or default_threads()
+            group, relink, links = self._join(1 if plan.thin_owner else threads)
             loading = [
                 pool.submit(self._load, rank, digest, recipes[rank], options, total)
                 for rank, digest in zip(ranks, digests, strict=True)
@@ -165,23 +166,31 @@ class Deployment(RankGroup):
         )  # fmt: skip
         self._closing.then(partial(self._end, group))
 
-    def _load_here(self, recipe: Recipe, options: EngineOptions, total: AggregateProgress) -> tuple[llama.Model, Shard]:
-        """The vocabulary and rank 0's slice, in this process. One after the other, as llama.cpp says what is wrong
-        with a model for all of a process."""
+    def _load_here(
+        self, recipe: Recipe | None, options: EngineOptions, total: AggregateProgress
+    ) -> tuple[llama.Model, Shard]:
+        """The vocabulary and rank 0's slice, in this process; recipe: None: it holds no layer. One after the other, as
+        llama.cpp says what is wrong with a model for all of a process."""
         model = self._vocabulary
         if model is None:
             model = llama.Model(self._file.path, vocabulary_only=True)
             self._closing.then(model.close)
+        own = replace(options, reserved=options.reserved + self._reserved, **_own(self.plan.shard(0)))
+        here = place(0, self.plan.widths)
+        if not here.last:
+            own = replace(own, outputs=own.rows)
+        if recipe is None:
+            shard = Shard(self._file.path, own, here, vocabulary=model)
+            self._closing.then(shard.close)
+            if options.prefixes is not None:
+                name_histories(shard.engine.states, self._prefix_key)
+            return model, shard
         digest = self._digest(recipe, total)
         with total.part(recipe.n_bytes) as cut:
             path = self._closing.enter(self._slices.use(recipe, self._file.path, digest, cut))
-        own = replace(options, reserved=options.reserved + self._reserved, **_own(self.plan.shard(0)))
         if options.prefixes is not None:
             held = held_bytes(ModelShape.from_gguf(GgufFile.open(path)))
             own = replace(own, reserved=own.reserved + held)
-        here = place(0, self._widths)
-        if not here.last:
-            own = replace(own, outputs=own.rows)
         with total.part(recipe.n_bytes) as loaded:
             shard = Shard(path, own, here, lambda fraction: loaded(fraction * recipe.n_bytes, recipe.n_bytes))
             self._closing.then(shard.close)
@@ -220,7 +229,7 @@ class Deployment(RankGroup):
         values |= _own(part)
         key = rank_key(self._prefix_key, digest) if self._prefix_key else b""
         message = options_message(replace(options, **values))
-        command = pb.Load(slice=digest, options=message, stages=self._widths, prefix_key=key)
+        command = pb.Load(slice=digest, options=message, stages=self.plan.widths, prefix_key=key)
         with self._named(rank), total.part(recipe.n_bytes) as shown:
             loaded = self._by_rank[rank].ask(
                 pb.Command(load=command),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from devices.probe import available_memory, own_rss
 from edge.cluster.fleet import Fleet, device
@@ -20,8 +20,11 @@ from quant.gguf.file import GgufFile
 LEAST_PROCESS_BYTES = 64 << 20  # Python, numpy and llama.cpp take more before anything is loaded
 
 
-def check_room(fleet: Fleet, plan: Plan, recipes: Sequence[Recipe], shape: ModelShape, options: EngineOptions) -> None:
+def check_room(
+    fleet: Fleet, plan: Plan, recipes: Mapping[int, Recipe], shape: ModelShape, options: EngineOptions
+) -> None:
     """NotEnoughMemory names every device without room for the weights and KV cache of its ranks: need and have.
+    recipes: of the slices, by rank; a thin owner has none.
 
     Compute buffers come on top; what they take is known when a rank loads, and checked again then. A rank with a budget
     pages the weights that do not fit, so its process is counted in their place.
@@ -29,7 +32,8 @@ def check_room(fleet: Fleet, plan: Plan, recipes: Sequence[Recipe], shape: Model
     needs = []
     for rank, address in enumerate(plan.devices):
         paged = _pages(fleet, plan, rank, options)
-        held = {"runtime": LEAST_PROCESS_BYTES} if paged else {"weights": recipes[rank].n_bytes}
+        weights = recipes[rank].n_bytes if rank in recipes else 0
+        held = {"runtime": LEAST_PROCESS_BYTES} if paged else {"weights": weights}
         needs.append((address, {**held, "KV cache": kv_bytes(plan, rank, shape, options)}))
     check_memory(
         fleet,
@@ -45,7 +49,7 @@ def left_here(plan: Plan, file: GgufFile, digest: str, options: EngineOptions) -
     left = available_memory() if options.memory is None else options.memory - own_rss()
     shape = ModelShape.from_gguf(file)
     for rank, address in enumerate(plan.devices):
-        if address == LOCAL:
+        if address == LOCAL and plan.slice(rank).layers:
             left -= slice_recipe(file, digest, plan.slice(rank)).n_bytes + kv_bytes(plan, rank, shape, options)
     return left - LEAST_PROCESS_BYTES  # of buffers, and what else comes with a model
 

@@ -149,7 +149,9 @@ class _Cases:
 
 
 def _parts(plan: Plan) -> list[tuple[str, Slice]]:
-    """Return the parts that devices need from a cache. A device that does all of it needs the model's file alone."""
+    """Return the parts that devices need from a cache. A device that does all of it needs the model's file alone, and
+    so does a thin owner."""
     if plan.world_size == 1:
         return []
-    return [(address, plan.slice(rank)) for rank, address in enumerate(plan.devices)]
+    parts = ((address, plan.slice(rank)) for rank, address in enumerate(plan.devices))
+    return [(address, cut) for address, cut in parts if cut.layers]

@@ -122,7 +122,7 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         parts = []
         for rank, name in enumerate(self.names):
             cut = self.plan.slice(rank)
-            held = [f"layers {cut.layers}"] if staged else []
+            held = [f"layers {cut.layers}" if cut.layers else "no layer"] if staged else []
             if len(self.plan.group(rank)) > 1:
                 held += [f"heads {cut.heads}", f"ff {cut.ff}"]
             parts.append(f"{name} {', '.join(held)}")

@@ -174,6 +174,8 @@ class Model:
         self.has_decoder: bool = L.llama_model_has_decoder(self._handle)
         # Recurrent layers hold what all tokens so far made, and nothing of each.
         self.is_recurrent: bool = L.llama_model_is_recurrent(self._handle) or L.llama_model_is_hybrid(self._handle)
+        # A shift rotates keys, at the beginning of the next decode; other keys cannot follow their positions.
+        self.rotates: bool = L.llama_model_rope_type(self._handle) != L.LLAMA_ROPE_TYPE_NONE
 
     def close(self) -> None:
         self.at_close.close()
@@ -279,11 +281,9 @@ class Context:
         if not self._handle:
             raise EngineError(f"llama.cpp cannot make a context of {sizes.context} tokens: {_why()}")
         self._memory = L.llama_get_memory(self._handle)
-        # A shift rotates keys, at the beginning of the next decode; other keys cannot follow their positions.
         rope = L.llama_model_rope_type(model._handle)
-        rotates = rope != L.LLAMA_ROPE_TYPE_NONE
         self._has_sections = rope in (L.LLAMA_ROPE_TYPE_MROPE, L.LLAMA_ROPE_TYPE_IMROPE)
-        self.can_shift = bool(rotates and not model.is_recurrent and L.llama_memory_can_shift(self._memory))
+        self.can_shift = bool(model.rotates and not model.is_recurrent and L.llama_memory_can_shift(self._memory))
         self.shift_pending = False
         self.n_ctx: int = L.llama_n_ctx(self._handle)
 

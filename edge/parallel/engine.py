@@ -60,7 +60,7 @@ class DistributedEngine(Leader):
         self.memory, self.paging = shard.engine.memory, shard.engine.paging
         self.threads, self.gpu_layers, self.sequences = shard.engine.threads, shard.engine.gpu_layers, shard.sequences
         self.outputs = min(outputs or self.sequences, self.batch)
-        self.stages = len(plan.stages)
+        self.stages = len(plan.computing)
         self._table = TokenTable(file)
         heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
         super().__init__(file, shard, group, heads, self.shape.n_vocab, algorithm, wire, explain)

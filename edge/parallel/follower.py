@@ -64,6 +64,8 @@ def follow(
                 feeds = [group.links[rank] for rank in place.feeds]
             report = Report(shard.times.computed_s(), relink.states() if relink else ())
             home.send(json.dumps(report.to_json()).encode(), Kind.CONTROL)
+        elif step.op is Op.REMOVE and step.numbers[3] == steps.ASKED:
+            home.send(json.dumps(shard.keep(step)).encode(), Kind.CONTROL)
         elif not shard.keep(step) and step.numbers[3]:
             raise EngineError(f"rank {place.rank} cannot forget what rank 0 could; use one kind of layers a stage")
 

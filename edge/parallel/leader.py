@@ -115,10 +115,10 @@ class Leader:
             self.on_token(self._done - step.began, step.time.compute_s)
         return logits
 
-    def _make_way(self) -> None:
+    def _make_way(self, most_bytes: int = _ANSWERS_BYTES) -> None:
         """Take in the answers that are under way where they are large. The last stage could not send them off while
         we send a prompt, would not read it then, and each would wait for the other."""
-        if sum(step.query.n_bytes(step.outputs, self._n_vocab) for step in self.pending) > _ANSWERS_BYTES:
+        if sum(step.query.n_bytes(step.outputs, self._n_vocab) for step in self.pending) > most_bytes:
             for step in self.pending:
                 if step.logits is None:
                     step.logits = self._gathered(step).copy()
@@ -181,11 +181,18 @@ class Leader:
 
     def _keep(self, step: Step) -> bool:
         # First here: where this cache cannot do it, no other can, and nothing has changed yet.
-        is_done = self.guarded(lambda: self.shard.keep(step), EngineError)
+        kept = self.guarded(lambda: self.shard.keep(step), EngineError)
+        asks = step.op is Op.REMOVE and not self.shard.knows_removals
         if step.op is Op.REMOVE:
-            step = step._replace(numbers=(*step.numbers[:3], int(is_done)))
-        self.guarded(lambda: self.send(step))
-        return is_done
+            step = step._replace(numbers=(*step.numbers[:3], steps.ASKED if asks else int(kept)))
+
+        def others() -> bool:
+            if asks:
+                self._make_way(0)  # logits come before what the ranks say
+            self.send(step)
+            return not asks or all(self.reports(_truth))
+
+        return self.guarded(others) and kept
 
     def ordered(self, step: Step, work: Callable[[], T]) -> T:
         """Have the other ranks do a step that is no decode, and do rank 0's part of it."""
@@ -231,3 +238,9 @@ class Leader:
             self.failed = EngineError("the engine is closed")
             with suppress(TransportError):  # it has gone; whoever closes the sessions sees to the rest
                 self.send(Step(Op.END))
+
+
+def _truth(said: Any) -> bool:
+    if not isinstance(said, bool):
+        raise ValueError(f"{said!r:.80} where true or false was expected")
+    return said

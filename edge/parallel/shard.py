@@ -20,12 +20,13 @@ from devices.probe import default_threads
 from edge.errors import EngineError
 from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
-from edge.llama.llama import has_gpu
+from edge.llama.llama import Model, has_gpu
 from edge.llm.options import EngineOptions
 from edge.parallel.error_feedback import ErrorFeedback, adds_sums
 from edge.parallel.sleeping import open_runner
 from edge.parallel.step_times import StepTime, StepTimes
 from edge.parallel.steps import Op, Step, output_rows
+from edge.parallel.thin import ThinEngine
 from edge.parallel.topology import Topology
 from partition.architectures.description import Rules
 from partition.architectures.table import RULES
@@ -47,15 +48,17 @@ class Shard:
         options: EngineOptions,
         place: Topology,
         progress: Callable[[float], None] | None = None,
+        vocabulary: Model | None = None,
     ) -> None:
-        """Load it. The errors are those of ModelRunner."""
+        """Load it. vocabulary: of the model, for a place without layers, whose path is that of the model itself. The
+        errors are those of ModelRunner."""
         self.place = place
         file = GgufFile.open(path)
         self._rules = RULES[file.architecture]
         self._sums_a_layer = 1 if self._rules.whole_attention else 2  # of the FFN or the experts, and of attention
         # The threads that shares were made for. What is kept of prompts is kept as a part of the deployment.
         options = replace(options, threads=options.threads or default_threads(), prefixes=None)
-        self.engine = open_runner(path, options, place, self._hooks(file), progress)
+        self.engine = open_runner(path, options, place, self._hooks(file), progress, vocabulary)
         self.sequences = options.sequences
         self.rows = self.engine.rows
         self._has_gpu = has_gpu()
@@ -93,8 +96,12 @@ class Shard:
     def compute(self, n: int) -> None:
         """Run the slice over `n` of `rows`: then `hidden` is what the next stage takes, or `logits` are there.
 
-        A stage that is not the last computes all rows to its end, whichever will give logits.
+        A stage that is not the last computes all rows to its end, whichever will give logits. Without layers nothing is
+        computed, and no time counts as computing.
         """
+        if self.place.thin:
+            self.engine.decode_rows(self.rows, n)
+            return
         outputs = self.rows.outputs[:n]
         asked_outputs = outputs.copy()
         if not self.place.last:
@@ -142,6 +149,11 @@ class Shard:
         return [self.engine.logits(row) for row in output_rows(self.rows, n)]
 
     # --- the KV cache ---
+
+    @property
+    def knows_removals(self) -> bool:
+        """Whether this rank can say for all ranks what they can forget."""
+        return not isinstance(self.engine, ThinEngine) or self.engine.knows_removals
 
     def keep(self, step: Step) -> bool:
         """Do an operation on the KV cache; False where a removal has to be one of everything."""

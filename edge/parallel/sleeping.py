@@ -1,7 +1,7 @@
 """Sleeping rank of a lab: an engine that waits for as long as its device's profile says, and computes zeros.
 
 Everything else of the rank is real: its process, its links, frames and collectives. Of its slice only the header is
-read. `open_runner` is the one place that decides between this engine and one that computes.
+read. `open_runner` is the one place that decides between this engine, one that computes, and one without layers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 
 from devices.probe import own_rss
 from devices.sleeping import run_first, sleep_profile
-from edge.errors import EngineError, Interrupted, NotEnoughMemory
+from edge.errors import EngineError, NotEnoughMemory
 from edge.llama.hooks import Hook
-from edge.llama.llama import Batch, Context, ContextSizes, Model
+from edge.llama.llama import Batch, ContextSizes, Model
 from edge.llm.engine import Accounted, ModelRunner
 from edge.llm.options import EngineOptions
 from edge.paging.mapped import ModelInMemory
 from edge.paging.memory import MIB, MemoryNeed, cache_bytes
+from edge.parallel.thin import PositionsContext, ThinEngine
 from edge.parallel.topology import Topology
 from partition.architectures.table import RULES
 from partition.model.model import ModelShape
@@ -52,9 +53,15 @@ def open_runner(
     place: Topology,
     hooks: Sequence[Hook],
     progress: Callable[[float], None] | None,
+    vocabulary: Model | None = None,
 ) -> ModelRunner:
-    """Load a slice for a place among the ranks: into an engine that computes, or one that sleeps, in a lab. The errors
-    of ModelRunner; PlanError where the profile is none, OSError where it cannot be read."""
+    """Load a slice for a place among the ranks: into an engine that computes, one that sleeps, in a lab, or one without
+    layers, which takes the model's own file and its vocabulary. The errors of ModelRunner; PlanError where the profile
+    is none, OSError where it cannot be read."""
+    if place.thin:
+        if vocabulary is None:
+            raise EngineError("a rank without layers has nothing to load on another device; update both devices")
+        return ThinEngine(path, options, vocabulary)
     profile = sleep_profile()
     if profile is None:
         return ModelRunner(path, options, hooks, progress, embeddings=True)
@@ -184,8 +191,8 @@ class _Node:
     read = view
 
 
-class SleepingContext(Context):
-    """A context that knows which positions it holds, takes the time of its rows, and has zeros in every row."""
+class SleepingContext(PositionsContext):
+    """A context that takes the time of its rows, and has zeros in every row."""
 
     def __init__(
         self,
@@ -197,18 +204,16 @@ class SleepingContext(Context):
         times: PartTimes,
         sleeper: Sleeper,
     ) -> None:
-        self.model, self.n_ctx, self.can_shift, self.shift_pending = model, sizes.context, True, False
+        super().__init__(model, sizes.context)
         self._file, self._shape, self._kv, self._hooks = file, shape, sizes.kv, hooks
         self._times, self._sleeper = times, sleeper
         self._rules = RULES[file.architecture]
-        self._ends: dict[int, tuple[int, int]] = {}  # of each sequence: the first and the last position held
         self._zeros = np.zeros(shape.n_vocab, np.float32)
-        self._stopped = False
 
     def decode(self, batch: Batch, n: int) -> None:
         """Take the time of the first `n` rows; what is before a hook's node is waited for there."""
         sequences, positions = batch.sequences[:n], batch.positions[:n]
-        behind = self._hold(sequences, positions)
+        behind = self.hold(sequences, positions)
         times, n_layers = self._times, self._shape.n_layers
         self._sleeper.begin()
         due_s = times.step_s(n)
@@ -243,77 +248,8 @@ class SleepingContext(Context):
         return due_s
 
     def _wait(self, seconds: float) -> None:
-        if self._stopped:
-            raise Interrupted("stopped on request")
+        self.check_stopped()
         self._sleeper.wait(seconds)
-
-    def stop(self) -> None:
-        """Make decodes fail, from their next wait on."""
-        self._stopped = True
-
-    def resume(self) -> None:
-        """Allow decoding again."""
-        self._stopped = False
-
-    def use_threads(self, threads: int) -> None:
-        """None computes."""
-
-    def wait(self) -> None:
-        """Nothing is computed behind."""
-
-    def close(self) -> None:
-        """There is nothing to free."""
-
-    # The KV cache: positions without keys and values.
-
-    def _hold(self, sequences: NDArray[np.int32], positions: NDArray[np.int32]) -> int:
-        """Hold the rows' positions: how many earlier ones all rows attend to together."""
-        behind = 0
-        for sequence in np.unique(sequences).tolist():
-            own = positions[sequences == sequence]
-            first, last = self._ends.get(sequence, (int(own.min()), -1))
-            behind += len(own) * int(own.min())
-            self._ends[sequence] = first, max(last, int(own.max()))
-        held = sum(last + 1 - first for first, last in self._ends.values())
-        if held > self.n_ctx and len(self._ends) == 1:  # sequences may share positions
-            raise EngineError(f"no room in the KV cache of {self.n_ctx} tokens for {held}")
-        return behind
-
-    def kv_remove(self, sequence: int, start: int, end: int) -> bool:
-        """As `Context.kv_remove`."""
-        first, last = self.kv_ends(sequence)
-        reaches_end = end < 0 or end > last
-        if last < 0 or start > last:
-            return True
-        if start <= first and reaches_end:
-            del self._ends[sequence]
-        elif reaches_end:
-            self._ends[sequence] = first, start - 1
-        elif start <= first:
-            self._ends[sequence] = max(first, end), last
-        return True
-
-    def kv_copy(self, source: int, target: int, start: int, end: int) -> None:
-        """As `Context.kv_copy`."""
-        first, last = self.kv_ends(source)
-        first, last = max(first, start), last if end < 0 else min(last, end - 1)
-        if last >= first >= 0:
-            before = self._ends.get(target, (first, last))
-            self._ends[target] = min(first, before[0]), max(last, before[1])
-
-    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
-        """As `Context.kv_shift`."""
-        if sequence in self._ends:
-            ends = [at + delta if at >= start and (end < 0 or at < end) else at for at in self._ends[sequence]]
-            self._ends[sequence] = max(0, ends[0]), max(0, ends[1])
-
-    def kv_clear(self) -> None:
-        """As `Context.kv_clear`."""
-        self._ends.clear()
-
-    def kv_ends(self, sequence: int) -> list[int]:
-        """As `Context.kv_ends`."""
-        return list(self._ends.get(sequence, (-1, -1)))
 
     def read_state(self, sequence: int, start: int, end: int) -> NDArray[np.uint8]:
         """Zeros, as many as keys and values are."""
@@ -329,7 +265,7 @@ class SleepingContext(Context):
         """Hold the positions of a block."""
         cells = int(data[12:16].view("<u4")[0])
         at = data[16 : 16 + 12 * cells].copy().view("<i4")[::3]
-        self._hold(np.full(cells, sequence, np.int32), at)
+        self.hold(np.full(cells, sequence, np.int32), at)
         return True
 
 

@@ -10,7 +10,7 @@ stage.
 | 2-3   | 0 |
 | 4-19  | four int32, by operation: decode: rows, rows that give logits, logits wanted of each (0: all), bytes |
 |       | of masks; |
-|       | remove: sequence, start, end, whether rank 0 could; copy: source, target, start, end; |
+|       | remove: sequence, start, end, whether rank 0 could (ASKED: it asks); copy: source, target, start, end; |
 |       | shift: sequence, start, end, delta; read and write: sequence, start, end, 0; |
 |       | keep, count and restore: sequence, start, hashes, 0 |
 | 20-   | decode only: positions int32 [rows], sequences int32 [rows], outputs int8 [rows], masks |
@@ -49,6 +49,8 @@ LEAST_CHUNK = 32  # tokens: below, a pass over the weights costs nearly as much 
 _CHUNKS_A_STAGE = 4  # of a long prompt: so many keep all stages busy four fifths of the time, or more
 PART_FLOATS = 256 << 10  # 1 MiB: far below what frames and gRPC messages may hold
 _PART_BYTES = 4 * PART_FLOATS
+
+ASKED = 2  # of a removal: rank 0 holds no layer, and each rank is to tell it whether it could
 
 _HEAD = struct.Struct("<BBHiiii")
 _BYTES_A_ROW = 9

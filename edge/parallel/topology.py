@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from edge.errors import EdgeError
 from partition.plan.plan import MAX_WORLD_SIZE
+
+NO_STAGE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +17,18 @@ class Topology:
     """One rank of a deployment. Ranks are numbered stage by stage."""
 
     rank: int
-    stage: int
-    n_stages: int
+    stage: int  # of those that compute; NO_STAGE: it is a thin owner
+    n_stages: int  # that compute
     group: tuple[int, ...]  # the ranks of its stage, itself among them: they sum their parts
     source: int | None  # who sends it steps; None: rank 0, which makes them
     mates: tuple[int, ...]  # whom it sends the same hidden states it takes in; rank 0 only
     feeds: tuple[int, ...]  # whom it sends its stage's hidden states
     heads: tuple[int, ...]  # the ranks of the last stage, which have the logits
+
+    @property
+    def thin(self) -> bool:
+        """Whether it holds no layer."""
+        return self.stage == NO_STAGE
 
     @property
     def last(self) -> bool:
@@ -32,22 +39,28 @@ class Topology:
 def place(rank: int, stages: Sequence[int]) -> Topology:
     """The place of a rank where stage i has `stages[i]` ranks. EdgeError where there is no such rank.
 
+    A first stage of 0 ranks says that rank 0 is a thin owner: it sends hidden states to all ranks of the first stage
+    that computes, as it sends them to its mates where it computes itself.
+
     There may be one more than a group has: layers that are timed are no last stage, so there is to be one behind them.
 
     Every rank of a stage holds the same hidden states at its end, so that those of the next stage share them out: rank
     number t of a stage gets them from number t modulo the width of the stage before.
     """
-    if min(stages, default=0) < 1 or not 0 <= rank < sum(stages) <= MAX_WORLD_SIZE + 1:
+    thin = len(stages) > 1 and stages[0] == 0
+    computing = stages[thin:]
+    if min(computing, default=0) < 1 or not 0 <= rank < world_size(stages) <= MAX_WORLD_SIZE + 1:
         raise EdgeError(
-            f"rank {rank} is none of {len(stages)} stages with {sum(stages)} ranks; each stage has at least one, and"
-            f" all together at most {MAX_WORLD_SIZE}"
+            f"rank {rank} is none of {len(stages)} stages with {world_size(stages)} ranks; each stage has at least one,"
+            f" and all together at most {MAX_WORLD_SIZE}"
         )
-    ends = list(accumulate(stages))
-    groups = [tuple(range(end - width, end)) for end, width in zip(ends, stages, strict=True)]
-    stage = next(i for i, group in enumerate(groups) if rank in group)
-    mine = groups[stage].index(rank)
-    before = groups[stage - 1] if stage else ()
-    after = groups[stage + 1] if stage + 1 < len(groups) else ()
+    edges = accumulate(computing, initial=int(thin))
+    groups = [tuple(range(start, stop)) for start, stop in pairwise(edges)]
+    stage = next((i for i, group in enumerate(groups) if rank in group), NO_STAGE)
+    group = groups[stage] if stage != NO_STAGE else (rank,)
+    mine = group.index(rank)
+    before = groups[stage - 1] if stage > 0 else ()
+    after = groups[stage + 1] if 0 <= stage < len(groups) - 1 else ()
     if rank == 0:
         source = None
     else:
@@ -55,10 +68,15 @@ def place(rank: int, stages: Sequence[int]) -> Topology:
     return Topology(
         rank=rank,
         stage=stage,
-        n_stages=len(stages),
-        group=groups[stage],
+        n_stages=len(groups),
+        group=group,
         source=source,
-        mates=groups[0][1:] if rank == 0 else (),
-        feeds=tuple(peer for i, peer in enumerate(after) if i % len(groups[stage]) == mine),
+        mates=tuple(peer for peer in groups[0] if peer) if rank == 0 else (),
+        feeds=tuple(peer for i, peer in enumerate(after) if i % len(group) == mine),
         heads=groups[-1],
     )
+
+
+def world_size(stages: Sequence[int]) -> int:
+    """Number of ranks in stages of so many ranks each; a first one of 0 stands for a thin owner."""
+    return sum(stages) + (len(stages) > 0 and stages[0] == 0)

@@ -61,7 +61,7 @@ def again(plan: Plan, workers: Sequence[str], file: GgufFile, model_digest: str)
     if set(plan.devices) <= {LOCAL, *answering}:
         return plan, "as the plan says"
     done = work_shares(plan)
-    kind = "tensor" if len(plan.stages) == 1 else "pipeline"
+    kind = "tensor" if len(plan.computing) == 1 else "pipeline"
     shares = {one: done[one] for one in (LOCAL, *answering)}
     while True:
         try:
@@ -72,6 +72,8 @@ def again(plan: Plan, workers: Sequence[str], file: GgufFile, model_digest: str)
             least = min(answering, key=lambda one: shares[one])
             answering.remove(least)
             del shares[least]
+            if not answering:  # a thin owner has no share to go on with
+                shares = {LOCAL: 1.0}
 
 
 def shared(shares: Mapping[str, float], kind: str, file: GgufFile, model_digest: str) -> Plan:

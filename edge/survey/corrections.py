@@ -154,5 +154,4 @@ def token_s(times: Sequence[Mapping[str, Summary]]) -> float | None:
 
 
 def _key(plan: Plan) -> str:
-    widths = [len(stage.shards) for stage in plan.stages]
-    return json.dumps([plan.model_digest, widths, sorted(set(map(device, plan.devices)))])
+    return json.dumps([plan.model_digest, plan.widths, sorted(set(map(device, plan.devices)))])

@@ -33,6 +33,7 @@ from edge.net.dialling import Dialled
 from edge.net.peers import HEARTBEAT_S
 from edge.net.relink import Relink
 from edge.net.rendezvous import TRANSPORTS, join, polling_s
+from edge.parallel.topology import world_size
 from edge.worker.limits import ResourceLimits, add_arguments, compute_on
 from edge.worker.process import EXIT_S
 from quant.wire import WIRES
@@ -213,8 +214,9 @@ class Rank:
         try:
             if request.wire not in WIRES or request.algorithm not in ("auto", *ALGORITHMS):
                 raise EdgeError(f"{request.algorithm!r} over {request.wire!r} is not known here; update this worker")
-            if self._stages and sum(self._stages) != group.world_size:
-                raise EdgeError(f"a slice for {sum(self._stages)} ranks is loaded, {group.world_size} are connected")
+            n_ranks = world_size(self._stages)
+            if self._stages and n_ranks != group.world_size:
+                raise EdgeError(f"a slice for {n_ranks} ranks is loaded, {group.world_size} are connected")
             self._part().run(request, group, self._relink)
         except Exception as error:
             for link in group.links.values():

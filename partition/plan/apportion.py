@@ -12,13 +12,14 @@ _HALVINGS = 50
 _LEAST = 1e-6  # least part of the largest share: a rank below it gets the minimum either way
 
 
-def checked_shares(shares: Sequence[float], ranks: int) -> list[float]:
-    """`shares` as parts of the largest. PlanError unless there is a finite one above 0 for each rank."""
+def checked_shares(shares: Sequence[float], ranks: int, first: int = 0) -> list[float]:
+    """`shares` as parts of the largest. PlanError unless there is a finite one above 0 for each of `ranks` ranks, whose
+    numbers begin with `first`."""
     if not 0 < ranks <= MAX_WORLD_SIZE:
         raise PlanError(f"{ranks} ranks; needed are 1 to {MAX_WORLD_SIZE}")
     if len(shares) != ranks:
         raise PlanError(f"{len(shares)} shares for {ranks} ranks; give one for each")
-    for rank, share in enumerate(shares):
+    for rank, share in enumerate(shares, first):
         if not (isfinite(share) and share > 0):
             raise PlanError(f"the share of rank {rank} is {share}; needed is a number above 0")
     largest = max(shares)

@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 from partition.errors import PlanError
 from partition.plan.apportion import checked_shares
 from partition.plan.pipeline import stages
-from partition.plan.plan import Plan, Stage, clean_name
+from partition.plan.plan import NOTHING, Plan, Stage, clean_name
 from partition.plan.tensor import Limits, shards
 
 PARALLEL = ("tensor", "pipeline")
@@ -24,20 +24,27 @@ def make_plan(
     """A plan with one rank for each of `devices`, of which the first is LOCAL, in proportion to `shares`, else equal.
 
     "tensor" is one stage that all ranks share, "pipeline" a stage for each rank. `stages_of`, where given, is taken
-    instead of `parallel`: how many ranks each stage has, such as (2, 2). Of `model`, its name, what can be printed is
-    kept. PlanError if the model has too little to share.
+    instead of `parallel`: how many ranks each stage has, such as (2, 2). With a first share of 0 rank 0 is a thin
+    owner: it has a stage of its own, without layers, and the others share the model. Of `model`, its name, what can be
+    printed is kept. PlanError if the model has too little to share.
     """
     n = len(devices)
-    parts = checked_shares([1.0] * n if shares is None else shares, n)
+    given = [1.0] * n if shares is None else list(shares)
+    thin = len(given) == n > 1 and given[0] == 0
+    parts = [0.0] * thin + checked_shares(given[thin:], n - thin, first=int(thin))
     if stages_of is None:
         if parallel not in PARALLEL:
             raise PlanError(f"parallel is {parallel[:40]!r}; known are {', '.join(PARALLEL)}")
-        stages_of = (n,) if parallel == "tensor" else (1,) * n
+        computing = (n - thin,) if parallel == "tensor" else (1,) * (n - thin)
+        stages_of = (1,) * thin + computing
     if sum(stages_of) != n or any(ranks < 1 for ranks in stages_of):
         raise PlanError(
             f"stages of {', '.join(map(str, stages_of))} ranks for {n} devices; needed is one rank for each"
         )
-    edges = list(accumulate(stages_of, initial=0))
+    if thin and stages_of[0] != 1:
+        raise PlanError(f"rank 0 has no share of a stage of {stages_of[0]} ranks; needed is a stage of its own")
+    own = [Stage(NOTHING, shards(limits, devices[:1], [1.0], last=False))] * thin
+    edges = list(accumulate(stages_of[thin:], initial=int(thin)))
     members = [slice(start, stop) for start, stop in pairwise(edges)]
     layers = stages(limits, len(members), [sum(parts[ranks]) for ranks in members])
     cut_stages = [
@@ -52,4 +59,4 @@ def make_plan(
         )
         for stage_layers, ranks in zip(layers, members, strict=True)
     ]
-    return Plan(clean_name(model), digest, limits.sizes, tuple(cut_stages))
+    return Plan(clean_name(model), digest, limits.sizes, (*own, *cut_stages))

@@ -114,7 +114,7 @@ class Shard:
 class Stage:
     """Layers in a row, and the ranks that share them."""
 
-    layers: Range
+    layers: Range  # none: the one rank of the stage is a thin owner; its heads and columns are all, of no layer
     shards: tuple[Shard, ...]
 
 
@@ -122,7 +122,9 @@ class Stage:
 class Plan:
     """A whole model, given out to ranks. They are numbered stage by stage, shard by shard; rank 0 is LOCAL.
 
-    PlanError unless every layer, head, FFN column and vocabulary row has its one place.
+    The first of several stages may be without layers: then rank 0, alone in it, is a thin owner, which has the tokens,
+    the token table and the sampler, and computes nothing. PlanError unless every layer, head, FFN column and vocabulary
+    row has its one place.
     """
 
     model: str  # its name, for people
@@ -132,7 +134,12 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_model(self.model, self.model_digest)
-        tiles("layers of the stages", [stage.layers for stage in self.stages], self.sizes.layers)
+        tiles("layers of the stages", [stage.layers for stage in self.computing], self.sizes.layers)
+        if self.thin_owner and (len(self.stages[0].shards) != 1 or self.stages[0].layers.start):
+            raise PlanError(
+                f"stage 0 has no layers, begins with layer {self.stages[0].layers.start} and has"
+                f" {len(self.stages[0].shards)} shards; needed are layers [0, 0] and one shard, of this device"
+            )
         for i, stage in enumerate(self.stages):
             self._check_shards(f"stage {i}", stage.shards, last=stage is self.stages[-1])
         if self.world_size > MAX_WORLD_SIZE:
@@ -155,6 +162,21 @@ class Plan:
             tiles(f"{where}, vocab", [shard.vocab for shard in shards], self.sizes.vocab)
         elif any(shard.vocab for shard in shards):
             raise PlanError(f"{where}, vocab: it is not the last stage, so it holds no vocabulary rows")
+
+    @property
+    def thin_owner(self) -> bool:
+        """Whether rank 0 holds no layer."""
+        return len(self.stages) > 1 and not self.stages[0].layers
+
+    @property
+    def computing(self) -> tuple[Stage, ...]:
+        """The stages that compute: all but that of a thin owner."""
+        return self.stages[self.thin_owner :]
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many ranks each stage has; first a 0 for a thin owner, which is in none that computes."""
+        return (0,) * self.thin_owner + tuple(len(stage.shards) for stage in self.computing)
 
     @cached_property
     def _ranks(self) -> tuple[tuple[int, Shard], ...]:

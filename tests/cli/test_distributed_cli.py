@@ -152,6 +152,21 @@ def test_shares_say_how_much_each_does(chat: Chat, two: Two) -> None:
     assert (first, last) == (2, 8)
 
 
+def test_a_first_share_of_0_leaves_this_device_without_layers(
+    run: Run, chat: Chat, two: Two, alone: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = ("--workers", workers(*two), "--parallel", "pipeline", "--shares")
+    said = chat(*how, "0,1,1", "--draft", "off")
+    assert said["token_ids"] == alone
+    own, first, last = layers(said)
+    assert (own, first[0], last[1]) == ([0, 0], 0, 8)
+    assert said["ranks"][0]["decode"]["compute_ms"]["median"] == 0 < said["ranks"][1]["decode"]["compute_ms"]["median"]
+    for shares in ("1,0,1", "0,0,1"):
+        with pytest.raises(SystemExit):
+            run("chat", *ASKED, *how, shares)
+        assert "needs a number above 0 for each device (or 0 for the first)" in capsys.readouterr().err
+
+
 def test_a_spare_holds_what_a_loss_would_need(run: Run, chat: Chat, two: Two, alone: list[int]) -> None:
     how = ("--workers", workers(*two), "--parallel", "pipeline", "--shares", "2,1,1")
     said = chat(*how, "--spare", "1", "--draft", "off")

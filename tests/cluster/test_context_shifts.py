@@ -24,7 +24,7 @@ BEGINNING = 8
 CLOSE = 1e-4  # deviations of the logits: sums over ranks are rounded in another order
 
 
-@pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1), stages(1, 2)], ids=str)
+@pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1), pipeline(0, 1), stages(1, 2)], ids=str)
 def test_tokens_after_shifts_are_those_of_one_device(one: Worker, synthetic: Synthetic, how: dict[str, Any]) -> None:
     path = synthetic("llama", "f32")
     with deployed(one, path, how, EXACT) as deployment, Engine(path, EXACT) as single:
@@ -52,7 +52,7 @@ def through_shifts(engine: TextEngine) -> NDArray[np.float32]:
     return np.stack(logits)
 
 
-@pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1)], ids=str)
+@pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1), pipeline(0, 1)], ids=str)
 def test_a_pending_shift_is_refused_and_harms_nothing(one: Worker, how: dict[str, Any]) -> None:
     with deployed(one, MODEL_PATH, how, EXACT) as deployment:
         engine = deployment.engine

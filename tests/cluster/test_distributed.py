@@ -43,7 +43,7 @@ GREEDY = SamplingParams(temperature=0)
 # As people use it.
 
 
-@pytest.mark.parametrize("how", [tensor(2, 1), pipeline(1, 1)], ids=lambda how: how["parallel"])
+@pytest.mark.parametrize("how", [tensor(2, 1), pipeline(1, 1), pipeline(0, 1)], ids=str)
 def test_a_conversation_uses_the_cache(one: Worker, how: dict[str, Any]) -> None:
     """Also one that is too long, so that the beginning of it is forgotten."""
     options = replace(OPTIONS, context=160)
@@ -74,7 +74,7 @@ def conversation(engine: TextEngine) -> list[tuple[str, int, int]]:
     return said
 
 
-@pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1)], ids=lambda how: how["parallel"])
+@pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1), pipeline(0, 1, 1)], ids=str)
 def test_drafted_tokens_are_checked_by_all_ranks(one: Worker, how: dict[str, Any]) -> None:
     prompts = [list(request.prompt) for request in questions(QUESTIONS)[:3]]
     with (

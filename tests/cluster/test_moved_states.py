@@ -22,6 +22,8 @@ PROMPT = "Ada has a boat that is red. Ben has a kite that is blue. What is 12 + 
 PLANS: list[dict[str, Any]] = [
     pipeline(1, 1),
     pipeline(3, 1, 2),
+    pipeline(0, 1),
+    tensor(0, 2, 1),
     tensor(1, 1),
     tensor(3, 2, 1),
     stages(2, 2),

@@ -55,11 +55,12 @@ def test_turns_have_the_bits_of_one_device(arch: str, tmp_path: Path) -> None:
         expected, computed = conversation(engine)
     # What continues is not computed again. What differs is, from the first token on.
     assert computed == [len(QUESTION), len(NEXT), len(QUESTION) + 7 + len(NEXT), len(NEXT)]
-    with ranks_here(model, pipeline(5, 4), OPTIONS, tmp_path) as stages:
-        found, in_stages = conversation(stages)
-    assert in_stages == computed
-    assert all(np.isfinite(logits).all() for logits in found)
-    assert all((f == e).all() for f, e in zip(found, expected, strict=True))
+    for how in (pipeline(5, 4), pipeline(0, 5, 4)):
+        with ranks_here(model, how, OPTIONS, tmp_path) as stages:
+            found, in_stages = conversation(stages)
+        assert in_stages == computed
+        assert all(np.isfinite(logits).all() for logits in found)
+        assert all((f == e).all() for f, e in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("arch", ["lfm2", *thorough("qwen35", "falcon-h1")])

@@ -47,7 +47,7 @@ def ranks_here(
     file = GgufFile.open(model)
     n = len(how["shares"])
     plan = make_plan(limits(file), model.stem, "", ["local", *(f"rank-{i}" for i in range(1, n))], **how)
-    widths = [len(stage.shards) for stage in plan.stages]
+    widths = plan.widths
     links: list[dict[int, Link]] = [{} for _ in range(n)]
     for a, b in combinations(range(n), 2):
         ends = memory_link.pair((f"rank {a}", f"rank {b}"), PATIENT)
@@ -55,16 +55,20 @@ def ranks_here(
     groups = [Group(rank, links[rank]) for rank in range(n)]
     shards = [] if shards is None else shards
     with ExitStack() as stack:
+        vocabulary = stack.enter_context(closing(llama.Model(model, vocabulary_only=True)))
         for rank in range(n):
             here = place(rank, widths)
             own = options if here.last else replace(options, outputs=options.rows)
+            if here.thin:
+                shards.append(stack.enter_context(closing(Shard(model, own, here, vocabulary=vocabulary))))
+                name_histories(shards[0].engine.states, OWNER if options.prefixes is not None else b"")
+                continue
             slice_ = write(model, plan.slice(rank), folder / f"{model.stem}-{'-'.join(map(str, widths))}-{rank}.gguf")
             shards.append(stack.enter_context(closing(Shard(slice_, own, here))))
             if options.prefixes is not None:
                 kept, states = options.prefixes, shards[rank].engine.states
                 name_histories(states, OWNER)
                 seal(states, kept.folder / str(rank), kept.max_bytes, rank_key(OWNER, str(rank)), None)
-        vocabulary = stack.enter_context(closing(llama.Model(model, vocabulary_only=True)))
         following = [start(follow, shards[rank], groups[rank], "auto", wire) for rank in range(1, n)]
         engine = DistributedEngine(file, vocabulary, plan, shards[0], groups[0], wire=wire, outputs=options.outputs)
         try:

@@ -64,7 +64,7 @@ def test_shards_answer_as_one_device(one: Worker, expected: Expected, shares: tu
     answered_alike(one, expected, tensor(*shares), MOST_DIFFERENCES)
 
 
-@pytest.mark.parametrize("shares", [(1, 1, 1), *thorough((1, 1), (1, 1, 1, 1), (1, 3, 2))], ids=str)
+@pytest.mark.parametrize("shares", [(1, 1, 1), (0, 1, 1), *thorough((1, 1), (0, 1), (1, 1, 1, 1), (1, 3, 2))], ids=str)
 def test_stages_answer_as_one_device(one: Worker, expected: Expected, shares: tuple[int, ...]) -> None:
     answered_alike(one, expected, pipeline(*shares), most=0)
 

@@ -40,7 +40,16 @@ SHIFT = {"llama"}  # llama.cpp ends the process where it shifts a model whose la
     ("arch", "how"),
     each_once(
         ["llama", "gemma2", "gemma3", "gpt-oss"],
-        [tensor(1, 1), tensor(1, 1, 2), pipeline(1, 1), stages(1, 2), stages(2, 1)],
+        [
+            tensor(1, 1),
+            tensor(1, 1, 2),
+            pipeline(1, 1),
+            stages(1, 2),
+            stages(2, 1),
+            pipeline(0, 1),
+            pipeline(0, 1, 1),
+            tensor(0, 1, 1),
+        ],
     ),
 )
 def test_logits_of_exact_sums(one: Worker, synthetic: Synthetic, arch: str, how: dict[str, Any]) -> None:

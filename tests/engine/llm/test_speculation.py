@@ -78,11 +78,12 @@ ENGINES: dict[str, On] = {
     "paged": lambda _: paged(MODEL_PATH, least(MODEL_PATH, PAGED), PAGED),
     "tensor": lambda folder: ranks_here(MODEL_PATH, tensor(1, 1), ROOM, folder),
     "stages": lambda folder: ranks_here(MODEL_PATH, pipeline(1, 1), ROOM, folder),
+    "thin owner": lambda folder: ranks_here(MODEL_PATH, pipeline(0, 1), ROOM, folder),
     "3 ranks": lambda folder: ranks_here(MODEL_PATH, tensor(1, 1, 1), ROOM, folder),
     "3 stages": lambda folder: ranks_here(MODEL_PATH, pipeline(1, 1, 1), ROOM, folder),
     "2 x 2": lambda folder: ranks_here(MODEL_PATH, stages(2, 2), ROOM, folder),
 }
-FIRST = ("one device", "paged", "tensor", "stages")
+FIRST = ("one device", "paged", "tensor", "stages", "thin owner")
 
 
 @pytest.mark.parametrize("where", [*FIRST, *thorough(*(name for name in ENGINES if name not in FIRST))])

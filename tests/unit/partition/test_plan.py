@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
-from partition.plan.plan import LOCAL, Plan, Range, Shard, Sizes, Slice, Stage
+from partition.plan.plan import LOCAL, NOTHING, Plan, Range, Shard, Sizes, Slice, Stage
 from partition.plan.tensor import Limits
 
 DIGEST = "ab" * 32
@@ -32,6 +32,8 @@ def plans(draw: st.DrawFn) -> Plan:
     groups = draw(st.sampled_from([(n,), (1,) * n, (1, n - 1), (n - 1, 1)]))
     devices = [LOCAL, *(draw(st.sampled_from(["pi-1", "[::1]:80", "Ålesund"])) for _ in range(n - 1))]
     shares = draw(st.none() | st.lists(st.floats(0.1, 10), min_size=n, max_size=n))
+    if shares and n > 1 and groups[0] == 1 and draw(st.booleans()):
+        shares[0] = 0.0  # a thin owner
     plan = make_plan(
         LIMITS, draw(st.sampled_from(["", "M 3"])), "", devices, shares=shares, stages_of=[g for g in groups if g]
     )
@@ -112,6 +114,48 @@ def test_tensor_and_pipeline_plans() -> None:
     assert [len(shard.vocab) for stage in plan.stages for shard in stage.shards] == [0, 0, 1000]
 
 
+@pytest.mark.parametrize(
+    ("how", "layers", "widths"),
+    [
+        ({"parallel": "pipeline"}, [(0, 0), (0, 2), (2, 6)], (0, 1, 1)),
+        ({"parallel": "tensor"}, [(0, 0), (0, 6)], (0, 2)),
+        ({"stages_of": (1, 2)}, [(0, 0), (0, 6)], (0, 2)),
+    ],
+)
+def test_a_thin_owner_has_no_share(how: dict[str, Any], layers: list[tuple[int, int]], widths: tuple[int, ...]) -> None:
+    plan = make_plan(LIMITS, "m", "", [LOCAL, "b", "c"], shares=[0, 1, 2], **how)
+    assert plan.thin_owner
+    assert plan.widths == widths
+    assert plan.computing == plan.stages[1:]
+    assert [(stage.layers.start, stage.layers.stop) for stage in plan.stages] == layers
+    assert plan.slice(0) == Slice(NOTHING, Range(0, 8), Range(0, 256), NOTHING, first=True)
+    others = make_plan(LIMITS, "m", "", [LOCAL, "c"], shares=[1, 2], **(how if "parallel" in how else {}))
+    for mine, theirs in zip(plan.computing[-1].shards, others.stages[-1].shards, strict=True):
+        assert (mine.heads, mine.ff, mine.vocab) == (theirs.heads, theirs.ff, theirs.vocab)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_plans_with_layers_have_no_thin_owner() -> None:
+    for plan in (hybrid(), make_plan(LIMITS, "m", "", [LOCAL])):
+        assert not plan.thin_owner
+        assert plan.computing == plan.stages
+        assert plan.widths == tuple(len(stage.shards) for stage in plan.stages)
+
+
+def test_a_thin_owner_is_alone_and_first() -> None:
+    plan = make_plan(LIMITS, "m", "", [LOCAL, "b"], "pipeline", [0, 1])
+    own, whole = plan.stages
+    with pytest.raises(PlanError, match="part 0 is \\[0, 0\\], which is empty"):
+        replace(plan, stages=(own,))
+    with pytest.raises(PlanError, match="part 1 is \\[6, 6\\], which is empty"):
+        replace(plan, stages=(own, whole, replace(own, layers=Range(6, 6))))
+    with pytest.raises(PlanError, match="stage 0 has no layers, begins with layer 3 and has 1 shards; needed are"):
+        replace(plan, stages=(replace(own, layers=Range(3, 3)), whole))
+    halves = [replace(own.shards[0], ff=part) for part in (Range(0, 128), Range(128, 256))]
+    with pytest.raises(PlanError, match=r"begins with layer 0 and has 2 shards; needed are .* and one shard"):
+        replace(plan, stages=(replace(own, shards=(halves[0], replace(halves[1], device="c"))), whole))
+
+
 def test_a_stage_counts_for_all_its_ranks() -> None:
     plan = make_plan(LIMITS, "m", "", [LOCAL, "b", "c"], shares=[1, 1, 1], stages_of=(2, 1))
     assert [len(stage.layers) for stage in plan.stages] == [4, 2]
@@ -133,6 +177,12 @@ def test_one_device() -> None:
         ({"stages_of": (3, 0)}, "stages of 3, 0 ranks for 3 devices; needed is one rank for each"),
         ({"shares": [1, 2]}, "2 shares for 3 ranks; give one for each"),
         ({"shares": [1, 2, 0]}, "the share of rank 2 is 0; needed is a number above 0"),
+        ({"shares": [0, 1]}, "2 shares for 3 ranks; give one for each"),
+        ({"shares": [0, 1, 0]}, "the share of rank 2 is 0; needed is a number above 0"),
+        (
+            {"shares": [0, 1, 1], "stages_of": (2, 1)},
+            "rank 0 has no share of a stage of 2 ranks; needed is a stage of its own",
+        ),
     ],
 )
 def test_builders_refuse(options: dict[str, Any], message: str) -> None:

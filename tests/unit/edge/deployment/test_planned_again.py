@@ -8,8 +8,10 @@ from edge.cluster import preflight
 from edge.demo import MODEL_PATH
 from edge.deployment.replanning import Replanner
 from edge.llm.options import EngineOptions
+from edge.planning import arrange
 from edge.planning.arrange import again
 from edge.planning.choice import PlanChoice
+from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import NEW_PLAN
@@ -90,6 +92,40 @@ def test_a_given_plan_goes_on_with_the_shares_it_had() -> None:
     assert ff[LOCAL] > 2 * ff[A]
     assert one.pays(left, plan)
     assert not one.pays(plan, plan)
+
+
+def test_a_given_plan_with_a_thin_owner_keeps_it_thin_while_others_are_there() -> None:
+    can = limits(FILE)
+    for kind in ("tensor", "pipeline"):
+        plan = make_plan(can, "", "", (LOCAL, A, B), kind, (0, 1, 3))
+        left, why = replanner(plan, None).plan([B])
+        assert why == f"{kind}, with shares as before"
+        assert left.stages == make_plan(can, "", "", (LOCAL, B), kind, (0, 1)).stages
+        alone, _ = replanner(plan, None).plan([])
+        assert alone.devices == (LOCAL,)
+
+
+def test_a_thin_owner_takes_the_model_where_no_other_device_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the devices that are left are too many for the layers."""
+    plan = make_plan(limits(FILE), "", "", (LOCAL, A, B), "pipeline", (0, 1, 3))
+
+    usual = arrange.shared
+
+    def refuses_workers(shares: Any, kind: str, file: GgufFile, digest: str) -> Plan:
+        if len(shares) > 1:
+            raise PlanError("too many")
+        return usual(shares, kind, file, digest)
+
+    monkeypatch.setattr(arrange, "shared", refuses_workers)
+    alone, _ = again(plan, [B], FILE, "")
+    assert alone.devices == (LOCAL,)
+
+
+def test_a_thin_owner_needs_no_memory_for_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "available_memory", lambda: 100 * MIB)
+    plan = make_plan(limits(FILE), "", "", (LOCAL, A), "pipeline", (0, 1))
+    free = preflight.left_here(plan, FILE, 64 * "0", EngineOptions(context=256))
+    assert free == 100 * MIB - preflight.LEAST_PROCESS_BYTES
 
 
 def test_what_a_measured_plan_leaves_of_this_device() -> None:

@@ -81,7 +81,7 @@ def test_a_steps_seconds_are_computing_sums_and_waits(monkeypatch: pytest.Monkey
     one._feedback = None
     one._links, one._exchange_s, one._compute_s = [link], 5.0, 0.0
     one.times, one.hidden, one._sums_a_layer = StepTimes(), None, 2
-    one.place = SimpleNamespace(last=True, group=(0, 1))
+    one.place = SimpleNamespace(thin=False, last=True, group=(0, 1))
     one.rows = SimpleNamespace(outputs=np.ones(1, np.int8), sequences=np.zeros(1, np.int32))
 
     def allreduce(*_: Any) -> None:

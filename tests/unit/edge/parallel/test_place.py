@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.errors import EdgeError
-from edge.parallel.topology import Topology, place
+from edge.parallel.topology import Topology, place, world_size
 from partition.plan.plan import MAX_WORLD_SIZE
 
-STAGES = st.lists(st.integers(1, 8), min_size=1, max_size=8)
+COMPUTING = st.lists(st.integers(1, 8), min_size=1, max_size=7)
+STAGES = COMPUTING | COMPUTING.map(lambda stages: [0, *stages])  # also with a thin owner
 
 
 def places(stages: list[int]) -> list[Topology]:
-    return [place(rank, stages) for rank in range(sum(stages))]
+    return [place(rank, stages) for rank in range(world_size(stages))]
 
 
 @given(STAGES)
@@ -25,18 +26,20 @@ def test_every_rank_has_one_source_and_its_source_knows(stages: list[int]) -> No
         for peer in (*one.mates, *one.feeds):
             assert found[peer].source == one.rank
     reported = sorted(peer for one in found for peer in (*one.mates, *one.feeds))
-    assert reported == list(range(1, sum(stages)))
+    assert reported == list(range(1, world_size(stages)))
 
 
 @given(STAGES)
 def test_stages_are_groups_in_order(stages: list[int]) -> None:
     found = places(stages)
-    starts = list(accumulate(stages, initial=0))
-    for one in found:
+    thin = stages[0] == 0
+    assert [one.thin for one in found] == [thin, *(len(found) - 1) * [False]]
+    starts = list(accumulate(stages[thin:], initial=int(thin)))
+    for one in found[thin:]:
         assert one.group == tuple(range(starts[one.stage], starts[one.stage + 1]))
         assert one.rank in one.group
-        assert one.n_stages == len(stages)
-        assert one.last == (one.stage == len(stages) - 1)
+        assert one.n_stages == len(stages) - thin
+        assert one.last == (one.stage == one.n_stages - 1)
         assert one.heads == found[-1].group
         # What it passes on it has: hidden states of its own stage go to the next one.
         assert all(found[peer].stage == one.stage + 1 for peer in one.feeds)
@@ -47,18 +50,37 @@ def test_stages_are_groups_in_order(stages: list[int]) -> None:
 def test_a_stage_shares_out_what_it_sends(stages: list[int]) -> None:
     """No rank sends to two of the next stage where another sends to none."""
     for one in places(stages):
-        if not one.last:
+        if not one.last and not one.thin:
             mates = [len(place(rank, stages).feeds) for rank in one.group]
             assert max(mates) - min(mates) <= 1
 
 
 @pytest.mark.parametrize(
     ("rank", "stages"),
-    [(0, []), (2, [1, 1]), (0, [0, 1]), (0, [-1, 3]), (-1, [2]), (0, [MAX_WORLD_SIZE + 2]), (5, [64, 2])],
+    [
+        (0, []),
+        (0, [0]),
+        (2, [0, 1]),
+        (2, [1, 1]),
+        (0, [0, 0, 1]),
+        (0, [1, 0]),
+        (0, [-1, 3]),
+        (-1, [2]),
+        (0, [MAX_WORLD_SIZE + 2]),
+        (5, [64, 2]),
+    ],
 )
 def test_ranks_that_are_none(rank: int, stages: list[int]) -> None:
-    with pytest.raises(EdgeError, match=f"rank {rank} is none of {len(stages)} stages with {sum(stages)} ranks"):
+    with pytest.raises(EdgeError, match=f"rank {rank} is none of {len(stages)} stages with {world_size(stages)} ranks"):
         place(rank, stages)
+
+
+def test_a_thin_owner_sends_hidden_states_to_the_whole_first_stage() -> None:
+    owner, first, second, last = places([0, 2, 1])
+    assert (owner.group, owner.mates, owner.feeds, owner.heads) == ((0,), (1, 2), (), (3,))
+    assert not owner.last
+    assert (first.source, second.source, last.source) == (0, 0, 1)
+    assert (first.stage, second.stage, last.stage) == (0, 0, 1)
 
 
 def test_two_stages_of_two() -> None:

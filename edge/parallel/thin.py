@@ -1,0 +1,230 @@
+"""Thin owner: rank 0 without layers. It has the tokens, the token table and the sampler, and others compute.
+
+Its engine has no keys and values. It knows which positions the other ranks hold, so that it can say, as rank 0 must,
+what can be read, kept or forgotten.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.probe import available_memory, own_rss
+from edge.errors import EngineError, Interrupted, NotEnoughMemory
+from edge.llama.hooks import Hook
+from edge.llama.llama import Batch, Context, ContextSizes, Model
+from edge.llm.engine import Accounted, ModelRunner, has_windows
+from edge.llm.options import EngineOptions
+from edge.llm.states import States
+from edge.paging.mapped import ModelInMemory
+from edge.paging.memory import MIB, MemoryNeed
+from partition.architectures.table import RULES
+from partition.errors import StateError
+from partition.model.metadata import Metadata
+from partition.plan.plan import Range
+from partition.state.sequence import KVBlock
+from quant.gguf.file import GgufFile
+from quant.types import TensorType
+
+
+class PositionsContext(Context):
+    """A context that knows which positions it holds, without keys and values."""
+
+    def __init__(self, model: Model, n_ctx: int, *, can_shift: bool = True) -> None:
+        self.model, self.n_ctx, self.can_shift, self.shift_pending = model, n_ctx, can_shift, False
+        self._ends: dict[int, tuple[int, int]] = {}  # of each sequence: the first and the last position held
+        self._stopped = False
+
+    def decode(self, batch: Batch, n: int) -> None:
+        """Hold the positions of the first `n` rows."""
+        self.check_stopped()
+        self.hold(batch.sequences[:n], batch.positions[:n])
+        self.shift_pending = False
+
+    def hold(self, sequences: NDArray[np.int32], positions: NDArray[np.int32]) -> int:
+        """Hold the rows' positions: how many earlier ones all rows attend to together."""
+        behind = 0
+        for sequence in np.unique(sequences).tolist():
+            own = positions[sequences == sequence]
+            first, last = self._ends.get(sequence, (int(own.min()), -1))
+            behind += len(own) * int(own.min())
+            self._ends[sequence] = first, max(last, int(own.max()))
+        held = sum(last + 1 - first for first, last in self._ends.values())
+        if held > self.n_ctx and len(self._ends) == 1:  # sequences may share positions
+            raise EngineError(f"no room in the KV cache of {self.n_ctx} tokens for {held}")
+        return behind
+
+    def check_stopped(self) -> None:
+        """Raise Interrupted after `stop`."""
+        if self._stopped:
+            raise Interrupted("stopped on request")
+
+    def stop(self) -> None:
+        """Make decodes fail, from their next wait on."""
+        self._stopped = True
+
+    def resume(self) -> None:
+        """Allow decoding again."""
+        self._stopped = False
+
+    def use_threads(self, threads: int) -> None:
+        """None computes."""
+
+    def wait(self) -> None:
+        """Nothing is computed behind."""
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+    def kv_remove(self, sequence: int, start: int, end: int) -> bool:
+        """As `Context.kv_remove`."""
+        first, last = self.kv_ends(sequence)
+        reaches_end = end < 0 or end > last
+        if last < 0 or start > last:
+            return True
+        if start <= first and reaches_end:
+            del self._ends[sequence]
+        elif reaches_end:
+            self._ends[sequence] = first, start - 1
+        elif start <= first:
+            self._ends[sequence] = max(first, end), last
+        return True
+
+    def kv_copy(self, source: int, target: int, start: int, end: int) -> None:
+        """As `Context.kv_copy`."""
+        first, last = self.kv_ends(source)
+        first, last = max(first, start), last if end < 0 else min(last, end - 1)
+        if last >= first >= 0:
+            before = self._ends.get(target, (first, last))
+            self._ends[target] = min(first, before[0]), max(last, before[1])
+
+    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
+        """As `Context.kv_shift`."""
+        if not self.can_shift:
+            raise EngineError("this model's KV cache cannot shift positions")
+        if sequence in self._ends:
+            ends = [at + delta if at >= start and (end < 0 or at < end) else at for at in self._ends[sequence]]
+            self._ends[sequence] = max(0, ends[0]), max(0, ends[1])
+        self.shift_pending = True
+
+    def kv_clear(self) -> None:
+        """As `Context.kv_clear`."""
+        self._ends.clear()
+        self.shift_pending = False
+
+    def kv_ends(self, sequence: int) -> list[int]:
+        """As `Context.kv_ends`."""
+        return list(self._ends.get(sequence, (-1, -1)))
+
+
+class ThinEngine(ModelRunner):
+    """An engine without layers, over the header of the model's own file. `decode_rows` notes positions."""
+
+    def __init__(self, path: str | os.PathLike[str], options: EngineOptions, vocabulary: Model) -> None:
+        """vocabulary: of the file; it stays the caller's. The errors of ModelRunner; NotEnoughMemory where the process
+        alone is larger than the options allow."""
+        self._vocabulary = vocabulary
+        super().__init__(path, replace(options, prefixes=None), embeddings=True)
+        self.states = PositionStates(self.file, self._context, self.states.kv)
+
+    def _load(
+        self,
+        options: EngineOptions,
+        sizes: ContextSizes,
+        hooks: Sequence[Hook],
+        new_batch: Callable[[int], Batch],
+        progress: Callable[[float], None] | None,
+        accounted: Accounted | None,
+        *,
+        embeddings: bool,
+    ) -> ModelInMemory:
+        """Load nothing: what is in memory is the process, and the hidden states of a batch."""
+        parts = {
+            "weights": 0,
+            "KV cache": 0,
+            "compute buffers": 4 * sizes.batch * self.shape.n_embd,
+            "output buffer": 0,
+            "runtime": own_rss() + options.reserved,
+        }
+        need = MemoryNeed(parts, available_memory(), options.memory)
+        if not need.fits:
+            raise NotEnoughMemory(
+                f"this device holds no layer, and needs {need.total / MIB:,.0f} MiB for its process and for what"
+                f" crosses; {(options.memory or need.available) / MIB:,.0f} MiB are there: give it a larger --memory"
+            )
+        context = PositionsContext(self._vocabulary, sizes.context, can_shift=self._others_shift())
+        return ModelInMemory(self._vocabulary, context, sizes, None, need, ExitStack(), None)
+
+    def _others_shift(self) -> bool:
+        """Whether the caches of slices can shift positions, as far as the header says."""
+        has_sections = Metadata(self.file).key("rope.dimension_sections") in self.file.metadata
+        model, rules = self._vocabulary, RULES[self.file.architecture]
+        return model.rotates and not (model.is_recurrent or has_sections or rules.no_states)
+
+    @property
+    def knows_removals(self) -> bool:
+        """Whether all caches can forget any positions, so that no rank need be asked: those without attention windows
+        and recurrent layers."""
+        return not (self._vocabulary.is_recurrent or has_windows(self.file))
+
+
+class PositionStates(States):
+    """States of a rank without layers: blocks are of other ranks, and only their names are made here."""
+
+    def __init__(self, file: GgufFile, context: Context, kv: TensorType) -> None:
+        super().__init__(file, context, kv)
+        rules = RULES[file.architecture]
+        if self._window == sys.maxsize and rules.window is not None and rules.window.size:
+            self._window = rules.window.size
+
+    def read(self, sequence: int, positions: Range) -> KVBlock:
+        """A block without layers. StateError where another rank may lack positions: an attention window may have
+        dropped them. CannotSlice as `shape`, EngineError as `Context.read_state`."""
+        self.shape  # noqa: B018  # the whole model's: CannotSlice where other ranks could not read theirs
+        if self._context.shift_pending:
+            raise EngineError("positions were shifted and their keys were not; decode a token before they are read")
+        first, last = self._context.kv_ends(sequence)
+        start = max(first, last + 1 - self._window)
+        if not 0 <= start <= positions.start < positions.stop <= last + 1:
+            raise StateError(f"positions {positions} of a sequence whose ranks hold {start} to {last}")
+        return KVBlock(positions, ())
+
+    def write(self, sequence: int, block: KVBlock) -> None:
+        """Note that the other ranks hold these positions. EngineError where their caches have no room."""
+        self._hold(sequence, block.positions)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the other ranks are asked to keep blocks."""
+        return bool(self.history_key) and self._known
+
+    def describe(self) -> str:
+        """As `States.describe`."""
+        return "on the disks of the other devices" if self.keeps else super().describe()
+
+    def keep(self, sequence: int, start: int, links: Sequence[bytes]) -> None:
+        """Keep nothing: there is nothing here."""
+
+    def kept(self, links: Sequence[bytes]) -> int:
+        """All of them: nothing is lacking here."""
+        return len(links) if self.keeps else 0
+
+    def restore(self, sequence: int, start: int, links: Sequence[bytes]) -> int:
+        """Note that the other ranks hold the blocks' positions."""
+        if not self.keeps:
+            return 0
+        self._hold(sequence, Range(start, start + len(links) * self.block))
+        return len(links)
+
+    def _hold(self, sequence: int, positions: Range) -> None:
+        if positions.stop > self._context.n_ctx:
+            raise EngineError(f"no room in the KV cache of {self._context.n_ctx} tokens for positions {positions}")
+        assert isinstance(self._context, PositionsContext)
+        at = np.arange(positions.start, positions.stop, dtype=np.int32)
+        self._context.hold(np.full(len(at), sequence, np.int32), at)
