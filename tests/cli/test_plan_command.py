@@ -15,7 +15,7 @@ from apps.options import MOST_WORKERS
 from devices.paths import state_folder
 from edge.demo import MODEL_PATH
 from partition.plan.formats import PLANNED, plan_in
-from partition.predict.objectives import OBJECTIVES
+from partition.predict.objectives import SEARCHED
 from tests.support.commands import Run, assert_refused, runner, said
 from tests.support.deployments import shared_workers
 from tests.support.workers import Worker
@@ -144,7 +144,7 @@ def test_a_spare_that_cannot_be(edge: Run, what_if: Path) -> None:
 
 def test_objectives(edge: Run, what_if: Path) -> None:
     """Each has the best plan by what it is called, of all the plans found."""
-    best = {name: said(edge, "--cluster", what_if, "--objective", name)["predicted"] for name in OBJECTIVES}
+    best = {name: said(edge, "--cluster", what_if, "--objective", name)["predicted"] for name in SEARCHED}
 
     def value(objective: str, predicted: dict[str, Any]) -> float:
         if objective == "throughput":
@@ -153,7 +153,7 @@ def test_objectives(edge: Run, what_if: Path) -> None:
             return float(max(predicted["memory_bytes"].values()))
         return float(predicted[{"latency": "latency_s", "ttft": "ttft_s", "energy": "energy_j"}[objective]])
 
-    for objective in OBJECTIVES:
+    for objective in SEARCHED:
         chosen = value(objective, best[objective])
         slack = 0.06 * abs(chosen)  # one device is preferred to a gain of less than 5 %
         assert all(chosen <= value(objective, other) + slack for other in best.values()), objective
