@@ -16,6 +16,7 @@ from devices.paths import state_folder
 from edge.demo import MODEL_PATH
 from partition.plan.formats import PLANNED, plan_in
 from partition.predict.objectives import SEARCHED
+from quant.text import number_text
 from tests.support.commands import Run, assert_refused, runner, said
 from tests.support.deployments import shared_workers
 from tests.support.workers import Worker
@@ -157,6 +158,28 @@ def test_objectives(edge: Run, what_if: Path) -> None:
         chosen = value(objective, best[objective])
         slack = 0.06 * abs(chosen)  # one device is preferred to a gain of less than 5 %
         assert all(chosen <= value(objective, other) + slack for other in best.values()), objective
+
+
+def test_the_best_of_types(edge: Run, what_if: Path, tmp_path: Path) -> None:
+    """The smallest is the fastest; a limit of divergence takes a larger one, and limits that contradict each other are
+    told with the least divergence that there is."""
+    types = ("--cluster", what_if, "--types", "q8_0,q4_0", "--max-divergence")
+    small, large = said(edge, *types, "9"), said(edge, *types, "1e-6")
+    assert [small["type"], large["type"]] == ["q4_0", "q8_0"]
+    assert small["predicted"]["latency_s"] < large["predicted"]["latency_s"]
+    assert small["predicted"]["divergence"] > large["predicted"]["divergence"] == 0
+    assert small["model"] != large["model"] == str(MODEL_PATH)
+    assert small["why"].startswith("q4_0: ")
+    between_ms = 1e3 * (small["predicted"]["latency_s"] + large["predicted"]["latency_s"]) / 2
+    answer = edge(*types, "1e-6", "--max-latency", f"{between_ms:.9f}")
+    least = f"{number_text(small['predicted']['divergence'])} nats a token, of q4_0"
+    assert_refused(answer, 2, "q8_0: no plan has latency", f"within the other limits is {least}")
+    file = tmp_path / "plan.json"
+    code, out, error = edge(*types, "9", "--save", file)
+    assert code == 0, error
+    assert f"divergence: {number_text(small['predicted']['divergence'])} nats a token from the model" in out
+    assert out.splitlines()[-1] == f"saved: {file}. Next: edge chat {small['model']} --plan {file}"
+    assert said(edge, "--cluster", what_if)["type"] is None
 
 
 def test_options_change_what_is_predicted(edge: Run, what_if: Path) -> None:
