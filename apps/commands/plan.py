@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from apps import planning
 from apps.options import add, byte_size, check_output, is_onnx, option, positive, refuse
 from apps.show.table import print_columns, print_json, print_notes
-from partition.predict.objectives import OBJECTIVES, SEARCHED, Objective, searched
+from partition.predict.objectives import OBJECTIVES, SEARCHED, Objective, default_axes, searched
 from quant.text import printable
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     if is_onnx(args.model):
         refuse(args, ("spare",), "is of language models")
-    with planning.spaces(args) as (spaces, fleet):
+    with planning.spaces(args, default_axes(args.types)) as (spaces, fleet):
         caps = _caps(args)
         space, point, why = best_of(spaces, args.objective, caps)
         changes = space.changes(args.objective, {name: caps[name] for name in searched(caps)})

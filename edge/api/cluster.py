@@ -68,7 +68,7 @@ def plan(
     if cluster.fleet is not None and (parallel is not None or shares is not None):
         return arrange(path, cluster, options, parallel or "auto", shares, steps)
     most = (limits or {}).get("divergence")
-    on = divergence_text(types, (), most, None if text is None else Path(text))
+    on = divergence_text(types, default_axes(types), most, None if text is None else Path(text))
     choices = spaces(path, cluster, options, types=types, divergence_on=on, steps=steps)
     return best_choice(choices, options, objective, limits or {})
 

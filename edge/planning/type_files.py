@@ -50,14 +50,11 @@ def divergence_text(
 
     most: the limit. text: of a person; None: the bundled one. PlanError for an axis, a limit or a text without types.
     """
+    if "divergence" not in axes and most is None and text is None:
+        return None
     if not types:
-        for is_set, what in (
-            ("divergence" in axes, "the axis divergence"), (most is not None, "a limit of divergence"),
-            (text is not None, "a text to measure divergence on"),
-        ):  # fmt: skip
-            if is_set:
-                raise PlanError(f"{what} compares types, and none are named; name some, such as types q8_0,q4_k_m")
-    return (text or BUNDLED) if "divergence" in axes or most is not None else None
+        raise PlanError("divergence compares types of the weights, and none are named; name some, such as q8_0,q4_k_m")
+    return text or BUNDLED
 
 
 def type_files(

@@ -368,8 +368,8 @@ def test_refused(edge: Run, what_if: Path, tmp_path: Path, capsys: pytest.Captur
         (["--types", "iq2_xs"], ["importance matrix", "edge quantize"]),
         (["--types", "mxfp4_moe"], ["cannot have the type mxfp4_moe"]),
         (["--max-divergence", "0.1"], ["divergence", "types", "none are named"]),
-        (["--axes", "latency,divergence"], ["the axis divergence", "none are named"]),
-        (["--text", MODEL_PATH], ["text", "none are named"]),
+        (["--axes", "latency,divergence"], ["divergence compares types", "none are named"]),
+        (["--text", MODEL_PATH], ["divergence compares types", "none are named"]),
     ):
         code, _, error = edge("--cluster", what_if, *options) if "--cluster" not in options else edge(*options)
         assert (code, error.count("\n")) == (2, 1), error
