@@ -77,6 +77,7 @@ class Searched(MadeUp):
     ) -> None:
         super().__init__(number, divergence, plans)
         self.case, self.number = case, number
+        self.known = ClusterProfile(tuple(case.speeds), case.links, ())
 
     def points(self, axes: Sequence[str]) -> list[Point]:
         placed, exact = self.case.planner().front(axes)
@@ -146,12 +147,12 @@ def front_is_exact(spaces: Sequence[MadeUp], axes: Sequence[str], most: float | 
     assert len(found) == len(least(every))
     by_type = {space.type: space.divergence for space in inside}
     assert all(point["predicted"]["divergence"] == by_type[point["type"]] for point in points)
-    is_known = any(space.divergence is not None for space in inside)
+    is_known = "divergence" in axes and any(space.divergence is not None and space.every for space in inside)
     for which in ("latency", "knee", *(["divergence"] if is_known else [])):
         chosen = pick(result, which)
         assert chosen["on_front"]
-        if which == "divergence" and "divergence" in axes:
-            assert figure(chosen["predicted"]["divergence"]) == min(figure(space.divergence) for space in inside)
+        if which == "divergence":
+            assert figure(chosen["predicted"]["divergence"]) == min(figure(space.divergence) for space in inside if space.every)
     return True
 
 
