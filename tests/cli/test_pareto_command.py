@@ -15,6 +15,7 @@ from devices.paths import cache_folder
 from edge.demo import MODEL_PATH
 from edge.planning import front, measuring, type_files
 from edge.planning.llm_space import LlmSpace
+from edge.quantization.evaluate import evaluate
 from edge.survey import links, survey
 from partition.plan.formats import plan_in
 from partition.predict.objectives import AXES
@@ -250,7 +251,6 @@ def test_work_changes_what_is_predicted(edge: Run, what_if: Path) -> None:
 def test_types(edge: Run, what_if: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is made once and measured once; the front is of divergence, too, and a limit leaves types out."""
     measured: list[list[str]] = []
-    evaluate = type_files.evaluate
 
     def counted(reference: Path, models: list[Path], *args: Any, **how: Any) -> Any:
         measured.append([path.name for path in models])

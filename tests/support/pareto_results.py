@@ -146,6 +146,6 @@ def _figures(point: dict[str, Any]) -> tuple[str, ...]:
 def _better(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether `one` dominates the other."""
     a, b = one["predicted"], other["predicted"]
-    pairs = ((a["latency_s"], b["latency_s"]), (-a["throughput_per_s"], -b["throughput_per_s"]))
-    pairs = (*pairs, (a["divergence"] or 0, b["divergence"] or 0))
+    pairs = [(a["latency_s"], b["latency_s"]), (-a["throughput_per_s"], -b["throughput_per_s"])]
+    pairs.append((a["divergence"] or 0, b["divergence"] or 0))
     return all(x <= y for x, y in pairs) and any(x < y for x, y in pairs)

@@ -152,7 +152,9 @@ def front_is_exact(spaces: Sequence[MadeUp], axes: Sequence[str], most: float | 
         chosen = pick(result, which)
         assert chosen["on_front"]
         if which == "divergence":
-            assert figure(chosen["predicted"]["divergence"]) == min(figure(space.divergence) for space in inside if space.every)
+            assert figure(chosen["predicted"]["divergence"]) == min(
+                figure(space.divergence) for space in inside if space.every
+            )
     return True
 
 
