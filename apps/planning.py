@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -22,13 +22,17 @@ from apps.options import (
     given_options,
     in_flight,
     is_onnx,
+    items,
     model_path,
     option,
+    positive,
     positive_int,
     quiet_grpc,
     refuse,
 )
 from apps.show.progress import ShownSteps
+from partition.predict.objectives import OBJECTIVES
+from quant.mixes import is_type_file
 
 if TYPE_CHECKING:
     from edge.cluster.fleet import Fleet
@@ -62,14 +66,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(work, "--acceptance A", words, between(0, 1))
 
 
+def add_type_arguments(parser: argparse.ArgumentParser) -> None:
+    """The types to choose between, and what divergence they may have."""
+    group = parser.add_argument_group("types of the weights")
+    option(group, "--types T,T", "also choose between these types, or GGUF files: q4_0,q8_0", _types, default=())
+    row = OBJECTIVES["divergence"]
+    group.add_argument(
+        "--max-divergence", type=positive, dest="limit_divergence", metavar=row.limit[0], help=row.limit[1]
+    )
+    option(group, "--text FILE", "to measure divergence on (default: the start of a bundled one)", Path)
+
+
 @contextmanager
-def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tuple[list[PlanSpace], Fleet | None]]:
-    """The plans of the model, measured; one space for each of `types`, where they are given. And the workers."""
+def spaces(args: argparse.Namespace, axes: Sequence[str] = ()) -> Iterator[tuple[list[PlanSpace], Fleet | None]]:
+    """The plans of the model, measured; one space for each of its types, where they are given. And the workers.
+
+    axes: of a front, of which one may be divergence.
+    """
     quiet_grpc()
+    types = getattr(args, "types", ())  # edge devices probe MODEL has none
     _check_kind(args, types)
     from edge.planning.plan_options import PlanOptions
     from edge.planning.spaces import spaces as of_model
+    from edge.planning.type_files import divergence_text
 
+    most, text = (getattr(args, name, None) for name in ("limit_divergence", "text"))
+    divergence_on = divergence_text(types, axes, most, text)
     cluster = cluster_of(args)
     path = model_file(args)
     with cluster:
@@ -78,7 +100,8 @@ def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tu
             check_dimensions(args.dim or [])
         named = given_options(args, [field.name for field in fields(PlanOptions)])
         options, steps = PlanOptions(dims=dict(args.dim or []), inputs=args.input or (), **named), ShownSteps()
-        yield of_model(path, cluster, options, types=types, steps=steps), cluster.fleet
+        found = of_model(path, cluster, options, types=types, divergence_on=divergence_on, steps=steps)
+        yield found, cluster.fleet
 
 
 def cluster_of(args: argparse.Namespace) -> Cluster:
@@ -111,7 +134,15 @@ def _check_kind(args: argparse.Namespace, types: tuple[str, ...]) -> None:
 
 def sources(args: argparse.Namespace) -> list[Path]:
     """The files that are read, which nothing may overwrite."""
-    return [model_file(args), *([args.cluster] if args.cluster is not None else [])]
+    named = [args.cluster, getattr(args, "text", None), *map(Path, filter(is_type_file, getattr(args, "types", ())))]
+    return [model_file(args), *(path for path in named if path is not None)]
+
+
+def _types(text: str) -> tuple[str, ...]:
+    types = tuple(part if is_type_file(part) else part.lower() for part in items(text))
+    if not all(types) or len(set(types)) < len(types):
+        raise argparse.ArgumentTypeError(f"needs different types between commas, got {text[:80]!r}")
+    return types
 
 
 def model_file(args: argparse.Namespace) -> Path:

@@ -82,6 +82,11 @@ def mix_by_name(name: str) -> Mix:
     return mix
 
 
+def is_type_file(name: str) -> bool:
+    """Whether a type of a whole model is named by a GGUF file that has it, such as one fitted to a size."""
+    return name.lower().endswith(".gguf")
+
+
 def weight_type(name: str) -> TensorType:
     """The type called `name`, in any case, if weights can be quantized to it; UnknownTypeError with those that are."""
     kind = WEIGHT_TYPES.get(name.lower())

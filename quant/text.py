@@ -25,8 +25,8 @@ def with_article(noun: str) -> str:
 
 def number_text(value: float) -> str:
     """A number with three digits and no exponent, down to a millionth: "1,764", "12.3", "0.00102"."""
-    if value == 0:
-        return "0"
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
     digits = min(6, max(0, 2 - math.floor(math.log10(abs(value)))))
     return f"{value:,.{digits}f}"
 

@@ -15,7 +15,7 @@ from apps.errors import EXIT_INTERRUPTED, UsageError
 from apps.options import add, check_output, items, natural, option
 from apps.show.progress import ShownSteps, say
 from apps.show.table import print_columns, print_json
-from partition.predict.objectives import AXES
+from partition.predict.objectives import AXES, default_axes
 
 if TYPE_CHECKING:
     from edge.cluster.fleet import Fleet
@@ -29,8 +29,8 @@ HELP = "Explore the trade-off between latency and throughput over all ways to pl
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     planning.add_arguments(parser)
-    option(parser, "--types T,T", "also choose between these types: q4_0,q8_0", _types)
-    option(parser, "--axes A,B", f"of {','.join(AXES)} (first two)", _axes, default=AXES[:2])
+    planning.add_type_arguments(parser)
+    option(parser, "--axes A,B", f"of {','.join(AXES)} (first two; divergence with --types)", _axes)
     option(parser, "--measure N", "run the N most promising plans and measure them", natural, default=0)
     option(parser, "--json FILE", "write one JSON object; alone: print it", nargs="?", const="-")
     option(parser, "--html FILE", "write a page to explore", Path)
@@ -43,12 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Find, measure, show and write; where measuring is interrupted, what is known by then."""
     _check(args)
+    axes = args.axes or default_axes(args.types)
     from edge.ending import grace
     from edge.planning.front import Front
 
     with ExitStack() as stack:
-        spaces, fleet = stack.enter_context(planning.spaces(args, args.types or ()))
-        front = Front(spaces, args.axes)
+        spaces, fleet = stack.enter_context(planning.spaces(args, axes))
+        front = Front(spaces, axes, max_divergence=args.limit_divergence)
         stack.enter_context(grace(_WRITING_S))
         code = _measure(args, front, fleet)
         result = front.to_json()
@@ -135,7 +136,9 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
         if getattr(args, name) is not None:
             words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     words += ["--types", ",".join(args.types)] if args.types else []
-    words += ["--axes", ",".join(args.axes)] if tuple(args.axes) != AXES[:2] else []
+    words += ["--max-divergence", f"{args.limit_divergence:g}"] if args.limit_divergence is not None else []
+    words += ["--text", str(args.text)] if args.text is not None else []
+    words += ["--axes", ",".join(args.axes)] if args.axes else []
     return (*words, "--insecure") if args.insecure else tuple(words)
 
 
@@ -157,13 +160,6 @@ def _pick(args: argparse.Namespace, result: dict[str, Any], front: Front) -> Non
     draft += ["--draft-worker", args.draft_worker] if draft and args.draft_worker else []
     words = shlex.join(["edge", command, chosen["model"], "--plan", str(args.save), *draft])
     print(f"{picked}; saved. Next: {words}")
-
-
-def _types(text: str) -> tuple[str, ...]:
-    types = tuple(part.lower() for part in items(text))
-    if not all(types) or len(set(types)) < len(types):
-        raise argparse.ArgumentTypeError(f"needs different types between commas, got {text[:80]!r}")
-    return types
 
 
 def _axes(text: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from apps import planning
 from apps.options import add, byte_size, check_output, is_onnx, option, positive, refuse
 from apps.show.table import print_columns, print_json, print_notes
-from partition.predict.objectives import OBJECTIVES, Objective
+from partition.predict.objectives import OBJECTIVES, SEARCHED, Objective, default_axes, searched
 from quant.text import printable
 
 if TYPE_CHECKING:
@@ -26,11 +27,13 @@ HELP = "Find where a model should run: which devices, which layers on each, and 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     planning.add_arguments(parser)
     requirements = parser.add_argument_group("what is wanted")
-    option(requirements, "--objective", "to be the best (default: latency)", choices=OBJECTIVES, default="latency")
-    for name, objective in OBJECTIVES.items():
+    option(requirements, "--objective", "to be the best (default: latency)", choices=SEARCHED, default="latency")
+    for name in SEARCHED:
+        objective = OBJECTIVES[name]
         metavar, words = objective.limit
         kind = byte_size if metavar == "SIZE" else positive
         requirements.add_argument(_limit(name, objective), type=kind, dest=f"limit_{name}", metavar=metavar, help=words)
+    planning.add_type_arguments(parser)
     add(parser, "--spare")
     option(parser, "--save FILE", "write the plan, to be used with --plan", Path)
     add(parser, "--force", help="overwrite FILE")
@@ -41,15 +44,17 @@ def run(args: argparse.Namespace) -> int:
     if args.save is not None:
         check_output(args.save, planning.sources(args), args.force)
     from edge.cluster.standby import slices_limits
+    from edge.planning.choose import best_of
     from edge.planning.describe import beside, planned_json
     from edge.planning.llm_space import LlmSpace
     from partition.plan.plan import Plan
 
     if is_onnx(args.model):
         refuse(args, ("spare",), "is of language models")
-    with planning.spaces(args) as ((space,), fleet):
-        point, why = space.best(args.objective, _caps(args))
-        changes = space.changes(args.objective, _caps(args))
+    with planning.spaces(args, default_axes(args.types)) as (spaces, fleet):
+        caps = _caps(args)
+        space, point, why = best_of(spaces, args.objective, caps)
+        changes = space.changes(args.objective, {name: caps[name] for name in searched(caps)})
         spare = None
         if args.spare is not None and isinstance(space, LlmSpace):
             spare = space.spare(point, args.spare, slices_limits(fleet))
@@ -97,7 +102,8 @@ def _show(args: argparse.Namespace, space: PlanSpace, point: Point, why: str, ch
         print(printable(f"with {change.what}: {value}"))
     print_notes(notes(space))
     if args.save is not None:
-        print(f"saved: {args.save}")
+        words = shlex.join(["edge", "chat", str(space.path), "--plan", str(args.save)])
+        print(f"saved: {args.save}{f'. Next: {words}' if space.type else ''}")
 
 
 def _show_spare(spare: SpareCost, plan: Plan, names: Mapping[str, str]) -> None:

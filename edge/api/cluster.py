@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge.api.onnx import OnnxModel
@@ -18,13 +19,14 @@ from edge.planning.choose import arrange, best_choice
 from edge.planning.front import Front
 from edge.planning.plan_options import DEFAULTS, PlanOptions, is_onnx
 from edge.planning.spaces import spaces
+from edge.planning.type_files import divergence_text
 from edge.speculate.factory import drafts, engine_options, model_with
 from edge.survey.cluster import Cluster
 from edge.tasks import SILENT, Steps
 from edge.units import as_bytes
 from partition.errors import PlanError
 from partition.plan.onnx_plan import OnnxPlan
-from partition.predict.objectives import AXES, AxisName, ObjectiveName
+from partition.predict.objectives import AxisName, ObjectiveName, default_axes
 
 if TYPE_CHECKING:
     from edge.onnx.bench import Flow
@@ -38,6 +40,8 @@ def plan(
     *,
     objective: ObjectiveName = "latency",
     limits: Mapping[str, float] | None = None,
+    types: Sequence[str] = (),
+    text: PathLike | None = None,
     parallel: Parallel | None = None,
     shares: Sequence[float] | None = None,
     options: PlanOptions = DEFAULTS,
@@ -45,7 +49,11 @@ def plan(
 ) -> PlanChoice:
     """Choose where a model should run: by the plan that is best by one objective, by measurement.
 
-    limits: what objectives may be at most, in seconds (throughput: seconds a token or input), bytes or joules.
+    limits: what objectives may be at most, in seconds (throughput: seconds a token or input), bytes or joules; with
+    types also "divergence", in nats a token. types: of a language model: choose between these types of its weights, too
+    ("q8_0"), or files that have them; the plan's model is then that file. text: to measure their divergence on; None:
+    the start of a bundled one.
+
     parallel, shares: of a language model, in place of an objective: every layer on all devices ("tensor"), some layers
     on each ("pipeline"), and what part each does, this device first; None: by measurement.
 
@@ -55,30 +63,41 @@ def plan(
     path = model_path(model)
     if is_onnx(path) and (parallel is not None or shares is not None):
         raise PlanError(f"parallel and shares are of language models, and {path.name} is a network: leave them out")
+    if types and (parallel is not None or shares is not None):
+        raise PlanError("types are chosen between by an objective: leave parallel and shares out")
     if cluster.fleet is not None and (parallel is not None or shares is not None):
         return arrange(path, cluster, options, parallel or "auto", shares, steps)
-    (space,) = spaces(path, cluster, options, steps=steps)
-    return best_choice(space, options, objective, limits or {})
+    most = (limits or {}).get("divergence")
+    on = divergence_text(types, default_axes(types), most, None if text is None else Path(text))
+    choices = spaces(path, cluster, options, types=types, divergence_on=on, steps=steps)
+    return best_choice(choices, options, objective, limits or {})
 
 
 def pareto(
     model: PathLike | None,
     cluster: Cluster,
     *,
-    axes: Sequence[AxisName] = AXES[:2],
+    axes: Sequence[AxisName] | None = None,
     measure: int = 0,
     types: Sequence[str] = (),
+    max_divergence: float | None = None,
+    text: PathLike | None = None,
     options: PlanOptions = DEFAULTS,
     steps: Steps = SILENT,
 ) -> Front:
     """The plans between which a person can choose. measure: how many of the most promising ones are run and measured.
 
-    types: choose between these types of the weights, too. `Front.pick` takes one of them. PlanError, with need and
+    axes: None: latency and throughput, with types also divergence. types: choose between these types of the weights,
+    too, or files that have them. max_divergence: nats a token that a type may diverge from the model. text: to measure
+    that on; None: the start of a bundled one. `Front.pick` takes one of them. PlanError, with need and
     have, where nothing fits; WorkerError where the cluster is not open.
     """
     cluster.check_open()
     path = model_path(model)
-    front = Front(spaces(path, cluster, options, types=types, steps=steps), axes, options)
+    axes = axes or default_axes(types)
+    on = divergence_text(types, axes, max_divergence, None if text is None else Path(text))
+    choices = spaces(path, cluster, options, types=types, divergence_on=on, steps=steps)
+    front = Front(choices, axes, options, max_divergence=max_divergence)
     if measure:
         front.measure(measure, cluster.fleet, fresh=options.fresh, steps=steps)
     return front

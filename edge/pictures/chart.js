@@ -1,9 +1,13 @@
 "use strict";
 // The chart of the plans, as SVG. What it uses of figures and elements is in the other script.
 
-// A point with the shape of its type.
-function mark(x, y, type, size, attributes) {
-  const at = Math.max(0, view.types.indexOf(type)) % 5, s = size;
+// Colors and shapes are of kinds and types; where types are chosen between, the other way round.
+function color(point) { return view.by_type ? typeColor(point.type) : kind(point); }
+function typeColor(type) { return `type${Math.max(0, view.types.indexOf(type)) % 7}`; }
+function shape(point) { return view.by_type ? KINDS.indexOf(kind(point)) : view.types.indexOf(point.type); }
+
+function mark(x, y, shape, size, attributes) {
+  const at = Math.max(0, shape) % 5, s = size;
   const path = [
     `M${x - s},${y}a${s},${s} 0 1 0 ${2 * s},0a${s},${s} 0 1 0 ${-2 * s},0z`,
     `M${x - s},${y - s}h${2 * s}v${2 * s}h${-2 * s}z`,
@@ -39,9 +43,9 @@ function plot() {
   places = all.map(seen);
   const at = new Map(places.map(place => [place.point.id, place]));
 
-  let corners = `M${at.get(view.line[0]).x},${bottom}`;
-  for (const id of view.line) corners += `H${at.get(id).x}V${at.get(id).y}`;
-  corners += `H${right}`;
+  const stairs = ids =>
+    `M${at.get(ids[0]).x},${bottom}${ids.map(id => `H${at.get(id).x}V${at.get(id).y}`).join("")}H${right}`;
+  const corners = stairs(view.line);
   const parts = [draw("path", {d: `${corners}V${bottom}z`, class: "area"})];
   for (const value of x.ticks) {
     parts.push(draw("line", {x1: x.at(value), x2: x.at(value), y1: top, y2: bottom, class: "grid"}));
@@ -59,20 +63,23 @@ function plot() {
   parts.push(draw("text", beside, `throughput (${UNIT}/s)`));
 
   for (const point of faint) {
-    parts.push(mark(at.get(point.id).x, at.get(point.id).y, point.type, 3.2, {class: `faint ${kind(point)}`}));
+    parts.push(mark(at.get(point.id).x, at.get(point.id).y, shape(point), 3.2, {class: `faint ${color(point)}`}));
   }
   parts.push(draw("path", {d: corners, class: "front"}));
+  for (const [type, ids] of Object.entries(view.lines)) {
+    parts.push(draw("path", {d: stairs(ids), class: `front colored ${typeColor(type)}`}));
+  }
   const rings = [];
   for (const point of out) {
     const place = at.get(point.id);
-    if (point.knee) parts.push(draw("circle", {cx: place.x, cy: place.y, r: 14, class: `halo ${kind(point)}`}));
+    if (point.knee) parts.push(draw("circle", {cx: place.x, cy: place.y, r: 14, class: `halo ${color(point)}`}));
     if (point.measured) {
       const [px, py] = [x.at(latency(point)), y.at(throughput(point))];
-      parts.push(draw("line", {x1: px, y1: py, x2: place.x, y2: place.y, class: `joined ${kind(point)}`}));
-      rings.push(mark(px, py, point.type, 5.5, {class: `ring ${kind(point)}`}));
+      parts.push(draw("line", {x1: px, y1: py, x2: place.x, y2: place.y, class: `joined ${color(point)}`}));
+      rings.push(mark(px, py, shape(point), 5.5, {class: `ring ${color(point)}`}));
       places.push({point, x: px, y: py});
     }
-    rings.push(mark(place.x, place.y, point.type, 5.5, {class: `${point.measured ? "mark" : "ring"} ${kind(point)}`}));
+    rings.push(mark(place.x, place.y, shape(point), 5.5, {class: `${point.measured ? "mark" : "ring"} ${color(point)}`}));
   }
   svg.replaceChildren(...parts, ...rings, draw("circle", {id: "chosen", class: "chosen", r: 11}));
   label(svg, out, at, {left, right, top, bottom});
@@ -109,7 +116,7 @@ function label(svg, out, at, inside) {
 
   for (const [id, said] of words) {
     const {x, y, point} = at.get(id);
-    const text = draw("text", {class: `word ${kind(point)}${said.includes("knee") ? " knee" : ""}`},
+    const text = draw("text", {class: `word ${color(point)}${said.includes("knee") ? " knee" : ""}`},
       `${id}: ${said.join(", ")}`);
     svg.append(text);
     const {width, height} = text.getBBox();

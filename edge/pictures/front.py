@@ -21,12 +21,15 @@ from edge.pictures.front_points import (
     best_single,
     first_few,
     front,
+    has_quality,
     knee,
     latency_s,
     line,
+    lines,
     names,
     several_types,
     throughput,
+    type_label,
     unit,
     visible_plans,
 )
@@ -36,7 +39,9 @@ from quant.text import printable
 _SIZE_INCHES = (9.0, 6.0)
 _QUIET, _LINE, _FILL = "#616e7c", "#52606d", "#f0f4f8"
 KIND_COLORS = {"single": "#5f6b7a", "pipeline": "#0b6fb8", "tensor": "#d1570f", "hybrid": "#0a8f6a"}
-_MARKERS = "os^DvPXph<>*"  # of types
+# Of types, where these are chosen between; the one with the least divergence first.
+TYPE_COLORS = ("#0b6fb8", "#0a8f6a", "#a17400", "#d1570f", "#b3246b", "#6b4fbb", "#5f6b7a")
+_MARKERS = "os^DvPXph<>*"  # of types; of kinds, where types have the colors
 _MOST_NAMES, _MOST_LETTERS, _WIDTH, _LINES = 6, 55, 38, 2
 
 
@@ -57,23 +62,25 @@ def write_picture(result: Result, path: PathLike) -> None:
 def _figure(result: Result) -> Any:
     axes = new_axes(_SIZE_INCHES)
     shown, faint = visible_plans(result)
-    markers = {name: _MARKERS[i % len(_MARKERS)] for i, name in enumerate(several_types(result))}
+    look = _Look(result)
     for point in faint:
-        _mark(axes, _at(point), point, markers, markersize=4.5, alpha=0.35, markeredgewidth=0, zorder=2)
+        look.mark(axes, _at(point), point, markersize=4.5, alpha=0.35, markeredgewidth=0, zorder=2)
     for point in shown:
-        color, measured = _color(point), _measured(point)
+        color, measured = look.color(point), _measured(point)
         if point["knee"]:
-            _mark(axes, _at(point), point, {}, markersize=21, alpha=0.22, markeredgewidth=0, zorder=2.5)
+            look.mark(axes, _at(point), point, marker="o", markersize=21, alpha=0.22, markeredgewidth=0, zorder=2.5)
         if measured is not None:
             axes.plot(*zip(_predicted(point), measured, strict=True), color=color, linewidth=1, zorder=3.5)
-            _mark(axes, measured, point, markers, markersize=8, markeredgecolor="white", zorder=5)
-        _mark(axes, _predicted(point), point, markers, markersize=8, markerfacecolor="white", markeredgewidth=1.8)
+            look.mark(axes, measured, point, markersize=8, markeredgecolor="white", zorder=5)
+        look.mark(axes, _predicted(point), point, markersize=8, markerfacecolor="white", markeredgewidth=1.8)
     seen = [_at(point) for point in shown] + [_predicted(point) for point in shown if point["measured"]]
     faint_places = [_at(point) for point in faint]
     _scale(axes, seen + faint_places)
-    corners = _draw_front(axes, line(result))
-    _write_around(axes, result, shown, faint, markers)
-    add_labels(axes, _labels(result, shown), seen, corners, faint_places)
+    corners = _draw_front(axes, line(result), _LINE)
+    for type_, points in lines(result).items():
+        corners += _draw_front(axes, points, look.type_colors[type_], shaded=False)
+    _write_around(axes, result, shown, faint, look)
+    add_labels(axes, _labels(result, shown, look), seen, corners, faint_places)
     return axes.figure
 
 
@@ -91,13 +98,22 @@ def _measured(point: Point) -> Place | None:
     return (1e3 * measured["latency_s"], measured["throughput_per_s"]) if measured else None
 
 
-def _color(point: Point) -> str:
-    return KIND_COLORS.get(point["parallel"], _LINE)
+class _Look:
+    """Colors and marks of plans: of their kind and type, or, where types are chosen between, the other way round."""
 
+    def __init__(self, result: Result) -> None:
+        self.types = several_types(result)
+        self.by_type = has_quality(result)
+        self.type_colors = {name: TYPE_COLORS[i % len(TYPE_COLORS)] for i, name in enumerate(self.types)}
+        marked = KIND_COLORS if self.by_type else self.types
+        self.markers = {name: _MARKERS[i % len(_MARKERS)] for i, name in enumerate(marked)}
 
-def _mark(axes: Any, place: Place, point: Point, markers: dict[str, str], **how: Any) -> None:
-    marker = markers.get(str(point["type"]), "o")
-    axes.plot(*place, **{"color": _color(point), "marker": marker, "linestyle": "none", "zorder": 4, **how})
+    def color(self, point: Point) -> str:
+        return self.type_colors[str(point["type"])] if self.by_type else KIND_COLORS.get(point["parallel"], _LINE)
+
+    def mark(self, axes: Any, place: Place, point: Point, **how: Any) -> None:
+        marker = self.markers.get(str(point["parallel" if self.by_type else "type"]), "o")
+        axes.plot(*place, **{"color": self.color(point), "marker": marker, "linestyle": "none", "zorder": 4, **how})
 
 
 def _scale(axes: Any, places: Sequence[Place]) -> None:
@@ -121,7 +137,7 @@ def _scale(axes: Any, places: Sequence[Place]) -> None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: digits(value)))
 
 
-def _draw_front(axes: Any, points: Sequence[Point]) -> list[Place]:
+def _draw_front(axes: Any, points: Sequence[Point], color: str, *, shaded: bool = True) -> list[Place]:
     """Draw the line of these points, and shade what it dominates. Return its corners."""
     (_, right), (low, _) = axes.get_xlim(), axes.get_ylim()
     corners: list[Place] = []
@@ -130,14 +146,13 @@ def _draw_front(axes: Any, points: Sequence[Point]) -> list[Place]:
         corners += [(x, height), (x, y)]
         height = y
     corners.append((right, height))
-    axes.fill_between(*zip(*corners, strict=True), low, color=_FILL, linewidth=0, zorder=0.5)
-    axes.plot(*zip(*corners, strict=True), color=_LINE, linewidth=1.6, zorder=3, solid_joinstyle="miter")
+    if shaded:
+        axes.fill_between(*zip(*corners, strict=True), low, color=_FILL, linewidth=0, zorder=0.5)
+    axes.plot(*zip(*corners, strict=True), color=color, linewidth=1.6, zorder=3, solid_joinstyle="miter")
     return corners
 
 
-def _write_around(
-    axes: Any, result: Result, shown: Sequence[Point], faint: Sequence[Point], markers: dict[str, str]
-) -> None:
+def _write_around(axes: Any, result: Result, shown: Sequence[Point], faint: Sequence[Point], look: _Look) -> None:
     """Write title, axes and legend."""
     counted_unit = unit(result)
     axes.set_xlabel("latency (ms a token)" if counted_unit == "tokens" else "latency (ms)", fontsize=12, color=TEXT)
@@ -157,7 +172,7 @@ def _write_around(
     )
     explanations = [f"Knee: {KNEE}."] if knee(result) and len(front(result)) > 1 else []
     explanations += [f"Dominated: {DOMINATED}."] if faint else []
-    handles = list(_legend(result, shown, faint, markers))
+    handles = list(_legend(result, shown, faint, look))
     legend = axes.figure.legend(
         handles=handles,
         loc="outside lower center",
@@ -176,7 +191,7 @@ def _write_around(
         text.set_parse_math(False)
 
 
-def _legend(result: Result, shown: Sequence[Point], faint: Sequence[Point], markers: dict[str, str]) -> Iterable[Any]:
+def _legend(result: Result, shown: Sequence[Point], faint: Sequence[Point], look: _Look) -> Iterable[Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -184,9 +199,14 @@ def _legend(result: Result, shown: Sequence[Point], faint: Sequence[Point], mark
         return Line2D([], [], **{"color": _LINE, "marker": "o", "linestyle": "none", "label": label, **how})
 
     kinds = {point["parallel"] for point in (*shown, *faint)}
-    yield from (Patch(color=color, label=kind) for kind, color in KIND_COLORS.items() if kind in kinds)
-    for name, marker in markers.items():
-        yield entry(printable(name), marker=marker, markersize=7)
+    if look.by_type:
+        for name, color in look.type_colors.items():
+            yield Patch(color=color, label=printable(type_label(result, name)))
+    else:
+        yield from (Patch(color=color, label=kind) for kind, color in KIND_COLORS.items() if kind in kinds)
+    for name, marker in look.markers.items():
+        if not look.by_type or name in kinds:
+            yield entry(printable(name), marker=marker, markersize=7)
     yield entry("predicted", markerfacecolor="white", markeredgewidth=1.8, markersize=8)
     if any(point["measured"] for point in shown):
         yield entry("measured", markersize=8, markeredgecolor="white")
@@ -196,7 +216,7 @@ def _legend(result: Result, shown: Sequence[Point], faint: Sequence[Point], mark
         yield entry(f"dominated{outside}", markersize=4.5, alpha=0.5, markeredgewidth=0)
 
 
-def _labels(result: Result, shown: Sequence[Point]) -> Iterable[Label]:
+def _labels(result: Result, shown: Sequence[Point], look: _Look) -> Iterable[Label]:
     """Yield labels with roles for the knee, the best single device and the ends of the front; ids for others, if there
     is room."""
     on_front = front(result)
@@ -218,7 +238,7 @@ def _labels(result: Result, shown: Sequence[Point]) -> Iterable[Label]:
         point, is_knee = shown[i], "the knee" in words
         roles = textwrap.wrap(f"{_short(point['id'], 8)}, {', '.join(words)}", _WIDTH)
         size, farther = (11, 5) if is_knee else (10, 0)
-        yield Label(i, "\n".join((*roles, *_wrapped(point["label"]))), _color(point), size, is_knee, farther)
+        yield Label(i, "\n".join((*roles, *_wrapped(point["label"]))), look.color(point), size, is_knee, farther)
     for i, point in enumerate(shown):
         if i not in roles_by_point:
             yield Label(i, _short(point["id"], 8), _QUIET, 9, optional=True)

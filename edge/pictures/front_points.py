@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edge.planning.measuring import OFF, SCATTER, is_off
+from partition.predict.objectives import OBJECTIVES, Objective
 from quant.text import bytes_text
 
 Point = Mapping[str, Any]  # one of "points"
@@ -14,6 +16,7 @@ Result = Mapping[str, Any]  # the object of `edge pareto --json`
 KNEE = "beyond it, a little more of one costs much of the other"
 DOMINATED = "no better in anything, worse in some"
 _MOST_ERRORS = 5  # listed errors
+_ALWAYS = ("latency_s", "throughput_per_s", "memory_bytes")  # columns of any table
 LOG_FROM = 20  # an axis is logarithmic if its values span more than this factor
 # Dominated plans are drawn if they are at most _NEAR times worse than the prominent ones, or within a range that is
 # _WIDER times as wide: prominent plans then take up a good part of the picture.
@@ -99,9 +102,40 @@ def relative_error(point: Point, what: str) -> float | None:
 
 
 def several_types(result: Result) -> list[str]:
-    """Return the types of the plans in order, if there is more than one; else nothing."""
-    types = list(dict.fromkeys(str(point["type"]) for point in result["points"] if point["type"] is not None))
-    return types if len(types) > 1 else []
+    """Return the types of the plans, those with the least divergence first, if there is more than one; else nothing."""
+    divergences = {str(point["type"]): _divergence(point) for point in result["points"] if point["type"] is not None}
+    return sorted(divergences, key=divergences.__getitem__) if len(divergences) > 1 else []
+
+
+def has_quality(result: Result) -> bool:
+    """Return whether the front is also one of divergence, so that types are what is chosen between."""
+    return "divergence" in result["objectives"] and bool(several_types(result))
+
+
+def type_label(result: Result, type_: str) -> str:
+    """Return a type's name, with its divergence where that was measured."""
+    divergence = next(_divergence(point) for point in result["points"] if str(point["type"]) == type_)
+    return f"{type_}: {figure(divergence)} nats" if math.isfinite(divergence) else type_
+
+
+def _divergence(point: Point) -> float:
+    """Return the nats a token of a plan's type; infinity where they were not measured."""
+    value = point["predicted"].get("divergence")
+    return math.inf if value is None else float(value)
+
+
+def _nats(kind: Mapping[str, Any]) -> str:
+    """Describe the divergence of one of "types"."""
+    return "not finite" if kind["divergence"] is None else f"{figure(kind['divergence'])} nats a token"
+
+
+def lines(result: Result) -> dict[str, list[Point]]:
+    """Return the corners of a picture's line for each type, by its name, where the front is also one of divergence."""
+    found = {}
+    for type_ in several_types(result) if has_quality(result) else ():
+        points = [point for point in result["points"] if str(point["type"]) == type_]
+        found[type_] = line({**result, "points": points})
+    return {type_: corners for type_, corners in found.items() if corners}
 
 
 def names(result: Result) -> list[str]:
@@ -135,6 +169,11 @@ def notes(result: Result) -> list[str]:
         sentences.append(f"{n} other {'plan is' if n == 1 else 'plans are'} dominated: {DOMINATED}.")
     if not result["exact"]:
         sentences.append("Too many plans for all to be looked at: there may be better ones.")
+    left_out = [f"{kind['type']} ({_nats(kind)})" for kind in result.get("types", ()) if kind["left_out"]]
+    if left_out:
+        sentences.append(f"Left out by the limit of divergence: {first_few(left_out, _MOST_ERRORS)}.")
+    if has_quality(result):
+        sentences.append("Divergence: mean KL of the type's predictions from the model's, measured on text.")
     estimated = [device["name"] for device in result["devices"] if device["estimate"]]
     if estimated:
         sentences.append(f"Estimated, not measured: {', '.join(estimated)}.")
@@ -177,7 +216,8 @@ def figure(value: float) -> str:
 def table(result: Result) -> tuple[list[str], list[list[str]]]:
     """Return the names of the columns, and a row for each plan of the front."""
     types, measured = several_types(result), any(point["measured"] for point in front(result))
-    columns = ["id", "plan", "latency ms", f"{unit(result)}/s", "memory"]
+    further = [row for row in OBJECTIVES.values() if row.key in result["objectives"] and row.key not in _ALWAYS]
+    columns = ["id", "plan", "latency ms", f"{unit(result)}/s", *(_heading(row) for row in further), "memory"]
     if types:
         columns.insert(2, "type")
     if measured:
@@ -192,8 +232,19 @@ def table(result: Result) -> tuple[list[str], list[list[str]]]:
             row.append(figure(scale * point["predicted"][what]))
             if measured:
                 row.append(_measured(point, what, scale))
-        rows.append([*row, _memory(point)])
+        rows.append([*row, *(_further(point, objective) for objective in further), _memory(point)])
     return columns, rows
+
+
+def _heading(objective: Objective) -> str:
+    """Return the name of a column: "divergence nats"."""
+    return f"{objective.label} {objective.unit.split()[0]}"
+
+
+def _further(point: Point, objective: Objective) -> str:
+    """Return a figure of another axis: as measured, or else as predicted."""
+    value = (point["measured"] or {}).get(objective.key, point["predicted"].get(objective.key))
+    return "-" if value is None else figure(objective.scale * objective.figure(value))
 
 
 def _measured(point: Point, what: str, scale: float) -> str:

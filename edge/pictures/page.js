@@ -96,7 +96,7 @@ function describe(point) {
   $("details").dataset.id = point.id;
   $("details").replaceChildren(...[
     make("h2", {}, point.label),
-    make("div", {class: kind(point)}, ...badges.filter(Boolean).map(text => make("span", {class: "badge"}, text))),
+    make("div", {class: color(point)}, ...badges.filter(Boolean).map(text => make("span", {class: "badge"}, text))),
     table,
     point.error ? make("p", {class: "wrong"}, `Measuring failed: ${point.error}`) : null,
     predicted.bound ? make("p", {}, `Limit: ${predicted.bound}.`) : null,
@@ -142,6 +142,8 @@ const COLUMNS = [
   anyMeasured ? measuredColumn("throughput_measured", "throughput_per_s", 1) : null,
   {name: "memory", head: "memory, fullest", value: memory, text: point => bytes(memory(point) || null)},
   view.types.length ? {name: "type", text: point => point.type || "-"} : null,
+  view.by_type ? {name: "divergence", head: "divergence, nats", value: point => point.predicted.divergence,
+    text: point => digits(point.predicted.divergence)} : null,
   {name: "kind", text: point => point.parallel},
   {name: "plan", text: point => point.label, style: "plan"},
 ].filter(Boolean);
@@ -224,15 +226,18 @@ function listen() {
 
 function legend() {
   const icon = (name, drawn) => draw("svg", {viewBox: "0 0 14 14", class: name, "aria-hidden": "true"}, drawn);
-  const sample = (name, type) => icon(null, mark(7, 7, type, 5, {class: name}));
+  const sample = (name, shape) => icon(null, mark(7, 7, shape, 5, {class: name}));
   const entry = (drawn, text) => make("li", {}, drawn, text);
   const block = draw("rect", {y: 3, width: 14, height: 8, fill: "currentColor"});
   const kinds = KINDS.filter(name => points.some(point => point.parallel === name));
   $("legend").replaceChildren(
-    ...kinds.map(name => entry(icon(name, block.cloneNode()), name)),
-    ...view.types.map(type => entry(sample("mark", type), type)),
-    entry(sample("ring", null), "predicted"),
-    ...(anyMeasured ? [entry(sample("mark", null), "measured")] : []),
+    ...(view.by_type
+      ? [...view.types.map(type => entry(icon(typeColor(type), block.cloneNode()), view.type_labels[type])),
+        ...kinds.map(name => entry(sample("mark", KINDS.indexOf(name)), name))]
+      : [...kinds.map(name => entry(icon(name, block.cloneNode()), name)),
+        ...view.types.map((type, i) => entry(sample("mark", i), type))]),
+    entry(sample("ring", 0), "predicted"),
+    ...(anyMeasured ? [entry(sample("mark", 0), "measured")] : []),
   );
 }
 

@@ -21,10 +21,13 @@ from edge.pictures.front_points import (
     Result,
     best_single,
     front,
+    has_quality,
     line,
+    lines,
     names,
     notes,
     several_types,
+    type_label,
     unit,
     visible_plans,
 )
@@ -99,6 +102,9 @@ def _view(result: Result, command: Sequence[str], model: str) -> dict[str, Any]:
         ],
         "devices": names(result),
         "types": several_types(result),
+        "type_labels": {name: type_label(result, name) for name in several_types(result)},
+        "by_type": has_quality(result),
+        "lines": {name: [point["id"] for point in points] for name, points in lines(result).items()},
         "line": [point["id"] for point in line(result)],
         "shown": [point["id"] for point in shown],
         "near": [point["id"] for point in near],
@@ -110,6 +116,8 @@ def _view(result: Result, command: Sequence[str], model: str) -> dict[str, Any]:
 
 def _commands(result: Result, point: Point, command: Sequence[str], model: str) -> list[str]:
     """Return the commands that save and use a plan, or that use the model if the plan is this device alone."""
+    if point["type"] is not None:
+        model = str(point.get("model") or model)  # the file of its type
     use = (
         ["edge", "chat", *([model] if model else [])] if result["kind"] == "llm" else ["edge", "run", model or "MODEL"]
     )

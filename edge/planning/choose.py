@@ -11,7 +11,7 @@ from edge.planning.choice import PlanChoice
 from edge.planning.describe import beside
 from edge.planning.llm_space import LlmSpace
 from edge.planning.plan_options import PlanOptions
-from edge.planning.space import PlanSpace
+from edge.planning.space import PlanSpace, within_divergence
 from edge.planning.spaces import llm_space
 from edge.slices.local import OwnSlices
 from edge.survey.cluster import Cluster
@@ -21,6 +21,8 @@ from partition.model.check import check_loadable
 from partition.model.model import ModelShape
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
+from partition.predict.objectives import OBJECTIVES, check_objectives, searched
+from partition.predict.pareto import Point
 from partition.predict.predict import predict
 from partition.search.explain import busy_words
 from partition.slices.gguf_slice import check_tensor, limits
@@ -30,13 +32,57 @@ from quant.text import number_text
 PARALLEL = ("auto", "tensor", "pipeline")
 
 
-def best_choice(space: PlanSpace, options: PlanOptions, objective: str, caps: Mapping[str, float]) -> PlanChoice:
-    """Return the best plan of a space by an objective. caps: what objectives may be at most. PlanError, with need and
-    have, where nothing fits."""
-    point, why = space.best(objective, caps)
+def best_of(spaces: Sequence[PlanSpace], objective: str, caps: Mapping[str, float]) -> tuple[PlanSpace, Point, str]:
+    """Return the best plan by an objective among those of one model, or of its types; its space; and why, in one line.
+
+    caps: what objectives may cost at most. PlanError, with need and have, where nothing fits; with the least divergence
+    there is, where limits contradict each other.
+    """
+    check_objectives([objective])
+    row, most = OBJECTIVES[objective], caps.get("divergence")
+    others = {name: caps[name] for name in searched(caps)}
+
+    def best(space: PlanSpace) -> tuple[PlanSpace, Point, str] | PlanError:
+        try:
+            return (space, *space.best(objective, others))
+        except PlanError as error:
+            return error
+
+    def rank(choice: tuple[PlanSpace, Point, str]) -> tuple[float, float]:
+        space, point, _ = choice
+        figure = row.figure(getattr(point.predicted, row.key))
+        return row.cost(figure), OBJECTIVES["divergence"].figure(space.divergence)
+
+    within = within_divergence(spaces, most)
+    tried = {space: best(space) for space in within}
+    choices = [choice for choice in tried.values() if not isinstance(choice, PlanError)]
+    if choices:
+        space, point, why = min(choices, key=rank)
+        return space, point, why if space.type is None else f"{space.type}: {why}"
+    errors = [error for error in tried.values() if isinstance(error, PlanError)]
+    if len(spaces) == 1:
+        raise errors[0]
+    reasons = "; ".join(f"{space.type}: {error}" for space, error in zip(within, errors, strict=True))
+    beyond = [space for space in spaces if space not in within and not isinstance(best(space), PlanError)]
+    if not beyond:
+        raise PlanError(reasons)
+    divergence = OBJECTIVES["divergence"]
+    least = min(beyond, key=lambda space: divergence.figure(space.divergence))
+    raise PlanError(
+        f"{reasons}; the least divergence there is within the other limits is"
+        f" {divergence.describe(divergence.figure(least.divergence))}, of {least.type}"
+    )
+
+
+def best_choice(
+    spaces: Sequence[PlanSpace], options: PlanOptions, objective: str, caps: Mapping[str, float]
+) -> PlanChoice:
+    """Return the best plan by an objective. caps: what objectives may be at most. The errors of `best_of`."""
+    space, point, why = best_of(spaces, objective, caps)
     planner = space.planner_for(point) if isinstance(space, LlmSpace) else None
     saved = beside(space, point)
-    return PlanChoice(space.path, point.plan, why, point.predicted, options, saved, planner, objective, caps)
+    limits = {name: caps[name] for name in searched(caps)}
+    return PlanChoice(space.path, point.plan, why, point.predicted, options, saved, planner, objective, limits)
 
 
 def work_options(path: Path, options: EngineOptions, transport: str, wire: str) -> PlanOptions:
@@ -82,7 +128,7 @@ def arrange(
         return PlanChoice(path, plan, f"{parallel}, with shares as given", options=options)
     space = llm_space(path, cluster, options, steps)
     if parallel == "auto" and shares is None:
-        return best_choice(space, options, "latency", {})
+        return best_choice([space], options, "latency", {})
     planner, plans, costs_s, refused = space.planner(), {}, {}, {}
     of = {speed.device: speed for speed in planner.speeds}
     for kind in ("tensor", "pipeline") if parallel == "auto" else (parallel,):

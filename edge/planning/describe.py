@@ -89,6 +89,7 @@ def planned_json(
         "format": PLANNED,
         "kind": space.kind,
         "model": str(space.path),
+        "type": space.type,
         "objective": objective,
         "plan": point.plan.to_json(),
         "parallel": point.parallel,
@@ -210,7 +211,7 @@ def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tup
     if predicted.ttft_s is not None:
         many = f"{counted(predicted.in_flight, 'request')} in {counted(predicted.microbatches, 'microbatch')}"
     prompt = f" of a prompt of {predicted.prompt} tokens"
-    more = {"latency": ", one alone", "throughput": f" with {many}", "ttft": prompt}
+    more = {"latency": ", one alone", "throughput": f" with {many}", "ttft": prompt, "divergence": " from the model"}
     figures = ((name, row, getattr(predicted, row.key)) for name, row in OBJECTIVES.items())
     rows = [
         (row.label, f"{row.describe(row.cost(figure), thing)}{more.get(name, '')}")

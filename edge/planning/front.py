@@ -10,12 +10,12 @@ from edge.planning.choice import PlanChoice
 from edge.planning.describe import beside, bound_text, known_json
 from edge.planning.measuring import Measurements, measure
 from edge.planning.plan_options import DEFAULTS, PlanOptions
-from edge.planning.space import PlanSpace
+from edge.planning.space import PlanSpace, within_divergence
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import Plan
-from partition.predict.objectives import AXES, OBJECTIVES
+from partition.predict.objectives import AXES, OBJECTIVES, searched
 from partition.predict.pareto import Point, judged, on_front
 
 FORMAT = "edge-pareto-1"
@@ -29,19 +29,23 @@ class Front:
         spaces: Sequence[PlanSpace],
         axes: Sequence[str] = AXES[:2],
         options: PlanOptions = DEFAULTS,
+        *,
+        max_divergence: float | None = None,
     ) -> None:
-        """Find the plans. axes: of AXES. options: those that the spaces were made
-        with. PlanError, with need and have, where no plan fits."""
-        self.options = options
-        self.spaces, self.axes = tuple(spaces), tuple(axes)
+        """Find the plans. axes: of AXES. options: those that the spaces were made with. max_divergence: types that
+        diverge more are left out. PlanError, with need and have, where no plan fits, or no type is within the limit."""
+        self.options, self.axes = options, tuple(axes)
+        self._all_spaces = tuple(spaces)
+        self.spaces = tuple(within_divergence(spaces, max_divergence))
         self.points: list[Point] = []
         self.space_of: dict[str, PlanSpace] = {}  # by the key of a point
-        for space in spaces:
-            found = space.points(axes)
+        # The front of all is that of the fronts of each type: what all plans of a file have alike orders none of them.
+        for space in self.spaces:
+            found = space.points(searched(axes))
             self.points += found
             self.space_of |= {point.key: space for point in found}
         if not self.points:
-            spaces[0].check_feasible()
+            self.spaces[0].check_feasible()
         self.measured: Measurements = {}  # by the key of a point
         self.errors: dict[str, str] = {}  # why plans could not be measured, likewise
 
@@ -82,6 +86,8 @@ class Front:
             "concurrency": self.points[0].predicted.in_flight,
             "exact": all(space.exact for space in self.spaces),
             **known_json(self.spaces[0]),
+            "notes": list(dict.fromkeys(note for space in self.spaces for note in space.known.notes)),
+            "types": [self._type_json(space) for space in self._all_spaces if space.type is not None],
             "points": [
                 {
                     "id": f"p{number}",
@@ -93,6 +99,16 @@ class Front:
                 }
                 for number, i in enumerate(order, 1)
             ],
+        }
+
+    def _type_json(self, space: PlanSpace) -> dict[str, Any]:
+        """Return one type of the weights, within the limit of divergence or not."""
+        return {
+            "type": space.type,
+            "model": str(space.path),
+            "size_bytes": space.size_bytes,
+            "divergence": space.divergence,
+            "left_out": space not in self.spaces,
         }
 
     def _described(self, point: Point) -> dict[str, Any]:

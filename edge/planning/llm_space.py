@@ -68,14 +68,16 @@ class LlmSpace(PlanSpace):
         memory: int | None = None,
         exchange: Exchange = DEFAULT_EXCHANGE,
         type_: str | None = None,
+        divergence: float | None = None,
         draft: Draft | None = None,
     ) -> None:
         """threads: of this device, where a plan runs. memory: bytes that this process may hold
-        then. type_: of the weights, where several files are compared. draft: what may draft; its rows are chosen."""
+        then. type_: of the weights, where several files are compared. divergence: of that type from the model,
+        nats a token; None: not measured. draft: what may draft; its rows are chosen."""
         super().__init__(path, known, threads)
         self.file, self.digest, self.work = file, digest, work
-        self.title = name_of(file)
-        self._memory, self._exchange, self._type = memory, exchange, type_
+        self.title, self.size_bytes = name_of(file), file.size_bytes
+        self._memory, self._exchange, self.type, self.divergence = memory, exchange, type_, divergence
         self._works = with_drafts(work, draft, len(known.speeds))  # the plain one first
 
     def planner(
@@ -142,10 +144,10 @@ class LlmSpace(PlanSpace):
         """A plan, predicted. work: with drafts; None: without."""
         wanted = work or self.work
         of = {speed.device: speed for speed in with_draft_held(self.known.speeds, wanted.draft)}
-        predicted = predict(plan, wanted, of, self.known.links, microbatches)
+        predicted = replace(predict(plan, wanted, of, self.known.links, microbatches), divergence=self.divergence)
         stages = [([of[device].name for device in one.devices], one.what) for one in predicted.stages]
         label = stages_text(stages) + (f"; {predicted.draft.describe(self.names)}" if predicted.draft else "")
-        return Point(plan, predicted, kind_of(plan), label, self._type, str(self.path))
+        return Point(plan, predicted, kind_of(plan), label, self.type, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
         planner, placed = self._best(objective, caps)

@@ -15,7 +15,9 @@ from edge.planning.measure import Measured
 from edge.survey.links import rough_text
 from edge.survey.profile import ClusterProfile
 from edge.survey.survey import own_profile
+from partition.errors import PlanError
 from partition.plan.plan import LOCAL
+from partition.predict.objectives import OBJECTIVES
 from partition.predict.pareto import Point
 from partition.search.changes import Change
 
@@ -29,6 +31,9 @@ class PlanSpace(ABC):
     cache: str  # what its devices' times are remembered as
     title: str  # the model's name, for people
     known: ClusterProfile[Any]
+    type: str | None = None  # of the weights, where several files of one model are compared
+    divergence: float | None = None  # of that type from the model, nats a token; None: not measured
+    size_bytes: int = 0  # of the file
 
     def __init__(self, path: Path, known: ClusterProfile[Any], threads: int | None) -> None:
         """threads: of this device, where a plan runs."""
@@ -84,3 +89,19 @@ class PlanSpace(ABC):
     def check_feasible(self) -> None:
         """PlanError, with need and have, where no plan fits."""
         self.best("latency", {})
+
+
+def within_divergence(spaces: Sequence[PlanSpace], most: float | None) -> list[PlanSpace]:
+    """Return the types whose divergence is at most so many nats a token; all without a limit. PlanError, with the least
+    divergence there is, where none is."""
+    if most is None:
+        return list(spaces)
+    row = OBJECTIVES["divergence"]
+    within = [space for space in spaces if row.figure(space.divergence) <= most]
+    if not within:
+        least = min(spaces, key=lambda space: row.figure(space.divergence))
+        raise PlanError(
+            f"no type has a divergence of at most {row.describe(most)}; the least there is is"
+            f" {row.describe(row.figure(least.divergence))}, of {least.type}; raise the limit or name a larger type"
+        )
+    return within

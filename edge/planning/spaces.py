@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge.cluster.deployment import Exchange
+from edge.llm.options import EngineOptions
 from edge.planning.arrange import DEPTH, work_of
 from edge.planning.drafted import assumed_text, draft_of
 from edge.planning.llm_space import LlmSpace
 from edge.planning.plan_options import DEFAULTS, PlanOptions, is_onnx
 from edge.planning.space import PlanSpace
-from edge.quantization.gguf import model_in_type
+from edge.planning.type_files import TypeFile, type_files
 from edge.slices.local import OwnSlices
 from edge.survey.cluster import Cluster
 from edge.survey.llm_survey import llm_speeds
@@ -21,7 +22,6 @@ from partition.errors import PlanError
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
-from quant.mixes import mix_by_name
 
 _CONTEXT, _CONCURRENCY, _PROMPT = 4096, 4, 128
 _ANSWER = 64  # tokens that are to have room after a prompt
@@ -34,21 +34,23 @@ def spaces(
     options: PlanOptions = DEFAULTS,
     *,
     types: Sequence[str] = (),
+    divergence_on: Path | None = None,
     steps: Steps = SILENT,
 ) -> list[PlanSpace]:
     """Return all plans of a model on the devices of a cluster that is open, measured: one space, or one for each of
-    `types`, which the model is quantized to.
+    `types`, which the model is quantized to, or files that have it.
 
-    PlanError where the context has no room for the work; the errors of reading, quantizing and measuring.
+    divergence_on: a text to measure the divergence of each type on; None: it is not measured. PlanError where the
+    context has no room for the work; the errors of reading, quantizing and measuring, and those of `type_files`.
     """
     if is_onnx(path):
         return [_onnx_space(path, cluster, options, steps)]
     _check_room(options)
-    for type_ in types:
-        mix_by_name(type_)  # before any of them is made
     if not types:
         return [llm_space(path, cluster, options, steps)]
-    return [llm_space(model_in_type(path, type_, steps), cluster, options, steps, type_) for type_ in types]
+    engine = EngineOptions(threads=options.threads, memory=options.memory)
+    files = type_files(path, types, divergence_on, engine, steps)
+    return [llm_space(file.path, cluster, options, steps, file) for file in files]
 
 
 def _check_room(options: PlanOptions) -> None:
@@ -67,9 +69,9 @@ def _check_room(options: PlanOptions) -> None:
 
 
 def llm_space(
-    path: Path, cluster: Cluster, options: PlanOptions, steps: Steps = SILENT, type_: str | None = None
+    path: Path, cluster: Cluster, options: PlanOptions, steps: Steps = SILENT, type_file: TypeFile | None = None
 ) -> LlmSpace:
-    """Return the plans of a language model. type_: of its weights, where several files are compared."""
+    """Return the plans of a language model. type_file: of its weights, where several files are compared."""
     file = GgufFile.open(path)
     check_loadable(file)
     work = work_of(
@@ -97,12 +99,14 @@ def llm_space(
             on_step=show,
         )
     draft = draft_of(options, file, cluster.devices, work, steps, insecure=cluster.insecure)
+    if type_file is not None and type_file.note:
+        known = replace(known, notes=(*known.notes, type_file.note))
     if draft is not None:
         known = replace(known, notes=(*known.notes, assumed_text(draft, options.acceptance)))
     return LlmSpace(
         path, file, digest, work, known, threads=options.threads, memory=options.memory,
-        exchange=Exchange(options.transport, wire=options.wire), type_=type_,
-        draft=draft,
+        exchange=Exchange(options.transport, wire=options.wire), draft=draft,
+        type_=type_file.name if type_file else None, divergence=type_file.divergence if type_file else None,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ help of commands is made from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +15,7 @@ from partition.errors import PlanError
 from quant.text import bytes_text, number_text, with_article
 
 ObjectiveName = Literal["latency", "throughput", "ttft", "memory", "energy"]
-AxisName = Literal["latency", "throughput", "memory", "energy"]
+AxisName = Literal["latency", "throughput", "memory", "energy", "divergence"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Objective:
     time: bool = False  # several devices have to be clearly better in it than one
     power: bool = False  # it needs the power of each device
     network: bool = True  # networks in ONNX have it, too
+    of_file: bool = False  # the same for all plans of one file: it is measured, and no search finds a plan by it
     text: Callable[[float], str] = number_text
 
     def figure(self, value: float | Mapping[str, float] | None) -> float:
@@ -72,12 +73,27 @@ OBJECTIVES: Mapping[str, Objective] = {
         "memory_bytes", "memory", "on the fullest device", ("SIZE", "on any device, at most"), text=bytes_text
     ),
     "energy": Objective("energy_j", "energy", "J {a thing}", ("J", "a token, or an input, at most"), power=True),
+    "divergence": Objective(
+        "divergence", "divergence", "nats {a thing}", ("NATS", "of a type's predictions from the model's, at most"),
+        network=False, of_file=True,
+    ),
 }  # fmt: skip
-AXES: tuple[AxisName, ...] = ("latency", "throughput", "memory", "energy")  # of a front; the first two if none is named
+AXES: tuple[AxisName, ...] = ("latency", "throughput", "memory", "energy", "divergence")  # of a front
+SEARCHED = tuple(name for name, objective in OBJECTIVES.items() if not objective.of_file)
 OF_NETWORKS = tuple(name for name, objective in OBJECTIVES.items() if objective.network)
 
 
-def check_objectives(names: Iterable[str], known: Iterable[str] = OBJECTIVES, kind: str = "") -> None:
+def default_axes(types: Collection[str] = ()) -> tuple[AxisName, ...]:
+    """The axes of a front where none are named: latency and throughput, and divergence where types are compared."""
+    return (*AXES[:2], "divergence") if types else AXES[:2]
+
+
+def searched(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of the objectives that plans of one file differ in."""
+    return tuple(name for name in names if not OBJECTIVES[name].of_file)
+
+
+def check_objectives(names: Iterable[str], known: Iterable[str] = SEARCHED, kind: str = "") -> None:
     """PlanError for a name that is none of the `known` objectives. kind: of models, for the error."""
     for name in names:
         if name not in known:

@@ -51,6 +51,7 @@ class Prediction:
     microbatches: Annotated[int, Bounds(fields.MOST, 1)]  # groups that the requests form
     enter_busy_s: float = 0.0  # seconds the link to the first stage is busy with one input
     draft: Draft | None = None  # assumed by the latency, and the throughput of one request; None: no drafting
+    divergence: float | None = None  # nats a token of the type from the model it was made from; None: not measured
 
     def __post_init__(self) -> None:
         if not self.stages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,13 @@ import pytest
 
 from devices.paths import cache_folder
 from edge.demo import MODEL_PATH
-from edge.planning import front, measuring
+from edge.planning import front, measuring, type_files
 from edge.planning.llm_space import LlmSpace
+from edge.quantization.evaluate import evaluate
 from edge.survey import links, survey
 from partition.plan.formats import plan_in
 from partition.predict.objectives import AXES
+from quant.text import number_text
 from tests.support.commands import Run, assert_refused, runner
 from tests.support.deployments import shared_workers
 from tests.support.thorough import thorough
@@ -202,7 +205,7 @@ def test_presets_are_planned_and_not_measured(edge: Run, what_if: Path) -> None:
     assert not any(point["measured"] or point["error"] for point in result["points"])
 
 
-@pytest.mark.parametrize("axes", [("latency", "throughput"), ("latency", "memory"), AXES])
+@pytest.mark.parametrize("axes", [("latency", "throughput"), ("latency", "memory"), AXES[:4]])
 def test_axes(edge: Run, what_if: Path, axes: tuple[str, ...]) -> None:
     """No plan of the front is dominated by another of them, and all others are by one."""
     result = found(edge, "--cluster", what_if, "--axes", ",".join(axes))
@@ -245,19 +248,67 @@ def test_work_changes_what_is_predicted(edge: Run, what_if: Path) -> None:
     assert sum(first("--context", "512")["memory_bytes"].values()) < sum(before["memory_bytes"].values())
 
 
-def test_types(edge: Run) -> None:
-    """The model is quantized once, and plans say which file is theirs."""
+def test_types(edge: Run, what_if: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is made once and measured once; the front is of divergence, too, and a limit leaves types out."""
+    measured: list[list[str]] = []
 
-    def file() -> Path:
-        points = found(edge, "--types", "q8_0")["points"]
-        assert {point["type"] for point in points} == {"q8_0"}
-        return Path(points[0]["model"])
+    def counted(reference: Path, models: list[Path], *args: Any, **how: Any) -> Any:
+        measured.append([path.name for path in models])
+        return evaluate(reference, models, *args, **how)
 
-    made = file()
-    assert made.parent == cache_folder() / "types"
+    monkeypatch.setattr(type_files, "evaluate", counted)
+
+    def types(*options: str | Path) -> dict[str, dict[str, Any]]:
+        result = found(edge, "--cluster", what_if, *options)
+        assert {point["type"] for point in result["points"]} == {
+            kind["type"] for kind in result["types"] if not kind["left_out"]
+        }
+        return {kind["type"]: kind for kind in result["types"]}
+
+    once = types("--types", "Q8_0,q5_0,q4_0")
+    assert once["q8_0"]["model"] == str(MODEL_PATH)  # it is that type already
+    assert [Path(once[name]["model"]).parent for name in ("q5_0", "q4_0")] == [cache_folder() / "types"] * 2
+    assert 0 == once["q8_0"]["divergence"] < once["q5_0"]["divergence"] < once["q4_0"]["divergence"]
+    assert once["q8_0"]["size_bytes"] > once["q5_0"]["size_bytes"] > once["q4_0"]["size_bytes"]
+    assert [len(names) for names in measured] == [2]
+    made = Path(once["q4_0"]["model"])
     before = made.stat().st_mtime_ns
-    assert file() == made
+    mine = tmp_path / "mine.gguf"
+    mine.write_bytes(made.read_bytes())
+    result = found(edge, "--cluster", what_if, "--types", f"q8_0,{mine}")
+    assert result["objectives"] == ["latency_s", "throughput_per_s", "divergence"]
+    assert result["types"][1]["divergence"] == once["q4_0"]["divergence"]
+    assert {point["type"] for point in result["points"] if point["on_front"]} == {"q8_0", "mine"}
     assert made.stat().st_mtime_ns == before
+    assert len(measured) == 1
+    limit = ("--max-divergence", str((once["q5_0"]["divergence"] + once["q4_0"]["divergence"]) / 2))
+    assert [kind["left_out"] for kind in types("--types", "q8_0,q5_0,q4_0", *limit).values()] == [False, False, True]
+    code, out, error = edge("--cluster", what_if, "--types", "q5_0,q4_0", *limit, "--pick", "latency")
+    assert code == 0, error
+    assert "divergence nats" in out
+    assert "Left out by the limit of divergence: q4_0 (" in out
+    least = number_text(once["q5_0"]["divergence"])
+    nothing = edge("--cluster", what_if, "--types", "q4_0,q5_0", "--max-divergence", "1e-9")
+    assert_refused(nothing, 2, f"the least there is is {least} nats a token, of q5_0")
+    plain = found(edge, "--cluster", what_if, "--types", "q8_0,q5_1", "--axes", "latency,throughput")
+    assert {kind["divergence"] for kind in plain["types"]} == {None}
+    assert len(measured) == 1
+    text = tmp_path / "text.txt"
+    text.write_text("The device that is nearest answers first. " * 100)
+    other = types("--types", "q5_0", "--text", text)
+    assert len(measured) == 2
+    assert other["q5_0"]["divergence"] != once["q5_0"]["divergence"]
+
+
+def test_a_picked_type_runs(edge: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    code, out, error = edge(*FEW, "--types", "q8_0,q4_0", "--pick", "latency", "--save", file)
+    assert code == 0, error
+    _, chat, model, *_ = shlex.split(out.splitlines()[-1].partition("Next: ")[2])
+    assert chat == "chat"
+    code, out, error = runner(capsys, "chat")(model, "--plan", file, "-p", "What is 2 plus 3?", "--context", "128")
+    assert code == 0, error
+    assert out
 
 
 @pytest.mark.parametrize("which", ["knee", "p1", "latency", *thorough("throughput", "memory", "ttft", "energy")])
@@ -313,14 +364,25 @@ def test_refused(edge: Run, what_if: Path, tmp_path: Path, capsys: pytest.Captur
         (["--json", MODEL_PATH, "--force"], ["is read"]),
         (["--types", "q8_0,q99"], ["q99"]),
         (["x.onnx", "--types", "q8_0"], ["--types"]),
+        (["--types", "q4_k,q4_k_m"], ["2 that are called q4_k_m"]),
+        (["--types", "iq2_xs"], ["importance matrix", "edge quantize"]),
+        (["--types", "mxfp4_moe"], ["cannot have the type mxfp4_moe"]),
+        (["--max-divergence", "0.1"], ["divergence", "types", "none are named"]),
+        (["--axes", "latency,divergence"], ["divergence compares types", "none are named"]),
+        (["--text", MODEL_PATH], ["divergence compares types", "none are named"]),
     ):
         code, _, error = edge("--cluster", what_if, *options) if "--cluster" not in options else edge(*options)
         assert (code, error.count("\n")) == (2, 1), error
         assert all(word in error for word in words), error
     assert not same.exists()
+    short = tmp_path / "short.txt"
+    short.write_text("too short")
+    assert_refused(edge("--cluster", what_if, "--types", "q5_0", "--text", short), 3, "512 tokens")
+    assert_refused(edge("--cluster", what_if, "--types", "q8_0,none.gguf"), 3, "none.gguf")
     for options, words in (
         (["--axes", "latency"], ["two or more"]),
         (["--axes", "latency,beauty"], ["beauty"]),
+        (["--max-divergence", "-1"], ["-1"]),
         (["--types", "q8_0,q8_0"], ["different"]),
         (["--kv-type", "f17"], ["f16"]),
         (["--measure", "-1"], ["-1"]),

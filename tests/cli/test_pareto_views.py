@@ -20,20 +20,24 @@ from PIL import Image
 
 from apps.commands.pareto import show
 from edge.errors import PictureError
-from edge.pictures.front import KIND_COLORS, _figure, write_picture
+from edge.pictures.front import KIND_COLORS, TYPE_COLORS, _figure, write_picture
 from edge.pictures.front_points import (
     best_single,
     dominated,
     figure,
     front,
     fullest,
+    has_quality,
     latency_s,
     line,
+    lines,
     notes,
     relative_error,
+    several_types,
     staircase,
     table,
     throughput,
+    type_label,
     visible_plans,
 )
 from edge.pictures.page import embedded, page, write_page
@@ -46,7 +50,8 @@ TYPES = pareto_result(400, types=("q4_0", "q8_0"), devices=SIX, measured=8)
 ONNX = pareto_result(60, kind="onnx", types=(None,), devices=("local", "pi"), n_layers=60)
 WIDE = pareto_result(300, devices=SIX, spread=2.4)
 ALONE = pareto_result(1, devices=("local",))
-RESULTS = {"measured": MEASURED, "types": TYPES, "onnx": ONNX, "wide": WIDE, "alone": ALONE}
+QUALITY = pareto_result(500, types=("q4_0", "q5_0", "q6_k", "q8_0"), devices=SIX[:4], divergence=True)
+RESULTS = {"quality": QUALITY, "measured": MEASURED, "types": TYPES, "onnx": ONNX, "wide": WIDE, "alone": ALONE}
 EVIL = (
     "</script><script>alert(1)</script><img src=x onerror=alert(1)><!--<script> {{data}} \\u003c $x^$ \u2028 \ud800"
     "\x1b[2J"
@@ -114,7 +119,8 @@ def test_the_table_has_the_front(result: dict[str, Any], capsys: pytest.CaptureF
     columns, rows = table(result)
     assert [row[0].removesuffix(" *") for row in rows] == [point["id"] for point in front(result)]
     assert sum(row[0].endswith(" *") for row in rows) == 1
-    assert ("type" in columns) == (result is TYPES)
+    assert ("type" in columns) == (result in (TYPES, QUALITY))
+    assert ("divergence nats" in columns) == (result is QUALITY)
     assert columns.count("measured") == 2 * any(point["measured"] for point in front(result))
     assert all(len(row) == len(columns) for row in rows)
     show(result)
@@ -177,7 +183,50 @@ def test_figures_keep_three_digits() -> None:
     ]  # fmt: skip
 
 
+def test_types_are_told_by_their_divergence() -> None:
+    assert has_quality(QUALITY)
+    assert not has_quality(TYPES)
+    assert several_types(QUALITY) == ["q8_0", "q6_k", "q5_0", "q4_0"]  # the nearest to the model first
+    assert type_label(QUALITY, "q5_0") == "q5_0: 0.0131 nats"
+    columns, rows = table(QUALITY)
+    at = columns.index("divergence nats")
+    assert [row[at] for row in rows] == [
+        {"q4_0": "0.042", "q5_0": "0.0131", "q6_k": "0.0049", "q8_0": "0.00071"}[row[2]] for row in rows
+    ]
+    assert not lines(TYPES)
+    for name, corners in lines(QUALITY).items():  # each type has a line of its own plans
+        assert {point["type"] for point in corners} == {name}
+        assert all(
+            any(latency_s(a) <= latency_s(b) and throughput(a) >= throughput(b) for a in corners)
+            for b in QUALITY["points"]
+            if b["type"] == name and b["on_front"]
+        )
+    left_out = [
+        {"type": "q2_k", "divergence": 0.4123, "left_out": True},
+        {"type": "x", "divergence": 0.0, "left_out": False},
+    ]
+    said = "\n".join(notes({**QUALITY, "types": left_out}))
+    assert "Left out by the limit of divergence: q2_k (0.412 nats a token)." in said
+    assert "mean KL of the type's predictions" in said
+
+
 # The picture.
+
+
+def test_types_that_are_chosen_between_have_the_colors() -> None:
+    drawn = _figure(QUALITY)
+    (legend,) = drawn.legends
+    entries = [text.get_text() for text in legend.get_texts()]
+    assert entries[:4] == ["q8_0: 0.00071 nats", "q6_k: 0.0049 nats", "q5_0: 0.0131 nats", "q4_0: 0.042 nats"]
+    stairs = {made.get_color() for made in drawn.axes[0].lines if made.get_linestyle() == "-"}
+    assert {*TYPE_COLORS[:4]} <= stairs
+    marks = {made.get_color() for made in drawn.axes[0].lines if made.get_linestyle() == "None"}
+    assert marks == {*TYPE_COLORS[:4]}
+    view = Elements(page(QUALITY, ["edge", "pareto"], "")).data["view"]
+    assert view["by_type"]
+    assert view["type_labels"]["q4_0"] == "q4_0: 0.042 nats"
+    assert [*view["lines"]] == view["types"]
+    assert all(set(ids) <= set(view["shown"]) for ids in view["lines"].values())
 
 
 def test_the_picture(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from apps.options import MOST_WORKERS
 from devices.paths import state_folder
 from edge.demo import MODEL_PATH
 from partition.plan.formats import PLANNED, plan_in
-from partition.predict.objectives import OBJECTIVES
+from partition.predict.objectives import SEARCHED
+from quant.text import number_text
 from tests.support.commands import Run, assert_refused, runner, said
 from tests.support.deployments import shared_workers
 from tests.support.workers import Worker
@@ -75,7 +76,7 @@ def written(folder: Path, text: str) -> Path:
 def test_json_has_what_is_documented(edge: Run, one: Worker) -> None:
     found = said(edge, "--workers", one.address, "--insecure")
     assert {*found} == {
-        "format", "kind", "model", "objective", "plan", "parallel", "predicted", "why", "changes", "spare", "devices",
+        "format", "kind", "model", "type", "objective", "plan", "parallel", "predicted", "why", "changes", "spare", "devices",
         "links", "notes",
     }  # fmt: skip
     assert (found["format"], found["kind"], found["model"]) == (PLANNED, "llm", str(MODEL_PATH))
@@ -144,7 +145,7 @@ def test_a_spare_that_cannot_be(edge: Run, what_if: Path) -> None:
 
 def test_objectives(edge: Run, what_if: Path) -> None:
     """Each has the best plan by what it is called, of all the plans found."""
-    best = {name: said(edge, "--cluster", what_if, "--objective", name)["predicted"] for name in OBJECTIVES}
+    best = {name: said(edge, "--cluster", what_if, "--objective", name)["predicted"] for name in SEARCHED}
 
     def value(objective: str, predicted: dict[str, Any]) -> float:
         if objective == "throughput":
@@ -153,10 +154,32 @@ def test_objectives(edge: Run, what_if: Path) -> None:
             return float(max(predicted["memory_bytes"].values()))
         return float(predicted[{"latency": "latency_s", "ttft": "ttft_s", "energy": "energy_j"}[objective]])
 
-    for objective in OBJECTIVES:
+    for objective in SEARCHED:
         chosen = value(objective, best[objective])
         slack = 0.06 * abs(chosen)  # one device is preferred to a gain of less than 5 %
         assert all(chosen <= value(objective, other) + slack for other in best.values()), objective
+
+
+def test_the_best_of_types(edge: Run, what_if: Path, tmp_path: Path) -> None:
+    """The smallest is the fastest; a limit of divergence takes a larger one, and limits that contradict each other are
+    told with the least divergence that there is."""
+    types = ("--cluster", what_if, "--types", "q8_0,q4_0", "--max-divergence")
+    small, large = said(edge, *types, "9"), said(edge, *types, "1e-6")
+    assert [small["type"], large["type"]] == ["q4_0", "q8_0"]
+    assert small["predicted"]["latency_s"] < large["predicted"]["latency_s"]
+    assert small["predicted"]["divergence"] > large["predicted"]["divergence"] == 0
+    assert small["model"] != large["model"] == str(MODEL_PATH)
+    assert small["why"].startswith("q4_0: ")
+    between_ms = 1e3 * (small["predicted"]["latency_s"] + large["predicted"]["latency_s"]) / 2
+    answer = edge(*types, "1e-6", "--max-latency", f"{between_ms:.9f}")
+    least = f"{number_text(small['predicted']['divergence'])} nats a token, of q4_0"
+    assert_refused(answer, 2, "q8_0: no plan has latency", f"within the other limits is {least}")
+    file = tmp_path / "plan.json"
+    code, out, error = edge(*types, "9", "--save", file)
+    assert code == 0, error
+    assert f"divergence: {number_text(small['predicted']['divergence'])} nats a token from the model" in out
+    assert out.splitlines()[-1] == f"saved: {file}. Next: edge chat {small['model']} --plan {file}"
+    assert said(edge, "--cluster", what_if)["type"] is None
 
 
 def test_options_change_what_is_predicted(edge: Run, what_if: Path) -> None:

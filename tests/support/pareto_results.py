@@ -7,7 +7,8 @@ from partition.predict.pareto import stages_text
 
 GIB = 1 << 30
 SPEEDS = {"local": 5.0, "laptop": 3.0, "pi": 1.0, "phone": 0.6, "attic-box": 2.2, "old-laptop": 1.4}
-TYPES = {"q4_0": 1.0, "q8_0": 1.7}
+TYPES = {"q4_0": 1.0, "q5_0": 1.2, "q6_k": 1.4, "q8_0": 1.7}  # sizes
+DIVERGENCES = {"q4_0": 0.042, "q5_0": 0.0131, "q6_k": 0.0049, "q8_0": 0.00071}
 
 
 def pareto_result(
@@ -20,16 +21,19 @@ def pareto_result(
     n_layers: int = 22,
     spread: float = 1.0,
     seed: int = 7,
+    divergence: bool = False,
 ) -> dict[str, Any]:
     """The object, with so many plans of which the `measured` best ones of the front were measured.
 
-    spread: latencies and throughputs differ by this factor more than they would.
+    spread: latencies and throughputs differ by this factor more than they would. divergence: is an axis, too.
     """
     dice = random.Random(seed)
     made = [_point(dice, types, devices, n_layers, kind, spread, "single")]
     made += [_point(dice, types, devices, n_layers, kind, spread) for _ in range(8 * n_points)]
     unlike = {(point["label"], point["type"], point["microbatches"]): point for point in made}
     points = list(unlike.values())[:n_points]
+    for point in points:
+        point["predicted"]["divergence"] = DIVERGENCES[point["type"]] if divergence else None
     seen: set[tuple[str, ...]] = set()
     for point in points:
         point["on_front"] = not any(_better(other, point) for other in points) and _figures(point) not in seen
@@ -45,7 +49,7 @@ def pareto_result(
         "format": "edge-pareto-1",
         "model": "edge-demo" if kind == "llm" else "mobilenetv2",
         "kind": kind,
-        "objectives": ["latency_s", "throughput_per_s"],
+        "objectives": ["latency_s", "throughput_per_s", *(["divergence"] if divergence else [])],
         "concurrency": 4,
         "exact": True,
         "devices": [
@@ -136,11 +140,12 @@ def _measured(dice: random.Random, predicted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _figures(point: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(f"{point['predicted'][what]:.6g}" for what in ("latency_s", "throughput_per_s"))
+    return tuple(f"{point['predicted'][what] or 0:.6g}" for what in ("latency_s", "throughput_per_s", "divergence"))
 
 
 def _better(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether `one` dominates the other."""
     a, b = one["predicted"], other["predicted"]
-    pairs = ((a["latency_s"], b["latency_s"]), (-a["throughput_per_s"], -b["throughput_per_s"]))
+    pairs = [(a["latency_s"], b["latency_s"]), (-a["throughput_per_s"], -b["throughput_per_s"])]
+    pairs.append((a["divergence"] or 0, b["divergence"] or 0))
     return all(x <= y for x, y in pairs) and any(x < y for x, y in pairs)

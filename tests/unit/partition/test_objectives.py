@@ -14,31 +14,37 @@ from partition.predict.objectives import (
     AXES,
     OBJECTIVES,
     OF_NETWORKS,
+    SEARCHED,
     AxisName,
     ObjectiveName,
     check_objectives,
+    default_axes,
     limited_by,
+    searched,
 )
 from tests.support import ROOT
 
 
 def test_names_of_types_are_those_of_the_table() -> None:
-    assert get_args(ObjectiveName) == tuple(OBJECTIVES) == tuple(_NEEDED)
+    assert get_args(ObjectiveName) == SEARCHED == tuple(_NEEDED)
     assert get_args(AxisName) == AXES
-    assert {*AXES} <= {*OF_NETWORKS} < {*OBJECTIVES}
+    assert {*AXES} - {"divergence"} <= {*OF_NETWORKS} < {*SEARCHED} < {*OBJECTIVES}
+    assert default_axes() == ("latency", "throughput")
+    assert default_axes(["q8_0"]) == ("latency", "throughput", "divergence")
+    assert searched(AXES) == tuple(axis for axis in AXES if axis != "divergence")
 
 
 def test_the_pages_name_each() -> None:
     pages = [ROOT / "docs" / "cli" / f"{command}.md" for command in ("plan", "pareto")]
     lines = [line for page in pages for line in page.read_text().splitlines()]
     [objective] = [line for line in lines if line.startswith("| `--objective NAME` |")]
-    assert re.findall(r"`([a-z]+)`", objective.split("|")[2]) == list(OBJECTIVES)
+    assert re.findall(r"`([a-z]+)`", objective.split("|")[2]) == list(SEARCHED)
     [axes] = [line for line in lines if line.startswith("| `--axes A,B` |")]
     assert re.findall(r"`([a-z]+)`", axes) == list(AXES)
     for name, row in OBJECTIVES.items():
         option = f"| `--{'min' if row.rate else 'max'}-{name} {row.limit[0]}` |"
         assert any(line.startswith(option) for line in lines), option
-    assert f"`objective` is {', '.join([*OBJECTIVES][:-1])} or {[*OBJECTIVES][-1]}" in (
+    assert f"`objective` is {', '.join(SEARCHED[:-1])} or {SEARCHED[-1]}" in (
         (ROOT / "docs" / "python.md").read_text().replace("\n", " ")
     )
 
@@ -47,8 +53,10 @@ def test_limits_become_costs() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     typed = "m.gguf --max-latency 50 --min-throughput 8 --max-ttft 2 --max-memory 1GiB --max-energy 0.5".split()
+    typed += ["--max-divergence", "0.02"]
     assert _caps(parser.parse_args(typed)) == {
         "latency": 0.05, "throughput": 0.125, "ttft": 2.0, "memory": 2.0**30, "energy": 0.5,
+        "divergence": 0.02,
     }  # fmt: skip
     assert limited_by("memory", {"latency": 0.05, "memory": 7.0}) == (("memory", "latency"), [7.0, 0.05])
     assert limited_by("ttft", {"energy": 1.0}) == (("ttft", "energy"), [math.inf, 1.0])
@@ -59,6 +67,7 @@ def test_figures_on_an_axis_are_small_where_they_are_good() -> None:
     assert OBJECTIVES["memory"].on_axis({"a": 1, "b": 3}) == 3.0
     assert OBJECTIVES["memory"].on_axis({}) == 0.0
     assert OBJECTIVES["energy"].on_axis(None) == math.inf
+    assert OBJECTIVES["divergence"].describe(0.0213) == "0.0213 nats a token"
 
 
 def test_another_name_is_refused() -> None:

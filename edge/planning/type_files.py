@@ -1,0 +1,148 @@
+"""Files of one model in several types, and how far the predictions of each diverge from the model's.
+
+A type is a name of llama.cpp's quantizer, whose file is made once, or a GGUF file, such as one fitted to a size. Its
+divergence is measured once, too: a mean over text, which depends on the weights and hardly on the device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from devices.remembered import Remembered, key_of
+from edge.llama.library import PINNED_VERSION
+from edge.llm.options import EngineOptions
+from edge.models.paths import model_path
+from edge.quantization.divergence import CHUNK_TOKENS
+from edge.quantization.evaluate import evaluate
+from edge.quantization.gguf import Outcome, model_in_type, types_of_each
+from edge.quantization.text_file import BUNDLED, read_text
+from edge.slices.local import OwnSlices
+from edge.tasks import SILENT, Steps
+from partition.errors import PlanError
+from quant.gguf.file import GgufFile
+from quant.mixes import Mix, is_type_file, mix_by_name
+from quant.types import TensorType
+
+CHUNKS = 4  # of the bundled text; of another one, all
+_REMEMBERED = "divergences"
+
+
+@dataclass(frozen=True)
+class TypeFile:
+    """One type of a model, and the file that has it."""
+
+    name: str
+    path: Path
+    note: str = ""  # for people: tensors that have another type
+    divergence: float | None = None  # mean, nats a token, from the model; None: not measured
+
+
+def divergence_text(
+    types: Collection[str], axes: Collection[str], most: float | None, text: Path | None
+) -> Path | None:
+    """Return the text to measure divergence on; None where nothing asks for divergence.
+
+    most: the limit. text: of a person; None: the bundled one. PlanError for an axis, a limit or a text without types.
+    """
+    if "divergence" not in axes and most is None and text is None:
+        return None
+    if not types:
+        raise PlanError("divergence compares types of the weights, and none are named; name some, such as q8_0,q4_k_m")
+    return text or BUNDLED
+
+
+def type_files(
+    path: Path, types: Sequence[str], text: Path | None, options: EngineOptions, steps: Steps = SILENT
+) -> list[TypeFile]:
+    """Return the file of each type of the model at `path`, made where it is not there.
+
+    text: to measure divergence on; None: it is not measured. options: threads and memory to measure with.
+    UnknownTypeError, and PlanError for a type that is named twice or that this model cannot have, before anything is
+    made; TextError; the errors of quantizing and evaluating.
+    """
+    words = read_text(text) if text is not None else None
+    mixes = {type_: mix_by_name(type_) for type_ in types if not is_type_file(type_)}
+    files = {type_: model_path(type_) for type_ in types if is_type_file(type_)}
+    names = [mixes[type_].name if type_ in mixes else files[type_].stem for type_ in types]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise PlanError(f"types has {count} that are called {name}; name each once, and rename files called alike")
+    outcomes, same = _outcomes(path, list(mixes.values())), _types(path)
+    found = []
+    for type_, name in zip(types, names, strict=True):
+        if type_ in files:
+            found.append(TypeFile(name, files[type_]))
+            continue
+        outcome = outcomes[name]
+        note = f"{name}: {misfits}" if (misfits := _misfits(outcome)) else ""
+        found.append(TypeFile(name, path if outcome.types == same else model_in_type(path, name, steps), note))
+    if words is None:
+        return found
+    return _measured(path, found, words, CHUNKS if text == BUNDLED else None, options, steps)
+
+
+def _types(path: Path) -> dict[str, TensorType]:
+    return {name: tensor.type for name, tensor in GgufFile.open(path).tensors.items()}
+
+
+def _outcomes(path: Path, mixes: Sequence[Mix]) -> dict[str, Outcome]:
+    """Return the types that each mix gives the tensors, by its name. PlanError for one that the model cannot have."""
+    for mix in mixes:
+        if mix.needs_importance:
+            raise PlanError(
+                f"the type {mix.name} needs an importance matrix; make its file with edge quantize and --imatrix, and"
+                " name that file in types"
+            )
+    if not mixes:
+        return {}
+    with closing(types_of_each(GgufFile.open(path), mixes)) as outcomes:
+        by_name = {mix.name: outcome for mix, outcome in zip(mixes, outcomes, strict=True)}
+    for mix in mixes:
+        if mix.type not in by_name[mix.name].types.values():
+            why = _misfits(by_name[mix.name]) or f"llama.cpp would make none of its tensors {mix.type.name}"
+            raise PlanError(f"{path.name} cannot have the type {mix.name}: {why}; name another one")
+    return by_name
+
+
+def _misfits(outcome: Outcome) -> str:
+    """Describe the tensors whose rows do not divide into blocks of their type in a mix; "" if there are none."""
+    if not outcome.misfits:
+        return ""
+    used = Counter(misfit.used for misfit in outcome.misfits if misfit.used).most_common(1)
+    instead = f", mostly {used[0][0]}" if used else ""
+    return (
+        f"rows of {len(outcome.misfits)} of its {len(outcome.types)} tensors do not divide into blocks of that type, so"
+        f" they have another one{instead}"
+    )
+
+
+def _measured(
+    path: Path, files: Sequence[TypeFile], text: str, most: int | None, options: EngineOptions, steps: Steps
+) -> list[TypeFile]:
+    """Return the files with their divergence: as remembered, or measured on the first `most` chunks of a text."""
+    remembered, slices = Remembered(_REMEMBERED), OwnSlices()
+    with steps.step(f"Reading {path.name}") as show:
+        digests = {one: slices.model_digest(one, show) for one in (path, *(file.path for file in files))}
+    on = [hashlib.sha256(text.encode()).hexdigest(), str(CHUNK_TOKENS), str(most), PINNED_VERSION]
+    keys = {file.name: key_of([digests[path], digests[file.path], *on]) for file in files}
+    values: dict[str, float] = {}
+    for file in files:
+        known = remembered.get(keys[file.name], math.inf)
+        if digests[file.path] == digests[path]:
+            values[file.name] = 0.0
+        elif known is not None:
+            values[file.name] = float(known[0])
+    new = [file for file in files if file.name not in values]
+    if new:
+        with steps.step("Measuring divergence", unit="chunks") as show:
+            results = evaluate(path, [file.path for file in new], text, options, most=most, progress=show)
+        for file, result in zip(new, results[1:], strict=True):
+            values[file.name] = result.summary.mean_divergence
+            remembered.put(keys[file.name], values[file.name])
+    return [replace(f, divergence=values[f.name] if math.isfinite(values[f.name]) else None) for f in files]
