@@ -160,8 +160,10 @@ def _write_around(axes: Any, result: Result, shown: Sequence[Point], faint: Sequ
     title = axes.set_title(_short(result["model"]), fontsize=15, fontweight="bold", color=TEXT, loc="left", pad=26)
     title.set_parse_math(False)
     at_once = f"; {result['concurrency']} {'sequences' if counted_unit == 'tokens' else 'inputs'} at once"
+    if look.by_type:
+        at_once += "; nats: divergence from the model"
     axes.annotate(
-        _short(f"on {first_few(names(result), _MOST_NAMES)}{at_once}", 90),
+        _short(f"on {first_few(names(result), _MOST_NAMES)}{at_once}", 100),
         (0, 1),
         (0, 9),
         xycoords="axes fraction",

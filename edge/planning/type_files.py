@@ -80,7 +80,7 @@ def type_files(
             found.append(TypeFile(name, files[type_]))
             continue
         outcome = outcomes[name]
-        note = f"{name}: {misfits}" if (misfits := _misfits(outcome)) else ""
+        note = f"{name}: {misfits}" if (misfits := _misfits(outcome, mixes[type_])) else ""
         found.append(TypeFile(name, path if outcome.types == same else model_in_type(path, name, steps), note))
     if words is None:
         return found
@@ -105,19 +105,20 @@ def _outcomes(path: Path, mixes: Sequence[Mix]) -> dict[str, Outcome]:
         by_name = {mix.name: outcome for mix, outcome in zip(mixes, outcomes, strict=True)}
     for mix in mixes:
         if mix.type not in by_name[mix.name].types.values():
-            why = _misfits(by_name[mix.name]) or f"llama.cpp would make none of its tensors {mix.type.name}"
+            why = _misfits(by_name[mix.name], mix) or f"llama.cpp would make none of its tensors {mix.type.name}"
             raise PlanError(f"{path.name} cannot have the type {mix.name}: {why}; name another one")
     return by_name
 
 
-def _misfits(outcome: Outcome) -> str:
-    """Describe the tensors whose rows do not divide into blocks of their type in a mix; "" if there are none."""
-    if not outcome.misfits:
+def _misfits(outcome: Outcome, mix: Mix) -> str:
+    """Describe the tensors whose rows do not divide into blocks of the mix's main type; "" if there are none."""
+    misfits = [misfit for misfit in outcome.misfits if misfit.wanted == mix.type.name]
+    if not misfits:
         return ""
-    used = Counter(misfit.used for misfit in outcome.misfits if misfit.used).most_common(1)
+    used = Counter(misfit.used for misfit in misfits if misfit.used).most_common(1)
     instead = f", mostly {used[0][0]}" if used else ""
     return (
-        f"rows of {len(outcome.misfits)} of its {len(outcome.types)} tensors do not divide into blocks of that type, so"
+        f"rows of {len(misfits)} of its {len(outcome.types)} tensors do not divide into blocks of that type, so"
         f" they have another one{instead}"
     )
 

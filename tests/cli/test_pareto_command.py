@@ -293,11 +293,12 @@ def test_types(edge: Run, what_if: Path, tmp_path: Path, monkeypatch: pytest.Mon
     plain = found(edge, "--cluster", what_if, "--types", "q8_0,q5_1", "--axes", "latency,throughput")
     assert {kind["divergence"] for kind in plain["types"]} == {None}
     assert len(measured) == 1
+    divergences = [once["q5_0"]["divergence"]]
     text = tmp_path / "text.txt"
-    text.write_text("The device that is nearest answers first. " * 100)
-    other = types("--types", "q5_0", "--text", text)
-    assert len(measured) == 2
-    assert other["q5_0"]["divergence"] != once["q5_0"]["divergence"]
+    for sentence in ("The device that is nearest answers first. ", "What is 27 plus 38? It is 65. "):
+        text.write_text(sentence * 100)
+        divergences.append(types("--types", "q5_0", "--text", text)["q5_0"]["divergence"])
+    assert len(set(divergences)) == len(measured) == 3  # each text is one that was not measured
 
 
 def test_a_picked_type_runs(edge: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
