@@ -23,8 +23,8 @@ BY = {one.device: one for one in SPEEDS}
 SLOW = LinkSpeed(2 * MS, 1e5)  # 5 ms for a row of 512 bytes
 
 
-def plan(*devices: str, kind: str = "pipeline") -> Plan:
-    return make_plan(DOING.limits, "m", "0" * 64, devices, kind)
+def plan(*devices: str, kind: str = "pipeline", shares: tuple[float, ...] | None = None) -> Plan:
+    return make_plan(DOING.limits, "m", "0" * 64, devices, kind, shares)
 
 
 def measured(folder: Path) -> Links:
@@ -54,10 +54,12 @@ def scaled(times_: float, *ends: str) -> Links:
     return Links({pair: slower if set(pair) <= set(ends) else link for pair, link in between.items()})
 
 
-@pytest.mark.parametrize("kind", ["pipeline", "tensor"])
+@pytest.mark.parametrize(("kind", "shares"), [("pipeline", (1, 1)), ("tensor", (1, 1)), ("pipeline", (0, 1))])
 @pytest.mark.parametrize("slower", [3.0, 0.3])
-def test_the_next_prediction_is_what_a_token_took(tmp_path: Path, kind: str, slower: float) -> None:
-    made, true = plan(LOCAL, A, kind=kind), scaled(slower, LOCAL, A)
+def test_the_next_prediction_is_what_a_token_took(
+    tmp_path: Path, kind: str, shares: tuple[float, float], slower: float
+) -> None:
+    made, true = plan(LOCAL, A, kind=kind, shares=shares), scaled(slower, LOCAL, A)
     took = times(made, true)
     [line] = correct_links(made, DOING, SPEEDS, measured(tmp_path), took, LinkCorrections(tmp_path))
     assert line.startswith("communication took ")
