@@ -13,6 +13,7 @@ from edge.parallel.step_times import Summary
 from edge.planning.arrange import again, chosen, shared
 from edge.planning.choice import PlanChoice
 from edge.survey.corrections import UsedPlans, correct, token_s
+from edge.survey.link_corrections import correct_links
 from edge.survey.survey import Survey
 from edge.tasks import Steps
 from partition.errors import PlanError
@@ -107,7 +108,8 @@ class Replanner(Deciding[Plan]):
             return []
         off = self.far_off(plan, times)
         planner = self.planner
-        lines = correct(plan, planner.work, planner.speeds, planner.links, times, disturbed=disturbed)
+        made_from = (plan, planner.work, planner.speeds, planner.links, times)
+        lines = [*correct(*made_from, disturbed=disturbed), *correct_links(*made_from, disturbed=disturbed)]
         return [*lines, *(f"{clause}; the next plan goes by that" for clause in off)]
 
     def far_off(self, plan: Plan, times: Sequence[Mapping[str, Summary]]) -> list[str]:

@@ -293,6 +293,11 @@ class Engine(ModelRunner):
         return self._submitted.popleft()
 
     @property
+    def groups(self) -> int:
+        """As many as stages."""
+        return self.stages
+
+    @property
     def logits_cross(self) -> bool:
         """False: they are on this device."""
         return False

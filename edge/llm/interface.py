@@ -117,6 +117,10 @@ class TextEngine(Protocol):
         """Decodes that are under way at once where there are as many microbatches."""
 
     @property
+    def groups(self) -> int:
+        """Microbatches that answers form, as its plan says, or one for each stage."""
+
+    @property
     def logits_cross(self) -> bool:
         """Whether logits come from other devices, so that few should be asked for."""
 

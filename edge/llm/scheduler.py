@@ -52,18 +52,18 @@ class Scheduler(Closing):
         admitted: Callable[[int], None] = lambda number: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """microbatches: how many groups answers form; None: one for each stage. slots: how many requests run at once;
-        None: as many as the engine has sequences. keep: what complete requests computed stays in the cache while there
-        is room, and on disk where the engine has such a place, for prompts that begin like them. drafter: drafts tokens
-        while few requests run, which their steps then verify. admitted: called with the number of a request
-        before anything of it is computed."""
+        """microbatches: how many groups answers form; None: as many as the engine's plan says. slots: how many requests
+        run at once; None: as many as the engine has sequences. keep: what complete requests computed stays in the cache
+        while there is room, and on disk where the engine has such a place, for prompts that begin like them. drafter:
+        drafts tokens while few requests run, which their steps then verify. admitted: called with the number of a
+        request before anything of it is computed."""
         self.engine, self.drafter, self._admitted = engine, drafter, admitted
         self._use = engine.states.use
         self._numbers = itertools.count()
         self.waiting: deque[Running] = deque()  # those that have no slot yet
         self.running: list[Running] = []  # in order of admission
         self._ready: deque[Running] = deque()  # those whose next rows can be submitted
-        self._budget = StepBudget(engine.batch, clock, microbatches or engine.stages)
+        self._budget = StepBudget(engine.batch, clock, microbatches or engine.groups)
         self._in_flight = InFlight(self._budget, engine.stages)
         self.slots = Slots(engine, slots, keep=keep)
         self._events: list[Event] = []  # to be returned by the next step

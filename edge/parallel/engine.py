@@ -61,6 +61,7 @@ class DistributedEngine(Leader):
         self.threads, self.gpu_layers, self.sequences = shard.engine.threads, shard.engine.gpu_layers, shard.sequences
         self.outputs = min(outputs or self.sequences, self.batch)
         self.stages = len(plan.computing)
+        self.groups = plan.microbatches or self.stages
         self._table = TokenTable(file)
         heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
         super().__init__(file, shard, group, heads, self.shape.n_vocab, algorithm, wire, explain)

@@ -181,10 +181,10 @@ class Leader:
 
     def _keep(self, step: Step) -> bool:
         # First here: where this cache cannot do it, no other can, and nothing has changed yet.
-        kept = self.guarded(lambda: self.shard.keep(step), EngineError)
+        is_done = self.guarded(lambda: self.shard.keep(step), EngineError)
         asks = step.op is Op.REMOVE and not self.shard.knows_removals
         if step.op is Op.REMOVE:
-            step = step._replace(numbers=(*step.numbers[:3], steps.ASKED if asks else int(kept)))
+            step = step._replace(numbers=(*step.numbers[:3], steps.ASKED if asks else int(is_done)))
 
         def others() -> bool:
             if asks:
@@ -192,7 +192,7 @@ class Leader:
             self.send(step)
             return not asks or all(self.reports(_truth))
 
-        return self.guarded(others) and kept
+        return self.guarded(others) and is_done
 
     def ordered(self, step: Step, work: Callable[[], T]) -> T:
         """Have the other ranks do a step that is no decode, and do rank 0's part of it."""

@@ -208,19 +208,19 @@ class PositionStates(States):
         """As `States.describe`."""
         return "on the disks of the other devices" if self.keeps else super().describe()
 
-    def keep(self, sequence: int, start: int, links: Sequence[bytes]) -> None:
+    def keep(self, sequence: int, start: int, hashes: Sequence[bytes]) -> None:
         """Keep nothing: there is nothing here."""
 
-    def kept(self, links: Sequence[bytes]) -> int:
+    def kept(self, hashes: Sequence[bytes]) -> int:
         """All of them: nothing is lacking here."""
-        return len(links) if self.keeps else 0
+        return len(hashes) if self.keeps else 0
 
-    def restore(self, sequence: int, start: int, links: Sequence[bytes]) -> int:
+    def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:
         """Note that the other ranks hold the blocks' positions."""
         if not self.keeps:
             return 0
-        self._hold(sequence, Range(start, start + len(links) * self.block))
-        return len(links)
+        self._hold(sequence, Range(start, start + len(hashes) * self.block))
+        return len(hashes)
 
     def _hold(self, sequence: int, positions: Range) -> None:
         if positions.stop > self._context.n_ctx:

@@ -26,7 +26,7 @@ from edge.survey.profile import ClusterProfile
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
-from partition.predict.cost import Work
+from partition.predict.cost import Work, groups
 from partition.predict.drafts import ROWS, Draft
 from partition.predict.hysteresis import PLAN
 from partition.predict.pareto import Point, stages_text, without_repeats
@@ -147,7 +147,10 @@ class LlmSpace(PlanSpace):
         predicted = replace(predict(plan, wanted, of, self.known.links, microbatches), divergence=self.divergence)
         stages = [([of[device].name for device in one.devices], one.what) for one in predicted.stages]
         label = stages_text(stages) + (f"; {predicted.draft.describe(self.names)}" if predicted.draft else "")
-        return Point(plan, predicted, kind_of(plan), label, self.type, str(self.path))
+        kept = None  # what a scheduler makes of it anyway
+        if predicted.microbatches != groups(wanted.concurrency, len(plan.computing)):
+            kept = predicted.microbatches
+        return Point(replace(plan, microbatches=kept), predicted, kind_of(plan), label, self.type, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
         planner, placed = self._best(objective, caps)

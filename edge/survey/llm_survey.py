@@ -22,6 +22,7 @@ from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession
 from edge.survey.corrections import Corrections
 from edge.survey.layer_times import device_speed, probes, timed
+from edge.survey.link_corrections import LinkCorrections
 from edge.survey.profile import ClusterProfile, profiled, with_links
 from edge.survey.survey import Devices, Survey, host_of, survey
 from edge.tasks import CancelScope, Progress
@@ -73,7 +74,7 @@ def llm_survey(
         timings, links = survey(
             devices, profiler, closing, transport=transport, fresh=fresh, known_times=known_times, on_step=on_step
         )
-    corrections = Corrections()
+    links, corrections = LinkCorrections().applied(links), Corrections()
     speeds = []
     for rank, timing in enumerate(timings):
         speed = timing.times

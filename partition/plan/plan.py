@@ -131,9 +131,12 @@ class Plan:
     model_digest: str  # SHA-256 of its file; "" where it is not known
     sizes: Sizes
     stages: tuple[Stage, ...]
+    microbatches: int | None = None  # groups that requests form; None: one for each stage that computes
 
     def __post_init__(self) -> None:
         check_model(self.model, self.model_digest)
+        if self.microbatches is not None and self.microbatches < 1:
+            raise PlanError(f"microbatches is {self.microbatches}, needed is 1 or more")
         tiles("layers of the stages", [stage.layers for stage in self.computing], self.sizes.layers)
         if self.thin_owner and (len(self.stages[0].shards) != 1 or self.stages[0].layers.start):
             raise PlanError(
@@ -219,7 +222,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as values that json.dumps takes, for people to read and edit. What a shard leaves open, it lacks."""
-        return {"format": FORMAT, **fields.encoded(self)}
+        return {"format": FORMAT, **fields.encoded(self, without=("microbatches",))}
 
     @classmethod
     def from_json(cls, values: Any) -> "Plan":

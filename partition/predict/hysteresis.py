@@ -10,6 +10,7 @@ PLAN = 1.05  # a plan: predictions are off by some per cent
 BUSY_PLAN = 2.0  # one with a device that was measured while busy: each sum and each hop waits for that device
 NEW_PLAN = 1.1  # a plan that replaces the one that runs: devices load and connect
 CORRECTION = 1.1  # steps against their prediction
+PLAN_OFF = 1.15  # a token against what its computing and the links explain
 FAR = 1.5  # tokens against their prediction; less is corrected device by device
 CHANGED = 1.5  # a rank's steps against what they took until now
 LINK = 1.25  # another way for a link, against the usual one

@@ -139,6 +139,7 @@ class LinkSpeed:
     bytes_per_s: float
     estimate: bool = False
     age_s: float = 0.0
+    corrected: float = 1.0  # so many times as slow as was measured: by what tokens in use take
 
     def __post_init__(self) -> None:
         if not 0 <= self.latency_s < math.inf:
@@ -148,6 +149,11 @@ class LinkSpeed:
                 f"a link of {self.bytes_per_s:.3g} bytes/s; needed is a number above 0, at most"
                 f" {FASTEST_LINK_BYTES_PER_S:.3g}, which no memory behind it exceeds; measure it again"
             )
+
+    def times(self, factor: float) -> LinkSpeed:
+        """Return the same link with messages that take so many times as long."""
+        bytes_per_s = min(self.bytes_per_s / factor, FASTEST_LINK_BYTES_PER_S)
+        return replace(self, latency_s=self.latency_s * factor, bytes_per_s=bytes_per_s)
 
 
 NOWHERE = LinkSpeed(0.0, FASTEST_LINK_BYTES_PER_S)  # from a device to itself

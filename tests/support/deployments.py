@@ -150,10 +150,12 @@ def deployed(
     options: EngineOptions = OPTIONS,
     exchange: Exchange = DEFAULT_EXCHANGE,
     workers_gpu_layers: int | None = None,
+    plan: Plan | None = None,
 ) -> Iterator[Deployment]:
-    """A model on this process and workers. At the end those that still run must have no session any more."""
+    """A model on this process and workers. At the end those that still run must have no session any more. plan: None:
+    as `how` says."""
     workers = [workers] if isinstance(workers, Worker) else workers
-    plan = plan_for(path, workers, how)
+    plan = plan or plan_for(path, workers, how)
     if workers_gpu_layers is not None:
         plan = with_gpu_layers(plan, workers_gpu_layers)
     with Fleet([one.address for one in workers]) as fleet:

@@ -254,7 +254,7 @@ SHARD = ("stages", 0, "shards", 1)
     ("edit", "message"),
     [
         (put("format", "edge-plan-9"), "plan: format is 'edge-plan-9', known is 'edge-plan-1'"),
-        (put("colour", 1), "plan: unknown field 'colour'; known are format, model, model_digest, sizes, stages"),
+        (put("colour", 1), "plan: unknown field 'colour'; known are format, model, model_digest, sizes, stages,"),
         (lambda v: v.pop("sizes"), "plan: sizes is missing"),
         (put("model", 7), "model: 7; needed is printable text of up to 255 characters"),
         (put("model", "a\nb"), "model: 'a\\nb'; needed is printable text of up to 255 characters"),
