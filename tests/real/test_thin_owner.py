@@ -12,7 +12,7 @@ from edge.llm.options import EngineOptions
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.ngrams import NgramDrafts
 from tests.support.deployments import pipeline
-from tests.support.guessing import always, ids, run, speculate
+from tests.support.drafting import always, ids, run, speculate
 from tests.support.ranks_here import ranks_here
 
 OPTIONS = EngineOptions(threads=1, context=256, batch=64, outputs=MOST_ROWS)
