@@ -34,11 +34,11 @@ import psutil
 from benchmarks.lent_device import worker
 from benchmarks.relays import Relays
 from devices.lab.control_group import NoGroups
-from edge.net.channel import parse_address
+from devices.names import parse_address
 from tests.support.groups import CountedGroup
 from tests.support.workers import is_fork_server
 
-_DISK_BYTES = 96 << 20  # of a worker's folder: its slices of the bundled model, and kept prompts
+_DISK_BYTES = 96 << 20  # of a worker's folder: its slices of the bundled model, and the prefix cache
 _PLENTY_BYTES = 4 << 30
 _TAKEN_BYTES = 8 << 20  # by what asks for memory beside a worker
 _TAKES_S = 5.0
