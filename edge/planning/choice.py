@@ -60,10 +60,10 @@ class PlanChoice:
         """The plan of a language model with what a person said of this device, so that a saved one says it, too.
         values: fields of its shard; None: as planned."""
         assert isinstance(self.plan, Plan)
-        first, *others = self.plan.stages
-        own, *rest = first.shards
-        own = replace(own, **{name: value for name, value in values.items() if value is not None})
-        return replace(self, plan=replace(self.plan, stages=(replace(first, shards=(own, *rest)), *others)))
+        given = {name: value for name, value in values.items() if value is not None}
+        return replace(
+            self, plan=self.plan.with_shards(lambda one: replace(one, **given) if one.device == LOCAL else one)
+        )
 
     def save(self, path: PathLike) -> None:
         """Write the plan as JSON, which `load` and the commands' `--plan` take. OSError where it cannot be written."""
@@ -74,8 +74,7 @@ def read_plan(path: Path, kind: type[AnyPlan]) -> AnyPlan:
     """The plan in a file. PlanError, with the file's name, where it holds none of this kind, or one that cannot run."""
     try:
         plan = kind.from_json(plan_in(json.loads(path.read_text(encoding="utf-8"))))
-        threads = _threads(plan)
-        for device, count in zip(plan.devices, threads, strict=True):
+        for device, count in _threads(plan):
             if device != LOCAL:
                 parse_address(device)
             if (count or 1) > MAX_THREADS:
@@ -92,8 +91,9 @@ def save_plan(path: Path, plan: Plan | OnnxPlan, beside: Mapping[str, Any] | Non
     write_whole(path, (text + "\n").encode())
 
 
-def _threads(plan: Plan | OnnxPlan) -> list[int | None]:
-    """Return the threads of each device in the order of `plan.devices`."""
+def _threads(plan: Plan | OnnxPlan) -> list[tuple[str, int | None]]:
+    """Return the device and the threads of each part of a plan."""
     if isinstance(plan, OnnxPlan):
-        return [stage.threads for stage in plan.stages]
-    return [plan.shard(rank).threads for rank in range(plan.world_size)]
+        return [(stage.device, stage.threads) for stage in plan.stages]
+    stages = [stage for placement in plan.placements for stage in placement.stages]
+    return [(shard.device, shard.threads) for stage in stages for shard in stage.shards]
