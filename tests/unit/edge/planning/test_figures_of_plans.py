@@ -181,7 +181,7 @@ def test_a_prediction_above_what_was_measured_is_a_plus() -> None:
     }
     assert relative_error(point, "latency_s") == pytest.approx(0.5)
     assert relative_error(point, "throughput_per_s") == pytest.approx(-0.5)
-    columns, (row,) = table({"kind": "llm", "points": [point], "devices": [], "exact": True})
+    columns, (row,) = table({"kind": "llm", "objectives": [], "points": [point], "devices": [], "exact": True})
     assert columns[2:] == ["latency ms", "measured", "tokens/s", "measured", "memory"]
     assert row[2:] == ["30", "20 (+50 %)", "50", "100 (-50 %)", "2.00 GiB"]
 
