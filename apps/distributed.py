@@ -170,9 +170,10 @@ def _asked(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] | 
     if args.plan is not None:
         refuse(args, _OF_A_PLAN, "says which device does what, and so does --plan: leave one of them out")
         from edge.planning.choice import read_plan
+        from partition.plan.plan import Plan
 
         plan = read_plan(args.plan, kind)
-        return Devices(plan.devices, plan)
+        return Devices(plan.all_devices if isinstance(plan, Plan) else plan.devices, plan)
     addresses = args.workers if getattr(args, "no_local", False) else (LOCAL, *args.workers)
     cut, n = getattr(args, "cut", None), len(addresses)
     if cut is not None and args.shares is not None:

@@ -117,7 +117,7 @@ class EngineConfig:
         path, plan = Path(self.path), None if self.plan is None else Plan.from_json(dict(self.plan))
         if self.reproducible:
             check_reproducible(plan, self.parallel, self.shares)
-        workers = self.workers if plan is None else plan.devices[1:]
+        workers = self.workers if plan is None else (*plan.devices[1:], *plan.all_devices[1:])
         with Cluster(workers, insecure=self.insecure, needs_all=True) as cluster:
             if plan is not None:
                 choice = PlanChoice(path, plan, f"as {self.plan_name} says")

@@ -81,16 +81,19 @@ class Deployment(RankGroup):
         vocabulary: llama.Model | None = None,
         gives_up: bool = False,
         reserved: int = 0,
+        leaves_at_once: bool = False,
     ) -> None:
         """Bring `plan` to life. `options` are for all ranks, but threads and GPU layers for this device alone.
         say: called, in a thread of its own, with words about a device that is waited for and stands still. vocabulary:
         of this model, where it is loaded already. gives_up: as RankGroup. reserved: bytes of this device's budget that
-        something else takes.
+        something else takes. leaves_at_once: it is given up with a device that is about to end, as others can do all of
+        it.
 
         Where it fails, everything is unloaded again, and the first error raised: SliceError (the file is not the plan's
         model any more), PlanError (it never was), CannotSlice, NotEnoughMemory, NoRoom, WorkerError, or a
         TransportError. The fleet stays open.
         """
+        self._leaves_at_once = leaves_at_once
         super().__init__(
             fleet,
             plan.world_size,
@@ -114,10 +117,18 @@ class Deployment(RankGroup):
     def _is_busy(self) -> bool:
         """Whether a person waits for the ranks: while they start, and for a step."""
         engine: DistributedEngine | None = getattr(self, "engine", None)
-        return engine is None or engine.busy
+        return engine is None or bool(engine.busy)
 
     def _leaves(self, session: EngineSession) -> None:
         """It is left between two steps (`edge.deployment.supervisor`), and serves until then."""
+        if self._leaves_at_once:
+            super()._leaves(session)
+
+    def break_off(self) -> None:
+        """End what a thread waits for or computes here, from another one. Nothing can be computed any more."""
+        self.engine.shard.engine.stop()
+        for link in self.engine.group.links.values():
+            link.close("no longer needed")
 
     # --- bringing it up ---
 
@@ -138,7 +149,7 @@ class Deployment(RankGroup):
         options = replace(options, context=resolve(options, shape)[0], batch=options.rows)  # the same for all ranks
         cuts = enumerate(map(plan.slice, range(plan.world_size)))
         recipes = {rank: rank_recipe(file, digest, cut) for rank, cut in cuts if cut.layers}
-        check_room(self._fleet, plan, recipes, shape, options)
+        check_room(self._fleet, [(plan, recipes)], shape, options)
         total = AggregateProgress(progress, 3 * sum(recipe.n_bytes for recipe in recipes.values()), self._closing.check)
 
         pool = ThreadPoolExecutor(plan.world_size, "deploy")

@@ -21,20 +21,22 @@ LEAST_PROCESS_BYTES = 64 << 20  # Python, numpy and llama.cpp take more before a
 
 
 def check_room(
-    fleet: Fleet, plan: Plan, recipes: Mapping[int, Recipe], shape: ModelShape, options: EngineOptions
+    fleet: Fleet, placements: Iterable[tuple[Plan, Mapping[int, Recipe]]], shape: ModelShape, options: EngineOptions
 ) -> None:
     """NotEnoughMemory names every device without room for the weights and KV cache of its ranks: need and have.
-    recipes: of the slices, by rank; a thin owner has none.
+    placements: that are to run beside each other, each with the slices of its ranks, by rank; a
+    thin owner has none.
 
     Compute buffers come on top; what they take is known when a rank loads, and checked again then. A rank with a budget
     pages the weights that do not fit, so its process is counted in their place.
     """
     needs = []
-    for rank, address in enumerate(plan.devices):
-        paged = _pages(fleet, plan, rank, options)
-        weights = recipes[rank].n_bytes if rank in recipes else 0
-        held = {"runtime": LEAST_PROCESS_BYTES} if paged else {"weights": weights}
-        needs.append((address, {**held, "KV cache": kv_bytes(plan, rank, shape, options)}))
+    for plan, recipes in placements:
+        for rank, address in enumerate(plan.devices):
+            paged = _pages(fleet, plan, rank, options)
+            weights = recipes[rank].n_bytes if rank in recipes else 0
+            held = {"runtime": LEAST_PROCESS_BYTES} if paged else {"weights": weights}
+            needs.append((address, {**held, "KV cache": kv_bytes(plan, rank, shape, options)}))
     check_memory(
         fleet,
         needs,
@@ -47,11 +49,18 @@ def left_here(plan: Plan, file: GgufFile, digest: str, options: EngineOptions) -
     """Bytes of this device's memory, or of its budget, that a plan leaves, at most; below 0 where it pages. digest: of
     the file."""
     left = available_memory() if options.memory is None else options.memory - own_rss()
-    shape = ModelShape.from_gguf(file)
-    for rank, address in enumerate(plan.devices):
-        if address == LOCAL and plan.slice(rank).layers:
-            left -= slice_recipe(file, digest, plan.slice(rank)).n_bytes + kv_bytes(plan, rank, shape, options)
-    return left - LEAST_PROCESS_BYTES  # of buffers, and what else comes with a model
+    held = sum(held_here(placement, file, digest, options) for placement in plan.placements)
+    return left - held - LEAST_PROCESS_BYTES  # of buffers, and what else comes with a model
+
+
+def held_here(plan: Plan, file: GgufFile, digest: str, options: EngineOptions) -> int:
+    """Bytes of weights and KV cache that a placement has on this device."""
+    shape, own = ModelShape.from_gguf(file), [rank for rank, one in enumerate(plan.devices) if one == LOCAL]
+    return sum(
+        slice_recipe(file, digest, plan.slice(rank)).n_bytes + kv_bytes(plan, rank, shape, options)
+        for rank in own
+        if plan.slice(rank).layers
+    )
 
 
 def check_memory(fleet: Fleet | None, needs: Iterable[tuple[str, Mapping[str, int]]], remedy: str) -> None:

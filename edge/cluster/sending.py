@@ -16,8 +16,9 @@ def send_ahead(fleet: Fleet, plan: Plan, file: GgufFile, model_digest: str, chec
     of `OwnSlices.digest` and `Remote.send_slice`.
     """
     own = OwnSlices()
-    for rank, address in enumerate(plan.devices):
-        if rank:
-            recipe = rank_recipe(file, model_digest, plan.slice(rank))
-            digest = own.digest(recipe, file.path, check)
-            fleet.workers[address].send_slice(recipe, file.path, digest, check)
+    for placement in plan.placements:
+        for rank, address in enumerate(placement.devices):
+            if rank:
+                recipe = rank_recipe(file, model_digest, placement.slice(rank))
+                digest = own.digest(recipe, file.path, check)
+                fleet.workers[address].send_slice(recipe, file.path, digest, check)

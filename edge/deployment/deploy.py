@@ -11,8 +11,10 @@ from pathlib import Path
 from devices.busy import LostTimeMeter
 from devices.probe import available_memory
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
+from edge.cluster.failures import is_loss
 from edge.cluster.fleet import Fleet, by_device
-from edge.cluster.preflight import left_here
+from edge.cluster.lost import listed, lost_words
+from edge.cluster.preflight import check_room, held_here, left_here
 from edge.cluster.rank_group import RankGroup
 from edge.cluster.sending import send_ahead
 from edge.cluster.spares import Room, Spares
@@ -29,14 +31,17 @@ from edge.llm.engine import Engine, load
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.parallel.mirror import Mirror, mirror_of
+from edge.parallel.moving import movable
+from edge.parallel.prefiller import PrefillPlacement
 from edge.parallel.replacements import ReplaceableEngine, Replacements
 from edge.planning.choice import PlanChoice
-from edge.slices.local import OwnSlices
+from edge.slices.local import OwnSlices, rank_recipe
 from edge.survey.cluster import Cluster
 from edge.survey.joining import FindWorkers, Newcomers
 from edge.tasks import SILENT, Progress, Steps
-from partition.errors import PlanError
+from partition.errors import CannotSlice, PlanError
 from partition.model.check import check_loadable
+from partition.model.model import ModelShape
 from partition.plan.plan import Plan
 from quant.gguf.file import GgufFile
 
@@ -79,21 +84,22 @@ def deploy(
     fleet = cluster.connected(plan)
     with steps.step(f"Reading {file.path.name}") as show:
         digest = OwnSlices().model_digest(file.path, show)
-    if fleet is None or (plan.world_size == 1 and resilience.seek is None):
+    if fleet is None or (len(plan.all_devices) == 1 and resilience.seek is None):
         if plan.model_digest not in ("", digest):
             raise PlanError(f"the plan is for another model than {file.path.name}, or it has changed; plan again")
         # One request alone has as many threads as others leave free, as without workers.
         options = replace(options, follows_load=options.sequences == 1)
         single = alone(file.path, options, plan, steps)
         return DeployedModel(single, Running(single, plan, choice.why, ("this device",)), exchange, single.close)
-    choice = replace(choice, plan=plan)
-    replanner = Replanner(choice, file, digest)
-    if resilience.reproducible:
-        replanner = SameCuts(choice, file, digest, exchange.wire)
     began, others = time.monotonic(), LostTimeMeter()
     with ExitStack() as stack:
         building = LlmBuilding(file, digest, options, exchange, steps.say)
         stack.callback(building.close)
+        plan = building.with_phases(plan, reproducible=resilience.reproducible)
+        choice = replace(choice, plan=plan)
+        replanner = Replanner(choice, file, digest)
+        if resilience.reproducible:
+            replanner = SameCuts(choice, file, digest, exchange.wire)
         standby = None
         if resilience.spare and plan.world_size > 1:
             standby = building.stand_by(resilience.spare, plan, replanner, fleet, steps)
@@ -145,10 +151,25 @@ class LlmBuilding(Building[Plan, TextEngine]):
         self._say = say
         self._vocabulary = llama.Model(file.path, vocabulary_only=True)
         self._mirror: Mirror | None = None
+        self._prefill_lost: Callable[[Plan, str, list[str]], None] = lambda plan, words, lost: None
 
     def close(self) -> None:
         """Free the vocabulary."""
         self._vocabulary.close()
+
+    def with_phases(self, plan: Plan, *, reproducible: bool) -> Plan:
+        """The plan; without its placement of prompts where keys and values cannot move, after saying why."""
+        if plan.prefill is None:
+            return plan
+        why = "steps that are to be the same each time are computed by one placement" if reproducible else ""
+        try:
+            movable(self._file, self._options, self._vocabulary)
+        except CannotSlice as error:
+            why = str(error)
+        if not why:
+            return plan
+        self._say(f"prompts are computed by the devices that generate: {why}")
+        return plan.placements[0]
 
     def stand_by(
         self, losses: int | str, plan: Plan, replanner: Replanner, fleet: Fleet, steps: Steps
@@ -172,6 +193,16 @@ class LlmBuilding(Building[Plan, TextEngine]):
     ) -> ReplaceableEngine:
         """Start the plan: an engine that the supervisor replaces. exact: what is lost is computed again in the very
         steps there were."""
+
+        def prefill_lost(plan: Plan, words: str, lost: list[str]) -> None:
+            running = supervisor.running
+            if running is None or running.plan is not plan:
+                return
+            self._say(f"{words}: prompts are computed by {listed(running.names)} from now on")
+            there = running.workers - set(lost)  # the watch offers the plan again when the others are back
+            supervisor.change(replace(running, plan=plan.placements[0], workers=there))
+
+        self._prefill_lost = prefill_lost
         first = supervisor.start(fleet, plan, why)
         self._options = replace(self._options, context=first.context, batch=first.batch)
 
@@ -188,22 +219,76 @@ class LlmBuilding(Building[Plan, TextEngine]):
         """As `Building.load`."""
         if self._mirror is not None:
             self._mirror.active = fleet is not None and plan.world_size > 1
+        own, *others = plan.placements
+        if fleet is None or not others:
+            return self._load_placement(fleet, own, self._options, life, steps)
+        self._check_room(fleet, plan)
+        held = held_here(others[0], self._file, self._digest, self._options)
+        engine, ranks = self._load_placement(fleet, own, self._options, life, steps, held)
+        engine.states.prefiller = self._prefill_placement(fleet, plan, engine, life, steps)
+        return engine, ranks
+
+    def _load_placement(
+        self,
+        fleet: Fleet | None,
+        plan: Plan,
+        options: EngineOptions,
+        life: ExitStack,
+        steps: Steps,
+        reserved: int = 0,
+        *,
+        leaves_at_once: bool = False,
+    ) -> tuple[TextEngine, Deployment | None]:
+        """Return the engine of one placement. reserved: bytes of this device's budget that the other one takes.
+        leaves_at_once: as of `Deployment`."""
         if fleet is None or plan.world_size == 1:
-            return life.enter_context(alone(self._file.path, self._options, plan, steps, pages=True)), None
+            options = replace(options, reserved=options.reserved + reserved)
+            return life.enter_context(alone(self._file.path, options, plan, steps, pages=True)), None
         with steps.step(f"Loading {self._file.path.name} on {len(set(plan.devices))} devices") as show:
             deployment = Deployment(
                 fleet,
                 plan,
                 self._file,
-                self._options,
+                options,
                 self._exchange,
                 show,
                 self._say,
                 vocabulary=self._vocabulary,
                 gives_up=True,
-                reserved=self._mirror.max_bytes if self._mirror else 0,
+                reserved=reserved + (self._mirror.max_bytes if self._mirror else 0),
+                leaves_at_once=leaves_at_once,
             )
         return life.enter_context(deployment).engine, deployment
+
+    def _prefill_placement(
+        self, fleet: Fleet, plan: Plan, engine: TextEngine, life: ExitStack, steps: Steps
+    ) -> PrefillPlacement:
+        """Load the placement of prompts beside the engine that generates, with the same context."""
+        assert plan.prefill is not None
+        options = replace(
+            self._options, context=engine.context, batch=engine.batch, outputs=None, draft_rows=0, prefixes=None
+        )
+        prefill, ranks = self._load_placement(fleet, plan.prefill, options, life, steps, leaves_at_once=True)
+
+        def lost(error: Exception) -> None:
+            words = lost_words(ranks.lost if ranks else [], error) if is_loss(error) else str(error)
+            self._prefill_lost(plan, words, ranks.lost_addresses if ranks else [])
+
+        break_off = prefill.stop if ranks is None else ranks.break_off
+        return life.enter_context(PrefillPlacement(prefill, plan.prefill_from, lost, break_off))
+
+    def _check_room(self, fleet: Fleet, plan: Plan) -> None:
+        """NotEnoughMemory where devices have no room for both placements."""
+        recipes = [
+            {
+                rank: rank_recipe(self._file, self._digest, one.slice(rank))
+                for rank in range(one.world_size)
+                if one.slice(rank).layers
+            }
+            for one in plan.placements
+        ]
+        pairs = zip(plan.placements, recipes, strict=True)
+        check_room(fleet, pairs, ModelShape.from_gguf(self._file), self._options)
 
     def send_ahead(self, fleet: Fleet, plan: Plan, check: Progress) -> None:
         """As `Building.send_ahead`."""

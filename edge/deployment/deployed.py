@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any, Generic, TypeVar
 
 from edge.cluster.deployment import Exchange
+from edge.cluster.lost import listed
 from edge.cluster.standby import Standby
 from edge.deployment.kinds import E, P, Running
 from edge.deployment.watch import MembershipWatch
@@ -14,6 +15,7 @@ from edge.llm.interface import TextEngine
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.step_times import Summary
 from partition.plan.plan import Plan
+from quant.text import counted
 
 D = TypeVar("D", bound="Deployed[Any, Any]")
 
@@ -116,6 +118,13 @@ class DeployedModel(Deployed[Plan, TextEngine]):
 
     def line(self) -> str:
         """The devices, what each holds, and why, in one line."""
+        if self.plan.prefill is not None:
+            devices = counted(len(set(self.plan.prefill.devices)), "device")
+            few = f" of {self.plan.prefill_from} new tokens and more" if self.plan.prefill_from else ""
+            return f"{self._parts()}; prompts{few} are computed on {devices}: {listed(self.plan.prefill.devices)}"
+        return self._parts()
+
+    def _parts(self) -> str:
         if len(self.names) == 1:
             return self.why
         staged = len(self.plan.stages) > 1

@@ -44,7 +44,7 @@ class Replanner(Deciding[Plan]):
     @property
     def addresses(self) -> list[str]:
         """The workers that may take part: those that were measured, or that a given plan names."""
-        devices = [speed.device for speed in self.planner.speeds] if self.planner else self._first.devices
+        devices = [speed.device for speed in self.planner.speeds] if self.planner else self._first.all_devices
         return [one for one in dict.fromkeys(map(device, devices)) if one != LOCAL and one not in self.shunned]
 
     @property

@@ -136,10 +136,14 @@ class Supervisor(Generic[P, E]):
         if words:
             self._steps.say(f"{words}: going on with {listed(names)}{self.deciding.note}")
         engine, ranks = self._building.load(fleet, plan, self._life, steps)
-        self.running = Running(engine, plan, why, names, frozenset(map(device, workers)), ranks)
-        for tell in self.on_change:
-            tell(self.running)
+        self.change(Running(engine, plan, why, names, frozenset(map(device, workers)), ranks))
         return engine
+
+    def change(self, running: Running[P, E]) -> None:
+        """This runs from now on, and whoever wants to know is told."""
+        self.running = running
+        for tell in self.on_change:
+            tell(running)
 
     def _end_running(self, following: ExitStack) -> None:
         """Unload what runs; what follows has another life."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import statistics
 import time
 from collections.abc import Callable
@@ -213,10 +214,13 @@ def _once(engine: TextEngine, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]
     """Seconds of one prefill of the first `n` tokens, and of each decode step of the rest."""
     engine.kv_clear()
     began = time.perf_counter()
-    chunk = engine.chunk(n)
-    for start in range(0, n, chunk):
-        stop = min(n, start + chunk)
-        engine.decode(tokens[start:stop], start, outputs="last" if stop == n else "none")
+    if engine.states.prefiller is not None:
+        _prefill_in_phases(engine, tokens[:n].tolist())
+    else:
+        chunk = engine.chunk(n)
+        for start in range(0, n, chunk):
+            stop = min(n, start + chunk)
+            engine.decode(tokens[start:stop], start, outputs="last" if stop == n else "none")
     prefill = time.perf_counter() - began
     steps = []
     for position in range(n, len(tokens)):
@@ -224,6 +228,15 @@ def _once(engine: TextEngine, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]
         engine.decode(tokens[position : position + 1], position, top=1)
         steps.append(time.perf_counter() - began)
     return prefill, steps
+
+
+def _prefill_in_phases(engine: TextEngine, prompt: list[int]) -> None:
+    """Compute a prompt as an answer would, where another placement may do it; nothing of an earlier one is used."""
+    scheduler = Scheduler(engine, slots=1, keep=True)
+    scheduler.add(Request(prompt, 1, ends=False, namespace=secrets.token_hex(8)))
+    while scheduler.busy:
+        scheduler.step()
+    scheduler.yield_engine()
 
 
 def _rate(values: list[float]) -> Rate:

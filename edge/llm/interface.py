@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +26,7 @@ class SequenceStates(Protocol):
     """`edge.llm.states.States` and `edge.parallel.states.SpreadStates`; the former documents the methods."""
 
     use: CacheUse
+    prefiller: Any  # the placement that computes prompts, a `Prefiller`; None: this one
 
     @property
     def block(self) -> int:
@@ -52,6 +53,9 @@ class SequenceStates(Protocol):
 
     def read(self, sequence: int, positions: Range) -> KVBlock:
         """Keys and values of the whole model at these positions."""
+
+    def begin_read(self, sequence: int, positions: Range) -> Callable[[], list[KVBlock]]:
+        """Ask for keys and values at any positions; what it returns waits for them, in any thread."""
 
     def write(self, sequence: int, block: KVBlock) -> None:
         """Add to a sequence what `read` gave, here or elsewhere."""
@@ -198,6 +202,26 @@ class TextEngine(Protocol):
 
     def kv_clear(self) -> None:
         """Forget everything."""
+
+
+class RemotePrompt(Protocol):
+    """A prompt that another placement computes. `edge.parallel.prefiller` documents the methods."""
+
+    def take(self) -> tuple[list[KVBlock], bool]:
+        """Blocks that came since the last call, in order; and whether no more come."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `take` has something new; whether it has."""
+
+    def release(self) -> None:
+        """Its request has its keys and values, or needs them no more."""
+
+
+class Prefiller(Protocol):
+    """The placement that computes prompts, `edge.parallel.prefiller.PrefillPlacement`, which documents the method."""
+
+    def begin(self, tokens: Sequence[int], n_held: int, namespace: str, *, keep: bool) -> RemotePrompt | None:
+        """Compute a prompt; None where that does not pay."""
 
 
 class VerifyResult(NamedTuple):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edge.errors import ContextFull, SamplingError
 from edge.llm.continuation import Continuation
-from edge.llm.interface import TextEngine
+from edge.llm.interface import RemotePrompt, TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Former, Slot, check_prompt, common_prefix
 
@@ -78,6 +78,7 @@ class Running:
         self.tokens = [*request.prompt, *continuation.tokens]  # its history, without what context shifts dropped
         self.slot: Slot | None = None  # None while it waits
         self.former: Former | None = None  # what an engine before this one held of it
+        self.remote: RemotePrompt | None = None  # its prompt on another placement, until all of that is here
         self.ended = False
         self.to_prefill = 0  # tokens of its history that had to be computed when it was admitted
         self.cached_tokens: int | None = None  # of its prompt; None until it was admitted for the first time
@@ -117,12 +118,19 @@ class Running:
 
     def preempt(self, *, exact: bool) -> None:
         """Wait again, for another engine. exact: as `CacheUse.exact`."""
+        self.release_remote()
         slot, former = self.slot, self.former
         # Another engine may be lost before it holds what the first one held.
         most = 1 if exact or former is None else common_prefix(former.tokens, self.tokens)
         if slot is not None and len(slot.tokens) >= max(1, most):
             self.former = slot.former()
         self.slot = None
+
+    def release_remote(self) -> None:
+        """Let the placement of prompts forget its keys and values: all of them are here, or nobody needs them."""
+        if self.remote is not None:
+            self.remote.release()
+            self.remote = None
 
     def tell_prefill(self) -> None:
         """Say how far the prompt is, until the answer begins."""

@@ -5,9 +5,11 @@ every answer, and beside them as many tokens of waiting prompts as leave the ans
 engine has stages the answers form as many groups (microbatches), so that every stage has one to work on; a request that
 is alone has drafts behind its tokens instead, in as many windows as pay (`in_flight.py`).
 
-A step is: admit, submit, collect, choose, report. Tokens that a request does not have in the cache yet are pending: all
-of its prompt at first, one token later. Where the cache is full the last request is preempted: it waits again, and goes
-on later with the same tokens. Where the engine is lost all requests are preempted, and go on with another one.
+A step is: receive, admit, submit, collect, choose, report. Tokens that a request does not have in the cache yet are
+pending: all of its prompt at first, one token later. Where another placement computes long prompts, their keys and
+values are received block by block, and what is lacking when no more come is computed here. Where the cache is full the
+last request is preempted: it waits again, and goes on later with the same tokens. Where the engine is lost all requests
+are preempted, and go on with another one.
 """
 
 from __future__ import annotations
@@ -117,9 +119,13 @@ class Scheduler(Closing):
         return events
 
     def _go_on(self) -> None:
-        submitted = self._admit() and self._submit()
+        ready = self.slots.remote.receive(steps_in_flight=bool(self._in_flight.steps))
+        self._ready.extend(ready or ())
+        submitted = ready is not None and self._admit() and self._submit()
         if self._in_flight.steps and (not submitted or self._in_flight.most == 1):  # stages go on with others meanwhile
             self._collect()
+        elif not submitted:
+            self.slots.remote.wait()
 
     def run(self, requests: Sequence[Request]) -> list[list[int]]:
         """The tokens generated for each request. ContextFull where one of them alone does not fit, SamplingError.
@@ -204,7 +210,8 @@ class Scheduler(Closing):
                 running.cached_tokens = min(len(slot.tokens), len(request.prompt))
                 running.restored_tokens, running.dropped_tokens = slot.restored, slot.dropped
             self.running.append(running)
-            self._ready.append(running)
+            if not self.slots.remote.begin(running):
+                self._ready.append(running)
             self._admitted(running.number)
             running.tell_prefill()
         return True
@@ -293,6 +300,7 @@ class Scheduler(Closing):
                 if not rows.cancelled:
                     result = self._in_flight.verify(rows, logits[begin:end], step.windows, is_alone, events)
                     results.append(result)
+                    rows.running.release_remote()  # its logits came behind all of its keys and values
                     if result.right < result.used and events[-1].finish_reason is None:
                         self._ready.append(rows.running)
             if self.drafter is not None and step.windows:
@@ -312,12 +320,13 @@ class Scheduler(Closing):
     def _free(self, running: Running) -> None:
         """A request has ended: others may have what it had."""
         running.ended = True
+        running.release_remote()
         if not self._in_flight.awaited:
             self._in_flight.drop(self._use.of(self))
         running.continuation.close()
         if self.drafter is not None:
             self.drafter.ended(running)
-        for queue in (self.waiting, self._ready, self.running):
+        for queue in (self.waiting, self._ready, self.slots.remote.requests, self.running):
             if running in queue:
                 queue.remove(running)
         if (slot := running.slot) is not None:

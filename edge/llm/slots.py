@@ -12,8 +12,13 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from edge.errors import EdgeError, Interrupted
 from edge.llm.interface import TextEngine
+from edge.llm.requests import Running
 from edge.llm.slot import Former, Slot, common_prefix
+from partition.state.sequence import KVBlock
+
+LOOK_S = 0.05  # how soon who waits for keys and values hears that it is to stop
 
 
 class Placement(NamedTuple):
@@ -29,15 +34,16 @@ class Slots:
 
     def __init__(self, engine: TextEngine, most: int | None = None, *, keep: bool) -> None:
         """keep: what a request leaves stays for others, until its cells are needed."""
-        self._engine, self._keep = engine, keep
+        self._engine, self.keeps = engine, keep
         self.all = [Slot(engine, sequence) for sequence in range(min(engine.sequences, most or engine.sequences))]
+        self.remote = RemotePrompts(engine, self)
         self._former: list[Former] = []  # what idle slots held, before another engine took over
         self._times = itertools.count(1)
 
     @property
     def restores(self) -> bool:
         """Whether admitting reads from disk."""
-        return self._keep and self._engine.states.keeps
+        return self.keeps and self._engine.states.keeps
 
     @property
     def held(self) -> int:
@@ -60,7 +66,7 @@ class Slots:
         if not idle:
             return None
         slot, source = min(idle, key=lambda slot: (bool(slot.tokens), slot.used)), None
-        if self._keep:
+        if self.keeps:
             own = {other: other.tokens if other.namespace == namespace else [] for other in self.all}
             shared = {other: common_prefix(tokens, history[:-1]) for other, tokens in own.items()}
             like = max(self.all, key=lambda other: (shared[other], other in idle, -other.used))
@@ -104,10 +110,10 @@ class Slots:
             other.cut(0)
         if source is not None:
             slot.copy_from(source)
-        if not self._keep or slot.namespace != namespace:
+        if not self.keeps or slot.namespace != namespace:
             slot.cut(0)
         slot.namespace = namespace
-        if self._keep:
+        if self.keeps:
             slot.begin(history, in_place=in_place and len(slot.tokens) == self.held)
         if former is not None:
             self._hold_again(slot, history, former)
@@ -118,7 +124,7 @@ class Slots:
     def leave(self, slot: Slot, *, keep: bool) -> None:
         """The request is complete, or waits again. keep: what it computed may be put on disk now."""
         slot.busy, slot.used = False, next(self._times)
-        if not self._keep:
+        if not self.keeps:
             slot.cut(0)
         elif keep:
             slot.keep()
@@ -149,6 +155,7 @@ class Slots:
     def lost(self) -> None:
         """Note that somebody else has the cache now."""
         self._former.clear()
+        self.remote.requests.clear()
         for slot in self.all:
             slot.lost()
 
@@ -170,3 +177,66 @@ class Slots:
             slot.keep()
             if slot.is_kept:
                 slot.cut(0)
+
+
+class RemotePrompts:
+    """Requests whose prompts another placement computes: their slots receive keys and values from there."""
+
+    def __init__(self, engine: TextEngine, slots: Slots) -> None:
+        self._engine, self._slots = engine, slots
+        self.requests: list[Running] = []
+
+    def begin(self, running: Running) -> bool:
+        """Have the prompt of a request that was admitted computed elsewhere; whether it is."""
+        prefiller = self._engine.states.prefiller
+        if prefiller is None or running.slot is None:
+            return False
+        held, namespace = len(running.slot.tokens), running.request.namespace
+        running.remote = prefiller.begin(running.tokens, held, namespace, keep=self._slots.keeps)
+        if running.remote is not None:
+            self.requests.append(running)
+        return running.remote is not None
+
+    def receive(self, *, steps_in_flight: bool) -> list[Running] | None:
+        """Give slots the keys and values that came, and return the requests of which no more come: the rest of their
+        prompts is computed here. None where some came and steps are in flight, because states are written between
+        steps."""
+        ready = []
+        for running in [*self.requests]:
+            assert running.remote is not None
+            if steps_in_flight and running.remote.wait(0):
+                return None
+            blocks, is_over = running.remote.take()
+            if blocks and not self._write(running, blocks):
+                running.release_remote()
+                is_over = True
+            if blocks:
+                running.tell_prefill()
+            if is_over:
+                self.requests.remove(running)
+                ready.append(running)
+        return ready
+
+    def wait(self) -> None:
+        """Wait for keys and values, if any are to come. Interrupted where the engine was stopped."""
+        if not self.requests or self.requests[0].remote is None:
+            return
+        if self._engine.states.use.is_stopped:
+            raise Interrupted("stopped on request")
+        self.requests[0].remote.wait(LOOK_S)
+
+    def _write(self, running: Running, blocks: Sequence[KVBlock]) -> bool:
+        """Continue a slot. False where it has no room, or this cache cannot take them; what was written before stays.
+        The errors of an engine that has failed."""
+        slot = running.slot
+        assert slot is not None
+        for block in blocks:
+            if not self._slots.make_room(len(block.positions)):
+                return False
+            try:
+                self._engine.states.write(slot.sequence, block)
+            except EdgeError:
+                slot.cut(len(slot.tokens))  # raises where the engine has failed
+                return False
+            slot.submitted(running.tokens[block.positions.start : block.positions.stop])
+        return True

@@ -57,6 +57,11 @@ def held_bytes(shape: ModelShape) -> int:
     return max(_LEAST_HELD, _HELD_FILES * blocks_a_file(block_bytes, sys.maxsize) * block_bytes)
 
 
+def blocks_of(positions: Range, most: int) -> list[Range]:
+    """These positions in blocks of at most so many."""
+    return [Range(start, min(start + most, positions.stop)) for start in range(positions.start, positions.stop, most)]
+
+
 class CacheOwner(Protocol):
     """The scheduler whose tokens a KV cache holds."""
 
@@ -75,6 +80,7 @@ class CacheUse:
     `edge.parallel.replacements.Replacements` another one may take over between two steps."""
 
     exact = False  # what is computed again after a loss is computed in the very steps of before
+    is_stopped = False  # whoever waits is to give up
 
     def __init__(self) -> None:
         self.owner: CacheOwner | None = None  # the scheduler whose tokens the cache holds
@@ -120,6 +126,7 @@ class States:
     def __init__(self, file: GgufFile, context: Context, kv: TensorType) -> None:
         self._file, self._context, self.kv = file, context, kv
         self.use = CacheUse()
+        self.prefiller: Any = None  # the placement that computes prompts, a `Prefiller`; None: this one
         self._transposed = False  # how this context has values; found out by the first block that it refuses
         self.sealed: SealedBlocks | None = None  # where blocks are kept; None: nowhere
         self.history_key = b""  # makes tokens names of blocks; only rank 0 has it
@@ -137,6 +144,11 @@ class States:
         """Keys and values at these positions. StateError where that is not all of them, CannotSlice as `shape`."""
         shape = self.shape
         return decode(self._context.read_state(sequence, positions.start, positions.stop), shape, positions)
+
+    def begin_read(self, sequence: int, positions: Range) -> Callable[[], list[KVBlock]]:
+        """Read any number of positions, in blocks of `most_read`. The errors of `read`."""
+        blocks = [self.read(sequence, part) for part in blocks_of(positions, self.most_read)]
+        return lambda: blocks
 
     def write(self, sequence: int, block: KVBlock) -> None:
         """Add a block to a sequence, which must not hold its positions yet. StateError where it is of another shape,

@@ -66,7 +66,7 @@ class DistributedEngine(Leader):
         heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
         super().__init__(file, shard, group, heads, self.shape.n_vocab, algorithm, wire, explain)
         self._links = RankLinks(self, plan, self.shape.n_embd, relink, links)
-        self.states = SpreadStates(file, plan, shard, group, self.ordered, self.reports)
+        self.states = SpreadStates(file, plan, shard, group, self.ordered, self.guarded, self.reports)
         self._stopped = False
 
     # --- decoding, as Engine has it ---

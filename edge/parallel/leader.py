@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +62,7 @@ class Leader:
         self.heads, self._n_vocab = heads, n_vocab
         self.pending: deque[PendingStep] = deque()  # steps whose logits wait to be collected
         self.failed: Exception | None = None
-        self.busy = False  # a step, or what belongs to it, is under way
+        self.busy: set[int] = set()  # threads in a step, or what belongs to it
         self.on_token: Callable[[float, float], None] = lambda seconds, compute_s: None  # of one row, alone
         self._logits = np.empty((0, n_vocab), np.float32)
         self._explain = explain
@@ -215,7 +216,7 @@ class Leader:
         """Return the result of `work`. An error is explained, and raised by each later call, unless it is harmless."""
         if self.failed is not None:
             raise self.failed
-        self.busy = True
+        self.busy.add(threading.get_ident())
         try:
             return work()
         except harmless:
@@ -230,7 +231,7 @@ class Leader:
             self.failed = EngineError("a step was interrupted, so the devices no longer hold the same; start again")
             raise
         finally:
-            self.busy = False
+            self.busy.discard(threading.get_ident())
 
     def end(self) -> None:
         """Send all ranks the end of the steps; nothing where they cannot be reached."""

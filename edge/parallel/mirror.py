@@ -19,13 +19,12 @@ from edge.llama.llama import Model
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.slot import Slot
+from edge.parallel.moving import movable
 from edge.prefixes.keys import KEY_BYTES, block_hashes
 from partition.errors import CannotSlice, StateError
 from partition.model.model import ModelShape
 from partition.plan.plan import Range
-from partition.slices.source import Source
 from partition.state.sequence import KVBlock
-from partition.state.shape import StateShape
 from quant.gguf.file import GgufFile
 
 SHARE = 0.02  # of what steps take, at most, that copying takes between them
@@ -57,10 +56,8 @@ class Mirror:
     def of(cls, file: GgufFile, options: EngineOptions, vocabulary: Model, budget: int | None) -> Mirror:
         """For a model. Its size is that of a full context, but no more than a quarter of the free memory, or of the
         budget. CannotSlice where the model's keys and values cannot be read."""
-        if vocabulary.is_recurrent:
-            raise CannotSlice(f"{file.architecture} models are recurrent: they hold nothing of each token")
-        context, _, kv = resolve(options, ModelShape.from_gguf(file))
-        token_bytes = StateShape.of_model(Source.from_file(file), kv).token_bytes
+        context = resolve(options, ModelShape.from_gguf(file))[0]
+        token_bytes = movable(file, options, vocabulary).token_bytes
         return cls(token_bytes, min(context * token_bytes, round(_MOST_OF_MEMORY * (budget or available_memory()))))
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Keys and values of slots on their way from one engine to the next, which cannot both be loaded."""
+"""Keys and values on their way from one engine to another: whether a model's can move, and those of slots where both
+engines cannot be loaded at once."""
 
 from __future__ import annotations
 
@@ -7,12 +8,26 @@ from dataclasses import dataclass
 
 from devices.probe import available_memory
 from edge.errors import EdgeError
+from edge.llama.llama import Model
 from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions, resolve
 from edge.llm.slot import Slot, common_prefix
+from partition.errors import CannotSlice
+from partition.model.model import ModelShape
 from partition.plan.plan import Range
+from partition.slices.source import Source
 from partition.state.sequence import KVBlock
+from partition.state.shape import StateShape
+from quant.gguf.file import GgufFile
 
 _MOST_OF_FREE = 0.25  # of this device's memory, for keys and values on their way
+
+
+def movable(file: GgufFile, options: EngineOptions, vocabulary: Model) -> StateShape:
+    """The shape of a model's keys and values. CannotSlice where they cannot be read."""
+    if vocabulary.is_recurrent:
+        raise CannotSlice(f"{file.architecture} models are recurrent: they hold nothing of each token")
+    return StateShape.of_model(Source.from_file(file), resolve(options, ModelShape.from_gguf(file))[2])
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
 
-from edge.llm.states import CacheUse
+from edge.llm.states import CacheUse, blocks_of
 from edge.parallel import steps
 from edge.parallel.shard import Shard
 from edge.parallel.steps import MOST_HASHES, Op, Step
@@ -17,6 +17,7 @@ from partition.state.sequence import KVBlock, check
 from partition.state.shape import StateShape
 from quant.gguf.file import GgufFile
 from transport.collective import Group
+from transport.link import Link
 
 T = TypeVar("T")
 
@@ -37,12 +38,16 @@ class SpreadStates:
         shard: Shard,
         group: Group,
         ordered: Ordered,
+        guarded: Callable[[Callable[[], T]], T],
         answers: Callable[[Callable[[Any], int]], list[int]],
     ) -> None:
-        """answers: takes what each other rank says after a step."""
+        """guarded: as `Leader.guarded`. answers: takes what each other rank says after a step."""
         self.use = CacheUse()
+        self.prefiller: Any = None  # as of `States`
         self._file, self._plan, self._own, self._group = file, plan, shard.engine.states, group
         self._ordered, self._answers = ordered, answers
+        self._guarded: Callable[[Callable[[], Any]], Any] = guarded
+        self._place = shard.place
         self.block, self.most_read, self.factors = self._own.block, self._own.most_read, self._own.factors
 
     @cached_property
@@ -59,12 +64,34 @@ class SpreadStates:
         own, shapes = self._own.read(sequence, positions), self._shapes  # first here: nobody else holds more or fewer
 
         def parts() -> list[tuple[KVBlock, StateShape]]:
-            links = sorted(self._group.links.items())
-            others = [(steps.receive_block(link, shapes[rank], positions), shapes[rank]) for rank, link in links]
-            return [(own, shapes[0]), *others]
+            return [(own, shapes[0]), *self._receive(sorted(self._group.links.items()), positions)]
 
         step = Step(Op.READ, numbers=(sequence, positions.start, positions.stop, 0))
         return join(self._ordered(step, parts), self._whole)
+
+    def begin_read(self, sequence: int, positions: Range) -> Callable[[], list[KVBlock]]:
+        """Ask all ranks for keys and values in blocks of `most_read`, behind the steps that were submitted. Later
+        stages send theirs when they come to it, while further steps without logits are submitted: what it returns
+        receives them, in another thread. Ranks of the first stage also send sums of later steps, so that they are
+        waited for here. The errors of `read`."""
+        shapes, mates = self._shapes, self._place.mates
+        near: list[list[tuple[KVBlock, StateShape]]] = []
+        links = sorted(self._group.links.items())
+        first, later = ([one for one in links if (one[0] in mates) == is_mate] for is_mate in (True, False))
+        for part in blocks_of(positions, self.most_read):
+            own = self._own.read(sequence, part)
+            step = Step(Op.READ, numbers=(sequence, part.start, part.stop, 0))
+            near.append([(own, shapes[0]), *self._ordered(step, partial(self._receive, first, part))])
+
+        def received() -> list[KVBlock]:
+            return [join([*parts, *self._receive(later, parts[0][0].positions)], self._whole) for parts in near]
+
+        return lambda: self._guarded(received)
+
+    def _receive(self, links: Sequence[tuple[int, Link]], positions: Range) -> list[tuple[KVBlock, StateShape]]:
+        """The parts of a block that these ranks send."""
+        shapes = self._shapes
+        return [(steps.receive_block(link, shapes[rank], positions), shapes[rank]) for rank, link in links]
 
     def write(self, sequence: int, block: KVBlock) -> None:
         """As `States.write`."""

@@ -58,9 +58,10 @@ def again(plan: Plan, workers: Sequence[str], file: GgufFile, model_digest: str)
     """A plan that a person gave, for this device and some of its workers, with the shares that were, and why it is this
     one. plan: with addresses as `device` writes them. PlanError where none can be."""
     answering = list(workers)
-    if set(plan.devices) <= {LOCAL, *answering}:
-        return plan, "as the plan says"
-    done = work_shares(plan)
+    for one in (plan, plan.placements[0]):  # without the placement of prompts, where only that lacks a device
+        if set(one.all_devices) <= {LOCAL, *answering}:
+            return one, "as the plan says"
+    done = (work_shares(plan.prefill) if plan.prefill else {}) | work_shares(plan)
     kind = "tensor" if len(plan.computing) == 1 else "pipeline"
     shares = {one: done[one] for one in (LOCAL, *answering)}
     while True:

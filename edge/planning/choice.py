@@ -60,10 +60,10 @@ class PlanChoice:
         """The plan of a language model with what a person said of this device, so that a saved one says it, too.
         values: fields of its shard; None: as planned."""
         assert isinstance(self.plan, Plan)
-        first, *others = self.plan.stages
-        own, *rest = first.shards
-        own = replace(own, **{name: value for name, value in values.items() if value is not None})
-        return replace(self, plan=replace(self.plan, stages=(replace(first, shards=(own, *rest)), *others)))
+        given = {name: value for name, value in values.items() if value is not None}
+        return replace(
+            self, plan=self.plan.with_shards(lambda one: replace(one, **given) if one.device == LOCAL else one)
+        )
 
     def save(self, path: PathLike) -> None:
         """Write the plan as JSON, which `load` and the commands' `--plan` take. OSError where it cannot be written."""

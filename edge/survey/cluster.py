@@ -106,8 +106,7 @@ class Cluster:
     def connected(self, plan: Plan | OnnxPlan) -> Fleet | None:
         """The workers of a plan; None where it has none. WorkerError for one that is not connected."""
         there = self.fleet.workers if self.fleet else {}
-        placements = (plan,) if isinstance(plan, OnnxPlan) else plan.placements
-        named = dict.fromkeys(address for placement in placements for address in placement.devices)
+        named = plan.all_devices if isinstance(plan, Plan) else plan.devices
         missing = [address for address in named if device(address) not in (LOCAL, *there)]
         if missing:
             raise WorkerError(

@@ -222,6 +222,11 @@ class Plan:
             return (self,)
         return (replace(self, prefill=None, prefill_from=0), self.prefill)
 
+    @property
+    def all_devices(self) -> tuple[str, ...]:
+        """The devices of both placements, each once, LOCAL first."""
+        return tuple(dict.fromkeys(device for placement in self.placements for device in placement.devices))
+
     def with_shards(self, change: Callable[[Shard], Shard]) -> "Plan":
         """The same with each shard changed, those of `prefill` among them."""
         stages = tuple(replace(stage, shards=tuple(map(change, stage.shards))) for stage in self.stages)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from edge.demo import MODEL_PATH
 from edge.deployment.deployed import DeployedModel
 from edge.deployment.kinds import Running
 from edge.net.rendezvous import TRANSPORTS
+from edge.parallel.prefiller import PrefillPlacement
 from edge.planning.choose import PARALLEL
 from edge.survey import survey
 from partition.plan.arrange import make_plan
@@ -251,6 +253,39 @@ def test_a_saved_plan_is_used_as_it_is_or_edited(chat: Chat, two: Two, tmp_path:
     edited = chat("--plan", file, "--save-plan", tmp_path / "other")
     assert (heads(edited), edited["token_ids"]) == ([[0, 6], [6, 8]], alone)
     assert json.loads((tmp_path / "other").read_text()) == edited["plan"]
+
+
+def test_a_plan_file_may_have_a_placement_for_prompts(
+    run: Run, chat: Chat, two: Two, tmp_path: Path, alone: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers need not be among those that generate."""
+    computed: list[int] = []
+    begin = PrefillPlacement.begin
+
+    def noted(placement: PrefillPlacement, tokens: list[int], *arguments: Any, **how: Any) -> Any:
+        prompt = begin(placement, tokens, *arguments, **how)
+        computed.append(len(tokens) if prompt else 0)
+        return prompt
+
+    monkeypatch.setattr(PrefillPlacement, "begin", noted)
+    cut = limits(GgufFile.open(MODEL_PATH))
+    single = make_plan(cut, "bundled", "", [LOCAL])
+    plan = replace(single, prefill=make_plan(cut, "bundled", "", [LOCAL, two[1].address]), prefill_from=5)
+    file, saved = tmp_path / "plan.json", tmp_path / "saved.json"
+    file.write_text(json.dumps(plan.to_json()))
+    said = chat("--plan", file, "--save-plan", saved)
+    assert said["token_ids"] == alone
+    assert computed[0] >= 5
+    again = Plan.from_json(json.loads(saved.read_text()))
+    assert again.prefill is not None
+    assert (again.prefill.devices, again.prefill_from) == ((LOCAL, two[1].address), 5)
+    computed.clear()
+    code, out, error = run("bench", *QUICK, "--plan", file)
+    assert code == 0, error
+    assert computed == [8, 8]
+    assert "prompts of 5 new tokens and more are computed on 2 devices" in out
+    file.write_text(json.dumps({**plan.to_json(), "prefill_from": -1}))
+    assert_refused(run("chat", *ASKED, "--plan", file), 2, "prefill_from: -1")
 
 
 def test_insecure_allows_another_machine_in_the_clear(run: Run, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,9 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -23,6 +25,10 @@ from apps.commands.serve import DRAFTS
 from apps.options import ENGINE_OPTIONS, add_engine_arguments
 from devices.processes.forking import ForkedProcess
 from edge.demo import MODEL_PATH
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL, Plan
+from partition.slices.gguf_slice import limits
+from quant.gguf.file import GgufFile
 from tests.support import ROOT
 from tests.support.helpers import begin, run_edge
 from tests.support.workers import worker
@@ -250,6 +256,20 @@ def test_two_devices_serve_what_one_would_and_the_page_can_switch_plans(tmp_path
             saved.write_text(json.dumps(plan))
         with served("--plan", str(saved), "--prefix-cache", "0") as server:
             assert len(server.status()["devices"]) == 2
+
+
+def test_prompts_of_several_slots_are_computed_elsewhere(tmp_path: Path) -> None:
+    cut, saved = limits(GgufFile.open(MODEL_PATH)), tmp_path / "plan.json"
+    with worker(tmp_path / "w", "--threads", "1") as other:
+        elsewhere = make_plan(cut, "m", "", [LOCAL, other.address], "pipeline")
+        plan = replace(make_plan(cut, "m", "", [LOCAL]), prefill=elsewhere)
+        saved.write_text(json.dumps(plan.to_json()))
+        options = ("--plan", str(saved), "--prefix-cache", "0", "--requests", "3")
+        with served(*options) as server, ThreadPoolExecutor(6) as pool:
+            found = [pool.submit(server.answer) for _ in range(6)]
+            assert {answer.result() for answer in found} == {"3 plus 4 is 7."}
+            prefill = Plan.from_json(server.status()["plan"]["prefill"])
+            assert (prefill.devices, prefill.shard(0).threads) == (elsewhere.devices, 1)
 
 
 def test_a_front_is_shown(tmp_path: Path) -> None:

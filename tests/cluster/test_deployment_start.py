@@ -259,7 +259,7 @@ def test_one_device_under_two_addresses_needs_room_for_both(two: list[Worker]) -
         for address in addresses:
             fleet.profiles[address] = replace(fleet.profiles[address], memory_available_bytes=recipes[1].n_bytes)
         with pytest.raises(NotEnoughMemory) as caught:
-            check_room(fleet, plan, dict(enumerate(recipes)), ModelShape.from_gguf(file), OPTIONS)
+            check_room(fleet, [(plan, dict(enumerate(recipes)))], ModelShape.from_gguf(file), OPTIONS)
     assert str(caught.value).count("needs") == 1
     weights = sum(recipe.n_bytes for recipe in recipes[1:]) / MIB
     assert f"(weights {weights:,.0f}, " in str(caught.value)

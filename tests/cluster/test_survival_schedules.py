@@ -73,13 +73,13 @@ def undisturbed(model: Path) -> list[tuple[list[int], list[int]]]:
             prompt = [rng.randrange(3, 512) for _ in range(rng.choice((1, 2, 5, 8, 9, 20, 33)))]
             if found and rng.random() < 0.4:  # begins like another one
                 prompt = [*rng.choice(found)[0], *prompt][:40]
-            answer, lead = _greedy(whole, prompt)
+            answer, lead = greedy(whole, prompt)
             if lead > CLEAR:
                 found.append((prompt, answer))
     return found
 
 
-def _greedy(whole: Engine, prompt: list[int]) -> tuple[list[int], float]:
+def greedy(whole: Engine, prompt: list[int]) -> tuple[list[int], float]:
     """The answer, and by how many deviations each token was ahead of the next best at least."""
     whole.kv_clear()
     for start in range(0, len(prompt), whole.batch):

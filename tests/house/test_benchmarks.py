@@ -23,6 +23,7 @@ SECTIONS = {
     "bench_drafts": ("resident", "far", "paged"),
     "bench_engine": (),
     "bench_paging": ("limit", "mmap", "keeps-up"),
+    "bench_phases": ("strong", "equal"),
     "bench_planner": (),
     "bench_plans": (),
     "bench_prefixes": ("reading", "restart"),

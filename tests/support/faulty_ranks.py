@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -23,6 +23,7 @@ import pytest
 
 from devices.cluster_file import Cluster as ClusterFile
 from edge.cluster import liveness
+from edge.cluster.deployment import Deployment
 from edge.cluster.rank_group import RankGroup
 from edge.cluster.session import EngineSession
 from edge.deployment import deploy, supervisor, watch
@@ -90,7 +91,7 @@ class Device:
 
     def begin(self) -> None:
         """A new rank, which nothing has happened to."""
-        self.links, self.killed = [], False
+        self.links, self.killed = [link for link in self.links if link.broken is None], False
         if self.fails_at is not None:
             self.faults = [Fault(self.fails_at, "end")]
 
@@ -162,9 +163,9 @@ class _Session(EngineSession):
 
     pid = 0
 
-    def __init__(self, device: Device, rank: int) -> None:
+    def __init__(self, device: Device, rank: int, links: Iterable[Link]) -> None:
         super().__init__(device.name, rank)
-        self._host = device
+        self._host, self._links = device, links
 
     @property
     def silent_s(self) -> float:
@@ -173,7 +174,9 @@ class _Session(EngineSession):
 
     def close(self) -> None:
         if self._host.frozen_at is None:  # else nobody there hears it
-            self._host.end()
+            for link in self._links:
+                assert isinstance(link, FaultyLink)
+                link.break_off()
 
     def _send(self, command: pb.Command) -> None:
         raise AssertionError("a rank of a thread takes no commands")
@@ -224,7 +227,7 @@ class _Deployment(RankGroup):
         self._closing.then(shards[0].close)
         self._closing.then(lambda: [link.close() for link in links[0].values()])
         for rank in range(1, n):
-            session = self._by_rank[rank] = _Session(devices[rank], rank)
+            session = self._by_rank[rank] = _Session(devices[rank], rank, links[rank].values())
             self._addresses[rank] = plan.devices[rank]
             self._closing.then(session.close)
             cluster.start(_serve, devices[rank], session, shards[rank], groups[rank])
@@ -234,8 +237,10 @@ class _Deployment(RankGroup):
         )
         self._closing.then(self.engine.end)
 
+    break_off = Deployment.break_off
+
     def _is_busy(self) -> bool:
-        return self.engine.busy
+        return bool(self.engine.busy)
 
 
 def _serve(device: Device, session: _Session, shard: Shard, group: Group) -> None:
@@ -303,11 +308,19 @@ class Cluster:
             device.come_back()
 
     @contextmanager
-    def running(self, how: dict[str, Any], options: EngineOptions) -> Iterator[ReplaceableEngine]:
-        """The model on all devices that answer. how: as `tests.support.deployments` has it."""
+    def running(
+        self, how: dict[str, Any], options: EngineOptions, prefill: dict[str, Any] | None = None
+    ) -> Iterator[ReplaceableEngine]:
+        """The model on all devices that answer. how: as `tests.support.deployments` has it. prefill: likewise, of the
+        placement that computes prompts; the last devices are in that one."""
         limits_of = limits(GgufFile.open(self._model))
-        addresses = [LOCAL, *(one for one in self.others if self.devices[one].answers)][: len(how["shares"])]
+        answering = [one for one in self.others if self.devices[one].answers]
+        addresses = [LOCAL, *answering[: len(how["shares"]) - 1]]
         plan = make_plan(limits_of, self._model.stem, "", addresses, **how)
+        if prefill is not None:
+            there = [LOCAL, *answering[::-1][: len(prefill["shares"]) - 1]]
+            plan = replace(plan, prefill=make_plan(limits_of, self._model.stem, "", there, **prefill))
+            addresses = [*plan.all_devices]
         connected: Any = SimpleNamespace(connected=lambda _: self._fleet(addresses[1:]), insecure=True)
         choice = PlanChoice(self._model, plan, "as the plan says")
         with deploy.deploy(choice, connected, options, steps=self._steps) as model:
@@ -356,6 +369,7 @@ def cluster(model: Path, folder: Path, n_devices: int) -> Iterator[Cluster]:
         patch.setattr(watch, "reachable", made.reachable)
         patch.setattr(deploy, "Deployment", _Deployment)
         patch.setattr(deploy, "send_ahead", lambda *_: None)  # slices are written
+        patch.setattr(deploy, "check_room", lambda *_: None)
         patch.setattr(liveness, "_LOOK_S", _LOOK_S)
         patch.setattr(liveness, "LOST_S", 4 * _LOOK_S)
         yield made

@@ -283,9 +283,9 @@ def test_a_placement_for_prompts_is_one_of_the_same_model(change: dict[str, Any]
 
 
 def test_placements_nested_deep_are_refused_before_they_are_read() -> None:
-    values: dict[str, Any] = {}
+    values, plan = dict[str, Any](), hybrid().to_json()
     for _ in range(100_000):
-        values = {**hybrid().to_json(), "prefill": values}
+        values = {**plan, "prefill": values}
     with pytest.raises(PlanError, match="prefill: it has a prefill of its own; leave that out"):
         Plan.from_json(values)
 

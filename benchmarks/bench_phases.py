@@ -1,0 +1,103 @@
+"""How much sooner a long prompt's first token comes where another placement computes the prompt.
+
+    python benchmarks/bench_phases.py [--only strong|equal] [--model FILE] [--rounds N] [--json [FILE]] [--tiny]
+
+| section | devices of the lab                                                                       |
+| strong  | this device of 0.3 cores generates; one of 1.5 cores, 1 Gbit/s away, computes prompts    |
+| equal   | two devices of 0.9 cores, 5 ms and 100 Mbit/s apart: one generates, both compute prompts |
+
+The worker is a real one of the lab, behind the lab's links; the owner is a process in a control group. Plans are loaded
+one after the other. The first token of a prompt of 1,000 random tokens is waited for, and 16 tokens follow. Times are
+medians of rounds. Beside them is what is predicted from measurements of these devices. Needs root. By default on a
+random file of Qwen2.5-0.5B's shape at Q4_0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import ROOT, LeftOut, Section, bench, parser_of, table
+from devices.lab.config import parse_lab
+from edge.demo import MODEL_PATH
+from edge.models import synth
+from edge.models.presets import SHAPES
+from tests.support.lab import Lab
+
+SIDE = ROOT / "benchmarks" / "phases_side.py"
+RUN_S = 900.0  # for one setting
+SHAPE = "qwen2.5-0.5b"
+SETTINGS: dict[str, dict[str, Any]] = {
+    # least: how many times as soon the first token is to come; shares: of the prompt's layers, the owner's first
+    "strong": {
+        "own": 0.3, "other": 1.5, "link": {"delay_ms": 0.2, "bandwidth_mbps": 1000}, "shares": [1, 30], "least": 3.0,
+    },
+    "equal": {
+        "own": 0.9, "other": 0.9, "link": {"delay_ms": 5, "bandwidth_mbps": 100}, "shares": [1, 1], "least": 1.6,
+    },
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = parser_of(__doc__, SETTINGS, rounds=3)
+    parser.add_argument("--model", type=Path, help=f"GGUF file (default: a random one of the shape {SHAPE})")
+    bench(parser, {name: Section(partial(measured, name), text) for name in SETTINGS}, prepare)
+
+
+def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Make the model."""
+    if args.tiny:
+        args.model = MODEL_PATH
+    elif args.model is None:
+        args.model = folder / "model.gguf"
+        synth.synthesize(args.model, SHAPES[SHAPE], "q4_0")
+    return {"model": args.model.name}
+
+
+def measured(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """One setting."""
+    setting = SETTINGS[name]
+    if not args.tiny and os.geteuid() != 0:
+        raise LeftOut("links and parts of cores need root; --tiny goes without")
+    device: dict[str, Any] = {"name": "other", "threads": max(1, round(setting["other"]))}
+    lab = {"device": [device if args.tiny else {**device, "cpu": setting["other"]}]}
+    if not args.tiny:
+        lab["link"] = [setting["link"]]
+    with Lab(parse_lab(lab), folder / "lab") as up, tempfile.TemporaryDirectory() as own:
+        asked = {
+            "model": str(args.model.resolve()),
+            "worker": up.addresses["other"],
+            "cores": None if args.tiny else setting["own"],
+            "shares": setting["shares"],
+            "prompt": 64 if args.tiny else 1000,
+            "rounds": 1 if args.tiny else args.rounds,
+            "tiny": args.tiny,
+        }
+        folders = {f"XDG_{kind}_HOME": f"{own}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "STATE")}
+        command = [sys.executable, str(SIDE), json.dumps(asked)]
+        done = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, **folders}, stdout=subprocess.PIPE, timeout=RUN_S, check=True
+        )
+    plans: dict[str, dict[str, float]] = json.loads(done.stdout)
+    return {"plans": plans, "least": setting["least"], "ratio": plans["one"]["ttft_s"] / plans["phases"]["ttft_s"]}
+
+
+def text(r: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = [
+        [name, *(f"{plan[key]:.2f}" for key in ("ttft_s", "predicted_ttft_s")), f"{1e3 * plan['token_s']:.0f}"]
+        for name, plan in r["plans"].items()
+    ]
+    header = ["plan", "first token, s", "predicted, s", "ms a token"]
+    return f"{table(header, lines)}\n\nThe first token comes {r['ratio']:.2f} times as soon; asked is {r['least']}."
+
+
+if __name__ == "__main__":
+    main()

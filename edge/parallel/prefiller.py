@@ -1,0 +1,180 @@
+"""Prompts computed on another placement of the model, whose keys and values move to the one that generates.
+
+Prefill is bound by arithmetic, decode by memory and round trips: the devices that are best for one are not for the
+other ("prefill/decode disaggregation"). Here one thread computes prompts chunk by chunk, and another takes in the keys
+and values of a chunk while the next one is computed. The scheduler writes them to the engine that generates, in order,
+between its steps, and has that engine compute the last token of a prompt, so that all logits come from there.
+
+The hand-over has two phases. A sequence stays in this placement's cache until `RemotePrompt.release`, which the
+scheduler calls when logits have come from behind its blocks. So where the engine that generates is lost, what was
+computed is still here; where this placement is lost, the other one has every block that was written, and computes what
+follows from there. No block is ever held by neither.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+
+from edge.closing import Closing
+from edge.errors import EngineError
+from edge.llm.interface import TextEngine
+from edge.llm.slot import Slot, common_prefix
+from edge.llm.slots import Slots
+from partition.plan.plan import Range
+from partition.state.sequence import KVBlock
+
+BREAK_S = 0.5  # for what is under way to end by itself, before links are broken off
+END_S = 30.0  # for it to end then
+
+
+class RemotePrompt:
+    """A prompt that is computed here for a request elsewhere."""
+
+    def __init__(self, tokens: Sequence[int], n_held: int, namespace: str, keep: bool) -> None:
+        """n_held: tokens that the placement that generates has already. keep: as of `Slots`."""
+        self.tokens, self.n_held, self.namespace, self.keep = list(tokens), n_held, namespace, keep
+        self.is_released = False
+        self._blocks: list[KVBlock] = []
+        self._is_over = False
+        self._changed = threading.Condition()
+
+    def take(self) -> tuple[list[KVBlock], bool]:
+        """Blocks that came since the last call, in order; and whether no more come."""
+        with self._changed:
+            blocks, self._blocks = self._blocks, []
+            return blocks, self._is_over
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `take` has something new; whether it has."""
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._blocks) or self._is_over, timeout_s)
+
+    def release(self) -> None:
+        """Its request has its keys and values, or needs them no more: they may be forgotten here."""
+        self.is_released = True
+        self.end()
+
+    def add(self, blocks: Sequence[KVBlock]) -> None:
+        """Blocks have come."""
+        with self._changed:
+            if not self._is_over:
+                self._blocks += blocks
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """No more blocks come."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+
+class PrefillPlacement(Closing):
+    """Computes prompts on an engine that nobody else uses, one after the other. `close()` it before its engine."""
+
+    def __init__(
+        self,
+        engine: TextEngine,
+        least: int,
+        lost: Callable[[Exception], None] = lambda error: None,
+        break_off: Callable[[], None] = lambda: None,
+    ) -> None:
+        """least: new tokens of a prompt from which it is computed here. lost: told, in a thread of its own, why no more
+        prompts are. break_off: ends what the engine is waiting for, from another thread."""
+        self._engine, self._least, self._lost, self._break_off = engine, least, lost, break_off
+        self._slots = Slots(engine, keep=True)
+        self._in_use: list[tuple[RemotePrompt, Slot]] = []
+        self._prompts: queue.SimpleQueue[RemotePrompt | None] = queue.SimpleQueue()
+        self._open: list[RemotePrompt] = []  # those that have not ended
+        self._lock = threading.Lock()
+        self.failed: Exception | None = None  # why no more prompts are computed here
+        self._thread = threading.Thread(target=self._compute_all, name="prefill", daemon=True)
+        self._thread.start()
+
+    def begin(self, tokens: Sequence[int], n_held: int, namespace: str, *, keep: bool) -> RemotePrompt | None:
+        """Compute a prompt, all but its last token, of which the placement that generates holds the first `n_held`.
+        None where it has too few new tokens. What is held there and not here has to be computed here as well, and so
+        counts against it. keep: later prompts of this namespace may find here what it leaves.
+        """
+        own = (slot.tokens for slot in self._slots.all if slot.namespace == namespace)
+        here = max((common_prefix(held, tokens) for held in own), default=0)
+        if len(tokens) - n_held < max(2, self._least + max(0, n_held - here)):
+            return None
+        prompt = RemotePrompt(tokens, n_held, namespace, keep)
+        with self._lock:
+            if self.failed is not None:
+                return None
+            self._open.append(prompt)
+        self._prompts.put(prompt)
+        return prompt
+
+    def close(self) -> None:
+        """Compute no more, and let go of the engine."""
+        is_under_way = self._fail(EngineError("the placement of prompts was closed"))
+        self._prompts.put(None)
+        self._thread.join(BREAK_S if is_under_way else END_S)
+        if self._thread.is_alive():
+            self._break_off()
+            self._thread.join(END_S)
+
+    def _fail(self, error: Exception) -> bool:
+        """Compute no more prompts; whether any were under way."""
+        with self._lock:
+            self.failed = self.failed or error
+            ended, self._open = self._open, []
+        for prompt in ended:
+            prompt.end()
+        return bool(ended)
+
+    # --- the thread that computes ---
+
+    def _compute_all(self) -> None:
+        with ThreadPoolExecutor(1, "prefill reads") as receiver:
+            while (prompt := self._prompts.get()) is not None:
+                if self.failed is not None:
+                    continue
+                try:
+                    self._compute(prompt, receiver)
+                except Exception as error:
+                    if self.failed is None:
+                        self._fail(error)
+                        self._lost(error)
+                with self._lock:
+                    if prompt in self._open:
+                        self._open.remove(prompt)
+                prompt.end()
+
+    def _compute(self, prompt: RemotePrompt, receiver: Executor) -> None:
+        self._forget_released()
+        placement = self._slots.place(prompt.tokens, 0, prompt.namespace)
+        if placement is None:  # requests that are being handed over fill the cache
+            return
+        slot = self._slots.admit(placement, prompt.tokens, prompt.namespace)
+        self._in_use.append((prompt, slot))
+        asked, stop = prompt.n_held, len(prompt.tokens) - 1
+        chunk = self._engine.chunk(stop - len(slot.tokens))
+        reads: list[Future[None]] = []
+        try:
+            while not prompt.is_released and self.failed is None:
+                there = len(slot.tokens)
+                if there > asked:  # it comes while the next chunk is computed
+                    blocks = self._engine.states.begin_read(slot.sequence, Range(asked, there))
+                    reads.append(receiver.submit(lambda blocks=blocks: prompt.add(blocks())))  # type: ignore[misc]
+                    asked = there
+                if there >= stop:
+                    break
+                slot.decode(prompt.tokens[there : min(there + chunk, stop)], "none")
+        finally:
+            wait(reads)  # other steps may have answers on the same links
+        for read in reads:
+            read.result()
+
+    def _forget_released(self) -> None:
+        """Let others have the slots of prompts that were handed over."""
+        for prompt, slot in [one for one in self._in_use if one[0].is_released]:
+            self._in_use.remove((prompt, slot))
+            self._slots.leave(slot, keep=False)
+            if not prompt.keep:
+                slot.cut(0)

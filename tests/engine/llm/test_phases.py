@@ -1,0 +1,449 @@
+"""Prompts that another placement computes: answers are those of one device, whatever is lost on the way."""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.errors import EngineError, Interrupted
+from edge.llm.bench import measure
+from edge.llm.engine import Engine
+from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions, PrefixOptions
+from edge.llm.requests import Request
+from edge.llm.scheduler import Scheduler
+from edge.parallel.prefiller import PrefillPlacement
+from edge.speculate.ngrams import NgramDrafts
+from edge.speculate.speculation import Speculation
+from partition.plan.plan import Range
+from tests.support.deployments import pipeline, stages, tensor
+from tests.support.guessing import always
+from tests.support.helpers import TIMEOUT_S
+from tests.support.phases import Counting, phases
+from tests.support.ranks_here import ranks_here
+from tests.support.slices import synthetic
+from tests.support.thorough import some
+
+OPTIONS = EngineOptions(threads=1, context=256, batch=8, sequences=3, outputs=8, kv_type="f32", flash_attention="off")
+LONGEST = 10  # tokens of an answer
+CLEAR = 1e-2  # by how much each best logit leads: sums in another order change less
+PLACEMENTS = [pipeline(1, 1), pipeline(1, 1, 1), tensor(1, 1), stages(2, 1), stages(1, 2)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synthetic(tmp_path_factory.mktemp("model") / "llama.gguf", "llama", layers=4)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def counting(model: Path, stack: ExitStack) -> Any:
+    """Makes engines that are closed at the end."""
+    return lambda lives=1 << 30, options=OPTIONS: stack.enter_context(Counting(model, options, lives))
+
+
+@pytest.fixture(scope="module")
+def asked(model: Path) -> list[tuple[list[int], list[int]]]:
+    """Prompts and their greedy answers on one device, each token of which leads clearly."""
+    rng, found = random.Random(3), list[tuple[list[int], list[int]]]()
+    with Engine(model, OPTIONS) as whole:
+        for length in (2, 3, 9, 17, 40, 41, 64):
+            while True:
+                prompt = [rng.randrange(3, 512) for _ in range(length)]
+                answer, lead = greedy(whole, prompt)
+                if lead > CLEAR:
+                    found.append((prompt, answer))
+                    break
+    return found
+
+
+def greedy(whole: Engine, prompt: Sequence[int]) -> tuple[list[int], float]:
+    """The answer, and by how many deviations each token was ahead of the next best at least."""
+    whole.kv_clear()
+    for start in range(0, len(prompt), whole.batch):
+        logits = whole.decode(prompt[start : start + whole.batch], start)
+    answer, lead = [], float("inf")
+    for i in range(LONGEST):
+        second, best = np.sort(logits)[-2:]
+        lead = min(lead, float((best - second) / logits.std()))
+        answer.append(int(logits.argmax()))
+        logits = whole.decode(answer[-1:], len(prompt) + i)
+    return answer, lead
+
+
+def request(prompt: Sequence[int], n: int = LONGEST, namespace: str = "") -> Request:
+    return Request(list(prompt), n, ends=False, namespace=namespace)
+
+
+def answers(engine: TextEngine, prompts: Sequence[Sequence[int]], **how: Any) -> list[list[int]]:
+    return Scheduler(engine, **how).run([request(prompt) for prompt in prompts])
+
+
+def folder(parent: Path, name: str) -> Path:
+    (parent / name).mkdir()
+    return parent / name
+
+
+Asked = list[tuple[list[int], list[int]]]
+
+
+# --- where a prompt is computed ---
+
+
+def test_another_engine_computes_all_of_a_prompt_but_its_last_token(counting: Any, asked: Asked) -> None:
+    decode, prefill = counting(), counting()
+    with phases(decode, prefill) as both:
+        for prompt, answer in asked:
+            decode.computed.clear()
+            prefill.computed.clear()
+            assert answers(both.engine, [prompt]) == [answer]
+            assert decode.computed == [1] * LONGEST
+            assert sum(prefill.computed) == len(prompt) - 1
+        assert not both.lost
+
+
+def test_nothing_moves_below_the_break_even_length(counting: Any, asked: Asked) -> None:
+    decode, prefill = counting(), counting()
+    with phases(decode, prefill, least=41) as both:
+        for prompt, answer in asked:
+            prefill.computed.clear()
+            assert answers(both.engine, [prompt]) == [answer]
+            assert sum(prefill.computed) == (len(prompt) - 1 if len(prompt) >= 41 else 0)
+
+
+@pytest.mark.parametrize("how", PLACEMENTS, ids=str)
+def test_ranks_compute_prompts_for_one_device(
+    how: dict[str, Any], model: Path, asked: Asked, counting: Any, tmp_path: Path
+) -> None:
+    with ranks_here(model, how, OPTIONS, tmp_path) as prefill:
+        decode = counting()
+        with phases(decode, prefill) as both:
+            assert answers(both.engine, [prompt for prompt, _ in asked]) == [answer for _, answer in asked]
+            assert max(decode.computed) <= OPTIONS.sequences  # of answers alone
+            assert not both.lost
+
+
+@pytest.mark.parametrize("how", [pipeline(1, 1), tensor(1, 1), stages(2, 1)], ids=str)
+def test_one_device_computes_prompts_for_ranks(
+    how: dict[str, Any], model: Path, asked: Asked, counting: Any, tmp_path: Path
+) -> None:
+    with ranks_here(model, how, OPTIONS, tmp_path) as decode, phases(decode, counting()) as both:
+        for keep in (False, True):
+            found = answers(both.engine, [prompt for prompt, _ in asked], keep=keep)
+            assert found == [answer for _, answer in asked]
+        assert not both.lost
+
+
+def test_ranks_of_two_placements(model: Path, asked: Asked, tmp_path: Path) -> None:
+    with (
+        ranks_here(model, tensor(1, 1), OPTIONS, folder(tmp_path, "decode")) as decode,
+        ranks_here(model, pipeline(1, 2), OPTIONS, folder(tmp_path, "prefill")) as prefill,
+        phases(decode, prefill) as both,
+    ):
+        assert answers(both.engine, [prompt for prompt, _ in asked]) == [answer for _, answer in asked]
+        assert not both.lost
+
+
+@pytest.mark.parametrize("how", PLACEMENTS, ids=str)
+def test_keys_and_values_are_read_behind_steps_that_are_under_way(
+    how: dict[str, Any], model: Path, tmp_path: Path
+) -> None:
+    """And what comes is what a read in between gives."""
+    tokens = list(range(5, 45))
+    with ranks_here(model, how, OPTIONS, tmp_path) as engine:
+        reads = []
+        for start in range(0, 40, 8):
+            engine.decode(tokens[start : start + 8], start, outputs="none")
+            reads.append(engine.states.begin_read(0, Range(start, start + 8)))
+        blocks = [block for read in reads for block in read()]
+        for block, start in zip(blocks, range(0, 40, 8), strict=True):
+            again = engine.states.read(0, Range(start, start + 8))
+            assert block.positions == again.positions
+            for one, other in zip(block.layers, again.layers, strict=True):
+                np.testing.assert_array_equal(one.keys, other.keys)
+                np.testing.assert_array_equal(one.values, other.values)
+
+
+# --- what is there already ---
+
+
+def test_a_second_turn_computes_what_neither_has(counting: Any, asked: Asked, model: Path) -> None:
+    decode, prefill = counting(), counting()
+    (prompt, answer), (more, _) = asked[5], asked[4]
+    turn = [*prompt, *answer, *more]
+    with Engine(model, OPTIONS) as whole:
+        wanted, lead = greedy(whole, turn)
+    assert lead > 1e-4  # all in F32, by one kernel
+    with phases(decode, prefill, least=len(more)) as both, Scheduler(both.engine, keep=True) as scheduler:
+        for text, expected in ((prompt, answer), (turn, wanted)):
+            prefill.computed.clear()
+            number = scheduler.add(request(text))
+            told = [event.token_id for _ in range(500) if scheduler.busy for event in scheduler.step()]
+            assert (number, told) in ((0, expected), (1, expected))
+        # The first turn's answer lacks its last token in both, and counts against the second.
+        assert sum(prefill.computed) == 0
+        assert max(decode.computed) > 1
+    decode, prefill = counting(), counting()
+    with phases(decode, prefill, least=len(more) - LONGEST) as both, Scheduler(both.engine, keep=True) as scheduler:
+        for text in (prompt, turn):
+            prefill.computed.clear()
+            scheduler.add(request(text))
+            while scheduler.busy:
+                scheduler.step()
+        assert sum(prefill.computed) == len(turn) - 1 - (len(prompt) - 1)
+        assert max(decode.computed) == 1
+
+
+def test_others_notice_nothing_of_a_prompt(counting: Any, asked: Asked) -> None:
+    decode, prefill = counting(), counting()
+    prompt = asked[4][0]
+    with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
+        computed = []
+        for namespace in ("one", "other", "one"):
+            prefill.computed.clear()
+            scheduler.add(request(prompt, namespace=namespace))
+            while scheduler.busy:
+                scheduler.step()
+            computed.append(sum(prefill.computed))
+        assert computed[:2] == [len(prompt) - 1] * 2
+        assert computed[2] == 0
+
+
+def test_what_no_later_prompt_may_use_is_forgotten(counting: Any, asked: Asked) -> None:
+    decode, prefill = counting(), counting()
+    prompt, answer = asked[4]
+    with phases(decode, prefill) as both:
+        for _ in range(2):
+            prefill.computed.clear()
+            assert answers(both.engine, [prompt]) == [answer]
+            assert sum(prefill.computed) == len(prompt) - 1
+
+
+def test_kept_prompts_and_drafts_beside_phases(model: Path, stack: ExitStack, tmp_path: Path, asked: Asked) -> None:
+    kept = replace(OPTIONS, prefixes=PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own"))
+    computed, restored = [], []
+    for _ in range(2):  # another process would begin so
+        prefill = stack.enter_context(Counting(model, OPTIONS))
+        with Counting(model, kept) as decode, phases(decode, prefill) as both:
+            drafter = Speculation(NgramDrafts, "text", choice=always())
+            with Scheduler(both.engine, keep=True, drafter=drafter) as scheduler:
+                for prompt, answer in asked:
+                    running = scheduler.prepare(request(prompt))
+                    scheduler.enqueue(running)
+                    while scheduler.busy:
+                        scheduler.step()
+                    assert list(running.answer) == answer
+                    restored.append(running.restored_tokens)
+            computed.append(sum(prefill.computed))
+            assert not both.lost
+    assert computed[0] == sum(len(prompt) - 1 for prompt, _ in asked)
+    assert computed[1] == sum(len(prompt) - 1 for prompt, _ in asked if len(prompt) < 9)  # the others lie on disk
+    assert sum(restored[: len(asked)]) == 0 < sum(restored[len(asked) :])
+
+
+# --- several at once ---
+
+
+def test_answers_go_on_while_a_prompt_is_computed_elsewhere(counting: Any, asked: Asked) -> None:
+    decode, prefill = counting(), counting()
+    (short, short_answer), (long, long_answer) = asked[1], asked[6]
+    with phases(decode, prefill, least=10) as both, Scheduler(both.engine) as scheduler:
+        prefill.gate.clear()
+        first, second = scheduler.add(request(long)), scheduler.add(request(short))
+        told: dict[int, list[int | None]] = {first: [], second: []}
+        while len(told[second]) < LONGEST:
+            for event in scheduler.step():
+                told[event.request].append(event.token_id)
+        assert told[first] == []
+        prefill.gate.set()
+        while scheduler.busy:
+            for event in scheduler.step():
+                told[event.request].append(event.token_id)
+        assert told == {first: long_answer, second: short_answer}
+
+
+def test_stages_take_keys_and_values_between_their_steps(
+    model: Path, counting: Any, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though some are under way when they come."""
+    prefill, rows = counting(), list[int]()
+    with ranks_here(model, pipeline(1, 1), OPTIONS, tmp_path) as decode, phases(decode, prefill, least=10) as both:
+        submit = decode.submit
+
+        def counted(tokens: Any, *arguments: Any, **how: Any) -> None:
+            rows.append(len(tokens))
+            submit(tokens, *arguments, **how)
+
+        monkeypatch.setattr(decode, "submit", counted)
+        prefill.gate.clear()
+        with Scheduler(both.engine) as scheduler:
+            long, *short = asked[6], asked[1], asked[0]
+            told = {scheduler.add(request(prompt)): (answer, list[int]()) for prompt, answer in (long, *short)}
+            while not scheduler._in_flight.steps or any(len(tokens) < 2 for _, tokens in list(told.values())[1:]):
+                for event in scheduler.step():
+                    told[event.request][1].append(event.token_id or 0)
+            prefill.gate.set()
+            [remote] = [one.remote for one in scheduler.slots.remote.requests]
+            assert remote is not None
+            assert remote.wait(TIMEOUT_S)
+            while scheduler.busy:
+                for event in scheduler.step():
+                    told[event.request][1].append(event.token_id or 0)
+        assert all(tokens == answer for answer, tokens in told.values())
+        assert sum(rows) == 1 + sum(len(prompt) for prompt, _ in short) + 3 * (LONGEST - 1)
+
+
+@pytest.mark.parametrize("seed", range(some(3, 60)))
+def test_requests_come_and_go(seed: int, model: Path, counting: Any, asked: Asked, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    with ExitStack() as stack:
+        decode: TextEngine = counting()
+        if seed % 3 == 1:
+            decode = stack.enter_context(ranks_here(model, pipeline(1, 1), OPTIONS, folder(tmp_path, "decode")))
+        prefill: TextEngine = counting()
+        if seed % 3 != 2:
+            prefill = stack.enter_context(ranks_here(model, pipeline(2, 1), OPTIONS, folder(tmp_path, "prefill")))
+        both = stack.enter_context(phases(decode, prefill, rng.choice((1, 20))))
+        scheduler = stack.enter_context(Scheduler(both.engine, keep=bool(seed % 2)))
+        waiting, told = [*asked, *asked], dict[int, tuple[list[int], list[int], list[str]]]()
+        rng.shuffle(waiting)
+        while waiting or scheduler.busy:
+            if waiting and rng.random() < 0.2:
+                prompt, answer = waiting.pop()
+                told[scheduler.add(request(prompt))] = answer, [], []
+            if told and rng.random() < 0.03:
+                scheduler.cancel(rng.choice(list(told)))
+            for event in scheduler.step():
+                answer, tokens, ends = told[event.request]
+                assert not ends
+                tokens += [event.token_id] if event.token_id is not None else []
+                ends += [event.finish_reason] if event.finish_reason is not None else []
+        for answer, tokens, ends in told.values():
+            assert tokens == (answer if ends == ["length"] else answer[: len(tokens)])
+        assert not both.lost
+
+
+def test_who_gives_up_a_prompt_leaves_its_place_to_others(counting: Any, asked: Asked) -> None:
+    """Prompts that were cancelled fill no slot of either placement."""
+    decode, prefill = counting(), counting()
+    prompt, answer = asked[6]
+    with phases(decode, prefill) as both, Scheduler(both.engine) as scheduler:
+        for _ in range(2 * OPTIONS.sequences):
+            prefill.gate.clear()
+            number = scheduler.add(request(prompt))
+            scheduler.step()
+            scheduler.cancel(number)
+            prefill.gate.set()
+            assert [event.finish_reason for event in scheduler.step()] == ["cancelled"]
+        assert not scheduler.busy
+        scheduler.close()
+        prefill.computed.clear()
+        assert answers(both.engine, [prompt]) == [answer]
+        assert sum(prefill.computed) > 1
+
+
+def test_who_is_stopped_waits_for_no_prompt(counting: Any, asked: Asked) -> None:
+    decode, prefill = counting(), counting()
+    with phases(decode, prefill) as both, Scheduler(both.engine) as scheduler:
+        prefill.gate.clear()
+        scheduler.add(request(asked[6][0]))
+        scheduler.step()
+        both.engine.stop()
+        with pytest.raises(Interrupted):
+            scheduler.step()
+        prefill.gate.set()
+
+
+# --- losses ---
+
+
+@pytest.mark.parametrize("lives", range(0, 9, some(2, 1)))
+def test_where_the_placement_of_prompts_is_lost_the_rest_is_computed_here(
+    lives: int, counting: Any, asked: Asked
+) -> None:
+    decode, prefill = counting(), counting(lives)
+    prompt, answer = asked[6]
+    with phases(decode, prefill) as both:
+        assert answers(both.engine, [prompt]) == [answer]
+        is_lost = lives < len(prompt) // OPTIONS.rows
+        assert [str(error) for error in both.lost] == ["it was lost"] * is_lost
+        moved = len(prompt) - 1 - (sum(decode.computed) - LONGEST)
+        assert moved == min(len(prompt) - 1, lives * OPTIONS.rows)
+        decode.computed.clear()
+        assert answers(both.engine, [prompt]) == [answer]
+        assert (sum(decode.computed) == len(prompt) + LONGEST - 1) or not is_lost
+
+
+@pytest.mark.parametrize("lives", range(some(4, 10)))
+def test_where_the_engine_that_generates_is_lost_nothing_is_computed_again(
+    lives: int, counting: Any, asked: Asked
+) -> None:
+    """The placement of prompts has the sequence until logits came from behind it."""
+    first, second, prefill = counting(lives), counting(), counting()
+    prompt, answer = asked[6]
+    with phases(first, prefill, recovered=lambda error: second) as both:
+        assert answers(both.engine, [prompt], keep=True) == [answer]
+        assert both.engine.replacements.recoveries == 1
+        assert sum(prefill.computed) == len(prompt) - 1 + lives  # those of the answer
+
+
+def test_where_blocks_are_refused_the_rest_is_computed_here(
+    counting: Any, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, prefill = counting(), counting()
+    prompt, answer = asked[6]
+    write, taken = decode.states.write, []
+
+    def refuses(sequence: int, block: Any) -> None:
+        if len(taken) == 3:
+            raise EngineError("no room")
+        taken.append(block)
+        write(sequence, block)
+
+    monkeypatch.setattr(decode.states, "write", refuses)
+    with phases(decode, prefill) as both:
+        assert answers(both.engine, [prompt]) == [answer]
+        assert sum(decode.computed) == len(prompt) + LONGEST - 1 - 3 * OPTIONS.rows
+        assert not both.lost
+
+
+def test_closing_ends_what_is_under_way(counting: Any, asked: Asked) -> None:
+    """Also a prompt that waits for somebody who will never answer."""
+    decode, prefill = counting(), counting()
+    prefill.gate.clear()
+    with phases(decode, prefill, break_off=prefill.gate.set) as both, Scheduler(both.engine) as scheduler:
+        scheduler.add(request(asked[6][0]))
+        scheduler.step()
+        both.placement.close()
+        assert prefill.gate.is_set()
+        assert not both.placement._thread.is_alive()
+        while scheduler.busy:
+            scheduler.step()
+        assert not both.lost
+
+
+def test_a_prompt_that_comes_too_late_is_not_taken(counting: Any) -> None:
+    with PrefillPlacement(counting(), 1) as placement:
+        placement.close()
+        assert placement.begin([5, 6, 7], 0, "", keep=False) is None
+
+
+# --- figures ---
+
+
+def test_prefill_of_a_benchmark_is_that_of_answers(counting: Any) -> None:
+    decode, prefill = counting(), counting()
+    with phases(decode, prefill) as both:
+        measure(both.engine, prompt_tokens=33, gen_tokens=4, repeats=2)
+        assert sum(prefill.computed) == 3 * 32
+        assert decode.computed == [1] * 3 * 5
