@@ -22,7 +22,7 @@ from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.speculation import Speculation
 from partition.plan.plan import Range
 from tests.support.deployments import pipeline, stages, tensor
-from tests.support.guessing import always
+from tests.support.drafting import always
 from tests.support.helpers import TIMEOUT_S
 from tests.support.phases import Counting, phases
 from tests.support.ranks_here import ranks_here
