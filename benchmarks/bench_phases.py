@@ -37,7 +37,7 @@ SHAPE = "qwen2.5-0.5b"
 SETTINGS: dict[str, dict[str, Any]] = {
     # least: how many times as soon the first token is to come; shares: of the prompt's layers, the owner's first
     "strong": {
-        "own": 0.3, "other": 1.5, "link": {"delay_ms": 0.2, "bandwidth_mbps": 1000}, "shares": [1, 30], "least": 3.0,
+        "own": 0.3, "other": 1.5, "link": {"delay_ms": 0.2, "bandwidth_mbps": 1000}, "shares": [0, 1], "least": 3.0,
     },
     "equal": {
         "own": 0.9, "other": 0.9, "link": {"delay_ms": 5, "bandwidth_mbps": 100}, "shares": [1, 1], "least": 1.6,

@@ -24,8 +24,7 @@ def check_room(
     fleet: Fleet, placements: Iterable[tuple[Plan, Mapping[int, Recipe]]], shape: ModelShape, options: EngineOptions
 ) -> None:
     """NotEnoughMemory names every device without room for the weights and KV cache of its ranks: need and have.
-    placements: that are to run beside each other, each with the slices of its ranks, by rank; a
-    thin owner has none.
+    placements: that are to run beside each other, each with the slices of its ranks, by rank; a thin owner has none.
 
     Compute buffers come on top; what they take is known when a rank loads, and checked again then. A rank with a budget
     pages the weights that do not fit, so its process is counted in their place.

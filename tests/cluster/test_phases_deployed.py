@@ -75,7 +75,12 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return taken
 
 
-PAIRS = [(ALONE, pipeline(1, 1)), (pipeline(1, 1), tensor(1, 1)), (tensor(1, 1, 1), pipeline(1, 1, 1))]
+PAIRS = [
+    (ALONE, pipeline(1, 1)),
+    (ALONE, pipeline(0, 1)),
+    (pipeline(1, 1), tensor(1, 1)),
+    (tensor(1, 1, 1), pipeline(1, 1, 1)),
+]
 
 
 @pytest.mark.parametrize(("decode", "prefill"), PAIRS, ids=str)

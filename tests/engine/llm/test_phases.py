@@ -32,7 +32,8 @@ from tests.support.thorough import some
 OPTIONS = EngineOptions(threads=1, context=256, batch=8, sequences=3, outputs=8, kv_type="f32", flash_attention="off")
 LONGEST = 10  # tokens of an answer
 CLEAR = 1e-2  # by how much each best logit leads: sums in another order change less
-PLACEMENTS = [pipeline(1, 1), pipeline(1, 1, 1), tensor(1, 1), stages(2, 1), stages(1, 2)]
+THIN = pipeline(0, 1)  # the other device computes all of a prompt
+PLACEMENTS = [pipeline(1, 1), pipeline(1, 1, 1), tensor(1, 1), stages(2, 1), stages(1, 2), THIN, tensor(0, 1, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +134,7 @@ def test_ranks_compute_prompts_for_one_device(
             assert not both.lost
 
 
-@pytest.mark.parametrize("how", [pipeline(1, 1), tensor(1, 1), stages(2, 1)], ids=str)
+@pytest.mark.parametrize("how", [pipeline(1, 1), tensor(1, 1), stages(2, 1), THIN], ids=str)
 def test_one_device_computes_prompts_for_ranks(
     how: dict[str, Any], model: Path, asked: Asked, counting: Any, tmp_path: Path
 ) -> None:
