@@ -20,9 +20,9 @@ from apps.options import (
     positive_int,
     refuse,
 )
+from apps.show import step_table
 from apps.show.progress import ShownSteps
 from apps.show.table import print_json
-from edge.parallel import step_table
 from quant.text import bytes_text, printable
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from apps.show import step_table
 from apps.show.answer import STOPPED, LoadedChat, answer, dropped_line, end_line
 from apps.show.markdown import MarkdownStream
 from apps.show.prompt_line import KEYS, PromptLine
@@ -20,7 +21,6 @@ from edge.llama.interrupt import interrupt_stops
 from edge.llm.generate import Response
 from edge.llm.sampler import MAX_SEED, SamplingParams
 from edge.paging.describe import paging_rows
-from edge.parallel import step_table
 from quant.text import count_text, counted, printable
 from transport.errors import TransportError
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.parallel import shard, step_table
+from apps.show import step_table
+from edge.parallel import shard
 from edge.parallel.shard import Shard
 from edge.parallel.step_times import Figure, StepTime, StepTimes
 from edge.survey.layer_times import DEPTH, LayerTimes, device_speed
