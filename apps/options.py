@@ -90,7 +90,7 @@ def losses(text: str) -> int | str:
 @argument
 def address(text: str) -> str:
     """Return HOST:PORT of a worker; the port may be left out."""
-    from edge.net.channel import join_address, parse_address
+    from devices.names import join_address, parse_address
 
     return join_address(*parse_address(text))
 

@@ -34,7 +34,7 @@ import psutil
 from benchmarks.lent_device import worker
 from benchmarks.relays import Relays
 from devices.lab.control_group import NoGroups
-from edge.net.channel import parse_address
+from devices.names import parse_address
 from tests.support.groups import CountedGroup
 from tests.support.workers import is_fork_server
 

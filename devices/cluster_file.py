@@ -5,8 +5,6 @@ Data and checks only. What the file does not say about a device or a link is mea
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +12,10 @@ from typing import Any
 
 from devices.catalog import CATALOG
 from devices.errors import ClusterFileError
-from devices.names import MAX_NAME, is_name, name_from
+from devices.names import DEFAULT_PORT, MAX_NAME, is_name, join_address, name_from, parse_address
 from devices.toml_tables import Table, check_keys, parse_toml, read_toml, short_text, tables
 
 LOCAL = "local"  # the address of this device, and in links its name where the file gives it none
-DEFAULT_PORT = 7070
 MAX_DEVICES = 64
 MAX_THREADS = 512
 MAX_WATTS = 100_000.0
@@ -30,7 +27,6 @@ MAX_MBPS = 400_000.0
 _DEVICE_KEYS = ("name", "address", "preset", "memory", "watts", "threads", "speed", "disk_mb_per_s")
 _LINK_KEYS = ("between", "delay_ms", "bandwidth_mbps")
 # "name", "name:port", "[::1]" or "[::1]:port"; what has more colons and no brackets is an IPv6 address.
-_ADDRESS = re.compile(r"(?:\[(?P<inside>[^\[\]]+)\]|(?P<host>[^\s:/\[\]@]{1,253}))(?::(?P<port>[0-9]{1,5}))?")
 
 
 @dataclass(frozen=True)
@@ -202,20 +198,10 @@ def _parse_address(text: object) -> str | None:
         return LOCAL
     if not isinstance(text, str):
         return None
-    if _is_ipv6(text):
-        return f"[{text}]:{DEFAULT_PORT}"
-    match = _ADDRESS.fullmatch(text)
-    if not match or int(match["port"] or 0) > 65535 or (match["inside"] and not _is_ipv6(match["inside"])):
-        return None
-    port = int(match["port"] or DEFAULT_PORT)
-    return f"[{match['inside']}]:{port}" if match["inside"] else f"{match['host']}:{port}"
-
-
-def _is_ipv6(text: str) -> bool:
     try:
-        return ipaddress.ip_address(text).version == 6
+        return join_address(*parse_address(text))
     except ValueError:
-        return False
+        return None
 
 
 def _free_name(address: str, devices: list[ClusterDevice]) -> str:

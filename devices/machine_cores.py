@@ -81,7 +81,7 @@ def _cores(cpus: Path) -> list[frozenset[int]]:
     """The logical processors of each physical core that is there; empty if Linux does not say."""
     cores = set()
     for folder in cpus.glob("cpu[0-9]*"):
-        siblings = _read(folder / "topology" / "thread_siblings_list")
+        siblings = read_line(folder / "topology" / "thread_siblings_list")
         if siblings and folder.name[3:].isdigit():  # an offline processor has no siblings
             cores.add(frozenset(_numbers(siblings)))
     return sorted(cores, key=min)
@@ -89,13 +89,13 @@ def _cores(cpus: Path) -> list[frozenset[int]]:
 
 def _intel_slow(devices: Path) -> set[int]:
     """Logical processors that Intel's hybrids list as efficiency cores; their clocks alone do not tell."""
-    return set(_numbers(_read(devices / "cpu_atom" / "cpus"))) if (devices / "cpu_core").exists() else set()
+    return set(_numbers(read_line(devices / "cpu_atom" / "cpus"))) if (devices / "cpu_core").exists() else set()
 
 
 def _speed(cpu: Path) -> int:
     """Return the relative speed of a processor: the kernel's capacity rating, or its highest clock; 0 if neither is
     known."""
-    text = _read(cpu / "cpu_capacity") or _read(cpu / "cpufreq" / "cpuinfo_max_freq")
+    text = read_line(cpu / "cpu_capacity") or read_line(cpu / "cpufreq" / "cpuinfo_max_freq")
     return int(text) if text.isdigit() else 0
 
 
@@ -107,7 +107,8 @@ def _numbers(text: str) -> Iterable[int]:
             yield from range(int(first), int(last if last.isdigit() else first) + 1)
 
 
-def _read(path: Path) -> str:
+def read_line(path: Path) -> str:
+    """Return what a file of the system says; "" where it is not there."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,7 +1,8 @@
-"""Names of devices."""
+"""Names and addresses of devices."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 
@@ -10,6 +11,8 @@ from devices.errors import TrustError
 MAX_NAME = 56  # mDNS allows 63 bytes; the rest is for the number that a rename adds
 # The first is no '-' or '.': names stand in command lines.
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
+DEFAULT_PORT = 7070
+_ADDRESS = re.compile(r"(?:\[(?P<inside>[^\[\]]+)\]|(?P<name>[^\s:/\[\]@]{1,253}))(?::(?P<port>[0-9]{1,5}))?")
 
 
 def is_name(text: str) -> bool:
@@ -35,3 +38,26 @@ def host_name() -> str:
 def name_from(text: str) -> str:
     """A device name as near to `text`, such as a host name, as the rules allow."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:MAX_NAME] or "device"
+
+
+def join_address(host: str, port: int) -> str:
+    """HOST:PORT, or [HOST]:PORT for IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """(host, port) of "host", "host:port", "[::1]:7070" or "::1". ValueError says what is wrong."""
+    if _is_ipv6(text):
+        return text, DEFAULT_PORT
+    match = _ADDRESS.fullmatch(text)
+    port = int(match["port"] or DEFAULT_PORT) if match else 0
+    if not match or port > 65535 or (match["inside"] and not _is_ipv6(match["inside"])):
+        raise ValueError(f"an address is HOST or HOST:PORT, not {text[:80]!r}")
+    return match["inside"] or match["name"], port
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False

@@ -1,4 +1,4 @@
-"""Formatting of numbers for people."""
+"""Formatting of numbers and errors for people, and how texts overlap."""
 
 import math
 
@@ -34,6 +34,16 @@ def number_text(value: float) -> str:
 def seconds_text(seconds: float) -> str:
     """A time as `number_text` has it, with its unit: "12.3 ms"."""
     return f"{number_text(1e3 * seconds)} ms"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that begins `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def _scaled(n: float, base: int, units: tuple[str, ...]) -> str:

@@ -6,13 +6,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from devices.errors import TrustError
+from devices.names import join_address, parse_address
 from devices.paths import authority_folder, credentials_folder
 from devices.trust import credentials as held
 from devices.trust.authority import Authority, is_owned
 from edge.cluster.client import Remote
 from edge.errors import WorkerError
 from edge.net import credentials as trust
-from edge.net.channel import join_address, open_channel, parse_address
+from edge.net.channel import open_channel
 from transport import edge_pb2 as pb
 from transport.errors import Refused, TransportError
 from transport.security import INVITED, OWNER, Credentials, Identity, peer_identity

@@ -6,14 +6,14 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from devices.names import host_name
+from devices.names import host_name, join_address
 from devices.paths import credentials_folder
 from devices.profile import LinkProfile
 from devices.trust import credentials as held
 from edge.cluster.client import Remote
 from edge.cluster.fleet import label
 from edge.cluster.session import EngineSession, LocalSession, RemoteSession, answers, connect_all
-from edge.net.channel import is_loopback, join_address
+from edge.net.channel import is_loopback
 from edge.net.peers import SECRET_BYTES
 from transport import edge_pb2 as pb
 from transport.choice import Choice, choose

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from devices.names import host_name
+from devices.names import host_name, join_address, parse_address
 from devices.paths import credentials_folder
 from devices.profile import DeviceProfile
 from devices.sleeping import sleep_profile
@@ -17,7 +17,6 @@ from edge.closing import Closing
 from edge.cluster.client import Remote
 from edge.cluster.connect import CONNECT_TIMEOUT_S, reach
 from edge.errors import WorkerError
-from edge.net.channel import join_address, parse_address
 from edge.tasks import CancelScope, results
 from edge.version import version
 from partition.plan.plan import LOCAL, Plan

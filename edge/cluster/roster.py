@@ -11,13 +11,13 @@ from typing import Any
 
 from devices import discovery
 from devices.errors import DiscoveryError, TrustError
+from devices.names import join_address
 from devices.remembered import Remembered
 from edge.cluster.client import Remote
 from edge.cluster.connect import credentials, reach
 from edge.cluster.diagnose import LinkReport, measure_link
 from edge.cluster.fleet import device, label
 from edge.errors import WorkerError
-from edge.net.channel import join_address
 from edge.tasks import SILENT, Steps
 from transport.errors import LinkClosed, LinkTimeout, TransportError
 from transport.received import printable

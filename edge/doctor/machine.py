@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 
 from devices import probe
-from devices.cluster_file import DEFAULT_PORT
 from devices.machine import thermal_level
+from devices.machine_cores import read_line
+from devices.names import DEFAULT_PORT
 from edge.doctor.findings import NOTE, OK, PROBLEM, Verdict
 from quant.text import bytes_text, counted
 
@@ -162,11 +163,11 @@ def load(cores: Cores) -> Verdict:
 
 def read_clocks(cpus: Path = _CPUS) -> Clocks | None:
     """Return the clock limits that Linux reports; None if it reports none. cpus: the folder of its processors."""
-    folders = [path for path in cpus.glob("cpu[0-9]*/cpufreq") if _read(path / "scaling_governor")]
+    folders = [path for path in cpus.glob("cpu[0-9]*/cpufreq") if read_line(path / "scaling_governor")]
     if not folders:
         return None
     limits = [(_number(path / "scaling_max_freq"), _number(path / "cpuinfo_max_freq")) for path in folders]
-    governors = ((_read(path / "scaling_governor"), _read(path / "scaling_driver")) for path in folders)
+    governors = ((read_line(path / "scaling_governor"), read_line(path / "scaling_driver")) for path in folders)
     return Clocks(frozenset(governors), min((limit / most for limit, most in limits if limit and most), default=1.0))
 
 
@@ -188,7 +189,7 @@ def read_heat(cpus: Path = _CPUS, pi: Path = _PI_THROTTLED) -> Heat:
     supply."""
     counts = [_number(path) for path in cpus.glob("cpu[0-9]*/thermal_throttle/core_throttle_count")]
     try:
-        bits = int(_read(pi) or "0", 16)  # 0: too little voltage; 2: slowed down now; 18: was since the start
+        bits = int(read_line(pi) or "0", 16)  # 0: too little voltage; 2: slowed down now; 18: was since the start
     except ValueError:
         bits = 0
     return Heat(thermal_level(), max([*counts, int(bool(bits & (1 << 2 | 1 << 18)))]), bool(bits & 1))
@@ -262,12 +263,5 @@ def _load_average() -> float | None:
 
 
 def _number(path: Path) -> int:
-    text = _read(path)
+    text = read_line(path)
     return int(text) if text.isdigit() else 0
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

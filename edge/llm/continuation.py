@@ -13,6 +13,7 @@ from edge.constraints.constraint import never_given_up
 from edge.errors import SamplingError
 from edge.llama.llama import Model
 from edge.llm.sampler import LogitsRequest, SamplingParams, TokenSampler
+from quant.text import overlap
 
 
 class Continuation:
@@ -106,7 +107,7 @@ class TextStream:
         if places:
             at, self.stopped = min(places)
             return self._release(at, drop_rest=True)
-        longest = max((_overlap(self._held, s) for s in self._stop), default=0)
+        longest = max((overlap(self._held, s) for s in self._stop), default=0)
         return self._release(len(self._held) - longest)
 
     def rest(self) -> str:
@@ -120,8 +121,3 @@ class TextStream:
         text, rest = self._held[:length], self._held[length:]
         self._held = "" if drop_rest else rest
         return text
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that begins `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

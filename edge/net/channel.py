@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 import socket
 import time
 
 import grpc
 
+from devices.names import join_address, parse_address
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused
 from transport.grpc_link import CHANNEL_OPTIONS
 from transport.security import Credentials, Identity, identify, secure_channel
 
-DEFAULT_PORT = 7070
 _LEAST_S = 0.1
 _CROWDED_S = 0.5  # for a worker to hang up on connections of nobody: see transport/connection_limit.py
 _ANY_CALL = "/grpc.health.v1.Health/Check"
 # "name", "name:port", "[::1]" or "[::1]:port"; what has more colons and no brackets is an IPv6 address.
-_ADDRESS = re.compile(r"(?:\[(?P<inside>[^\[\]]+)\]|(?P<name>[^\s:/\[\]@]{1,253}))(?::(?P<port>[0-9]{1,5}))?")
 
 
 def open_channel(
@@ -143,31 +141,8 @@ def check_own(host: str) -> None:
         ) from error
 
 
-def join_address(host: str, port: int) -> str:
-    """HOST:PORT, or [HOST]:PORT for IPv6."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """(host, port) of "host", "host:port", "[::1]:7070" or "::1". ValueError says what is wrong."""
-    if _is_ipv6(text):
-        return text, DEFAULT_PORT
-    match = _ADDRESS.fullmatch(text)
-    port = int(match["port"] or DEFAULT_PORT) if match else 0
-    if not match or port > 65535 or (match["inside"] and not _is_ipv6(match["inside"])):
-        raise ValueError(f"an address is HOST or HOST:PORT, not {text[:80]!r}")
-    return match["inside"] or match["name"], port
-
-
 def parse_listen(text: str, usual: str) -> tuple[str, int]:
     """(host, port) to listen at, from an address or a port alone; "" is the `usual` address. ValueError."""
     if text.isascii() and text.isdigit():
         text = f"{usual.partition(':')[0]}:{text}"
     return parse_address(text or usual)
-
-
-def _is_ipv6(text: str) -> bool:
-    try:
-        return ipaddress.ip_address(text).version == 6
-    except ValueError:
-        return False

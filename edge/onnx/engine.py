@@ -15,12 +15,13 @@ import numpy.typing as npt
 from devices.probe import default_threads
 from edge.closing import Closing
 from edge.errors import EngineError, Interrupted
-from edge.onnx.file import first_line, load, tensors
+from edge.onnx.file import load, tensors
 from edge.onnx.providers import open_session
 from edge.onnx.runtime import refusals, runtime
 from edge.onnx.samples import Feeds, Input, inputs_of
 from edge.onnx.signature import Output, fit, open_sizes, outputs_of, shape_of, with_dims
 from quant.errors import ModelFileError
+from quant.text import first_line
 
 _BAD_NODE = re.compile(r"Bad node spec for node\. Name: (.*) OpType: (\S+)")
 _NO_SHAPE = "Field 'shape' of 'type' is required"

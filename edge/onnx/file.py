@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from quant.errors import ModelFileError
+from quant.text import first_line
 
 _PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one file; what is larger keeps its weights in a file beside it
 _INLINE_LIMIT = 1_900_000_000  # bytes of weights that go into one file: names, nodes and shapes need room, too
@@ -108,11 +109,6 @@ def tensors(model: Any) -> Iterator[Any]:
     for training in model.training_info:
         yield from _graph_tensors(training.initialization)
         yield from _graph_tensors(training.algorithm)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _graph_tensors(graph: Any) -> Iterator[Any]:

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edge.errors import NotEnoughMemory
-from edge.onnx.file import first_line
 from edge.onnx.samples import Input, SamplesError
 from edge.onnx.signature import dtype_of, shape_text
+from quant.text import first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image

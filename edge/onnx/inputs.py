@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edge.errors import NotEnoughMemory
 from edge.onnx.images import Scaling, picture
 from edge.onnx.samples import Feeds, Input, SamplesError
-from edge.onnx.signature import dtype_of
+from edge.onnx.signature import dtype_of, listed
 
 Array = npt.NDArray[Any]
 
@@ -59,7 +59,7 @@ def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | Non
             arrays = {key: _typed(array, by_name[key], path) for key, array in _arrays(path, name, by_name).items()}
         else:
             if name is None and len(inputs) != 1:
-                raise SamplesError(f"the model takes {_listed(by_name)}; say which with NAME={path}")
+                raise SamplesError(f"the model takes {listed(by_name)}; say which with NAME={path}")
             target = by_name[name] if name is not None else inputs[0]
             read_picture = picture(path, target, scaling)
             arrays = {target.name: read_picture.array}
@@ -71,7 +71,7 @@ def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | Non
         feeds |= arrays
     lacking = [name for name in by_name if name not in feeds]
     if lacking:
-        raise SamplesError(f"the model takes {_listed(by_name)}; nothing is given for {_listed(lacking)}")
+        raise SamplesError(f"the model takes {listed(by_name)}; nothing is given for {listed(lacking)}")
     return ReadInputs(feeds, scalings, tuple(notes))
 
 
@@ -95,7 +95,7 @@ def _split(text: str, inputs: dict[str, Input]) -> tuple[str | None, Path]:
     if not equals or (name not in inputs and Path(text).exists()):
         return None, Path(text)
     if name not in inputs:
-        raise SamplesError(f"the model has no input {name!r}; it takes {_listed(inputs)}")
+        raise SamplesError(f"the model has no input {name!r}; it takes {listed(inputs)}")
     return name, Path(rest)
 
 
@@ -106,17 +106,15 @@ def _arrays(path: Path, name: str | None, inputs: dict[str, Input]) -> Feeds:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 if name is None and len(inputs) != 1:
-                    raise SamplesError(f"the model takes {_listed(inputs)}; say which with NAME={path}")
+                    raise SamplesError(f"the model takes {listed(inputs)}; say which with NAME={path}")
                 return {name if name is not None else next(iter(inputs)): archive}
             if name is not None:
                 if name not in archive.files and len(archive.files) != 1:
-                    raise SamplesError(
-                        f"{path} needs an array {name!r}, or only one; it holds {_listed(archive.files)}"
-                    )
+                    raise SamplesError(f"{path} needs an array {name!r}, or only one; it holds {listed(archive.files)}")
                 return {name: archive[name if name in archive.files else archive.files[0]]}
             names = [key for key in inputs if key in archive.files]
             if not names and inputs:
-                raise SamplesError(f"{path} needs an array for {_listed(inputs)}; it holds {_listed(archive.files)}")
+                raise SamplesError(f"{path} needs an array for {listed(inputs)}; it holds {listed(archive.files)}")
             return {key: archive[key] for key in names}
     except MemoryError as exc:
         raise NotEnoughMemory(f"{path} does not fit into memory; save smaller arrays there") from exc
@@ -138,7 +136,3 @@ def _typed(array: Array, spec: Input, path: Path) -> Array:
     if not same.all():
         raise SamplesError(f"{refused}, some too large for it")
     return typed
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(map(repr, names)) or "nothing"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import EdgeError, EngineError, NotEnoughMemory
-from edge.onnx.file import first_line
+from quant.text import first_line
 
 # Error codes, the temporary file, and the function of ONNX Runtime that noticed.
 _OWN_WORDS = re.compile(

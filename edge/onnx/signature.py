@@ -62,7 +62,7 @@ def fit(inputs: tuple[Input, ...], feeds: Mapping[str, Array]) -> dict[str, int]
     """
     names = [one.name for one in inputs]
     if sorted(feeds) != sorted(names):
-        raise SamplesError(f"the model takes {_listed(names)}; {_listed(feeds)} given")
+        raise SamplesError(f"the model takes {listed(names)}; {listed(feeds)} given")
     dims: dict[str, tuple[int, str]] = {}
     for one in inputs:
         array = feeds[one.name]
@@ -135,5 +135,6 @@ def shape_text(shape: Shape) -> str:
     return f"({', '.join(map(str, shape))})"
 
 
-def _listed(names: Any) -> str:
+def listed(names: Any) -> str:
+    """Return names for an error."""
     return ", ".join(map(repr, names)) or "nothing"

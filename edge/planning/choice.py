@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from devices.files import write_whole
+from devices.names import parse_address
 from edge.llm.options import MAX_THREADS
 from edge.models.paths import PathLike, model_path
-from edge.net.channel import parse_address
 from edge.planning.plan_options import DEFAULTS, PlanOptions, is_onnx
 from partition.errors import PlanError
 from partition.plan.formats import plan_in

@@ -15,9 +15,10 @@ from grpc_reflection.v1alpha import reflection
 
 from devices.discovery import Announcement, Announcer, announced_addresses
 from devices.errors import DiscoveryError
+from devices.names import join_address
 from devices.trust import credentials as trust_files
 from edge import log
-from edge.net.channel import check_own, is_loopback, join_address
+from edge.net.channel import check_own, is_loopback
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
 from edge.version import version

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 
 import grpc
 
-from devices.names import host_name
+from devices.names import host_name, join_address
 from devices.paths import cache_folder, state_folder
 from devices.probe import default_threads
-from edge.net.channel import join_address
 from edge.slices.digests import Digests
 from edge.slices.local import CACHE_BYTES
 from edge.slices.store import SliceStore

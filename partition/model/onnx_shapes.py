@@ -10,6 +10,7 @@ from typing import Any
 
 from partition.errors import PlanError
 from partition.model.onnx_dims import dim_key, dim_keys, dim_sizes
+from quant.text import first_line
 
 _KEEP = 1024  # bytes: larger weights are known by shape alone; smaller ones, such as target shapes, with their values
 _BITS = re.compile(r"[a-z]+(\d+)")  # in the name of a type; bool has none
@@ -215,7 +216,7 @@ def _types(skeleton: Any) -> tuple[dict[str, tuple[int, tuple[int | str, ...] | 
     try:
         graph = onnx.shape_inference.infer_shapes(skeleton, data_prop=True).graph
     except Exception as exc:  # InferenceError, and others for what cannot be encoded
-        failed = _first_line(exc)
+        failed = first_line(exc)
     types: dict[str, tuple[int, tuple[int | str, ...] | None]] = {}
     for value in (*graph.value_info, *graph.input, *graph.output):
         tensor = value.type.tensor_type
@@ -234,9 +235,5 @@ def _reason(skeleton: Any) -> str:
     try:
         onnx.shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=True)
     except Exception as exc:  # InferenceError, and others for what cannot be encoded
-        return _first_line(exc)
+        return first_line(exc)
     return ""
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devices.names import DEFAULT_PORT, join_address, parse_address
 from edge.net import channel
-from edge.net.channel import DEFAULT_PORT, is_loopback, join_address, open_channel, parse_address
+from edge.net.channel import is_loopback, open_channel
 from tests.support.fake_worker import deaf_port
 from tests.support.trust import Cluster, shown
 from transport.errors import LinkClosed, LinkTimeout, Refused, TransportError

@@ -22,9 +22,10 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from devices.names import join_address
 from edge.cluster.client import Remote
 from edge.cluster.session import RemoteSession
-from edge.net.channel import join_address, open_channel
+from edge.net.channel import open_channel
 from edge.net.peers import SECRET_BYTES
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from edge.serve.tools.functions import CallFormat
+from quant.text import overlap
 
 _MARK = re.compile(r'["\\{}\[\]]')
 
@@ -78,7 +79,7 @@ class CallParser:
                 self._scan = _JsonEnd(json_at)
                 return []
             return self._give(json_at)
-        return self._give(len(pending) - (0 if final else _overlap(pending, form.opens)))
+        return self._give(len(pending) - (0 if final else overlap(pending, form.opens)))
 
     def _json(self, final: bool) -> list[str | ParsedCall]:
         """Return the calls if the JSON is complete; text if it is none."""
@@ -167,11 +168,6 @@ def _next_character(text: str, start: int) -> int | None:
     """Return the place of the first character that is no white space."""
     rest = text[start:].lstrip()
     return len(text) - len(rest) if rest else None
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Return how many characters at the end of a text may begin the mark."""
-    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
 
 
 def _refuse(name: str) -> NoReturn:

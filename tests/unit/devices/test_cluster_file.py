@@ -11,7 +11,7 @@ from apps.errors import EXIT_CODES
 from devices.catalog import CATALOG
 from devices.cluster_file import LOCAL, Cluster, ClusterDevice, ClusterLink, parse_cluster, read_cluster
 from devices.errors import ClusterFileError
-from edge.net.channel import join_address, parse_address
+from devices.names import join_address, parse_address
 
 HERE, PI = '[[device]]\nname = "here"\naddress = "local"\n', '[[device]]\nname = "pi"\naddress = "pi.local:7071"\n'
 
