@@ -1,7 +1,7 @@
 """Classes are small, and none only passes calls on to another object."""
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.house.test_house import PACKAGES
@@ -11,15 +11,18 @@ MOST_MEMBERS = 35  # methods and attributes
 MOST_PASSED_ON = 5  # calls that go to another object unchanged
 
 
-def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+@cache
+def classes() -> list[tuple[str, ast.ClassDef]]:
     """Each class of the product, as "file:Class"."""
+    found = []
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             if path.name.endswith("_pb2.py"):
                 continue
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ClassDef):
-                    yield f"{path.relative_to(ROOT)}:{node.name}", node
+                    found.append((f"{path.relative_to(ROOT)}:{node.name}", node))
+    return found
 
 
 def members(cls: ast.ClassDef) -> set[str]:
