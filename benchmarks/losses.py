@@ -38,7 +38,7 @@ from devices.names import parse_address
 from tests.support.groups import CountedGroup
 from tests.support.workers import is_fork_server
 
-_DISK_BYTES = 96 << 20  # of a worker's folder: its slices of the bundled model, and kept prompts
+_DISK_BYTES = 96 << 20  # of a worker's folder: its slices of the bundled model, and the prefix cache
 _PLENTY_BYTES = 4 << 30
 _TAKEN_BYTES = 8 << 20  # by what asks for memory beside a worker
 _TAKES_S = 5.0

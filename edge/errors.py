@@ -61,7 +61,7 @@ class ChatFileError(EdgeError):
 
 
 class PrefixError(EdgeError):
-    """Kept prompts cannot be used: their key is damaged or open to others, or their folder cannot be read."""
+    """The prefix cache cannot be used: its key is damaged or open to others, or its folder cannot be read."""
 
 
 class SliceError(EdgeError):

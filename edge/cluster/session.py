@@ -54,7 +54,7 @@ class EngineSession(Closing):
 
     @property
     def silent_s(self) -> float:
-        """How long nothing was heard of a process that says every BEAT_S that it runs; 0 where none is to be heard."""
+        """Seconds since the last heartbeat of a process that sends them; 0 where none does."""
         heard_at = self._heard_at
         return 0.0 if heard_at is None else time.monotonic() - heard_at
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -48,8 +48,9 @@ class ModelRunner(Closing):
         options: EngineOptions = DEFAULTS,
         hooks: Sequence[Hook] = (),
         progress: Callable[[float], None] | None = None,
-        embeddings: bool = False,
         accounted: Accounted | None = None,
+        *,
+        embeddings: bool = False,
     ) -> None:
         """Check, account, load. ModelFileError, NotEnoughMemory, WeightsError or EngineError say what is wrong.
 
@@ -224,17 +225,9 @@ class Engine(ModelRunner):
 
     stages = 1
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        options: EngineOptions = DEFAULTS,
-        hooks: Sequence[Hook] = (),
-        progress: Callable[[float], None] | None = None,
-        accounted: Accounted | None = None,
-    ) -> None:
-        """As ModelRunner."""
-        super().__init__(path, options, hooks, progress, accounted=accounted)
-        self._submitted: deque[NDArray[np.float32]] = deque()
+    @cached_property
+    def _submitted(self) -> deque[NDArray[np.float32]]:
+        return deque()
 
     def decode(
         self,

@@ -132,7 +132,7 @@ def reproducible(options: EngineOptions) -> EngineOptions:
         )
     if options.prefixes is not None:
         raise EngineError(
-            "with kept prompts a prompt is computed in other portions from run to run; reproducible answers need"
+            "with a prefix cache a prompt is computed in other portions from run to run; reproducible answers need"
             " prefix_cache=0"
         )
     return replace(

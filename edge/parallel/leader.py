@@ -71,7 +71,7 @@ class Leader:
     def join(self) -> None:
         """Compute over the links that the group has now."""
         place = self.shard.place
-        self._mates = [self.group.links[rank] for rank in place.mates]
+        self._peers = [self.group.links[rank] for rank in place.peers]
         self._feeds = [self.group.links[rank] for rank in place.feeds]
         self.shard.join(self.group, self.algorithm, self.wire)
 
@@ -84,7 +84,7 @@ class Leader:
         numbers = (n, outputs, query.top, len(query.masks))
         step = Step(Op.DECODE, now - self._done > _PAUSE_S, numbers, masks=query.masks)
         shard.begin()
-        for link in self._mates:
+        for link in self._peers:
             link.send(steps.pack(step, shard.rows), Kind.CONTROL)
             steps.send_states(link, shard.rows.embeddings[:n])
         shard.compute(n)
@@ -208,7 +208,7 @@ class Leader:
     def send(self, step: Step) -> None:
         """Send a step to the ranks that get theirs from rank 0."""
         data = steps.pack(step, self.shard.rows)
-        for link in (*self._mates, *self._feeds):
+        for link in (*self._peers, *self._feeds):
             link.send(data, Kind.CONTROL)
 
     def guarded(self, work: Callable[[], T], *harmless: type[Exception]) -> T:

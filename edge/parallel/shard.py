@@ -56,7 +56,7 @@ class Shard:
         file = GgufFile.open(path)
         self._rules = RULES[file.architecture]
         self._sums_a_layer = 1 if self._rules.whole_attention else 2  # of the FFN or the experts, and of attention
-        # The threads that shares were made for. What is kept of prompts is kept as a part of the deployment.
+        # The threads that shares were made for. The prefix cache is a part of the deployment.
         options = replace(options, threads=options.threads or default_threads(), prefixes=None)
         self.engine = open_runner(path, options, place, self._hooks(file), progress, vocabulary)
         self.sequences = options.sequences

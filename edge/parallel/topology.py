@@ -21,7 +21,7 @@ class Topology:
     n_stages: int  # that compute
     group: tuple[int, ...]  # the ranks of its stage, itself among them: they sum their parts
     source: int | None  # who sends it steps; None: rank 0, which makes them
-    mates: tuple[int, ...]  # whom it sends the same hidden states it takes in; rank 0 only
+    peers: tuple[int, ...]  # whom it sends the same hidden states it takes in; rank 0 only
     feeds: tuple[int, ...]  # whom it sends its stage's hidden states
     heads: tuple[int, ...]  # the ranks of the last stage, which have the logits
 
@@ -40,7 +40,7 @@ def place(rank: int, stages: Sequence[int]) -> Topology:
     """The place of a rank where stage i has `stages[i]` ranks. EdgeError where there is no such rank.
 
     A first stage of 0 ranks says that rank 0 is a thin owner: it sends hidden states to all ranks of the first stage
-    that computes, as it sends them to its mates where it computes itself.
+    that computes, as it sends them to its peers where it computes itself.
 
     There may be one more than a group has: layers that are timed are no last stage, so there is to be one behind them.
 
@@ -71,7 +71,7 @@ def place(rank: int, stages: Sequence[int]) -> Topology:
         n_stages=len(groups),
         group=group,
         source=source,
-        mates=tuple(peer for peer in groups[0] if peer) if rank == 0 else (),
+        peers=tuple(peer for peer in groups[0] if peer) if rank == 0 else (),
         feeds=tuple(peer for i, peer in enumerate(after) if i % len(group) == mine),
         heads=groups[-1],
     )

@@ -41,8 +41,8 @@ def owner_key(folder: Path | None = None) -> bytes:
                     return _checked(path)
     except OSError as exc:
         raise PrefixError(
-            f"the key of kept prompts, {path}, cannot be used: {exc.strerror or exc}; make that possible, delete it, so"
-            " that kept prompts are computed again, or keep none: --prefix-cache 0"
+            f"the key of the prefix cache, {path}, cannot be used: {exc.strerror or exc}; make that possible, delete"
+            " it, so that prompts are computed again, or use no such cache: --prefix-cache 0"
         ) from exc
 
 
@@ -79,8 +79,8 @@ def _checked(path: Path) -> bytes:
         problem = f"{status.st_size} bytes" if any(key) else f"{status.st_size} bytes that are all zero"
     if problem:
         raise PrefixError(
-            f"{path} is no key of kept prompts: needed is a file of {KEY_BYTES} random bytes that only you may read,"
-            f" there is one with {problem}; delete it, and kept prompts are computed again"
+            f"{path} is no key of a prefix cache: needed is a file of {KEY_BYTES} random bytes that only you may read,"
+            f" there is one with {problem}; delete it, and prompts are computed again"
         )
     return key
 

@@ -52,7 +52,7 @@ class KeptFile(NamedTuple):
 
 
 def default_folder() -> Path:
-    """This user's folder of kept prompts."""
+    """This user's folder of the prefix cache."""
     return cache_folder() / "prefixes"
 
 

@@ -229,7 +229,7 @@ def file_within(
     n_context, _, kv = resolve(options, shape)
     batch = min(options.rows, n_context)
     parts = other_parts(file, shape, ContextSizes(n_context, kv, batch=batch), memory)
-    parts["kept prompts"] = held_bytes(shape)
+    parts["prefix cache"] = held_bytes(shape)
     left = memory - sum(parts.values())
     if left + header_bytes(file) < least:
         parts_text = ", ".join(f"{name} {n / _MIB:,.0f}" for name, n in parts.items())

@@ -33,7 +33,7 @@ class Source:
     def __init__(self, clock: Clock, servers: Sequence[Server], predicted: Prediction, arrivals: Arrivals) -> None:
         """servers: the parts of the plan in order, the last one the link by which answers come back."""
         self.states = [State(request) for request in arrivals.requests]
-        self.waiting, self.flying, self.ready = Tally(clock), Tally(clock), Tally(clock)  # requests
+        self.waiting, self.in_flight, self.ready = Tally(clock), Tally(clock), Tally(clock)  # requests
         self._clock, self._arrivals, self._first = clock, arrivals, servers[0]
         self._free = predicted.in_flight
         self._queue: deque[int] = deque()  # those that wait for a place
@@ -70,7 +70,7 @@ class Source:
         while self._queue and self._free:
             self._free -= 1
             self.waiting.add(-1)
-            self.flying.add(1)
+            self.in_flight.add(1)
             self._start(self._queue.popleft())
 
     def _token(self, index: int) -> bool:
@@ -84,7 +84,7 @@ class Source:
             return False
         state.done = True
         self._free += 1
-        self.flying.add(-1)
+        self.in_flight.add(-1)
         if self._arrivals.clients is not None:
             self._expect()
         return True

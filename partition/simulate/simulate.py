@@ -106,7 +106,7 @@ def simulate(
         waiting_mean=waiting_mean,
         waiting_max=waiting_max,
         in_flight=predicted.in_flight,
-        in_flight_mean=source.flying.over(seconds)[0],
+        in_flight_mean=source.in_flight.over(seconds)[0],
         arrivals_per_s=arrivals.rate_per_s,
         capacity_per_s=capacity_per_s(predicted, *usual),
     )

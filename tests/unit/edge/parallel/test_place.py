@@ -23,9 +23,9 @@ def test_every_rank_has_one_source_and_its_source_knows(stages: list[int]) -> No
     found = places(stages)
     for one in found:
         assert (one.source is None) == (one.rank == 0)
-        for peer in (*one.mates, *one.feeds):
+        for peer in (*one.peers, *one.feeds):
             assert found[peer].source == one.rank
-    reported = sorted(peer for one in found for peer in (*one.mates, *one.feeds))
+    reported = sorted(peer for one in found for peer in (*one.peers, *one.feeds))
     assert reported == list(range(1, world_size(stages)))
 
 
@@ -43,7 +43,7 @@ def test_stages_are_groups_in_order(stages: list[int]) -> None:
         assert one.heads == found[-1].group
         # What it passes on it has: hidden states of its own stage go to the next one.
         assert all(found[peer].stage == one.stage + 1 for peer in one.feeds)
-        assert all(found[peer].stage == 0 for peer in one.mates)
+        assert all(found[peer].stage == 0 for peer in one.peers)
 
 
 @given(STAGES)
@@ -51,8 +51,8 @@ def test_a_stage_shares_out_what_it_sends(stages: list[int]) -> None:
     """No rank sends to two of the next stage where another sends to none."""
     for one in places(stages):
         if not one.last and not one.thin:
-            mates = [len(place(rank, stages).feeds) for rank in one.group]
-            assert max(mates) - min(mates) <= 1
+            peers = [len(place(rank, stages).feeds) for rank in one.group]
+            assert max(peers) - min(peers) <= 1
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_ranks_that_are_none(rank: int, stages: list[int]) -> None:
 
 def test_a_thin_owner_sends_hidden_states_to_the_whole_first_stage() -> None:
     owner, first, second, last = places([0, 2, 1])
-    assert (owner.group, owner.mates, owner.feeds, owner.heads) == ((0,), (1, 2), (), (3,))
+    assert (owner.group, owner.peers, owner.feeds, owner.heads) == ((0,), (1, 2), (), (3,))
     assert not owner.last
     assert (first.source, second.source, last.source) == (0, 0, 1)
     assert (first.stage, second.stage, last.stage) == (0, 0, 1)
@@ -85,5 +85,5 @@ def test_a_thin_owner_sends_hidden_states_to_the_whole_first_stage() -> None:
 
 def test_two_stages_of_two() -> None:
     first, second, third, fourth = places([2, 2])
-    assert (first.mates, first.feeds, second.feeds) == ((1,), (2,), (3,))
+    assert (first.peers, first.feeds, second.feeds) == ((1,), (2,), (3,))
     assert (third.source, fourth.source) == (0, 1)

@@ -1,4 +1,4 @@
-"""The store of kept prompts: whole files or none, the oldest go first, and no disk makes it fail."""
+"""The store of the prefix cache: whole files or none, the oldest go first, and no disk makes it fail."""
 
 import errno
 import fcntl
