@@ -46,7 +46,7 @@ def read_ahead(reader: HistoryReader, room: int) -> Generator[Content]:
     half = max(1, room // 2)  # is read while the other is taken
     free = deque(AddressSpace(half, huge=half >= HUGE_PAGE) for _ in range(2))
     reading: deque[tuple[AddressSpace, Future[list[Content]]]] = deque()
-    pool = ThreadPoolExecutor(1, "prefix cache")
+    pool = ThreadPoolExecutor(1, "reading prompts")
     try:
         while True:
             while free:
