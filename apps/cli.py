@@ -14,7 +14,7 @@ from apps.errors import EXIT_BUG, EXIT_INTERRUPTED, exit_code
 from edge.ending import end_by_signals, signalled, terminated
 
 COMMANDS = (
-    "advise", "chat", "serve", "bench", "model", "quantize", "imatrix", "evaluate", "run", "worker",
+    "advise", "buy", "chat", "serve", "bench", "model", "quantize", "imatrix", "evaluate", "run", "worker",
     "devices", "link", "plan", "pareto", "lab", "simulate", "cluster", "doctor",
 )  # fmt: skip
 

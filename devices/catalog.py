@@ -36,6 +36,7 @@ class DevicePreset:
     cores: int  # of its CPU; for a card, of a usual desktop around it
     source: Mapping[str, str]
     lab: Emulation | None = None  # None: no preset of the lab
+    price_usd: float | None = None  # of a new one, when it came out; None: it is no one product, or none is known
     estimate: bool = True  # in all of them; for what shows presets beside what was measured
 
 
@@ -59,8 +60,10 @@ CATALOG: dict[str, DevicePreset] = {
             "disk_bytes_per_s": "a microSD card: the Pi 4 runs it at 50 MB/s at most",
             "watts": f"Pi 400 with Llama 3.2 3B, at its peak, {_GEERLING}",
             "cores": "4 Cortex-A72, the maker's data",
+            "price_usd": "the 4 GB board alone, raspberrypi.com, 2019-06-24",
         },
         Emulation(0.8, 4 * GIB, "4 Cortex-A72 at 1.5 GHz, each a fifth of a core here"),
+        price_usd=55.0,
     ),
     "pi5": DevicePreset(
         "Raspberry Pi 5, 8 GB", 7 * GIB, 9.9e9, 77e9, 90e6, 12.0, 4,
@@ -71,8 +74,10 @@ CATALOG: dict[str, DevicePreset] = {
             "disk_bytes_per_s": "a microSD card: the Pi 5 runs it at 104 MB/s at most",
             "watts": f"11.9 W with Llama 3.2 3B, at its peak, {_GEERLING} issue 7",
             "cores": "4 Cortex-A76, the maker's data",
+            "price_usd": "the 8 GB board alone, raspberrypi.com, 2023-09-28",
         },
         Emulation(1.6, 8 * GIB, "4 Cortex-A76 at 2.4 GHz, each two fifths of a core here"),
+        price_usd=80.0,
     ),
     "phone": DevicePreset(
         "Mid-range phone of 2024, 8 GB", 4 * GIB, 13e9, 150e9, 700e6, 5.0, 4,
@@ -119,7 +124,9 @@ CATALOG: dict[str, DevicePreset] = {
             "disk_bytes_per_s": "the SSD of a base model reads near 3 GB/s",
             "watts": f"M4 Mac mini with Llama 3.2 3B, at its peak, {_GEERLING} issue 2",
             "cores": "4 performance and 6 efficiency cores, the maker's data",
+            "price_usd": "a Mac mini with 16 GB, apple.com, 2024-10-29",
         },
+        price_usd=599.0,
     ),
     "mini-pc": DevicePreset(
         "Mini PC with an Intel N100, 16 GB", 14 * GIB, 16e9, 105e9, 500e6, 25.0, 4,
@@ -176,7 +183,9 @@ CATALOG: dict[str, DevicePreset] = {
             "disk_bytes_per_s": "a small NVMe SSD, below its bus",
             "watts": "15 W, its usual power mode",
             "cores": "6 Cortex-A78AE, the maker's data",
+            "price_usd": "the developer kit with 8 GB, nvidia.com, 2024-12-17",
         },
+        price_usd=249.0,
     ),
 }  # fmt: skip
 EMULATED: Mapping[str, Emulation] = {name: preset.lab for name, preset in CATALOG.items() if preset.lab is not None}

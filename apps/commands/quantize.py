@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError("an ONNX model takes --type int8 or int4")
         return run_onnx(args)
     _check(args)
-    from apps.commands import quantize_gguf
+    from apps import quantize_gguf
 
     return quantize_gguf.run(args)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,12 @@ def read_planned(path: Path, point: str | None) -> Planned:
             _check_beside(values)
         plan = plan_in(one if kind in SAVED else one.get("plan"))
         known = {"format": PLANNED, "plan": plan, "predicted": one.get("predicted"), "devices": devices}
-        return Planned(_prediction(one, names), names, one["id"] if kind == PARETO else None, known)
+        return Planned(
+            Prediction.from_json(one.get("predicted")).renamed(names),
+            names,
+            one["id"] if kind == PARETO else None,
+            known,
+        )
     except (ValueError, RecursionError, OverflowError) as error:  # among them PlanError, and what is not JSON
         raise PlanError(f"{path} cannot be simulated: {error}") from None
 
@@ -161,12 +166,3 @@ def _point(values: dict[str, Any], wanted: str | None) -> dict[str, Any]:
             f"there is no plan {wanted!r:.60}; needed is one of {points[0]['id']} to {points[-1]['id']}, or knee"
         )
     return found
-
-
-def _prediction(values: dict[str, Any], names: dict[str, str]) -> Prediction:
-    predicted = Prediction.from_json(values.get("predicted"))
-    stages = tuple(
-        replace(stage, devices=tuple(names.get(device, device) for device in stage.devices))
-        for stage in predicted.stages
-    )
-    return replace(predicted, stages=stages)

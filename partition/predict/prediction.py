@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from partition import fields
@@ -87,6 +87,18 @@ class Prediction:
         parts.append((self.enter_s, f"the way to {self.stages[0].devices[0]}"))
         seconds, description = max(parts, key=lambda part: part[0])
         return f"{description} takes {number_text(seconds * 1e3)} of {number_text(self.plain_s * 1e3)} ms"
+
+    def renamed(self, names: Mapping[str, str]) -> Prediction:
+        """The same with other names of devices; those that are not among `names` keep theirs."""
+        stages = tuple(
+            replace(
+                stage,
+                devices=tuple(names.get(device, device) for device in stage.devices),
+                memory_bytes={names.get(device, device): n for device, n in stage.memory_bytes.items()},
+            )
+            for stage in self.stages
+        )
+        return replace(self, stages=stages)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, as `edge plan --json` and `edge pareto --json` have them."""

@@ -1,6 +1,7 @@
 """Presets for what-if plans: every figure has its source, and is one that a device can have."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -19,7 +20,8 @@ def test_what_people_have_is_there() -> None:
 def test_every_figure_has_its_source_and_is_an_estimate(name: str) -> None:
     preset = CATALOG[name]
     assert preset.estimate
-    assert preset.source.keys() == FIGURES
+    known = {figure for figure in FIGURES if getattr(preset, figure) is not None}
+    assert preset.source.keys() == known >= FIGURES - {"price_usd"}
     assert all(len(text) > 10 and text.isprintable() for text in preset.source.values())
 
 
@@ -33,6 +35,14 @@ def test_figures_are_in_their_units(name: str) -> None:
     assert 2 * preset.memory_bytes_per_s < preset.flops < 30e12
     assert 1 < preset.watts < 500
     assert 1 < preset.cores <= 16
+
+
+@pytest.mark.parametrize("name", [name for name, preset in CATALOG.items() if preset.price_usd is not None])
+def test_a_price_has_its_date(name: str) -> None:
+    preset = CATALOG[name]
+    assert preset.price_usd is not None
+    assert 10 < preset.price_usd < 5000
+    assert re.search(r"\.com, 20\d\d-\d\d-\d\d$", preset.source["price_usd"])
 
 
 @pytest.mark.parametrize("figure", ["memory_bytes_per_s", "flops", "watts"])

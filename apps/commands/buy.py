@@ -1,0 +1,230 @@
+"""`edge buy`: the cheapest devices on which a model answers in time, before anything is bought or downloaded."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apps.errors import UsageError
+from apps.options import (
+    add,
+    argument,
+    between,
+    in_flight,
+    is_onnx,
+    items,
+    option,
+    positive,
+    positive_int,
+    quiet_grpc,
+    seed,
+)
+from apps.show.progress import ShownSteps
+from apps.show.table import print_columns, print_json, print_notes
+from edge import units
+from quant.text import number_text, seconds_text
+
+if TYPE_CHECKING:
+    from edge.advice.cheapest import Served, Targets
+    from edge.advice.kinds import DeviceKinds
+    from quant.gguf.file import GgufFile
+
+HELP = "Find the cheapest devices on which a model answers in time, before anything is bought."
+FORMAT = "edge-buy-1"
+# Copies of names in edge.advice.cheapest, so that --help stays quick; a test compares them.
+BY, PERCENTILES, MOST_DEVICES = ("price", "watts", "devices"), ("p50", "p90", "p99"), 8
+REQUESTS, GEN_TOKENS, PROMPT, CONCURRENCY = 200, 128, 128, 4
+_COLUMNS = ("device", "count", "price of one", "watts", "which is of")
+_TIMES = ("", "limit", "p50", "p90", "p99")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a name in the catalog of models, or a GGUF file")
+    option(parser, "--type T", "of the weights of a model in the catalog (default: the first it is published in)")
+    group = parser.add_argument_group("what is asked")
+    option(group, "--arrivals RATE", "requests a second, at random times", between(1e-6, 1e4), required=True)
+    option(group, "--max-latency MS", "a token after the first, at most", positive)
+    option(group, "--max-ttft S", "until the first token, at most", positive)
+    option(
+        group, "--percentile P", "of requests within these limits (default: p90)", choices=PERCENTILES, default="p90"
+    )
+    option(group, "--prompt-tokens N", f"default: {PROMPT}", positive_int, default=PROMPT)
+    option(group, "--gen-tokens N", f"default: {GEN_TOKENS}", positive_int, default=GEN_TOKENS)
+    option(
+        group,
+        "--concurrency C",
+        f"requests at once; others wait (default: {CONCURRENCY})",
+        in_flight,
+        default=CONCURRENCY,
+    )
+    add(group, "--kv-type", help="of stored keys and values (default: f16)")
+    group = parser.add_argument_group("what there is to buy")
+    option(group, "--catalog FILE", "kinds of devices, in place of the presets", Path)
+    option(group, "--kinds A,B", "these alone", items)
+    option(group, "--by WHAT", "to be the least (default: price)", choices=BY, default="price")
+    most = argument(units.whole(1, MOST_DEVICES))
+    option(group, "--max-devices N", f"default: {MOST_DEVICES}, which is the most", most, default=MOST_DEVICES)
+    option(parser, "--requests N", f"that are simulated (default: {REQUESTS})", positive_int, default=REQUESTS)
+    option(parser, "--seed N", "of their times (default: 0)", seed, default=0)
+    add(parser, "--json")
+
+
+def run(args: argparse.Namespace) -> int:
+    quiet_grpc()
+    targets = _targets(args)
+    offered, notes = _offered(args)
+    from edge.advice.offers import cluster_search, link_of
+
+    with _model(args) as (file, weights):
+        search = cluster_search(
+            file, offered, targets,
+            by=args.by, prompt=args.prompt_tokens, concurrency=args.concurrency, kv_type=args.kv_type or "f16",
+        )  # fmt: skip
+        found = search.cheapest(args.by, args.max_devices, ShownSteps("buy"))
+        link = link_of(offered)
+    assumed = "assumed" if offered.latency_s is None or offered.bytes_per_s is None else "stated"
+    mbps = number_text(link.bytes_per_s / 125_000)
+    notes += [
+        "speeds are estimates from published figures; prices are of one new device when it came out, without what it"
+        " needs beside it, where the catalog says nothing else",
+        f"links are {assumed}: {seconds_text(link.latency_s)} one way, {mbps} Mbit/s between any two devices",
+        f"{found.cheaper} clusters were looked at before it: bounds ruled out all but {found.planned - 1} of them",
+    ]
+    result = {
+        "format": FORMAT,
+        **weights,
+        "by": args.by,
+        "currency": offered.currency,
+        "arrivals_per_s": targets.arrivals_per_s,
+        "limits": {
+            "latency_s": None if targets.latency_s == inf else targets.latency_s,
+            "ttft_s": None if targets.ttft_s == inf else targets.ttft_s,
+            "percentile": targets.percentile,
+        },
+        **{name: getattr(args, name) for name in ("prompt_tokens", "gen_tokens", "concurrency", "requests", "seed")},
+        "link": {"latency_s": link.latency_s, "bytes_per_s": link.bytes_per_s, "assumed": assumed == "assumed"},
+        "kinds": [
+            {"name": kind.name, "price": kind.price, "watts": kind.preset.watts, "price_source": kind.price_source}
+            for kind in offered.kinds
+        ],
+        "cheaper": found.cheaper,
+        "planned": found.planned,
+        "cluster": found.served.to_json(),
+        "notes": notes,
+    }
+    if args.json:
+        return print_json(result)
+    _show(result, found.served)
+    return 0
+
+
+def _targets(args: argparse.Namespace) -> Targets:
+    if args.max_latency is None and args.max_ttft is None:
+        raise UsageError("give a limit: --max-latency MS for a token, --max-ttft S for the first one, or both")
+    if args.max_latency is not None and args.gen_tokens == 1:
+        raise UsageError(
+            "--max-latency is of tokens after the first, and --gen-tokens 1 has none: leave one of them out"
+        )
+    from edge.advice.cheapest import Targets
+
+    return Targets(
+        args.arrivals,
+        inf if args.max_latency is None else args.max_latency / 1e3,
+        inf if args.max_ttft is None else args.max_ttft,
+        args.percentile,
+        args.gen_tokens,
+        args.requests,
+        args.seed,
+    )
+
+
+def _offered(args: argparse.Namespace) -> tuple[DeviceKinds, list[str]]:
+    """The kinds there are to buy, and a note on presets that are left out."""
+    from edge.advice.kinds import preset_kinds, read_kinds
+
+    if args.catalog is not None:
+        offered = read_kinds(args.catalog)
+        return (offered if args.kinds is None else offered.named(args.kinds)), []
+    offered = preset_kinds()
+    if args.kinds is not None:
+        return offered.named(args.kinds), []
+    left_out = [kind.name for kind in offered.kinds if args.by == "price" and kind.price is None]
+    kinds = tuple(kind for kind in offered.kinds if kind.name not in left_out)
+    words = [f"left out, as no price is known of them: {', '.join(left_out)}; --catalog gives them one"]
+    return replace(offered, kinds=kinds), words if left_out else []
+
+
+@contextmanager
+def _model(args: argparse.Namespace) -> Iterator[tuple[GgufFile, dict[str, Any]]]:
+    """The file of the model, or its outline, and what is known of its weights."""
+    from edge.models.catalog import catalog
+    from partition.model.check import check_loadable
+    from partition.model.model import ModelShape
+    from quant.gguf.file import GgufFile
+
+    path = Path(args.model)
+    if is_onnx(args.model):
+        raise UsageError("edge buy is of language models")
+    if path.exists():
+        if args.type is not None:
+            raise UsageError("--type is of models in the catalog; this file has its types")
+        file = GgufFile.open(path)
+        check_loadable(file)
+        yield file, {"model": args.model, "type": None, "size_bytes": ModelShape.from_gguf(file).weight_bytes}
+        return
+    shaped = {model.name: model for model in catalog() if model.shape is not None}
+    model = shaped.get(args.model.lower())
+    if model is None:
+        raise UsageError(f"there is no file {args.model!r:.80}, nor such a model in the catalog: {', '.join(shaped)}")
+    from edge.advice.candidates import candidates
+
+    name = args.type or (model.types or ("q4_k_m",))[0]
+    with candidates([model], [name], ShownSteps("buy")) as [one]:
+        yield one.file, {"model": model.name, "type": one.mix.name, "size_bytes": one.shape.weight_bytes}
+
+
+def _show(result: dict[str, Any], served: Served) -> None:
+    """Print what to buy, where the model's layers are then, and what requests take."""
+    from edge.planning.describe import stage_rows
+
+    def money(price: float | None) -> str:
+        return "-" if price is None else f"{price:,.2f} {result['currency']}"
+
+    weights = f"{result['model']} {result['type'] or ''}".strip()
+    watts = number_text(served.watts)
+    print(f"{served.describe()}: {money(served.price)}, {watts} W while all compute, for {weights}")
+    print()
+    kinds = {kind.name: kind for kind in served.kinds}
+    rows = [
+        [name, str(count), money(kinds[name].price), number_text(kinds[name].preset.watts), kinds[name].price_source]
+        for name, count in served.counts.items()
+    ]
+    print_columns(_COLUMNS, rows, whole=_COLUMNS[:-1])
+    print()
+    columns, rows_of_stages = stage_rows(served.predicted, served.addresses)
+    print_columns(columns, rows_of_stages, whole=("stage", "device"))
+    print()
+    simulated, limits = served.simulated, result["limits"]
+    times = (
+        ("first token", simulated.ttft_s, limits["ttft_s"]),
+        ("each further token", simulated.tpot_s, limits["latency_s"]),
+    )
+    cells = [
+        [name, "-" if limit is None else _ms(limit), *(_ms(getattr(spread, one)) for one in PERCENTILES)]
+        for name, spread, limit in times
+        if spread is not None
+    ]
+    print_columns(_TIMES, cells, whole=_TIMES)
+    print()
+    come, room = number_text(result["arrivals_per_s"]), number_text(simulated.capacity_per_s)
+    print(f"{come} requests a second come, and there is room for {room}")
+    print_notes(result["notes"])
+
+
+def _ms(seconds: float) -> str:
+    return seconds_text(seconds) if seconds < 10 else f"{number_text(seconds)} s"
