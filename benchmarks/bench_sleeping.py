@@ -28,6 +28,7 @@ from benchmarks.harness import ROOT, Section, bench, parser_of, table
 SIDE = ROOT / "benchmarks" / "sleeping_side.py"
 RUN_S = 600.0  # for one setting
 MODEL = "tinyllama-1.1b"
+_TIMES = {"first token": "ttft_s", "token": "tpot_s"}
 # Each device has room for so many times its equal share of the model, beside its process and KV cache: so most of the
 # devices are needed.
 _SHARE, _BESIDE_BYTES = 1.6, 240 << 20
@@ -94,6 +95,9 @@ TINY = Setting("two on loopback", ("pi5", 1.0), {})
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--only", metavar="TEXT", help="settings whose name has it")
+    parser.add_argument(
+        "--requests", type=int, default=0, metavar="N", help="that come at random, for percentiles (default: none)"
+    )
     bench(parser, Section(measure, text))
 
 
@@ -109,7 +113,7 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     outline(model, SHAPES["qwen2.5-0.5b" if args.tiny else MODEL])
     for setting in settings:
         print(setting.name, file=sys.stderr)
-        rows.append(measured(setting, model, args.tiny))
+        rows.append(measured(setting, model, args.tiny, 4 if args.tiny else args.requests))
     return {"settings": rows, "summary": summary(rows)}
 
 
@@ -137,8 +141,8 @@ def profiles_of(setting: Setting, model: Path) -> list[dict[str, Any]]:
     return found
 
 
-def measured(setting: Setting, model: Path, tiny: bool) -> dict[str, Any]:
-    """One setting: every plan that was run."""
+def measured(setting: Setting, model: Path, tiny: bool, requests: int) -> dict[str, Any]:
+    """One setting: every plan that was run. requests: that come at random to each."""
     from devices.lab.config import parse_lab
     from tests.support.lab import Lab
 
@@ -155,6 +159,7 @@ def measured(setting: Setting, model: Path, tiny: bool) -> dict[str, Any]:
         asked = {
             "model": str(model),
             "tiny": tiny,
+            "requests": requests,
             "profiles": profiles,
             "names": names,
             "workers": [up.addresses[name] for name in names[1:]],
@@ -227,7 +232,23 @@ def text(r: dict[str, Any]) -> str:
             f"Chosen by {axis} over the best measured: {of['median']:.3f} in the median, {of['worst']:.3f} at worst."
         )
     header = ["setting: ranks of each stage", "token, ms", "off by", "tokens/s of 4", "off by"]
-    return f"{table(header, lines)}\n\n" + "\n".join(words)
+    return f"{table(header, lines)}\n\n" + "\n".join(words) + percentiles_text(r)
+
+
+def percentiles_text(r: dict[str, Any]) -> str:
+    """Requests that came at random: percentiles as measured, and how far off the simulator was; "" without any."""
+    header = ["setting: ranks of each stage", "requests/s", *(f"{name} {p}" for name in _TIMES for p in ("p50", "p90"))]
+    lines = []
+    for row in r["settings"]:
+        for plan in row["plans"]:
+            if (served := plan["requests"]) is not None:
+                cells = []
+                for key in _TIMES.values():
+                    for p in ("p50", "p90"):
+                        taken = served[key]["measured"][p]
+                        cells.append(f"{1e3 * taken:.0f} ms ({taken / served[key]['simulated'][p] - 1:+.0%})")
+                lines.append([f"{row['name']}: {shape_text(plan)}", f"{served['rate_per_s']:.3f}", *cells])
+    return f"\n\n{table(header, lines)}" if lines else ""
 
 
 def shape_text(plan: dict[str, Any]) -> str:

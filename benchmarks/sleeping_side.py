@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+import time
+from collections import deque
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,7 +19,10 @@ import pytest
 from devices.catalog import CATALOG
 from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
+from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
+from edge.llm.requests import Request
+from edge.llm.scheduler import Scheduler
 from edge.planning.arrange import work_of
 from edge.planning.llm_space import LlmSpace
 from edge.planning.measure import steady_per_s, token_s
@@ -29,12 +34,18 @@ from edge.tasks import CancelScope
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
 from partition.predict.pareto import Point
+from partition.predict.prediction import Prediction
 from partition.predict.presets import PartSizes, preset_speed
 from partition.predict.speeds import DeviceSpeed, Links, speed_of
+from partition.simulate.arrivals import Arrivals, poisson
+from partition.simulate.result import Spread
+from partition.simulate.simulate import simulate
+from partition.simulate.times import capacity_per_s
 from quant.gguf.file import GgufFile
 from tests.support.measuring import measure_briefly
 
 CONTEXT, PROMPT, DEPTH, REQUESTS = 128, 8, 8, 4
+TOKENS, LOAD = 16, 0.7  # of an answer; part of the capacity that requests come at
 AXES = ("latency", "throughput")
 
 
@@ -57,7 +68,7 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
     space = LlmSpace(path, file, digest, work, ClusterProfile(tuple(speeds), links, ()), threads=1)
     points = chosen(space, tiny=asked["tiny"])
     with Fleet(asked["workers"], insecure=True) as fleet:
-        rows = [measured(space, fleet, point) for point in points]
+        rows = [measured(space, fleet, point, asked["requests"]) for point in points]
     best = {axis: min(points, key=lambda point: point.objectives((axis,))).key for axis in AXES}
     return {"plans": rows, "best": best, "links": link_figures(links)}
 
@@ -119,13 +130,15 @@ def chosen(space: LlmSpace, *, tiny: bool) -> list[Point]:
     return several[:1] if tiny else several
 
 
-def measured(space: LlmSpace, fleet: Fleet, point: Point) -> dict[str, Any]:
-    """Run a plan, and return its figures beside those that were predicted."""
+def measured(space: LlmSpace, fleet: Fleet, point: Point, requests: int) -> dict[str, Any]:
+    """Run a plan, and return its figures beside those that were predicted. requests: that come at random, for
+    percentiles of their times; 0: none."""
     plan: Any = point.plan
     options = EngineOptions(context=CONTEXT, sequences=REQUESTS, threads=1)
     with Deployment(fleet, plan, space.file, options, Exchange("tcp")) as deployment:
         latency_s = token_s(deployment.engine, DEPTH).seconds
         throughput_per_s = steady_per_s(deployment.engine, REQUESTS, DEPTH, point.predicted.microbatches)
+        served = with_requests(deployment.engine, point, requests) if requests else None
     predicted = point.predicted.to_json()
     return {
         "key": point.key,
@@ -134,7 +147,47 @@ def measured(space: LlmSpace, fleet: Fleet, point: Point) -> dict[str, Any]:
         "widths": [len(stage.shards) for stage in plan.stages],
         "predicted": {name: predicted[name] for name in ("latency_s", "throughput_per_s")},
         "measured": {"latency_s": latency_s, "throughput_per_s": throughput_per_s},
+        "requests": served,
     }
+
+
+def with_requests(engine: TextEngine, point: Point, n: int) -> dict[str, Any]:
+    """Let requests come at random: percentiles of their times as they were, and as the simulator has them."""
+    predicted = point.predicted
+    assert isinstance(predicted, Prediction)
+    rate = LOAD * capacity_per_s(predicted, PROMPT, TOKENS)
+    arrivals = poisson(rate, n, PROMPT, TOKENS, seed=0)
+    simulated, times = simulate(predicted, arrivals), token_times(engine, predicted.microbatches, arrivals)
+    ttft_s = [tokens[0] - one.arrival_s for one, tokens in zip(arrivals.requests, times, strict=True)]
+    tpot_s = [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for tokens in times]
+    kinds = (("ttft_s", simulated.ttft_s, ttft_s), ("tpot_s", simulated.tpot_s, tpot_s))
+    return {
+        "rate_per_s": rate,
+        **{
+            name: {"simulated": asdict(spread), "measured": asdict(taken)}
+            for name, spread, values in kinds
+            if spread is not None and (taken := Spread.from_values(values)) is not None
+        },
+    }
+
+
+def token_times(engine: TextEngine, microbatches: int, arrivals: Arrivals) -> list[list[float]]:
+    """Return when each request had each of its tokens, in seconds since the first could come."""
+    coming, times = deque(arrivals.requests), {}
+    began = time.perf_counter()
+    with Scheduler(engine, microbatches) as scheduler:
+        while coming or scheduler.busy:
+            now = time.perf_counter() - began
+            while coming and coming[0].arrival_s <= now:
+                one = coming.popleft()
+                times[scheduler.add(Request([1 + len(times) % 100] * one.prompt, one.tokens, ends=False))] = []
+            if not scheduler.busy:
+                time.sleep(coming[0].arrival_s - now)
+                continue
+            for event in scheduler.step():
+                if event.token_id is not None:
+                    times[event.request].append(time.perf_counter() - began)
+    return list(times.values())
 
 
 def link_figures(links: Links) -> dict[str, float]:

@@ -25,6 +25,7 @@ SECTIONS = {
     "bench_paging": ("limit", "mmap", "keeps-up"),
     "bench_planner": (),
     "bench_plans": (),
+    "bench_pool": (),
     "bench_prefixes": ("reading", "restart"),
     "bench_quantize": ("fit", "memory"),
     "bench_sameness": (),
@@ -141,6 +142,16 @@ def test_planner() -> None:
     assert [row["exact"] for row in rows[:-1]] == [True] * 4
 
 
+def test_pool() -> None:
+    [row] = run("bench_pool")["rows"]
+    assert row["groups"] > 0
+    assert row["requests"] > 0
+    assert row["members"] > 1
+    assert 0 < row["serves"] <= 1
+    assert row["request_s"]["p50"] >= 127 * row["token_s"]["p50"] / 3
+    assert row["device_s"] > 0
+
+
 def test_prefixes() -> None:
     result = run("bench_prefixes")
     assert result["reading"]["state_bytes"] > 0
@@ -232,6 +243,8 @@ def test_sleeping() -> None:
     assert plan["measured"]["latency_s"] > 0
     assert plan["measured"]["throughput_per_s"] > 0
     assert plan["key"] in setting["best"].values()
+    assert plan["requests"]["ttft_s"]["measured"]["p50"] > 0
+    assert plan["requests"]["tpot_s"]["simulated"]["p90"] > 0
     assert result["summary"]["plans"] == 1
 
 
