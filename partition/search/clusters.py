@@ -26,7 +26,7 @@ def clusters(costs: Sequence[Cost], most: Sequence[int], size: int) -> Iterator[
             f"{len(costs)} kinds form more than {MOST_CLUSTERS:,} clusters of up to {size} devices; use fewer kinds, or"
             " fewer devices"
         )
-    heap = [(cost, (kind,)) for kind, cost in enumerate(costs)]
+    heap: list[tuple[Cost, Members]] = [(cost, (kind,)) for kind, cost in enumerate(costs)]
     heapq.heapify(heap)
     while heap:
         cost, members = heapq.heappop(heap)
