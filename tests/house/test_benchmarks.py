@@ -19,7 +19,7 @@ HANG_S = 300
 # The sections of each. Where they take long together, the first runs alone: it uses most of what the others do.
 SECTIONS = {
     "bench_busy_plans": ("made-up", "load"),
-    "bench_distributed": ("speed", "pipeline", "load"),
+    "bench_distributed": ("speed", "pipeline", "groups", "load"),
     "bench_drafts": ("resident", "far", "paged"),
     "bench_engine": (),
     "bench_paging": ("limit", "mmap", "keeps-up"),
@@ -34,7 +34,7 @@ SECTIONS = {
     "bench_speculate": (),
     "bench_startup": (),
     "bench_survive": ("pause", "stress"),
-    "bench_transport": ("matrix", "roundtrip"),
+    "bench_transport": ("matrix", "roundtrip", "far"),
 }
 
 
