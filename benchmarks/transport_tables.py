@@ -69,4 +69,5 @@ def far(r: Mapping[str, Any]) -> str:
         for row in r["rows"]
     ]
     columns = ["one way, ms", "there, Gbit/s", "back, Gbit/s", "connections"]
-    return f"A link of {r['mbps']} Mbit/s, measured for 10 s; {r['rounds']} rounds.\n\n" + table(columns, lines)
+    link = f"A link of {r['mbps']} Mbit/s, measured for 10 s" if r["mbps"] else "Loopback"
+    return f"{link}; {r['rounds']} rounds.\n\n" + table(columns, lines)

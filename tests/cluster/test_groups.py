@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge.demo import MODEL_PATH
+from edge.deployment.deploy import Resilience
 from edge.errors import EdgeError, EngineError
 from edge.llm.engine import Engine
 from edge.llm.requests import Request
@@ -106,14 +107,16 @@ def answered(scheduler: Scheduler) -> None:
 
 
 @pytest.mark.usefixtures("measured_briefly")
+@pytest.mark.parametrize("spare", [0, 1])
 def test_many_answers_go_on_after_a_loss(
-    tmp_path: Path, asked: list[Request], plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    spare: int, tmp_path: Path, asked: list[Request], plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From two groups over three ranks to whatever is best then: the same tokens."""
+    """From two groups over three ranks to whatever is best then: the same tokens. With a spare, keys and values of both
+    are copied meanwhile."""
     own_folders(monkeypatch, tmp_path / "own")
     with two_workers_to_end(tmp_path) as two:
         plan = plan_for(MODEL_PATH, two, tensor(1, 1, 1))
-        with supervised(two, plan, GROUPS) as model:
+        with supervised(two, plan, GROUPS, Resilience(spare)) as model:
             tokens: list[list[int]] = [[] for _ in asked]
             with Scheduler(model.engine) as scheduler:
                 for request in asked:

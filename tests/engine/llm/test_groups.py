@@ -25,6 +25,7 @@ from partition.plan.plan import Range
 from quant.types import type_by_name
 from tests.conftest import Synthetic
 from tests.engine.llm.test_scheduler import GREEDY, alone, random_requests
+from tests.support import paging
 from tests.support.deployments import EXACT, tensor
 from tests.support.drafting import Known, always, ids, run, speculate
 from tests.support.links import WAIT_S
@@ -250,6 +251,23 @@ def test_memory_counts_each_context(synthetic: Synthetic) -> None:
     for name in ("KV cache", "compute buffers"):
         assert need[1].parts[name] == 2 * need[0].parts[name] > 0
     assert parts[1]["KV cache"] == 2 * parts[0]["KV cache"]
+
+
+def test_within_a_budget_both_contexts_are_counted_and_weights_may_not_be_paged(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    model, parts = paging.model(tmp_path_factory), list[dict[str, int]]()
+    with paging.steady_runtime():
+        for groups in (1, 2):
+            shards = load_shards(model, replace(paging.OPTIONS, groups=groups), place(0, [2]))
+            parts.append(shards[0].engine.memory.parts)
+            for shard in reversed(shards):
+                shard.close()
+        small = paging.least(model) + 3 * paging.MIB  # for the second context
+        with pytest.raises(EngineError, match="two groups of requests need all weights in memory"):
+            load_shards(model, replace(paging.OPTIONS, memory=small, groups=2), place(0, [2]))
+    for name in ("KV cache", "compute buffers", "hidden states"):
+        assert parts[1][name] == 2 * parts[0][name] > 0
 
 
 @pytest.mark.parametrize("groups", [0, MAX_GROUPS + 1])
