@@ -99,7 +99,8 @@ def test_distributed() -> None:
         assert all(set(case["median"]) >= {"alone", "measured", "equal"} for case in result["unequal"]["cases"])
     else:  # CPU groups are for root, where there are any
         assert result["left_out"]["unequal"]
-    assert all(one["tokens_per_s"] > 0 for one in result["pipeline"]["median"].values())
+    for section in ("pipeline", "groups"):
+        assert all(one["tokens_per_s"] > 0 for one in result[section]["median"].values())
     assert 0 < result["load"]["median_s"]["deploy"] < result["load"]["median_s"]["in all"]
     assert all(row["least"] <= row["ratio"] <= row["most"] for row in result["pipeline"]["compared"])
 
@@ -216,6 +217,7 @@ def test_transport() -> None:
     if not THOROUGH:
         return
     assert all(seconds > 0 for seconds in result["roundtrip"]["median_s"].values())
+    assert all(row["bandwidth_ab_gbps"] > 0 for row in result["far"]["rows"])
 
 
 def test_slices() -> None:
@@ -233,6 +235,9 @@ def test_sleeping() -> None:
     assert plan["measured"]["throughput_per_s"] > 0
     assert plan["key"] in setting["best"].values()
     assert result["summary"]["plans"] == 1
+    (pair,) = result["groups"]
+    assert [(case["requests"], case["groups"]) for case in pair["cases"]] == [(2, 1), (4, 1), (4, 2)]
+    assert all(min(case["measured_per_s"], case["predicted_per_s"]) > 0 for case in pair["cases"])
 
 
 def test_plans() -> None:
