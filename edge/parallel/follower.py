@@ -138,8 +138,8 @@ def _keep_blocks(step: Step, shard: Shard, home: Link) -> None:
 
 def _states_for(step: Step, shard: Shard) -> States:
     """Return the KV cache states that a step is about. ProtocolError for an unknown sequence: llama.cpp aborts."""
-    if not 0 <= step.numbers[0] < shard.sequences:
-        raise ProtocolError(f"sequence {step.numbers[0]} was asked for; this rank has {shard.sequences}")
+    if not 0 <= step.numbers[0] < shard.engine.sequences:
+        raise ProtocolError(f"sequence {step.numbers[0]} was asked for; this rank has {shard.engine.sequences}")
     return shard.engine.states
 
 

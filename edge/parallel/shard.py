@@ -95,7 +95,6 @@ class Shard:
         options = replace(options, threads=options.threads or default_threads(), prefixes=None)
         sibling = None if beside is None else beside.engine
         self.engine: ModelRunner = open_runner(path, options, place, self._hooks(file), progress, vocabulary, sibling)
-        self.sequences = options.sequences
         self.rows = self.engine.rows
         self._has_gpu = has_gpu()
         self.hidden = np.empty((0, 0), np.float32)  # [rows, n_embd] of the last step, at the end of the stage

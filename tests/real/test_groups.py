@@ -34,7 +34,7 @@ def test_requests_in_two_groups_are_answered_as_alone(tmp_path: Path) -> None:
         alone = answers(engine, 1)
     two = replace(OPTIONS, sequences=2, groups=2)
     with ranks_here(SMOLLM2.path(), tensor(1, 1), two, tmp_path) as engine:
-        assert engine.groups == 2
+        assert engine.contexts == 2
         assert answers(engine, 2) == alone
 
 
