@@ -43,7 +43,7 @@ PARALLEL = ("auto", "tensor", "pipeline")
 
 _OF_SEVERAL = (
     "cut", "shares", "parallel", "save_plan", "transport", "wire", "allreduce", "in_flight", "insecure", "no_local",
-    "spare",
+    "spare", "groups",
 )  # fmt: skip
 _OF_A_PLAN = ("workers", "no_local", "cut", "shares", "parallel")
 _BESIDE_A_PLAN = ("save_plan", "transport", "wire", "in_flight", "insecure")  # of several devices
@@ -212,9 +212,10 @@ def engine_config(
             several |= {"plan": devices.plan.to_json(), "plan_name": str(args.plan)}
         if args.save_plan is not None:
             several["save_plan"] = str(args.save_plan)
+    follows = {"sequences": sequences, "follows_load": follows_load and devices is None}
     return EngineConfig(
         str(path.absolute()),
-        {**engine_values(args), "sequences": sequences, "follows_load": follows_load and devices is None},
+        {**engine_values(args), **follows, **given_options(args, ("groups",))},
         getattr(args, "prefix_cache", 0),
         draft=getattr(args, "draft", None) or draft,
         draft_worker=getattr(args, "draft_worker", None),

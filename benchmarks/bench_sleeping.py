@@ -4,8 +4,9 @@
 
 Devices wait for as long as their profiles say instead of computing, so that sixteen do not compete for two cores;
 processes, links, frames and collectives are real. Half of the settings sleep by presets, half by profiles as a survey
-measures them. Run are the best plans by latency and by throughput, and the best of stages of one device each. Links
-need root; --tiny: two devices on loopback, which says nothing about predictions.
+measures them. Run are the best plans by latency and by throughput, and the best of stages of one device each. Then two
+devices that share every layer compute requests in one group, and in two. Links need root; --tiny: two devices on
+loopback, which says nothing about predictions.
 """
 
 from __future__ import annotations
@@ -89,6 +90,14 @@ SETTINGS = (
     Setting("16 Pi 4, fours", equal(16, "pi4"), FAR, 4, CABLE),
     Setting("16 measured, Wi-Fi", equal(16, 8.0), WIFI),
 )
+# Pairs, for groups of requests.
+PAIRS = (
+    Setting("2 Pi 5, 5 ms, 1 Gbit/s", equal(2, "pi5"), {"delay_ms": 5, "bandwidth_mbps": 1000}),
+    Setting("2 Pi 5, 5 ms, 100 Mbit/s", equal(2, "pi5"), {"delay_ms": 5, "bandwidth_mbps": 100}),
+    Setting("2 mini PCs, 5 ms, 1 Gbit/s", equal(2, "mini-pc"), {"delay_ms": 5, "bandwidth_mbps": 1000}),
+    Setting("2 mini PCs, 5 ms, 100 Mbit/s", equal(2, "mini-pc"), {"delay_ms": 5, "bandwidth_mbps": 100}),
+    Setting("2 Pi 5, LAN", equal(2, "pi5"), LAN),
+)
 TINY = Setting("two on loopback", ("pi5", 1.0), {})
 
 
@@ -108,13 +117,19 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
     if not args.tiny and os.geteuid() != 0:
         raise SystemExit("links between devices need root; --tiny goes without")
-    settings = [TINY] if args.tiny else [one for one in SETTINGS if (args.only or "") in one.name]
-    model, rows = folder / f"{MODEL}.gguf", []
+    settings, with_groups = (
+        [TINY] if args.tiny else [one for one in some if (args.only or "") in one.name] for some in (SETTINGS, PAIRS)
+    )
+    model, rows, n_requests = folder / f"{MODEL}.gguf", [], 4 if args.tiny else args.requests
     outline(model, SHAPES["qwen2.5-0.5b" if args.tiny else MODEL])
     for setting in settings:
         print(setting.name, file=sys.stderr)
-        rows.append(measured(setting, model, args.tiny, 4 if args.tiny else args.requests))
-    return {"settings": rows, "summary": summary(rows)}
+        rows.append(measured(setting, model, args.tiny, n_requests))
+    groups = []
+    for setting in with_groups:
+        print(setting.name, file=sys.stderr)
+        groups.append(measured(setting, model, args.tiny, n_requests, in_groups=True))
+    return {"settings": rows, "summary": summary(rows) if rows else None, "groups": groups}
 
 
 def profiles_of(setting: Setting, model: Path) -> list[dict[str, Any]]:
@@ -141,8 +156,9 @@ def profiles_of(setting: Setting, model: Path) -> list[dict[str, Any]]:
     return found
 
 
-def measured(setting: Setting, model: Path, tiny: bool, requests: int) -> dict[str, Any]:
-    """One setting: every plan that was run. requests: that come at random to each."""
+def measured(setting: Setting, model: Path, tiny: bool, requests: int, *, in_groups: bool = False) -> dict[str, Any]:
+    """One setting: every plan that was run, or one plan with its requests in one group and in two. requests: that come
+    at random to each plan."""
     from devices.lab.config import parse_lab
     from tests.support.lab import Lab
 
@@ -160,6 +176,7 @@ def measured(setting: Setting, model: Path, tiny: bool, requests: int) -> dict[s
             "model": str(model),
             "tiny": tiny,
             "requests": requests,
+            "in_groups": in_groups,
             "profiles": profiles,
             "names": names,
             "workers": [up.addresses[name] for name in names[1:]],
@@ -212,6 +229,24 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def text(r: dict[str, Any]) -> str:
     """The result as Markdown."""
+    texts = ([text_of_plans(r)] if r["settings"] else []) + ([text_of_groups(r["groups"])] if r["groups"] else [])
+    return "\n\n".join(texts)
+
+
+def text_of_groups(rows: list[dict[str, Any]]) -> str:
+    """Tokens a second of each setting with one group and with two."""
+    lines = []
+    for row in rows:
+        few, many, two = row["cases"]
+        rates = [f"{case['measured_per_s']:.2f} ({case['predicted_per_s']:.2f})" for case in (few, many, two)]
+        gains = [two["measured_per_s"] / case["measured_per_s"] for case in (few, many)]
+        lines.append([row["name"], str(few["requests"]), *rates, *(f"{gain:.2f}" for gain in gains)])
+    columns = ["tokens/s (predicted) of n requests", "of 2 n in one group", "in two", "of n", "of 2 n in one"]
+    return table(["setting", "n", *columns], lines)
+
+
+def text_of_plans(r: dict[str, Any]) -> str:
+    """Plans, predicted and measured."""
     found = r["summary"]
     lines = [
         [

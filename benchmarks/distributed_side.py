@@ -70,15 +70,17 @@ class Side:
         shares: list[float] | None = None,
         measure: bool = False,
         transport: str = "tcp",
+        insecure: bool = False,
     ) -> dict[str, Any]:
         """A model on this process and on a worker of this machine, there on the core of that number.
 
-        measure: shares by measured speed. The answer: what each rank holds, as summary and in parts of one.
+        measure: shares by measured speed. insecure: the worker is one of a lab with links. The answer: what each rank
+        holds, as summary and in parts of one.
         """
         file = GgufFile.open(model)
         stack = ExitStack()
         with stack:
-            fleet = stack.enter_context(Fleet([worker]))
+            fleet = stack.enter_context(Fleet([worker], insecure=insecure))
             digest = OwnSlices().model_digest(file.path)
             if measure:
                 cluster = stack.enter_context(Cluster([worker], needs_all=True))

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from devices.catalog import CATALOG
+from devices.sleeping import run_first
 from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
 from edge.llm.interface import TextEngine
@@ -32,8 +33,10 @@ from edge.survey.profile import ClusterProfile
 from edge.survey.survey import Devices, survey
 from edge.tasks import CancelScope
 from partition.errors import PlanError
+from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.predict.pareto import Point
+from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
 from partition.predict.presets import PartSizes, preset_speed
 from partition.predict.speeds import DeviceSpeed, Links, speed_of
@@ -41,15 +44,18 @@ from partition.simulate.arrivals import Arrivals, poisson
 from partition.simulate.result import Spread
 from partition.simulate.simulate import simulate
 from partition.simulate.times import capacity_per_s
+from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 from tests.support.measuring import measure_briefly
 
 CONTEXT, PROMPT, DEPTH, REQUESTS = 128, 8, 8, 4
 TOKENS, LOAD = 16, 0.7  # of an answer; part of the capacity that requests come at
+GROUP_CONTEXT, GROUP_REQUESTS = 1024, 8
 AXES = ("latency", "throughput")
 
 
 def main() -> None:
+    run_first(children=True)  # as ranks of sleeping devices do
     asked = json.loads(sys.argv[1])
     patch = pytest.MonkeyPatch()
     patch.setattr("edge.survey.links._ROUNDS", 1)
@@ -66,6 +72,8 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
     speeds = device_speeds(asked, file)
     links = measured_links(asked["workers"], asked["kinds"], asked["pairs"], speeds)
     space = LlmSpace(path, file, digest, work, ClusterProfile(tuple(speeds), links, ()), threads=1)
+    if asked["in_groups"]:
+        return {"cases": in_groups(space, asked), "links": link_figures(links)}
     points = chosen(space, tiny=asked["tiny"])
     with Fleet(asked["workers"], insecure=True) as fleet:
         rows = [measured(space, fleet, point, asked["requests"]) for point in points]
@@ -188,6 +196,30 @@ def token_times(engine: TextEngine, microbatches: int, arrivals: Arrivals) -> li
                 if event.token_id is not None:
                     times[event.request].append(time.perf_counter() - began)
     return list(times.values())
+
+
+def in_groups(space: LlmSpace, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run a plan in which all devices share every layer: requests in one group, twice as many, and these in two groups.
+    Return tokens a second, measured and predicted."""
+    half = 2 if asked["tiny"] else GROUP_REQUESTS
+    plan = make_plan(limits(space.file), "model", "", [LOCAL, *asked["workers"]], "tensor")
+    of, rows = {speed.device: speed for speed in space.known.speeds}, []
+    with Fleet(asked["workers"], insecure=True) as fleet:
+        for requests, groups in ((half, 1), (2 * half, 1), (2 * half, 2)):
+            options = EngineOptions(context=GROUP_CONTEXT, sequences=requests, groups=groups, threads=1)
+            with Deployment(fleet, plan, space.file, options, Exchange("tcp")) as deployment:
+                throughput_per_s = steady_per_s(deployment.engine, requests, DEPTH)
+            work = work_of(space.file, context=GROUP_CONTEXT, concurrency=requests, prompt=PROMPT, depth=DEPTH)
+            predicted = predict(plan, work, of, space.known.links, groups=groups)
+            rows.append(
+                {
+                    "requests": requests,
+                    "groups": groups,
+                    "measured_per_s": throughput_per_s,
+                    "predicted_per_s": predicted.throughput_per_s,
+                }
+            )
+    return rows
 
 
 def link_figures(links: Links) -> dict[str, float]:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transport.choice import ALGORITHMS, RING_WINDOW, Algorithm, Choice, choose, ring_chunks
+from transport.lanes import lanes
 from transport.link import Link
 
 Floats = NDArray[np.float32]
@@ -90,6 +91,14 @@ class Group:
         group = Group(list(ranks).index(self.rank), links)
         group.latency_s, group.bandwidth = self.latency_s, self.bandwidth
         return group
+
+    def lanes(self, n: int) -> list[Group]:
+        """Return `n` groups of the same ranks over lanes of the links, which nothing else may use from now on."""
+        by_rank = {rank: lanes(link, n) for rank, link in self.links.items()}
+        groups = [Group(self.rank, {rank: own[number] for rank, own in by_rank.items()}) for number in range(n)]
+        for group in groups:
+            group.latency_s, group.bandwidth = self.latency_s, self.bandwidth
+        return groups
 
     def replace(self, rank: int, link: Link) -> None:
         """Replace the link to a rank and close the old one. Both ends must do it while nothing is in flight."""

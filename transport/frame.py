@@ -43,6 +43,8 @@ class Kind(IntEnum):
     ERROR = 6  # why the sender gives up, as text; the last frame
     CLOSE = 7  # the sender is done; the last frame
     SHAPED = 8  # a frame inside a frame, of a shaped link
+    LANE = 9  # the number of a lane, and a frame of it inside this one
+    STRIPE = 10  # a piece of a frame of a link over several connections
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -66,7 +66,8 @@ class TcpLink(Link):
     ) -> None:
         """poll_s: the most a wait polls before it blocks; 0 for a rank that is throttled by a CPU quota.
 
-        streams: see `tune`.
+        streams: for tensors that follow one another without an answer. The kernel then lets the send buffer grow to
+        what is under way on the path; a fixed one would hold a fast path of long delay to its size in every round trip.
         """
         super().__init__(peer, deadlines)
         self._socket = sock
@@ -78,13 +79,19 @@ class TcpLink(Link):
         self._poll_most_s = poll_s
         self._poll_s = poll_s
         self._info = sock.family in _INTERNET and sys.platform == "linux"
-        tune(sock, streams)
+        tune(sock)
+        if not streams:
+            self.fix_send_buffer()
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
     def fileno(self) -> int:
         """The socket's descriptor, for poll(2)."""
         return self._socket.fileno()
+
+    def fix_send_buffer(self) -> None:
+        """Give the socket the send buffer that collectives rely on, whatever the path."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
 
     # Sending.
 
@@ -282,15 +289,9 @@ def _after(parts: list[memoryview], n: int) -> list[memoryview]:
     return [parts[0][n:], *parts[1:]] if parts else []
 
 
-def tune(sock: socket.socket, streams: bool = False) -> None:
-    """Set a socket up for links: non-blocking, no delay for small messages, a dead peer noticed in seconds.
-
-    streams: for tensors that follow one another without an answer. The kernel then lets the buffer grow to what is
-    under way on the path; a fixed one would hold a fast path of long delay to its size in every round trip.
-    """
+def tune(sock: socket.socket) -> None:
+    """Set a socket up for links: non-blocking, no delay for small messages, a dead peer noticed in seconds."""
     sock.setblocking(False)
-    if not streams:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
     if sock.family in _INTERNET:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -28,7 +28,7 @@ from partition.predict.drafts import KINDS, SELF
 HELP = "Serve models by the APIs of OpenAI and Anthropic, with a page to talk to them."
 
 PORT, REQUESTS, QUEUE = 8080, 8, 256
-MAX_REQUESTS, MAX_QUEUE = 255, 1 << 16
+MAX_REQUESTS, MAX_QUEUE, MAX_GROUPS = 255, 1 << 16, 2
 KEY_VARIABLE = "EDGE_API_KEY"
 DRAFTS = (*KINDS, SELF)
 say = partial(say_as, command="serve")
@@ -58,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     requests, queue = argument(units.whole(1, MAX_REQUESTS)), argument(units.whole(0, MAX_QUEUE))
     words = f"that are answered at once by each model (default: {REQUESTS}; with --reproducible 1)"
     option(group, "--requests N", words, requests)
+    words = "groups of requests, which devices that share every layer compute by turns: 2 for far ones (default: 1)"
+    option(group, "--groups N", words, argument(units.whole(1, MAX_GROUPS)))
     words = f"that may wait beside them; more are refused, and asked to come later (default: {QUEUE})"
     option(group, "--queue N", words, queue, default=QUEUE)
     add(group, "--prefix-cache")
@@ -82,6 +84,11 @@ def run(args: argparse.Namespace) -> int:
             " --reproducible answers one at a time; leave one of them out"
         )
     args.requests = args.requests or (1 if args.reproducible else REQUESTS)
+    if (args.groups or 1) > args.requests:
+        raise UsageError(
+            f"--requests {args.requests}: {args.groups} groups need {args.groups} requests or more at once; leave out"
+            " --groups, or answer more"
+        )
     check_draft_worker(args)
     devices = distributed.prepare(args)
     if args.front is not None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from devices.probe import default_threads
 from edge.cluster.fleet import Fleet, device
-from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room
+from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room, groups_of
 from edge.cluster.rank_group import DEADLINES, RankGroup
 from edge.cluster.session import EngineSession
-from edge.errors import EdgeError, SliceError, WorkerError
+from edge.errors import EdgeError, EngineError, SliceError, WorkerError
 from edge.llama import llama
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import name_histories, rank_key, seal
@@ -23,7 +23,8 @@ from edge.net.dialling import USUAL
 from edge.net.relink import LinkState
 from edge.net.rendezvous import TRANSPORTS
 from edge.parallel.engine import DistributedEngine
-from edge.parallel.shard import Shard
+from edge.parallel.grouped import GroupedEngine
+from edge.parallel.shard import Shard, load_shards
 from edge.parallel.topology import place
 from edge.prefixes.keys import owner_key
 from edge.slices.local import OwnSlices, rank_recipe
@@ -146,6 +147,13 @@ class Deployment(RankGroup):
             )
         shape = ModelShape.from_gguf(file)
         options = replace(options, memory=options.memory or plan.shard(0).memory)
+        sequences, groups = options.sequences, groups_of(plan, options)
+        if groups > sequences:
+            raise EngineError(
+                f"{groups} groups need as many sequences, and there is {sequences}: leave groups out, or let several"
+                " requests run at once"
+            )
+        options = replace(options, groups=groups, sequences=-(-sequences // groups))
         options = replace(options, context=resolve(options, shape)[0], batch=options.rows)  # the same for all ranks
         cuts = enumerate(map(plan.slice, range(plan.world_size)))
         recipes = {rank: rank_recipe(file, digest, cut) for rank, cut in cuts if cut.layers}
@@ -165,21 +173,26 @@ class Deployment(RankGroup):
                 for rank, digest in zip(ranks, digests, strict=True)
             ]
             results(loading, also_watched=(own,))
-            model, shard = own.result()
+            model, shards = own.result()
         finally:
             # Not waited for: where it fails, all is closed, and threads end where they wait or show progress.
             pool.shutdown(wait=False, cancel_futures=True)
         for session in self._sessions:
             session.tell(pb.Command(run=pb.Run(wire=exchange.wire, algorithm=exchange.algorithm)))
-        self.engine = DistributedEngine(
-            file, model, plan, shard, group, exchange.algorithm, WIRES[exchange.wire], options.outputs, self._explained,
-            relink, [*relink.states(), *(_state(rank, said) for rank, said in links)],
-        )  # fmt: skip
+        states = [*relink.states(), *(_state(rank, said) for rank, said in links)]
+        engines = [
+            DistributedEngine(
+                file, model, plan, shard, lane, exchange.algorithm, WIRES[exchange.wire], options.outputs,
+                self._explained, relink if groups == 1 else None, states,
+            )
+            for shard, lane in zip(shards, group.lanes(groups) if groups > 1 else [group], strict=True)
+        ]  # fmt: skip
+        self.engine = engines[0] if groups == 1 else GroupedEngine(engines, sequences)
         self._closing.then(partial(self._end, group))
 
     def _load_here(
         self, recipe: Recipe | None, options: EngineOptions, total: AggregateProgress
-    ) -> tuple[llama.Model, Shard]:
+    ) -> tuple[llama.Model, list[Shard]]:
         """The vocabulary and rank 0's slice, in this process; recipe: None: it holds no layer. One after the other, as
         llama.cpp says what is wrong with a model for all of a process."""
         model = self._vocabulary
@@ -195,7 +208,7 @@ class Deployment(RankGroup):
             self._closing.then(shard.close)
             if options.prefixes is not None:
                 name_histories(shard.engine.states, self._prefix_key)
-            return model, shard
+            return model, [shard]
         digest = self._digest(recipe, total)
         with total.part(recipe.n_bytes) as cut:
             path = self._closing.enter(self._slices.use(recipe, self._file.path, digest, cut))
@@ -203,14 +216,18 @@ class Deployment(RankGroup):
             held = held_bytes(ModelShape.from_gguf(GgufFile.open(path)))
             own = replace(own, reserved=own.reserved + held)
         with total.part(recipe.n_bytes) as loaded:
-            shard = Shard(path, own, here, lambda fraction: loaded(fraction * recipe.n_bytes, recipe.n_bytes))
-            self._closing.then(shard.close)
+            shards = load_shards(path, own, here, lambda fraction: loaded(fraction * recipe.n_bytes, recipe.n_bytes))
+            for shard in shards:
+                self._closing.then(shard.close)
         if options.prefixes is not None:
-            name_histories(shard.engine.states, self._prefix_key)
+            states = shards[0].engine.states
+            name_histories(states, self._prefix_key)
             own_key = rank_key(self._prefix_key, digest)
             kept = options.prefixes
-            seal(shard.engine.states, kept.folder, kept.max_bytes, own_key, held if own.memory else None)
-        return model, shard
+            seal(states, kept.folder, kept.max_bytes, own_key, held if own.memory else None)
+            for shard in shards[1:]:
+                shard.engine.states.share(states)
+        return model, shards
 
     def _digest(self, recipe: Recipe, total: AggregateProgress) -> str:
         """A slice's name, for which it may have to be cut once."""
@@ -264,6 +281,9 @@ class Deployment(RankGroup):
         for link in group.links.values():
             link.deadlines = replace(link.deadlines, send_timeout_s=_AT_ONCE_S)
         self.engine.end()
+        if isinstance(self.engine, GroupedEngine):  # its threads must end before slices are freed
+            group.close()
+            self.engine.wait()
 
 
 def _state(rank: int, said: pb.LinkState) -> LinkState:

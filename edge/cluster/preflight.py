@@ -106,4 +106,10 @@ def kv_bytes(plan: Plan, rank: int, shape: ModelShape, options: EngineOptions) -
         heads_kv = shape.n_heads_kv[layer]
         own = len(kv_heads(cut.heads, plan.sizes.heads, heads_kv)) if cut.heads else heads_kv
         total += shape.kv_layer_bytes(layer, context, kv, kv) * own // max(1, heads_kv)
-    return total
+    return groups_of(plan, options) * total
+
+
+def groups_of(plan: Plan, options: EngineOptions) -> int:
+    """Groups of sequences that the ranks of a plan compute by turns, each with a KV cache of its own: those of the
+    options where all ranks share every layer, else 1."""
+    return options.groups if len(plan.stages) == 1 and plan.world_size > 1 else 1

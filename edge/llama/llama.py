@@ -235,6 +235,7 @@ class ContextSizes:
     sequences: int = 1
     outputs: int = 1  # rows of one decode that may give logits; llama.cpp reserves a vocabulary for each
     flash_attention: str = "auto"
+    contexts: int = 1  # of these sizes, over one model
 
 
 class Context:

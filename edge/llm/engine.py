@@ -24,7 +24,7 @@ from edge.llm.prefixes import keep_prefixes
 from edge.llm.states import States, held_bytes
 from edge.paging.budget import BudgetOptions, OtherUses
 from edge.paging.load import load_within
-from edge.paging.mapped import ModelInMemory, load_mapped
+from edge.paging.mapped import ModelInMemory, another_context, load_mapped
 from edge.paging.memory import MemoryNeed
 from edge.paging.plan import PagePlan
 from edge.tasks import SILENT, Steps
@@ -51,11 +51,13 @@ class ModelRunner(Closing):
         accounted: Accounted | None = None,
         *,
         embeddings: bool = False,
+        beside: ModelRunner | None = None,
     ) -> None:
         """Check, account, load. ModelFileError, NotEnoughMemory, WeightsError or EngineError say what is wrong.
 
         progress is called with the fraction of the weights loaded. embeddings: batches bring hidden states, not tokens.
-        accounted: called with what a budget is used for, before weights are loaded.
+        accounted: called with what a budget is used for, before weights are loaded. beside: a runner of the same model
+        with the same options, whose weights this one shares; it has to be closed after this one.
         """
         self.path = Path(path)
         self.file = GgufFile.open(path)
@@ -76,11 +78,15 @@ class ModelRunner(Closing):
             sequences=options.sequences,
             outputs=min(options.outputs or options.sequences, batch),
             flash_attention=options.flash_attention,
+            contexts=options.groups if embeddings else 1,  # a model that is alone has no sums to wait for
         )
         self.sequences, self.outputs = options.sequences, sizes.outputs
         new_batch = partial(_new_batch, self.file, self.shape.n_embd if embeddings else 0)
-        loaded = self._load(options, sizes, hooks, new_batch, progress, accounted, embeddings=embeddings)
-        self._loaded = loaded
+        if beside is None:
+            loaded = self._load(options, sizes, hooks, new_batch, progress, accounted, embeddings=embeddings)
+        else:
+            loaded = another_context(beside._loaded, self.threads, hooks)
+        self._loaded: ModelInMemory = loaded
         self.model, self._context = loaded.model, loaded.context
         self.memory, self.gpu_layers = loaded.memory, loaded.gpu_layers
         self.paging, self.batch = loaded.weights, loaded.sizes.batch
@@ -223,7 +229,7 @@ class ModelRunner(Closing):
 class Engine(ModelRunner):
     """A model ready to decode tokens. `close()` frees it; it is also a context manager."""
 
-    stages = 1
+    stages = contexts = 1
 
     @cached_property
     def _submitted(self) -> deque[NDArray[np.float32]]:

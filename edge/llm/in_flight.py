@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -105,26 +105,28 @@ def logits_request(rows: Sequence[Rows]) -> LogitsRequest:
 class Step:
     """A step in flight."""
 
-    rows: list[Rows]  # those that give logits
+    rows: list[Rows]  # those that give logits; none in a part of a prompt that has a group to itself
     began: float  # by time.perf_counter
     n_rows: int  # in all, of prompts as well
     windows: int = 0  # that were to be in flight with it; 0: nothing was drafted, so nothing is to be learned of it
     follows_cancelled: bool = False  # whose logits come before its own
+    group: int = 0  # of sequences, whose rows it has
+    prompt_rows: int = 0  # of its rows, those of prompts
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for its logits."""
-        return all(rows.cancelled for rows in self.rows)
+        """Whether nobody waits for its logits, which it has."""
+        return bool(self.rows) and all(rows.cancelled for rows in self.rows)
 
 
 class InFlight:
     """The steps in flight, the oldest first."""
 
-    def __init__(self, budget: StepBudget, stages: int) -> None:
-        """budget: learns how long steps with prompts take. stages: of the engine; a single one has one step at a
-        time."""
+    def __init__(self, budget: StepBudget, stages: int, contexts: int = 1) -> None:
+        """budget: learns how long steps with prompts take. stages: of the engine; a single one has one step at a time,
+        in each of the engine's contexts."""
         self._budget = budget
-        self.most = budget.groups if stages > 1 else 1  # steps that are awaited at once, windows aside
+        self.most = budget.groups if stages > 1 else contexts  # steps that are awaited at once, windows aside
         self.steps: deque[Step] = deque()
         self.submitted = 0  # steps, from the beginning
 
@@ -137,6 +139,13 @@ class InFlight:
     def n_requests(self) -> int:
         """Requests that wait for logits, once for each step."""
         return sum(not rows.cancelled for step in self.steps for rows in step.rows)
+
+    def of_free_group(self, ready: Iterable[Running]) -> list[Running]:
+        """Return the requests that a step may have: those of one group of sequences, which has no step in flight."""
+        taken = {step.group for step in self.steps}
+        groups = {running: running.slot.group for running in ready if running.slot is not None}
+        free = next((group for group in groups.values() if group not in taken), None)
+        return [running for running, group in groups.items() if group == free]
 
     @property
     def has_windows(self) -> bool:
@@ -162,18 +171,20 @@ class InFlight:
         prompts = sum(len(own.tokens) for own in rows if len(own.tokens) > own.logits)
         # Where logits are on this device all are there, and masks would be made for nothing.
         top, masks = logits_request(giving) if engine.logits_cross else LogitsRequest()
-        began = time.perf_counter()
+        began, in_groups = time.perf_counter(), engine.contexts > 1
         try:
-            with self._budget.timed(len(whole.tokens), prompts) if prompts else nullcontext():
+            # In groups a step is computed behind this call: it is timed once its logits have come.
+            with self._budget.timed(len(whole.tokens), prompts) if prompts and not in_groups else nullcontext():
                 engine.submit(*whole, top=top, masks=masks)
         except BaseException:
             for own in rows:
                 own.slot.failed()
             raise
         self.submitted += 1
-        if giving:
+        if giving or in_groups:
             follows_cancelled = any(step.is_cancelled for step in self.steps)
-            self.steps.append(Step(giving, began, len(whole.tokens), windows, follows_cancelled))
+            group = rows[0].slot.group
+            self.steps.append(Step(giving, began, len(whole.tokens), windows, follows_cancelled, group, prompts))
         for own in rows:
             own.slot.submitted(own.tokens)
         return [own.running for own in giving if own.is_first]

@@ -125,6 +125,11 @@ class TextEngine(Protocol):
         """Microbatches that answers form, as its plan says, or one for each stage."""
 
     @property
+    def contexts(self) -> int:
+        """Groups of sequences, each with a KV cache of its own: sequence s is of group s modulo their number. Of
+        several, each may have one decode under way, all of its rows are of that group, and each is collected."""
+
+    @property
     def logits_cross(self) -> bool:
         """Whether logits come from other devices, so that few should be asked for."""
 

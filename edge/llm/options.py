@@ -17,6 +17,7 @@ from quant.types import KV_TYPES, TensorType, type_by_name
 
 DEFAULT_CONTEXT = 4096  # tokens; models trained for more would reserve gigabytes of KV cache nobody asked for
 MAX_CONTEXT = 1 << 24  # tokens; more than any model is trained for. llama.cpp keeps 50 bytes for each even in a dry run
+MAX_GROUPS = 2  # one computes while sums of the other travel; a third would wait for the processor
 MAX_SEQUENCES = 255  # of the 256 of llama.cpp; one is for states that are read and written
 MAX_THREADS = 512  # ggml has room for no more
 MAX_GPU_LAYERS = (1 << 31) - 1  # llama.cpp takes 32 bits, and more would wrap to another number
@@ -64,6 +65,7 @@ class EngineOptions:
     io_threads: int | None = None  # that read
     io_chunk: int | None = None  # bytes of one read
     verify: bool = False  # what is read again must be what it was the first time
+    groups: int = 1  # of sequences: ranks that share every layer compute one while sums of the other travel
     prefixes: PrefixOptions | None = None  # where what is computed of prompts is kept; None: nowhere
 
     def __post_init__(self) -> None:
@@ -72,6 +74,7 @@ class EngineOptions:
             ("context", self.context, 1, MAX_CONTEXT),
             ("batch", self.batch, 1, MAX_CONTEXT),
             ("sequences", self.sequences, 1, MAX_SEQUENCES),
+            ("groups", self.groups, 1, MAX_GROUPS),
             ("outputs", self.outputs, 1, self.rows),
             ("threads", self.threads, 1, MAX_THREADS),
             ("gpu_layers", self.gpu_layers, 0, MAX_GPU_LAYERS),

@@ -65,8 +65,9 @@ class Scheduler(Closing):
         self.waiting: deque[Running] = deque()  # those that have no slot yet
         self.running: list[Running] = []  # in order of admission
         self._ready: deque[Running] = deque()  # those whose next rows can be submitted
-        self._budget = StepBudget(engine.batch, clock, microbatches or engine.groups)
-        self._in_flight = InFlight(self._budget, engine.stages)
+        # Sequences that have contexts of their own form no other groups.
+        self._budget = StepBudget(engine.batch, clock, 1 if engine.contexts > 1 else microbatches or engine.groups)
+        self._in_flight = InFlight(self._budget, engine.stages, engine.contexts)
         self.slots = Slots(engine, slots, keep=keep)
         self._events: list[Event] = []  # to be returned by the next step
         self.preemptions = 0
@@ -230,7 +231,8 @@ class Scheduler(Closing):
             self.drafter.disturbed()
         if not self._ready or len(self._in_flight.awaited) >= self._in_flight.most:
             return False
-        chosen = self._budget.choose(self._ready, self._in_flight.n_requests, self.engine.chunk)
+        ready = self._ready if self.engine.contexts == 1 else self._in_flight.of_free_group(self._ready)
+        chosen = self._budget.choose(ready, self._in_flight.n_requests, self.engine.chunk)
         while not self.slots.make_room(sum(n_rows for _, n_rows in chosen)):
             self._preempt(chosen)
         if not chosen:
@@ -266,6 +268,8 @@ class Scheduler(Closing):
                 return False
         elif n > len(self._ready) or -(-n // self._budget.groups) < n or any(one.pending > 1 for one in group):
             return False
+        if len({one.slot.group for one in group if one.slot is not None}) > 1:  # of which no step has rows of two
+            return False
         most_rows, windows = max(1, min(self.engine.outputs, self.engine.batch) // n), 1
         if n == 1:
             most_rows, windows = room(group[0], most_rows), most_windows(self.engine.stages)
@@ -290,8 +294,11 @@ class Scheduler(Closing):
         if step is None or step.is_cancelled:
             return
         is_alone = not step.follows_cancelled and not self._in_flight.awaited
-        if step.n_rows == 1:
-            step.rows[0].running.step_s.append(time.perf_counter() - step.began)
+        took_s = time.perf_counter() - step.began
+        if step.n_rows == 1 and step.rows:
+            step.rows[0].running.step_s.append(took_s)
+        if step.prompt_rows and self.engine.contexts > 1:
+            self._budget.took(step.n_rows, step.prompt_rows, took_s)
         events: list[Event] = []
         results, end = [], 0
         try:

@@ -45,6 +45,11 @@ class Slot:
         self._shifting = False  # the next step moves keys
 
     @property
+    def group(self) -> int:
+        """Group of sequences of its engine that it is in."""
+        return self.sequence % self.engine.contexts
+
+    @property
     def is_full(self) -> bool:
         """Whether no further token fits."""
         return len(self.tokens) >= self.engine.context

@@ -135,6 +135,10 @@ class States:
         self.most_read = in_window(file, READ_TOKENS)
         self.factors = position_factors(file, context.n_ctx)
 
+    def share(self, other: States) -> None:
+        """Keep blocks where `other` does, which is of another context over the same weights."""
+        self.sealed, self.history_key = other.sealed, other.history_key
+
     @cached_property
     def shape(self) -> StateShape:
         """Shape of the keys and values of a token. CannotSlice where that is not known of this architecture."""

@@ -70,7 +70,10 @@ class StepBudget:
         of the other."""
         began = self._clock()
         yield
-        took_s = self._clock() - began
+        self.took(rows, prompt_rows, self._clock() - began)
+
+    def took(self, rows: int, prompt_rows: int, took_s: float) -> None:
+        """Note what such a step took."""
         if LEAST_ROWS <= prompt_rows < rows and took_s > 0:
             self._rates.append(rows / took_s)
             self.rows = int(max(self._rates) * STEP_S)

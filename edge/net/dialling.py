@@ -7,6 +7,7 @@ TCP is the usual way. gRPC is taken where TCP does not reach the rank, or where 
 from __future__ import annotations
 
 import math
+import secrets
 import socket
 import threading
 import time
@@ -14,12 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from edge.net.peers import HELLO, USE, Fetch, Peer
+from edge.net.peers import HELLO, STRIPE, USE, Fetch, Peer
 from edge.net.prefer import ROUNDS, Preference, fast_end, prefer
+from partition.predict.hysteresis import LINK, clearly_faster
+from quant.text import bytes_text
 from transport.errors import LinkTimeout, ProtocolError, Refused, TransportError
 from transport.frame import Kind
 from transport.link import Deadlines, Link
 from transport.measure import TENSOR_BYTES, LinkFigures, finish, measure_once, round_trips
+from transport.striped_link import StripedLink, stripes
 from transport.tcp_link import TcpLink
 
 if TYPE_CHECKING:  # loaded only where there are credentials: it takes cryptography with it
@@ -27,6 +31,7 @@ if TYPE_CHECKING:  # loaded only where there are credentials: it takes cryptogra
 
 USUAL, OTHER = "tcp", "grpc"
 _TRIAL_S = 0.03  # for one try of one way: the fast tenth of so many round trips is known well
+_ROUND_TRIPS = 10  # in which several connections together are measured
 _MEASURE_S = 0.1  # for the latency and bandwidth of the one in use, from which `auto` chooses an allreduce
 
 
@@ -103,17 +108,18 @@ class Dialler:
         if not trials:
             raise list(failed.values())[-1]
         try:
-            return self._chosen(trials, failed)
+            return self._chosen(peer, trials, failed)
         except BaseException:
             for trial in trials.values():
                 trial.link.close()
             raise
 
-    def connect(self, kind: str, peer: Peer) -> Link:
-        """Dial a peer over one kind of link and shake hands: it has answered our HELLO."""
+    def connect(self, kind: str, peer: Peer, stripe: bytes = b"") -> Link:
+        """Dial a peer over one kind of link and shake hands: it has answered our HELLO. stripe: what is said of one of
+        several connections of a link."""
         own = self.credentials() if self.credentials else None
-        link = (self._tcp if kind == USUAL else self._grpc)(peer, own)
-        hello = HELLO.pack(self.secret, self.rank, peer.rank)
+        link = self._tcp(peer, own, self.streams or bool(stripe)) if kind == USUAL else self._grpc(peer, own)
+        hello = HELLO.pack(self.secret, self.rank, peer.rank) + stripe
         try:
             link.send(hello, Kind.HELLO)
             back = link.receive(self.deadlines.connect_timeout_s)
@@ -141,30 +147,58 @@ class Dialler:
         lost = "".join(f", {kind} failed: {error}" for kind, error in failed.items())
         return best, f"{_time_text(best, fast_s)} for 8 KiB there and back{lost}"
 
-    def use(self, link: Link, trial: Trial | None = None) -> LinkFigures:
-        """Tell a peer that this link is in use from now on; return its figures. trial: of a link that streams."""
-        if trial is not None and self.streams:  # nobody sums over them, so nobody asks
-            measured = LinkFigures(trial.median_s, trial.most_s, trial.least_s, math.inf, math.inf)
-        else:
-            measured = self.figures(link)
+    def use(self, link: Link, measured: LinkFigures | None = None) -> LinkFigures:
+        """Tell a peer that this link is in use from now on; return its figures. measured: where they are known."""
+        measured = measured or self.figures(link)
         finish(link)
         link.send(USE, Kind.CONTROL)
         return measured
 
-    def figures(self, link: Link) -> LinkFigures:
+    def figures(self, link: Link, seconds: float = _MEASURE_S) -> LinkFigures:
         """Measure a link for a short time."""
-        return measure_once(link, _MEASURE_S)
+        return measure_once(link, seconds)
 
-    def _chosen(self, trials: dict[str, Trial], failed: dict[str, TransportError]) -> Dialled:
+    def _chosen(self, peer: Peer, trials: dict[str, Trial], failed: dict[str, TransportError]) -> Dialled:
         best, why = self.compare(trials, failed)
-        for kind, trial in trials.items():
+        for kind, other in trials.items():
             if kind != best:
-                trial.link.close()
+                other.link.close()
         trips_s = {kind: trial.median_s for kind, trial in trials.items()}
-        figures = self.use(trials[best].link, trials[best])
-        return Dialled(trials[best].link, trips_s.get(USUAL, 0.0), trips_s.get(OTHER, 0.0), figures, why, tuple(trials))
+        trial = trials[best]
+        if self.streams:  # nobody sums over them, so nobody asks
+            figures = LinkFigures(trial.median_s, trial.most_s, trial.least_s, math.inf, math.inf)
+        else:
+            figures = self.figures(trial.link)
+            if best == USUAL and (n := stripes(figures)) > 1:
+                trial.link, figures, more = self._striped(peer, n, trial.link, figures)
+                why += more
+        self.use(trial.link, figures)
+        return Dialled(trial.link, trips_s.get(USUAL, 0.0), trips_s.get(OTHER, 0.0), figures, why, tuple(trials))
 
-    def _tcp(self, peer: Peer, own: Credentials | None) -> Link:
+    def _striped(self, peer: Peer, n: int, link: Link, figures: LinkFigures) -> tuple[Link, LinkFigures, str]:
+        """Return a link over `n` connections where it carries clearly more than `link`, else that one; with its figures
+        and the reason. What cannot be dialled changes nothing."""
+        of, links = secrets.token_bytes(8), list[Link]()
+        try:
+            for i in range(n):
+                links.append(self.connect(USUAL, peer, STRIPE.pack(of, i, n)))
+            striped = StripedLink(links, self.deadlines)
+            # TCP takes some round trips to find out what a long path holds.
+            measured = self.figures(striped, max(_MEASURE_S, _ROUND_TRIPS * figures.round_trip_best_s))
+        except BaseException as error:
+            for connection in links:
+                connection.close()
+            if isinstance(error, TransportError) and link.broken is None:
+                return link, figures, f"; {n} connections at once failed: {error}"
+            raise
+        rates = [bytes_text(round(_slower_way(each))) for each in (measured, figures)]
+        if clearly_faster(_slower_way(measured), _slower_way(figures), by=LINK):
+            link.close()
+            return striped, measured, f"; {n} connections carry {rates[0]}/s together, one {rates[1]}/s"
+        striped.close()
+        return link, figures, f"; {n} connections carry no more than one: {rates[1]}/s"
+
+    def _tcp(self, peer: Peer, own: Credentials | None, streams: bool) -> Link:
         sock = connect(peer.host, peer.tcp_port, str(peer), self.deadlines.connect_timeout_s)
         if own is not None:
             from transport import security
@@ -181,7 +215,7 @@ class Dialler:
                 tls.close()
                 raise
             sock = tls
-        return TcpLink(sock, str(peer), self.deadlines, self.poll_s, self.streams)
+        return TcpLink(sock, str(peer), self.deadlines, self.poll_s, streams)
 
     def _grpc(self, peer: Peer, own: Credentials | None) -> Link:
         from edge.net.channel import open_channel
@@ -210,6 +244,11 @@ def connect(host: str, port: int, peer: str, timeout_s: float) -> socket.socket:
         raise LinkTimeout(f"{where}: no connection within {timeout_s:g} s (connect_timeout_s)") from None
     except OSError as error:
         raise Refused(f"{peer} at {host}:{port}: {error.strerror or error}") from error
+
+
+def _slower_way(figures: LinkFigures) -> float:
+    """Bytes/s in the slower direction."""
+    return min(figures.send_bytes_per_s, figures.receive_bytes_per_s)
 
 
 def _why(best: str, preference: Preference) -> str:

@@ -26,6 +26,7 @@ from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused
 from transport.frame import Kind
 from transport.link import Deadlines, Link
 from transport.measure import answer
+from transport.striped_link import MOST_STRIPES, StripedLink
 from transport.tcp_link import TcpLink
 
 if TYPE_CHECKING:  # loaded only where there are credentials: it takes cryptography with it
@@ -35,6 +36,7 @@ Fetch = Callable[[], "Credentials"]  # asked at every connection: certificates a
 SECRET_BYTES = 16
 HEARTBEAT_S = 0.5  # between two words of an engine process that it runs
 HELLO = struct.Struct(f"<{SECRET_BYTES}sHH")  # secret, from rank, to rank
+STRIPE = struct.Struct("<8sBB")  # behind these, over one of several connections of a link: its name, which, how many
 USE = b"use"
 _MOST_NAME = 256  # bytes of whom the daemon admitted
 _HANDSHAKES = 64  # at a time; a stranger's connections wait in the kernel beyond that
@@ -82,6 +84,7 @@ class Listener:
         self._poll_s = poll_s
         self._streams = streams
         self._links: dict[int, tuple[Link, str]] = {}  # and the name of who dialled, where that is known
+        self._stripes: dict[tuple[int, bytes], dict[int, tuple[TcpLink, str]]] = {}  # by rank and name of a link
         self._arrived = threading.Condition()
         self._again: int | None = None  # the rank that may dial again; None: all below, once
         self._taking = True  # whether anybody is expected; else connections wait in the kernel
@@ -124,19 +127,24 @@ class Listener:
         """Accept no more links until one is expected again, and close those that nobody waited for."""
         with self._arrived:
             self._taking = False
-            for link, _ in self._links.values():
-                link.close()
-            self._links.clear()
+            self._drop()
 
     def close(self) -> None:
         """Close the listener, and the links that nobody waited for."""
         with self._arrived:
             self._closed = True
             self._arrived.notify_all()
-            for link, _ in self._links.values():
-                link.close()
+            self._drop()
         self._tcp.close()
         self._unix.close()
+
+    def _drop(self) -> None:
+        """Close the links that nobody waited for, and the connections of those that never came whole."""
+        dialled = [*self._links.values(), *(one for some in self._stripes.values() for one in some.values())]
+        for link, _ in dialled:
+            link.close()
+        self._links.clear()
+        self._stripes.clear()
 
     def _accept(self, listener: socket.socket) -> None:
         slots = threading.Semaphore(_HANDSHAKES)  # of its own: strangers on the TCP port must not block the door
@@ -165,11 +173,19 @@ class Listener:
             name = ""
             if self._credentials is not None and not relayed:
                 sock, name = self._secured(sock, peer, self._credentials())
-            link = TcpLink(sock, peer, self._deadlines, self._poll_s, self._streams)
+            connection = TcpLink(sock, peer, self._deadlines, self._poll_s, streams=True)
+            link: Link = connection
             try:
                 if relayed:
                     name = bytes(link.receive(self._deadlines.connect_timeout_s, _MOST_NAME).payload).decode()
-                rank = self._greet(link)
+                rank, stripe = self._greet(link)
+                if stripe:
+                    striped = self._striped(rank, connection, name, stripe)
+                    if striped is None:  # the last of its connections goes on
+                        return
+                    link = striped
+                elif not self._streams:
+                    connection.fix_send_buffer()
                 answer(link)
                 if bytes(link.receive(self._deadlines.connect_timeout_s * _WAYS_WAIT).payload) != USE:
                     raise ProtocolError(f"{link.peer} neither uses nor closes its link")
@@ -202,11 +218,29 @@ class Listener:
             raise
         return tls, identity.name
 
-    def _greet(self, link: Link) -> int:
-        frame = link.receive(self._deadlines.connect_timeout_s, HELLO.size)
-        if frame.kind is not Kind.HELLO or len(frame.payload) != HELLO.size:
+    def _striped(self, rank: int, link: TcpLink, name: str, stripe: bytes) -> StripedLink | None:
+        """Keep one of several connections of a link; the link, once all of them are there."""
+        of, number, n = STRIPE.unpack(stripe)
+        if not number < n <= MOST_STRIPES:
+            raise ProtocolError(f"{link.peer} dials connection {number} of {n}, and a link has at most {MOST_STRIPES}")
+        with self._arrived:
+            if self._closed:
+                raise Refused(f"{link.peer} came too late")
+            there = self._stripes.setdefault((rank, of), {})
+            if number in there or {other for _, other in there.values()} - {name}:
+                raise ProtocolError(f"{link.peer} dials connection {number} of a link that has it, or is another's")
+            there[number] = link, name
+            if len(there) < n:
+                return None
+            del self._stripes[rank, of]
+            return StripedLink([there[i][0] for i in range(n)], self._deadlines)
+
+    def _greet(self, link: Link) -> tuple[int, bytes]:
+        """(rank of who dialled, what it says of this connection where it is one of several of a link)."""
+        frame = link.receive(self._deadlines.connect_timeout_s, HELLO.size + STRIPE.size)
+        if frame.kind is not Kind.HELLO or len(frame.payload) not in (HELLO.size, HELLO.size + STRIPE.size):
             raise ProtocolError(f"{link.peer} did not begin with HELLO")
-        secret, source, target = HELLO.unpack(frame.payload)
+        secret, source, target = HELLO.unpack_from(frame.payload)
         if not hmac.compare_digest(secret, self._secret):
             link.refuse("the secret is not this group's")
             raise Refused(f"{link.peer} does not know the group's secret")
@@ -220,7 +254,7 @@ class Listener:
         with self._arrived:
             self._check_free(source, link)
         link.send(frame.payload, Kind.HELLO)
-        return int(source)
+        return int(source), bytes(frame.payload[HELLO.size :])
 
     def _check_free(self, rank: int, link: Link) -> None:
         """Refuse a rank that dials twice, or is not expected."""

@@ -110,9 +110,10 @@ def plan_budget(
     at_once = used * max(2, sizes.sequences)  # experts of each sequence, or of one and of the next layer
     read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
     smallest = replace(sizes, batch=max(min(_BATCHES[0], sizes.batch), sizes.outputs)) if choose_batch else sizes
-    cache = cache_bytes(shape, sizes.context, sizes.kv)
+    cache = sizes.contexts * cache_bytes(shape, sizes.context, sizes.kv)
+    least_cache = sizes.contexts * cache_bytes(shape, _LEAST_CONTEXT, sizes.kv)
     savings = options.uses.savings(model.n_vocab)
-    if sizes.context > _LEAST_CONTEXT and (less := cache - cache_bytes(shape, _LEAST_CONTEXT, sizes.kv)) > 0:
+    if sizes.context > _LEAST_CONTEXT and (less := cache - least_cache) > 0:
         savings[f"--context {_LEAST_CONTEXT}"] = less
     if sum(outside.values()) + cache > budget:  # a context would take it all before it is refused
         parts = {**outside, **_context_need(model, shape, smallest, roles, dry=path)}
@@ -182,7 +183,7 @@ def _context_need(
     widest = max((piece.weight.shape[2] for piece in matrices), default=0)
     parts = _context_parts(lines, shape, sizes, widest, model.n_vocab)
     if roles.table is None:  # rows come as hidden states: ours, llama.cpp's copy, and those of the ranks
-        parts["hidden states"] = 3 * 4 * sizes.batch * shape.n_embd
+        parts["hidden states"] = sizes.contexts * 3 * 4 * sizes.batch * shape.n_embd
     return parts
 
 
@@ -199,7 +200,7 @@ def _context_parts(
         parts["compute buffers"] += 2 * sizes.context * rows * max(shape.n_heads, default=0)
     # It makes room for the logits of as many rows as there are sequences, and more when more are asked for.
     parts["output buffer"] += 4 * n_vocab * max(0, sizes.outputs - sizes.sequences)
-    return parts
+    return {name: sizes.contexts * n for name, n in parts.items()}
 
 
 def _check(

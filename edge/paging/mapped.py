@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge.errors import EngineError
@@ -66,6 +66,22 @@ def load_mapped(
         context = llama.Context(model, sizes, threads=threads, on_node=on_node)
         closing.callback(context.close)
         return ModelInMemory(model, context, sizes, node_hooks, need, closing.pop_all(), layers)
+
+
+def another_context(loaded: ModelInMemory, threads: int, hooks: Sequence[Hook]) -> ModelInMemory:
+    """Make another context of the same sizes over a model that is loaded, to be closed before it. EngineError where
+    weights are paged: they are brought to where the graphs of one context read them."""
+    if loaded.weights is not None and loaded.weights.hooks():
+        raise EngineError(
+            "two groups of requests need all weights in memory, and a budget has no room for them here; leave out"
+            " --groups, or give a larger --memory, there or here"
+        )
+    node_hooks = NodeHooks(hooks) if hooks else None
+    on_node = node_hooks.callback if node_hooks else None
+    context = llama.Context(loaded.model, loaded.sizes, threads=threads, on_node=on_node)
+    closing = ExitStack()
+    closing.callback(context.close)
+    return replace(loaded, context=context, hooks=node_hooks, closing=closing, weights=None)
 
 
 def check_generates_text(model: llama.Model, path: Path) -> None:

@@ -55,7 +55,8 @@ def need(path: str | os.PathLike[str], sizes: ContextSizes) -> MemoryNeed:
     EngineError if llama.cpp refuses the file or the options. The file must have been checked before.
     """
     weights, lines = dry_run(path, sizes)
-    return MemoryNeed({"weights": weights, **context_parts(lines), "runtime": own_rss()}, available_memory())
+    parts = {name: sizes.contexts * n for name, n in context_parts(lines).items()}
+    return MemoryNeed({"weights": weights, **parts, "runtime": own_rss()}, available_memory())
 
 
 def dry_run(path: str | os.PathLike[str], sizes: ContextSizes) -> tuple[int, list[str]]:
@@ -84,12 +85,12 @@ def check(path: str | os.PathLike[str], shape: ModelShape, sizes: ContextSizes) 
 
     Where an upper bound fits, that is returned, because the dry run takes as long as loading the vocabulary.
     """
-    kv_bytes = cache_bytes(shape, sizes.context, sizes.kv)
+    kv_bytes = sizes.contexts * cache_bytes(shape, sizes.context, sizes.kv)
     bound = MemoryNeed(
         {
             "weights": shape.weight_bytes,
             "KV cache": kv_bytes,
-            "compute buffers": AMPLE_BUFFERS_BYTES,
+            "compute buffers": sizes.contexts * AMPLE_BUFFERS_BYTES,
             "output buffer": 0,
             "runtime": own_rss(),
         },

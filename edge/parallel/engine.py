@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError, Interrupted
 from edge.llama import llama
+from edge.llama.token_table import TokenTable
 from edge.llm.engine import Outputs, check_room
 from edge.net.relink import LinkState, Relink
 from edge.parallel import steps
@@ -24,7 +25,6 @@ from edge.parallel.shard import Shard
 from edge.parallel.states import SpreadStates
 from edge.parallel.step_times import StepTimes, Summary, summaries_of
 from edge.parallel.steps import Op, Step
-from edge.parallel.token_table import TokenTable
 from partition.model.model import ModelShape
 from partition.plan.plan import Plan
 from quant.gguf.file import GgufFile
@@ -35,6 +35,8 @@ Floats = NDArray[np.float32]
 
 class DistributedEngine(Leader):
     """A model spread over ranks, with the methods of `Engine`. Not closed by itself: the deployment owns it."""
+
+    contexts = 1
 
     def __init__(
         self,
@@ -58,7 +60,8 @@ class DistributedEngine(Leader):
         self.shape = ModelShape.from_gguf(file)
         self.context, self.batch = shard.engine.context, shard.engine.batch
         self.memory, self.paging = shard.engine.memory, shard.engine.paging
-        self.threads, self.gpu_layers, self.sequences = shard.engine.threads, shard.engine.gpu_layers, shard.sequences
+        self.threads, self.gpu_layers = shard.engine.threads, shard.engine.gpu_layers
+        self.sequences = shard.engine.sequences
         self.outputs = min(outputs or self.sequences, self.batch)
         self.stages = len(plan.computing)
         self.groups = plan.microbatches or self.stages

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError
@@ -12,6 +14,7 @@ from edge.net.relink import Order, Relink, Report
 from edge.parallel import logits, masks, steps
 from edge.parallel.shard import Shard
 from edge.parallel.steps import Op, Step
+from edge.tasks import results
 from partition.plan.plan import Range
 from transport.collective import Group, Wire
 from transport.errors import ProtocolError
@@ -70,6 +73,27 @@ def follow(
             raise EngineError(f"rank {place.rank} cannot forget what rank 0 could; use one kind of layers a stage")
 
 
+def follow_groups(
+    shards: Sequence[Shard], group: Group, algorithm: str, wire: Wire | None, relink: Relink | None = None
+) -> None:
+    """As `follow`, with a shard for each group of sequences: each has a thread, and a lane of every link. The first
+    error ends all of them; links stay as they are where there are several."""
+    if len(shards) == 1:
+        follow(shards[0], group, algorithm, wire, relink)
+        return
+    with ThreadPoolExecutor(len(shards), "group") as pool:
+        own_lanes = group.lanes(len(shards))
+        following = [
+            pool.submit(follow, shard, lane, algorithm, wire) for shard, lane in zip(shards, own_lanes, strict=True)
+        ]
+        try:
+            results(following)
+        except Exception as error:
+            for link in group.links.values():  # the other threads end where they wait
+                link.refuse(f"rank {group.rank}: {error}")
+            raise
+
+
 def _decode(shard: Shard, step: Step, source: Link, feeds: list[Link], home: Link, idle_s: float) -> None:
     n, place = step.rows, shard.place
     allowed: list[Mask | None] = [None] * step.outputs
@@ -114,8 +138,8 @@ def _keep_blocks(step: Step, shard: Shard, home: Link) -> None:
 
 def _states_for(step: Step, shard: Shard) -> States:
     """Return the KV cache states that a step is about. ProtocolError for an unknown sequence: llama.cpp aborts."""
-    if not 0 <= step.numbers[0] < shard.sequences:
-        raise ProtocolError(f"sequence {step.numbers[0]} was asked for; this rank has {shard.sequences}")
+    if not 0 <= step.numbers[0] < shard.engine.sequences:
+        raise ProtocolError(f"sequence {step.numbers[0]} was asked for; this rank has {shard.engine.sequences}")
     return shard.engine.states
 
 

@@ -264,7 +264,7 @@ class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
     def submit(self, tokens: Any, positions: Any, sequences: Any, outputs: NDArray[np.int8], **how: Any) -> None:
         """As `Engine.submit`."""
         with self._step(gives=bool(outputs.any())) as engine:
-            if engine.stages == 1:  # it has one step at a time under way, and an engine before it may have had more
+            if engine.stages * engine.contexts == 1:  # one step at a time, and an engine before it may have had more
                 self.replacements.take_in()
             engine.submit(tokens, positions, sequences, outputs, **how)
 

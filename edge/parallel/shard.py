@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +24,7 @@ from edge.errors import EngineError
 from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
 from edge.llama.llama import Model, has_gpu
+from edge.llm.engine import ModelRunner
 from edge.llm.options import EngineOptions
 from edge.parallel.error_feedback import ErrorFeedback, adds_sums
 from edge.parallel.sleeping import open_runner
@@ -39,6 +43,34 @@ Floats = NDArray[np.float32]
 _SCALED_INPUT = "inp_scaled"  # where Gemma multiplies the embeddings, also those that came ready-made
 
 
+class Turns:
+    """The right to compute, which goes round in the order of those who ask: a lock that nobody overtakes another at."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[threading.Lock] = deque()
+        self._is_taken = False
+
+    def take(self) -> None:
+        """Return when it is this thread's turn."""
+        with self._lock:
+            if not self._is_taken:
+                self._is_taken = True
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        turn.acquire()
+
+    def give(self) -> None:
+        """Hand the turn to whoever has waited the longest."""
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._is_taken = False
+
+
 class Shard:
     """A loaded slice with its place among the ranks. `close()` frees it."""
 
@@ -49,17 +81,20 @@ class Shard:
         place: Topology,
         progress: Callable[[float], None] | None = None,
         vocabulary: Model | None = None,
+        beside: Shard | None = None,
     ) -> None:
-        """Load it. vocabulary: of the model, for a place without layers, whose path is that of the model itself. The
-        errors are those of ModelRunner."""
+        """Load it. vocabulary: of the model, for a place without layers, whose path is that of the model itself.
+        beside: of the same slice, for another group of sequences: the two share its weights, and compute by turns; it
+        has to be closed after this one. The errors are those of ModelRunner."""
         self.place = place
+        self._turns: Turns = Turns() if beside is None else beside._turns
         file = GgufFile.open(path)
         self._rules = RULES[file.architecture]
         self._sums_a_layer = 1 if self._rules.whole_attention else 2  # of the FFN or the experts, and of attention
         # The threads that shares were made for. The prefix cache is a part of the deployment.
         options = replace(options, threads=options.threads or default_threads(), prefixes=None)
-        self.engine = open_runner(path, options, place, self._hooks(file), progress, vocabulary)
-        self.sequences = options.sequences
+        sibling = None if beside is None else beside.engine
+        self.engine: ModelRunner = open_runner(path, options, place, self._hooks(file), progress, vocabulary, sibling)
         self.rows = self.engine.rows
         self._has_gpu = has_gpu()
         self.hidden = np.empty((0, 0), np.float32)  # [rows, n_embd] of the last step, at the end of the stage
@@ -106,14 +141,16 @@ class Shard:
         asked_outputs = outputs.copy()
         if not self.place.last:
             outputs[:] = 1
-        before = self._exchange_s
-        began = time.perf_counter()
         self._sums, self._wanted = 0, asked_outputs if self.place.last else outputs
         if self._feedback is not None:
             self._feedback.begin()
+        self._turns.take()
+        before = self._exchange_s
+        began = time.perf_counter()
         try:
             self.engine.decode_rows(self.rows, n)
         finally:
+            self._turns.give()
             outputs[:] = asked_outputs
         if len(self.place.group) > 1 and self._sums != self._sums_a_layer * self.engine.shape.n_layers:
             raise EngineError(
@@ -204,7 +241,11 @@ class Shard:
         lost = None
         if self._feedback is not None and self.wire is not None:
             lost = self._feedback.add(x, self._wanted)
-        self._group.allreduce(x, self._algorithm, self.wire, lost)
+        self._turns.give()  # another group computes while sums travel
+        try:
+            self._group.allreduce(x, self._algorithm, self.wire, lost)
+        finally:
+            self._turns.take()
         if view is None:
             node.write(x)
         self._exchange_s += time.perf_counter() - began
@@ -214,6 +255,23 @@ class Shard:
         view = None if self._has_gpu else node.view()
         self.hidden = node.read() if view is None else view
         return False  # norm and head are the last stage's
+
+
+def load_shards(
+    path: str | os.PathLike[str],
+    options: EngineOptions,
+    place: Topology,
+    progress: Callable[[float], None] | None = None,
+) -> list[Shard]:
+    """Load a slice once, with a shard for each group of sequences. They are to be closed in reverse order. The errors
+    are those of ModelRunner."""
+    with ExitStack() as closing:
+        shards: list[Shard] = []
+        for _ in range(options.groups):
+            shards.append(Shard(path, options, place, progress, beside=shards[0] if shards else None))
+            closing.callback(shards[-1].close)
+        closing.pop_all()
+        return shards
 
 
 def _partial(rules: Rules, file: GgufFile) -> Callable[[Node], bool]:

@@ -54,17 +54,18 @@ def open_runner(
     hooks: Sequence[Hook],
     progress: Callable[[float], None] | None,
     vocabulary: Model | None = None,
+    beside: ModelRunner | None = None,
 ) -> ModelRunner:
     """Load a slice for a place among the ranks: into an engine that computes, one that sleeps, in a lab, or one without
-    layers, which takes the model's own file and its vocabulary. The errors of ModelRunner; PlanError where the profile
-    is none, OSError where it cannot be read."""
+    layers, which takes the model's own file and its vocabulary. beside: as ModelRunner. The errors of ModelRunner;
+    PlanError where the profile is none, OSError where it cannot be read."""
     if place.thin:
         if vocabulary is None:
             raise EngineError("a rank without layers has nothing to load on another device; update both devices")
         return ThinEngine(path, options, vocabulary)
     profile = sleep_profile()
     if profile is None:
-        return ModelRunner(path, options, hooks, progress, embeddings=True)
+        return ModelRunner(path, options, hooks, progress, embeddings=True, beside=beside)
     values = json.loads(profile.read_text())
     sizes = PartSizes.from_file(GgufFile.open(path))
     times = PartTimes(values, sizes, last=place.last, alone=len(place.group) == 1)
@@ -152,7 +153,7 @@ class SleepingEngine(ModelRunner):
         """Load nothing: the context calls the hooks."""
         parts = {
             "weights": self.shape.weight_bytes,
-            "KV cache": cache_bytes(self.shape, sizes.context, sizes.kv),
+            "KV cache": sizes.contexts * cache_bytes(self.shape, sizes.context, sizes.kv),
             "runtime": own_rss(),
         }
         need = MemoryNeed(parts, self._times.memory_bytes)

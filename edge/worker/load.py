@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +19,8 @@ from edge.llm.states import held_bytes
 from edge.net.relink import Relink
 from edge.paging import memory
 from edge.paging.memory import MemoryNeed
-from edge.parallel.follower import follow
-from edge.parallel.shard import Shard
+from edge.parallel.follower import follow_groups
+from edge.parallel.shard import Shard, load_shards
 from edge.parallel.sleeping import timing_clock
 from edge.parallel.topology import place
 from edge.worker.draft_queries import follow as follow_drafts
@@ -80,13 +80,19 @@ class WholeModel(_LoadedRunner):
 class SlicePart(_LoadedRunner):
     """A slice of a model, with its place among the ranks."""
 
-    def __init__(self, shard: Shard, need: MemoryNeed) -> None:
-        super().__init__(shard.engine, need)
-        self._shard = shard
+    def __init__(self, shards: Sequence[Shard], need: MemoryNeed) -> None:
+        """shards: one for each group of sequences."""
+        super().__init__(shards[0].engine, need)
+        self._shards, self._shard = shards, shards[0]
 
     def run(self, request: pb.Run, group: Group, relink: Relink | None) -> None:
         """Compute the steps that come, until their end. Raises errors of links and of the engine."""
-        follow(self._shard, group, request.algorithm, WIRES[request.wire], relink)
+        follow_groups(self._shards, group, request.algorithm, WIRES[request.wire], relink)
+
+    def close(self) -> None:
+        """Free the model, once nothing is left that is made of it."""
+        for shard in reversed(self._shards):
+            shard.close()
 
     def time(self, request: pb.Time) -> pb.Timed:
         """Return how long each of the steps takes, and how fast the disk reads. EdgeError if there are too many
@@ -133,6 +139,7 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
             sequences=options.sequences,
             outputs=min(options.outputs or options.sequences, options.rows, context),
             flash_attention=options.flash_attention,
+            contexts=options.groups if stages else 1,
         )
         need = memory.need(request.path, sizes)
         _check_limit(need, limit)
@@ -143,11 +150,14 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
             raise EdgeError("this device of a lab sleeps: it has no weights to draft with; let another one draft")
         engine = Engine(request.path, options, progress=progress)
         return WholeModel(engine, need or engine.memory)
-    shard = Shard(request.path, options, here, progress)
+    shards = load_shards(request.path, options, here, progress)
+    shard = shards[0]
     if request.prefix_key and request.prefix_bytes:
         state_bytes = held_bytes(shape) if options.memory else None
         seal(shard.engine.states, Path(request.prefix_folder), request.prefix_bytes, request.prefix_key, state_bytes)
-    return SlicePart(shard, need or shard.engine.memory)
+    for other in shards[1:]:
+        other.engine.states.share(shard.engine.states)
+    return SlicePart(shards, need or shard.engine.memory)
 
 
 def _check_limit(need: MemoryNeed, limit: int) -> None:

@@ -37,6 +37,8 @@ def options_message(options: EngineOptions) -> pb.EngineOptions:
     """Return engine options as a message. None becomes an absent field."""
     values = dataclasses.asdict(options)
     del values["prefixes"], values["most_gpu_layers"]  # each device has its own
+    if options.groups == 1:  # as where a worker knows of no groups
+        del values["groups"]
     del values["draft_rows"], values["draft_bytes"]  # concern the owner alone
     return pb.EngineOptions(**values)
 

@@ -22,7 +22,7 @@ def time_shard(
 
     def prepare(n: int, at: int = 0) -> None:
         # Rows of a batch that decodes are of different sequences; of a prompt they are of one.
-        decode = n <= shard.sequences
+        decode = n <= shard.engine.sequences
         shard.rows.sequences[:n] = range(n) if decode else 0
         shard.rows.positions[:n] = at if decode else range(at, at + n)
         shard.rows.outputs[:n] = decode

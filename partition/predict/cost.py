@@ -174,6 +174,11 @@ class GroupCost:
         n_bytes = self.work.state_bytes(rows)
         return self.work.allreduce_s(n_bytes, len(self.speeds), way.latency_s, way.bytes_per_s)
 
+    def sum_busy_s(self, rows: float) -> float:
+        """Return the seconds of these in which its bytes keep a link busy."""
+        n_bytes = self.work.state_bytes(rows)
+        return self.work.allreduce_s(n_bytes, len(self.speeds), 0.0, self.slowest.bytes_per_s)
+
     def bytes_needed(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
         """Return the bytes each rank needs: runtime + its part of the stage's weights, of its KV cache, and of the
         head."""

@@ -19,15 +19,22 @@ _MIB = 1 << 20
 
 
 def predict(
-    plan: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links, microbatches: int | None = None
+    plan: Plan,
+    work: Work,
+    speeds: Mapping[str, DeviceSpeed],
+    links: Links,
+    microbatches: int | None = None,
+    groups: int = 1,
 ) -> Prediction:
     """Predict the cost of `plan` on devices of these speeds, by device. microbatches: None is one for each stage.
+    groups: of requests, that ranks compute by turns while sums travel; counts where all of them share every layer.
 
     latency = sum over stages of (seconds + hop), of one row; with drafts Draft.token_s of the rows of a pass, with the
     fastest number of windows. The time per token of many requests = cost.per_token_s of the same with C / M rows; ttft
     = cost.ttft_s. PlanError if a link is unknown, or a device has no room for its part and cannot page.
     """
-    n_groups = cost.groups(work.concurrency, microbatches or len(plan.stages))
+    by_turns = groups > 1 and len(plan.stages) == 1 and plan.world_size > 1
+    n_groups = cost.groups(work.concurrency, groups if by_turns else microbatches or len(plan.stages))
     rows = work.concurrency / n_groups
     stages = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
     crowd = crowding([(stage.hosts, stage.seconds(rows)) for stage in stages]) if n_groups > 1 else [1.0] * len(stages)
@@ -36,6 +43,8 @@ def predict(
     busiest_s = max(
         max(prediction.busy_s * prediction.crowding, prediction.transfer_busy_s) for prediction in predicted
     )
+    if by_turns:
+        busiest_s = max(stages[0].turn_s(rows))
     joules = sum(stage.joules(rows) for stage in stages)
     latency_s, draft = _alone(stages, work)
     token_s = latency_s if work.concurrency == 1 else float(cost.per_token_s(pass_s, busiest_s, rows, work.concurrency))
@@ -107,6 +116,12 @@ class _Stage:
         return max(
             float(self._group.seconds(self._k, rows, not self._after, outputs)), float(self._group.disk_s(self._paged))
         )
+
+    def turn_s(self, rows: float) -> tuple[float, float]:
+        """(seconds that one step computes, seconds that its sums keep a link busy): while sums of one group of requests
+        travel the ranks compute another, and a link carries sums of both."""
+        n_sums = self._k * self._work.limits.sums_a_layer
+        return self.seconds(rows) - n_sums * self._group.sum_s(rows), n_sums * self._group.sum_busy_s(rows)
 
     def own_s(self, rows: float) -> list[float | None]:
         """Return the seconds that each rank computes in one step; None for a rank that pages."""

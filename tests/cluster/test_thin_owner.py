@@ -14,11 +14,11 @@ import pytest
 import edge
 from edge.demo import MODEL_PATH
 from edge.deployment.deploy import Resilience
+from edge.llama.token_table import TokenTable
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
-from edge.parallel.token_table import TokenTable
 from partition.plan.plan import LOCAL, Plan
 from tests.conftest import Synthetic
 from tests.support import slices

@@ -19,7 +19,7 @@ HANG_S = 300
 # The sections of each. Where they take long together, the first runs alone: it uses most of what the others do.
 SECTIONS = {
     "bench_busy_plans": ("made-up", "load"),
-    "bench_distributed": ("speed", "pipeline", "load"),
+    "bench_distributed": ("speed", "pipeline", "groups", "load"),
     "bench_drafts": ("resident", "far", "paged"),
     "bench_engine": (),
     "bench_paging": ("limit", "mmap", "keeps-up"),
@@ -36,7 +36,7 @@ SECTIONS = {
     "bench_speculate": (),
     "bench_startup": (),
     "bench_survive": ("pause", "stress"),
-    "bench_transport": ("matrix", "roundtrip"),
+    "bench_transport": ("matrix", "roundtrip", "far"),
 }
 
 
@@ -101,7 +101,8 @@ def test_distributed() -> None:
         assert all(set(case["median"]) >= {"alone", "measured", "equal"} for case in result["unequal"]["cases"])
     else:  # CPU groups are for root, where there are any
         assert result["left_out"]["unequal"]
-    assert all(one["tokens_per_s"] > 0 for one in result["pipeline"]["median"].values())
+    for section in ("pipeline", "groups"):
+        assert all(one["tokens_per_s"] > 0 for one in result[section]["median"].values())
     assert 0 < result["load"]["median_s"]["deploy"] < result["load"]["median_s"]["in all"]
     assert all(row["least"] <= row["ratio"] <= row["most"] for row in result["pipeline"]["compared"])
 
@@ -228,6 +229,7 @@ def test_transport() -> None:
     if not THOROUGH:
         return
     assert all(seconds > 0 for seconds in result["roundtrip"]["median_s"].values())
+    assert all(row["bandwidth_ab_gbps"] > 0 for row in result["far"]["rows"])
 
 
 def test_slices() -> None:
@@ -247,6 +249,9 @@ def test_sleeping() -> None:
     assert plan["requests"]["ttft_s"]["measured"]["p50"] > 0
     assert plan["requests"]["tpot_s"]["simulated"]["p90"] > 0
     assert result["summary"]["plans"] == 1
+    (pair,) = result["groups"]
+    assert [(case["requests"], case["groups"]) for case in pair["cases"]] == [(2, 1), (4, 1), (4, 2)]
+    assert all(min(case["measured_per_s"], case["predicted_per_s"]) > 0 for case in pair["cases"])
 
 
 def test_plans() -> None:

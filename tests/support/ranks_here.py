@@ -11,8 +11,9 @@ from edge.llama import llama
 from edge.llm.options import EngineOptions
 from edge.llm.prefixes import name_histories, rank_key, seal
 from edge.parallel.engine import DistributedEngine
-from edge.parallel.follower import follow
-from edge.parallel.shard import Shard
+from edge.parallel.follower import follow_groups
+from edge.parallel.grouped import GroupedEngine
+from edge.parallel.shard import Shard, load_shards
 from edge.parallel.topology import place
 from partition.plan.arrange import make_plan
 from partition.slices.gguf_slice import limits
@@ -56,25 +57,40 @@ def ranks_here(
     shards = [] if shards is None else shards
     with ExitStack() as stack:
         vocabulary = stack.enter_context(closing(llama.Model(model, vocabulary_only=True)))
+        each: list[list[Shard]] = []
         for rank in range(n):
             here = place(rank, widths)
-            own = options if here.last else replace(options, outputs=options.rows)
+            own = replace(options, sequences=-(-options.sequences // options.groups))
+            own = own if here.last else replace(own, outputs=options.rows)
             if here.thin:
-                shards.append(stack.enter_context(closing(Shard(model, own, here, vocabulary=vocabulary))))
+                each.append([stack.enter_context(closing(Shard(model, own, here, vocabulary=vocabulary)))])
+                shards.append(each[rank][0])
                 name_histories(shards[0].engine.states, OWNER if options.prefixes is not None else b"")
                 continue
             slice_ = write(model, plan.slice(rank), folder / f"{model.stem}-{'-'.join(map(str, widths))}-{rank}.gguf")
-            shards.append(stack.enter_context(closing(Shard(slice_, own, here))))
+            each.append(load_shards(slice_, own, here))
+            for shard in each[rank]:
+                stack.enter_context(closing(shard))
+            shards.append(each[rank][0])
             if options.prefixes is not None:
                 kept, states = options.prefixes, shards[rank].engine.states
                 name_histories(states, OWNER)
                 seal(states, kept.folder / str(rank), kept.max_bytes, rank_key(OWNER, str(rank)), None)
-        following = [start(follow, shards[rank], groups[rank], "auto", wire) for rank in range(1, n)]
-        engine = DistributedEngine(file, vocabulary, plan, shards[0], groups[0], wire=wire, outputs=options.outputs)
+                for shard in each[rank][1:]:
+                    shard.engine.states.share(states)
+        following = [start(follow_groups, each[rank], groups[rank], "auto", wire) for rank in range(1, n)]
+        over = groups[0].lanes(options.groups) if options.groups > 1 else groups[:1]
+        engines = [
+            DistributedEngine(file, vocabulary, plan, shard, lane, wire=wire, outputs=options.outputs)
+            for shard, lane in zip(each[0], over, strict=True)
+        ]
+        engine = GroupedEngine(engines, options.sequences) if options.groups > 1 else engines[0]
         try:
             yield engine
         finally:
             engine.end()
+            if isinstance(engine, GroupedEngine):
+                engine.wait()
             errors = [done.exception(TIMEOUT_S) for done in following]
             for own_links in links:
                 for link in own_links.values():

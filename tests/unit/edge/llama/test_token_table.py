@@ -9,8 +9,8 @@ from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
+from edge.llama.token_table import TokenTable
 from edge.llm.engine import Engine
-from edge.parallel.token_table import TokenTable
 from quant.gguf.file import GgufFile
 from tests.conftest import FIGURES, OPTIONS, Synthetic
 from tests.support.slices import rewritten

@@ -1,21 +1,28 @@
 """Who answers a dial is the device that was named, not just any member of the cluster."""
 
+import struct
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from edge.net.dialling import Dialler
-from edge.net.peers import HELLO, SECRET_BYTES, Listener, Peer
+from edge.net import peers
+from edge.net.dialling import Dialled, Dialler
+from edge.net.peers import HELLO, SECRET_BYTES, STRIPE, Listener, Peer
 from tests.support import memory_link
 from tests.support.trust import Cluster, held, shown
 from transport import security
-from transport.errors import ProtocolError, Refused
+from transport.errors import LinkClosed, ProtocolError, Refused
 from transport.frame import Kind
-from transport.link import Deadlines
+from transport.link import Deadlines, Link
+from transport.measure import LinkFigures
+from transport.striped_link import MOST_STRIPES, StripedLink
+from transport.tcp_link import TcpLink
 
 SECRET = bytes(range(SECRET_BYTES))
 QUICK = Deadlines(5.0, 5.0, 5.0)
@@ -85,3 +92,99 @@ def test_a_peer_returns_the_very_hello(returned: bytes, accepted: bool, monkeypa
         with pytest.raises(ProtocolError, match=r"rank 1 \(pi\) did not return our HELLO"):
             dialler.connect("tcp", peer)
         assert here.broken is not None
+
+
+# Several connections of one link.
+
+FAR = LinkFigures(0.05, 0.06, 0.05, 8e6, 8e6)
+
+
+def far(monkeypatch: pytest.MonkeyPatch, striped_bytes_per_s: float) -> None:
+    """Links seem to be 25 ms long: one connection carries 8 MB/s, several together as much as is said."""
+
+    def figures(_: Dialler, link: Link, seconds: float = 0.0) -> LinkFigures:
+        rate = striped_bytes_per_s if isinstance(link, StripedLink) else FAR.send_bytes_per_s
+        return LinkFigures(0.05, 0.06, 0.05, rate, rate)
+
+    monkeypatch.setattr(Dialler, "figures", figures)
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["in the clear", "tls"])
+def test_a_far_link_has_several_connections_where_they_carry_more(
+    cluster: Cluster, tmp_path: Path, secure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far(monkeypatch, 40e6)
+    with linked(cluster, tmp_path, secure) as (found, there):
+        assert isinstance(found.link, StripedLink)
+        assert isinstance(there, StripedLink)
+        assert len(found.link.links) == len(there.links) == 4
+        assert "; 4 connections carry 38.1 MiB/s together, one 7.63 MiB/s" in found.why
+        assert found.figures.send_bytes_per_s == 40e6
+        data = bytes(range(256)) * 4000
+        found.link.send(data)
+        assert bytes(there.receive(max_bytes=len(data)).payload) == data
+        there.send(data[:7])
+        assert bytes(found.link.receive().payload) == data[:7]
+
+
+def test_a_far_link_stays_one_connection_where_more_carry_no_more(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far(monkeypatch, 9e6)
+    with linked(cluster, tmp_path) as (found, there):
+        assert type(found.link) is type(there) is TcpLink
+        assert found.why.endswith("; 4 connections carry no more than one: 7.63 MiB/s")
+        there.send(b"x")
+        assert bytes(found.link.receive().payload) == b"x"
+
+
+def test_a_peer_that_knows_no_such_links_is_reached_over_one(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older one takes a longer HELLO for a damaged one."""
+    far(monkeypatch, 40e6)
+    monkeypatch.setattr(peers, "STRIPE", struct.Struct(""))
+    with linked(cluster, tmp_path) as (found, there):
+        assert type(found.link) is type(there) is TcpLink
+        assert "; 4 connections at once failed: " in found.why
+
+
+def test_a_near_link_is_not_tried_with_several(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dialler, "_striped", None)  # calling it fails
+    with linked(cluster, tmp_path) as (found, _):
+        assert type(found.link) is TcpLink
+
+
+@pytest.mark.parametrize(("number", "n"), [(0, MOST_STRIPES + 1), (2, 2), (0, 0)])
+def test_a_connection_that_cannot_be_is_refused(cluster: Cluster, tmp_path: Path, number: int, n: int) -> None:
+    """Also one of the same number again; and a link that never comes whole ends with the listener."""
+    listener = Listener("127.0.0.1", tmp_path / "door", 1, SECRET, QUICK, None, 0)
+    dialler = Dialler(0, SECRET, QUICK, None, 0, "tcp")
+    peer = Peer(1, "pi", "127.0.0.1", 0, listener.tcp_port, "s")
+    first = dialler.connect("tcp", peer, STRIPE.pack(bytes(8), 0, 2))
+    try:
+        for stripe in (STRIPE.pack(bytes(8), number, n), STRIPE.pack(bytes(8), 0, 2)):
+            with pytest.raises(LinkClosed):
+                dialler.connect("tcp", peer, stripe).receive()
+    finally:
+        listener.close()
+    with pytest.raises(LinkClosed):
+        first.receive()
+
+
+@contextmanager
+def linked(cluster: Cluster, folder: Path, secure: bool = False) -> Iterator[tuple[Dialled, Link]]:
+    """A link as rank 0 dialled it, and as rank 1 has it."""
+    here, there = (shown(held(cluster.at(name))) for name in ("desk", "pi"))
+    listener = Listener("127.0.0.1", folder / "door", 1, SECRET, QUICK, (lambda: there) if secure else None, 0)
+    dialler = Dialler(0, SECRET, QUICK, (lambda: here) if secure else None, 0, "tcp")
+    try:
+        found = dialler.dial(Peer(1, "pi", "127.0.0.1", 0, listener.tcp_port, "s"))
+        links = listener.wait_for({0: "desk"}, 5.0)
+        yield found, links[0]
+        found.link.close()
+        links[0].close()
+    finally:
+        listener.close()

@@ -8,7 +8,7 @@ import pytest
 
 from apps.show import step_table
 from edge.parallel import shard
-from edge.parallel.shard import Shard
+from edge.parallel.shard import Shard, Turns
 from edge.parallel.step_times import Figure, StepTime, StepTimes
 from edge.survey.layer_times import DEPTH, LayerTimes, device_speed
 from edge.survey.llm_survey import _with_sums
@@ -93,6 +93,7 @@ def test_a_steps_seconds_are_computing_sums_and_waits(monkeypatch: pytest.Monkey
 
     one._group = SimpleNamespace(allreduce=allreduce)
     one._algorithm = one.wire = None
+    one._turns = Turns()
     node: Any = SimpleNamespace(view=lambda: object())
 
     def decode_rows(*_: Any) -> None:

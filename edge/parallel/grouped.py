@@ -1,0 +1,216 @@
+"""Rank 0 as an engine for groups of sequences that all ranks compute by turns.
+
+Where every layer is shared, ranks wait for their partial sums twice a layer. Two groups of requests fill that time: the
+ranks compute a layer of one while sums of the other travel. Each group has an engine of its own: a context over the
+same weights, a lane of every link, and a thread on each rank, so that its steps, its KV cache and its answers are in
+order, whatever the other group does. The threads of a rank compute one at a time (`edge.parallel.shard.Turns`).
+
+Sequence s is number s // n of group s % n. A step has sequences of one group, and a group has one step under way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.constraints.constraint import Mask
+from edge.errors import EngineError, Interrupted
+from edge.llm.engine import Outputs
+from edge.llm.states import CacheUse
+from edge.parallel.engine import DistributedEngine, Floats
+from edge.parallel.step_times import Summary
+from partition.plan.plan import Range
+from partition.state.sequence import KVBlock
+
+T = TypeVar("T")
+
+
+class GroupedEngine(DistributedEngine):
+    """Engines of several groups as one. All that is not here is the first group's: plan, sizes, links, step times."""
+
+    def __init__(self, engines: Sequence[DistributedEngine], sequences: int) -> None:
+        """engines: one for each group, over lanes of the same links. sequences: in all."""
+        self._engines = tuple(engines)
+        self.contexts, self.sequences = len(self._engines), sequences
+        self._threads = [ThreadPoolExecutor(1, f"group-{i}") for i in range(self.contexts)]
+        self._submitted: deque[Future[Floats]] = deque()
+        self._stopped = False
+        self.states = GroupedStates(self)  # type: ignore[assignment]  # as SpreadStates, for sequences of all groups
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_engines":  # before it is there
+            raise AttributeError(name)
+        return getattr(self.first, name)
+
+    @property
+    def first(self) -> DistributedEngine:
+        """The engine of the first group."""
+        return self._engines[0]
+
+    def on_group(self, group: int, work: Callable[[DistributedEngine], T]) -> T:
+        """Return the result of `work` on the engine of a group, behind what that group has under way."""
+        return self._threads[group].submit(work, self._engines[group]).result()
+
+    def on_sequence(self, sequence: int, work: Callable[[DistributedEngine, int], T]) -> T:
+        """The same for the group of a sequence, which has another number there."""
+        group, own = self.place(sequence)
+        return self.on_group(group, lambda engine: work(engine, own))
+
+    def place(self, sequence: int) -> tuple[int, int]:
+        """Return the group of a sequence, and its number there."""
+        own, group = divmod(sequence, self.contexts)
+        return group, own
+
+    # --- decoding ---
+
+    def submit(
+        self,
+        tokens: Sequence[int] | NDArray[np.int32],
+        positions: NDArray[np.int_],
+        sequences: NDArray[np.int_],
+        outputs: NDArray[np.int8],
+        *,
+        top: int = 0,
+        masks: Sequence[Mask | None] = (),
+    ) -> None:
+        """Begin a step of sequences of one group, and return. `collect` waits for it, also where it gives no logits.
+        Its errors come there; Interrupted after `stop`."""
+        if self.failed is not None:
+            raise self.failed
+        if self._stopped:
+            raise Interrupted("stopped on request")
+        own, groups = np.divmod(sequences, self.contexts)
+        if len(set(groups.tolist())) != 1:
+            raise EngineError(f"a step has sequences of one group, not of {sorted(set(groups.tolist()))}")
+        gives = bool(np.any(outputs))
+
+        def step(engine: DistributedEngine) -> Floats:
+            engine.submit(tokens, positions, own, outputs, top=top, masks=masks)
+            return engine.collect() if gives else np.empty((0, engine.shape.n_vocab), np.float32)
+
+        group = int(groups[0])
+        self._submitted.append(self._threads[group].submit(step, self._engines[group]))
+
+    def collect(self) -> Floats:
+        """Logits of the oldest step that was submitted; of one without logits, none. They hold until the next step of
+        its group."""
+        logits = self._submitted[0].result()
+        self._submitted.popleft()
+        return logits
+
+    @property
+    def uncollected(self) -> int:
+        """Submitted steps that wait to be collected."""
+        return len(self._submitted)
+
+    def decode(
+        self,
+        tokens: Sequence[int] | NDArray[np.int32],
+        start: int,
+        *,
+        sequence: int = 0,
+        outputs: Outputs = "last",
+        top: int = 0,
+        masks: Sequence[Mask | None] = (),
+    ) -> Floats:
+        """As `Engine.decode`."""
+        if self._submitted:
+            raise EngineError("logits of submitted steps are still to be collected")
+        if self._stopped:
+            raise Interrupted("stopped on request")
+        return self.on_sequence(
+            sequence,
+            lambda engine, own: engine.decode(tokens, start, sequence=own, outputs=outputs, top=top, masks=masks),
+        )
+
+    # --- the KV cache: of each group its own ---
+
+    def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
+        """As `Engine.kv_remove`."""
+        return self.on_sequence(sequence, lambda engine, own: engine.kv_remove(own, start, end))
+
+    def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
+        """As `Engine.kv_copy`, for two sequences of one group."""
+        (group, own), (other_group, other) = self.place(source), self.place(target)
+        if group != other_group:
+            raise EngineError(f"sequences {source} and {target} are of different groups, which share no cells")
+        self.on_group(group, lambda engine: engine.kv_copy(own, other, start, end))
+
+    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
+        """As `Engine.kv_shift`."""
+        self.on_sequence(sequence, lambda engine, own: engine.kv_shift(own, start, end, delta))
+
+    def kv_clear(self) -> None:
+        """Forget everything."""
+        for group in range(self.contexts):
+            self.on_group(group, lambda engine: engine.kv_clear())
+
+    def kv_last(self, sequence: int) -> int:
+        """As `Engine.kv_last`."""
+        return self.on_sequence(sequence, lambda engine, own: engine.kv_last(own))
+
+    # --- all ranks ---
+
+    def times(self, *, clear: bool = False, last: int = 0, rows: int = 0) -> list[dict[str, Summary]]:
+        """As `DistributedEngine.times`, of the first group's steps."""
+        return self.on_group(0, lambda engine: engine.times(clear=clear, last=last, rows=rows))
+
+    @property
+    def failed(self) -> Exception | None:  # type: ignore[override]  # that of any group
+        """Why one of the groups can compute nothing any more: then none is to."""
+        return next((engine.failed for engine in self._engines if engine.failed is not None), None)
+
+    @property
+    def busy(self) -> bool:  # type: ignore[override]  # likewise
+        """Whether a step is under way, or what belongs to it."""
+        return any(engine.busy for engine in self._engines)
+
+    def end(self) -> None:
+        """As `Leader.end`, of each group."""
+        for engine, thread in zip(self._engines, self._threads, strict=True):
+            thread.shutdown(wait=False, cancel_futures=True)
+            engine.end()
+
+    def wait(self) -> None:
+        """Return when no group computes any more, after `end`."""
+        for thread in self._threads:
+            thread.shutdown()
+
+
+class GroupedStates:
+    """As `SpreadStates`, for sequences of all groups. What is kept is named by tokens, so that a prompt which one group
+    computed is there for the others."""
+
+    def __init__(self, engine: GroupedEngine) -> None:
+        self.use = CacheUse()
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_engine":
+            raise AttributeError(name)
+        return getattr(self._engine.first.states, name)
+
+    def read(self, sequence: int, positions: Range) -> KVBlock:
+        """As `States.read`."""
+        return self._engine.on_sequence(sequence, lambda engine, own: engine.states.read(own, positions))
+
+    def write(self, sequence: int, block: KVBlock) -> None:
+        """As `States.write`."""
+        self._engine.on_sequence(sequence, lambda engine, own: engine.states.write(own, block))
+
+    def keep(self, sequence: int, start: int, links: Sequence[bytes]) -> None:
+        """As `States.keep`."""
+        self._engine.on_sequence(sequence, lambda engine, own: engine.states.keep(own, start, links))
+
+    def kept(self, links: Sequence[bytes]) -> int:
+        """As `States.kept`."""
+        return self._engine.on_group(0, lambda engine: engine.states.kept(links))
+
+    def restore(self, sequence: int, start: int, links: Sequence[bytes]) -> int:
+        """As `States.restore`."""
+        return self._engine.on_sequence(sequence, lambda engine, own: engine.states.restore(own, start, links))
