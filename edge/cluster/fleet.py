@@ -121,11 +121,7 @@ def device(address: str) -> str:
 
 def by_device(plan: Plan) -> Plan:
     """The plan with addresses as `device` writes them."""
-    stages = [
-        replace(stage, shards=tuple(replace(shard, device=device(shard.device)) for shard in stage.shards))
-        for stage in plan.stages
-    ]
-    return replace(plan, stages=tuple(stages))
+    return plan.with_shards(lambda shard: replace(shard, device=device(shard.device)))
 
 
 def label(workers: Sequence[Remote], *others: str) -> None:

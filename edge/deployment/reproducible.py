@@ -20,11 +20,7 @@ from quant.gguf.file import GgufFile
 
 def reproducible_plan(plan: Plan) -> Plan:
     """The plan without what workers would measure: layers are on a GPU only where it says so."""
-    stages = (
-        replace(stage, shards=tuple(replace(shard, gpu_layers=shard.gpu_layers or 0) for shard in stage.shards))
-        for stage in plan.stages
-    )
-    return replace(plan, stages=tuple(stages))
+    return plan.with_shards(lambda shard: replace(shard, gpu_layers=shard.gpu_layers or 0))
 
 
 def check_reproducible(plan: Plan | None, parallel: str, shares: Sequence[float] | None) -> None:

@@ -74,8 +74,7 @@ def read_plan(path: Path, kind: type[AnyPlan]) -> AnyPlan:
     """The plan in a file. PlanError, with the file's name, where it holds none of this kind, or one that cannot run."""
     try:
         plan = kind.from_json(plan_in(json.loads(path.read_text(encoding="utf-8"))))
-        threads = _threads(plan)
-        for device, count in zip(plan.devices, threads, strict=True):
+        for device, count in _threads(plan):
             if device != LOCAL:
                 parse_address(device)
             if (count or 1) > MAX_THREADS:
@@ -92,8 +91,9 @@ def save_plan(path: Path, plan: Plan | OnnxPlan, beside: Mapping[str, Any] | Non
     write_whole(path, (text + "\n").encode())
 
 
-def _threads(plan: Plan | OnnxPlan) -> list[int | None]:
-    """Return the threads of each device in the order of `plan.devices`."""
+def _threads(plan: Plan | OnnxPlan) -> list[tuple[str, int | None]]:
+    """Return the device and the threads of each part of a plan."""
     if isinstance(plan, OnnxPlan):
-        return [stage.threads for stage in plan.stages]
-    return [plan.shard(rank).threads for rank in range(plan.world_size)]
+        return [(stage.device, stage.threads) for stage in plan.stages]
+    stages = [stage for placement in plan.placements for stage in placement.stages]
+    return [(shard.device, shard.threads) for stage in stages for shard in stage.shards]

@@ -106,7 +106,9 @@ class Cluster:
     def connected(self, plan: Plan | OnnxPlan) -> Fleet | None:
         """The workers of a plan; None where it has none. WorkerError for one that is not connected."""
         there = self.fleet.workers if self.fleet else {}
-        missing = [address for address in plan.devices if device(address) not in (LOCAL, *there)]
+        placements = (plan,) if isinstance(plan, OnnxPlan) else plan.placements
+        named = dict.fromkeys(address for placement in placements for address in placement.devices)
+        missing = [address for address in named if device(address) not in (LOCAL, *there)]
         if missing:
             raise WorkerError(
                 f"the plan needs {', '.join(missing)}; connected are {', '.join(there) or 'none'}: open a cluster with"

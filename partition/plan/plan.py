@@ -1,7 +1,7 @@
 """A plan: which device holds which layers, heads, FFN columns and vocabulary rows of one model."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ FORMAT = "edge-plan-1"
 LOCAL = "local"  # the device of rank 0: the owner's own
 MAX_WORLD_SIZE = 64  # ranks of a plan
 _MOST_NAME = 255  # characters of a model's name
+_NESTED = "prefill: it has a prefill of its own; leave that out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ class Stage:
 class Plan:
     """A whole model, given out to ranks. They are numbered stage by stage, shard by shard; rank 0 is LOCAL.
 
+    Prompts may have a placement of their own, `prefill`: its keys and values move to this one, which generates.
     The first of several stages may be without layers: then rank 0, alone in it, is a thin owner, which has the tokens,
     the token table and the sampler, and computes nothing. PlanError unless every layer, head, FFN column and vocabulary
     row has its one place.
@@ -132,9 +134,12 @@ class Plan:
     sizes: Sizes
     stages: tuple[Stage, ...]
     microbatches: int | None = None  # groups that requests form; None: one for each stage that computes
+    prefill: "Plan | None" = None  # the placement that computes prompts, where it is another
+    prefill_from: int = 0  # new prompt tokens from which it is used: the break-even length; below it nothing moves
 
     def __post_init__(self) -> None:
         check_model(self.model, self.model_digest)
+        self._check_prefill()
         if self.microbatches is not None and self.microbatches < 1:
             raise PlanError(f"microbatches is {self.microbatches}, needed is 1 or more")
         tiles("layers of the stages", [stage.layers for stage in self.computing], self.sizes.layers)
@@ -150,6 +155,20 @@ class Plan:
         for rank, device in enumerate(self.devices):
             if (device == LOCAL) != (rank == 0):
                 raise PlanError(f"rank {rank} is on {device!r}; rank 0, and no other, is {LOCAL!r}")
+
+    def _check_prefill(self) -> None:
+        if self.prefill_from < 0:
+            raise PlanError(f"prefill_from is {self.prefill_from}, needed is 0 or more tokens")
+        if self.prefill is None:
+            if self.prefill_from:
+                raise PlanError(f"prefill_from is {self.prefill_from}, and there is no prefill; leave it out")
+            return
+        if self.prefill.prefill is not None:
+            raise PlanError(_NESTED)
+        for name in ("model", "model_digest", "sizes"):
+            its, own = getattr(self.prefill, name), getattr(self, name)
+            if its != own:
+                raise PlanError(f"prefill, {name}: {its!s:.80}, needed is that of the plan it belongs to, {own!s:.80}")
 
     def _check_shards(self, where: str, shards: tuple[Shard, ...], last: bool) -> None:
         for name, total in (("heads", self.sizes.heads), ("ff", self.sizes.ff)):
@@ -196,6 +215,18 @@ class Plan:
         """The device of each rank."""
         return tuple(shard.device for _, shard in self._ranks)
 
+    @property
+    def placements(self) -> "tuple[Plan, ...]":
+        """This placement alone, which generates; and behind it the one that computes prompts, where there is one."""
+        if self.prefill is None:
+            return (self,)
+        return (replace(self, prefill=None, prefill_from=0), self.prefill)
+
+    def with_shards(self, change: Callable[[Shard], Shard]) -> "Plan":
+        """The same with each shard changed, those of `prefill` among them."""
+        stages = tuple(replace(stage, shards=tuple(map(change, stage.shards))) for stage in self.stages)
+        return replace(self, stages=stages, prefill=self.prefill and self.prefill.with_shards(change))
+
     def shard(self, rank: int) -> Shard:
         """Return a rank's shard. PlanError for an unknown rank, as from the other methods that take one."""
         return self._ranks[self._checked(rank)][1]
@@ -222,12 +253,16 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as values that json.dumps takes, for people to read and edit. What a shard leaves open, it lacks."""
-        return {"format": FORMAT, **fields.encoded(self, without=("microbatches",))}
+        without = ("microbatches", "prefill", "prefill_from")
+        return {"format": FORMAT, **fields.encoded(self, without=without)}
 
     @classmethod
-    def from_json(cls, values: Any) -> "Plan":
-        """The plan that `to_json` wrote or a person edited. PlanError names the field that is wrong."""
-        return fields.decoded(cls, values, "plan", inside="", format=FORMAT)
+    def from_json(cls, values: Any, where: str = "") -> "Plan":
+        """The plan that `to_json` wrote or a person edited. PlanError names the field that is wrong. where: the field
+        that holds it; "": none does."""
+        if where and isinstance(values, dict) and values.get("prefill") is not None:
+            raise PlanError(_NESTED)  # before it is read: it may be nested a thousand deep
+        return fields.decoded(cls, values, where or "plan", inside=None if where else "", format=FORMAT)
 
 
 def check_model(name: str, digest: str) -> None:

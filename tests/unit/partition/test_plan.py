@@ -233,6 +233,63 @@ def test_json_is_for_people() -> None:
     assert Plan.from_json(values) == hybrid()
 
 
+# ------------------------------------------------------------------------------------------- a placement for prompts
+
+
+def phases() -> Plan:
+    """Two ranks that generate, and three that compute prompts of 200 tokens and more."""
+    decode = make_plan(LIMITS, "a model", DIGEST, [LOCAL, "pi-1"])
+    return replace(decode, prefill=hybrid(), prefill_from=200)
+
+
+def test_a_placement_for_prompts_in_json_and_back() -> None:
+    plan = phases()
+    values = plan.to_json()
+    assert (values["prefill"], values["prefill_from"]) == (hybrid().to_json(), 200)
+    assert Plan.from_json(json.loads(json.dumps(values))) == plan
+    assert plan.placements == (make_plan(LIMITS, "a model", DIGEST, [LOCAL, "pi-1"]), hybrid())
+    assert not {"prefill", "prefill_from"} & {*hybrid().to_json(), *values["prefill"]}
+    assert hybrid().placements == (hybrid(),)
+
+
+def test_shards_of_both_placements_are_changed() -> None:
+    changed = phases().with_shards(lambda shard: replace(shard, threads=3))
+    assert [shard.threads for plan in changed.placements for stage in plan.stages for shard in stage.shards] == [3] * 5
+    assert [plan.devices for plan in changed.placements] == [plan.devices for plan in phases().placements]
+    assert changed.prefill_from == 200
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prefill_from": -1}, "prefill_from is -1, needed is 0 or more tokens"),
+        ({"prefill": None}, "prefill_from is 200, and there is no prefill; leave it out"),
+        ({"prefill": phases()}, "prefill: it has a prefill of its own; leave that out"),
+        (
+            {"prefill": replace(hybrid(), model="b")},
+            "prefill, model: b, needed is that of the plan it belongs to, a mo",
+        ),
+        ({"prefill": replace(hybrid(), model_digest="")}, "prefill, model_digest: , needed is that of the plan it bel"),
+        (
+            {"prefill": make_plan(replace(LIMITS, sizes=replace(SIZES, vocab=999)), "a model", DIGEST, [LOCAL])},
+            "prefill, sizes: Sizes(layers=6, heads=8,",
+        ),
+    ],
+)
+def test_a_placement_for_prompts_is_one_of_the_same_model(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError) as raised:
+        replace(phases(), **change)
+    assert str(raised.value).startswith(message)
+
+
+def test_placements_nested_deep_are_refused_before_they_are_read() -> None:
+    values: dict[str, Any] = {}
+    for _ in range(100_000):
+        values = {**hybrid().to_json(), "prefill": values}
+    with pytest.raises(PlanError, match="prefill: it has a prefill of its own; leave that out"):
+        Plan.from_json(values)
+
+
 Edit = Callable[[dict[str, Any]], Any]
 
 
@@ -266,6 +323,12 @@ SHARD = ("stages", 0, "shards", 1)
         (put("sizes", "vocab", 0), "sizes: vocab is 0, needed is 1 or more"),
         (put("sizes", "layers", 7), "layers of the stages: the parts end at 6, needed is 7"),
         (put("sizes", "heads", 9), "stage 0, heads: the parts end at 8, needed is 9"),
+        (put("prefill", 3), "prefill: 3; needed is an object with format, model, model_digest, sizes, stages"),
+        (put("prefill", {**hybrid().to_json(), "format": "x"}), "prefill: format is 'x', known is 'edge-plan-1'"),
+        (put("prefill", {**hybrid().to_json(), "model": 7}), "prefill.model: 7; needed is printable text of up to"),
+        (put("prefill", {**hybrid().to_json(), "stages": []}), "prefill: layers of the stages: the parts end at 0,"),
+        (put("prefill_from", 1.5), "prefill_from: 1.5; needed is a whole number from 0 to 2147483647"),
+        (put("prefill_from", 9), "prefill_from is 9, and there is no prefill; leave it out"),
         (put("stages", {}), "stages: a dict; needed is a list"),
         (put("stages", []), "layers of the stages: the parts end at 0, needed is 6"),
         (put("stages", 0, None), "stages[0]: None; needed is an object with layers, shards"),
