@@ -77,8 +77,8 @@ def llm_space(
     *,
     phases: bool = True,
 ) -> LlmSpace:
-    """Return the plans of a language model. type_file: of its weights, where several files are compared. phases: whether
-    prompts may have a placement of their own."""
+    """Return the plans of a language model. type_file: of its weights, where several files are compared. phases:
+    whether prompts may have a placement of their own."""
     file = GgufFile.open(path)
     check_loadable(file)
     work = work_of(

@@ -21,9 +21,10 @@ import numpy as np
 
 from partition.plan.plan import LOCAL, Plan
 from partition.predict import cost
-from partition.predict.hysteresis import PREFILL, clearly_better
+from partition.predict.hysteresis import PREFILL, clearly_better, plan_threshold
 from partition.predict.predict import moved_s, predict
 from partition.predict.prediction import Prediction
+from partition.search.explain import is_busy
 from partition.search.planner import BEAM, MOST_EXACT, Placed, Planner, non_dominated
 from partition.search.problem import Problem
 from partition.search.search import front
@@ -77,7 +78,7 @@ class Phases:
         clearly better than `placed` itself."""
         decode = self._decode(placed)
         best = self._best(decode.from_owner_s, decode.free)
-        if best is None or not clearly_better(best[0] + decode.pass_s, decode.ttft_s, by=PREFILL):
+        if best is None or not _outdoes(self._planner, best[1].plan, best[0] + decode.pass_s, decode.ttft_s):
             return None
         return self._pair(placed, best[1])
 
@@ -203,9 +204,17 @@ def paired(planner: Planner, plain: Placed | None, objective: str, caps: Mapping
     if plain is not None and objective != "ttft" and "ttft" not in caps:
         return phases.beside(plain)
     pairs = phases.pairs(tuple(dict.fromkeys((objective, "ttft"))), caps)
-    if not pairs or (plain is not None and not clearly_better(pairs[0].objectives[0], plain.objectives[0], by=PREFILL)):
+    if not pairs:
         return None
-    return pairs[0]
+    pair = pairs[0]
+    if plain is None or _outdoes(planner, pair.plan.placements[-1], pair.objectives[0], plain.objectives[0]):
+        return pair
+    return None
+
+
+def _outdoes(planner: Planner, prefill: Plan, new: float, old: float) -> bool:
+    """Return whether a pair with this placement for prompts is clearly better than one placement."""
+    return clearly_better(new, old, by=plan_threshold(is_busy(planner.speeds, prefill.devices), PREFILL))
 
 
 def prefill_reason(planner: Planner, pair: Placed) -> str:

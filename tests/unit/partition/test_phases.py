@@ -13,7 +13,7 @@ from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import PREFILL
 from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
-from partition.predict.speeds import LinkSpeed
+from partition.predict.speeds import Curve, LinkSpeed
 from partition.search.explain import best
 from partition.search.phases import Phases, paired, prefill_reason
 from partition.search.planner import Placed, Planner, non_dominated
@@ -193,6 +193,11 @@ def test_a_pair_is_taken_only_where_it_is_clearly_better() -> None:
         planner = Planner(work(1, prompt=2000), [slow, fast], linked([LOCAL, "laptop"]), "m", "", tensor=False)
         assert (paired(planner, own(planner), "latency", {}) is not None) == is_taken
     assert paired(planner.only_own(), own(planner), "latency", {}) is None
+    busy = phone_and_laptop()
+    for seconds, is_taken in ((0.6, False), (0.4, True)):  # of a step of 512 rows, which takes the phone 5.12 a layer
+        laptop = replace(busy.speeds[1], busy=True, layer_s=Curve(((1, 8 * MS), (512, seconds * 5.12))))
+        tall = Planner(work(1, prompt=4096), [busy.speeds[0], laptop], busy.links, "m", "", tensor=False)
+        assert (paired(tall, own(tall), "latency", {}) is not None) == is_taken
     assert paired(phone_and_laptop(), own(phone_and_laptop()), "memory", {}) is None
 
 
