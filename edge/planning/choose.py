@@ -126,7 +126,7 @@ def arrange(
             digest = OwnSlices().model_digest(path, show)
         plan = make_plan(can, name, digest, devices, parallel, shares)
         return PlanChoice(path, plan, f"{parallel}, with shares as given", options=options)
-    space = llm_space(path, cluster, options, steps)
+    space = llm_space(path, cluster, options, steps, phases=False)
     if parallel == "auto" and shares is None:
         return best_choice([space], options, "latency", {})
     planner, plans, costs_s, refused = space.planner(), {}, {}, {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from edge.cluster.lost import listed
 from edge.parallel.mirror import SHARE
 from partition.plan.formats import PLANNED
-from partition.plan.plan import LOCAL
+from partition.plan.plan import LOCAL, Plan
 from partition.predict.objectives import OBJECTIVES
 from partition.predict.pareto import Point
 from partition.predict.prediction import Prediction
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from edge.cluster.spares import StandbySlice
     from edge.planning.llm_space import SpareCost
     from edge.planning.space import PlanSpace
-    from partition.plan.plan import Plan
     from partition.predict.onnx_predict import OnnxDevice
 
 STAGE_COLUMNS = ("stage", "device", "holds", "computes", "then sends", "memory")
@@ -185,7 +184,19 @@ def bound_text(predicted: Prediction, names: Mapping[str, str]) -> str:
 
 
 def stage_rows(predicted: Prediction, names: Mapping[str, str]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns, and a row for each stage."""
+    """Columns, and a row for each stage; those of a placement for prompts are behind the others, with the time of the
+    whole prompt."""
+    rows = _stage_rows(predicted, names)
+    if predicted.prefill is not None:
+        stages = zip(predicted.prefill.stages, _stage_rows(predicted.prefill, names), strict=True)
+        for stage, (number, device, holds, _, sends, memory) in stages:
+            tokens, prompt_s = stage.rows_s.points[-1]
+            computes = f"{seconds_text(prompt_s)} for {counted(tokens, 'token')}"
+            rows.append((f"prompts {number}", device, holds, computes, sends, memory))
+    return STAGE_COLUMNS, rows
+
+
+def _stage_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for i, stage in enumerate(predicted.stages):
         sums = f", {number_text(1e3 * stage.sums_s)} of it sums" if stage.sums_s else ""
@@ -201,7 +212,7 @@ def stage_rows(predicted: Prediction, names: Mapping[str, str]) -> tuple[tuple[s
                 f"{memory}{paged}",
             )
         )
-    return STAGE_COLUMNS, rows
+    return rows
 
 
 def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -222,4 +233,7 @@ def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tup
         draft = predicted.draft
         gain = f"{draft.tokens:.2f} tokens a pass; {seconds_text(predicted.plain_s)} a token without"
         rows.append(("drafts", f"{draft.describe(names)}: {gain}"))
+    if predicted.prefill is not None:
+        took = f"computed in {seconds_text(predicted.prefill.ttft_s or 0.0)}, handed over"
+        rows.append(("prompts", f"{took} {seconds_text(predicted.hand_over_s)} later, then one more token"))
     return [*rows, ("bound", bound_text(predicted, names))]

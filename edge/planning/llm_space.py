@@ -28,12 +28,13 @@ from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work, groups
 from partition.predict.drafts import ROWS, Draft
-from partition.predict.hysteresis import PLAN
+from partition.predict.hysteresis import PLAN, PREFILL, clearly_better
 from partition.predict.pareto import Point, stages_text, without_repeats
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
 from partition.search.changes import Change, changes
-from partition.search.explain import best, kind_of
+from partition.search.explain import best, kind_of, reason
+from partition.search.phases import Phases, paired, prefill_reason
 from partition.search.planner import Placed, Planner
 from quant.gguf.file import GgufFile
 
@@ -70,14 +71,17 @@ class LlmSpace(PlanSpace):
         type_: str | None = None,
         divergence: float | None = None,
         draft: Draft | None = None,
+        phases: bool = True,
     ) -> None:
         """threads: of this device, where a plan runs. memory: bytes that this process may hold
         then. type_: of the weights, where several files are compared. divergence: of that type from the model,
-        nats a token; None: not measured. draft: what may draft; its rows are chosen."""
+        nats a token; None: not measured. draft: what may draft; its rows are chosen. phases:
+        whether a plan may have a placement for prompts beside the one that generates."""
         super().__init__(path, known, threads)
         self.file, self.digest, self.work = file, digest, work
         self.title, self.size_bytes = name_of(file), file.size_bytes
         self._memory, self._exchange, self.type, self.divergence = memory, exchange, type_, divergence
+        self._phases = phases
         self._works = with_drafts(work, draft, len(known.speeds))  # the plain one first
 
     def planner(
@@ -119,7 +123,22 @@ class LlmSpace(PlanSpace):
             placed, _ = self.planner(work=work).front(axes)
             drafted = [self.point(one.plan, one.microbatches, work) for one in placed]
             found += [point for point in drafted if point.predicted.draft]
+        if "ttft" in axes and self._phases:
+            found += self._pairs(axes)
         return without_repeats([*found, *self._drafted(found)])
+
+    def _pairs(self, axes: Sequence[str]) -> list[Point]:
+        """Plans with a placement for prompts, where the first token is clearly sooner than without it."""
+        pairs = [(pair, self.point(pair.plan, pair.microbatches)) for pair in Phases(self.planner()).pairs(axes)]
+        return [
+            point
+            for pair, point in pairs
+            if clearly_better(
+                point.predicted.ttft_s or 0.0,
+                self.point(pair.plan.placements[0], pair.microbatches).predicted.ttft_s or 0.0,
+                by=PREFILL,
+            )
+        ]
 
     def _drafted(self, points: Sequence[Point]) -> list[Point]:
         """Each of these plans with the rows a pass that are the best for it, where drafts make it faster."""
@@ -147,17 +166,39 @@ class LlmSpace(PlanSpace):
         predicted = replace(predict(plan, wanted, of, self.known.links, microbatches), divergence=self.divergence)
         stages = [([of[device].name for device in one.devices], one.what) for one in predicted.stages]
         label = stages_text(stages) + (f"; {predicted.draft.describe(self.names)}" if predicted.draft else "")
+        if predicted.prefill is not None:
+            prompts = [([of[device].name for device in one.devices], one.what) for one in predicted.prefill.stages]
+            label += f"; prompts from {plan.prefill_from} tokens on: {stages_text(prompts)}"
         kept = None  # what a scheduler makes of it anyway
         if predicted.microbatches != groups(wanted.concurrency, len(plan.computing)):
             kept = predicted.microbatches
         return Point(replace(plan, microbatches=kept), predicted, kind_of(plan), label, self.type, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
-        planner, placed = self._best(objective, caps)
-        placed, why = explained(planner, placed, objective, caps)
+        """As of every space; with a placement for prompts, where that is clearly better."""
+        refused: PlanError | None = None
+        planner, plain = self.planner(), None
+        try:
+            planner, plain = self._best(objective, caps)
+            plain, why = explained(planner, plain, objective, caps)
+        except PlanError as error:
+            refused = error
+        matters = "ttft" in (objective, *caps)
+        is_planned = self._phases and (refused is None or matters) and (planner.work.draft is None or not matters)
+        placed = paired(planner, plain, objective, caps) if is_planned else None
+        if placed is None:
+            if plain is None:
+                assert refused is not None
+                raise refused
+            placed = plain
+        elif plain is None or placed.plan.placements[0] != plain.plan:
+            why = reason(planner, placed, objective, caps)
         point = self.point(placed.plan, placed.microbatches, planner.work)
         draft = point.predicted.draft
-        return point, f"{why}; {draft.describe(self.names)}" if draft else why
+        more = [draft.describe(self.names)] if draft else []
+        if placed.plan.prefill is not None:
+            more.append(prefill_reason(planner, placed))
+        return point, "; ".join([why, *more])
 
     def _best(self, objective: str, caps: Mapping[str, float]) -> tuple[Planner, Placed]:
         """The best plan, plain unless drafts are clearly better or no plain one is within the caps."""

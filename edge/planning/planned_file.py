@@ -11,7 +11,7 @@ from partition import fields
 from partition.errors import PlanError
 from partition.plan.formats import PARETO, PLANNED, SAVED, SIMULATED, at_knee, plan_in
 from partition.plan.plan import Range
-from partition.predict.prediction import Prediction
+from partition.predict.prediction import NO_LAYERS, Prediction
 from partition.simulate.arrivals import MOST_REQUESTS, Arrivals, TraceError, closed, poisson, trace
 
 MOST_BYTES = 64 << 20  # of a file that is read
@@ -137,7 +137,9 @@ def _held(stage: Any) -> tuple[list[Any], str]:
 
 def _layers(found: Any) -> str:
     known = isinstance(found, list) and len(found) == 2 and all(isinstance(n, int) for n in found)
-    return f"layers {Range(found[0], found[1])}" if known else ""
+    if not known:
+        return ""
+    return f"layers {Range(found[0], found[1])}" if found[0] < found[1] else NO_LAYERS
 
 
 def _said(stage: Any, held: tuple[list[Any], str]) -> tuple[Any, Any]:

@@ -69,9 +69,16 @@ def _check_room(options: PlanOptions) -> None:
 
 
 def llm_space(
-    path: Path, cluster: Cluster, options: PlanOptions, steps: Steps = SILENT, type_file: TypeFile | None = None
+    path: Path,
+    cluster: Cluster,
+    options: PlanOptions,
+    steps: Steps = SILENT,
+    type_file: TypeFile | None = None,
+    *,
+    phases: bool = True,
 ) -> LlmSpace:
-    """Return the plans of a language model. type_file: of its weights, where several files are compared."""
+    """Return the plans of a language model. type_file: of its weights, where several files are compared. phases:
+    whether prompts may have a placement of their own."""
     file = GgufFile.open(path)
     check_loadable(file)
     work = work_of(
@@ -105,7 +112,7 @@ def llm_space(
         known = replace(known, notes=(*known.notes, assumed_text(draft, options.acceptance)))
     return LlmSpace(
         path, file, digest, work, known, threads=options.threads, memory=options.memory,
-        exchange=Exchange(options.transport, wire=options.wire), draft=draft,
+        exchange=Exchange(options.transport, wire=options.wire), draft=draft, phases=phases,
         type_=type_file.name if type_file else None, divergence=type_file.divergence if type_file else None,
     )  # fmt: skip
 

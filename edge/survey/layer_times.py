@@ -5,6 +5,7 @@ These slices are timed: n layers, twice as many, n of half width, and one with t
     step    = 2 x (n layers) - (2n layers), of one row: the time of a step beside its layers
     layer   = (n layers - step) / n, by rows; half a layer likewise
     head    = (a layer and the head) - step - layer, by rows; of as few layers as a slice can have
+    layer   = (a layer and the head) - step - head, of as many rows as a long prompt has in a step
 
 n layers are larger than the processor's caches, because decoding is bound by memory bandwidth; fewer if a budget has no
 room for twice as many.
@@ -12,13 +13,14 @@ room for twice as many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from edge.cluster.session import EngineSession
 from edge.errors import WorkerError
-from edge.llm.options import EngineOptions
+from edge.llm.options import DEFAULT_BATCH, EngineOptions
 from edge.microbenchmark import BestTime
 from edge.slices.local import OwnSlices
 from edge.tasks import CancelScope
@@ -35,12 +37,14 @@ from transport import edge_pb2 as pb
 DECODE_ROWS = (1, 2, 4, 8)  # of the timed steps: kernels are better at some numbers of rows than at others
 FEW_ROWS = (1, 4)  # of slices that are only a part of a step
 PREFILL_ROWS = 64
+CHUNK_ROWS = (DEFAULT_BATCH, 256, 128)  # of a long prompt in one step: as many as do not take too long
+_CHUNK_S = 1.0  # that they may take
 DEPTH = 256  # tokens in the cache, where attention is timed
 _SAMPLES = 5  # of each timed step, at least
 _LEAST_BYTES = 96 << 20  # of layers
 _MOST_STEP = 0.3  # of the fastest time of n layers: a step's own part seems larger only by noise
 _MOST_S = 3600.0  # larger times are refused
-_OPTIONS = EngineOptions(context=512, batch=512, sequences=max(DECODE_ROWS))
+_OPTIONS = EngineOptions(context=DEFAULT_BATCH, batch=DEFAULT_BATCH, sequences=max(DECODE_ROWS))
 _ROWS = {
     "layers": (*DECODE_ROWS, PREFILL_ROWS),
     "more": (1,),
@@ -126,25 +130,40 @@ def timed(
     its process may use; a worker knows its own limit. Errors of sessions, and WorkerError for answers that are not
     valid."""
     figures: dict[str, list[BestTime]] = {}
-    runtime_bytes, disk_bytes_per_s = 0, 0.0
+    runtime_bytes, disk_bytes_per_s, layer_s = 0, 0.0, 0.0
     options = replace(_OPTIONS, threads=threads)
+    timed_slices: dict[str, LayerProbe] = {}
     for name, probe in slices.items():
+        if name == "head":
+            probe = replace(probe, rows=(*probe.rows, *_chunk_rows(probe.layers * layer_s)))
+        timed_slices[name] = probe
         wants_disk = disk and name == "layers"
         figures[name], n_bytes, rate = _timed(session, probe, options, wants_disk, memory)
         runtime_bytes, disk_bytes_per_s = max(runtime_bytes, n_bytes), max(disk_bytes_per_s, rate)
+        if name == "layers":
+            layer_s = _curve(probe, figures[name]).at(PREFILL_ROWS) / probe.layers
         on_slice()
-    for name, probe in slices.items():  # a busy device may be quiet by now
+    for name, probe in timed_slices.items():  # a busy device may be quiet by now
         if any(figure.busy for figure in figures[name]):
             again, _, _ = _timed(session, probe, options, False, memory)
             figures[name] = [first.or_better(second) for first, second in zip(figures[name], again, strict=True)]
-    steps = {
-        name: Curve(tuple(zip(probe.rows, (figure.seconds for figure in figures[name]), strict=False)))
-        for name, probe in slices.items()
-    }
+    steps = {name: _curve(probe, figures[name]) for name, probe in timed_slices.items()}
     deep = [figures[name] for name, probe in slices.items() if probe.depth]
     depth_s = max((max(0.0, slice_[-1].seconds - slice_[0].seconds) for slice_ in deep), default=0.0)
     busy = any(figure.busy for slice_ in figures.values() for figure in slice_)
     return LayerTimes(n, steps, depth_s, runtime_bytes, disk_bytes_per_s or None, busy, slices["head"].layers)
+
+
+def _curve(probe: LayerProbe, figures: Sequence[BestTime]) -> Curve:
+    """Return the times of a slice by rows."""
+    return Curve(tuple(zip(probe.rows, (figure.seconds for figure in figures), strict=False)))
+
+
+def _chunk_rows(seconds: float) -> tuple[int, ...]:
+    """Return the rows of a long prompt's step that a slice is to be timed with; () if even few take too long. seconds:
+    time that the slice's layers take for PREFILL_ROWS."""
+    fitting = (rows for rows in CHUNK_ROWS if rows / PREFILL_ROWS * seconds <= _CHUNK_S)
+    return tuple(islice(fitting, 1))
 
 
 def _timed(
@@ -180,17 +199,26 @@ def device_speed(times: LayerTimes, device: str, name: str, memory_bytes: int) -
         return Curve(tuple((rows, max(0.0, seconds - step_s) / n) for rows, seconds in curve.points))
 
     layer, half = layers(base), times.steps.get("half")
+    half_layer = layer.times(0.5) if half is None else layers(half)
+    longest = base.points[-1][0]
     head = [
         (rows, max(0.0, took - step_s - times.head_layers * layer.at(rows)))
         for rows, took in times.steps["head"].points
+        if rows <= longest
     ]
+    for rows, took in times.steps["head"].points:
+        if rows > longest:  # of a prompt: one row gives logits
+            chunk_s = max(0.0, took - step_s - head[0][1]) / times.head_layers
+            half_part = half_layer.at(longest) / layer.at(longest) if layer.at(longest) else 0.5
+            layer = Curve((*layer.points, (rows, chunk_s)))
+            half_layer = Curve((*half_layer.points, (rows, half_part * chunk_s)))
     return DeviceSpeed(
         device=device,
         name=name,
         step_s=Curve(((1, step_s),)),
         layer_s=layer,
         token_s=times.depth_s / n / DEPTH,
-        half_layer_s=layer.times(0.5) if half is None else layers(half),
+        half_layer_s=half_layer,
         head_s=Curve(tuple(head)),
         memory_bytes=memory_bytes,
         runtime_bytes=times.runtime_bytes,

@@ -19,7 +19,7 @@ from partition.model.model import ModelShape
 from partition.plan.plan import Shard
 from partition.plan.tensor import Limits, attention_bytes, kv_heads
 from partition.predict.drafts import WINDOWS, Draft, most_windows
-from partition.predict.speeds import DeviceSpeed, Links
+from partition.predict.speeds import DeviceSpeed, Links, LinkSpeed
 from quant.types import TensorType
 from quant.wire import WIRES
 
@@ -27,8 +27,8 @@ Numbers = Any  # a float, or an array of them
 # (bytes, ranks, latency_s, bytes_per_s) -> seconds of one allreduce over such links, by the best algorithm
 AllreduceSeconds = Callable[[int, int, float, float], float]
 
-PROMPT_CHUNKS = 8  # chunks of a long prompt, so that two stages work on different ones; more stages have more
-LEAST_CHUNK = 32  # tokens
+PROMPT_CHUNKS = 8  # chunks of a prompt, so that two stages work on different ones; more stages have more
+LEAST_CHUNK, MOST_CHUNK = 32, 512  # tokens; edge.llm.options.DEFAULT_BATCH is the most rows of a step
 _ANSWER_BYTES = 512  # bytes of a row's largest logits with their token ids
 _WINDOW_LAYERS = 2  # layers that must fit beside KV cache and runtime if weights are paged
 _F32 = 4
@@ -95,6 +95,13 @@ class Work:
         layer_bytes = (self.shape.kv_layer_bytes(layer, self.context, self.kv, self.kv) for layer in layers)
         return tuple(accumulate(layer_bytes, initial=0))
 
+    @cached_property
+    def prompt_kv_before(self) -> tuple[int, ...]:
+        """[layers + 1]: bytes of the prompt's keys and values of the layers before each."""
+        layers = range(self.shape.n_layers)
+        layer_bytes = (self.shape.kv_layer_bytes(layer, self.prompt, self.kv, self.kv) for layer in layers)
+        return tuple(accumulate(layer_bytes, initial=0))
+
     def state_bytes(self, rows: float) -> int:
         """Return the wire bytes of the hidden states of `rows` between stages."""
         n = self.shape.n_embd * max(1, round(rows))
@@ -111,6 +118,8 @@ class GroupCost:
         seconds(k, b) = max_r step_r(b) + k (max_r A_r + max_r F_r + 2 sum(b)) + [last] max_r v_r head_r(outputs)
     where A_r + F_r is DeviceSpeed.part_s of the rank's weights, its constant part shared equally by the two, each with
     a sum's own work sum_s; and sum(b) = the allreduce of b rows of n_embd floats over the slowest of the group's links.
+    A prompt of P tokens goes through in chunks of c, each behind those before it:
+        prompt = sum over chunks of (step(c) + k (layer(c) + c tokens before it token)) + [last] head(1)
     A device that must page reads what has no room in every pass, while it computes:
         seconds = max(the above, max_r paged bytes_r / disk_r)
     """
@@ -135,13 +144,30 @@ class GroupCost:
         self._kv = [_kv_part(limits, shard) for shard in shards]
         self._vocab = [len(shard.vocab) / limits.sizes.vocab for shard in shards]
 
-    def seconds(self, k: Numbers, rows: float, last: Numbers, outputs: float | None = None) -> Numbers:
-        """Return seconds of one step with weights in memory. outputs: rows that give logits; None: all, as in decoding.
-        Rows of a prompt attend to each other; the measurements include that."""
-        steps = max(speed.step_s.at(rows) for speed in self.speeds)
-        heads = zip(self.speeds, self._vocab, strict=True)
-        head = max(speed.head_s.at(outputs or rows) * part for speed, part in heads)
-        return steps + k * self.layer_s(rows, self.work.depth if outputs in (None, rows) else 0) + last * head
+    def seconds(self, k: Numbers, rows: float, last: Numbers) -> Numbers:
+        """Return seconds of one decoding step with weights in memory: all of its rows give logits."""
+        return self._step_s(rows) + k * self.layer_s(rows, self.work.depth) + last * self._head_s(rows)
+
+    def prompt_s(self, k: Numbers, last: Numbers, rows: int, disk_s: Numbers = 0.0) -> Numbers:
+        """Return seconds of the whole prompt in chunks of `rows` tokens, of which the last row alone gives logits.
+
+        Rows of a chunk attend to each other, which is in what was measured, and to all chunks before, which makes the
+        time of a long prompt grow with its square. disk_s: that every chunk takes at least, reading weights.
+        """
+        whole, rest = divmod(self.work.prompt, rows)
+        seconds: Numbers = last * self._head_s(1)
+        for n, chunk, before in ((whole, rows, (whole - 1) / 2 * rows), (1, rest, whole * rows)):
+            if n and chunk:
+                seconds = seconds + n * (self._step_s(chunk) + k * self.layer_s(chunk, before))
+        return np.maximum(seconds, -(-self.work.prompt // rows) * disk_s)
+
+    def _step_s(self, rows: float) -> float:
+        """Return seconds of a step beside layers and head."""
+        return max(speed.step_s.at(rows) for speed in self.speeds)
+
+    def _head_s(self, rows: float) -> float:
+        """Return seconds of the head for so many rows."""
+        return max(speed.head_s.at(rows) * part for speed, part in zip(self.speeds, self._vocab, strict=True))
 
     def layer_s(self, rows: float, depth: float) -> float:
         """Return seconds of one average layer with its all-reduces; each row attends to `depth` earlier tokens."""
@@ -178,6 +204,12 @@ class GroupCost:
         """Return the seconds of these in which its bytes keep a link busy."""
         n_bytes = self.work.state_bytes(rows)
         return self.work.allreduce_s(n_bytes, len(self.speeds), 0.0, self.slowest.bytes_per_s)
+
+    def moved_s(self, kv: Numbers, ways: Sequence[LinkSpeed]) -> Numbers:
+        """Return seconds in which the prompt's keys and values of a stage, `kv` bytes, cross the way of each rank.
+        Those of each chunk cross by themselves."""
+        n, parts = chunks(self.work.prompt), zip(ways, self._kv, strict=True)
+        return np.maximum.reduce([n * way.latency_s + kv * part / way.bytes_per_s for way, part in parts])
 
     def bytes_needed(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
         """Return the bytes each rank needs: runtime + its part of the stage's weights, of its KV cache, and of the
@@ -238,7 +270,7 @@ def answer_s(last: Sequence[str], owner: str, links: Links, rows: float) -> tupl
     return max(way.latency_s for way in ways), max(_ANSWER_BYTES * rows / way.bytes_per_s for way in ways)
 
 
-def ttft_s(passes: float, busiest: float, prompt: int) -> float:
+def ttft_s(passes: Numbers, busiest: Numbers, prompt: int) -> Numbers:
     """A prompt in chunks that follow each other through the stages: busiest + (passes - busiest) / chunks.
 
     passes: seconds of the whole prompt through all stages, busiest: through the slowest of them. The last chunk waits
@@ -247,9 +279,28 @@ def ttft_s(passes: float, busiest: float, prompt: int) -> float:
     return busiest + (passes - busiest) / chunks(prompt)
 
 
+def pair_ttft_s(prompt_s: Numbers, to_owner_s: Numbers, from_owner_s: Numbers, pass_s: Numbers, prompt: int) -> Numbers:
+    """Time to first token where one placement computes the prompt and another one generates: chunks are computed, their
+    keys and values go to the owner and from there to the other placement, one behind the other; then it computes a row.
+
+    prompt_s, to_owner_s, from_owner_s: seconds of the whole prompt and of all its keys and values. pass_s: a row.
+    """
+    busiest_s = np.maximum(np.maximum(prompt_s, to_owner_s), from_owner_s)
+    return ttft_s(prompt_s + to_owner_s + from_owner_s, busiest_s, prompt) + pass_s
+
+
+def chunk_rows(prompt: int, stages: int = 2) -> int:
+    """Return the tokens of each chunk of a prompt, as `edge.parallel.steps.chunk_rows` for one stage or two; more
+    stages are taken to have those of two."""
+    if stages == 1:
+        return min(MOST_CHUNK, prompt)
+    even = -(-prompt // PROMPT_CHUNKS)
+    return min(MOST_CHUNK, prompt, max(LEAST_CHUNK, -(-even // LEAST_CHUNK) * LEAST_CHUNK))
+
+
 def chunks(prompt: int) -> int:
-    """Return the number of chunks of a prompt."""
-    return max(1, min(PROMPT_CHUNKS, prompt // LEAST_CHUNK))
+    """Return the number of chunks of a prompt where there are several stages."""
+    return -(-prompt // chunk_rows(prompt))
 
 
 def groups(concurrency: int, microbatches: int) -> int:

@@ -14,7 +14,7 @@ from partition.predict.objectives import check_objectives
 
 Array = NDArray[np.float64]
 Hop = Callable[[float], tuple[float, float]]  # rows -> (latency, busy), seconds
-Seconds = Callable[[float, float], Any]  # (rows, of which so many give logits) -> of all stages, in an array
+Seconds = Callable[[float], Any]  # rows of a decoding step -> of all stages, in an array
 
 _NEEDED = {
     "latency": ("alone",),
@@ -110,22 +110,28 @@ class Measures:
         return np.array([values[name] for name in self.sums]), np.array([values[name] for name in self.peaks])
 
     def for_stages(
-        self, seconds: Seconds, watts: float, memory: Array, parts: Mapping[str, float], guess_s: float = 0.0
+        self,
+        seconds: Seconds,
+        prompt_s: Callable[[], Any],
+        watts: float,
+        memory: Array,
+        parts: Mapping[str, float],
+        guess_s: float = 0.0,
     ) -> tuple[Array, Array]:
-        """Return the measures of all stages [i, j): [S, n+1, n+1], [P, n+1, n+1]. watts: of all ranks; memory: bytes on
-        the fullest device; parts: the part of each host's cores that all ranks use; guess_s: seconds of drafting for
-        each window."""
+        """Return the measures of all stages [i, j): [S, n+1, n+1], [P, n+1, n+1]. prompt_s: the whole prompt in all
+        stages; watts: of all ranks; memory: bytes on the fullest device; parts: the part of each host's cores that all
+        ranks use; guess_s: seconds of drafting for each window."""
         values: dict[str, Any] = {"bytes": memory}
         if "alone" in self.sums:
-            values["alone"] = seconds(self._work.alone_rows, self._work.alone_rows)
+            values["alone"] = seconds(self._work.alone_rows)
             values["alone_busy"] = values["alone"] + guess_s
             cuts = np.arange(len(memory))
             values["joined"] = np.maximum(0.0, cuts[None, :] - cuts[:, None] - 1)
         if "busy" in self.peaks or "joules" in self.sums:
-            values["pass"] = values["busy"] = seconds(self.rows, self.rows)
+            values["pass"] = values["busy"] = seconds(self.rows)
             values["joules"] = values["busy"] * watts / self.rows
         if "prompt" in self.sums:
-            values["prompt_busy"] = seconds(self._work.prompt, 1)
+            values["prompt_busy"] = prompt_s()
             values["prompt"] = values["prompt_busy"] / cost.chunks(self._work.prompt)
         for names, peak in ((self._alone, "alone_busy"), (self._busy, "busy"), (self._prompt, "prompt_busy")):
             for name in names:

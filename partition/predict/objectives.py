@@ -15,7 +15,7 @@ from partition.errors import PlanError
 from quant.text import bytes_text, number_text, with_article
 
 ObjectiveName = Literal["latency", "throughput", "ttft", "memory", "energy"]
-AxisName = Literal["latency", "throughput", "memory", "energy", "divergence"]
+AxisName = Literal["latency", "throughput", "ttft", "memory", "energy", "divergence"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ OBJECTIVES: Mapping[str, Objective] = {
         network=False, of_file=True,
     ),
 }  # fmt: skip
-AXES: tuple[AxisName, ...] = ("latency", "throughput", "memory", "energy", "divergence")  # of a front
+AXES: tuple[AxisName, ...] = ("latency", "throughput", "ttft", "memory", "energy", "divergence")  # of a front
 SEARCHED = tuple(name for name, objective in OBJECTIVES.items() if not objective.of_file)
 OF_NETWORKS = tuple(name for name, objective in OBJECTIVES.items() if objective.network)
 

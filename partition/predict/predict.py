@@ -12,9 +12,10 @@ from partition.predict import cost
 from partition.predict.cost import GroupCost, Work
 from partition.predict.drafts import Draft
 from partition.predict.hosts import crowding, used
-from partition.predict.prediction import Prediction, StagePrediction
+from partition.predict.prediction import NO_LAYERS, Prediction, StagePrediction
 from partition.predict.speeds import Curve, DeviceSpeed, Links, together
 
+_ROWS = (1, 2, 4, 8, 16, 32, 64)  # of decoding steps that a simulation may have
 _MIB = 1 << 20
 
 
@@ -31,10 +32,13 @@ def predict(
 
     latency = sum over stages of (seconds + hop), of one row; with drafts Draft.token_s of the rows of a pass, with the
     fastest number of windows. The time per token of many requests = cost.per_token_s of the same with C / M rows; ttft
-    = cost.ttft_s. PlanError if a link is unknown, or a device has no room for its part and cannot page.
+    = cost.ttft_s. A plan with a placement for prompts has the ttft of both, cost.pair_ttft_s, and else the figures of
+    the one that generates. PlanError if a link is unknown, or a device has no room for its part and cannot page.
     """
+    if plan.prefill is not None:
+        return _of_pair(plan, work, speeds, links, microbatches)
     by_turns = groups > 1 and len(plan.stages) == 1 and plan.world_size > 1
-    n_groups = cost.groups(work.concurrency, groups if by_turns else microbatches or len(plan.stages))
+    n_groups = cost.groups(work.concurrency, groups if by_turns else microbatches or len(plan.computing))
     rows = work.concurrency / n_groups
     stages = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
     crowd = crowding([(stage.hosts, stage.seconds(rows)) for stage in stages]) if n_groups > 1 else [1.0] * len(stages)
@@ -62,11 +66,39 @@ def predict(
     )
 
 
+def _of_pair(
+    plan: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links, microbatches: int | None
+) -> Prediction:
+    """Predict a plan with a placement for prompts. PlanError also if a device has no room for both."""
+    generates, computes_prompts = plan.placements
+    decode, prefill = (predict(placement, work, speeds, links, microbatches) for placement in plan.placements)
+    prompt_s = prefill.ttft_s or 0.0
+    to_owner_s = moved_s(computes_prompts, work, speeds, links, to_owner=True)
+    from_owner_s = moved_s(generates, work, speeds, links, to_owner=False)
+    both_s = float(cost.pair_ttft_s(prompt_s, to_owner_s, from_owner_s, 0.0, work.prompt))
+    predicted = replace(
+        decode, ttft_s=both_s + decode.plain_s, prefill=prefill, hand_over_s=max(0.0, both_s - prompt_s)
+    )
+    for device, need in predicted.memory_bytes.items():
+        if need > speeds[device].memory_bytes:
+            raise PlanError(
+                f"both placements on {speeds[device].name} need {need / _MIB:,.0f} MiB there, and"
+                f" {speeds[device].memory_bytes / _MIB:,.0f} are free; leave out prefill, or use another plan for it"
+            )
+    return predicted
+
+
+def moved_s(placement: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links, *, to_owner: bool) -> float:
+    """Return seconds in which the prompt's keys and values go from this placement to the owner, or back."""
+    stages = [_Stage(placement, i, work, speeds, links) for i in range(len(placement.stages))]
+    return max(stage.moved_s(to_owner) for stage in stages)
+
+
 def compute_s(
     plan: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links, rows: int = 1
 ) -> list[float | None]:
     """Return the seconds that each rank computes in a step of `rows`, by rank, as `GroupCost.own_s`; None for a rank
-    that pages."""
+    that pages, or has no layers."""
     stages = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
     return [own for stage in stages for own in stage.own_s(rows)]
 
@@ -79,7 +111,7 @@ def _alone(stages: list[_Stage], work: Work) -> tuple[float, Draft | None]:
     computes = [stage_s + work.drafting_s(stage.devices, LOCAL) for stage, stage_s in zip(stages, seconds, strict=True)]
     crowd = crowding([(stage.hosts, busy_s) for stage, busy_s in zip(stages, computes, strict=True)])
     busy_s = max(*(stage_s * times for stage_s, times in zip(computes, crowd, strict=True)), *(hop[1] for hop in hops))
-    token_s, windows = work.alone_s(sum(seconds) + sum(map(sum, hops)), busy_s, len(stages))
+    token_s, windows = work.alone_s(sum(seconds) + sum(map(sum, hops)), busy_s, sum(stage.computes for stage in stages))
     draft = None if work.draft is None or rows * windows == 1 else replace(work.draft, windows=int(windows))
     return float(token_s), draft
 
@@ -89,13 +121,15 @@ class _Stage:
 
     def __init__(self, plan: Plan, i: int, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links) -> None:
         stage = plan.stages[i]
-        self._work, self._links, self._stage = work, links, stage
+        self._work, self._links, self._stage, self._n_stages = work, links, stage, len(plan.computing)
         self.devices = [shard.device for shard in stage.shards]
         self._after = [shard.device for shard in plan.stages[i + 1].shards] if i + 1 < len(plan.stages) else []
         group = [speeds[device] for device in self.devices]
         self.hosts = used(speed.host for speed in group)
         self._group = GroupCost(work, together(group), stage.shards, links)
         lo, hi = stage.layers.start, stage.layers.stop
+        self.computes = bool(stage.layers)  # it is not that of a thin owner
+        self._prompt_kv = work.prompt_kv_before[hi] - work.prompt_kv_before[lo]
         self._k = work.before[hi] - work.before[lo]
         weights, kv = work.weights_before[hi] - work.weights_before[lo], work.kv_before[hi] - work.kv_before[lo]
         last = not self._after
@@ -111,11 +145,14 @@ class _Stage:
                     " that gives it less"
                 )
 
-    def seconds(self, rows: float, outputs: float | None = None) -> float:
-        """Return seconds of one step."""
-        return max(
-            float(self._group.seconds(self._k, rows, not self._after, outputs)), float(self._group.disk_s(self._paged))
-        )
+    def seconds(self, rows: float) -> float:
+        """Return seconds of one decoding step."""
+        return max(float(self._group.seconds(self._k, rows, not self._after)), float(self._group.disk_s(self._paged)))
+
+    def prompt_s(self) -> float:
+        """Return seconds of the whole prompt."""
+        rows = cost.chunk_rows(self._work.prompt, self._n_stages if self.computes else 2)
+        return float(self._group.prompt_s(self._k, not self._after, rows, self._group.disk_s(self._paged)))
 
     def turn_s(self, rows: float) -> tuple[float, float]:
         """(seconds that one step computes, seconds that its sums keep a link busy): while sums of one group of requests
@@ -124,9 +161,9 @@ class _Stage:
         return self.seconds(rows) - n_sums * self._group.sum_s(rows), n_sums * self._group.sum_busy_s(rows)
 
     def own_s(self, rows: float) -> list[float | None]:
-        """Return the seconds that each rank computes in one step; None for a rank that pages."""
+        """Return the seconds that each rank computes in one step; None for a rank that pages, or has no layers."""
         return [
-            None if paged else self._group.own_s(rank, self._k, not self._after, rows)
+            None if paged or not self.computes else self._group.own_s(rank, self._k, not self._after, rows)
             for rank, paged in enumerate(self._paged)
         ]
 
@@ -136,21 +173,26 @@ class _Stage:
             return cost.hop_s(self._work, self.devices, self._after, self._links, rows)
         return cost.answer_s(self.devices, LOCAL, self._links, rows)
 
+    def moved_s(self, to_owner: bool) -> float:
+        """Return seconds in which the prompt's keys and values of this stage go to the owner, or come from it."""
+        ends = [(device, LOCAL) if to_owner else (LOCAL, device) for device in self.devices]
+        return float(self._group.moved_s(self._prompt_kv, [self._links.get(*pair) for pair in ends]))
+
     def joules(self, rows: float) -> float:
         """A token."""
         return float(self._group.joules(self.seconds(rows))) / rows
 
     def _curve(self) -> Curve:
-        """Seconds by rows: those that were measured, and the prompt."""
+        """Seconds by rows: of decoding steps, and of the whole prompt, which may be many steps."""
         most = self._work.prompt
-        rows = {1, most, *(n for n, _ in self._group.speeds[0].layer_s.points if n < most)}
-        return Curve(tuple((n, self.seconds(n, outputs=n if n < most else 1)) for n in sorted(rows)))
+        rows = sorted({*_ROWS, *(n for n, _ in self._group.speeds[0].layer_s.points)})
+        return Curve((*((n, self.seconds(n)) for n in rows if n < most), (most, self.prompt_s())))
 
     def predicted(self, rows: float, crowding: float) -> StagePrediction:
         several = len(self.devices) > 1
         return StagePrediction(
             devices=tuple(self.devices),
-            what=f"layers {self._stage.layers}",
+            what=f"layers {self._stage.layers}" if self.computes else NO_LAYERS,
             compute_s=self.seconds(1),
             busy_s=self.seconds(rows),
             transfer_s=sum(self.hop(1)),
@@ -166,8 +208,8 @@ class _Stage:
 def _ttft_s(stages: list[_Stage], prompt: int) -> float:
     """A prompt of one request through all stages."""
     n = cost.chunks(prompt)
-    whole = [stage.seconds(prompt, outputs=1) for stage in stages]
+    whole = [stage.prompt_s() for stage in stages]
     hops = sum(stage.hop(prompt / n)[0] + n * stage.hop(prompt / n)[1] for stage in stages[:-1])
     crowd = crowding([(stage.hosts, seconds) for stage, seconds in zip(stages, whole, strict=True)])
     busiest = max(seconds * times for seconds, times in zip(whole, crowd, strict=True))
-    return cost.ttft_s(sum(whole), busiest, prompt) + hops + sum(stages[-1].hop(1))
+    return float(cost.ttft_s(sum(whole), busiest, prompt)) + hops + sum(stages[-1].hop(1))

@@ -13,6 +13,8 @@ from partition.predict.drafts import Draft
 from partition.predict.speeds import Curve
 from quant.text import number_text
 
+NO_LAYERS = "tokens only"  # what the stage of a thin owner holds
+
 
 @dataclass(frozen=True, slots=True)
 class StagePrediction:
@@ -35,6 +37,11 @@ class StagePrediction:
         if not self.devices:
             raise PlanError("devices is empty; needed is one device or more")
 
+    @property
+    def computes(self) -> bool:
+        """Whether it is not that of a thin owner."""
+        return self.what != NO_LAYERS
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
@@ -52,6 +59,8 @@ class Prediction:
     enter_busy_s: float = 0.0  # seconds the link to the first stage is busy with one input
     draft: Draft | None = None  # assumed by the latency, and the throughput of one request; None: no drafting
     divergence: float | None = None  # nats a token of the type from the model it was made from; None: not measured
+    prefill: Prediction | None = None  # of the placement that computes prompts, where it is another; ttft_s is of both
+    hand_over_s: float = 0.0  # from the end of a prompt there until its keys and values are here
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -66,11 +75,13 @@ class Prediction:
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """Peak memory of each device."""
+        """Peak memory of each device, for both placements where there are two."""
         most: dict[str, int] = {}
         for stage in self.stages:
             for name, n in stage.memory_bytes.items():
                 most[name] = max(n, most.get(name, 0))
+        for name, n in (self.prefill.memory_bytes if self.prefill else {}).items():
+            most[name] = n + most.get(name, 0)
         return most
 
     @property
@@ -102,7 +113,8 @@ class Prediction:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, as `edge plan --json` and `edge pareto --json` have them."""
-        return {**fields.encoded(self), "memory_bytes": self.memory_bytes, "bound": self.bound}
+        plain = fields.encoded(self, without=("prefill", "hand_over_s"))
+        return {**plain, "memory_bytes": self.memory_bytes, "bound": self.bound}
 
     @classmethod
     def from_json(cls, values: Any, where: str = "predicted") -> Prediction:
@@ -110,4 +122,7 @@ class Prediction:
 
         What follows from the rest ("memory_bytes" of all stages, "bound") is not looked at.
         """
+        prefill = values.get("prefill") if isinstance(values, dict) else None
+        if isinstance(prefill, dict) and prefill.get("prefill") is not None:  # it may be nested a thousand deep
+            raise PlanError(f"{where}.prefill: it has a prefill of its own; leave that out")
         return fields.decoded(cls, values, where, derived=("memory_bytes", "bound"))

@@ -13,7 +13,7 @@ from quant.gguf.file import GgufFile
 _STEP_S = 5e-4
 _RUNTIME_BYTES = 200 << 20
 _SUM_S = 1e-4
-_ROWS = (1, 2, 4, 8, 64)
+_ROWS = (1, 2, 4, 8, 64, 512)
 
 
 @dataclass(frozen=True)

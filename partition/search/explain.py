@@ -116,7 +116,18 @@ def reason(
             "this device alone cannot do it within what was asked" if caps else "this device alone has no room for it"
         )
     busy = busy_words(planner.speeds)
-    return f"{kind_of(placed.plan)} on {len(set(placed.plan.devices))} devices: {value}, {alternative}{busy}"
+    return f"{_where(planner, placed.plan)}: {value}, {alternative}{busy}"
+
+
+def _where(planner: Planner, plan: Plan) -> str:
+    """Describe which kind of plan it is, and where its layers are."""
+    devices = list(dict.fromkeys(shard.device for stage in plan.computing for shard in stage.shards))
+    if not plan.thin_owner:
+        return f"{kind_of(plan)} on {len(devices)} devices"
+    names = {speed.device: speed.name for speed in planner.speeds}
+    if len(devices) == 1:
+        return f"all layers on {names[devices[0]]}, tokens on this device"
+    return f"{kind_of(plan)} on {len(devices)} other devices, tokens on this one"
 
 
 def _others(planner: Planner, objective: str) -> str:
@@ -130,8 +141,8 @@ def _others(planner: Planner, objective: str) -> str:
 
 
 def kind_of(plan: Plan) -> str:
-    """single, tensor, pipeline or hybrid."""
-    widths = [len(stage.shards) for stage in plan.stages]
+    """single, tensor, pipeline or hybrid; of the stages that compute."""
+    widths = [len(stage.shards) for stage in plan.computing]
     if len(widths) == 1:
         return "tensor" if widths[0] > 1 else "single"
     return "pipeline" if max(widths) == 1 else "hybrid"

@@ -1,12 +1,13 @@
 """The best plans of a language model: exact, over all orders of all devices, groups that share layers, and cuts.
 
 `partition.search.search` finds them; here is what stages cost it, by the formulas of `partition.predict.cost`, and what
-comes of the placements it finds. Device 0 is the owner: it has the tokens, so it is in the first stage.
+comes of the placements it finds. Device 0 is the owner: it has the tokens, so it is in the first stage, or alone in one
+without layers before it (a thin owner).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
@@ -14,23 +15,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partition.errors import PlanError
-from partition.plan.plan import LOCAL, Plan, Range, Stage, clean_name
+from partition.plan.plan import LOCAL, NOTHING, Plan, Range, Stage, clean_name
+from partition.plan.tensor import shards
 from partition.predict import cost
 from partition.predict.cost import Work
 from partition.predict.hosts import crowded
 from partition.predict.measures import Measures
 from partition.predict.speeds import DeviceSpeed, Links
-from partition.search.problem import Problem, check_watts
+from partition.search.problem import Problem, check_watts, with_peaks
 from partition.search.search import Front, Solution, front
 from partition.search.stage_group import StageGroup
 
 Array = NDArray[np.float64]
-
+Further = Callable[[StageGroup], Sequence[Array]]  # of a group, more measures in every stage: [n+1, n+1] each
 MOST_EXACT = 8  # devices of which all groups are tried; of more, pairs and those that are linked best
 _MOST_GROUPS = 96  # then
 _GROUP_OF = 4  # devices at most, then
 _FEW = 4  # devices, for which any search is quick
-_BEAM = 250  # partial solutions at each place, where devices are too many for an exact search
+BEAM = 250  # partial solutions at each place, where devices are too many for an exact search
 _WIDE_BEAM = 1000  # where they are not, but memory is one objective of three
 
 
@@ -56,13 +58,15 @@ class Planner:
         *,
         tensor: bool = True,
         pipeline: bool = True,
+        thin: bool = True,
     ) -> None:
         """speeds: the owner's device first. tensor, pipeline: whether layers may be shared, and put one after another.
-        PlanError without devices."""
+        thin: whether the owner may be without layers. PlanError without devices."""
         if not speeds or speeds[0].device != LOCAL:
             raise PlanError("the first device is to be the owner's own")
         self.work, self.speeds, self.links = work, tuple(speeds), links
         self._model, self._digest, self._tensor, self._pipeline = clean_name(model), digest, tensor, pipeline
+        self._thin = thin
         self._groups = [StageGroup(work, self.speeds, links, members) for members in self._members(tensor)]
 
     def front(
@@ -70,24 +74,26 @@ class Planner:
         objectives: Sequence[str],
         microbatches: Sequence[int] | None = None,
         caps: Sequence[float] | None = None,
+        further: Further | None = None,
     ) -> tuple[list[Placed], bool]:
         """The non-dominated plans, sorted by the first objective, and whether the search was exhaustive.
 
         microbatches: how many may be in flight, as `cost.groups` makes them; None: 1, 2, 4 ... up to the number of
-        requests. caps: what each objective may be at most.
+        requests. caps: what these objectives may be at most. further: more objectives, behind these: measures of which
+        the largest over a plan's stages counts.
         """
         plans: list[Placed] = []
         exact = True
         counts = self.microbatches if microbatches is None else microbatches
         for n_groups in sorted({cost.groups(self.work.concurrency, n) for n in counts}):
-            result = self._search(objectives, n_groups, caps)
+            result = self._search(objectives, n_groups, caps, further)
             exact &= result.exact
             plans += [Placed(self.plan(solution), n_groups, solution.objectives) for solution in result.solutions]
         return non_dominated(plans), exact
 
     def like(self, speeds: Sequence[DeviceSpeed], links: Links) -> Planner:
         """Return a planner for the same model and work with other devices or links."""
-        kinds = {"tensor": self._tensor, "pipeline": self._pipeline}
+        kinds = {"tensor": self._tensor, "pipeline": self._pipeline, "thin": self._thin}
         return Planner(self.work, speeds, links, self._model, self._digest, **kinds)
 
     def only_own(self) -> Planner:
@@ -104,29 +110,43 @@ class Planner:
         most = self.work.concurrency
         return sorted({cost.groups(most, n) for n in (*(1 << i for i in range(most.bit_length())), most)})
 
-    def problem(self, objectives: Sequence[str], microbatches: int) -> Problem:
-        """The search's problem. Its measures: sums of seconds alone, of a pass, of a prompt, of joules, and of seconds
-        that a crowded host is busy; peaks of seconds busy, of a prompt's, and of bytes; those that objectives need."""
+    def problem(self, objectives: Sequence[str], microbatches: int, further: Further | None = None) -> Problem:
+        """The search's problem. further: as of `front`.
+
+        Its measures: sums of seconds alone, of a pass, of a prompt, of joules, and of seconds that a crowded host is
+        busy; peaks of seconds busy, of a prompt's, and of bytes; those that objectives need.
+        """
         hosts = crowded(speed.host for speed in self.speeds) if self._pipeline else []
         stages = self._pipeline and len(self.speeds) > 1
         measures = Measures(self.work, tuple(objectives), microbatches, hosts, stages=stages)
         check_watts(objectives, self.speeds)
-        groups = [group.costs(measures, LOCAL) for group in self._groups]
-        return Problem(self.work.limits.sizes.layers, tuple(groups), lambda a, b: self._hop(measures, a, b), measures)
+        thin = self._groups[0].thin_costs(measures) if self._thin else None
+        groups = [group.costs(measures, LOCAL, thin) for group in self._groups]
+        n = self.work.limits.sizes.layers
+        problem = Problem(n, tuple(groups), lambda a, b: self._hop(measures, a, b), measures)
+        return problem if further is None else with_peaks(problem, [np.stack(further(group)) for group in self._groups])
 
     def plan(self, solution: Solution) -> Plan:
         """The plan of a solution."""
         stages = []
+        if 0 not in self._groups[solution.groups[0]].members:
+            [own] = shards(self.work.limits, (LOCAL,), (1.0,), last=False)
+            stages.append(Stage(NOTHING, (replace(own, threads=self.speeds[0].threads),)))
         for group, (start, stop) in zip(solution.groups, pairwise(solution.cuts), strict=True):
             stages.append(Stage(Range(start, stop), self._groups[group].shards(start, stop)))
         return Plan(self._model, self._digest, self.work.limits.sizes, tuple(stages))
 
-    def _search(self, objectives: Sequence[str], microbatches: int, caps: Sequence[float] | None) -> Front:
-        beam = None if len(self.speeds) <= MOST_EXACT else _BEAM
-        if beam is None and len(self.speeds) > _FEW and len(objectives) > 2 and "memory" in objectives:
+    def _search(
+        self, objectives: Sequence[str], microbatches: int, caps: Sequence[float] | None, further: Further | None
+    ) -> Front:
+        problem = self.problem(objectives, microbatches, further)
+        count = len(objectives) + (0 if further is None else len(further(self._groups[0])))
+        of_memory = "memory" in objectives or count > len(objectives) + 1  # the fullest device's, or that of several
+        beam = None if len(self.speeds) <= MOST_EXACT else BEAM
+        if beam is None and len(self.speeds) > _FEW and count > 2 and of_memory:
             beam = _WIDE_BEAM
-        problem = self.problem(objectives, microbatches)
-        return front(replace(problem, caps=None if caps is None else np.array(caps)), beam=beam)
+        most = None if caps is None else np.array([*caps, *[np.inf] * (count - len(caps))])
+        return front(replace(problem, caps=most), beam=beam)
 
     def _members(self, tensor: bool) -> list[tuple[int, ...]]:
         n = len(self.speeds)
@@ -138,7 +158,7 @@ class Planner:
         else:
             several = self._near(min(_GROUP_OF, most))
         if not self._pipeline:
-            return [group for group in (*singles, *several) if 0 in group]
+            return [group for group in (*singles, *several) if 0 in group]  # one stage, of which the owner is part
         return [*singles, *several]
 
     def _near(self, most: int) -> list[tuple[int, ...]]:

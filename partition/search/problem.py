@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,35 @@ class Problem:
     # sums [S, N], peaks [P, N], all finite -> [K, N], 0 or more and to be small. They grow with each argument or stay.
     objectives: Callable[[Array, Array], Array]
     caps: Array | None = None  # [K]: solutions above any of these are of no interest
+
+
+def with_peaks(problem: Problem, peaks: Sequence[Array]) -> Problem:
+    """The same problem with more measures that peak over stages, each of them an objective, behind the others.
+
+    peaks: of each group, [E, n+1, n+1], finite.
+    """
+    count, n = peaks[0].shape[0], problem.n
+    nothing = np.zeros(count)
+    groups = [
+        replace(
+            group,
+            peaks=np.concatenate([group.peaks, more]),
+            enter_peaks=np.concatenate([group.enter_peaks, nothing]),
+            leave_peaks=np.concatenate([group.leave_peaks, nothing]),
+        )
+        for group, more in zip(problem.groups, peaks, strict=True)
+    ]
+    no_hop = np.zeros((count, n + 1))
+
+    def hop(a: int, b: int) -> tuple[Array, Array]:
+        sums, own = problem.hop(a, b)
+        return sums, np.concatenate([own, no_hop])
+
+    def objectives(sums: Array, values: Array) -> Array:
+        own = len(values) - count
+        return np.concatenate([problem.objectives(sums, values[:own]), values[own:]])
+
+    return replace(problem, groups=tuple(groups), hop=hop, objectives=objectives)
 
 
 def check_watts(objectives: Iterable[str], speeds: Sequence[DeviceSpeed | OnnxDevice]) -> None:

@@ -63,29 +63,82 @@ class StageGroup:
             for shard, speed, n in zip(chosen.shards, self.speeds, paged, strict=True)
         )
 
-    def costs(self, measures: Measures, owner: str) -> Group:
-        """Return the costs for the search. Only a group with the owner can be first; every group can be last."""
+    def costs(self, measures: Measures, owner: str, thin: tuple[Array, Array] | None = None) -> Group:
+        """Return the costs for the search. A group without the owner can be first behind a thin owner; every group can
+        be last. thin: `thin_costs` of the owner; None: it has to have layers."""
         memory = self._chosen(lambda group: np.maximum.reduce(group.bytes_held(self._weights, self._kv, self._is_last)))
-        watts = sum(math.nan if speed.watts is None else speed.watts for speed in self.speeds)
+        watts = self._watts
         guess_s = self.work.drafting_s(self.devices, owner)
         hosts = used(speed.host for speed in self.speeds)
-        sums, peaks = measures.for_stages(self._seconds, watts, memory, hosts, guess_s)
+        sums, peaks = measures.for_stages(self._seconds, self._prompt_s, watts, memory, hosts, guess_s)
         possible = self._is_stage & np.isfinite(self._chosen(self._most_paged))
         sums[:, ~possible] = np.inf
         peaks[:, ~possible] = np.inf
-        enter = 0.0 if owner in self.devices else np.inf
+        is_first = 0.0 if owner in self.devices else np.inf
+        enter = np.full(len(sums), is_first), np.full(len(peaks), is_first)
+        if thin is not None and owner not in self.devices:
+            hop = measures.for_hop(lambda rows: cost.hop_s(self.work, (owner,), self.devices, self.links, rows))
+            enter = thin[0] + hop[0], np.maximum(thin[1], hop[1])
         leave = measures.for_hop(lambda rows: cost.answer_s(self.devices, owner, self.links, rows), answer=True)
-        return Group(self.members, sums, peaks, np.full(len(sums), enter), np.full(len(peaks), enter), *leave)
+        return Group(self.members, sums, peaks, *enter, *leave)
 
-    def _seconds(self, rows: float, outputs: float) -> Array:
-        """Return seconds of every stage [i, j): [n+1, n+1]."""
+    def thin_costs(self, measures: Measures) -> tuple[Array, Array]:
+        """Return the costs of a stage without layers, on this group's one device, the owner's."""
+        [speed], group = self.speeds, self._choices[0]
+        room = 0.0 if speed.runtime_bytes <= speed.memory_bytes else np.inf
+        sums, peaks = measures.for_stages(
+            lambda rows: np.full((1, 1), group.seconds(0.0, rows, False)),
+            lambda: np.full((1, 1), group.prompt_s(0.0, False, cost.chunk_rows(self.work.prompt))),
+            self._watts,
+            np.full((1, 1), float(speed.runtime_bytes)),
+            used([speed.host]),
+            self.work.drafting_s(self.devices, speed.device),
+        )
+        return sums[:, 0, 0] + room, peaks[:, 0, 0] + room
+
+    def moved_s(self, owner: str, *, to_owner: bool) -> Array:
+        """Return seconds in which the prompt's keys and values of every stage go to the owner, or come from it."""
+        kv = _spans(self.work.prompt_kv_before)
+        ways = [self.links.get(*((one, owner) if to_owner else (owner, one))) for one in self.devices]
+        return self._chosen(lambda group: np.asarray(group.moved_s(kv, ways), float))
+
+    def bytes_of(self, member: int) -> Array:
+        """Return the bytes that a member, by its number, holds of every stage; 0 for a device that is no member."""
+        if member not in self.members:
+            return np.zeros_like(self._k)
+        rank = self.members.index(member)
+        return self._chosen(lambda group: group.bytes_held(self._weights, self._kv, self._is_last)[rank])
+
+    @property
+    def _watts(self) -> float:
+        return sum(math.nan if speed.watts is None else speed.watts for speed in self.speeds)
+
+    def _seconds(self, rows: float) -> Array:
+        """Return seconds of a decoding step of every stage [i, j): [n+1, n+1]."""
 
         def evaluate(group: GroupCost) -> Array:
-            disk_s = group.disk_s(group.paged(self._k, self._weights, self._kv, self._is_last))
-            seconds: Array = np.maximum(group.seconds(self._k, rows, self._is_last, outputs), disk_s)
+            seconds: Array = np.maximum(group.seconds(self._k, rows, self._is_last), self._disk_s(group))
             return seconds
 
         return self._chosen(evaluate)
+
+    def _prompt_s(self) -> Array:
+        """Return seconds of the whole prompt in every stage [i, j): [n+1, n+1]. The one that has all layers is alone,
+        and has longer chunks."""
+
+        def evaluate(group: GroupCost) -> Array:
+            disk_s, prompt = self._disk_s(group), self.work.prompt
+            seconds: Array = group.prompt_s(self._k, self._is_last, cost.chunk_rows(prompt), disk_s)
+            whole = group.prompt_s(self._k[0, -1], True, cost.chunk_rows(prompt, 1), disk_s[0, -1])
+            seconds[0, -1] = whole
+            return seconds
+
+        return self._chosen(evaluate)
+
+    def _disk_s(self, group: GroupCost) -> Array:
+        """Return seconds in which the slowest disk reads what is paged, of every stage."""
+        seconds: Array = group.disk_s(group.paged(self._k, self._weights, self._kv, self._is_last))
+        return seconds
 
     def _chosen(self, evaluate: Callable[[GroupCost], Array]) -> Array:
         """Call `evaluate` for every stage with the shares chosen for it."""

@@ -110,7 +110,7 @@ class Inputs(Source):
 
 
 PROMPT_ROWS = 64  # of a step that answers wait for; edge.llm.step_budget begins with as many
-LEAST_ROWS = 32  # of a step without answers, where there are as many; as in edge.parallel.steps
+LEAST_ROWS = 32  # of a step of several prompts without answers; as in edge.parallel.steps
 _NOTHING = 1e-6  # rows: what even chunks leave of a prompt by rounding
 OLDEST_PART = 4  # as in edge.llm.scheduler
 
@@ -263,7 +263,9 @@ class Texts(Source):
         group = answering[: -(-in_all // self._groups)]
         if not prompts:
             return group, []
-        alone = max(LEAST_ROWS, *(chunk_rows(self.states[index].request.prompt, self._stages) for index in prompts))
+        alone = max(chunk_rows(self.states[index].request.prompt, self._stages) for index in prompts)
+        if len(prompts) > 1:
+            alone = max(alone, LEAST_ROWS)
         return group, self._parts(prompts, PROMPT_ROWS if in_all else alone)
 
     def _parts(self, prompts: Sequence[int], room: float) -> list[tuple[int, float]]:

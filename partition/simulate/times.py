@@ -37,6 +37,8 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
 
     PlanError for a device that has two stages, which would share it in a way that no formula knows.
     """
+    if predicted.prefill is not None:
+        raise PlanError("prompts have a placement of their own; only plans with one placement can be simulated")
     stages = predicted.stages
     names = [device for stage in stages for device in stage.devices]
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)

@@ -18,7 +18,7 @@ from edge.planning.llm_space import LlmSpace
 from edge.quantization.evaluate import evaluate
 from edge.survey import links, survey
 from partition.plan.formats import plan_in
-from partition.predict.objectives import AXES
+from partition.predict.objectives import AXES, OBJECTIVES
 from quant.text import number_text
 from tests.support.commands import Run, assert_refused, runner
 from tests.support.deployments import shared_workers
@@ -205,20 +205,18 @@ def test_presets_are_planned_and_not_measured(edge: Run, what_if: Path) -> None:
     assert not any(point["measured"] or point["error"] for point in result["points"])
 
 
-@pytest.mark.parametrize("axes", [("latency", "throughput"), ("latency", "memory"), AXES[:4]])
+@pytest.mark.parametrize("axes", [("latency", "throughput"), ("latency", "memory"), ("latency", "ttft"), AXES[:5]])
 def test_axes(edge: Run, what_if: Path, axes: tuple[str, ...]) -> None:
     """No plan of the front is dominated by another of them, and all others are by one."""
     result = found(edge, "--cluster", what_if, "--axes", ",".join(axes))
-    assert result["objectives"] == [
-        {"memory": "memory_bytes", "throughput": "throughput_per_s", "latency": "latency_s", "energy": "energy_j"}[axis]
-        for axis in axes
-    ]
+    assert result["objectives"] == [OBJECTIVES[axis].key for axis in axes]
 
     def values(point: dict[str, Any]) -> list[float]:
         of = point["predicted"]
         known = {
             "latency": of["latency_s"],
             "throughput": -of["throughput_per_s"],
+            "ttft": of["ttft_s"],
             "memory": max(of["memory_bytes"].values()),
             "energy": of["energy_j"],
         }

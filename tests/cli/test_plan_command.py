@@ -14,7 +14,9 @@ from apps import cli
 from apps.options import MOST_WORKERS
 from devices.paths import state_folder
 from edge.demo import MODEL_PATH
+from edge.planning.choice import read_plan
 from partition.plan.formats import PLANNED, plan_in
+from partition.plan.plan import Plan
 from partition.predict.objectives import SEARCHED
 from quant.text import number_text
 from tests.support.commands import Run, assert_refused, runner, said
@@ -132,6 +134,53 @@ def test_what_a_spare_costs(edge: Run, tmp_path: Path) -> None:
     assert re.search(r"^me +nothing +1\.00 MiB of keys and values$", out, re.MULTILINE), out
     assert "\nspare: ready for the loss of 1 device; copying takes 2% of a token at most, " in out
     assert re.search(r"^without other: [\d.]+ ms a token on me$", out, re.MULTILINE), out
+
+
+PHASES = """
+[[device]]
+name = "phone"
+address = "local"
+preset = "pi4"
+
+[[device]]
+name = "laptop"
+preset = "apple-m4"
+
+[[link]]
+delay_ms = 2
+bandwidth_mbps = 1000
+"""
+
+
+def test_prompts_have_a_placement_of_their_own_where_that_is_clearly_sooner(edge: Run, tmp_path: Path) -> None:
+    cluster, file = written(tmp_path, PHASES), tmp_path / "plan.json"
+    prompt = ("--cluster", cluster, "--prompt-tokens", "400")
+    found = said(edge, *prompt, "--save", file)
+    plan, predicted = found["plan"], found["predicted"]
+    assert [devices_of(stage) for stage in plan["stages"]] == [["local"]]
+    assert [devices_of(stage) for stage in plan["prefill"]["stages"]] == [["local"], ["laptop"]]
+    assert plan["prefill"]["stages"][0]["layers"] == [0, 0]
+    assert 1 < plan["prefill_from"] < 400
+    prefill = predicted["prefill"]
+    assert [stage["what"] for stage in prefill["stages"]] == ["tokens only", "layers 0-7"]
+    assert predicted["ttft_s"] == pytest.approx(
+        prefill["ttft_s"] + predicted["hand_over_s"] + predicted["stages"][0]["compute_s"], rel=1e-3
+    )
+    assert {*predicted["memory_bytes"]} == {"local", "laptop"}
+    assert Plan.from_json(plan) == read_plan(file, Plan)
+    code, out, error = edge(*prompt)
+    assert code == 0, error
+    sooner = rf"; prompts of {plan['prefill_from']} tokens or more on laptop: [\d.]+ s to the first token instead of"
+    assert re.search(sooner, out), out
+    assert re.search(r"^prompts 1 +laptop +layers 0-7 +[\d.]+ ms for 400 tokens ", out, re.MULTILINE), out
+    # Short prompts stay; and where a limit leaves nothing else, so does none that has to be sooner than it can be.
+    short = said(edge, "--cluster", cluster, "--prompt-tokens", "4")
+    assert "prefill" not in short["plan"]
+    assert "prefill" not in short["predicted"]
+    limited = said(edge, *prompt, "--objective", "ttft", "--max-latency", str(1010 * predicted["latency_s"]))
+    assert limited["plan"]["prefill"]
+    assert limited["predicted"]["ttft_s"] <= predicted["ttft_s"]
+    assert_refused(edge(*prompt, "--max-ttft", "0.0001"), 2, "no plan has ttft of at most")
 
 
 def devices_of(stage: dict[str, Any]) -> list[str]:

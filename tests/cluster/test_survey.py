@@ -86,7 +86,8 @@ def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch
     assert len(steps) == steps[-1] == 3 * 2 + 3  # two slices on each device, three links
     assert [speed.device for speed in first.speeds] == [LOCAL, *(one.address for one in two)]
     for speed in first.speeds:
-        assert 0 < speed.layer_s.at(1) < speed.layer_s.at(64) < 10
+        assert 0 < speed.layer_s.at(1) < speed.layer_s.at(64) < speed.layer_s.at(512) < 10
+        assert speed.layer_s.points[-1][0] == 512
         assert speed.memory_bytes > speed.runtime_bytes > 0
         assert speed.age_s == 0
     assert {*first.links.between} == {*permutations([LOCAL, *(one.address for one in two)], 2)}

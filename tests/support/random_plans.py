@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from partition.errors import PlanError
-from partition.plan.plan import LOCAL, Plan, Range, Stage
+from partition.plan.plan import LOCAL, NOTHING, Plan, Range, Shard, Stage
 from partition.predict.hosts import Host
 from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
@@ -69,7 +69,8 @@ class Case:
         return predict(plan, self.work, {speed.device: speed for speed in self.speeds}, self.links, microbatches)
 
     def plans(self) -> Iterator[Plan]:
-        """Every sequence of groups without a common device, the owner in the first, with every choice of cuts."""
+        """Every sequence of groups without a common device, with every choice of cuts: the owner is in the first stage,
+        or alone in one without layers before it."""
         n = self.work.limits.sizes.layers
         everybody = range(len(self.speeds))
         sizes = everybody if self.tensor else (0,)
@@ -80,14 +81,21 @@ class Case:
             if so_far:
                 yield so_far
             for group in members if len(so_far) < n else ():
-                if not used & set(group) and (so_far or 0 in group):
+                if not used & set(group) and not (so_far and 0 in group):
                     yield from sequences((*so_far, group), used | set(group))
 
         for chosen in sequences((), set()):
             for inner in combinations(range(1, n), len(chosen) - 1):
                 cuts = pairwise((0, *inner, n))
                 stages = [Stage(Range(*cut), groups[one].shards(*cut)) for one, cut in zip(chosen, cuts, strict=True)]
-                yield Plan("m", "", self.work.limits.sizes, tuple(stages))
+                thin = [] if 0 in chosen[0] else [self.thin_stage]
+                yield Plan("m", "", self.work.limits.sizes, (*thin, *stages))
+
+    @property
+    def thin_stage(self) -> Stage:
+        """That of an owner without layers."""
+        sizes = self.work.limits.sizes
+        return Stage(NOTHING, (Shard(LOCAL, Range(0, sizes.heads), Range(0, sizes.ff)),))
 
     def all(self) -> list[dict[str, float]]:
         """Every objective of every plan that is possible, with each number of microbatches."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.parallel import steps
 from partition.errors import PlanError
 from partition.plan.apportion import parts
 from partition.plan.plan import LOCAL, NOTHING, Plan, Range, Shard, Stage
@@ -65,9 +66,34 @@ def test_one_device_takes_its_step_its_layers_and_the_head() -> None:
 
 def test_the_head_is_for_rows_that_give_logits() -> None:
     """Rows of a prompt, of which the last alone does, have nothing behind them that was not measured with them."""
-    one = only(device(layer_s=MS, head_s=3 * MS, token_s=1e-6, by_row=True), depth=1000)
+    one = only(device(layer_s=MS, head_s=3 * MS, token_s=1e-6, by_row=True), depth=1000, prompt=8)
     assert one.seconds(1, 8, True) == pytest.approx((8 + 8 + 24) * MS)
-    assert one.seconds(1, 8, True, outputs=1) == pytest.approx((8 + 3) * MS)
+    assert one.prompt_s(1, True, 8) == pytest.approx((8 + 3) * MS)
+
+
+def test_a_prompt_takes_its_chunks_and_all_attention_between_them() -> None:
+    """150 tokens in chunks of 64: rows of the second have 64 behind them, of the third 128; layers of 0.5 ms a row."""
+    speed = device(layer_s=0.5 * MS, head_s=5 * MS, step_s=2 * MS, token_s=1e-6, by_row=True)
+    one = only(speed, depth=1000, prompt=150)
+    own = 2 * (64 + 64 + 22)  # a step's own part is by row, too
+    attention = 64 * 64 * 1e-3 + 22 * 128 * 1e-3
+    assert one.prompt_s(3, False, 64) == pytest.approx((own + 3 * (75 + attention)) * MS)
+    assert one.prompt_s(3, True, 64) == pytest.approx((own + 3 * (75 + attention) + 5) * MS)
+    assert one.prompt_s(3, False, 64, disk_s=1.0) == 3.0  # weights are read in each of them
+    one = only(device(layer_s=MS, token_s=2e-6, by_row=True), prompt=4096)
+    twice = 2 * 2e-6 * sum(512 * 512 * i for i in range(8))
+    assert one.prompt_s(2, False, 512) == pytest.approx(2 * 4.096 + twice)
+    pair = a_pair(device(token_s=1e-6), device("b", token_s=1e-6), prompt=1024)
+    assert pair.prompt_s(1, False, 512) == pytest.approx(pair.layer_s(512, 0) + pair.layer_s(512, 512), rel=1e-3)
+
+
+def test_a_prompt_grows_with_the_square_of_its_length() -> None:
+    speed = device(layer_s=MS, token_s=1e-6, by_row=True)
+    short, long = (predicted([speed], Links({}), 4, prompt=n).ttft_s for n in (2048, 4096))
+    assert short is not None
+    assert long is not None
+    assert long > 2 * short
+    assert long - 2 * short == pytest.approx(4 * 1e-6 * 2048**2)
 
 
 def test_two_ranks_wait_for_each_other_after_attention_and_after_the_ffn() -> None:
@@ -283,7 +309,12 @@ def test_a_prompt_goes_through_stages_in_chunks(stages: list[float], prompt: int
 
 
 def test_how_a_prompt_is_cut() -> None:
-    assert [cost.chunks(n) for n in (1, 32, 63, 64, 255, 256, 9999)] == [1, 1, 1, 2, 7, 8, 8]
+    lengths = (1, 32, 63, 64, 255, 256, 1000, 4096, 9999)
+    assert [cost.chunk_rows(n) for n in lengths] == [1, 32, 32, 32, 32, 32, 128, 512, 512]
+    assert [cost.chunks(n) for n in lengths] == [1, 1, 2, 2, 8, 8, 8, 8, 20]
+    assert [cost.chunk_rows(n, 1) for n in lengths] == [1, 32, 63, 64, 255, 256, 512, 512, 512]
+    for n in lengths:  # as the runtime cuts them
+        assert {cost.chunk_rows(n, stages) - min(n, steps.chunk_rows(n, 512, stages)) for stages in (1, 2)} == {0}
 
 
 def test_the_first_token_comes_after_the_prompt_and_one_head() -> None:
@@ -292,6 +323,27 @@ def test_the_first_token_comes_after_the_prompt_and_one_head() -> None:
     found = predicted(speeds, linked([LOCAL, "b"], LinkSpeed(5 * MS, 1e10)), 3, 4, prompt=64)
     assert found.ttft_s == pytest.approx((192 + (64 + 7) / 2 + 5 + 5) * MS, rel=1e-4)
     assert found.prompt == 64
+
+
+@given(st.tuples(*[st.floats(1e-3, 10)] * 3), st.floats(0, 1), st.integers(1, 5000))
+def test_a_prompt_is_handed_over_in_chunks_behind_each_other(
+    stations: tuple[float, float, float], pass_s: float, prompt: int
+) -> None:
+    n, free = cost.chunks(prompt), [0.0] * 3
+    for _ in range(n):
+        at = 0.0
+        for i, seconds in enumerate(stations):
+            free[i] = at = max(at, free[i]) + seconds / n
+    assert cost.pair_ttft_s(*stations, pass_s, prompt) == pytest.approx(at + pass_s)
+
+
+def test_keys_and_values_take_their_bytes_and_a_latency_for_each_chunk() -> None:
+    """256 tokens of 3 layers in 8 chunks; of the pair the first has 3 of 4 KV heads."""
+    of = a_pair(device(), device("b"), prompt=256)
+    kv = of.work.prompt_kv_before[3]
+    assert kv == 3 * 256 * KV_LAYER
+    ways = [LinkSpeed(MS, 1e6), LinkSpeed(5 * MS, 1e9)]
+    assert float(of.moved_s(kv, ways)) == pytest.approx(max(8 * MS + 0.75 * kv / 1e6, 40 * MS + 0.25 * kv / 1e9))
 
 
 @given(st.floats(1e-3, 1), st.floats(0.01, 1), st.integers(1, 16), st.integers(1, 16))

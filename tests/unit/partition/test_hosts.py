@@ -76,8 +76,9 @@ def test_stages_on_one_machine_wait_for_each_other_only_with_several_under_way()
     assert [stage.crowding for stage in crowd.stages] == pytest.approx([3, 3, 3])
     one = predicted(on("x"), [1, 1, 1])
     assert [stage.crowding for stage in one.stages] == [1, 1, 1]
-    # 12 layers of 1 ms: a third of them here and two on the way, or all of them here; chunks do not overlap there.
-    assert (crowd.ttft_s, apart.ttft_s) == pytest.approx((12 * MS, 4 * MS + 8 * MS / chunks(128)), rel=1e-2)
+    # 12 layers of 1 ms a chunk: a third of them here and two on the way, or all of them here, where nothing overlaps.
+    n = chunks(128)
+    assert (crowd.ttft_s, apart.ttft_s) == pytest.approx((n * 12 * MS, n * 4 * MS + 8 * MS), rel=1e-2)
 
 
 def test_a_prediction_is_read_with_what_stages_share() -> None:

@@ -77,8 +77,8 @@ def of_images(
 
 @pytest.mark.parametrize("stages_of", [(1,), (1, 1), (1, 2), (3,), (1, 1, 1, 1)])
 def test_one_request_alone_is_as_the_formula_says(stages_of: Sequence[int]) -> None:
-    plan = of_text(stages_of, link=LinkSpeed(2 * MS, 1e6), prompt=63)  # one chunk
-    found = simulate(plan, closed(1, 3, 63, 50))
+    plan = of_text(stages_of, link=LinkSpeed(2 * MS, 1e6), prompt=32)  # one chunk
+    found = simulate(plan, closed(1, 3, 32, 50))
     assert found.tpot_s is not None
     assert found.ttft_s is not None
     assert (found.tpot_s.p50, found.tpot_s.p99) == pytest.approx((plan.latency_s,) * 2, rel=1e-9)

@@ -72,7 +72,7 @@ def test_the_planner_finds_only_stages_that_can_be(seed: int, rules: Limits) -> 
     own = replace(case.work.limits, starts=rules.starts, no_stage_of=rules.no_stage_of)
     planner = Planner(replace(case.work, limits=own), case.speeds, case.links, "made up", DIGEST)
     for placed in planner.front(("latency", "throughput"))[0]:
-        for stage in placed.plan.stages:
+        for stage in placed.plan.computing:
             assert own.can_be_stage(stage.layers.start, stage.layers.stop), placed.plan
 
 

@@ -10,7 +10,7 @@ from apps.show import step_table
 from edge.parallel import shard
 from edge.parallel.shard import Shard, Turns
 from edge.parallel.step_times import Figure, StepTime, StepTimes
-from edge.survey.layer_times import DEPTH, LayerTimes, device_speed
+from edge.survey.layer_times import DEPTH, LayerTimes, _chunk_rows, device_speed
 from edge.survey.llm_survey import _with_sums
 from partition.predict.speeds import Curve
 from tests.support.clock import Clock
@@ -142,6 +142,29 @@ def test_a_layer_is_its_part_of_what_was_timed() -> None:
     assert found.step_s.at(1) == 0
     assert found.layer_s.at(1) == pytest.approx(9 / 4 * MS)
     assert found.half_layer_s.at(1) == pytest.approx(9 / 8 * MS)
+
+
+def test_a_step_of_a_long_prompt_is_a_third_point() -> None:
+    """By the line through one row and 64, 512 rows of a layer would take 66.9 ms; they took 90. Half a layer is 0.6."""
+    steps = {
+        "layers": curve((1, 9 * MS), (64, 41 * MS)),
+        "more": curve((1, 17 * MS)),
+        "half": curve((1, 7 * MS), (64, 25 * MS)),
+        "head": curve((1, 9 * MS), (4, 12 * MS), (512, 185 * MS)),
+    }
+    found = device_speed(LayerTimes(4, steps, 0.0, 1, None, head_layers=2), "pi:1", "pi", 1)
+    assert found.head_s.points[0] == (1, pytest.approx(4 * MS))
+    assert [n for n, _ in found.head_s.points] == [1, 4]  # of a prompt one row alone gives logits
+    assert [n for n, _ in found.layer_s.points] == [1, 64, 512]
+    assert [found.layer_s.at(n) for n in (1, 64, 512)] == pytest.approx([2 * MS, 10 * MS, 90 * MS])
+    assert found.half_layer_s.points[-1] == (512, pytest.approx(0.6 * 90 * MS))
+    assert found.part_s(1.0, 512) == pytest.approx(90 * MS)
+
+
+def test_a_slow_device_is_timed_with_fewer_rows_of_a_prompt() -> None:
+    """So many that a step takes a second at most: 64 rows tell how long more of them would take."""
+    times = (0.1, 0.126, 0.2, 0.26, 0.5, 0.51, 10.0)
+    assert [_chunk_rows(seconds) for seconds in times] == [(512,), (256,), (256,), (128,), (128,), (), ()]
 
 
 def test_layers_take_time_where_one_row_had_a_bad_moment() -> None:
