@@ -219,7 +219,9 @@ class ClusterSearch:
             for kind, address, name in zip(members, addresses, names, strict=True)
         }
         links = Links(dict.fromkeys(permutations(addresses, 2), self._link))
-        planner = Planner(self._work, list(speeds.values()), links, self._model, "", tensor=self._may_share(members))
+        planner = Planner(
+            self._work, list(speeds.values()), links, self._model, "", tensor=self._may_share(members), thin=False
+        )  # the bounds count on every device that is bought
         most_s = inf if nearest else targets.latency_s * _ROUNDED
         if not planner.front(("latency",), [1], [most_s])[0]:  # quick, and fails for most clusters
             return

@@ -19,7 +19,7 @@ from edge.survey.survey import Survey
 from partition.errors import PlanError
 from partition.plan.plan import Plan
 from partition.predict.cost import Work
-from partition.predict.hysteresis import CHANGED, clearly_better
+from partition.predict.hysteresis import CHANGED, LONE_CHANGED, clearly_better
 from partition.predict.predict import compute_s
 from partition.predict.speeds import DeviceSpeed
 
@@ -121,7 +121,8 @@ class StragglerDetector:
         ratio(rank, window) = time of its steps / expected time of its steps
 
     A window is an answer or several. A rank is slow if its ratio is above CHANGED, and above CHANGED times that of the
-    best rank, in IN_A_ROW windows one after the other. So no single bad moment counts; nor does a cause that slows all
+    best rank, in IN_A_ROW windows one after the other. The only rank that computes, beside a thin owner, has none to be
+    compared with, and is slow above LONE_CHANGED. So no single bad moment counts; nor does a cause that slows all
     devices, such as a long history, because no other plan would help. The time of a window is the 10th percentile of
     its steps, so that a burst within it does not count either.
     """
@@ -141,14 +142,17 @@ class StragglerDetector:
         known = [ratio for ratio in ratios if ratio is not None]
         if not known:
             return []
+        is_lone = sum(seconds > 0 for seconds in took_s) == 1
         changes = []
         for rank, ratio in enumerate(ratios):
             if ratio is None:
                 continue
             self._own[rank].append(ratio)
             slower, faster = min(ratio, ratio / min(known)), max(ratio, ratio / max(known))
+            if is_lone:
+                slower = faster = ratio
             self._ratios[rank].append(slower if slower > 1 else min(1.0, faster))
-            if self._is_clear(self._ratios[rank]):
+            if self._is_clear(self._ratios[rank], LONE_CHANGED if is_lone else CHANGED):
                 changes.append(self._changed(rank))
         return changes
 
@@ -164,9 +168,9 @@ class StragglerDetector:
             self._expected_s[rank] = statistics.median(self._first[rank])
         return None
 
-    def _is_clear(self, ratios: Sequence[float]) -> bool:
-        all_slow = clearly_better(1.0, min(ratios), by=CHANGED)
-        all_fast = clearly_better(max(ratios), 1.0, by=CHANGED)
+    def _is_clear(self, ratios: Sequence[float], threshold: float) -> bool:
+        all_slow = clearly_better(1.0, min(ratios), by=threshold)
+        all_fast = clearly_better(max(ratios), 1.0, by=threshold)
         return len(ratios) == IN_A_ROW and (all_slow or all_fast)
 
     def _changed(self, rank: int) -> SpeedChange:

@@ -14,6 +14,7 @@ CORRECTION = 1.1  # steps against their prediction
 PLAN_OFF = 1.15  # a token against what its computing and the links explain
 FAR = 1.5  # tokens against their prediction; less is corrected device by device
 CHANGED = 1.5  # a rank's steps against what they took until now
+LONE_CHANGED = 2.0  # those of the only rank that computes: a long history slows it, too, and no other rank shows that
 LINK = 1.25  # another way for a link, against the usual one
 DRAFT = 1.05  # passes of several rows, or windows over stages, against plain ones
 THREADS = 1.25  # another number of threads

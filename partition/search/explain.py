@@ -141,10 +141,12 @@ def _others(planner: Planner, objective: str) -> str:
 
 
 def kind_of(plan: Plan) -> str:
-    """single, tensor, pipeline or hybrid; of the stages that compute."""
+    """single, tensor, pipeline or hybrid, of the stages that compute. A thin owner and one device are a pipeline."""
     widths = [len(stage.shards) for stage in plan.computing]
-    if len(widths) == 1:
-        return "tensor" if widths[0] > 1 else "single"
+    if plan.world_size == 1:
+        return "single"
+    if len(widths) == 1 and widths[0] > 1:
+        return "tensor"
     return "pipeline" if max(widths) == 1 else "hybrid"
 
 

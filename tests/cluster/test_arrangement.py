@@ -49,10 +49,11 @@ def test_a_link_that_takes_long_leaves_one_device() -> None:
     assert why.startswith("use one device: ")
 
 
-def test_a_fast_device_far_away_gets_nearly_all() -> None:
-    plan, _ = best_of(planner(10 * MS, MS, latency_s=2 * MS))
+def test_a_fast_device_far_away_gets_all() -> None:
+    plan, why = best_of(planner(10 * MS, MS, latency_s=2 * MS))
     assert kind_of(plan) == "pipeline"
-    assert [len(stage.layers) for stage in plan.stages] == [1, limits(FILE).sizes.layers - 1]
+    assert [len(stage.layers) for stage in plan.stages] == [0, limits(FILE).sizes.layers]
+    assert why.startswith("all layers on b1:1, tokens on this device: ")
 
 
 def test_a_gain_that_errors_could_explain_is_none() -> None:

@@ -24,7 +24,7 @@ def _read(*_: Any) -> Any:
 class StagedModel:
     """The methods of `TextEngine` that one answer needs. It refuses rows that do not continue what it holds."""
 
-    batch, outputs, sequences, threads, can_shift, paging = 64, 8, 1, 1, False, None
+    batch, outputs, sequences, contexts, threads, can_shift, paging = 64, 8, 1, 1, 1, False, None
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class StagedModel:
     ) -> None:
         """model: a vocabulary. pass_s: of so many rows, over all stages. parts: of it, by stage; none: equal ones.
         delay_s: of each link."""
-        self.model, self.stages, self.context = model, stages, context
+        self.model, self.stages, self.groups, self.context = model, stages, stages, context
         self.now_s = 0.0
         self.failed: Exception | None = None
         self.logits_cross = False
         self.lives: int | None = None  # results it still gives
-        self.states = SimpleNamespace(block=64, most_read=16, keeps=False, use=CacheUse(), read=_read)
+        self.states = SimpleNamespace(block=64, most_read=16, keeps=False, use=CacheUse(), read=_read, prefiller=None)
         self.path = self.file = self.shape = None
         self.held: list[int] = []
         self._pass_s, self._delay_s = pass_s, delay_s

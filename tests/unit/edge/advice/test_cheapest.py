@@ -95,7 +95,7 @@ class Market:
                 for name, kind in zip(names, order, strict=True)
             }
             links = Links(dict.fromkeys(permutations(names, 2), self.link))
-            planner = Planner(self.work, list(speeds.values()), links, "m", "", tensor=self.tensor)
+            planner = Planner(self.work, list(speeds.values()), links, "m", "", tensor=self.tensor, thin=False)
             for placed in planner.front((*names_of_objectives, "throughput"))[0]:
                 predicted = predict(placed.plan, self.work, speeds, links, placed.microbatches)
                 yield len(set(placed.plan.devices)), predicted

@@ -323,8 +323,8 @@ def test_a_step_takes_what_its_best_piece_takes(monkeypatch: pytest.MonkeyPatch)
         decodes = len(set(rows.sequences[:n].tolist())) == n
         computed.append((n, int(rows.positions[0]), decodes))
 
-    engine = SimpleNamespace(kv_clear=lambda: None, kv_remove=lambda *_: None, threads=1)
-    shard: Any = SimpleNamespace(rows=rows, sequences=8, engine=engine, compute=compute)
+    engine = SimpleNamespace(kv_clear=lambda: None, kv_remove=lambda *_: None, threads=1, sequences=8)
+    shard: Any = SimpleNamespace(rows=rows, engine=engine, compute=compute)
     found = profiler.time_shard(shard, (1, 4, 64), samples=4, depth=32)
     assert [one.seconds for one in found] == pytest.approx([0.1, 0.4, 6.4, 0.1])
     assert {(n, decodes) for n, at, decodes in computed if at == 0} == {(1, True), (4, True), (64, False), (32, False)}

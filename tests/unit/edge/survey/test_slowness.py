@@ -54,6 +54,12 @@ def test_a_bad_moment_is_none_and_nor_is_what_all_suffer(windows: list[tuple[flo
     assert not any(changes_of([10, 20], windows))
 
 
+def test_the_only_rank_that_computes_is_slow_by_itself() -> None:
+    """Rank 0 is a thin owner. Without others to compare with, it takes more to be called slow."""
+    assert changes_of([None, 20], [(0, 50)] * 3)[2] == [SpeedChange(1, pytest.approx(2.5))]
+    assert not any(changes_of([None, 20], [(0, 38)] * 9))
+
+
 def test_after_a_change_a_bad_moment_is_none_either() -> None:
     found = changes_of([10, 20], [(10, 40)] * 3 + [(10, 90)] + [(10, 40)] * 3)
     assert found[2] == [SpeedChange(1, pytest.approx(2.0))]
