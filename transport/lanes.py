@@ -42,9 +42,9 @@ class Trunk:
         self._error: TransportError | None = None  # why nothing comes any more
         threading.Thread(target=self._read_all, daemon=True, name="lanes").start()
 
-    def send(self, number: int, frame: bytes) -> None:
+    def send(self, number: int, frame: bytes, timeout_s: float) -> None:
         """Send a frame of a lane. The errors of `Link.send`."""
-        self.link.send(bytes((number,)) + frame, Kind.LANE)
+        self.link.send(bytes((number,)) + frame, Kind.LANE, timeout_s)
 
     def receive(self, number: int, timeout_s: float) -> memoryview | None:
         """Return the next frame of a lane; None where none came in time. The errors of `Link.receive`, once all that
@@ -97,7 +97,7 @@ class Lane(Link):
         self._trunk, self._number = trunk, number
 
     def _write(self, header: bytes, payload: memoryview, timeout_s: float) -> None:
-        self._trunk.send(self._number, header + payload)
+        self._trunk.send(self._number, header + payload, timeout_s)
 
     def _read(self, timeout_s: float, max_bytes: int) -> Frame:
         data = self._trunk.receive(self._number, timeout_s)

@@ -50,10 +50,10 @@ class Link(ABC):
         self._breaking = threading.Lock()
         self._sending = threading.Lock()  # held while a frame goes out: a last word must not end up inside of it
 
-    def send(self, payload: Buffer = b"", kind: Kind = Kind.DATA) -> None:
+    def send(self, payload: Buffer = b"", kind: Kind = Kind.DATA, timeout_s: float | None = None) -> None:
         """Send one frame; the payload may be changed afterwards.
 
-        LinkTimeout if the peer makes no room within `send_timeout_s`; LinkClosed if it is gone.
+        LinkTimeout if the peer makes no room within `timeout_s`, by default `send_timeout_s`; LinkClosed if it is gone.
         """
         self._check()
         view = memoryview(payload).cast("B")
@@ -61,7 +61,7 @@ class Link(ABC):
             header = pack_header(kind, len(view), self._sent)
             self._sent = (self._sent + 1) % SEQUENCES
             try:
-                self._write(header, view, self.deadlines.send_timeout_s)
+                self._write(header, view, self.deadlines.send_timeout_s if timeout_s is None else timeout_s)
             except TransportError as error:
                 self._fail(error)
             self.sent_bytes += len(view)

@@ -40,9 +40,9 @@ class StripedLink(Link):
 
     def _write(self, header: bytes, payload: memoryview, timeout_s: float) -> None:
         first = PIECE_BYTES - HEADER_BYTES
-        next(self._out).send(header + payload[:first], Kind.STRIPE)
+        next(self._out).send(header + payload[:first], Kind.STRIPE, timeout_s)
         for lo in range(first, len(payload), PIECE_BYTES):
-            next(self._out).send(payload[lo : lo + PIECE_BYTES], Kind.STRIPE)
+            next(self._out).send(payload[lo : lo + PIECE_BYTES], Kind.STRIPE, timeout_s)
 
     def _read(self, timeout_s: float, max_bytes: int) -> Frame:
         deadline = time.monotonic() + timeout_s

@@ -241,7 +241,7 @@ def _row(candidate: Candidate, speeds: CandidateSpeeds, cluster: Cluster, option
     )
     space = LlmSpace(
         candidate.file.path, candidate.file, candidate.digest, work, speeds.profile,
-        threads=options.threads, memory=options.memory, type_=candidate.mix.name,
+        threads=options.threads, memory=options.memory, type_=candidate.mix.name, phases=False,
     )  # fmt: skip
     try:
         point, why = space.best("latency", {})

@@ -266,13 +266,17 @@ class LlmBuilding(Building[Plan, TextEngine]):
         """Load the placement of prompts beside the engine that generates, with the same context."""
         assert plan.prefill is not None
         options = replace(
-            self._options, context=engine.context, batch=engine.batch, outputs=None, draft_rows=0, prefixes=None
-        )
+            self._options, context=engine.context, batch=engine.batch, outputs=None, draft_rows=0, prefixes=None,
+            groups=1,
+        )  # fmt: skip
         prefill, ranks = self._load_placement(fleet, plan.prefill, options, life, steps, leaves_at_once=True)
 
         def lost(error: Exception) -> None:
             words = lost_words(ranks.lost if ranks else [], error) if is_loss(error) else str(error)
-            self._prefill_lost(plan, words, ranks.lost_addresses if ranks else [])
+            gone = ranks.lost_addresses if ranks else []
+            if not gone and is_loss(error) and plan.prefill is not None:  # of links alone: all are there again later
+                gone = [one for one in plan.prefill.devices if one not in plan.devices]
+            self._prefill_lost(plan, words, gone)
 
         break_off = prefill.stop if ranks is None else ranks.break_off
         return life.enter_context(PrefillPlacement(prefill, plan.prefill_from, lost, break_off))

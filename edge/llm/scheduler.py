@@ -246,9 +246,11 @@ class Scheduler(Closing):
 
     def _preempt(self, chosen: list[tuple[Running, int]]) -> None:
         """Let the request that was admitted last wait again: those before it need its place."""
-        last = max(self._ready, key=lambda one: one.number)
-        self._ready.remove(last)
-        self.running.remove(last)
+        last = max((*self._ready, *self.slots.remote.requests), key=lambda one: one.number)
+        for queue in (self._ready, self.slots.remote.requests, self.running):
+            if last in queue:
+                queue.remove(last)
+        last.release_remote()
         chosen[:] = [(one, n_rows) for one, n_rows in chosen if one is not last]
         assert last.slot is not None
         self.slots.leave(last.slot, keep=not self._in_flight.steps)

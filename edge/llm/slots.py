@@ -208,10 +208,10 @@ class RemotePrompts:
         prompts is computed here. None where some came and steps are in flight, because states are written between
         steps."""
         ready = []
+        if steps_in_flight:
+            return None if any(running.remote and running.remote.wait(0) for running in self.requests) else []
         for running in [*self.requests]:
             assert running.remote is not None
-            if steps_in_flight and running.remote.wait(0):
-                return None
             blocks, is_over = running.remote.take()
             if blocks and not self._write(running, blocks):
                 running.release_remote()

@@ -64,7 +64,8 @@ class DistributedEngine(Leader):
         self.sequences = shard.engine.sequences
         self.outputs = min(outputs or self.sequences, self.batch)
         self.stages = len(plan.computing)
-        self.groups = plan.microbatches or self.stages
+        # One stage has one step at a time.
+        self.groups = (plan.microbatches or self.stages) if self.stages > 1 else 1
         self._table = TokenTable(file)
         heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
         super().__init__(file, shard, group, heads, self.shape.n_vocab, algorithm, wire, explain)

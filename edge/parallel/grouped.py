@@ -199,6 +199,10 @@ class GroupedStates:
         """As `States.read`."""
         return self._engine.on_sequence(sequence, lambda engine, own: engine.states.read(own, positions))
 
+    def begin_read(self, sequence: int, positions: Range) -> Callable[[], list[KVBlock]]:
+        """As `States.begin_read`."""
+        return self._engine.on_sequence(sequence, lambda engine, own: engine.states.begin_read(own, positions))
+
     def write(self, sequence: int, block: KVBlock) -> None:
         """As `States.write`."""
         self._engine.on_sequence(sequence, lambda engine, own: engine.states.write(own, block))

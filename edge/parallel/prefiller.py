@@ -23,6 +23,7 @@ from edge.errors import EngineError
 from edge.llm.interface import TextEngine
 from edge.llm.slot import Slot, common_prefix
 from edge.llm.slots import Slots
+from partition.errors import StateError
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock
 
@@ -138,7 +139,9 @@ class PrefillPlacement(Closing):
                 try:
                     self._compute(prompt, receiver)
                 except Exception as error:
-                    if self.failed is None:
+                    # A block that a window has dropped is of this prompt alone.
+                    is_harmless = isinstance(error, StateError) and self._engine.failed is None
+                    if self.failed is None and not is_harmless:
                         self._fail(error)
                         self._lost(error)
                 with self._lock:

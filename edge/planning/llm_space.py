@@ -170,7 +170,7 @@ class LlmSpace(PlanSpace):
             prompts = [([of[device].name for device in one.devices], one.what) for one in predicted.prefill.stages]
             label += f"; prompts from {plan.prefill_from} tokens on: {stages_text(prompts)}"
         kept = None  # what a scheduler makes of it anyway
-        if predicted.microbatches != groups(wanted.concurrency, len(plan.computing)):
+        if len(plan.computing) > 1 and predicted.microbatches != groups(wanted.concurrency, len(plan.computing)):
             kept = predicted.microbatches
         return Point(replace(plan, microbatches=kept), predicted, kind_of(plan), label, self.type, str(self.path))
 

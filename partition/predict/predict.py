@@ -27,7 +27,8 @@ def predict(
     microbatches: int | None = None,
     groups: int = 1,
 ) -> Prediction:
-    """Predict the cost of `plan` on devices of these speeds, by device. microbatches: None is one for each stage.
+    """Predict the cost of `plan` on devices of these speeds, by device. microbatches: None is
+    what the plan says, or one for each stage.
     groups: of requests, that ranks compute by turns while sums travel; counts where all of them share every layer.
 
     latency = sum over stages of (seconds + hop), of one row; with drafts Draft.token_s of the rows of a pass, with the
@@ -38,7 +39,8 @@ def predict(
     if plan.prefill is not None:
         return _of_pair(plan, work, speeds, links, microbatches)
     by_turns = groups > 1 and len(plan.stages) == 1 and plan.world_size > 1
-    n_groups = cost.groups(work.concurrency, groups if by_turns else microbatches or len(plan.computing))
+    in_turn = microbatches or plan.microbatches or len(plan.computing)
+    n_groups = cost.groups(work.concurrency, groups if by_turns else in_turn)
     rows = work.concurrency / n_groups
     stages = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
     crowd = crowding([(stage.hosts, stage.seconds(rows)) for stage in stages]) if n_groups > 1 else [1.0] * len(stages)

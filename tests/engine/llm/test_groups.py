@@ -60,6 +60,19 @@ def test_many_requests_are_answered_as_each_alone(
         assert answers == alone(single, requests)
 
 
+def test_keys_and_values_are_read_of_the_group_that_holds_them(two: GroupedEngine) -> None:
+    """Sequence 1 is the first of the second group."""
+    two.kv_clear()
+    two.decode(np.arange(5, 13, dtype=np.int32), 0, sequence=1)
+    [block], same = two.states.begin_read(1, Range(0, 8))(), two.states.read(1, Range(0, 8))
+    assert block.positions == same.positions
+    assert any(rows.keys.any() for rows in same.layers)
+    for rows, others in zip(block.layers, same.layers, strict=True):
+        np.testing.assert_array_equal(rows.keys, others.keys)
+        np.testing.assert_array_equal(rows.values, others.values)
+    two.kv_clear()
+
+
 def test_both_groups_have_a_step_under_way(two: GroupedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """And requests are spread over them evenly; a step has rows of one."""
     steps: list[set[int]] = []

@@ -135,3 +135,15 @@ def test_a_peer_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         here[0].links[1].send(bytes(500))
     with pytest.raises(ProtocolError, match="bytes that nobody waits for"):
         there[1].links[0].receive()
+
+
+def test_a_last_word_waits_no_longer_over_a_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    below, _ = memory_link.pair(deadlines=PATIENT)
+    waited: list[float] = []
+
+    def noted(header: bytes, payload: memoryview, timeout_s: float) -> None:
+        waited.append(timeout_s)
+
+    monkeypatch.setattr(below, "_write", noted)
+    Group(0, {1: below}).lanes(2)[0].links[1].send(b"a", timeout_s=0.25)
+    assert waited == [0.25]

@@ -108,3 +108,18 @@ def test_several_are_tried_where_the_buffer_of_one_is_what_holds_it(
     seconds, rate = round_trip_ms / 1e3, mbytes_per_s * 1e6
     for send, receive in ((rate, rate), (rate, rate / 2), (rate / 2, rate)):
         assert stripes(LinkFigures(seconds, seconds, seconds, send, receive)) == n
+
+
+def test_a_last_word_waits_no_longer_over_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection waits as long as the whole link would."""
+    here, _ = two()
+    waited: list[float] = []
+
+    def noted(header: bytes, payload: memoryview, timeout_s: float) -> None:
+        waited.append(timeout_s)
+
+    for link in here.links:
+        monkeypatch.setattr(link, "_write", noted)
+    here.send(bytes(PIECE_BYTES))
+    here.send(b"a", timeout_s=0.25)
+    assert waited == [PATIENT.send_timeout_s] * 2 + [0.25]

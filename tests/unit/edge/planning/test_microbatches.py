@@ -13,8 +13,10 @@ from edge.planning.choice import PlanChoice
 from edge.planning.llm_space import LlmSpace
 from edge.survey.profile import ClusterProfile
 from partition.errors import PlanError
+from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.speeds import LinkSpeed
+from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 from tests.support.deployments import OPTIONS, deployed, pipeline, plan_for, questions
 from tests.support.planning import MS, device, linked
@@ -42,6 +44,14 @@ def test_a_plan_has_the_microbatches_that_it_was_chosen_with(tmp_path: Path) -> 
     assert isinstance(alone.plan, Plan)
     assert alone.plan.microbatches is None  # as a scheduler has it anyway
     assert "microbatches" not in alone.plan.to_json()
+
+
+def test_a_plan_with_one_stage_that_computes_has_none() -> None:
+    """Its engine has one step at a time, so groups would run one behind the other."""
+    thin = make_plan(limits(GgufFile.open(MODEL_PATH)), "m", "", [LOCAL, "a:1"], **pipeline(0, 1))
+    point = space(8).point(thin, 8)
+    assert isinstance(point.plan, Plan)
+    assert point.plan.microbatches is None
 
 
 def test_microbatches_that_cannot_be_are_refused() -> None:

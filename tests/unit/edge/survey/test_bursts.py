@@ -47,7 +47,7 @@ class Modelled(memory_link.MemoryLink):
         super().__init__("b", here, there, Deadlines())
         self.clock, self.latency_s, self.bytes_per_s = clock, latency_s, bytes_per_s
 
-    def send(self, payload: Any = b"", kind: Kind = Kind.DATA) -> None:
+    def send(self, payload: Any = b"", kind: Kind = Kind.DATA, timeout_s: float | None = None) -> None:
         self.clock.spend(self.latency_s * (kind is not Kind.DATA) + len(payload) / self.bytes_per_s)
 
     def receive_into(self, buffer: Any, timeout_s: float | None = None, kind: Kind = Kind.DATA) -> None:
