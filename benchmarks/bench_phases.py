@@ -20,12 +20,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import ROOT, LeftOut, Section, bench, parser_of, table
 from devices.lab.config import parse_lab
+from devices.lab.control_group import ControlGroup
 from edge.demo import MODEL_PATH
 from edge.models import synth
 from edge.models.presets import SHAPES
@@ -74,7 +76,6 @@ def measured(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any
         asked = {
             "model": str(args.model.resolve()),
             "worker": up.addresses["other"],
-            "cores": None if args.tiny else setting["own"],
             "shares": setting["shares"],
             "prompt": 64 if args.tiny else 1000,
             "rounds": 1 if args.tiny else args.rounds,
@@ -82,10 +83,20 @@ def measured(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any
         }
         folders = {f"XDG_{kind}_HOME": f"{own}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "STATE")}
         command = [sys.executable, str(SIDE), json.dumps(asked)]
-        done = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, **folders}, stdout=subprocess.PIPE, timeout=RUN_S, check=True
-        )
-    plans: dict[str, dict[str, float]] = json.loads(done.stdout)
+        group = nullcontext() if args.tiny else ControlGroup(f"edge-phases-{os.getpid()}", cores=setting["own"])
+        # Closing the group ends what is in it: the process has ended by then.
+        with group as part, subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, **folders}, stdout=subprocess.PIPE
+        ) as side:  # fmt: skip
+            if part is not None:
+                part.add(side.pid)
+            try:
+                printed, _ = side.communicate(timeout=RUN_S)
+            finally:
+                side.kill()
+    if side.returncode:
+        raise SystemExit(f"the owner's process ended with {side.returncode}; its last words are above")
+    plans: dict[str, dict[str, float]] = json.loads(printed)
     return {"plans": plans, "least": setting["least"], "ratio": plans["one"]["ttft_s"] / plans["phases"]["ttft_s"]}
 
 

@@ -183,7 +183,7 @@ def busy_ms(engine: DistributedEngine, prompt: list[int]) -> dict[int, float]:
 def predicted(
     acceptance: float, passes: dict[int, float], busy: dict[int, float], stages: int
 ) -> dict[str, float | int]:
-    """What a plan counts on where so many drafts are right: the gain, and the rows and windows that bring it."""
+    """Return the gain that a plan counts on where so many drafts are right, and the rows and windows that bring it."""
     times = {}
     for rows in ROWS:
         for windows in WINDOWS:

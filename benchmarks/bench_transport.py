@@ -223,7 +223,7 @@ class Cells:
 
 
 def far(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """What `edge link` measures from here to a lab's device."""
+    """Measure links from here to a lab's device, as `edge link` does."""
     if not args.tiny and os.geteuid() != 0:
         raise LeftOut("links between devices need root")
     rows, rounds = [], 1 if args.tiny else args.rounds or 3

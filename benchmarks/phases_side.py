@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import statistics
 import sys
 import time
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.lab.control_group import ControlGroup
 from edge.cluster.fleet import device
 from edge.deployment.deploy import deploy
 from edge.llm.interface import TextEngine
@@ -40,11 +37,7 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     if asked["tiny"]:
         measure_briefly(pytest.MonkeyPatch())
-    with ExitStack() as stack:
-        if asked["cores"] is not None:
-            group = stack.enter_context(ControlGroup(f"edge-phases-{os.getpid()}", cores=asked["cores"]))
-            group.add()
-        print(json.dumps(run(asked)))
+    print(json.dumps(run(asked)))
 
 
 def run(asked: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 _STATM = Path("/proc/self/statm")
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
+_M_ARENA_MAX = -8  # of malloc.h
 
 
 def prefer_oom_kill() -> None:
@@ -43,3 +44,11 @@ def give_back_memory() -> None:
     process lives. Takes milliseconds; does nothing if there is no such allocator."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def share_one_arena() -> None:
+    """Have all threads take memory from one arena. glibc gives each thread its own, and every arena keeps what its
+    threads have freed, so that a burst of large requests stays in memory many times over. Does nothing if there is no
+    such allocator."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)

@@ -76,7 +76,7 @@ class Offer:
     speed: DeviceSpeed
 
     def cost(self, by: str) -> Cost:
-        """What clusters are compared by: one figure, and of equals the fewest devices, or the others."""
+        """Return the figures that clusters are compared by: the one asked for, then the others, of equals."""
         price = inf if self.kind.price is None else self.kind.price
         watts = self.kind.preset.watts
         return {PRICE: (price, 1.0, watts), WATTS: (watts, 1.0, price), DEVICES: (1.0, price, watts)}[by]
@@ -100,18 +100,18 @@ class Served:
 
     @property
     def price(self) -> float | None:
-        """The sum; None where one is not known."""
+        """The price of all devices; None where one is not known."""
         prices = [kind.price for kind in self.kinds]
         return None if None in prices else sum(price for price in prices if price is not None)
 
     @property
     def watts(self) -> float:
-        """Of all devices while they compute."""
+        """The power of all devices while they compute, in watts."""
         return sum(kind.preset.watts for kind in self.kinds)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many there are of each kind."""
+        """The number of devices of each kind."""
         names = [kind.name for kind in self.kinds]
         return {name: names.count(name) for name in dict.fromkeys(names)}
 

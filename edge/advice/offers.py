@@ -1,4 +1,4 @@
-"""What there is to buy for a model: kinds of devices with the speeds that their figures give them."""
+"""Offers for a model: kinds of devices that can be bought, with the speeds that their figures give them."""
 
 from __future__ import annotations
 

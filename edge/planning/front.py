@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edge.cluster.fleet import Fleet
@@ -121,7 +121,7 @@ class Front:
             "parallel": point.parallel,
             "plan": point.plan.to_json(),
             "microbatches": point.predicted.microbatches,
-            "devices": [space.names[device] for device in dict.fromkeys(point.plan.devices)],
+            "devices": [space.names[device] for device in _devices(point.plan)],
             "predicted": _predicted(point, space),
             "measured": self.measured.get(point.key),
             "error": self.errors.get(point.key),
@@ -184,19 +184,17 @@ def _figure(point: Mapping[str, Any], what: str) -> Any:
     return point["predicted"][what] if found is None else found
 
 
+def _devices(plan: Plan | OnnxPlan) -> Iterable[str]:
+    """Each once, those that only compute prompts among them."""
+    return plan.all_devices if isinstance(plan, Plan) else dict.fromkeys(plan.devices)
+
+
 def _predicted(point: Point, space: PlanSpace) -> dict[str, Any]:
     """With devices called by their names, as people know them."""
-    values, names = point.predicted.to_json(), space.names
-    values["memory_bytes"] = _named(values["memory_bytes"], names)
-    values["bound"] = bound_text(point.predicted, names)
-    for stage in values["stages"]:
-        stage["devices"] = [names.get(device, device) for device in stage["devices"]]
-        stage["memory_bytes"] = _named(stage["memory_bytes"], names)
-    return values
-
-
-def _named(of: dict[str, int], names: dict[str, str]) -> dict[str, int]:
-    return {names.get(device, device): n for device, n in of.items()}
+    return {
+        **point.predicted.renamed(space.names).to_json(),
+        "bound": bound_text(point.predicted, space.names),
+    }
 
 
 def _measured_values(measured: dict[str, Any], point: Point, axes: Sequence[str]) -> tuple[float, ...]:

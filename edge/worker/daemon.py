@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from devices.discovery import Announcement, Announcer, announced_addresses
 from devices.errors import DiscoveryError
 from devices.names import join_address
+from devices.processes.limits import share_one_arena
 from devices.trust import credentials as trust_files
 from edge import log
 from edge.net.channel import check_own, is_loopback
@@ -62,6 +63,7 @@ def serve(options: DaemonOptions) -> None:
     worker_options = options.worker
     check_own(worker_options.host)
     check_exposure(worker_options.host, worker_options.credentials is not None, options.insecure)
+    share_one_arena()
     end = _EndSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)

@@ -69,6 +69,11 @@ class Prediction:
             raise PlanError("ttft_s and prompt are of language models; needed are both of them, or none")
 
     @property
+    def n_stages(self) -> int:
+        """How many stages compute: as many steps are in flight, where there are several."""
+        return sum(stage.computes for stage in self.stages)
+
+    @property
     def plain_s(self) -> float:
         """Latency without speculative decoding."""
         return self.enter_s + sum(stage.compute_s + stage.transfer_s for stage in self.stages)
@@ -109,11 +114,13 @@ class Prediction:
             )
             for stage in self.stages
         )
-        return replace(self, stages=stages)
+        return replace(self, stages=stages, prefill=self.prefill and self.prefill.renamed(names))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, as `edge plan --json` and `edge pareto --json` have them."""
         plain = fields.encoded(self, without=("prefill", "hand_over_s"))
+        if self.prefill is not None:
+            plain["prefill"] = self.prefill.to_json()
         return {**plain, "memory_bytes": self.memory_bytes, "bound": self.bound}
 
     @classmethod

@@ -25,7 +25,7 @@ _ROUNDED = 1e-9  # layers
 
 
 class Bound(NamedTuple):
-    """What a plan takes at the least, and can do at the most."""
+    """The least seconds that any plan takes, and the most requests that it can do."""
 
     latency_s: float  # a token of one request; inf where the model has no room
     ttft_s: float

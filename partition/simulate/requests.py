@@ -132,9 +132,9 @@ class Texts(Source):
     ) -> None:
         super().__init__(clock, servers, predicted, arrivals)
         self._draft, self._random = predicted.draft, random.Random(f"guesses {seed}")
-        self._stages = len(predicted.stages)
-        self._groups = predicted.microbatches
-        self._most = self._groups if self._stages > 1 else 1
+        self._stages = predicted.n_stages
+        self._groups = predicted.microbatches if self._stages > 1 else 1
+        self._most = self._groups
         self._ready: list[int] = []
         self._groups_flying, self._requests_flying = 0, 0
         self._windows: Windows | None = None  # windows of a request that is alone; it counts as a group

@@ -78,7 +78,7 @@ def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
     group = Step(tuple(range(rows)), rows)
     chunk, others, n_chunks = Step((0,), 1), Step((), 1), 1
     if predicted.prompt is not None:
-        n_rows = chunk_rows(prompt, len(predicted.stages))
+        n_rows = chunk_rows(prompt, predicted.n_stages)
         n_chunks = round(prompt / n_rows)
         chunk, others = Step((0,), 0, ((prompt, n_rows),)), Step((), 0, ((prompt, n_rows),))
     busy, alone, prompt_s = [], 0.0, 0.0

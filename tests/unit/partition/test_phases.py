@@ -256,6 +256,12 @@ def test_a_prediction_of_both_is_read_again() -> None:
     both = predicted(planner, pair.plan)
     values = json.loads(json.dumps(both.to_json()))
     assert Prediction.from_json(values) == both
+    assert both.prefill is not None
+    assert values["prefill"]["memory_bytes"] == both.prefill.memory_bytes
+    renamed = both.renamed({LOCAL: "phone", "laptop": "the laptop"}).to_json()
+    for placement in (renamed, renamed["prefill"]):
+        named = {name for stage in placement["stages"] for name in (*stage["devices"], *stage["memory_bytes"])}
+        assert named <= {"phone", "the laptop"}
     assert Plan.from_json(json.loads(json.dumps(pair.plan.to_json()))) == pair.plan
     assert "prefill" not in predicted(planner, own(planner).plan).to_json()
     values["prefill"]["prefill"] = values["prefill"]

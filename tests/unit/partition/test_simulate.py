@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -20,7 +21,7 @@ from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.predict.cost import chunks
 from partition.predict.predict import predict
-from partition.predict.prediction import Prediction, StagePrediction
+from partition.predict.prediction import NO_LAYERS, Prediction, StagePrediction
 from partition.predict.speeds import Curve, LinkSpeed
 from partition.simulate import servers as simulate_servers
 from partition.simulate.arrivals import Arrivals, Request, TraceError, closed, poisson, trace
@@ -85,6 +86,20 @@ def test_one_request_alone_is_as_the_formula_says(stages_of: Sequence[int]) -> N
     assert found.ttft_s.p99 == pytest.approx(plan.ttft_s, rel=1e-9)
     assert found.completed == 3
     assert found.waiting_max == 0
+
+
+def test_a_thin_owner_is_no_stage_of_its_own() -> None:
+    """One stage computes, so all requests are in one step, which takes as long for four rows as for one."""
+    both = of_text((1, 1), concurrency=4, microbatches=4)
+    own, other = both.stages
+    owner = replace(own, what=NO_LAYERS, compute_s=0.0, busy_s=0.0, rows_s=Curve(((1, 0.0),)), transfer_s=5 * MS)
+    thin = replace(
+        both, stages=(owner, replace(other, compute_s=9 * MS, rows_s=Curve(((1, 9 * MS),)), transfer_s=5 * MS))
+    )
+    assert (both.n_stages, thin.n_stages) == (2, 1)
+    found = simulate(thin, closed(4, 8, 1, 30))
+    assert found.tpot_s is not None
+    assert found.tpot_s.p50 == pytest.approx(19 * MS, rel=0.1)
 
 
 @pytest.mark.parametrize("prompt", [64, 100, 256, 700])
