@@ -14,11 +14,12 @@ import threading
 from collections import deque
 from contextlib import suppress
 
-from transport.errors import ProtocolError, TransportError
+from transport.errors import LinkClosed, ProtocolError, TransportError
 from transport.frame import HEADER_BYTES, Frame, Kind, parse_frame
 from transport.link import Link
 
 _IDLE_S = 7 * 86400.0  # for the next frame of any lane; who waits for one in particular has a deadline of its own
+_LAST_S = 1.0  # for the thread that reads to notice that the link below has ended
 _MOST_BYTES = 4 << 20  # of a frame: the larger tensors are sent in parts of a mebibyte
 _MOST_WAITING = 256 << 20  # bytes that came for a lane and were not taken: more than the states of any step
 _HEAD_BYTES = 1 + HEADER_BYTES
@@ -97,7 +98,12 @@ class Lane(Link):
         self._trunk, self._number = trunk, number
 
     def _write(self, header: bytes, payload: memoryview, timeout_s: float) -> None:
-        self._trunk.send(self._number, header + payload, timeout_s)
+        try:
+            self._trunk.send(self._number, header + payload, timeout_s)
+        except LinkClosed:
+            while True:  # what came before may say why; when all is taken, this raises why the link below ended
+                frame = self._read(_LAST_S, _MOST_BYTES)
+                self._received.raise_last(frame.kind, frame.payload)
 
     def _read(self, timeout_s: float, max_bytes: int) -> Frame:
         data = self._trunk.receive(self._number, timeout_s)

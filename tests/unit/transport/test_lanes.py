@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support import memory_link
+from tests.support.helpers import until
 from tests.support.links import PATIENT, WAIT_S, start, tcp_sockets
 from transport import lanes as module
 from transport.collective import Group
@@ -147,3 +148,16 @@ def test_a_last_word_waits_no_longer_over_a_lane(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(below, "_write", noted)
     Group(0, {1: below}).lanes(2)[0].links[1].send(b"a", timeout_s=0.25)
     assert waited == [0.25]
+
+
+def test_who_sends_hears_why_the_peer_gave_up() -> None:
+    """Also where the link below has ended by then."""
+    below, other = memory_link.pair(deadlines=PATIENT)
+    here, there = Group(0, {1: below}).lanes(2), Group(1, {0: other}).lanes(2)
+    there[1].links[0].send(b"before")
+    there[1].links[0].refuse("the roof fell in")
+    until(lambda: below.broken is not None, "the end of the link below")
+    with pytest.raises(Refused, match="the roof fell in"):
+        here[1].links[1].send(b"a")
+    with pytest.raises(LinkClosed):
+        here[0].links[1].send(b"a")
