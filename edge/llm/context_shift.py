@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def dropped_stretch(held: Sequence[int], prompt: Sequence[int], same: int, least: int) -> int:
+def dropped_stretch(cached: Sequence[int], prompt: Sequence[int], same: int, least: int) -> int:
     """How many held tokens are to be dropped behind the first `same`, so that most of what follows them continues the
     prompt as it is. 0 where that would be fewer than `least` tokens."""
-    lengths = matches(prompt[same:], held[same:])
+    lengths = matches(prompt[same:], cached[same:])
     most = max(lengths, default=0)
     return lengths.index(most) if most >= least else 0
 
