@@ -88,7 +88,7 @@ def measure(
 
 
 def in_doubt(point: Point, found: Values | None) -> bool:
-    """Whether a plan is to be measured, or once more."""
+    """Return whether a plan is to be measured, or once more."""
     if found is None:
         return True
     if found["visits"] >= VISITS or found["agree"]:
@@ -97,7 +97,7 @@ def in_doubt(point: Point, found: Values | None) -> bool:
 
 
 def is_off(predicted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    """Whether a prediction is more than OFF above or below what was measured."""
+    """Return whether a prediction is more than OFF above or below what was measured."""
     pairs = [(predicted[what], found[what]) for what in ("latency_s", "throughput_per_s")]
     return any(not 1 / (1 + OFF) <= said / max(was, 1e-12) <= 1 + OFF for said, was in pairs)
 
