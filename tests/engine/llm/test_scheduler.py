@@ -56,7 +56,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 
 def alone(engine: TextEngine, requests: Sequence[Request]) -> list[list[int]]:
-    """What `generate` answers to each request by itself."""
+    """Return what `generate` answers to each request by itself."""
     answers = []
     for request in requests:
         engine.kv_clear()
@@ -313,7 +313,7 @@ def vocabulary() -> Iterator[Engine]:
         yield engine
 
 
-@settings(max_examples=some(125, 500))
+@settings(max_examples=some(60, 500))
 @given(
     params=PARAMS,
     seed=st.integers(0, 10_000),

@@ -183,12 +183,13 @@ DOUBLED = "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = [n
             DOUBLED + "{{ n.x | join }}",
             DOUBLED + "{{ [n.x] | map('string') | list }}",
             DOUBLED + "{{ n.x | sum(start=n.x ~ '') }}",
+            "{{ 1 }}" * 100_000,
+            "{% for i in range(99999) %}{{ (['x'] * 60000) | sort | length }}{% endfor %}",
         ),
         DOUBLED.replace("[1]", "{}").replace("[n.x, n.x]", "dict(a=n.x, b=n.x)") + "{{ n.x }}",
         "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}"
         "{% set n.y = [n.y, n.y] %}{% endfor %}{{ n.x == n.y }}",
         "{{ ([[1] * 60000] * 1000) | sum(start=[]) }}",
-        "{{ 1 }}" * 100_000,
         "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
         "{{ " + "[" * 90_000 + "]" * 90_000 + " }}",
         "{{ " + "not " * 9000 + "1 }}",
@@ -198,13 +199,12 @@ DOUBLED = "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = [n
         "{% set x = ['a' * 60000] * 60000 %}{{ x | string }}",
         "{% set x = [[1] * 60000] * 60000 %}{{ x | map('list') | list }}",
         "{{ (['a' * 60000] * 999) | sort | unique | list | tojson(indent=9) | upper | escape | indent(9) }}",
-        "{% for i in range(99999) %}{{ (['x'] * 60000) | sort | length }}{% endfor %}",
         "{% set n = namespace(x=1) %}{% for i in range(99999) %}{% set n.x = n.x * 9 + n.x %}{% endfor %}{{ n.x }}",
         "x" * (MAX_SOURCE + 1),
     ],
 )
 def test_a_hostile_template_ends_soon_and_stays_small(source: str) -> None:
-    """What only the limits of its process stop: of memory, and of processor time for compiling and for rendering."""
+    """Some templates are stopped only by limits of the process: of memory, and of processor time."""
     before = spent_s()
     process = TemplateProcess()
     assert "\n" not in refused(source, process)
