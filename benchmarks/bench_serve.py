@@ -6,6 +6,7 @@
 | section    | question                                                                                          |
 | throughput | how many tokens a second have 1, 8 and 16 streams together?                                       |
 | stall      | what do 4 streams notice of a prompt of 2,000 tokens that comes beside them?                      |
+| targets    | which part of their gaps is within --target-itl while such prompts come one after the other?       |
 | prefix     | when comes the first token of a prompt that begins as one before, also before the server's start? |
 | survive    | 16 streams over two workers, of which one is killed every 20 s: which are lost, or wrong?         |
 | soak       | a mixture of requests for --minutes: does memory grow, does everything end as it should?          |
@@ -38,7 +39,17 @@ from benchmarks.harness import Section, alternate, bench, bests, compared, media
 from benchmarks.lent_device import Worker
 from benchmarks.serve_clients import Heard, Words, ask
 from benchmarks.serve_limit import limit
-from benchmarks.serve_loads import Mixture, at_once, beside_long, chat, completion, longest_gap, questions_for, whole
+from benchmarks.serve_loads import (
+    Mixture,
+    at_once,
+    beside_long,
+    beside_many_long,
+    chat,
+    completion,
+    longest_gap,
+    questions_for,
+    whole,
+)
 from benchmarks.servers import (
     HOST,
     LLAMA_CPP_PYTHON,
@@ -69,6 +80,7 @@ def main() -> None:
     parser = parser_of(__doc__, SECTIONS, rounds=3)
     parser.add_argument("--model", type=Path, help="GGUF file (default: a random one of TinyLlama-1.1B's shape)")
     parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--target-itl", type=float, default=150.0, metavar="MS", help="of targets (default: 150)")
     parser.add_argument("--minutes", type=float, default=5.0, help="of survive, and of soak (default: 5)")
     parser.add_argument(
         "--every", type=float, default=20.0, metavar="S", help="of survive: between kills (default: 20)"
@@ -178,6 +190,28 @@ def stall(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         # Each is warm: every round counts.
         found = alternate({name: partial(measure, one) for name, one in servers.items()}, args.rounds, warm_up=False)
     return {"rounds": args.rounds, **sizes, "median": medians(found), "measured": found, "left_out": left_out}
+
+
+# --- targets ---
+
+
+def targets(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Gaps of four clients' answers while long prompts come one after the other, with a target and without."""
+    sizes = {"streams": 4, "prompt": args.prompt, "tokens": args.tokens, "long": args.long // 3}
+    load = {**sizes, "seconds": 4 * args.calm_s, "target_s": args.target_itl / 1000, "ends": args.ends}
+    options = {"context": args.context, "requests": args.requests, "threads": args.threads}
+    words, servers = Words(args.model, args.seed), dict[str, Server]()
+    for name, more in {"as it is": [], f"with {args.target_itl:g} ms": ["--target-itl", str(args.target_itl)]}.items():
+        (folder / name).mkdir()
+        servers[name] = edge_serve(args.model, folder / name, **options, more=("--prefix-cache", "0", *more))
+
+    def measure(server: Server) -> dict[str, float]:
+        return asyncio.run(beside_many_long(server, words, **load))
+
+    with running(servers):
+        found = alternate({name: partial(measure, one) for name, one in servers.items()}, args.rounds)
+    about = {"rounds": args.rounds, **sizes, "seconds": load["seconds"], "target_ms": args.target_itl}
+    return {**about, "median": medians(found), "measured": found}
 
 
 # --- prefix ---
@@ -333,6 +367,7 @@ def resident(server: Server) -> float:
 SECTIONS = {
     "throughput": Section(throughput, serve_tables.throughput),
     "stall": Section(stall, serve_tables.stall),
+    "targets": Section(targets, serve_tables.targets),
     "prefix": Section(prefix, serve_tables.prefix),
     "survive": Section(survive, serve_tables.survive),
     "soak": Section(soak, serve_tables.soak),

@@ -122,6 +122,46 @@ def percentile(values: Sequence[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0
 
 
+# --- beside long prompts, again and again ---
+
+
+async def beside_many_long(
+    server: Server,
+    words: Words,
+    *,
+    streams: int,
+    prompt: int,
+    tokens: int,
+    long: int,
+    seconds: float,
+    target_s: float,
+    ends: Sequence[int],
+) -> dict[str, float]:
+    """Clients that have one answer after the other, and one more with a long prompt after the other: which part of the
+    gaps between pieces of answers was within a target, and when the long prompts' first tokens came."""
+    until, heard, late = time.perf_counter() + seconds, list[Heard](), list[Heard]()
+
+    async def client(n_prompt: int, n_tokens: int, to: list[Heard]) -> None:
+        while time.perf_counter() < until:
+            body = completion(server, words.text(n_prompt), n_tokens, ends)
+            to.append((await ask(server.address, "/v1/completions", body)).check())
+
+    began = time.perf_counter()
+    await asyncio.gather(client(long, 2, late), *(client(prompt, tokens, heard) for _ in range(streams)))
+    took_s = time.perf_counter() - began
+    gaps = [b - a for one in heard for a, b in itertools.pairwise(one.at)]
+    return {
+        "within": sum(gap <= target_s for gap in gaps) / len(gaps),
+        "gap_p50_s": percentile(gaps, 0.5),
+        "gap_p95_s": percentile(gaps, 0.95),
+        "gap_p99_s": percentile(gaps, 0.99),
+        "long_first_s": percentile([one.first_s for one in late], 0.5),
+        "first_s": percentile([one.first_s for one in heard], 0.5),
+        "long_prompts": float(len(late)),
+        "tokens_per_s": sum(one.tokens for one in heard) / took_s,
+    }
+
+
 # --- while workers are killed ---
 
 

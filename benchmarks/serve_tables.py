@@ -41,6 +41,21 @@ def stall(r: Mapping[str, Any]) -> str:
     )
 
 
+def targets(r: Mapping[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = []
+    for side, median in r["median"].items():
+        keys = ("gap_p50_s", "gap_p95_s", "gap_p99_s", "long_first_s", "first_s")
+        within = f"{100 * median['within']:.1f} %"
+        lines.append([side, within, *(f"{median[key]:.3f}" for key in keys), f"{median['tokens_per_s']:.1f}"])
+    header = ["", "gaps within", "gap, median, s", "p95", "p99", "first token of a long prompt, s", "of others"]
+    return (
+        f"{r['streams']} clients with {r['prompt']} and {r['tokens']} tokens a request, and one with prompts of"
+        f" {r['long']}, for {r['seconds']:g} s; the target of gaps is {r['target_ms']:g} ms. Medians of {r['rounds']}"
+        " rounds.\n\n" + table([*header, "tokens/s"], lines)
+    )
+
+
 def prefix(r: Mapping[str, Any]) -> str:
     """The result as Markdown."""
     lines = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from apps.options import (
     argument,
     check_draft_worker,
     check_installed,
+    given_options,
     model_path,
     option,
+    refuse,
 )
 from apps.show.progress import say as say_as
 from edge import units
@@ -29,6 +32,8 @@ HELP = "Serve models by the APIs of OpenAI and Anthropic, with a page to talk to
 
 PORT, REQUESTS, QUEUE = 8080, 8, 256
 MAX_REQUESTS, MAX_QUEUE, MAX_GROUPS = 255, 1 << 16, 2
+MOST_TARGET_MS = 600_000
+TARGETS = ("target_itl", "target_ttft")
 KEY_VARIABLE = "EDGE_API_KEY"
 DRAFTS = (*KINDS, SELF)
 say = partial(say_as, command="serve")
@@ -60,6 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--requests N", words, requests)
     words = "groups of requests, which devices that share every layer compute by turns: 2 for far ones (default: 1)"
     option(group, "--groups N", words, argument(units.whole(1, MAX_GROUPS)))
+    target = argument(units.between(1, MOST_TARGET_MS))
+    words = "between two tokens of an answer, milliseconds: prompts beside it come in parts that keep to that"
+    option(group, "--target-itl MS", words, target)
+    words = "to first tokens, milliseconds; without --target-itl, gaps of other answers are as short as that allows"
+    option(group, "--target-ttft MS", words, target)
     words = f"that may wait beside them; more are refused, and asked to come later (default: {QUEUE})"
     option(group, "--queue N", words, queue, default=QUEUE)
     add(group, "--prefix-cache")
@@ -89,6 +99,9 @@ def run(args: argparse.Namespace) -> int:
             f"--requests {args.requests}: {args.groups} groups need {args.groups} requests or more at once; leave out"
             " --groups, or answer more"
         )
+    if args.requests == 1:
+        refuse(args, TARGETS, "is about prompts beside answers, and one request is answered at a time; leave it out")
+    targets = {f"{name}_ms": value for name, value in given_options(args, TARGETS).items()}
     check_draft_worker(args)
     devices = distributed.prepare(args)
     if args.front is not None:
@@ -96,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     if args.draft and args.draft not in DRAFTS:
         args.draft = str(model_path(args.draft).absolute())  # the engine process makes what has to be made
     configs = {
-        name: distributed.engine_config(args, path, devices, args.requests, draft=DRAFTS[0])
+        name: replace(distributed.engine_config(args, path, devices, args.requests, draft=DRAFTS[0]), **targets)
         for name, path in _models(args.models, devices is None).items()
     }
     if devices is not None and len(configs) > 1:

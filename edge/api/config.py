@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # the server makes configurations, and loads nothing of what 
     from edge.deployment.deployed import DeployedModel
     from edge.llm.engine import Accounted
     from edge.llm.interface import TextEngine
+    from edge.llm.latency import LatencyTargets
     from edge.llm.options import EngineOptions
     from edge.speculate.factory import Draft
     from edge.tasks import Steps
@@ -53,6 +54,8 @@ class EngineConfig:
     spare: int | str = 0  # number of losses to prepare for, or "auto"
     draft: str = "off"  # source of drafts, as in `edge.speculate.factory.drafts`
     draft_worker: str | None = None  # address of the device with the draft model; None: this one
+    target_itl_ms: float | None = None  # between two tokens of an answer, beside prompts of others
+    target_ttft_ms: float | None = None  # from a request to its first token
     reproducible: bool = False  # whether a request gives the same tokens whatever was computed before
 
     def to_json(self) -> dict[str, Any]:
@@ -70,6 +73,13 @@ class EngineConfig:
         from edge.speculate.factory import drafts
 
         return drafts(self.draft, self.path, steps, worker=self.draft_worker, insecure=self.insecure)
+
+    def latency_targets(self) -> LatencyTargets | None:
+        """Return the targets of the server's steps; None without any."""
+        from edge.llm.latency import LatencyTargets
+
+        itl, ttft = (None if ms is None else ms / 1000 for ms in (self.target_itl_ms, self.target_ttft_ms))
+        return None if itl is None and ttft is None else LatencyTargets(itl, ttft)
 
     def engine_options(self, draft: Draft = "off") -> EngineOptions:
         """Return the options of the engine. EngineError for one that is out of its range."""

@@ -128,7 +128,7 @@ class InFlight:
         self._budget = budget
         self.most = budget.groups if stages > 1 else contexts  # steps that are awaited at once, windows aside
         self.steps: deque[Step] = deque()
-        self.submitted = 0  # steps, from the beginning
+        self.submitted = self.prompt_rows = 0  # steps, and rows of prompts in them, from the beginning
 
     @property
     def awaited(self) -> list[Step]:
@@ -181,6 +181,7 @@ class InFlight:
                 own.slot.failed()
             raise
         self.submitted += 1
+        self.prompt_rows += prompts
         if giving or in_groups:
             follows_cancelled = any(step.is_cancelled for step in self.steps)
             group = rows[0].slot.group

@@ -83,6 +83,9 @@ class Running:
         self.to_prefill = 0  # tokens of its history that had to be computed when it was admitted
         self.cached_tokens: int | None = None  # of its prompt; None until it was admitted for the first time
         self.restored_tokens = self.dropped_tokens = 0
+        self.added_at = 0.0  # when it was enqueued, by the scheduler's clock
+        self.token_at: float | None = None  # when its last token was chosen, by that clock; None before its first one
+        self.prompt_rows_at = 0  # that had been submitted then, of all requests
         self.prefilled_at = 0.0  # when its first logits came, by time.perf_counter
         self.step_s: list[float] = []  # that steps took which had one row of it and nothing else
 

@@ -25,6 +25,7 @@ from edge.constraints.constraint import never_given_up
 from edge.errors import EdgeError, EngineError
 from edge.llm.in_flight import InFlight, Rows, room
 from edge.llm.interface import Drafter, TextEngine
+from edge.llm.latency import Came, LatencyTargets
 from edge.llm.requests import Event, Request, Running, prepare
 from edge.llm.slots import Slots
 from edge.llm.step_budget import StepBudget
@@ -52,13 +53,14 @@ class Scheduler(Closing):
         keep: bool = False,
         drafter: Drafter | None = None,
         admitted: Callable[[int], None] = lambda number: None,
+        targets: LatencyTargets | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """microbatches: how many groups answers form; None: as many as the engine's plan says. slots: how many requests
         run at once; None: as many as the engine has sequences. keep: what complete requests computed stays in the cache
         while there is room, and on disk where the engine has such a place, for prompts that begin like them. drafter:
         drafts tokens while few requests run, which their steps then verify. admitted: called with the number of a
-        request before anything of it is computed."""
+        request before anything of it is computed. targets: of latency, which size steps with prompts."""
         self.engine, self.drafter, self._admitted = engine, drafter, admitted
         self._use = engine.states.use
         self._numbers = itertools.count()
@@ -66,7 +68,8 @@ class Scheduler(Closing):
         self.running: list[Running] = []  # in order of admission
         self._ready: deque[Running] = deque()  # those whose next rows can be submitted
         # Sequences that have contexts of their own form no other groups.
-        self._budget = StepBudget(engine.batch, clock, 1 if engine.contexts > 1 else microbatches or engine.groups)
+        groups = 1 if engine.contexts > 1 else microbatches or engine.groups
+        self._budget = StepBudget(engine.batch, clock, groups, targets, max(groups, engine.contexts))
         self._in_flight = InFlight(self._budget, engine.stages, engine.contexts)
         self.slots = Slots(engine, slots, keep=keep)
         self._events: list[Event] = []  # to be returned by the next step
@@ -92,6 +95,7 @@ class Scheduler(Closing):
 
     def enqueue(self, running: Running) -> int:
         """Let a prepared request wait for its turn; its number."""
+        running.added_at = self._budget.clock()
         self.waiting.append(running)
         return running.number
 
@@ -304,18 +308,23 @@ class Scheduler(Closing):
         if step.prompt_rows and self.engine.contexts > 1:
             self._budget.took(step.n_rows, step.prompt_rows, took_s)
         events: list[Event] = []
+        came: list[Came] = []
         results, end = [], 0
         try:
             for rows in step.rows:
                 begin, end = end, end + rows.logits
                 if not rows.cancelled:
+                    n_events = len(events)
                     result = self._in_flight.verify(rows, logits[begin:end], step.windows, is_alone, events)
+                    n_tokens = sum(event.token_id is not None for event in events[n_events:])
+                    came.append(Came(rows.running, n_tokens, len(rows.tokens) == 1 and not step.windows))
                     results.append(result)
                     rows.running.release_remote()  # its logits came behind all of its keys and values
                     if result.right < result.used and events[-1].finish_reason is None:
                         self._ready.append(rows.running)
             if self.drafter is not None and step.windows:
                 self.drafter.verified(results)
+            self._budget.chosen(came, self._in_flight.prompt_rows)
         finally:
             self._events += events
             for event in events:

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ContextFull, EdgeError
-from edge.llm.context_shift import dropped_stretch
 from edge.llm.engine import Outputs
 from edge.llm.interface import TextEngine
 from edge.prefixes.group import group_start
@@ -274,3 +273,25 @@ class GreedyDrafter:
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return how many tokens two histories begin with alike."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def dropped_stretch(cached: Sequence[int], prompt: Sequence[int], same: int, least: int) -> int:
+    """Return how many held tokens are to be dropped behind the first `same`, so that most of what follows continues the
+    prompt as it is. 0 where that would be fewer than `least` tokens."""
+    lengths = matches(prompt[same:], cached[same:])
+    most = max(lengths, default=0)
+    return lengths.index(most) if most >= least else 0
+
+
+def matches(pattern: Sequence[int], text: Sequence[int]) -> list[int]:
+    """Return how many tokens of `text` from each of its places on are what `pattern` begins with (the Z algorithm)."""
+    n_pattern, joined = len(pattern), [*pattern, -1, *text]
+    z, start, end = [0] * len(joined), 0, 0  # joined[start:end] is the match that reaches furthest
+    for i in range(1, len(joined)):
+        length = min(z[i - start], end - i) if i < end else 0
+        while i + length < len(joined) and joined[length] == joined[i + length]:
+            length += 1
+        z[i] = length
+        if i + length > end:
+            start, end = i, i + length
+    return z[n_pattern + 1 :]

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
+from edge.llm.latency import LEAST_ROWS, TILE_ROWS, Came, LatencyTargets, Wait
+
 STEP_S = 0.25  # that a step with prompt tokens may take: a reader hardly sees a pause of that
 MOST_STEP_S = 1.0  # and where many wait for each one that is answered
-LEAST_ROWS, FIRST_ROWS = 8, 64
-TILE_ROWS = 16  # that kernels take at once: with TinyLlama's shape 16 rows took 161 ms where 15 took 206, and 14 187
+FIRST_ROWS = 64
 OLDEST_PART = 4  # of a step's rows for prompts, one in so many is for the oldest
 _REMEMBERED = 8  # steps; the best of them counts, so that a burst of somebody else's work does not
 
@@ -20,10 +21,15 @@ class Prompt(Protocol):
 
     number: int  # the oldest has the least
     to_prefill: int  # tokens that had to be computed when it was admitted
+    added_at: float  # by the clock of the budget
 
     @property
     def pending(self) -> int:
         """Tokens that were not submitted yet."""
+
+    @property
+    def answer(self) -> Sequence[int]:
+        """Token ids so far."""
 
 
 AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
@@ -32,9 +38,18 @@ AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
 class StepBudget:
     """Follows how fast steps with prompts are computed here, rows of answers among theirs."""
 
-    def __init__(self, most_rows: int, clock: Callable[[], float], groups: int = 1) -> None:
-        """most_rows: of a step. clock: seconds. groups: that answers form, each for a step of its own."""
-        self._clock, self._most_rows, self.groups = clock, most_rows, groups
+    def __init__(
+        self,
+        most_rows: int,
+        clock: Callable[[], float],
+        groups: int = 1,
+        targets: LatencyTargets | None = None,
+        turns: int = 1,
+    ) -> None:
+        """most_rows: of a step. clock: seconds. groups: that answers form, each for a step of its own. targets: size
+        steps with prompts, in place of STEP_S. turns: steps that may lie between two tokens of an answer."""
+        self.clock, self._most_rows, self.groups = clock, most_rows, groups
+        self._targets, self._turns = targets, turns
         self._rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows a second
         self.rows = min(FIRST_ROWS, most_rows)  # that take STEP_S
 
@@ -44,6 +59,7 @@ class StepBudget:
         has whole tiles, and so many that some rows are left for prompts."""
         times = min(MOST_STEP_S / STEP_S, max(1.0, waiting))
         fitting = int(times * self.rows) // TILE_ROWS
+        # A few rows more may be faster: with TinyLlama's shape 16 took 161 ms where 15 took 206, and 14 187.
         return max(fitting, -(-(answers + LEAST_ROWS) // TILE_ROWS)) * TILE_ROWS - answers
 
     def choose(
@@ -61,16 +77,36 @@ class StepBudget:
         if not prefilling:
             return chosen
         longest = max(request.to_prefill for request in prefilling)
-        most = self.prompt_rows(len(group), len(prefilling) / in_all) if in_all else chunk(longest)
+        if not in_all:
+            most = chunk(longest)
+        elif self._targets is None:
+            most = self.prompt_rows(len(group), len(prefilling) / in_all)
+        else:
+            most = self._within_targets(self._targets, len(group), in_all, prefilling)
         return chosen + parts(prefilling, min(self._most_rows - len(group), most))
+
+    def _within_targets(
+        self, targets: LatencyTargets, answers: int, in_all: int, prefilling: Iterable[AnyPrompt]
+    ) -> int:
+        """Rows for prompts in a step that has so many answers of all: whole tiles, where these fit."""
+        now = self.clock()
+        waits = [Wait(prompt.pending, now - prompt.added_at) for prompt in prefilling if not prompt.answer]
+        rows = max(LEAST_ROWS, targets.rows(waits) // min(self._turns, in_all))
+        in_tiles = (answers + rows) // TILE_ROWS * TILE_ROWS - answers
+        return in_tiles if in_tiles >= LEAST_ROWS else rows
+
+    def chosen(self, came: Sequence[Came], prompt_rows: int) -> None:
+        """Note the tokens that a step chose. prompt_rows: submitted so far, ever."""
+        if self._targets is not None:
+            self._targets.step(came, self.clock(), prompt_rows)
 
     @contextmanager
     def timed(self, rows: int, prompt_rows: int) -> Iterator[None]:
         """Around a step with so many rows, and so many of these of prompts. One that has little of either says nothing
         of the other."""
-        began = self._clock()
+        began = self.clock()
         yield
-        self.took(rows, prompt_rows, self._clock() - began)
+        self.took(rows, prompt_rows, self.clock() - began)
 
     def took(self, rows: int, prompt_rows: int, took_s: float) -> None:
         """Note what such a step took."""

@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from apps import distributed
+from apps.cli import main
 from apps.commands.serve import DRAFTS, MAX_GROUPS, add_arguments
 from apps.options import ENGINE_OPTIONS, add_engine_arguments
 from devices.processes.forking import ForkedProcess
@@ -279,6 +280,33 @@ def test_prompts_of_several_slots_are_computed_elsewhere(tmp_path: Path) -> None
             assert (prefill.devices, prefill.shard(0).threads) == (elsewhere.devices, 1)
 
 
+@pytest.mark.parametrize(
+    ("options", "targets"),
+    [
+        ((), None),
+        (("--target-itl", "150"), (0.15, None)),
+        (("--target-itl", "150", "--target-ttft", "2e3"), (0.15, 2.0)),
+    ],
+)
+def test_latency_targets_reach_the_engine_process(
+    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], targets: tuple[float | None, float | None] | None
+) -> None:
+    configs: dict[str, EngineConfig] = {}
+    monkeypatch.setattr("edge.serve.server.serve", lambda served, *rest, **more: configs.update(served))
+    assert main(["serve", str(MODEL_PATH), "--port", "0", *options]) == 0
+    [config] = configs.values()
+    built = EngineConfig.from_json(config.to_json()).latency_targets()
+    assert (None if built is None else (built.itl_s, built.ttft_s)) == targets
+
+
+def test_what_was_within_a_target_is_told() -> None:
+    with served("--target-itl", "600000", "--prefix-cache", "0", "--draft", "off") as server:
+        assert server.answer() == "3 plus 4 is 7."
+        latency = server.status()["latency"]
+        assert latency["gaps_within"] == latency["gaps"] > 0
+        assert (latency["target_itl_ms"], latency["target_ttft_ms"], latency["first_tokens"]) == (600000.0, None, 1)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_groups_reach_the_engine_process(groups: int) -> None:
     parser = argparse.ArgumentParser()
@@ -321,6 +349,9 @@ def test_a_front_is_shown(tmp_path: Path) -> None:
         (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1: it is no address of this machine"),
         (("--memory", "20MiB"), "needs a budget of at least"),
         (("--tls-cert", "cert.pem"), "--tls-key"),
+        (("--target-itl", "0"), "needs a number from 1 to 600000"),
+        (("--target-itl", "100", "--requests", "1"), "--target-itl is about prompts beside answers"),
+        (("--target-ttft", "100", "--reproducible"), "--target-ttft is about prompts beside answers"),
         (("--groups", "2"), "--groups is for several devices"),
         (("--groups", "3", "--workers", "127.0.0.1:9"), "--groups"),
         (("--groups", "2", "--workers", "127.0.0.1:9", "--requests", "1"), "2 groups need 2 requests or more"),

@@ -30,7 +30,7 @@ SECTIONS = {
     "bench_prefixes": ("reading", "restart"),
     "bench_quantize": ("fit", "memory"),
     "bench_sameness": (),
-    "bench_serve": ("throughput", "stall", "prefix", "survive", "soak"),
+    "bench_serve": ("throughput", "stall", "targets", "prefix", "survive", "soak"),
     "bench_slices": (),
     "bench_sleeping": (),
     "bench_speculate": (),
@@ -199,6 +199,9 @@ def test_serve() -> None:
     if not THOROUGH:
         return
     assert result["stall"]["median"]["edge serve"]["gap_s"] > 0
+    for median in result["targets"]["median"].values():
+        assert 0 <= median["within"] <= 1
+        assert 0 < median["gap_p50_s"] <= median["gap_p99_s"]
     again = result["prefix"]["median"]["edge serve"]
     assert again["first_cached"] < 50 < again["second_cached"]
     survived = result["survive"]

@@ -107,6 +107,20 @@ def test_metrics_count_slots_that_compute_and_skip_models_without_counters() -> 
     assert samples["edge_slots_busy"] == 1
     assert samples["edge_slots"] == 8
     assert text.count('edge_slots_busy{model="one"}') == 1
+    assert 'edge_gaps_total{model="one"}' not in text
+
+
+def test_metrics_count_what_was_within_targets() -> None:
+    status = asyncio.run(Scripted("one").status())
+    aimed = {**status, "model": {**status["model"], "name": "aimed"}}
+    aimed["latency"] = {"gaps": 9, "gaps_within": 8, "first_tokens": 3, "first_tokens_within": None}
+    families = text_string_to_metric_families(metrics([{**status, "latency": None}, aimed]).decode())
+    samples = {(s.name, s.labels["model"]): s.value for family in families for s in family.samples}
+    counted = {name: value for (name, model), value in samples.items() if model == "aimed" and "_t" in name}
+    assert (counted["edge_gaps_total"], counted["edge_gaps_within_total"]) == (9, 8)
+    assert counted["edge_first_tokens_total"] == 3
+    assert ("edge_first_tokens_within_total", "aimed") not in samples
+    assert ("edge_gaps_total", "one") not in samples
 
 
 @pytest.mark.parametrize("failed", [True, False])

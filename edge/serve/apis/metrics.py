@@ -17,6 +17,12 @@ _COUNTERS = {
     "steps": "Passes over the weights.",
     "preemptions": "Answers that had to wait for others after they began.",
 }
+_LATENCY = {
+    "gaps": "Gaps between two tokens of an answer.",
+    "gaps_within": "Gaps within --target-itl.",
+    "first_tokens": "First tokens of answers.",
+    "first_tokens_within": "First tokens within --target-ttft.",
+}  # of models that have such a target
 
 
 _GAUGES: dict[str, tuple[str, Callable[[Status], float]]] = {
@@ -39,11 +45,13 @@ class _Collected(Collector):
         self._statuses = statuses
 
     def collect(self) -> Iterable[Metric]:
-        for key, text in _COUNTERS.items():
-            counter = CounterMetricFamily(f"edge_{key}", text, labels=["model"])
-            for status in self._statuses:
-                counter.add_metric([status["model"]["name"]], status["counters"][key])
-            yield counter
+        for group, texts in (("counters", _COUNTERS), ("latency", _LATENCY)):
+            for key, text in texts.items():
+                counter = CounterMetricFamily(f"edge_{key}", text, labels=["model"])
+                for status in self._statuses:
+                    if (value := (status.get(group) or {}).get(key)) is not None:
+                        counter.add_metric([status["model"]["name"]], value)
+                yield counter
         for name, (text, value) in _GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=["model"])
             for status in self._statuses:

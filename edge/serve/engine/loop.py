@@ -11,6 +11,7 @@ from edge.deployment.deployed import DeployedModel
 from edge.errors import EngineError
 from edge.llama.llama import Model
 from edge.llm.interface import Drafter, TextEngine
+from edge.llm.latency import LatencyTargets
 from edge.llm.requests import Event, Running
 from edge.llm.scheduler import Scheduler
 from edge.serve.engine.embedder import MOST_TOKENS, Embedder
@@ -31,12 +32,15 @@ class ServingLoop:
         drafter: Drafter | None = None,
         *,
         reproducible: bool = False,
+        targets: LatencyTargets | None = None,
     ) -> None:
         """send: sends messages to the server. drafter: drafts tokens. reproducible: a request shares nothing with
-        requests before it, and without a seed of its own its seed is its number among the answers to one prompt."""
+        requests before it, and without a seed of its own its seed is its number among the answers to one prompt.
+        targets: of latency."""
+        self._targets = targets
         self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
         self._new_scheduler = partial(
-            Scheduler, engine, keep=not reproducible, drafter=drafter, admitted=self._admitted
+            Scheduler, engine, keep=not reproducible, drafter=drafter, admitted=self._admitted, targets=targets
         )
         self._scheduler = self._new_scheduler()
         self._jobs = EngineJobs()
@@ -144,6 +148,7 @@ class ServingLoop:
             "waiting": len(self._scheduler.waiting),
             **self._statistics.to_json(),
             "speculation": None if self._drafter is None else self._drafter.to_json(),
+            "latency": None if self._targets is None else self._targets.to_json(),
         }
 
     def _begin(self, number: int, running: Running) -> None:

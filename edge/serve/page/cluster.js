@@ -81,7 +81,7 @@ class ModelView {
   }
 
   show(status) {
-    const {model, slots = [], waiting, tokens_per_s, devices = [], plan, why, counters = {}, restarts} = status;
+    const {model, slots = [], waiting, tokens_per_s, devices = [], plan, why, counters = {}, restarts, latency} = status;
     this.wrong.textContent = status.error || "";  // its engine has gone
     const busy = slots.filter(slot => slot.is_processing).length;
     this.title.textContent = model.name;
@@ -94,6 +94,8 @@ class ModelView {
     setList(this.figures, [
       ["tokens/s", digits(tokens_per_s)], ["slots in use", `${busy} of ${model.sequences ?? slots.length}`],
       ["waiting", count(waiting)],
+      ...within(`gaps within ${latency?.target_itl_ms} ms`, latency?.gaps_within, latency?.gaps),
+      ...within(`first tokens within ${latency?.target_ttft_ms} ms`, latency?.first_tokens_within, latency?.first_tokens),
     ]);
     this.chart.add(tokens_per_s);
     this.showDevices(devices);
@@ -121,6 +123,11 @@ class ModelView {
     const heads = Math.max(0, ...devices.map(device => span(device.heads)?.stop || 0));
     this.devices.replaceChildren(...devices.map((device, i) => deviceItem(device, spans[i], layers, heads)));
   }
+}
+
+/** The figure that says which part was within a target; none where there is no target, or nothing to tell of. */
+function within(words, part, all) {
+  return part == null || !all ? [] : [[words, `${digits(100 * part / all)} %`]];
 }
 
 const WORDS = {
