@@ -54,6 +54,7 @@ class EngineConfig:
     draft: str = "off"  # source of drafts, as in `edge.speculate.factory.drafts`
     draft_worker: str | None = None  # address of the device with the draft model; None: this one
     reproducible: bool = False  # whether a request gives the same tokens whatever was computed before
+    think: int = -1  # tokens of thoughts, for requests that do not say, as `edge.thinking.format.AUTO` says
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""

@@ -82,6 +82,7 @@ class Scripted:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] = MappingProxyType({}),
+        think: int | None = None,
     ) -> str:
         return "".join(f"{one['role']}: {one['content']}\n" for one in messages)
 

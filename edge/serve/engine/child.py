@@ -82,7 +82,9 @@ def main() -> int:
         config = EngineConfig.from_json(next(messages)["config"])
         with config.loaded(steps) as (engine, deployed, draft), ExitStack() as stack:
             drafter = speculation(draft, engine, stack.enter_context, steps)
-            loop = ServingLoop(engine, deployed, control.send, drafter, reproducible=config.reproducible)
+            loop = ServingLoop(
+                engine, deployed, control.send, drafter, reproducible=config.reproducible, think=config.think
+            )
             control.send({"ready": loop.status()})
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()
             loop.run()
