@@ -94,9 +94,7 @@ class Continuation:
             token = self._sampler.choose(logits, constrained=thoughts.state == "answer")
         if not (self._ends and self._model.is_end(token)):
             return token
-        if thoughts is not None and thoughts.state == "thought" and self._sampler.is_constrained:
-            return thoughts.close()  # what the constraint asks for is to come
-        return None
+        return None if thoughts is None else thoughts.instead_of_end()
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Go on behind tokens that were chosen, and whose text was sent, elsewhere."""

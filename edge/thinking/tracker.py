@@ -69,8 +69,11 @@ class ThoughtTracker:
             self._forced.extend(self._closing)
         return self._forced[0] if self._forced else None
 
-    def close(self) -> int:
-        """End the thought by force; return the first token that must come."""
+    def instead_of_end(self) -> int | None:
+        """Return the token that comes in place of one that would end the answer; None: the answer may end. A thought
+        that is bounded, or whose answer has a constraint, is closed by force, so that an answer comes."""
+        if self.state != "thought" or (self._budget is None and not self._constrained):
+            return None
         self._forced.extend(self._closing)
         return self._forced[0]
 

@@ -57,7 +57,7 @@ def thinker(path: Path, template: str = TEMPLATE) -> Path:
 @contextmanager
 def says(tokens: Sequence[int]) -> Iterator[None]:
     """The samplers of the block draw these tokens, whatever the logits are; where the logits of a constraint forbid
-    the next of them, they draw as ever."""
+    the next of them, they draw as ever. A token that ends a turn is drawn once."""
     script: dict[int, list[int]] = {}
     draw = TokenSampler._choice
 
@@ -65,7 +65,7 @@ def says(tokens: Sequence[int]) -> Iterator[None]:
         rest = script.setdefault(id(self), list(tokens))
         if not rest or logits[rest[0]] == -np.inf:
             return draw(self, logits)
-        return rest[0]
+        return rest.pop(0) if rest[0] == END else rest[0]
 
     def accept(self: TokenSampler, token: int, *, generated: bool = True) -> None:
         rest = script.get(id(self))

@@ -129,6 +129,14 @@ def test_a_constraint_is_about_the_answer(engine: Engine, template: str) -> None
     assert re.fullmatch("[0-9]{5}", text(responses))
 
 
+def test_within_a_budget_an_answer_follows_a_thought_that_would_end_it(engine: Engine) -> None:
+    piece = engine.model.tokenize("Hello there", add_special=False, parse_special=False)
+    for think, text_ in ((AUTO, ""), (30, "Hello there")):
+        with says([*piece, END, *piece, END]):
+            responses = asked(engine, think)
+        assert (thought(responses), text(responses)) == ("Hello there", text_)
+
+
 def test_with_a_constraint_an_answer_follows_a_thought_that_would_end_it(engine: Engine) -> None:
     piece = engine.model.tokenize("Hello there", add_special=False, parse_special=False)
     with says([*piece, END]):
