@@ -208,7 +208,7 @@ class Chat:
         """How the next answer thinks."""
         if self._template.thinking is None:
             return None
-        return Thinking.after(self._rendered(self.messages[-1:]), self._template.thinking, self.think)
+        return Thinking.from_prompt(self._rendered(self.messages[-1:]), self._template.thinking, self.think)
 
     def _rendered(self, messages: Sequence[Message]) -> str:
         return self._template.render(self._with_document(messages), think=self.think)

@@ -19,7 +19,7 @@ class Thinking:
     budget: int | None = None  # tokens of thoughts, with the marks around them; None: any number
 
     @classmethod
-    def after(cls, prompt: str, form: ThinkingFormat | None, think: int = AUTO) -> Thinking | None:
+    def from_prompt(cls, prompt: str, form: ThinkingFormat | None, think: int = AUTO) -> Thinking | None:
         """How the answer to a prompt thinks; None where its model is not known to. think: as `AUTO` says."""
         return None if form is None else cls(form, form.begins(prompt), None if think == AUTO else think)
 

@@ -72,7 +72,7 @@ class InputProcessor:
             text = self.render(messages, generation["tools"], generation["variables"], think)
             starts_with_bos = bool(self._bos) and text.startswith(self._bos)
             tokens = self._tokenizer.tokenize(text, most, add_special=not starts_with_bos, parse_special=True)
-            return tokens, Thinking.after(text, self.template.thinking, think)
+            return tokens, Thinking.from_prompt(text, self.template.thinking, think)
         tokens = self.tokens(generation["prompt"], most)
         if not tokens:
             raise ContextFull("the prompt is empty: there is nothing to continue")
