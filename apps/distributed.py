@@ -221,6 +221,7 @@ def engine_config(
         draft_worker=getattr(args, "draft_worker", None),
         insecure=args.insecure,
         reproducible=getattr(args, "reproducible", False),
+        **given_options(args, ("think",)),
         **several,
     )
 

@@ -22,6 +22,7 @@ from apps.options import (
     add_draft_arguments,
     add_engine_arguments,
     apply_reproducible,
+    argument,
     check_draft_worker,
     given_options,
     model_path,
@@ -32,10 +33,11 @@ from apps.options import (
     refuse,
     seed,
 )
-from apps.show.answer import LoadedChat, answer, dropped_line, end_line
+from apps.show.answer import LoadedChat, PlainAnswer, answer, dropped_line, end_line
 from apps.show.progress import ShownSteps
 from apps.show.progress import say as say_as
 from apps.show.table import print_json
+from edge.thinking.format import AUTO, parse_think
 
 if TYPE_CHECKING:
     from edge.api.config import EngineConfig
@@ -65,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--resume NAME", "go on with the conversation of this name, and keep it; a new one begins")
     add(parser, "--prefix-cache")
     add_draft_arguments(parser, "auto")
+    words = "tokens that the model thinks before an answer: off, auto (as its template has it) or N (default: auto)"
+    option(parser, "--think HOW", words, argument(parse_think))
     option(parser, "--max-tokens N", "end the answer after N tokens", positive_int)
     option(parser, "--stop TEXT", "end the answer here; repeatable", action="append", default=[])
     option(parser, "--chat-template FILE", "Jinja template to use instead of the model's own")
@@ -168,6 +172,8 @@ def _ask_server(args: argparse.Namespace, prompt: str | None) -> int:
     options = given_options(args, (*_SAMPLING, "max_tokens"))
     if args.stop:
         options["stop"] = args.stop
+    if args.think is not None:
+        options["reasoning_budget"] = args.think
     if args.json_schema:
         schema = {"name": "answer", "schema": json.loads(_read(args.json_schema))}
         options["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -223,12 +229,12 @@ def _answer_once(args: argparse.Namespace, loaded: LoadedChat, prompt: str, samp
         for line in (loaded.deployed.line(), *(f"link: {line}" for line in loaded.deployed.link_lines())):
             say(line)
     responses: list[Response] = []
+    shown = PlainAnswer()
     with interrupt_stops(chat.engine):
         for response in answer(chat, prompt, sampling, max_tokens=args.max_tokens, stop=args.stop):
             responses.append(response)
             if not args.json:
-                sys.stdout.write(response.text)
-                sys.stdout.flush()
+                shown.write(response.text, response.thought)
     last = responses[-1]
     if loaded.resumed is not None:
         chat.save(loaded.resumed)
@@ -248,6 +254,7 @@ def _answer_once(args: argparse.Namespace, loaded: LoadedChat, prompt: str, samp
             lost, times = error, [{} for _ in loaded.deployed.names]
     result = {
         "text": "".join(r.text for r in responses),
+        "thought": "".join(r.thought for r in responses),
         "token_ids": [r.token_id for r in responses if r.token_id is not None],
         "finish_reason": last.finish_reason,
         "repetition": dataclasses.asdict(last.repetition) if last.repetition else None,
@@ -289,7 +296,14 @@ def _loaded(
             say(f"--context {args.context}: {words}")
         drafter = speculation(draft, engine, stack.enter_context, ShownSteps())
         when_full: WhenFull | None = args.when_full or ("forget" if once else None)
-        chat = Chat(engine, template=template, renderer=renderer, when_full=when_full, drafter=drafter)
+        chat = Chat(
+            engine,
+            template=template,
+            renderer=renderer,
+            when_full=when_full,
+            drafter=drafter,
+            think=AUTO if args.think is None else args.think,
+        )
         resumed = _resumed(chat, args.resume) if args.resume is not None else None
         chat.system = args.system or chat.system
         chat.document = document or chat.document

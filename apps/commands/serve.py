@@ -26,6 +26,7 @@ from apps.options import (
 )
 from apps.show.progress import say as say_as
 from edge import units
+from edge.thinking.format import parse_think
 from partition.predict.drafts import KINDS, SELF
 
 HELP = "Serve models by the APIs of OpenAI and Anthropic, with a page to talk to them."
@@ -74,6 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--queue N", words, queue, default=QUEUE)
     add(group, "--prefix-cache")
     add_draft_arguments(group, "auto")
+    words = "tokens that models think before an answer, where a request does not say: off, auto or N (default: auto)"
+    option(group, "--think HOW", words, argument(parse_think))
     add(group, "--reproducible")
     option(group, "--front FILE", "front to choose plans from on the page, as `edge pareto --json` prints it", Path)
     distributed.add_arguments(parser)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps.show.progress import progress
+from quant.text import printable
 
 if TYPE_CHECKING:
     from edge.deployment.deployed import DeployedModel
@@ -34,14 +36,39 @@ def dropped_line(usage: Usage) -> str:
     return f"context full: the oldest {usage.dropped_tokens} tokens were dropped"
 
 
+class PlainAnswer:
+    """Writes an answer on standard output as it comes. Its thought is shown only where standard error is a terminal,
+    dim."""
+
+    def __init__(self) -> None:
+        self._shows_thought = False
+
+    def write(self, text: str, thought: str) -> None:
+        """Write more of it."""
+        if thought and sys.stderr.isatty():
+            self._shows_thought = True
+            sys.stderr.write("\x1b[2m" + "\n".join(map(printable, thought.split("\n"))) + "\x1b[22m")
+            sys.stderr.flush()
+        if text and self._shows_thought:
+            self._shows_thought = False
+            sys.stderr.write("\n\n")
+            sys.stderr.flush()
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
 def end_line(response: Response, max_tokens: int | None, sampling: SamplingParams) -> str | None:
     """Return the line that says why an answer was cut; None if it was not, or that was requested.
 
     max_tokens: the requested limit.
     """
+    usage = response.usage
     if response.finish_reason == "repetition":
         line = f"{response.repetition}; it ends here, --allow-repetition lets it go on"
-    elif response.finish_reason == "length" and response.usage.completion_tokens != max_tokens:
+    elif usage.thought_tokens and usage.thought_tokens == usage.completion_tokens:
+        line = "the model thought, and came to no answer; --think N ends a thought after N tokens, --think off has none"
+    elif response.finish_reason == "length" and usage.completion_tokens != max_tokens:
         line = "the answer ends here: the context is full; --context N makes it larger"
     else:
         return None

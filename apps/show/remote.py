@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from apps.show.answer import PlainAnswer
 from apps.show.progress import say
 from apps.show.table import print_json
 
@@ -17,14 +18,14 @@ _COMMANDS = {"/clear": "begin anew", "/exit": "leave"}
 
 def answer_once(chat: ServerChat, prompt: str, options: Mapping[str, Any], *, as_json: bool) -> int:
     """Print one answer; return the exit code. TransportError."""
-    pieces = []
+    pieces, shown = [], PlainAnswer()
     for piece in chat.ask(prompt, options):
         pieces.append(piece)
         if not as_json:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+            shown.write(*piece)
     if as_json:
-        values = {"text": "".join(pieces), "finish_reason": chat.finish_reason, "usage": chat.usage}
+        text, thought = ("".join(parts) for parts in zip(*pieces, strict=True)) if pieces else ("", "")
+        values = {"text": text, "thought": thought, "finish_reason": chat.finish_reason, "usage": chat.usage}
         print_json(values, escaped=False)
     else:
         sys.stdout.write("\n")
@@ -46,7 +47,7 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
     from rich.markup import escape
 
     from apps.show.answer import STOPPED
-    from apps.show.markdown import MarkdownStream
+    from apps.show.answer_stream import AnswerStream
     from apps.show.prompt_line import KEYS, PromptLine
     from quant.text import printable
     from transport.errors import TransportError
@@ -63,10 +64,10 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
                 chat.messages = list(system)
             elif line:
                 waits = True
-                with MarkdownStream(console) as shown:
+                with AnswerStream(console) as shown:
                     for piece in chat.ask(line, options):
                         waits = False
-                        shown.push(piece)
+                        shown.push(*piece)
                 if words := end_line(chat):
                     console.print(f"[dim]{words}[/]", soft_wrap=True)
             console.print()

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from apps.show import step_table
 from apps.show.answer import STOPPED, LoadedChat, answer, dropped_line, end_line
-from apps.show.markdown import MarkdownStream
+from apps.show.answer_stream import AnswerStream
 from apps.show.prompt_line import KEYS, PromptLine
 from apps.show.table import print_columns
 from edge.ending import signals_are_for_the_program
@@ -59,6 +59,7 @@ class _Talk:
             "/help": ("what you can type", self._help),
             "/retry": ("answer the last question again, with the next seed, or one that was stopped", self._retry),
             "/edit": ("change the last question; Enter asks it in place of the former", self._edit),
+            "/thought": ("what the model thought before its last answer", self._show_thought),
             "/undo": ("take back the last question and its answer", self._undo),
             "/clear": ("forget the conversation", self._clear),
             "/system": ("TEXT: set the system message; -: remove it; nothing: show it", self._system),
@@ -67,6 +68,7 @@ class _Talk:
             "/stats": ("figures of the last answer", self._stats),
             "/exit": ("leave", self._exit),
         }
+        self._thought = ""  # before the last answer
         self._leaving = False
         self._draft = ""  # the last question, while it is being edited
         self._unanswered: _Question | None = None  # the last one, if it was stopped before its answer began
@@ -119,17 +121,18 @@ class _Talk:
     def _answer(self, text: str | None, *, again: bool = False) -> None:
         """Answer a question. again: in place of the last one; without text, repeat that one."""
         stopped = False
-        self._last = None
+        self._last, self._thought = None, ""
         self._unanswered = _Question(text or self._chat.last_question or "", again)
         responses = answer(self._chat, text, self._sampling, again=again, max_tokens=self._max_tokens, stop=self._stop)
         with interrupt_stops(self._chat.engine):
             try:
                 first = next(responses)
                 self._unanswered = None
-                with MarkdownStream(self._console) as shown:
+                with AnswerStream(self._console, "; /thought shows it") as shown:
                     for response in itertools.chain((first,), responses):
                         self._last = response
-                        shown.push(response.text)
+                        shown.push(response.text, response.thought)
+                        self._thought = shown.thought
             except (KeyboardInterrupt, Interrupted):
                 stopped = True
             finally:
@@ -200,6 +203,10 @@ class _Talk:
             self._draft = self._unanswered.text
         elif self._has_question():
             self._draft = self._chat.last_question or ""
+
+    def _show_thought(self, _: str) -> None:
+        for line in self._thought.splitlines() or ["nothing was thought before the last answer"]:
+            self._dim(line)
 
     def _undo(self, _: str) -> None:
         if self._has_question():

@@ -57,6 +57,7 @@ class EngineConfig:
     target_itl_ms: float | None = None  # between two tokens of an answer, beside prompts of others
     target_ttft_ms: float | None = None  # from a request to its first token
     reproducible: bool = False  # whether a request gives the same tokens whatever was computed before
+    think: int = -1  # tokens of thoughts, for requests that do not say, as `edge.thinking.format.AUTO` says
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""

@@ -21,6 +21,8 @@ from edge.llm.scheduler import Scheduler
 from edge.llm.slot import common_prefix
 from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate, Message
+from edge.thinking.format import AUTO
+from edge.thinking.tracker import Thinking
 
 ROLES = ("system", "user", "assistant")
 _FORMAT = "edge-chat-1"
@@ -44,13 +46,15 @@ class Chat:
         renderer: TemplateProcess | None = None,
         when_full: WhenFull | None = None,
         drafter: Drafter | None = None,
+        think: int = AUTO,
     ) -> None:
         """template: Jinja source to use instead of the model's own. renderer: a process for it that was started before;
         by default, one is started. when_full: None is "shift" where the model allows it, else "forget". drafter:
-        drafts tokens of answers; by default, the model's own, if it has one.
+        drafts tokens of answers; by default, the model's own, if it has one. think: tokens that the model may think
+        before an answer; 0: it does not think; -1: as its template has it, without a bound.
 
         TemplateError where the template is not valid, EngineError where "shift" is asked of a model that cannot,
-        ValueError for another word.
+        ValueError for another word or number.
         """
         engine = model.engine if isinstance(model, Model) else model
         if when_full not in (None, *get_args(WhenFull)):
@@ -62,6 +66,9 @@ class Chat:
             )
         self.engine = engine
         self.drafter = model.drafter if isinstance(model, Model) and drafter is None else drafter
+        if think < AUTO:
+            raise ValueError(f"think is a number of tokens, 0 or -1, not {think}")
+        self.think = think
         self.when_full: WhenFull = when_full or ("shift" if engine.can_shift else "forget")
         self._scheduler = Scheduler(engine, slots=1, keep=True, drafter=self.drafter)
         self.dropped = 0  # messages forgotten by the last `ask` because the context was full
@@ -162,6 +169,7 @@ class Chat:
         before, self.messages = self.messages, messages
         self.dropped = 0
         pieces: list[str] = []
+        thoughts: list[str] = []
         try:
             fitting, prompt, is_whole = self._fitting()
             shifts = self.when_full == "shift"
@@ -173,6 +181,7 @@ class Chat:
                 sampling or SamplingParams(),
                 max_tokens=max_tokens,
                 stop=(*self._template.stops, *stop),
+                thinking=self._thinking(),
                 on_prefill=on_prefill,
                 in_place=shifts and not is_whole,
                 beginning=(lambda: self._beginning(prompt)) if shifts else None,
@@ -181,11 +190,13 @@ class Chat:
                     self.dropped = len(self.messages) - len(fitting)
                     self.messages = fitting
                 pieces.append(response.text)
+                thoughts.append(response.thought)
                 yield response
         finally:
-            answer = "".join(pieces)
+            answer, thought = "".join(pieces), "".join(thoughts)
             if answer:
-                self.messages.append({"role": "assistant", "content": answer})
+                own = {"reasoning_content": thought} if thought else {}
+                self.messages.append({"role": "assistant", "content": answer, **own})
             else:
                 self.messages = before  # a question without an answer would confuse the next one
 
@@ -193,8 +204,17 @@ class Chat:
         """Token ids of the whole conversation, ready for the model to answer."""
         return self._tokens(self.messages)
 
+    def _thinking(self) -> Thinking | None:
+        """Thinking of the next answer."""
+        if self._template.thinking is None:
+            return None
+        return Thinking.from_prompt(self._rendered(self.messages[-1:]), self._template.thinking, self.think)
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        return self._template.render(self._with_document(messages), think=self.think)
+
     def _tokens(self, messages: Sequence[Message]) -> list[int]:
-        text = self._template.render(self._with_document(messages))
+        text = self._rendered(messages)
         starts_with_bos = bool(self._bos) and text.startswith(self._bos)
         return self.engine.model.tokenize(text, add_special=not starts_with_bos, parse_special=True)
 
@@ -305,4 +325,6 @@ def _checked_messages(data: Any, path: Path) -> list[dict[str, str]]:
     for i, m in enumerate(messages):
         if not (isinstance(m, dict) and m.get("role") in ROLES and isinstance(m.get("content"), str)):
             raise ChatFileError(f"{path}: message {i} needs a role of {', '.join(ROLES)} and a text as content")
-    return [{"role": m["role"], "content": m["content"]} for m in messages]
+        if not isinstance(m.get("reasoning_content", ""), str):
+            raise ChatFileError(f"{path}: message {i}: its reasoning_content is no text")
+    return [{key: m[key] for key in ("role", "content", "reasoning_content") if key in m} for m in messages]

@@ -13,6 +13,8 @@ from edge.constraints.constraint import never_given_up
 from edge.errors import SamplingError
 from edge.llama.llama import Model
 from edge.llm.sampler import LogitsRequest, SamplingParams, TokenSampler
+from edge.thinking.splitter import Split
+from edge.thinking.tracker import Thinking, ThoughtTracker
 from quant.text import overlap
 
 
@@ -28,6 +30,7 @@ class Continuation:
         max_tokens: int | None = None,  # None: until somebody else ends it
         stop: Sequence[str] = (),  # more of them than `sampling` has, such as those of a template
         ends: bool = True,  # False: also after a token that ends a text, for measuring
+        thinking: Thinking | None = None,  # None: all of it is the answer itself
         given_up: Callable[[], bool] = never_given_up,  # as of a TokenSampler
         sampler: TokenSampler | None = None,  # None: one of these options
     ) -> None:
@@ -40,51 +43,89 @@ class Continuation:
         for token in prompt[-sampling.looks_back :]:
             self._sampler.accept(token, generated=False)
         self._detector = RepetitionDetector() if ends and not sampling.allow_repetition else None
-        self._text = TextStream(stop)
+        self._text = TextStream(stop)  # of the answer itself
+        self._characters = TextStream(())
+        self._thoughts: ThoughtTracker | None = None
+        if thinking is not None:
+            self._thoughts = ThoughtTracker(model, thinking, constrained=self._sampler.is_constrained)
         self.tokens: list[int] = []  # chosen so far; one that ends a text is not among them
         self.finish_reason: str | None = None  # "stop", "length", "repetition", or None while it goes on
         self.repetition: Repetition | None = None  # the loop that ended it
 
+    @property
+    def thought_tokens(self) -> int:
+        """Tokens of thoughts so far, with their marks."""
+        return self._thoughts.tokens if self._thoughts else 0
+
     def logits_request(self, drafts: Sequence[int] = ()) -> LogitsRequest:
         """Which logits suffice behind its tokens so far, and behind each of these, as if they came."""
-        return self._sampler.logits_request(drafts)
+        if self._thoughts is None or self._thoughts.state == "answer" or not self._sampler.is_constrained:
+            return self._sampler.logits_request(drafts)
+        if drafts:  # the constraint may begin behind any of them
+            return LogitsRequest()
+        return self._sampler.logits_request(constrained=self._thoughts.state == "start")
 
-    def choose(self, logits: NDArray[np.float32]) -> str | None:
-        """Choose the next token by logits [n_vocab], and the text that is certain now; None: a token ended the text."""
-        token = self._sampler.choose(logits)
-        if self._ends and self._model.is_end(token):
+    def choose(self, logits: NDArray[np.float32]) -> Split | None:
+        """Choose the next token by logits [n_vocab]; what is certain now. None: a token ended the text."""
+        token = self._choice(logits)
+        if token is None:
             self.finish_reason = "stop"
             return None
-        text = self._add(token)
+        split = self._add(token)
         if self._text.stopped is not None:
             self.finish_reason = "stop"
         elif len(self.tokens) == self._max_tokens:
             self.finish_reason = "length"
         elif self.repetition is not None:
             self.finish_reason = "repetition"
-        return text
+        return split
+
+    def _choice(self, logits: NDArray[np.float32]) -> int | None:
+        """Return the next token; None if it ends the text."""
+        thoughts = self._thoughts
+        if thoughts is None:
+            token = self._sampler.choose(logits)
+        elif (forced := thoughts.forced(is_whole=self._characters.is_whole)) is not None:
+            return forced
+        elif thoughts.state == "start" and self._sampler.is_constrained:
+            mark = thoughts.mark(self._sampler.choose(logits, constrained=False))
+            token = self._sampler.choose(logits) if mark is None else mark
+        else:
+            token = self._sampler.choose(logits, constrained=thoughts.state == "answer")
+        if not (self._ends and self._model.is_end(token)):
+            return token
+        return None if thoughts is None else thoughts.instead_of_end()
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Go on behind tokens that were chosen, and whose text was sent, elsewhere."""
         for token in tokens:
+            if self._thoughts is not None:
+                self._thoughts.forced(is_whole=self._characters.is_whole)
             self._add(token)
 
-    def _add(self, token: int) -> str:
-        """Append a token; the text that is certain now."""
-        self._sampler.accept(token)
+    def _add(self, token: int) -> Split:
+        """Append a token; what is certain now."""
+        thoughts = self._thoughts
+        self._sampler.accept(token, generated=thoughts is None or thoughts.is_answer(token))
         self.tokens.append(token)
         if self._detector is not None:
             self.repetition = self._detector.add(token)
-        return self._text.push(self._model.piece(token))
+        if thoughts is None:
+            return Split(text=self._text.push(self._model.piece(token)))
+        thought, text = thoughts.add(token, self._characters.push(thoughts.piece(token)))
+        return Split(thought, self._text.add(text))
 
     @property
     def stop_string(self) -> str | None:
         """The stop string that ended it; None where none did."""
         return self._text.stopped
 
-    def rest(self) -> str:
-        """The text that was held back, once no token follows."""
-        return self._text.rest()
+    def rest(self) -> Split:
+        """Return what was held back, once no token follows."""
+        if self._thoughts is None:
+            return Split(text=self._text.rest())
+        thought, text = self._thoughts.add_rest(self._characters.rest())
+        return Split(thought, "" if self._text.stopped is not None else self._text.add(text) + self._text.rest())
 
     def close(self) -> None:
         """Free the samplers."""
@@ -100,9 +141,18 @@ class TextStream:
         self._pending = ""  # may be the beginning of a stop string
         self.stopped: str | None = None  # the stop string that is complete
 
+    @property
+    def is_whole(self) -> bool:
+        """True if no character is incomplete."""
+        return not self._decoder.getstate()[0]
+
     def push(self, piece: bytes) -> str:
         """The text that is certain after this piece. Sets `stopped` when a stop string is complete."""
-        self._pending += self._decoder.decode(piece)
+        return self.add(self._decoder.decode(piece))
+
+    def add(self, text: str) -> str:
+        """As `push`, of whole characters."""
+        self._pending += text
         places = [(at, s) for s in self._stop if (at := self._pending.find(s)) >= 0]
         if places:
             at, self.stopped = min(places)

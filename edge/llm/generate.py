@@ -11,6 +11,7 @@ from edge.errors import EngineError
 from edge.llm.requests import PrefillProgress, Request, Running
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import USED_MEANWHILE, Scheduler
+from edge.thinking.tracker import Thinking
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Usage:
     completion_tokens: int
     restored_tokens: int = 0  # of those in the cache: that were read from disk for this prompt
     dropped_tokens: int = 0  # of the oldest: that were dropped in place, before or during the answer
+    thought_tokens: int = 0  # of the completion: those of thoughts
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Response:
     usage: Usage
     timing: Timing
     repetition: Repetition | None = None  # the loop that ended the answer
+    thought: str = ""  # new text of what the model thinks, which is no part of `text`
 
 
 def generate(
@@ -53,6 +56,7 @@ def generate(
     *,
     max_tokens: int | None = None,  # None: until the context is full
     stop: Sequence[str] = (),  # strings that end the answer and are not part of it
+    thinking: Thinking | None = None,  # as in `Request`
     on_prefill: PrefillProgress | None = None,
     in_place: bool = False,  # as in `Request`
     beginning: Callable[[], int] | None = None,  # tokens that stay in a full context; None: the answer ends there
@@ -67,7 +71,16 @@ def generate(
     room = scheduler.engine.context - len(prompt)
     if beginning is None and max_tokens is not None and max_tokens > room:
         max_tokens = None
-    request = Request(prompt, max_tokens, sampling, stop, in_place=in_place, stays=beginning, on_prefill=on_prefill)
+    request = Request(
+        prompt,
+        max_tokens,
+        sampling,
+        stop,
+        thinking=thinking,
+        in_place=in_place,
+        stays=beginning,
+        on_prefill=on_prefill,
+    )
     running = scheduler.prepare(request)
     clock = _Clock(accepted, running)
     scheduler.drop_requests()
@@ -86,14 +99,16 @@ def generate(
                     raise event.error
                 if event.token_id is not None:
                     clock.token()
-                    yield Response(event.text, event.token_id, None, clock.usage(), clock.timing())
+                    yield Response(
+                        event.text, event.token_id, None, clock.usage(), clock.timing(), thought=event.thought
+                    )
                 finish = event.finish_reason
     finally:
         scheduler.cancel(running.number)
         scheduler.engine.answered(running.step_s)
-    rest = "" if event.token_id is not None else event.text
+    thought, rest = ("", "") if event.token_id is not None else (event.thought, event.text)
     repetition = running.continuation.repetition if finish == "repetition" else None
-    yield Response(rest, None, finish, clock.usage(), clock.timing(), repetition)
+    yield Response(rest, None, finish, clock.usage(), clock.timing(), repetition, thought)
 
 
 class _Clock:
@@ -113,7 +128,14 @@ class _Clock:
     def usage(self) -> Usage:
         running = self._running
         cached = running.cached_tokens or 0
-        return Usage(len(running.prompt), cached, self._tokens, running.restored_tokens, running.dropped_tokens)
+        return Usage(
+            len(running.prompt),
+            cached,
+            self._tokens,
+            running.restored_tokens,
+            running.dropped_tokens,
+            running.continuation.thought_tokens,
+        )
 
     def timing(self) -> Timing:
         after_first = self._tokens - 1

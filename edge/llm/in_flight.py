@@ -31,6 +31,7 @@ from edge.llm.requests import Event, Running, token_logprobs
 from edge.llm.sampler import LogitsRequest
 from edge.llm.slot import Slot
 from edge.llm.step_budget import StepBudget
+from edge.thinking.splitter import Split
 
 
 @dataclass
@@ -250,19 +251,45 @@ def verify(running: Running, logits: NDArray[np.float32], following: Sequence[in
                 break
             right = used
     except SamplingError as error:
-        events.append(Event(running.number, None, running.continuation.rest(), "error", error=error))
+        events.append(end_event(running, "error", error))
     return Verified(events, used, right)
 
 
 def _next(running: Running, logits: NDArray[np.float32]) -> Event:
     """The next token of a request, or its end."""
     continuation, n_logprobs = running.continuation, running.request.logprobs
-    text = continuation.choose(logits)
-    token = None if text is None else continuation.tokens[-1]
+    split = continuation.choose(logits)
+    token = None if split is None else continuation.tokens[-1]
     if token is not None:
         running.tokens.append(token)
     logprobs = None if n_logprobs is None or token is None else token_logprobs(logits, token, n_logprobs)
-    reason, text = continuation.finish_reason, text or ""
+    reason, (thought, text) = continuation.finish_reason, split or Split()
     if reason:
-        text += continuation.rest()
-    return Event(running.number, token, text, reason, logprobs, continuation.stop_string, running.cached_tokens or 0)
+        rest = continuation.rest()
+        thought, text = thought + rest.thought, text + rest.text
+    return Event(
+        running.number,
+        token,
+        text,
+        reason,
+        logprobs,
+        continuation.stop_string,
+        running.cached_tokens or 0,
+        thought=thought,
+        thought_tokens=continuation.thought_tokens,
+    )
+
+
+def end_event(running: Running, reason: str, error: SamplingError | None = None) -> Event:
+    """The end of a request without a token, with all that was held back of its answer."""
+    thought, text = running.continuation.rest()
+    return Event(
+        running.number,
+        None,
+        text,
+        reason,
+        cached_tokens=running.cached_tokens or 0,
+        error=error,
+        thought=thought,
+        thought_tokens=running.continuation.thought_tokens,
+    )

@@ -13,6 +13,7 @@ from edge.llm.continuation import Continuation
 from edge.llm.interface import RemotePrompt, TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Former, Slot, check_prompt, common_prefix
+from edge.thinking.tracker import Thinking
 
 _NO_LIMIT = 1 << 60
 
@@ -48,6 +49,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0))
     stop: Sequence[str] = ()  # strings that end the answer; the token that completes one is its last
     ends: bool = True  # False: also after a token that ends a text, for measuring
+    thinking: Thinking | None = None  # None: all of the answer is its text
     logprobs: int | None = None  # how many alternatives are reported with each token; None: no probabilities at all
     generated: Sequence[int] = ()  # the beginning of the answer, where it was sent already
     namespace: str = ""  # of those whose prompts it may share keys and values with
@@ -62,12 +64,14 @@ class Event:
 
     request: int  # its number, as `add` gave it
     token_id: int | None  # None where only its end is reported
-    text: str  # that is certain by now; may be empty while a character or a stop string is incomplete
+    text: str  # that is certain by now; may be empty while a character, a mark or a stop string is incomplete
     finish_reason: str | None  # "stop", "length", "repetition", "cancelled", "error"; None while it goes on
     logprobs: TokenLogprobs | None = None
     stop_string: str | None = None  # that ended it
     cached_tokens: int = 0  # of its prompt: that need not be computed
     error: SamplingError | None = None  # why its constraint cannot be followed any further
+    thought: str = ""  # more of what the model thinks, which is no part of `text`
+    thought_tokens: int = 0  # of the answer so far
 
 
 class Running:
@@ -163,6 +167,7 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
         max_tokens=most,
         stop=request.stop,
         ends=request.ends,
+        thinking=request.thinking,
         given_up=given_up,
     )
     try:

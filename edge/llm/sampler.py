@@ -150,19 +150,26 @@ class TokenSampler:
             given_up=given_up,
         )
 
-    def logits_request(self, drafts: Sequence[int] = ()) -> LogitsRequest:
-        """Logits that suffice for the next choice, and for those behind each of these tokens, as if it came."""
-        if self._constraint is None or not self._needs:
+    @property
+    def is_constrained(self) -> bool:
+        """True if a constraint holds."""
+        return self._constraint is not None
+
+    def logits_request(self, drafts: Sequence[int] = (), *, constrained: bool = True) -> LogitsRequest:
+        """Logits that suffice for the next choice, and for those behind each of these tokens, as if it came.
+        constrained: as of `choose`."""
+        if self._constraint is None or not self._needs or not constrained:
             return LogitsRequest(self._needs)
         masks = self._constraint.masks(drafts)
         return LogitsRequest() if masks is None else LogitsRequest(self._needs, masks)
 
-    def choose(self, logits: NDArray[np.float32]) -> int:
-        """A token id for logits [n_vocab]. Call `accept` with it, or with another, before the next choice."""
+    def choose(self, logits: NDArray[np.float32], *, constrained: bool = True) -> int:
+        """A token id for logits [n_vocab]. Call `accept` with it, or with another, before the next choice. constrained:
+        False for a token that a constraint is not about."""
         token = self._choice(logits)
         # Asking a constraint about the whole vocabulary is slow, so it is asked about the choice first. What is drawn
         # is the same: a draw that is refused is drawn again from what is allowed.
-        if self._constraint is None or self._constraint.allows(token):
+        if self._constraint is None or not constrained or self._constraint.allows(token):
             return token
         return self._choice(self._constraint.restrict(logits))
 
@@ -180,7 +187,7 @@ class TokenSampler:
         return candidates.selected
 
     def accept(self, token: int, *, generated: bool = True) -> None:
-        """Take note of a token: of the prompt (for penalties only) or generated."""
+        """Take note of a token. generated: False for those that a constraint is not about: prompts and thoughts."""
         self._chain.accept(token)
         if generated and self._constraint is not None:
             self._constraint.accept(token)

@@ -23,7 +23,7 @@ from contextlib import suppress
 from edge.closing import Closing
 from edge.constraints.constraint import never_given_up
 from edge.errors import EdgeError, EngineError
-from edge.llm.in_flight import InFlight, Rows, room
+from edge.llm.in_flight import InFlight, Rows, end_event, room
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.latency import Came, LatencyTargets
 from edge.llm.requests import Event, Request, Running, prepare
@@ -195,7 +195,7 @@ class Scheduler(Closing):
             request, others, left = running.request, self.running, self.engine.context - len(running.tokens)
             if left < 0:  # its next token had no room when the engine was lost
                 if not running.shift():
-                    self._events.append(self._ended(running, "length", running.continuation.rest()))
+                    self._events.append(self._ended(running, "length"))
                 continue
             growth = sum(min(other.left, HEADROOM) for other in (running, *others)) if others else min(1, left)
             placement = self.slots.place(running.tokens, growth, request.namespace)
@@ -228,7 +228,7 @@ class Scheduler(Closing):
         where nothing more can be submitted before logits have come."""
         for running in [candidate for candidate in self._ready if candidate.fills_context]:
             if not running.shift():
-                self._events.append(self._ended(running, "length", running.continuation.rest()))
+                self._events.append(self._ended(running, "length"))
         if self.drafter is not None:
             if self._submit_windows(self.drafter):
                 return False
@@ -331,11 +331,12 @@ class Scheduler(Closing):
                 if event.finish_reason is not None:
                     self._free(next(running for running in self.running if running.number == event.request))
 
-    def _ended(self, running: Running, finish_reason: str, text: str = "") -> Event:
+    def _ended(self, running: Running, finish_reason: str) -> Event:
         """End a request without a token, and free what it had."""
+        event = end_event(running, finish_reason)
         self._in_flight.cancel(running)
         self._free(running)
-        return Event(running.number, None, text, finish_reason, cached_tokens=running.cached_tokens or 0)
+        return event
 
     def _free(self, running: Running) -> None:
         """A request has ended: others may have what it had."""

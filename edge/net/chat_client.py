@@ -34,10 +34,10 @@ class ServerChat:
         self.usage: dict[str, Any] | None = None  # of the last answer, as the server says
         self.finish_reason: str | None = None  # "repetition" where a server such as `edge serve` says so beside it
 
-    def ask(self, text: str, options: Mapping[str, Any]) -> Iterator[str]:
-        """Ask, and yield the answer as it comes. Both join the conversation, as far as it came; a question without any
-        answer does not. options: fields of the request, such as temperature. TransportError, with the server's
-        words."""
+    def ask(self, text: str, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Ask, and yield the answer as it comes: pieces of text, each with what was thought before it. Question and
+        text join the conversation, as far as they came; a question without any answer does not. options: fields of the
+        request, such as temperature. TransportError, with the server's words."""
         messages = [*self.messages, {"role": "user", "content": text}]
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         body: dict[str, Any] = {"messages": messages, **stream, **options}
@@ -50,10 +50,12 @@ class ServerChat:
                 self.usage = event.get("usage") or self.usage
                 for choice in event.get("choices", ()):
                     self.finish_reason = choice.get("ended_by") or choice.get("finish_reason") or self.finish_reason
-                    piece = choice.get("delta", {}).get("content")
+                    delta = choice.get("delta", {})
+                    piece, thought = delta.get("content") or "", delta.get("reasoning_content") or ""
                     if piece:
                         chunks.append(piece)
-                        yield piece
+                    if piece or thought:
+                        yield piece, thought
         finally:
             if chunks:
                 self.messages = [*messages, {"role": "assistant", "content": "".join(chunks)}]

@@ -40,10 +40,11 @@ class EngineClient:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] = MappingProxyType({}),
+        think: int | None = None,
     ) -> str:
         """As ServedModel.render."""
         lists = {"messages": [dict(m) for m in messages], "tools": [dict(t) for t in tools]}
-        return str(await self.process.ask("render", {**lists, "variables": dict(variables)}))
+        return str(await self.process.ask("render", {**lists, "variables": dict(variables), "think": think}))
 
     async def embed(self, texts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
         """As ServedModel.embed."""

@@ -1,4 +1,4 @@
-"""Deltas of answers for all APIs, made from an engine's pieces: text, calls, an end."""
+"""Deltas of answers for all APIs, made from an engine's pieces: thoughts, text, calls, an end."""
 
 from __future__ import annotations
 
@@ -33,6 +33,13 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Thought:
+    """More of what the model thinks before its answer."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Call:
     """A call of a function."""
 
@@ -48,6 +55,7 @@ class End:
     reason: Reason
     stop_string: str | None
     generated_tokens: int
+    thought_tokens: int = 0  # of these, those of thoughts
     ended_by: str | None = None  # "repetition" if that is the reason; the clients' types have no such reason
 
     @property
@@ -56,7 +64,7 @@ class End:
         return {"ended_by": self.ended_by} if self.ended_by else {}
 
 
-Delta = Begin | Text | Call | End
+Delta = Begin | Thought | Text | Call | End
 Deltas = AsyncIterator[tuple[int, Delta]]
 """Deltas of several answers, each with the answer's number, as they come."""
 
@@ -64,15 +72,18 @@ Deltas = AsyncIterator[tuple[int, Delta]]
 async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator[Delta, None]:
     """Yield the deltas of one answer. The last is an End; EngineGone if its engine ended."""
     begun, called = False, False
-    tokens = 0
+    tokens = thought_tokens = 0
     pieces: list[Piece] = []
     async for piece in answer:
         if not begun:
             begun = True
             yield Begin(answer.prompt_tokens, answer.cached_tokens)
         tokens += piece.token_id is not None
-        if piece.logprob is not None:
+        if piece.thought:
+            yield Thought(piece.thought)
+        if piece.logprob is not None and piece.thought_tokens == thought_tokens:
             pieces.append(piece)
+        thought_tokens = max(thought_tokens, piece.thought_tokens)
         parts: list[str | ParsedCall] = parser.add(piece.text) if parser else [piece.text]
         if piece.finish_reason is not None and parser:
             parts += [*parser.end(), ""]  # "": the last tokens may have made no text
@@ -88,7 +99,7 @@ async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator
             is_cut = piece.finish_reason in ("length", "repetition")
             reason: Reason = "length" if is_cut else "tool_calls" if called else "stop"
             ended_by = "repetition" if piece.finish_reason == "repetition" else None
-            yield End(reason, piece.stop_string, tokens, ended_by)
+            yield End(reason, piece.stop_string, tokens, thought_tokens, ended_by)
 
 
 async def begin(model: ServedModel, generations: Sequence[Generation]) -> list[Answer]:

@@ -57,6 +57,8 @@ def piece_of(values: Mapping[str, Any]) -> Piece:
         values.get("stop_string"),
         None if chosen is None else _logprob(chosen),
         tuple(map(_logprob, values.get("alternatives", ()))),
+        values.get("thought", ""),
+        values.get("thought_tokens", 0),
     )
 
 

@@ -18,6 +18,7 @@ class Generation:
     messages: Sequence[Mapping[str, Any]] | None = None  # of a chat, for the model's template
     tools: Sequence[Mapping[str, Any]] = ()  # JSON of functions, in the template's form
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, beside the usual ones
+    think: int | None = None  # tokens of thoughts, as `edge.thinking.format.AUTO` says; None: the server's default
     max_tokens: int | None = None  # None: until the context is full
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that are given
     place: int = 0  # number among the answers to one prompt
@@ -38,12 +39,14 @@ class TokenLogprob:
 class Piece:
     """The part of an answer that one step generated."""
 
-    text: str  # may be empty while a character or a stop string is incomplete
+    text: str  # may be empty while a character, a mark or a stop string is incomplete
     token_id: int | None = None  # None if the piece reports only the end
     finish_reason: str | None = None  # "stop", "length", "repetition", or None while it goes on
     stop_string: str | None = None  # the stop string that ended it
     logprob: TokenLogprob | None = None
     alternatives: Sequence[TokenLogprob] = ()  # most likely first
+    thought: str = ""  # what the model thinks, which is no part of `text`
+    thought_tokens: int = 0  # of the answer so far
 
 
 class Answer(Protocol):
@@ -81,8 +84,9 @@ class ServedModel(Protocol):
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] = MappingProxyType({}),
+        think: int | None = None,
     ) -> str:
-        """Return the text of a chat's prompt. TemplateError."""
+        """Return the text of a chat's prompt. think: as of a Generation. TemplateError."""
 
     async def embed(self, texts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
         """Return the embedding of each text, of length 1, and their total number of tokens. ContextFull for a text that

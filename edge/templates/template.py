@@ -11,6 +11,7 @@ from typing import Any
 
 from edge.errors import TemplateError
 from edge.templates.process import TemplateProcess
+from edge.thinking.format import AUTO, switches, thinking_format, with_thoughts
 
 MAX_SOURCE = 1 << 20  # characters of a template; published ones have up to 20,000
 # Variables that every template is given.
@@ -18,7 +19,8 @@ RESERVED = frozenset(
     "messages add_generation_prompt raise_exception strftime_now tools documents bos_token eos_token".split()
 )
 Message = Mapping[str, Any]
-"""{"role": "system" | "user" | "assistant", "content": text}, and other fields of a template, such as tool calls."""
+"""{"role": "system" | "user" | "assistant", "content": text}, and other fields of a template, such as tool calls;
+`reasoning_content` is what the model thought before it."""
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -51,6 +53,7 @@ class ChatTemplate:
             raise TemplateError(f"chat template: it has {len(source)} characters, {MAX_SOURCE} are the most")
         self.source = source
         self.stops = tuple(stops)
+        self.thinking = thinking_format(source)
         self._special = {"bos_token": bos, "eos_token": eos}
         self._process = process or TemplateProcess()
         self._ask(None)
@@ -73,14 +76,17 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] = MappingProxyType({}),
+        think: int = AUTO,
         add_generation_prompt: bool = True,
     ) -> str:
         """Return the prompt text. tools: functions that the model may call, as JSON has them. variables: what this
-        template takes beside `RESERVED`, such as `enable_thinking`; data as JSON has it. TemplateError if the template
-        refuses these messages, does not end, or takes more memory than it may."""
+        template takes beside `RESERVED`, such as `enable_thinking`; data as JSON has it. think: tokens of thoughts, as
+        `edge.thinking.format.AUTO` says; `variables` come first. TemplateError if the template refuses these
+        messages, does not end, or takes more memory than it may."""
         if reserved := RESERVED & variables.keys():
             raise TemplateError(f"chat template: {', '.join(sorted(reserved))} cannot be given as a variable")
-        return self._ask([dict(m) for m in messages], tools, variables, add_generation_prompt)
+        own = with_thoughts(messages, self.source)
+        return self._ask(own, tools, {**switches(think), **variables}, add_generation_prompt)
 
     def _ask(
         self,

@@ -36,6 +36,7 @@ from tests.support.repetition import first_loop
 
 KEYS = {
     "text": str,
+    "thought": str,
     "token_ids": list,
     "finish_reason": str,
     "repetition": type(None),
@@ -45,6 +46,7 @@ KEYS = {
         "completion_tokens": int,
         "restored_tokens": int,
         "dropped_tokens": int,
+        "thought_tokens": int,
     },
     "timing": {
         "load_s": float,

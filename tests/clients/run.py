@@ -16,14 +16,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 VENVS = ROOT / ".venv-clients"
 INSTALL_S, CLIENT_S, END_S = 1200, 600, 30
-CHECKS = ("hello", "stream", "tools", "structured")
+CHECKS = ("hello", "stream", "tools", "structured", "thoughts")
 # Name: the set of requirements, and what runs.
 CLIENTS: dict[str, tuple[str, Sequence[str]]] = {
     "openai": ("agents", ("use_openai.py",)),
@@ -57,10 +58,15 @@ def python_of(name: str) -> Path:
 
 @contextmanager
 def serving(model: str | None) -> Iterator[tuple[str, str]]:
-    """`edge serve` on a free port: its address, and the model's name."""
+    """`edge serve` on a free port: its address, and the model's name. Beside it there is a model `thinker`."""
     command = [sys.executable, "-m", "apps.cli", "serve", "--port", "0", "--prefix-cache", "0"]
     given = [model] if model else [str(ROOT / "edge" / "demo" / "edge-demo-q8_0.gguf")]
-    with subprocess.Popen([*command, *given], cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+    with ExitStack() as stack:
+        thinker = Path(stack.enter_context(TemporaryDirectory())) / "thinker.gguf"
+        make = "import sys, pathlib, tests.support.thinking as t; t.thinker(pathlib.Path(sys.argv[1]))"
+        subprocess.run([sys.executable, "-c", make, str(thinker)], cwd=ROOT, check=True, timeout=END_S)
+        every = [*command, *given, str(thinker)]
+        server = stack.enter_context(subprocess.Popen(every, cwd=ROOT, stdout=subprocess.PIPE, text=True))
         try:
             assert server.stdout is not None
             address = re.search(r"http://\S+", server.stdout.readline())

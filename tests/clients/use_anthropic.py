@@ -27,4 +27,15 @@ def structured() -> str:
     return follows(client.messages.create(**ASKED, output_config=form).content[0].text)
 
 
-main({"hello": hello, "stream": stream, "tools": tools, "structured": structured})
+def thoughts() -> str:
+    asked = {**ASKED, "model": "thinker", "thinking": {"type": "enabled", "budget_tokens": 8}}
+    asked["extra_body"] = {"temperature": 0}
+    thought, text = client.messages.create(**asked).content
+    assert (thought.type, text.type) == ("thinking", "text"), (thought, text)
+    with client.messages.stream(**asked) as response:
+        streamed, _ = response.get_final_message().content
+    assert (streamed.thinking, streamed.signature) == (thought.thinking, thought.signature)
+    return said(thought.thinking)
+
+
+main({"hello": hello, "stream": stream, "tools": tools, "structured": structured, "thoughts": thoughts})

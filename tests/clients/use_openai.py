@@ -33,4 +33,15 @@ def structured() -> str:
     return follows(client.responses.create(input=QUESTION, model=MODEL, max_output_tokens=200, text=schema).output_text)
 
 
-main({"hello": hello, "stream": stream, "tools": tools, "structured": structured})
+def thoughts() -> str:
+    asked = {"messages": MESSAGES, "model": "thinker", "temperature": 0, "extra_body": {"reasoning_budget": 8}}
+    message = client.chat.completions.create(**asked).choices[0].message
+    deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == message.reasoning_content
+    assert "".join(delta.content or "" for delta in deltas) == message.content
+    items = client.responses.create(input=QUESTION, model="thinker", max_output_tokens=40).output
+    assert items[0].type == "reasoning", items
+    return said(message.reasoning_content)
+
+
+main({"hello": hello, "stream": stream, "tools": tools, "structured": structured, "thoughts": thoughts})

@@ -11,7 +11,7 @@ from edge.serve.served import Answer, Generation, Piece, ServedModel, TokenLogpr
 
 
 class ScriptedAnswer:
-    """Says some text, a character a token; then fails, waits until it is cancelled, or ends."""
+    """Thinks and says some text, a character a token; then fails, waits until it is cancelled, or ends."""
 
     def __init__(self, model: "Scripted", generation: Generation) -> None:
         self.prompt_tokens, self.cached_tokens = 7, 3
@@ -21,6 +21,8 @@ class ScriptedAnswer:
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         model, wanted = self._model, self._wanted
+        for count, character in enumerate(model.thinks, 1):
+            yield Piece("", ord(character), thought=character, thought_tokens=count)
         said = model.says[: wanted.max_tokens]
         for character in said:
             self.sent_tokens += 1
@@ -33,7 +35,7 @@ class ScriptedAnswer:
         if model.waits:
             await self.cancelled.wait()
         ending = model.ending if len(said) == len(model.says) else "length"
-        yield Piece("", None, ending, model.stop_string)
+        yield Piece("", None, ending, model.stop_string, thought_tokens=len(model.thinks))
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -44,6 +46,7 @@ class Scripted:
 
     def __init__(self, name: str = "scripted") -> None:
         self.name = name
+        self.thinks = ""
         self.says = "Hello there."
         self.template = ""
         self.stop_string: str | None = None
@@ -82,6 +85,7 @@ class Scripted:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] = MappingProxyType({}),
+        think: int | None = None,
     ) -> str:
         return "".join(f"{one['role']}: {one['content']}\n" for one in messages)
 

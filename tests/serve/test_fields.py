@@ -178,6 +178,8 @@ def test_pictures_are_refused_in_words(url: str, api: Api, body: dict[str, Any],
         (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         (CHAT, {"messages": [{"role": "assistant", "content": "", "refusal": "no"}]}, "refusal"),
         (MESSAGES, {"output_config": {"effort": "low"}}, "effort"),
+        (CHAT, {"reasoning_effort": "a lot"}, "none of none"),
+        (CHAT, {"reasoning_budget": 5}, "thinking"),
         (NATIVE, {"n_predict": 0}, "n_predict"),
         (NATIVE, {"logit_bias": [["word", 1]]}, "logit_bias"),
         (NATIVE, {"logit_bias": [[5, True]]}, "logit_bias"),
@@ -199,17 +201,17 @@ def test_variables_come_to_the_template() -> None:
     models = ScriptedModels()
     models.scripted.template = "{{ enable_thinking }} {{ reasoning_effort }} {{ tools }}"
     with serving(create_app(models, ServeOptions())) as url:
-        for api, more, variables in (
-            (CHAT, {"chat_template_kwargs": {"a": False, "x": [1]}}, {"a": False, "x": [1]}),
-            (CHAT, {"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
-            (CHAT, {"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
-            (RESPONSES, {"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}),
-            (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 9}}, {"enable_thinking": True}),
-            (MESSAGES, {"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
-            (MESSAGES, {"thinking": {"type": "adaptive"}}, {}),
+        for api, more, variables, think in (
+            (CHAT, {"chat_template_kwargs": {"a": False, "x": [1]}}, {"a": False, "x": [1]}, None),
+            (CHAT, {"reasoning_effort": "low"}, {"reasoning_effort": "low"}, -1),
+            (CHAT, {"reasoning_effort": "none"}, {"reasoning_effort": "none"}, 0),
+            (RESPONSES, {"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}, -1),
+            (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 9}}, {}, 9),
+            (MESSAGES, {"thinking": {"type": "disabled"}}, {}, 0),
+            (MESSAGES, {"thinking": {"type": "adaptive"}}, {}, None),
         ):  # fmt: skip
             assert post(url, api, **more).status_code == 200
-            assert models.scripted.asked[-1].variables == variables
+            assert (models.scripted.asked[-1].variables, models.scripted.asked[-1].think) == (variables, think)
         thought = {"role": "assistant", "content": "b", "reasoning_content": "because"}
         assert post(url, CHAT, messages=[*HI, thought]).status_code == 200
         assert (models.scripted.asked[-1].messages or [])[-1]["reasoning_content"] == "because"

@@ -125,6 +125,26 @@ def test_an_answer_comes_as_markdown_with_its_figures(page: Page, models: Script
     assert models.scripted.asked[-1].sampling["temperature"] == 0.7
 
 
+def test_a_thought_is_folded_and_goes_back_to_the_model(page: Page, models: ScriptedModels) -> None:
+    models.scripted.thinks, models.scripted.template = "It is *7*.", "<think></think>"
+    page.value("document.getElementById('open-settings').click()")
+    page.value("document.getElementById('thought').focus()")
+    page.type("50")
+    ask(page, "3 plus 4?")
+    assert answered(page) == "Hello there."
+    assert models.scripted.asked[-1].think == 50
+    folded = "document.querySelector('.answer details.thoughts')"
+    assert page.value(f"[{folded}.hidden, {folded}.open, {folded}.firstChild.textContent]") == [
+        False,
+        False,
+        "Thoughts",
+    ]
+    assert page.value(f"{folded}.lastChild.innerHTML") == "<p>It is <em>7</em>.</p>"
+    ask(page, "Sure?")
+    assert answered(page, 2) == "Hello there."
+    assert asked(models)[1] == {"role": "assistant", "content": "Hello there.", "reasoning_content": "It is *7*."}
+
+
 def test_code_in_an_answer_stays_text(page: Page, models: ScriptedModels) -> None:
     models.scripted.says = (
         "<script>window.ran = 1</script><img src=x onerror='window.ran = 1'> [a](javascript:window.ran=1)"

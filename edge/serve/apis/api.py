@@ -39,6 +39,7 @@ class ParsedRequest:
             messages=conversation.messages,
             tools=conversation.tools,
             variables=conversation.variables,
+            think=conversation.think,
             max_tokens=max_tokens,
             sampling=constrained(sampling, conversation.sampling),
             logprobs=logprobs,

@@ -18,10 +18,11 @@ from edge.serve.apis.fields import (
     TemplateVariables,
     TextType,
     template_variables,
+    think_tokens,
 )
 from edge.serve.apis.openai_fields import ResponseFormat, Usage, error_event, new_id, now, text_schema, token_logprobs
 from edge.serve.apis.other_fields import CHAT_REFUSED, OPENAI_IGNORED, Refused
-from edge.serve.deltas import Begin, Call, Deltas, End, Text
+from edge.serve.deltas import Begin, Call, Deltas, End, Text, Thought
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.conversation import conversation
 from edge.serve.tools.functions import Function, FunctionUse, Message
@@ -53,7 +54,7 @@ class ChatMessage(Fields):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    reasoning_content: str | None = Field(None, description="for templates that know it")
+    reasoning_content: str | None = Field(None, description="thought before it, for templates that keep it")
 
     refused: ClassVar[Refused] = {"audio": (), "function_call": (), "refusal": ("",)}
     ignored = frozenset({"annotations"})
@@ -96,19 +97,24 @@ class ChatRequest(SamplingRequest):
     tool_choice: Choice | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="true: more than one call where some must come")
     response_format: ResponseFormat | None = None
-    reasoning_effort: str | None = Field(None, max_length=40, description="for templates that know it")
+    reasoning_effort: str | None = Field(None, max_length=40, description="none: do not think")
+    reasoning_budget: int | None = Field(None, ge=-1, description="tokens of thoughts; 0: none, -1: any number")
+    thinking_budget_tokens: int | None = Field(None, ge=-1, description="as reasoning_budget")
     chat_template_kwargs: TemplateVariables | None = Field(None, description="variables of the model's chat template")
 
     refused: ClassVar[Refused] = {**SamplingRequest.refused, **CHAT_REFUSED}
     ignored = SamplingRequest.ignored | OPENAI_IGNORED | {"prediction"}
 
     @property
+    def thought_budget(self) -> int | None:
+        """Tokens of thoughts, if the request names a number."""
+        return self.thinking_budget_tokens if self.reasoning_budget is None else self.reasoning_budget
+
+    @property
     def template_matters(self) -> bool:
-        """True if the request has functions, calls or reasoning, which depend on the template."""
-        parts = any(
-            message.role == "tool" or message.tool_calls or message.reasoning_content for message in self.messages
-        )
-        return bool(self.tools) or parts or self.reasoning_effort is not None
+        """True if the request has functions, calls or thinking, which depend on the template."""
+        parts = any(message.role == "tool" or message.tool_calls for message in self.messages)
+        return bool(self.tools) or parts or (self.reasoning_effort, self.thought_budget) != (None, None)
 
 
 def parse(request: ChatRequest, template: str) -> ParsedRequest:
@@ -121,6 +127,7 @@ def parse(request: ChatRequest, template: str) -> ParsedRequest:
         template,
         text_schema(request.response_format),
         template_variables(template, request.chat_template_kwargs, request.reasoning_effort),
+        think_tokens(template, request.chat_template_kwargs, request.reasoning_effort, request.thought_budget),
     )
     max_tokens = request.max_completion_tokens or request.max_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
@@ -191,6 +198,8 @@ async def events(request: ChatRequest, model: str, deltas: Deltas) -> AsyncGener
         usage.add(delta, counts_prompt=index == 0)
         if isinstance(delta, Begin):
             yield chunk(index, {"role": "assistant", "content": ""})
+        elif isinstance(delta, Thought):
+            yield chunk(index, {"reasoning_content": delta.text})
         elif isinstance(delta, Text):
             tokens = token_logprobs(delta.pieces)
             yield chunk(index, {"content": delta.text}, logprobs={"content": tokens} if tokens else None)
@@ -232,6 +241,8 @@ def fold(chunks: Sequence[Event]) -> Event:
 def _add(choice: dict[str, Any], part: dict[str, Any]) -> None:
     message, delta = choice["message"], part["delta"]
     message["content"] += delta.get("content", "")
+    if "reasoning_content" in delta:
+        message["reasoning_content"] = message.get("reasoning_content", "") + delta["reasoning_content"]
     for call in delta.get("tool_calls", ()):
         if "id" in call:
             message["tool_calls"].append({"id": call["id"], "type": "function", "function": dict(call["function"])})

@@ -23,6 +23,7 @@ from edge.serve.http.errors import BadRequest
 from edge.serve.served import Generation
 from edge.serve.tools.functions import json_text
 from edge.templates.template import RESERVED
+from edge.thinking.format import AUTO, thinking_format
 
 MAX_SEED = 2**32 - 2  # as in edge.llm.sampler, whose import would load llama.cpp into this process
 MAX_ANSWERS = 64  # of one request
@@ -188,22 +189,39 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
 TemplateVariables = Annotated[dict[Name, JsonValue], Field(max_length=MAX_VARIABLES)]
 
 
-def template_variables(
-    template: str, extra: Mapping[str, Any] | None, effort: str | None = None, thinking: str | None = None
-) -> dict[str, Any]:
-    """Return the variables of a request, and its options for reasoning, as the template of this source uses them.
-    BadRequest if the template has no such option, and for a name that every template has."""
+# Tokens of thoughts for efforts, where a template has no words for them.
+EFFORTS: Mapping[str, int] = {
+    "none": 0, "minimal": 256, "low": 1024, "medium": 4096, "high": AUTO, "xhigh": AUTO, "max": AUTO
+}  # fmt: skip
+
+
+def template_variables(template: str, extra: Mapping[str, Any] | None, effort: str | None = None) -> dict[str, Any]:
+    """Return the variables of a request, with its effort where the template of this source uses it. BadRequest for a
+    name that every template has."""
     variables = dict(extra or {})
     if reserved := sorted(RESERVED & variables.keys()):
         raise BadRequest(f"{', '.join(reserved)}: the template has it from the request", "chat_template_kwargs")
     json_text(variables, "chat_template_kwargs")
     if effort is not None and "reasoning_effort" in template:
         variables.setdefault("reasoning_effort", effort)
-    elif effort not in (None, "none"):
-        raise BadRequest("this model's chat template knows no reasoning_effort; leave it out", "reasoning_effort")
-    enable_thinking = {"enabled": True, "disabled": False}.get(thinking or "", None if effort != "none" else False)
-    if enable_thinking is not None and "enable_thinking" in template:
-        variables.setdefault("enable_thinking", enable_thinking)
-    elif enable_thinking:
-        raise BadRequest("this model's chat template knows no thinking; leave it out", "thinking")
     return variables
+
+
+def think_tokens(
+    template: str, extra: Mapping[str, Any] | None, effort: str | None = None, budget: int | None = None
+) -> int | None:
+    """Return the tokens of thoughts that a request asks for, as `AUTO` says; None if it does not say. extra: its
+    variables of the template. budget: tokens, if it names a number. BadRequest if there is thinking to do, and the
+    template of this source knows none."""
+    variable = (extra or {}).get("enable_thinking")
+    if budget is None and effort is None:
+        return None if not isinstance(variable, bool) else AUTO if variable else 0
+    asks = effort if budget is None else None
+    knows_effort = "reasoning_effort" in template
+    if asks is not None and asks not in EFFORTS and not knows_effort:
+        raise BadRequest(f"reasoning_effort {asks!r} is none of {', '.join(EFFORTS)}", "reasoning_effort")
+    think = EFFORTS.get(asks, AUTO) if asks is not None else budget
+    if think and not (knows_effort or "enable_thinking" in template or thinking_format(template)):
+        name = "reasoning_effort" if asks is not None else "thinking"
+        raise BadRequest(f"this model's chat template knows no {name}; leave it out", name)
+    return AUTO if think and asks is not None and knows_effort else think

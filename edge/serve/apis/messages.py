@@ -12,9 +12,10 @@ from edge.serve.apis.api import Api, Event, ParsedRequest
 from edge.serve.apis.fields import MAX_STOPS, Stop, given_sampling
 from edge.serve.apis.messages_fields import MessagesInput, conversation_of
 from edge.serve.apis.openai_fields import new_id
-from edge.serve.deltas import Begin, Call, Deltas, End, Text
+from edge.serve.deltas import Begin, Call, Deltas, End, Text, Thought
 from edge.serve.http.errors import Failure, error_body
 
+UNSIGNED = "unsigned"  # signature of all thoughts
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -35,37 +36,67 @@ def parse(request: MessagesRequest, template: str) -> ParsedRequest:
     return ParsedRequest.of_conversation(parsed, sampling, request.max_tokens)
 
 
-async def events(_request: MessagesRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
-    """Yield the start of a message, blocks of text and calls, and its end."""
-    blocks, in_text = 0, False
-    usage: dict[str, int] = {}
+class _Blocks:
+    """Numbers the blocks of a message; one of text or thought is open while more of it comes."""
 
-    def stop_text() -> list[Event]:
-        nonlocal blocks, in_text
-        if not in_text:
+    def __init__(self) -> None:
+        self._count = 0
+        self._open: str | None = None  # kind of the open block
+
+    def add(self, kind: str, text: str) -> list[Event]:
+        """Return the events of more text of a kind."""
+        begun: list[Event] = []
+        if self._open != kind:
+            block = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
+            begun = [*self.end(), self._start(block)]
+            self._open = kind
+        return [*begun, _block_delta(self._count, f"{kind}_delta", kind, text)] if text else begun
+
+    def call(self, call: Call) -> list[Event]:
+        """Return the events of a call."""
+        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        events = [
+            *self.end(),
+            self._start(block),
+            _block_delta(self._count, "input_json_delta", "partial_json", call.arguments),
+        ]
+        self._open = "tool_use"
+        return [*events, *self.end()]
+
+    def end(self) -> list[Event]:
+        """Return the events that end the open block, if there is one."""
+        if self._open is None:
             return []
-        in_text, blocks = False, blocks + 1
-        return [{"type": "content_block_stop", "index": blocks - 1}]
+        # Clients drop thoughts without a signature from what they send back.
+        signed = [_block_delta(self._count, "signature_delta", "signature", UNSIGNED)]
+        events = [*(signed if self._open == "thinking" else ()), {"type": "content_block_stop", "index": self._count}]
+        self._open, self._count = None, self._count + 1
+        return events
 
+    def _start(self, block: dict[str, Any]) -> Event:
+        return {"type": "content_block_start", "index": self._count, "content_block": block}
+
+
+async def events(request: MessagesRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
+    """Yield the start of a message, blocks of thoughts, text and calls, and its end."""
+    blocks = _Blocks()
+    omits = request.thinking is not None and request.thinking.display == "omitted"
+    usage: dict[str, int] = {}
     async for _, delta in deltas:
         if isinstance(delta, Begin):
             usage = _usage(delta)
             yield {"type": "message_start", "message": _message(model, usage)}
-        elif isinstance(delta, Text) and delta.text:
-            if not in_text:
-                in_text = True
-                yield {"type": "content_block_start", "index": blocks, "content_block": {"type": "text", "text": ""}}
-            yield _block_delta(blocks, "text_delta", "text", delta.text)
-        elif isinstance(delta, Call):
-            for event in stop_text():
+        elif isinstance(delta, Thought):
+            for event in blocks.add("thinking", "" if omits else delta.text):
                 yield event
-            block = {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
-            yield {"type": "content_block_start", "index": blocks, "content_block": block}
-            yield _block_delta(blocks, "input_json_delta", "partial_json", delta.arguments)
-            yield {"type": "content_block_stop", "index": blocks}
-            blocks += 1
+        elif isinstance(delta, Text) and delta.text:
+            for event in blocks.add("text", delta.text):
+                yield event
+        elif isinstance(delta, Call):
+            for event in blocks.call(delta):
+                yield event
         elif isinstance(delta, End):
-            for event in stop_text():
+            for event in blocks.end():
                 yield event
             is_string = delta.stop_string is not None and delta.reason == "stop"
             reason = "stop_sequence" if is_string else _REASONS[delta.reason]
@@ -94,21 +125,19 @@ def _block_delta(index: int, kind: str, key: str, text: str) -> Event:
 def fold(events_: Sequence[Event]) -> Event:
     """Return the message that the events add up to."""
     message: dict[str, Any] = {}
-    texts: list[list[str]] = []  # of each block
     for event in events_:
         if event["type"] == "message_start":
             message = {**event["message"], "content": []}
         elif event["type"] == "content_block_start":
-            message["content"].append(dict(event["content_block"]))
-            texts.append([])
+            message["content"].append({**event["content_block"]})
         elif event["type"] == "content_block_delta":
-            delta = event["delta"]
-            texts[-1].append(delta["text"] if delta["type"] == "text_delta" else delta["partial_json"])
+            block, (_, (key, text)) = message["content"][-1], event["delta"].items()
+            block[key] = block.get(key, "") + text
         elif event["type"] == "message_delta":
             message |= {**event["delta"], "usage": event["usage"]}
-    for block, parts in zip(message["content"], texts, strict=True):
-        text = "".join(parts)
-        block |= {"text": text} if block["type"] == "text" else {"input": json.loads(text)}
+    for block in message["content"]:
+        if "partial_json" in block:
+            block["input"] = json.loads(block.pop("partial_json"))
     return message
 
 

@@ -14,11 +14,13 @@ from edge.serve.apis.fields import (
     TemplateVariables,
     TextType,
     template_variables,
+    think_tokens,
 )
 from edge.serve.apis.other_fields import MESSAGES_IGNORED, MESSAGES_REFUSED, Refused
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.conversation import Conversation, conversation
 from edge.serve.tools.functions import Function, FunctionUse, Message
+from edge.thinking.format import AUTO
 
 
 class TextBlock(Fields):
@@ -47,9 +49,12 @@ class ToolResultBlock(Fields):
 
 
 class ThinkingBlock(Fields):
-    """A thinking block of another model, which is left out."""
+    """A thought before an answer; a redacted one is left out."""
 
     type: Literal["thinking", "redacted_thinking"]
+    thinking: str = ""
+
+    ignored = frozenset({"data", "signature"})  # nothing is signed, so nothing is checked
 
 
 def _kind(block: Any) -> str:
@@ -97,14 +102,20 @@ class OutputFormat(Fields):
 
 class OutputConfig(Fields):
     format: OutputFormat | None = None
+    effort: str | None = Field(None, max_length=40, description="how much to think")
 
-    refused: ClassVar[Refused] = {"effort": ("high",), "task_budget": ()}
+    refused: ClassVar[Refused] = {"task_budget": ()}
 
 
 class Thinking(Fields):
-    type: Literal["enabled", "disabled", "adaptive"] = Field(description="enabled: for templates that know it")
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=1, description="tokens of thoughts")
+    display: str | None = Field(None, description="omitted: do not send thoughts")
 
-    ignored = frozenset({"budget_tokens", "display"})  # max_tokens holds for the whole answer
+    @property
+    def tokens(self) -> int:
+        """Tokens of thoughts, as in `think_tokens`."""
+        return 0 if self.type == "disabled" else self.budget_tokens or AUTO
 
 
 class MessagesInput(GeneratingRequest):
@@ -126,7 +137,8 @@ class MessagesInput(GeneratingRequest):
         """True if the request has functions, calls or thinking, which depend on the template."""
         blocks = [block for message in self.messages if isinstance(message.content, list) for block in message.content]
         calls = any(isinstance(block, ToolUseBlock | ToolResultBlock) for block in blocks)
-        return bool(self.tools) or calls or self.thinking is not None
+        effort = self.output_config.effort if self.output_config else None
+        return bool(self.tools) or calls or self.thinking is not None or effort is not None
 
 
 def conversation_of(request: MessagesInput, template: str) -> Conversation:
@@ -139,9 +151,13 @@ def conversation_of(request: MessagesInput, template: str) -> Conversation:
     messages = [part for message in request.messages for part in _messages(message)]
     output = request.output_config.format if request.output_config else None
     schema = output.json_schema if output else None
-    thinking = request.thinking.type if request.thinking else None
-    variables = template_variables(template, request.chat_template_kwargs, thinking=thinking)
-    return conversation([*system, *messages], _use(functions, request.tool_choice), template, schema, variables)
+    budget = request.thinking.tokens if request.thinking else None
+    if budget == AUTO and request.thinking and request.thinking.type == "adaptive":
+        budget = None  # also for models that do not think
+    effort = request.output_config.effort if request.output_config else None
+    variables = template_variables(template, request.chat_template_kwargs, effort)
+    think = think_tokens(template, request.chat_template_kwargs, effort, budget)
+    return conversation([*system, *messages], _use(functions, request.tool_choice), template, schema, variables, think)
 
 
 def _use(functions: list[Function], choice: ToolChoice | None) -> FunctionUse:
@@ -165,13 +181,15 @@ def _messages(message: InputMessage) -> list[Message]:
         return [{"role": message.role, "content": message.content}]
     messages: list[dict[str, Any]] = []
     texts = [block.text for block in message.content if isinstance(block, TextBlock)]
+    thought = "".join(block.thinking for block in message.content if isinstance(block, ThinkingBlock))
     calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
     for block in message.content:
         if isinstance(block, ToolResultBlock):
             content = ("Error: " if block.is_error else "") + _text(block.content)
             messages.append({"role": "tool", "content": content, "tool_call_id": block.tool_use_id})
-    if texts or calls or not messages:
-        messages.append({"role": message.role, "content": "".join(texts)})
+    if texts or calls or thought or not messages:
+        own = {"reasoning_content": thought} if thought else {}
+        messages.append({"role": message.role, "content": "".join(texts), **own})
     if calls:
         messages[-1]["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}

@@ -55,6 +55,7 @@ class Usage:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    thought_tokens: int = 0  # of the generated ones
 
     def add(self, delta: Delta, *, counts_prompt: bool = True) -> None:
         """Add a delta. counts_prompt: False for an answer whose prompt another answer has, too."""
@@ -63,6 +64,7 @@ class Usage:
             self.cached_tokens += delta.cached_tokens
         elif isinstance(delta, End):
             self.generated_tokens += delta.generated_tokens
+            self.thought_tokens += delta.thought_tokens
 
     def to_json(self) -> dict[str, Any]:
         """Return the usage in the form of chats and completions."""
@@ -71,6 +73,7 @@ class Usage:
             "completion_tokens": self.generated_tokens,
             "total_tokens": self.prompt_tokens + self.generated_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.thought_tokens},
         }
 
 

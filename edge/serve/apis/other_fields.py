@@ -23,8 +23,8 @@ LLAMA_REFUSED = _refused(
     any_value="grammar_lazy ignore_eos post_sampling_probs return_tokens thinking_forced_open",
     not_empty="grammar_triggers lora multimodal_data response_fields samplers",
     add_generation_prompt=(True,), dynatemp_range=(0,), min_keep=(0,), mirostat=(0,), n_cmpl=(1,), n_indent=(0,),
-    n_predict=(-1,), n_probs=(0,), parse_tool_calls=(True,), reasoning_budget=(-1,),
-    reasoning_format=("none", "auto"), repeat_last_n=(64,), t_max_predict_ms=(0, -1), thinking_budget_tokens=(-1,),
+    n_predict=(-1,), n_probs=(0,), parse_tool_calls=(True,),
+    reasoning_format=("auto", "deepseek"), repeat_last_n=(64,), t_max_predict_ms=(0, -1),
     top_n_sigma=(0, -1),
 )  # fmt: skip
 # Places in the cache, figures beside the answer, and fields that matter only with refused ones.
@@ -51,23 +51,24 @@ CHAT_REFUSED = _refused(
     not_empty="functions",
     function_call=("none", "auto"), modalities=(["text"],), best_of=(1,), verbosity=("medium",),
 )  # fmt: skip
+BUDGETS: dict[str, Any] = {"reasoning_budget": (-1,), "thinking_budget_tokens": (-1,)}  # of thoughts: chats have them
 COMPLETIONS_REFUSED = _refused(
     any_value="echo json_schema",
-    best_of=(1,), chat_template_kwargs=({},), suffix=("",),
+    best_of=(1,), chat_template_kwargs=({},), suffix=("",), **BUDGETS,
 )  # fmt: skip
 # Fields of chats that responses do not have, and unsupported fields of responses.
 RESPONSES_REFUSED = _refused(
     any_value="background conversation grammar image json_schema lark logprobs moderation previous_response_id"
     " prompt regex",
     not_empty="access_programs context_management stop",
-    logit_bias=({},), n=(1,), response_format=({"type": "text"},),
+    logit_bias=({},), n=(1,), response_format=({"type": "text"},), **BUDGETS,
 )  # fmt: skip
 MESSAGES_REFUSED = _refused(
     any_value="compaction container context_management grammar json_schema lark output_format prompt regex seed"
     " thread",
     not_empty="fallbacks mcp_servers stop",
     frequency_penalty=(0,), logit_bias=({},), min_p=(0,), n=(1,), presence_penalty=(0,), repeat_penalty=(1,),
-    response_format=({"type": "text"},), speed=("standard",),
+    response_format=({"type": "text"},), speed=("standard",), **BUDGETS,
 )  # fmt: skip
 MESSAGES_IGNORED = frozenset(
     "betas billing_policy cache_control diagnostics fallback_credit_token inference_geo metadata service_tier"

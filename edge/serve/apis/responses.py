@@ -8,7 +8,7 @@ from typing import Any
 from edge.serve.apis.api import Api, Event, ParsedRequest
 from edge.serve.apis.openai_fields import Usage, new_id, now, token_logprobs
 from edge.serve.apis.responses_fields import LOGPROBS, ResponsesRequest, conversation_of
-from edge.serve.deltas import Call, Deltas, End, Text
+from edge.serve.deltas import Call, Deltas, End, Text, Thought
 from edge.serve.http.errors import Failure
 
 
@@ -28,7 +28,7 @@ async def events(request: ResponsesRequest, model: str, deltas: Deltas) -> Async
     usage = Usage()
     async for _, delta in deltas:
         usage.add(delta)
-        if isinstance(delta, Text):
+        if isinstance(delta, Thought | Text):
             for event in stream.text(delta):
                 yield event
         elif isinstance(delta, Call):
@@ -85,7 +85,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.generated_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.thought_tokens},
         "total_tokens": usage.prompt_tokens + usage.generated_tokens,
     }
 
@@ -97,6 +97,7 @@ class _Stream:
         self._output: list[dict[str, Any]] = response["output"]
         self._count = 0
         self._text: list[str] | None = None  # of the current item
+        self._is_thought = False  # whether that is a thought
         self._logprobs: list[dict[str, Any]] = []
         self._item = ""  # identifier of the current item
 
@@ -104,31 +105,36 @@ class _Stream:
         self._count += 1
         return {"type": kind, "sequence_number": self._count - 1, **fields}
 
-    def text(self, delta: Text) -> list[Event]:
-        events: list[Event] = []
+    def text(self, delta: Thought | Text) -> list[Event]:
+        """Return the events of more text or thought. Where the other was open, that ends."""
+        is_thought = isinstance(delta, Thought)
+        events = self.end_text() if is_thought != self._is_thought else []
         if self._text is None:
             if not delta.text:
-                return []
-            self._text, self._logprobs, self._item = [], [], new_id("msg_")
-            item = self._message("in_progress", [])
+                return events
+            self._text, self._logprobs, self._is_thought = [], [], is_thought
+            self._item = new_id("rs_" if is_thought else "msg_")
             events += [
-                self._item_event("response.output_item.added", item=item),
-                self._part_event("response.content_part.added", part=_part("", [])),
+                self._item_event("response.output_item.added", item=self._open_item("in_progress", [])),
+                self._part_event("response.content_part.added", part=self._part("")),
             ]
-        logprobs = token_logprobs(delta.pieces)
         self._text.append(delta.text)
+        if isinstance(delta, Thought):
+            return [*events, self._part_event("response.reasoning_text.delta", delta=delta.text)]
+        logprobs = token_logprobs(delta.pieces)
         self._logprobs += logprobs
         return [*events, self._part_event("response.output_text.delta", delta=delta.text, logprobs=logprobs)]
 
     def end_text(self, status: str = "completed") -> list[Event]:
-        """Return the events that end a text, if there is one."""
+        """Return the events that end a text or a thought, if there is one."""
         if self._text is None:
             return []
         text, self._text = "".join(self._text), None
-        part = _part(text, self._logprobs)
-        item = self._message(status, [part])
+        part = self._part(text)
+        item = self._open_item(status, [part])
+        done = {"text": text} if self._is_thought else {"text": text, "logprobs": self._logprobs}
         events = [
-            self._part_event("response.output_text.done", text=text, logprobs=self._logprobs),
+            self._part_event(f"response.{'reasoning' if self._is_thought else 'output'}_text.done", **done),
             self._part_event("response.content_part.done", part=part),
             self._item_event("response.output_item.done", item=item),
         ]
@@ -160,12 +166,16 @@ class _Stream:
     def _part_event(self, kind: str, **fields: Any) -> Event:
         return self._item_event(kind, item_id=self._item, content_index=0, **fields)
 
-    def _message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self._item, "type": "message", "role": "assistant", "status": status, "content": content}
+    def _open_item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the item of the current text or thought."""
+        kind = {"type": "reasoning", "summary": []} if self._is_thought else {"type": "message", "role": "assistant"}
+        return {"id": self._item, **kind, "status": status, "content": content}
 
-
-def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+    def _part(self, text: str) -> dict[str, Any]:
+        """Return the part of the current item."""
+        if self._is_thought:
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
 
 
 def fold(events_: Sequence[Event]) -> Event:

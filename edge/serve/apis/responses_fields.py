@@ -18,6 +18,7 @@ from edge.serve.apis.fields import (
     TemplateVariables,
     TextType,
     template_variables,
+    think_tokens,
 )
 from edge.serve.apis.openai_fields import AnyJson, AnyText, JsonSchema, text_schema
 from edge.serve.apis.other_fields import OPENAI_IGNORED, RESPONSES_REFUSED, Refused
@@ -62,10 +63,19 @@ class FunctionOutputItem(Fields):
     ignored = frozenset({"caller", "id", "name", "status"})
 
 
+class ReasoningText(Fields):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
 class ReasoningItem(Fields):
-    """Reasoning of another model, which is left out."""
+    """A thought before the next message or call."""
 
     type: Literal["reasoning"]
+    content: list[ReasoningText] | None = None
+    summary: list[ReasoningText] | None = None
+
+    ignored = frozenset({"encrypted_content", "id", "status"})
 
 
 Item = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem
@@ -92,10 +102,10 @@ class TextFields(Fields):
 
 
 class Reasoning(Fields):
-    effort: str | None = Field(None, max_length=40, description="for templates that know it")
+    effort: str | None = Field(None, max_length=40, description="none: do not think")
 
     refused: ClassVar[Refused] = {"mode": ("standard",)}
-    ignored = frozenset({"context", "generate_summary", "summary"})  # there is no reasoning apart from the answer
+    ignored = frozenset({"context", "generate_summary", "summary"})  # thoughts are sent as they are
 
 
 class ResponsesRequest(SamplingFields):
@@ -120,7 +130,7 @@ class ResponsesRequest(SamplingFields):
 
     @property
     def template_matters(self) -> bool:
-        """True if the request has functions, calls or reasoning, which depend on the template."""
+        """True if the request has functions, calls or thinking, which depend on the template."""
         called = not isinstance(self.input, str) and any(
             isinstance(item, FunctionCallItem | FunctionOutputItem) for item in self.input
         )
@@ -141,24 +151,31 @@ def conversation_of(request: ResponsesRequest, template: str) -> Conversation:
     schema = text_schema(request.text.format if request.text else None)
     effort = request.reasoning.effort if request.reasoning else None
     variables = template_variables(template, request.chat_template_kwargs, effort)
-    return conversation(conversation_messages, use, template, schema, variables)
+    think = think_tokens(template, request.chat_template_kwargs, effort)
+    return conversation(conversation_messages, use, template, schema, variables, think)
 
 
 def _messages(items: list[Item]) -> list[Message]:
     """Return items in the form of templates, in which consecutive calls, or a text of the model and its calls, are one
-    message."""
+    message, and a thought is a part of the message behind it."""
     messages: list[dict[str, Any]] = []
+    thought = ""
     for item in items:
+        if isinstance(item, ReasoningItem):
+            thought = "".join(part.text for part in item.content or item.summary or ())
+            continue
         if isinstance(item, MessageItem):
             role = "system" if item.role == "developer" else item.role
             messages.append({"role": role, "content": _text(item.content)})
         elif isinstance(item, FunctionCallItem):
-            if not messages or messages[-1]["role"] != "assistant":
+            if thought or not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             call = {"id": item.call_id, "type": "function", "function": called(item.name, item.arguments)}
             messages[-1].setdefault("tool_calls", []).append(call)
         elif isinstance(item, FunctionOutputItem):
             messages.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})
+        if thought and messages[-1]["role"] == "assistant":
+            messages[-1]["reasoning_content"], thought = thought, ""
     if not messages:
         raise BadRequest("there is no message", "input")
     return list(messages)

@@ -59,14 +59,14 @@ async def detokenize(request: DetokenizeRequest, model: ServedModel) -> dict[str
 async def apply_template(request: ChatRequest, model: ServedModel) -> dict[str, Any]:
     """Return the prompt of a chat."""
     [generation, *_] = parse_chat(request, await template_of(model)).generations
-    prompt = await model.render(generation.messages or (), generation.tools, generation.variables)
+    prompt = await model.render(generation.messages or (), generation.tools, generation.variables, generation.think)
     return {"prompt": _short(prompt)}
 
 
 async def count_tokens(request: MessagesInput, model: ServedModel) -> dict[str, Any]:
     """Return the number of tokens of a conversation's prompt."""
     parsed = conversation_of(request, await template_of(model))
-    prompt = _short(await model.render(parsed.messages, parsed.tools, parsed.variables))
+    prompt = _short(await model.render(parsed.messages, parsed.tools, parsed.variables, parsed.think))
     plain = await model.tokenize(prompt, add_special=False, parse_special=True)
     full = await model.tokenize(prompt, add_special=True, parse_special=True)
     # A template may write the BOS token itself: it then counts once, not twice.

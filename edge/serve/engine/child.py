@@ -89,6 +89,7 @@ def main() -> int:
                 drafter,
                 reproducible=config.reproducible,
                 targets=config.latency_targets(),
+                think=config.think,
             )
             control.send({"ready": loop.status()})
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()

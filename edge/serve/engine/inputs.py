@@ -13,15 +13,18 @@ from edge.llm.sampler import SamplingParams
 from edge.serve.engine.texts import Tokenizer
 from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate
+from edge.thinking.format import AUTO
+from edge.thinking.tracker import Thinking
 from partition.model.generation import generates
 
 
 class InputProcessor:
     """Renders chats, tokenizes texts, and checks both. Any thread may use it."""
 
-    def __init__(self, engine: TextEngine, *, reproducible: bool = False) -> None:
-        """reproducible: without a seed of its own, a request's seed is its number among the answers to one prompt."""
-        self._engine, self._reproducible = engine, reproducible
+    def __init__(self, engine: TextEngine, *, reproducible: bool = False, think: int = AUTO) -> None:
+        """reproducible: without a seed of its own, a request's seed is its number among the answers to one prompt.
+        think: tokens of thoughts, for requests that do not say."""
+        self._engine, self._reproducible, self._think = engine, reproducible, think
         self._most_tokens = min(engine.context, engine.shape.context_length or engine.context)  # of one request
         self._tokenizer = Tokenizer(engine.model, engine.file)
         self._renderer_lock, self._renderer = threading.Lock(), TemplateProcess()
@@ -36,7 +39,7 @@ class InputProcessor:
         """Return the scheduler's request. Raises all errors that a request can have."""
         if not generates(self._engine.file):
             raise SamplingError(f"{self._engine.path.name} does not go on with texts; ask it for embeddings")
-        prompt = self._prompt(generation)
+        prompt, thinking = self._prompt(generation)
         room = self._most_tokens - len(prompt)
         if room <= 0:
             raise ContextFull(
@@ -54,23 +57,26 @@ class InputProcessor:
             min(room, max_tokens or room),
             SamplingParams(**{**seed, **generation["sampling"], "logit_bias": biases}),
             stops,
+            thinking=thinking,
             logprobs=generation["logprobs"],
             generated=generation["generated"],
             namespace=generation["namespace"],
         )
 
-    def _prompt(self, generation: Mapping[str, Any]) -> list[int]:
-        """Return the token ids of the prompt."""
+    def _prompt(self, generation: Mapping[str, Any]) -> tuple[list[int], Thinking | None]:
+        """Return the token ids of the prompt, and how its answer thinks."""
         messages, most = generation["messages"], self._most_tokens
         if messages is not None:
             self._tokenizer.check_messages(messages, most)
-            text = self.render(messages, generation["tools"], generation["variables"])
+            think = self._think if generation["think"] is None else generation["think"]
+            text = self.render(messages, generation["tools"], generation["variables"], think)
             starts_with_bos = bool(self._bos) and text.startswith(self._bos)
-            return self._tokenizer.tokenize(text, most, add_special=not starts_with_bos, parse_special=True)
+            tokens = self._tokenizer.tokenize(text, most, add_special=not starts_with_bos, parse_special=True)
+            return tokens, Thinking.from_prompt(text, self.template.thinking, think)
         tokens = self.tokens(generation["prompt"], most)
         if not tokens:
             raise ContextFull("the prompt is empty: there is nothing to continue")
-        return tokens
+        return tokens, None
 
     def tokens(self, text: str | Sequence[int], most: int) -> list[int]:
         """Return the token ids of a text, or given ids after a check. SamplingError for an invalid id, ContextFull for
@@ -92,10 +98,12 @@ class InputProcessor:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
+        think: int | None = None,
     ) -> str:
-        """Return the text of a chat's prompt. TemplateError."""
+        """Return the text of a chat's prompt. think: tokens of thoughts; None: the default. TemplateError."""
+        think = self._think if think is None else think
         with self._renderer_lock:
-            return self.template.render(messages, tools=tools, variables=variables)
+            return self.template.render(messages, tools=tools, variables=variables, think=think)
 
     def _special(self, name: str) -> str:
         token = self._engine.model.special_token(name)

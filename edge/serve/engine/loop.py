@@ -19,6 +19,7 @@ from edge.serve.engine.inputs import InputProcessor
 from edge.serve.engine.jobs import EngineJobs
 from edge.serve.engine.status import EngineStatus, Statistics
 from edge.serve.messages import error_json, logprob_json
+from edge.thinking.format import AUTO
 
 
 class ServingLoop:
@@ -33,10 +34,11 @@ class ServingLoop:
         *,
         reproducible: bool = False,
         targets: LatencyTargets | None = None,
+        think: int = AUTO,
     ) -> None:
         """send: sends messages to the server. drafter: drafts tokens. reproducible: a request shares nothing with
         requests before it, and without a seed of its own its seed is its number among the answers to one prompt.
-        targets: of latency."""
+        targets: of latency. think: tokens of thoughts, for requests that do not say."""
         self._targets = targets
         self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
         self._new_scheduler = partial(
@@ -47,7 +49,7 @@ class ServingLoop:
         self._numbers: dict[int, int] = {}  # the scheduler's number of a request to the server's
         self._requests: dict[int, Running] = {}  # by the server's number
         self._preparing: dict[int, threading.Event] = {}  # for requests that have not begun: set if cancelled
-        self._inputs = InputProcessor(engine, reproducible=reproducible)
+        self._inputs = InputProcessor(engine, reproducible=reproducible, think=think)
         self._about = EngineStatus(engine, deployed, self._inputs.template.source)
         self._embedder = Embedder(engine.model, engine.shape.context_length or engine.context, engine.threads)
         self._statistics = Statistics()
@@ -123,6 +125,8 @@ class ServingLoop:
             "finish_reason": event.finish_reason,
             "stop_string": event.stop_string,
         }
+        if event.thought_tokens:
+            piece |= {"thought": event.thought, "thought_tokens": event.thought_tokens}
         if event.logprobs is not None and event.token_id is not None:
             model = self._engine.model
             piece["logprob"] = _logprob(model, event.token_id, event.logprobs.chosen)

@@ -4,7 +4,7 @@ import {stream} from "./api.js";
 import * as chats from "./chats.js";
 import {$, announce, button, toQuestion} from "./dom.js";
 import * as files from "./files.js";
-import {answerItem, copyAnswer, parts, questionItem, setButtons, showAnswer} from "./messages.js";
+import {answerItem, copyAnswer, questionItem, setButtons, showAnswer} from "./messages.js";
 import {asked, system} from "./settings.js";
 
 const NEAR_PX = 60;  // of the end: who is nearer than this follows the answer
@@ -72,7 +72,7 @@ function offer() {
     const buttons = [];
     const last = i >= chat.messages.length - 2 && !answering;
     const coming = answering && i === chat.messages.length - 1;
-    if (message.role === "assistant" && !coming && parts(message).text) buttons.push(copyAnswer(message));
+    if (message.role === "assistant" && !coming && message.content) buttons.push(copyAnswer(message));
     if (last) buttons.push(message.role === "user" ? button("Edit", "link", edit) : button("Retry", "link", retry));
     setButtons($("messages").children[i], ...buttons);
   });
@@ -160,7 +160,7 @@ async function answer() {
   offer();
   follow();
   if (!room) complain("This browser has no room to keep this chat. Delete chats in the settings.");
-  announce(message.error || `${message.note || "Answer"}: ${parts(message).text}`);
+  announce(message.error || `${message.note || "Answer"}: ${message.content}`);
 }
 
 // What has come of an answer, and how fast.
@@ -210,13 +210,14 @@ class Taking {
 function history(of) {
   const answered = (message, i) => {
     const other = message.role === "user" ? of.messages[i + 1] : message;
-    return !other || Boolean(parts(other).text);
+    return !other || Boolean(other.content);
   };
   return [
     ...(system() ? [{role: "system", content: system()}] : []),
     ...of.messages.filter(answered).map(message => ({
       role: message.role,
-      content: message.role === "user" ? files.withFiles(message) : parts(message).text,
+      content: message.role === "user" ? files.withFiles(message) : message.content,
+      ...(message.thoughts ? {reasoning_content: message.thoughts} : {}),
     })),
   ];
 }

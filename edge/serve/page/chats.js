@@ -54,7 +54,9 @@ export function title(chat) {
 }
 
 /** The settings as they were last, with what is asked for where nothing was set. */
-export function settings() { return {model: "", system: "", temperature: 0.7, max_tokens: null, ...read(SETTINGS)}; }
+export function settings() {
+  return {model: "", system: "", temperature: 0.7, max_tokens: null, thought: null, ...read(SETTINGS)};
+}
 
 export function keepSettings(value) {
   try { localStorage.setItem(SETTINGS, JSON.stringify(value)); } catch { /* they hold for this visit */ }

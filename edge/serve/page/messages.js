@@ -24,10 +24,11 @@ export function answerItem(message) {
 
 /** Show an answer as it is now; `waits` while its first token has not come. */
 export function showAnswer(item, message, waits) {
-  const {thoughts, text} = parts(message);
+  const {thoughts, content: text} = message;
   const [thinking, answer, wrong] = [item.children[1], item.children[2], item.children[3]];
   thinking.hidden = !thoughts;
   if (thoughts) show(thinking.lastChild, thoughts);
+  thinking.firstChild.textContent = text || message.figures?.prompt !== undefined ? "Thoughts" : "Thinking\u2026";
   show(answer, text);
   wrong.textContent = message.error || "";
   item.classList.toggle("waits", waits);
@@ -40,14 +41,7 @@ export function setButtons(item, ...buttons) {
   item.querySelector(".foot").append(...buttons);
 }
 
-export function copyAnswer(message) { return copyButton(() => parts(message).text, "link"); }
-
-/** What an answer says, without what the model thought before it. */
-export function parts(message) {
-  const found = /^\s*<think>([\s\S]*?)(?:<\/think>|$)/.exec(message.content);
-  const thoughts = [message.thoughts, found && found[1]].filter(Boolean).join("\n").trim();
-  return {thoughts, text: found ? message.content.slice(found[0].length).trimStart() : message.content};
-}
+export function copyAnswer(message) { return copyButton(() => message.content, "link"); }
 
 function figures(message, waits) {
   const {tokens, first_s, rate, prompt, cached} = message.figures || {};

@@ -7,11 +7,12 @@ const settings = chats.settings();
 
 /** What every request says of how to answer. */
 export function asked() {
-  const {model, temperature, max_tokens} = settings;
+  const {model, temperature, max_tokens, thought} = settings;
   return {
     ...(model ? {model} : {}),
     ...(temperature === null ? {} : {temperature}),
     ...(max_tokens === null ? {} : {max_tokens}),
+    ...(thought === null ? {} : {reasoning_budget: thought}),
   };
 }
 
@@ -25,10 +26,12 @@ export function start(chat) {
   $("system").value = settings.system;
   $("temperature").value = settings.temperature ?? "";
   $("max-tokens").value = settings.max_tokens ?? "";
+  $("thought").value = settings.thought ?? "";
   $("system").addEventListener("input", () => set("system", $("system").value));
   $("model").addEventListener("change", () => set("model", $("model").value));
   listenToNumber("temperature", "temperature");
   listenToNumber("max-tokens", "max_tokens");
+  listenToNumber("thought", "thought");
   $("clear").addEventListener("click", () => {
     if (!confirm("Delete all chats that this browser keeps?")) return;
     chats.all().forEach(chats.forget);

@@ -31,6 +31,7 @@ class Conversation:
     form: CallFormat | None  # None: there are no calls
     names: frozenset[str]
     variables: Mapping[str, Any]  # of the template
+    think: int | None = None  # tokens of thoughts; None: the server's default
 
     def parser(self) -> CallParser | None:
         """Return a parser for one answer; None if there are no calls."""
@@ -43,9 +44,10 @@ def conversation(
     template: str,
     text_schema: Mapping[str, Any] | None = None,
     variables: Mapping[str, Any] | None = None,
+    think: int | None = None,
 ) -> Conversation:
     """Return the conversation. template: source of the model's template. text_schema: JSON schema of an answer that is
-    no call. BadRequest for a request that cannot be put to a model."""
+    no call. think: tokens of thoughts. BadRequest for a request that cannot be put to a model."""
     functions = use.functions if use.choice != "none" else ()
     for function in functions:
         json_text(function.to_json(), "tools")
@@ -67,4 +69,5 @@ def conversation(
         form,
         frozenset(function.name for function in use.callable),
         variables or {},
+        think,
     )

@@ -147,4 +147,5 @@ def _plain(message: Message) -> Message:
         f"<tool_call>\n{json_text(call['function'], 'messages')}\n</tool_call>"
         for call in message.get("tool_calls") or ()
     ]
-    return {"role": message["role"], "content": "\n".join([content, *calls] if content else calls)}
+    thought = {"reasoning_content": message["reasoning_content"]} if message.get("reasoning_content") else {}
+    return {"role": message["role"], "content": "\n".join([content, *calls] if content else calls), **thought}

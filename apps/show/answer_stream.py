@@ -1,0 +1,74 @@
+"""Answer on a terminal as it comes: its thought dim and folded once it is over, then its text as Markdown."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from apps.show.markdown import REDRAW_EVERY_S, MarkdownStream
+
+LINES = 6  # of a thought, the last ones, that are shown while it comes
+
+
+class AnswerStream:
+    """Context manager that prints an answer; `push` parts as they come. Its end prints what is open, also after Ctrl-C.
+    `thought` is all that was thought."""
+
+    def __init__(self, console: Console, hint: str = "") -> None:
+        """hint: how to see a thought that was folded."""
+        self.thought = ""
+        self._console, self._hint = console, hint
+        self._began = self._drawn = 0.0
+        self._live: Live | None = None  # while a thought comes
+        self._text: MarkdownStream | None = None
+        self._stack = ExitStack()
+
+    def push(self, text: str, thought: str = "") -> None:
+        """Show more."""
+        if thought:
+            self._think(thought)
+        if text:
+            self._fold()
+            if self._text is None:
+                self._text = self._stack.enter_context(MarkdownStream(self._console))
+            self._text.push(text)
+
+    def _think(self, thought: str) -> None:
+        if self._text is not None:  # it goes on behind text, which is not taken back
+            self.thought += thought
+            return
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+            self._began = time.monotonic()
+        self.thought += thought
+        if time.monotonic() >= self._drawn + REDRAW_EVERY_S:
+            self._live.update(self._tail(), refresh=True)
+            self._drawn = time.monotonic()
+
+    def _tail(self) -> Text:
+        """Return the last lines of the thought."""
+        width = max(1, self._console.width)
+        lines = Text(self.thought[-LINES * width * 2 :], style="dim").wrap(self._console, width)
+        return Text("\n").join(lines[-LINES:])
+
+    def _fold(self) -> None:
+        """Leave one line in place of the thought."""
+        if self._live is not None:
+            self._live.update(Text(""))
+            self._live.stop()
+            self._live = None
+            words = f"thought for {time.monotonic() - self._began:.1f} s{self._hint}"
+            self._console.print(Text(words, style="dim"), soft_wrap=True)
+
+    def __enter__(self) -> AnswerStream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._fold()
+        self._stack.close()

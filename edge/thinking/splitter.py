@@ -1,0 +1,100 @@
+"""Splitter of an answer into thought and text, while it is generated. How the answer is split does not matter."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from edge.thinking.format import State, ThinkingFormat
+from quant.text import overlap
+
+
+class Split(NamedTuple):
+    """Parts of an answer that are certain."""
+
+    thought: str = ""
+    text: str = ""  # of the answer itself
+
+
+class ThoughtSplitter:
+    """Separates thoughts and text. Text that may be a mark is held back until that is known; white space around
+    thoughts is left out. `state` is where the answer is behind what was added."""
+
+    def __init__(self, form: ThinkingFormat, state: State = "start") -> None:
+        """state: where the answer is behind its prompt."""
+        self.state: State = state
+        self._form = form
+        self._pending = ""  # text that was not returned yet
+        self._strips = state == "thought"  # white space that comes now is left out
+        self._has_thought = False
+
+    def add(self, text: str) -> Split:
+        """Add text, and return the parts that are certain now."""
+        self._pending += text
+        return self._certain(final=False)
+
+    def end(self) -> Split:
+        """Return the rest."""
+        return self._certain(final=True)
+
+    def _certain(self, final: bool) -> Split:
+        thought: list[str] = []
+        text: list[str] = []
+        while True:
+            before = self.state, len(self._pending)
+            if self.state == "thought":
+                thought.append(self._thought(final))
+            elif self.state == "start":
+                self._start(final)
+            else:
+                text.append(self._text(final))
+            if (self.state, len(self._pending)) == before:
+                return Split("".join(thought), "".join(text))
+
+    def _start(self, final: bool) -> None:
+        """Find out what the answer begins with."""
+        form, rest = self._form, self._pending.lstrip()
+        marks = (form.opens, *form.headers, *form.skipped)
+        mark = next((mark for mark in marks if rest.startswith(mark)), None)
+        if mark is not None:
+            self._pending, self._strips = rest[len(mark) :], True
+            if mark not in form.skipped:
+                self.state = "thought" if mark == form.opens else "answer"
+        elif final or (rest and not any(mark.startswith(rest) for mark in marks)):
+            self.state = "answer"
+
+    def _thought(self, final: bool) -> str:
+        """Return more of a thought, up to its end."""
+        form, pending = self._form, self._pending
+        at = pending.find(form.closes)
+        end = at if at >= 0 else len(pending) - (0 if final else overlap(pending, form.closes))
+        thought = pending[:end].rstrip()
+        self._pending = pending[end + len(form.closes) :] if at >= 0 else "" if final else pending[len(thought) :]
+        if self._strips:
+            thought = thought.lstrip()
+            if thought and self._has_thought:
+                thought = f"\n\n{thought}"  # another one came before
+        self._strips = self._strips and not thought
+        self._has_thought = self._has_thought or bool(thought)
+        if at >= 0:
+            self.state, self._strips = "start" if form.headers else "answer", True
+        return thought
+
+    def _text(self, final: bool) -> str:
+        """Return more of the answer, up to a mark in it."""
+        form = self._form
+        if self._strips:
+            self._pending = self._pending.lstrip()
+        pending = self._pending
+        marks = (*form.headers, *form.skipped, *((form.opens,) if form.again else ()))
+        places = [(at, mark) for mark in marks if (at := pending.find(mark)) >= 0]
+        if places:
+            at, mark = min(places)
+            self._pending = pending[at + len(mark) :]
+            if mark == form.opens:
+                self.state, self._strips = "thought", True
+                return pending[:at]
+        else:
+            at = len(pending) - (0 if final else max((overlap(pending, mark) for mark in marks), default=0))
+            self._pending = pending[at:]
+        self._strips = self._strips and at == 0
+        return pending[:at]

@@ -1,0 +1,117 @@
+"""Thoughts of one answer: told apart from its text, bounded by a budget, and free of the answer's constraint."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from edge.llama.llama import Model
+from edge.thinking.format import AUTO, State, ThinkingFormat
+from edge.thinking.splitter import Split, ThoughtSplitter
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """Limits of an answer's thoughts."""
+
+    form: ThinkingFormat
+    state: State = "start"  # behind the prompt
+    budget: int | None = None  # tokens of thoughts, with the marks around them; None: any number
+
+    @classmethod
+    def from_prompt(cls, prompt: str, form: ThinkingFormat | None, think: int = AUTO) -> Thinking | None:
+        """Return the thinking of an answer to a prompt; None where its model is not known to. think: as `AUTO` says."""
+        return None if form is None else cls(form, form.begins(prompt), None if think == AUTO else think)
+
+
+class ThoughtTracker:
+    """Follows the thoughts of one answer, token by token, and says which tokens must come.
+
+    A budget ends a thought by the model's own words: their tokens are forced one by one, early enough that they are
+    part of the budget.
+    """
+
+    def __init__(self, model: Model, thinking: Thinking, *, constrained: bool) -> None:
+        """constrained: the answer follows a grammar, which its thoughts do not."""
+        form = thinking.form
+        self._model, self._constrained = model, constrained
+        self._splitter = ThoughtSplitter(form, thinking.state)
+        self._budget = thinking.budget
+        self.tokens = 0  # of thoughts, with their marks
+        self._unknown = 0  # tokens before it is known whether a thought opens
+        self._forced: deque[int] = deque()
+        # With a constraint the white space behind a thought is the constraint's, also where an answer goes on later.
+        self._closing = self._ids(form.closing(tail=not constrained))
+        self._begun: list[int] = []  # the beginning of a mark before the answer
+        opens = () if thinking.budget == 0 else (form.opens,)
+        self._marks = [self._ids(mark) for mark in (*opens, *form.headers, *form.skipped)]
+        ids = {token for mark in form.marks for token in self._ids(mark)}
+        self._named = {token for token in ids if not model.piece(token)}  # control tokens
+        if thinking.budget == 0 and thinking.state == "start" and form.headers:
+            self._forced.extend(self._ids(form.headers[0]))
+
+    @property
+    def state(self) -> State:
+        """State of the answer."""
+        return self._splitter.state
+
+    def _ids(self, text: str) -> list[int]:
+        return self._model.tokenize(text, add_special=False, parse_special=True)
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of a token; those of marks have their names, also where they are control tokens."""
+        return self._model.piece(token, special=token in self._named)
+
+    def forced(self, *, is_whole: bool = True) -> int | None:
+        """Return the token that must come next; None: any may. is_whole: no character is incomplete."""
+        is_bounded = self._budget is not None and self.state == "thought" and is_whole
+        if is_bounded and not self._forced and self.tokens + len(self._closing) >= (self._budget or 0):
+            self._forced.extend(self._closing)
+        return self._forced[0] if self._forced else None
+
+    def instead_of_end(self) -> int | None:
+        """Return the token that comes in place of one that would end the answer; None: the answer may end. A thought
+        that is bounded, or whose answer has a constraint, is closed by force, so that an answer comes."""
+        if self.state != "thought" or (self._budget is None and not self._constrained):
+            return None
+        self._forced.extend(self._closing)
+        return self._forced[0]
+
+    def mark(self, token: int) -> int | None:
+        """Return the token of a mark that comes before an answer, if `token` was drawn without its constraint; None if
+        it is no mark. A mark that has begun goes on."""
+        marks = [mark[len(self._begun) :] for mark in self._marks if mark[: len(self._begun)] == self._begun]
+        following = [mark[0] for mark in marks if mark]
+        if token in following:
+            return token
+        return following[0] if self._begun and following else None
+
+    def add(self, token: int, text: str) -> Split:
+        """Add a token with the text that is certain by it."""
+        before, is_forced = self.state, bool(self._forced)
+        if is_forced:
+            self._forced.popleft()
+        if before == "start" and self._constrained:
+            self._begin_mark(token)
+        split = self._splitter.add(text)
+        self._unknown += 1
+        if before == "thought" or self.state == "thought" or (is_forced and self.tokens):
+            self.tokens += self._unknown
+            self._unknown = 0
+        elif self.state == "answer":
+            self._unknown = 0
+        return split
+
+    def _begin_mark(self, token: int) -> None:
+        begun = [*self._begun, token]
+        is_begun = any(mark[: len(begun)] == begun for mark in self._marks)
+        self._begun = begun if is_begun and begun not in self._marks else []
+
+    def is_answer(self, token: int) -> bool:
+        """Return whether the next token is one of the answer itself, which a constraint is about."""
+        return self.state == "answer" or (self.state == "start" and self.mark(token) != token)
+
+    def add_rest(self, text: str) -> Split:
+        """Add the last text, which has no token of its own; return all that was held back."""
+        before, rest = self._splitter.add(text), self._splitter.end()
+        return Split(before.thought + rest.thought, before.text + rest.text)
