@@ -11,7 +11,7 @@ from edge.llm.info import ModelInfo
 from edge.planning.arrange import name_of, work_of
 from edge.planning.plan_options import PlanOptions
 from edge.slices.local import OwnSlices
-from edge.speculate.factory import WorkerDraft, drafts
+from edge.speculate.factory import MtpDraft, WorkerDraft, drafts
 from edge.speculate.small_model import check_vocabulary
 from edge.survey.llm_survey import llm_speeds
 from edge.survey.profile import ClusterProfile
@@ -20,7 +20,7 @@ from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
 from partition.predict.cost import Work
-from partition.predict.drafts import ACCEPTANCE, FREE, MODEL_ACCEPTANCE, ROWS, SELF, Draft
+from partition.predict.drafts import ACCEPTANCE, FREE, MODEL_ACCEPTANCE, MTP, ROWS, SELF, Draft
 from partition.predict.speeds import DeviceSpeed, Links
 from partition.search.planner import Planner
 from quant.gguf.file import GgufFile
@@ -44,12 +44,18 @@ def draft_of(
         raise PlanError(
             f"{file.path.name} has recurrent layers, which cannot forget a draft that was wrong; use --draft off"
         )
+    if what == MTP:
+        raise PlanError(
+            f"plans do not know yet what drafting by {file.path.name}'s own layers takes; use --draft ngram"
+        )
     acceptance = asked.acceptance
     if acceptance is None:
         acceptance = ACCEPTANCE.get(FREE[0] if what == "auto" else what, MODEL_ACCEPTANCE)
+    if what == "auto":
+        return Draft(FREE[0], acceptance, 1)
     found = drafts(asked.draft, file.path, steps, worker=asked.draft_worker, insecure=insecure)
-    if isinstance(found, str):
-        return Draft(FREE[0] if found == "auto" else found, acceptance, 1)
+    if isinstance(found, str | MtpDraft):
+        return Draft(str(asked.draft), acceptance, 1)
     path = found.path if isinstance(found, WorkerDraft) else found
     drafting = GgufFile.open(path)
     check_vocabulary(file, drafting)
