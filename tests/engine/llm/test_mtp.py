@@ -30,7 +30,7 @@ from edge.tasks import SILENT
 from quant.gguf.file import GgufFile
 from tests.conftest import OPTIONS, Synthetic
 from tests.support.deployments import pipeline, stages, tensor
-from tests.support.drafting import GREEDY, ROOM, always, ids, one_slot, run, same_distribution
+from tests.support.drafting import GREEDY, ROOM, AlwaysWindows, always, ids, one_slot, run, same_distribution
 from tests.support.mtp import ARCHITECTURES, PROMPT, drafts_by_llama_cpp, plant, with_predictor
 from tests.support.paging import ALL_FITS, least, paged
 from tests.support.ranks_here import ranks_here
@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def speculating(predictor: Predictor, rows: int = 4, **how: Any) -> Speculation:
     """Drafts of a predictor in passes of so many rows."""
     pace = DraftPace()
-    return Speculation(lambda: MtpDrafts(predictor, pace), "mtp", choice=always(rows), **how)
+    return Speculation(lambda: MtpDrafts(predictor, pace), "mtp", **{"choice": always(rows), **how})
 
 
 def text(tokens: list[int]) -> "np.ndarray[Any, np.dtype[np.int32]]":
@@ -122,6 +122,13 @@ def test_greedy_answers_are_the_same(folder: Path, tmp_path: Path, where: str) -
             accepted += drafter.stats.accepted
         assert drafted() > 40
         assert accepted > 8
+        if engine.stages > 1:
+            windows = AlwaysWindows(2, 3)
+            drafter = speculating(predictor, choice=lambda: windows)
+            for prompt in prompts:
+                assert ids(run(engine, prompt, drafter, max_tokens=40)) == answers[tuple(prompt)]
+            assert windows.behind > 2
+            assert windows.cancelled
 
 
 def test_stages_give_the_hidden_states_that_one_device_has(folder: Path, tmp_path: Path) -> None:
@@ -148,6 +155,18 @@ def test_stages_give_the_hidden_states_that_one_device_has(folder: Path, tmp_pat
     for (_, _, one), (_, _, other) in zip(heard[1], heard[2], strict=True):
         assert np.allclose(one[-len(other) :], other, atol=2e-2)  # what crosses between stages has 16 bits
         assert other.std() > 0.5
+
+
+def test_groups_have_hidden_states_of_their_own(folder: Path, tmp_path: Path) -> None:
+    """They are heard of by the numbers that sequences have among all groups."""
+    heard: list[tuple[int, list[int]]] = []
+    options = replace(ROOM, sequences=4, groups=2, outputs=4)
+    with ranks_here(with_predictor(folder), tensor(1, 1), options, tmp_path) as engine:
+        engine.listen(lambda tokens, positions, own, rows: heard.append((int(own[0]), tokens.tolist())))
+        assert engine.listener is not None
+        for sequence in (0, 1, 3):
+            engine.decode([5 + sequence, 9], 0, sequence=sequence)
+    assert heard == [(0, [5, 9]), (1, [6, 9]), (3, [8, 9])]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
