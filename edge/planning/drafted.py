@@ -12,6 +12,8 @@ from edge.planning.arrange import name_of, work_of
 from edge.planning.plan_options import PlanOptions
 from edge.slices.local import OwnSlices
 from edge.speculate.factory import MtpDraft, WorkerDraft, drafts
+from edge.speculate.hidden_states import MOST_TOKENS
+from edge.speculate.mtp import mtp_bytes
 from edge.speculate.small_model import check_vocabulary
 from edge.survey.llm_survey import llm_speeds
 from edge.survey.profile import ClusterProfile
@@ -44,26 +46,23 @@ def draft_of(
         raise PlanError(
             f"{file.path.name} has recurrent layers, which cannot forget a draft that was wrong; use --draft off"
         )
-    if what == MTP:
-        raise PlanError(
-            f"plans do not know yet what drafting by {file.path.name}'s own layers takes; use --draft ngram"
-        )
-    acceptance = asked.acceptance
-    if acceptance is None:
-        acceptance = ACCEPTANCE.get(FREE[0] if what == "auto" else what, MODEL_ACCEPTANCE)
-    if what == "auto":
-        return Draft(FREE[0], acceptance, 1)
     found = drafts(asked.draft, file.path, steps, worker=asked.draft_worker, insecure=insecure)
+    own_layers = isinstance(found, MtpDraft) and not (found.is_auto and asked.memory)
+    kind = MTP if own_layers else FREE[0] if what == "auto" else what
+    acceptance = ACCEPTANCE.get(kind, MODEL_ACCEPTANCE) if asked.acceptance is None else asked.acceptance
+    here = replace(cluster, devices=tuple(one for one in cluster.devices if one.is_local), links=())
+    if own_layers:
+        [speed] = _measured(file, here, None, asked, steps).speeds
+        return Draft(MTP, acceptance, 1, _own_layer_s(speed, work), mtp_bytes(file, work.concurrency))
     if isinstance(found, str | MtpDraft):
-        return Draft(str(asked.draft), acceptance, 1)
+        return Draft(kind, acceptance, 1)
     path = found.path if isinstance(found, WorkerDraft) else found
     drafting = GgufFile.open(path)
     check_vocabulary(file, drafting)
     need = ModelInfo.of(path, work.context, work.kv.name).need
     name = SELF if what == SELF else path.name
     if asked.draft_worker is None:
-        own = replace(cluster, devices=tuple(one for one in cluster.devices if one.is_local), links=())
-        known = _measured(drafting, own, None, asked, steps)
+        known = _measured(drafting, here, None, asked, steps)
         guess_s = _guess_s(drafting, known.speeds[0], work, "this device")
         return Draft(name, acceptance, 1, guess_s, need.total - need.parts["runtime"])
     drafter = device(asked.draft_worker)
@@ -121,6 +120,12 @@ def _measured(
             cluster, fleet, (), file, digest,
             threads=asked.threads, memory=asked.memory, fresh=asked.fresh, on_step=show,
         )  # fmt: skip
+
+
+def _own_layer_s(speed: DeviceSpeed, work: Work) -> float:
+    """Seconds of a draft by the model's own layer: one like the others, behind the text that it sees, and the head."""
+    attention_s = speed.token_s * min(work.depth, MOST_TOKENS)
+    return speed.step_s.at(1) + speed.layer_s.at(1) + attention_s + speed.head_s.at(1)
 
 
 def _guess_s(file: GgufFile, speed: DeviceSpeed, target: Work, where: str) -> float:

@@ -194,15 +194,15 @@ class Predictor(Closing):
             self._context.kv_remove(place, -1, -1)
             first, tokens = at, text[:0]
         tokens = np.concatenate([tokens[: at - first], text[at - start : end - start]])
+        if len(tokens) > MOST_TOKENS:
+            drop = min(at - first, len(tokens) - MOST_TOKENS // 2)
+            self._context.kv_remove(place, first, first + drop)
+            first, tokens = first + drop, tokens[drop:]
         for chunk in range(at, end, _BATCH):
             stop = min(chunk + _BATCH, end)
             own = text[chunk - start : stop - start]
             gives = stop == start + len(text)
             self._decode(sequence, own, chunk, states[chunk - 1 - known : stop - 1 - known], gives=gives)
-        if len(tokens) > MOST_TOKENS:
-            drop = len(tokens) - MOST_TOKENS // 2
-            self._context.kv_remove(place, first, first + drop)
-            first, tokens = first + drop, tokens[drop:]
         self._held[sequence] = first, tokens
 
     def _decode(

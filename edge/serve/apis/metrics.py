@@ -17,8 +17,10 @@ _COUNTERS = {
     "steps": "Passes over the weights.",
     "preemptions": "Answers that had to wait for others after they began.",
 }
-
-
+_DRAFTS = {
+    "drafted": "Tokens that were drafted and verified.",
+    "accepted": "Of these, those that were chosen.",
+}
 _GAUGES: dict[str, tuple[str, Callable[[Status], float]]] = {
     "edge_requests_waiting": ("Requests that wait for a slot.", lambda status: status["waiting"]),
     "edge_tokens_per_second": ("Tokens of answers, lately.", lambda status: status["tokens_per_s"] or 0.0),
@@ -43,6 +45,12 @@ class _Collected(Collector):
             counter = CounterMetricFamily(f"edge_{key}", text, labels=["model"])
             for status in self._statuses:
                 counter.add_metric([status["model"]["name"]], status["counters"][key])
+            yield counter
+        for key, text in _DRAFTS.items():
+            counter = CounterMetricFamily(f"edge_{key}_tokens", text, labels=["model", "draft"])
+            for status in self._statuses:
+                if (drafts := status.get("speculation")) is not None:
+                    counter.add_metric([status["model"]["name"], drafts["draft"]], drafts[key])
             yield counter
         for name, (text, value) in _GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=["model"])

@@ -248,6 +248,24 @@ def test_a_long_text_is_seen_at_its_end(folder: Path, monkeypatch: pytest.Monkey
             assert drafter.stats.drafted > 200
 
 
+def test_there_is_room_for_a_text_that_went_on_without_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held makes way for what follows, before that is computed: llama.cpp gives cells in steps of 256."""
+    monkeypatch.setattr(mtp, "MOST_TOKENS", 248)
+    monkeypatch.setattr(mtp, "_AHEAD", 8)
+    history = [int(token) for token in np.random.default_rng(2).integers(4, 320, 481)]
+    options = replace(ROOM, context=512, batch=256)
+    with Engine(with_predictor(folder), options) as engine, open_predictor(engine) as predictor:
+        for first, last in ((0, 240), (240, 480)):
+            engine.decode(history[first:last], first)
+            start = max(0, last + 1 - 248)
+            own = text(history[start : last + 1])
+            predictor.take_in(0, own, start, whole=True)
+            assert len(predictor.propose(0, own, start, 8)) == 8
+        first, tokens = predictor._held[0]
+        assert first + len(tokens) == 481
+        assert 124 <= len(tokens) <= 248
+
+
 def test_the_text_is_taken_in_as_far_as_it_pays(folder: Path) -> None:
     """By a clock of the test: a trial takes the last twelve tokens in, and all of them once that pays."""
     path = with_predictor(folder)
