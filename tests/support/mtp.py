@@ -1,5 +1,6 @@
 """Models with layers that predict further tokens, and drafts of such layers with an acceptance that is planted."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,12 @@ from edge.llama.llama import ContextSizes
 from edge.llama.predicting import HiddenRows
 from edge.speculate.hidden_states import Tokens
 from edge.speculate.mtp import Predictor
+from quant.gguf.file import GgufFile
 from quant.types import TYPES
 from tests.support.drafting import Answers
-from tests.support.slices import synthetic
+from tests.support.slices import rewritten, synthetic
 
-ARCHITECTURES = ("glm4moe", "step35", "deepseek2", "hy_v3", "deepseek32", "glm-dsa")
+ARCHITECTURES = ("glm4moe", "step35", "deepseek2", "hy_v3", "deepseek32", "glm-dsa", "mimo2")
 PROMPT = [5, 300, 17, 201, 88, 260, 33, 299]
 
 
@@ -24,7 +26,25 @@ def with_predictor(folder: Path, arch: str = "glm4moe", **figures: Any) -> Path:
     """A small random model with one such layer."""
     name = "-".join([arch, "mtp", *(f"{value}" for value in figures.values())])
     small = {"layers": 4, "embd": 64, "ff": 64, "vocab": 320, "predictors": 1}
+    if arch == "mimo2":
+        return _mimo(folder)
     return synthetic(folder / f"{name}.gguf", arch, **{**small, **figures})
+
+
+def _mimo(folder: Path) -> Path:
+    """One whose layer that drafts has another kind of attention and no experts, as the files of MiMo 2 have it."""
+    path, layer = folder / "mimo2-mtp.gguf", "blk.4."
+    if path.exists():
+        return path
+    plain = synthetic(folder / "mimo2.gguf", "mimo2", layers=5, embd=64, ff=64, vocab=320)
+    rng = np.random.default_rng(0)
+    matrices = {"attn_qkv": (128, 64), "nextn.eh_proj": (64, 128)}
+    matrices |= dict.fromkeys(("ffn_gate", "ffn_up", "ffn_down"), (64, 64))
+    add = {f"{layer}{name}.weight": rng.normal(0, 0.1, size).astype(np.float32) for name, size in matrices.items()}
+    add |= {f"{layer}nextn.{name}.weight": np.ones(64, np.float32) for name in ("enorm", "hnorm", "shared_head_norm")}
+    own = [name for name in GgufFile.open(plain).tensors if name.startswith(layer)]
+    drop = [name for name in own if "exp" in name or "ffn_gate_inp" in name or re.search(r"attn_[qkv]\.", name)]
+    return rewritten(plain, path, {"mimo2.nextn_predict_layers": ("u32", 1)}, add, drop)
 
 
 def plant(predictor: Predictor, answers: Answers, acceptance: float, seed: int = 0) -> Callable[[], int]:
