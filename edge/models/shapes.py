@@ -120,7 +120,8 @@ class Shape:
         """Return whether a layer has a recurrent part in place of attention."""
         every = self.attention_every
         has_attention = every > 0 and (layer + 1) % every == 0
-        return bool(ARCHITECTURES[self.arch].recurrent) and not has_attention and not self._is_alone(layer)
+        is_one = bool(ARCHITECTURES[self.arch].recurrent) and layer < self.layers  # those that predict have attention
+        return is_one and not has_attention and not self._is_alone(layer)
 
     def _is_alone(self, layer: int) -> bool:
         """Return whether a layer has only a feed-forward part: every second one that has no attention."""

@@ -18,7 +18,18 @@ from quant.types import TYPES
 from tests.support.drafting import Answers
 from tests.support.slices import rewritten, synthetic
 
-ARCHITECTURES = ("glm4moe", "step35", "deepseek2", "hy_v3", "deepseek32", "glm-dsa", "mimo2")
+ARCHITECTURES = (
+    "glm4moe",
+    "step35",
+    "deepseek2",
+    "hy_v3",
+    "deepseek32",
+    "glm-dsa",
+    "mimo2",
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+)
 PROMPT = [5, 300, 17, 201, 88, 260, 33, 299]
 
 

@@ -82,8 +82,9 @@ def test_drafts_are_those_of_llama_cpp(folder: Path, arch: str) -> None:
         assert predictor.behind(0, text(longer), 0, whole=True) == 3
         assert predictor.propose(0, text(longer), 0, 4) == drafts_by_llama_cpp(path, longer, 4)
         other = [*PROMPT[:4], 99, 98, 97, 96, 95]
-        engine.kv_remove(0, 4)
-        engine.decode(other[4:-1], 4)
+        start = 4 if engine.kv_remove(0, 4) else 0
+        engine.kv_remove(0, start)  # recurrent layers cannot forget a part
+        engine.decode(other[start:-1], start)
         assert predictor.propose(0, text(other), 0, 4) == drafts_by_llama_cpp(path, other, 4)
         assert predictor.propose(1, text(PROMPT[::-1]), 0, 3) == drafts_by_llama_cpp(path, PROMPT[::-1], 3)
         assert predictor.propose(0, text([1, 2, 3]), 0, 3) == []  # another text than what was computed
