@@ -17,6 +17,7 @@ HELP = "Look at a model file, fetch one, list and remove those kept, or write a 
 
 _FIGURES = (
     "layers", "embd", "ff", "heads", "vocab", "kv", "head_size", "experts", "experts_used", "expert_ff", "context",
+    "predictors",
 )  # fmt: skip
 
 
@@ -54,6 +55,7 @@ def _add_synth(parser: argparse.ArgumentParser) -> None:
         "experts_used": "experts a token passes through",
         "expert_ff": "width of one expert",
         "context": "trained context, tokens",
+        "predictors": "layers behind the last one that predict further tokens (MTP)",
         "vocab": "tokens",
     }
     figures = parser.add_argument_group(

@@ -33,8 +33,9 @@ def load(
     model: a GGUF file, or REPO:FILE of the hub, which is fetched where it is not cached; None: the bundled one.
     memory: bytes, or a text such as "3GiB", that the whole process may take; what does not fit is read again and again.
     prefix_cache: bytes, or a text, of disk space for what is computed of prompts: it is not computed again after a
-    restart. draft: how tokens of single answers are drafted, several of which one pass checks: "ngram", the file of a
-    smaller model, "self", "auto" or "off". draft_worker: HOST or HOST:PORT of a worker that is to draft, by that model.
+    restart. draft: how tokens of single answers are drafted, several of which one pass checks: "ngram", "mtp", the
+    file of a smaller model, "self", "auto" or "off". draft_worker: HOST or HOST:PORT of a worker that is to draft, by
+    that model.
     reproducible: the same program gets the same tokens each time on this device, for some speed; answers need a seed or
     a temperature of 0.
     options: the other fields of EngineOptions: context, sequences, threads, ...

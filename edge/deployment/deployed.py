@@ -113,9 +113,9 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         changed."""
         if not self._ranks:
             return []
-        states = [state for state in self._ranks.link_states if state.ranks[0] == 0 or not state.usual]
+        states = [state for state in self._ranks.rank_links.states if state.ranks[0] == 0 or not state.usual]
         links = [f"ranks {low} and {high}: {state.why}" for state in states for low, high in (state.ranks,)]
-        return [*links, *self._ranks.link_watch.changes]
+        return [*links, *self._ranks.rank_links.watch.changes]
 
     def line(self) -> str:
         """The devices, what each holds, and why, in one line."""
@@ -148,8 +148,8 @@ class DeployedModel(Deployed[Plan, TextEngine]):
             ranks.append({"rank": rank, "device": self.plan.devices[rank], "link": self.links.get(rank), **figures})
         return {
             "ranks": ranks,
-            "links": [state.to_json() for state in several.link_states] if several else [],
-            "link_changes": list(several.link_watch.changes) if several else [],
+            "links": [state.to_json() for state in several.rank_links.states] if several else [],
+            "link_changes": list(several.rank_links.watch.changes) if several else [],
             "plan": self.plan.to_json(),
             "why": self.why,
             "transport": self.exchange.transport,

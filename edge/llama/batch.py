@@ -20,8 +20,9 @@ class Batch:
     sequences int32 [n], outputs int8 [n].
     """
 
-    def __init__(self, capacity: int, n_embd: int = 0, *, as_tokens: bool = False) -> None:
-        """as_tokens: llama.cpp is given tokens; who has embeddings puts them where it has looked them up."""
+    def __init__(self, capacity: int, n_embd: int = 0, *, as_tokens: bool = False, both: bool = False) -> None:
+        """as_tokens: llama.cpp is given tokens; who has embeddings puts them where it has looked them up. both: it is
+        given tokens, and the hidden state before each as its embedding."""
         self.capacity = capacity
         self.tokens = np.zeros(capacity, np.int32)
         self.embeddings = np.zeros((capacity, n_embd), np.float32)
@@ -29,7 +30,7 @@ class Batch:
         self.sequences = np.zeros(capacity, np.int32)
         self.outputs = np.zeros(capacity, np.int8)
         self._one_sequence = np.ones(capacity, np.int32)
-        self._in_sections = np.zeros(_SECTIONS * capacity if n_embd and not as_tokens else 0, np.int32)
+        self._in_sections = np.zeros(_SECTIONS * capacity if n_embd and not (as_tokens or both) else 0, np.int32)
         self._sequence_pointers = self.sequences.ctypes.data + 4 * np.arange(capacity, dtype=np.uintp)
 
         def pointer(array: NDArray[Any], kind: Any) -> Any:
@@ -37,7 +38,7 @@ class Batch:
 
         self.native = L.llama_batch(
             n_tokens=0,
-            token=pointer(self.tokens, C.c_int32) if as_tokens or not n_embd else None,
+            token=pointer(self.tokens, C.c_int32) if as_tokens or both or not n_embd else None,
             embd=pointer(self.embeddings, C.c_float) if n_embd and not as_tokens else None,
             pos=pointer(self.positions, C.c_int32),
             n_seq_id=pointer(self._one_sequence, C.c_int32),

@@ -125,6 +125,7 @@ class Model:
         allocate: bool = True,  # False: metadata only, to ask what it would need
         vocabulary_only: bool = False,  # to tokenize: no weights are loaded
         own: CallerBuffer | None = None,  # where the weights get their addresses; nothing is loaded then
+        predictors: bool = False,  # with the layers behind the last one that predict further tokens
         progress: Callable[[float], None]
         | None = None,  # called with the fraction loaded; what it raises ends the load
     ) -> None:
@@ -135,6 +136,7 @@ class Model:
         params.use_extra_bufts = repack
         params.no_alloc = not allocate
         params.vocab_only = vocabulary_only
+        params.load_mtp = predictors
         if own is not None:
             params.tensor_buft_overrides = own.overrides
         self.path = os.path.abspath(path)
@@ -236,6 +238,7 @@ class ContextSizes:
     outputs: int = 1  # rows of one decode that may give logits; llama.cpp reserves a vocabulary for each
     flash_attention: str = "auto"
     contexts: int = 1  # of these sizes, over one model
+    predicts: bool = False  # it computes the first of the model's `predictors`, and no other layer
 
 
 class Context:
@@ -246,6 +249,7 @@ class Context:
     ) -> None:
         params = L.llama_context_default_params()
         params.n_ctx = sizes.context
+        params.ctx_type = L.LLAMA_CONTEXT_TYPE_MTP if sizes.predicts else L.LLAMA_CONTEXT_TYPE_DEFAULT
         params.n_batch = params.n_ubatch = sizes.batch  # one decode is one graph: hooks count its nodes
         # One more than anybody decodes: a range of positions is given to it to be written, or read into it.
         self._scratch = None if model.is_recurrent else sizes.sequences

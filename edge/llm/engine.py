@@ -18,6 +18,7 @@ from edge.errors import ContextFull, EngineError
 from edge.llama import llama
 from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
+from edge.llama.predicting import HiddenListener, HiddenRows
 from edge.llama.thread_choice import ThreadChoice, worth_threads
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
@@ -88,6 +89,7 @@ class ModelRunner(Closing):
             loaded = another_context(sharing._loaded, self.threads, hooks)
         self._loaded: ModelInMemory = loaded
         self.model, self._context = loaded.model, loaded.context
+        self.hidden = HiddenRows(self._context)
         self.memory, self.gpu_layers = loaded.memory, loaded.gpu_layers
         self.paging, self.batch = loaded.weights, loaded.sizes.batch
         self.states = States(self.file, self._context, kv)
@@ -230,6 +232,7 @@ class Engine(ModelRunner):
     """A model ready to decode tokens. `close()` frees it; it is also a context manager."""
 
     stages = contexts = 1
+    listener: HiddenListener | None = None
 
     @cached_property
     def _submitted(self) -> deque[NDArray[np.float32]]:
@@ -259,7 +262,7 @@ class Engine(ModelRunner):
         rows.sequences[:n] = sequence
         rows.outputs[:n] = outputs == "all"
         rows.outputs[n - 1] = outputs != "none"
-        self.decode_rows(rows, n)
+        self._step(n)
         if outputs == "all":
             return np.stack([self._context.logits(i) for i in range(n)])
         return self._context.logits(-1) if outputs == "last" else np.empty(0, np.float32)
@@ -283,9 +286,20 @@ class Engine(ModelRunner):
             sequences,
             outputs,
         )
-        self.decode_rows(rows, n)
+        self._step(n)
         if giving := outputs.nonzero()[0].tolist():
             self._submitted.append(np.array([self._context.logits(i) for i in giving]))
+
+    def _step(self, n: int) -> None:
+        rows = self.rows
+        self.decode_rows(rows, n)
+        if self.listener is not None:
+            self.listener(rows.tokens[:n], rows.positions[:n], rows.sequences[:n], self.hidden.rows(n))
+
+    def listen(self, listener: HiddenListener) -> None:
+        """Give the hidden states of later steps to `listener`. EngineError where this llama.cpp has none."""
+        self.hidden.give()
+        self.listener = listener
 
     def collect(self) -> NDArray[np.float32]:
         """Logits [rows, n_vocab] of the oldest submitted step that gives any and was not collected."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edge.constraints.constraint import Mask
 from edge.llama.llama import Model
+from edge.llama.predicting import HiddenListener
 from edge.llm.engine import Outputs
 from edge.llm.states import CacheUse
 from edge.paging.gpu_layers import GpuLayers
@@ -205,6 +206,13 @@ class TextEngine(Protocol):
     def answered(self, step_s: Sequence[float]) -> None:
         """An answer is complete, whose tokens took so many seconds."""
 
+    @property
+    def listener(self) -> HiddenListener | None:
+        """Receiver of hidden states; None: there is none."""
+
+    def listen(self, listener: HiddenListener) -> None:
+        """Give the hidden states of later steps to `listener`."""
+
     def kv_clear(self) -> None:
         """Forget everything."""
 
@@ -271,6 +279,14 @@ class Answer(Protocol):
     @property
     def left(self) -> int:
         """Tokens that it may still get."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Token ids of its history, by position, without what context shifts dropped. The last one is not computed."""
+
+    @property
+    def sequence(self) -> int:
+        """The engine's sequence that it runs in."""
 
 
 class Drafter(Protocol):

@@ -104,6 +104,12 @@ class Running:
         return self.continuation.tokens
 
     @property
+    def sequence(self) -> int:
+        """The engine's sequence that it runs in."""
+        assert self.slot is not None, "it waits"
+        return self.slot.sequence
+
+    @property
     def left(self) -> int:
         """Tokens that it may still get."""
         most = self.request.max_tokens

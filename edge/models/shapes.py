@@ -27,7 +27,7 @@ class Shape:
     """The figures of one model. Zero means "the architecture has none", except where a comment says otherwise."""
 
     arch: str
-    layers: int
+    layers: int  # beside `predictors`
     embd: int  # width of the hidden state
     ff: int  # width of the feed-forward part
     heads: int
@@ -53,6 +53,7 @@ class Shape:
     window: int = 0  # of attention, tokens
     attn_softcap: float = 0.0
     final_softcap: float = 0.0
+    predictors: int = 0  # layers behind the last one that predict further tokens (MTP)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -69,6 +70,7 @@ class Shape:
             "kv heads": kv,
             "qkv": (self.heads + 2 * kv) * head, "ff": self.ff, "half ff": self.ff // 2, "gate+up": 2 * self.ff,
             "half q": self.heads * (head // 2), "half kv": kv * (head // 2), "3 embd": 3 * self.embd,
+            "2 embd": 2 * self.embd,
             "experts": self.experts, "half experts": self.experts // 2,
             "expert ff": expert_ff, "shared ff": self.shared_ff or expert_ff, "expert every": self.expert_every,
             "q rank": self.embd // 2, "kv rank": latent, "latent": latent + head // 2, "unturned": head - head // 2,
@@ -92,7 +94,7 @@ class Shape:
         tables: list[tuple[str, tuple[str | int, ...]]] = [("token_embd.weight", ("vocab", "embd"))]
         if self.rope_freqs:
             tables.append(("rope_freqs.weight", ("half head",)))
-        for layer in range(self.layers):
+        for layer in range(self.layers + self.predictors):
             tables += [(f"blk.{layer}.{name}", dims) for name, dims in self._layer(layer).items()]
         tables += architecture.outer.items()
         if not self.tied:
@@ -104,30 +106,27 @@ class Shape:
         """The tensors of one layer."""
         architecture = ARCHITECTURES[self.arch]
         first = architecture.recurrent if self.is_recurrent(layer) else architecture.attention
-        if architecture.windowed and self._has_window(layer):
+        if architecture.windowed and _has_window(self.arch, layer):
             first = architecture.windowed
         if self._is_alone(layer):
             first = architecture.alone
         if architecture.alone and not self._is_alone(layer):
             return first
         has_experts = self.experts and layer >= self.dense_layers and (layer + 1) % self.expert_every == 0
-        return {**first, **(architecture.experts if has_experts else architecture.dense)}
+        joins = _PREDICTOR if layer >= self.layers else {}
+        return {**first, **(architecture.experts if has_experts else architecture.dense), **joins}
 
     def is_recurrent(self, layer: int) -> bool:
         """Return whether a layer has a recurrent part in place of attention."""
         every = self.attention_every
         has_attention = every > 0 and (layer + 1) % every == 0
-        return bool(ARCHITECTURES[self.arch].recurrent) and not has_attention and not self._is_alone(layer)
+        is_one = bool(ARCHITECTURES[self.arch].recurrent) and layer < self.layers  # those that predict have attention
+        return is_one and not has_attention and not self._is_alone(layer)
 
     def _is_alone(self, layer: int) -> bool:
         """Return whether a layer has only a feed-forward part: every second one that has no attention."""
         every = self.attention_every
         return bool(ARCHITECTURES[self.arch].alone) and layer % 2 == 1 and (every == 0 or (layer + 1) % every != 0)
-
-    def _has_window(self, layer: int) -> bool:
-        """Return whether a layer has the window, in an architecture whose files list it."""
-        window = ARCHITECTURES[self.arch].rules.window
-        return window is not None and layer % window.period != (0 if window.full_first else window.period - 1)
 
     def metadata(self) -> dict[str, "Number | list[int]"]:
         """GGUF metadata of the architecture: whole keys to values; what is zero or empty is left out."""
@@ -136,6 +135,9 @@ class Shape:
         for key, name in _METADATA.items():
             if value := getattr(self, name):
                 values[f"{arch}.{key}"] = value
+        if self.predictors:
+            values[f"{arch}.block_count"] = self.layers + self.predictors
+            values[f"{arch}.nextn_predict_layers"] = self.predictors
         kv = 1 if "attention.head_count_kv" in architecture.keys else self.kv or self.heads
         recurrent = [self.is_recurrent(layer) for layer in range(self.layers)]
         alone = [self._is_alone(layer) for layer in range(self.layers)]
@@ -152,11 +154,11 @@ class Shape:
         window = architecture.rules.window
         if window is not None and window.listed:
             values[f"{arch}.attention.sliding_window_pattern"] = [
-                int(self._has_window(layer)) for layer in range(self.layers)
+                int(_has_window(self.arch, layer)) for layer in range(self.layers + self.predictors)
             ]
             if "attention.indexer.top_k" in architecture.keys:  # those with an index are those without the window
                 values[f"{arch}.attention.indexer.types"] = [
-                    int(not self._has_window(layer)) for layer in range(self.layers)
+                    int(not _has_window(self.arch, layer)) for layer in range(self.layers)
                 ]
         for key, value in architecture.keys.items():
             if key == "attention.head_count_kv":
@@ -166,6 +168,12 @@ class Shape:
                 sizes[value] if isinstance(value, str) else list(value) if isinstance(value, tuple) else value
             )
         return values
+
+
+def _has_window(arch: str, layer: int) -> bool:
+    """Return whether a layer has the window, in an architecture whose files list it."""
+    window = ARCHITECTURES[arch].rules.window
+    return window is not None and layer % window.period != (0 if window.full_first else window.period - 1)
 
 
 # Metadata key (after "<arch>.") to the field of Shape it holds.
@@ -190,6 +198,13 @@ _METADATA: Mapping[str, str] = {
     "leading_dense_block_count": "dense_layers",
     "full_attention_interval": "attention_every",
 }
+# Of a layer that predicts further tokens, beside those of other layers: it joins a hidden state and a token's row.
+_PREDICTOR: Table = {
+    "nextn.eh_proj.weight": ("embd", "2 embd"),
+    "nextn.enorm.weight": ("embd",),
+    "nextn.hnorm.weight": ("embd",),
+    "nextn.shared_head_norm.weight": ("embd",),
+}
 _NEEDED = ("layers", "embd", "ff", "heads", "context")
 _HEAD_SIZE = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 
@@ -212,6 +227,10 @@ def check(shape: Shape) -> None:
         value, least = getattr(shape, figure.name), int(figure.name in _NEEDED)
         if not isinstance(value, str) and value < least:
             raise ShapeError(f"{figure.name} is {value}, and must be at least {least}")
+    known = architecture.predictors
+    is_other = known is not None and "attn_qkv.weight" in known.needs  # its layers are of another kind
+    if shape.predictors and (known is None or is_other or shape.predictors > known.most):
+        raise ShapeError(f"{shape.predictors} layers of {shape.arch} that predict further tokens cannot be made here")
     if shape.vocab < MIN_VOCAB:
         raise ShapeError(f"vocab is {shape.vocab}; {MIN_VOCAB} tokens are needed to spell any text")
     if not shape.head_size and shape.embd % shape.heads:

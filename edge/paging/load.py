@@ -132,9 +132,9 @@ def _from_laid_out(share: PagePlan, reader: Reader, files: list[DirectFile], mak
 _CHECKED = "loaded meta data with"  # what llama.cpp says when it has read and checked all headers
 
 
-def load_stub(file: GgufFile) -> tuple[llama.Model, CallerBuffer]:
-    """The model of `file` in llama.cpp, and its weights, of which none has memory yet. EngineError if llama.cpp
-    refuses it, or the folder for temporary files does."""
+def load_stub(file: GgufFile, *, predictors: bool = False) -> tuple[llama.Model, CallerBuffer]:
+    """The model of `file` in llama.cpp, and its weights, of which none has memory yet. predictors: as `llama.Model`
+    takes it. EngineError if llama.cpp refuses it, or the folder for temporary files does."""
     own = CallerBuffer()
     with _stub(file) as (path, shorten):
 
@@ -144,7 +144,7 @@ def load_stub(file: GgufFile) -> tuple[llama.Model, CallerBuffer]:
 
         try:
             with llama.forwarded_log(listen):
-                model = llama.Model(path, repack=False, own=own)
+                model = llama.Model(path, repack=False, own=own, predictors=predictors)
                 model.path = str(file.path)  # the stub is removed
                 return model, own
         except EngineError as error:

@@ -62,7 +62,7 @@ def need(path: str | os.PathLike[str], sizes: ContextSizes) -> MemoryNeed:
 def dry_run(path: str | os.PathLike[str], sizes: ContextSizes) -> tuple[int, list[str]]:
     """(bytes of weights, what llama.cpp logs) of loading a model and making a context without taking their memory."""
     with llama.captured_log() as lines:
-        model = llama.Model(path, allocate=False)
+        model = llama.Model(path, allocate=False, predictors=sizes.predicts)
         try:
             llama.Context(model, replace(sizes, batch=min(sizes.batch, sizes.context))).close()
             return model.n_bytes, lines

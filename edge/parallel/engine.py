@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError, Interrupted
 from edge.llama import llama
+from edge.llama.predicting import HiddenListener
 from edge.llama.token_table import TokenTable
 from edge.llm.engine import Outputs, check_room
 from edge.net.relink import LinkState, Relink
 from edge.parallel import steps
 from edge.parallel.leader import Leader
-from edge.parallel.link_watch import LinkWatch, RankLinks
+from edge.parallel.link_watch import RankLinks
 from edge.parallel.shard import Shard
 from edge.parallel.states import SpreadStates
 from edge.parallel.step_times import StepTimes, Summary, summaries_of
@@ -69,9 +70,10 @@ class DistributedEngine(Leader):
         self._table = TokenTable(file)
         heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
         super().__init__(file, shard, group, heads, self.shape.n_vocab, algorithm, wire, explain)
-        self._links = RankLinks(self, plan, self.shape.n_embd, relink, links)
+        self.rank_links = RankLinks(self, plan, self.shape.n_embd, relink, links)
         self.states = SpreadStates(file, plan, shard, group, self.ordered, self.guarded, self.reports)
         self._stopped = False
+        self.listener: HiddenListener | None = None
 
     # --- decoding, as Engine has it ---
 
@@ -123,13 +125,14 @@ class DistributedEngine(Leader):
                 f"{n_outputs} rows are to give logits, the engine was made for {self.outputs}; set outputs"
             )
         if n > max(1, n_outputs) and not self.pending:  # a prompt
-            self._links.between_answers()
+            self.rank_links.between_answers()
         if masks and len(masks) != n_outputs:
             raise EngineError(f"{len(masks)} masks were given for {n_outputs} rows that give logits")
         rows = self.shard.rows
         rows.positions[:n], rows.sequences[:n], rows.outputs[:n] = positions, sequences, outputs
         self._table.look_up(tokens, rows.embeddings[:n])
-        self.guarded(lambda: self.submit_rows(n, n_outputs, top, masks))
+        heard = np.array(tokens, np.int32) if self.listener is not None else None
+        self.guarded(lambda: self.submit_rows(n, n_outputs, top, masks, heard))
 
     @property
     def uncollected(self) -> int:
@@ -151,10 +154,17 @@ class DistributedEngine(Leader):
     def answered(self, step_s: Sequence[float]) -> None:
         """An answer is complete. All ranks wait for each other: their threads are those that shares were made for."""
 
+    def listen(self, listener: HiddenListener) -> None:
+        """As `Engine.listen`. Of what another stage computes, the hidden states of rows that give logits come, in the
+        type that crosses between stages."""
+        if self.shard.place.last:
+            self.shard.engine.hidden.give()
+        self.listener = self.shard.engine.hidden.listener = listener
+
     def kv_clear(self) -> None:
         """Forget everything."""
         if not self.pending:
-            self._links.between_answers()
+            self.rank_links.between_answers()
         super().kv_clear()
 
     # --- all ranks ---
@@ -163,16 +173,6 @@ class DistributedEngine(Leader):
     def links(self) -> dict[int, str]:
         """Way of the link to each other rank: tcp or grpc."""
         return {rank: link.kind for rank, link in sorted(self.group.links.items())}
-
-    @property
-    def link_states(self) -> tuple[LinkState, ...]:
-        """Links between all ranks, each once."""
-        return self._links.states
-
-    @property
-    def link_watch(self) -> LinkWatch:
-        """Watch of these links, with what it changed."""
-        return self._links.watch
 
     @property
     def logits_cross(self) -> bool:

@@ -102,11 +102,15 @@ def _decode(shard: Shard, step: Step, source: Link, feeds: list[Link], home: Lin
         allowed = masks.unpack(step.masks, step.outputs, len(place.heads), own, n_own)
     shard.begin()
     steps.receive_states(source, shard.rows.embeddings[:n], shard.wire if place.stage else None)
+    if step.hidden and place.last:
+        shard.engine.hidden.give(only_outputs=0 not in place.heads)
     shard.compute(n)
     feed(shard, step, feeds)
     if place.last:
         for row, mask in zip(shard.logits(n), allowed, strict=True):
             logits.send(home, row, step.top, mask)
+        if step.hidden and 0 not in place.heads and place.rank == place.heads[0]:
+            steps.send_states(home, shard.engine.hidden.rows(step.outputs), shard.wire)
     shard.times.add(shard.end(shard.time_of(n, idle_s)))
 
 

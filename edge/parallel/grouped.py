@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,10 +21,11 @@ from numpy.typing import NDArray
 
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError, Interrupted
+from edge.llama.predicting import HiddenListener
 from edge.llm.engine import Outputs
 from edge.llm.states import CacheUse
 from edge.parallel.engine import DistributedEngine, Floats
-from edge.parallel.step_times import Summary
+from edge.parallel.step_times import Ints, Summary
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock
 
@@ -40,6 +42,7 @@ class GroupedEngine(DistributedEngine):
         self._threads = [ThreadPoolExecutor(1, f"group-{i}") for i in range(self.contexts)]
         self._submitted: deque[Future[Floats]] = deque()
         self._stopped = False
+        self.listener = None
         self.states = GroupedStates(self)  # type: ignore[assignment]  # as SpreadStates, for sequences of all groups
 
     def __getattr__(self, name: str) -> Any:
@@ -127,6 +130,16 @@ class GroupedEngine(DistributedEngine):
             sequence,
             lambda engine, own: engine.decode(tokens, start, sequence=own, outputs=outputs, top=top, masks=masks),
         )
+
+    def listen(self, listener: HiddenListener) -> None:
+        """As `Engine.listen`, of all groups."""
+        self.listener = listener
+        for group in range(self.contexts):
+
+            def heard(tokens: Ints, positions: Ints, own: Ints, hidden: Floats, group: int = group) -> None:
+                listener(tokens, positions, own * self.contexts + group, hidden)
+
+            self.on_group(group, partial(DistributedEngine.listen, listener=heard))
 
     # --- the KV cache: of each group its own ---
 

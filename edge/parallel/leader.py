@@ -24,8 +24,8 @@ from edge.parallel import steps
 from edge.parallel.follower import feed
 from edge.parallel.logits import LogitsQuery
 from edge.parallel.shard import Shard
-from edge.parallel.step_times import PendingStep
-from edge.parallel.steps import Op, Step
+from edge.parallel.step_times import Ints, PendingStep
+from edge.parallel.steps import Op, Step, output_rows
 from partition.plan.plan import Range
 from quant.gguf.file import GgufFile
 from transport.collective import Group, Wire
@@ -76,14 +76,18 @@ class Leader:
         self._feeds = [self.group.links[rank] for rank in place.feeds]
         self.shard.join(self.group, self.algorithm, self.wire)
 
-    def submit_rows(self, n: int, outputs: int, top: int, masks: Sequence[Mask | None]) -> None:
+    def submit_rows(
+        self, n: int, outputs: int, top: int, masks: Sequence[Mask | None], tokens: Ints | None = None
+    ) -> None:
         """Make a decode step of the first `n` rows of the shard, do rank 0's part of it, and remember what will come of
-        it; `outputs` of them give logits. To be called by `guarded`."""
+        it; `outputs` of them give logits. tokens: of the rows, where the listener gets their hidden states. To be
+        called by `guarded`."""
         shard, now = self.shard, time.perf_counter()
         self._make_way()
         query = LogitsQuery.from_masks(top, masks, [*self.heads.values()])
         numbers = (n, outputs, query.top, len(query.masks))
-        step = Step(Op.DECODE, now - self._done > _PAUSE_S, numbers, masks=query.masks)
+        heard = tokens is not None and (outputs > 0 or shard.place.last)
+        step = Step(Op.DECODE, now - self._done > _PAUSE_S, numbers, masks=query.masks, hidden=heard)
         shard.begin()
         for link in self._peers:
             link.send(steps.pack(step, shard.rows), Kind.CONTROL)
@@ -95,6 +99,12 @@ class Leader:
             other.alone = False
         if shard.place.last:
             pending.own = [row.copy() for row in shard.logits(n)]
+            if tokens is not None and shard.engine.hidden.listener is not None:
+                own = tokens, shard.rows.positions[:n], shard.rows.sequences[:n]
+                shard.engine.hidden.listener(*own, shard.engine.hidden.rows(n))
+        elif heard and tokens is not None:
+            giving = list(output_rows(shard.rows, n))
+            pending.rows = tokens[giving], shard.rows.positions[giving], shard.rows.sequences[giving]
         pending.time = shard.end(pending.time)
         if outputs:
             self.pending.append(pending)
@@ -119,7 +129,7 @@ class Leader:
     def _make_way(self, most_bytes: int = _ANSWERS_BYTES) -> None:
         """Take in the answers that are under way where they are large. The last stage could not send them off while
         we send a prompt, would not read it then, and each would wait for the other."""
-        if sum(step.query.n_bytes(step.outputs, self._n_vocab) for step in self.pending) > most_bytes:
+        if sum(step.answer_bytes(self._n_vocab, self.shard.engine.shape.n_embd) for step in self.pending) > most_bytes:
             for step in self.pending:
                 if step.logits is None:
                     step.logits = self._gathered(step).copy()
@@ -141,6 +151,10 @@ class Leader:
                     part[:] = step.own[i]
                 else:
                     step.query.receive(self.group.links[rank], part, i, ANSWER_TIMEOUT_S)
+        if step.rows is not None and self.shard.engine.hidden.listener is not None:
+            hidden = np.empty((step.outputs, self.shard.engine.shape.n_embd), np.float32)
+            steps.receive_states(self.group.links[next(iter(self.heads))], hidden, self.shard.wire)
+            self.shard.engine.hidden.listener(*step.rows, hidden)
         step.time = self.shard.end(step.time)
         return logits
 

@@ -142,7 +142,7 @@ class Replacements(CacheUse):
                     raise Interrupted("stopped on request") from error
                 self.losses_in_a_row += 1
                 self._begin_again()
-                self._use_engine(self._recovered(error))
+                self._use_engine(self._recovered(error), self.engine)
                 self._is_gone = False
                 self.recoveries += 1
 
@@ -151,9 +151,11 @@ class Replacements(CacheUse):
         if self.owner is not None:
             self.owner.preempt_all()
 
-    def _use_engine(self, engine: TextEngine) -> None:
+    def _use_engine(self, engine: TextEngine, before: TextEngine | None = None) -> None:
         engine.states.use = self
         self.engine = engine
+        if before is not None and before.listener is not None:
+            engine.listen(before.listener)
         if self.is_stopped:
             engine.stop()
 
@@ -190,7 +192,7 @@ class Replacements(CacheUse):
         self._is_gone = False
         if engine is None:
             return
-        self._use_engine(engine)
+        self._use_engine(engine, self.engine)
         self.moves += 1
         if states is None or not write_states(engine, states):
             self._begin_again()

@@ -22,7 +22,8 @@ from devices.probe import own_rss
 from devices.sleeping import run_first, sleep_profile
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llama.hooks import Hook
-from edge.llama.llama import Batch, ContextSizes, Model
+from edge.llama.llama import Batch, Context, ContextSizes, Model
+from edge.llama.predicting import HiddenRows
 from edge.llm.engine import Accounted, ModelRunner
 from edge.llm.options import EngineOptions
 from edge.paging.mapped import ModelInMemory
@@ -138,6 +139,7 @@ class SleepingEngine(ModelRunner):
         """The errors of ModelRunner; NotEnoughMemory where weights and KV cache are more than the options allow."""
         self._times, self.sleeper, self._most_bytes = times, sleeper or Sleeper(), options.memory
         super().__init__(path, replace(options, memory=None, prefixes=None), hooks, embeddings=True)
+        self.hidden = _NoHidden(self._context, self.shape.n_embd)
 
     def _load(
         self,
@@ -166,6 +168,21 @@ class SleepingEngine(ModelRunner):
         model = _NoWeights(self.file, self.shape)
         context = SleepingContext(model, self.file, self.shape, sizes, hooks, self._times, self.sleeper)
         return ModelInMemory(model, context, sizes, None, need, ExitStack(), None)
+
+
+class _NoHidden(HiddenRows):
+    """Zeros, of an engine that computes nothing."""
+
+    def __init__(self, context: Context, n_embd: int) -> None:
+        super().__init__(context)
+        self._n_embd = n_embd
+
+    def give(self, *, only_outputs: bool = False) -> None:
+        """There are always some."""
+
+    def rows(self, n: int) -> Floats:
+        """Zeros."""
+        return np.zeros((n, self._n_embd), np.float32)
 
 
 class _NoWeights(Model):

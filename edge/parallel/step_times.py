@@ -15,6 +15,7 @@ from edge.net.prefer import fast_end
 from edge.parallel.logits import LogitsQuery
 
 Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
 
 KEPT = 2048  # steps; older ones are forgotten
 
@@ -152,3 +153,9 @@ class PendingStep:
     alone: bool  # one row, with nothing else under way
     own: list[Floats] = field(default_factory=list)  # of rank 0's rows of the head, where it is in the last stage
     logits: Floats | None = None  # where they came already
+    # Tokens, positions and sequences of the rows that give logits, where their hidden states come behind these.
+    rows: tuple[Ints, Ints, Ints] | None = None
+
+    def answer_bytes(self, n_vocab: int, n_embd: int) -> int:
+        """Bytes of its logits, and of hidden states behind them, on the link; of the latter at most."""
+        return self.query.n_bytes(self.outputs, n_vocab) + (4 * self.outputs * n_embd if self.rows else 0)

@@ -7,7 +7,9 @@ stage.
 | bytes | field |
 | 0     | operation (Op) |
 | 1     | 1: rank 0 had nothing under way before, so that waiting for this step was no stall |
-| 2-3   | 0 |
+| 2     | decode: 1: hidden states behind the last layer are wanted: of all rows, if rank 0 is in the last stage; |
+|       | else of those that give logits, behind which its first rank sends them; else 0 |
+| 3     | 0 |
 | 4-19  | four int32, by operation: decode: rows, rows that give logits, logits wanted of each (0: all), bytes |
 |       | of masks; |
 |       | remove: sequence, start, end, whether rank 0 could (ASKED: it asks); copy: source, target, start, end; |
@@ -52,7 +54,7 @@ _PART_BYTES = 4 * PART_FLOATS
 
 ASKED = 2  # of a removal: rank 0 holds no layer, and each rank is to tell it whether it could
 
-_HEAD = struct.Struct("<BBHiiii")
+_HEAD = struct.Struct("<BBBBiiii")
 _BYTES_A_ROW = 9
 
 
@@ -89,6 +91,7 @@ class Step(NamedTuple):
     numbers: tuple[int, int, int, int] = (0, 0, 0, 0)
     hashes: tuple[bytes, ...] = ()  # of blocks on disk
     masks: bytes = b""  # of a decode's rows that give logits; their length is the last number
+    hidden: bool = False  # of a decode: the hidden states of these rows are wanted, too
 
     @property
     def rows(self) -> int:
@@ -121,7 +124,7 @@ def max_bytes(rows: int) -> int:
 
 def pack(step: Step, rows: Batch) -> bytes:
     """A step as bytes, with what `rows` says of a decode's rows."""
-    head = _HEAD.pack(step.op, step.fresh, 0, *step.numbers)
+    head = _HEAD.pack(step.op, step.fresh, step.hidden, 0, *step.numbers)
     if step.op is not Op.DECODE:
         return head + b"".join(step.hashes)
     n = step.rows
@@ -132,10 +135,10 @@ def unpack(data: Payload, rows: Batch) -> Step:
     """The step in `data`; a decode's rows are filled in. ProtocolError for what `pack` cannot have written."""
     if len(data) < _HEAD.size:
         raise ProtocolError(f"a step of {len(data)} bytes came, it has at least {_HEAD.size}")
-    op, fresh, zero, *numbers = _HEAD.unpack_from(data)
-    if op not in _OPS or zero or fresh > 1:
-        raise ProtocolError(f"operation {op} with flags {fresh} and {zero} is none; update both devices")
-    step = Step(_OPS[op], bool(fresh), tuple(numbers))
+    op, fresh, hidden, zero, *numbers = _HEAD.unpack_from(data)
+    if op not in _OPS or zero or max(fresh, hidden) > 1 or (hidden and op != Op.DECODE):
+        raise ProtocolError(f"operation {op} with flags {fresh} and {hidden | zero << 8} is none; update both devices")
+    step = Step(_OPS[op], bool(fresh), tuple(numbers), hidden=bool(hidden))
     rest = memoryview(data)[_HEAD.size :]
     if step.op in _WITH_HASHES:
         n = numbers[2]

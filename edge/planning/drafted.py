@@ -11,7 +11,9 @@ from edge.llm.info import ModelInfo
 from edge.planning.arrange import name_of, work_of
 from edge.planning.plan_options import PlanOptions
 from edge.slices.local import OwnSlices
-from edge.speculate.factory import WorkerDraft, drafts
+from edge.speculate.factory import MtpDraft, WorkerDraft, drafts
+from edge.speculate.hidden_states import MOST_TOKENS
+from edge.speculate.mtp import mtp_bytes
 from edge.speculate.small_model import check_vocabulary
 from edge.survey.llm_survey import llm_speeds
 from edge.survey.profile import ClusterProfile
@@ -20,7 +22,7 @@ from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
 from partition.predict.cost import Work
-from partition.predict.drafts import ACCEPTANCE, FREE, MODEL_ACCEPTANCE, ROWS, SELF, Draft
+from partition.predict.drafts import ACCEPTANCE, FREE, MODEL_ACCEPTANCE, MTP, ROWS, SELF, Draft
 from partition.predict.speeds import DeviceSpeed, Links
 from partition.search.planner import Planner
 from quant.gguf.file import GgufFile
@@ -44,20 +46,23 @@ def draft_of(
         raise PlanError(
             f"{file.path.name} has recurrent layers, which cannot forget a draft that was wrong; use --draft off"
         )
-    acceptance = options.acceptance
-    if acceptance is None:
-        acceptance = ACCEPTANCE.get(FREE[0] if what == "auto" else what, MODEL_ACCEPTANCE)
     drafts_of_model = drafts(options.draft, file.path, steps, worker=options.draft_worker, insecure=insecure)
-    if isinstance(drafts_of_model, str):
-        return Draft(FREE[0] if drafts_of_model == "auto" else drafts_of_model, acceptance, 1)
+    own_layers = isinstance(drafts_of_model, MtpDraft) and not (drafts_of_model.is_auto and options.memory)
+    kind = MTP if own_layers else FREE[0] if what == "auto" else what
+    acceptance = ACCEPTANCE.get(kind, MODEL_ACCEPTANCE) if options.acceptance is None else options.acceptance
+    here = replace(cluster, devices=tuple(entry for entry in cluster.devices if entry.is_local), links=())
+    if own_layers:
+        [speed] = _measured(file, here, None, options, steps).speeds
+        return Draft(MTP, acceptance, 1, _own_layer_s(speed, work), mtp_bytes(file, work.concurrency))
+    if isinstance(drafts_of_model, str | MtpDraft):
+        return Draft(kind, acceptance, 1)
     path = drafts_of_model.path if isinstance(drafts_of_model, WorkerDraft) else drafts_of_model
     drafting = GgufFile.open(path)
     check_vocabulary(file, drafting)
     need = ModelInfo.from_file(path, work.context, work.kv.name).need
     name = SELF if what == SELF else path.name
     if options.draft_worker is None:
-        own = replace(cluster, devices=tuple(entry for entry in cluster.devices if entry.is_local), links=())
-        known = _measured(drafting, own, None, options, steps)
+        known = _measured(drafting, here, None, options, steps)
         drafting_s = _drafting_s(drafting, known.speeds[0], work, "this device")
         return Draft(name, acceptance, 1, drafting_s, need.total - need.parts["runtime"])
     drafter = device(options.draft_worker)
@@ -115,6 +120,12 @@ def _measured(
             cluster, fleet, (), file, digest,
             threads=options.threads, memory=options.memory, fresh=options.fresh, on_step=show,
         )  # fmt: skip
+
+
+def _own_layer_s(speed: DeviceSpeed, work: Work) -> float:
+    """Seconds of a draft by the model's own layer: one like the others, behind the text that it sees, and the head."""
+    attention_s = speed.token_s * min(work.depth, MOST_TOKENS)
+    return speed.step_s.at(1) + speed.layer_s.at(1) + attention_s + speed.head_s.at(1)
 
 
 def _drafting_s(file: GgufFile, speed: DeviceSpeed, target: Work, where: str) -> float:

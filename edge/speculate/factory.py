@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from edge.errors import EngineError
+from edge.errors import EngineError, NotEnoughMemory
 from edge.llm.engine import Engine
 from edge.llm.info import ModelInfo
 from edge.llm.interface import TextEngine
@@ -20,12 +20,13 @@ from edge.llm.slot import GreedyDrafter
 from edge.models.paths import PathLike, model_path
 from edge.quantization.gguf import model_in_type
 from edge.speculate.choice import MOST_ROWS
+from edge.speculate.mtp import Predictor, check_mtp, mtp_bytes, mtp_drafts, open_predictor
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.small_model import DraftPace, ModelDrafts, check_vocabulary
 from edge.speculate.speculation import Speculation
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
-from partition.predict.drafts import FREE, KINDS, SELF
+from partition.predict.drafts import FREE, KINDS, MTP, SELF
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
@@ -48,8 +49,16 @@ class WorkerDraft:
     insecure: bool = False  # also where it does not encrypt
 
 
-Draft = str | Path | WorkerDraft
-"""Source of drafts: one of KINDS, the file of a model on this device, or a model on a worker."""
+@dataclass(frozen=True)
+class MtpDraft:
+    """Layers of the model itself that predict further tokens."""
+
+    path: Path  # of the model, on this device
+    is_auto: bool = False  # nobody asked for them: where they cannot be, n-grams draft
+
+
+Draft = str | Path | WorkerDraft | MtpDraft
+"""Source of drafts: one of KINDS, the file of a model on this device, a model on a worker, or the model itself."""
 
 _FEWER_BITS = "q2_k"
 _SMALLER = 0.9  # of the model's size at most: else there is nothing to win
@@ -68,14 +77,28 @@ def drafts(
     does not encrypt.
 
     ModelFileError, HubError; ValueError for a worker, and no model that it could load; EngineError where the model has
-    so few bits that it cannot be much smaller.
+    so few bits that it cannot be much smaller, and where "mtp" is asked for and the model has no such layers.
     """
     if str(source) in KINDS:
         if worker is not None:
             raise ValueError(f'a worker drafts by a model, not by {source}: name a small model, or "self"')
-        return str(source)
+        return _own_layers(str(source), model)
     path = model_path(source) if str(source) != SELF else _fewer_bits(model_path(model), steps)
     return path if worker is None else WorkerDraft(path, worker, insecure)
+
+
+def _own_layers(asked: str, model: PathLike | None) -> Draft:
+    """MtpDraft where that is asked for, or left open and possible; else what was asked."""
+    if asked not in (MTP, "auto"):
+        return asked
+    path = model_path(model)
+    try:
+        check_mtp(GgufFile.open(path))
+    except EngineError:
+        if asked == MTP:
+            raise
+        return asked
+    return MtpDraft(path, asked == "auto")
 
 
 def _fewer_bits(path: Path, steps: Steps) -> Path:
@@ -100,6 +123,8 @@ def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
     if isinstance(draft, Path) and options.memory is not None:
         need = ModelInfo.from_file(draft, options.context, options.kv_type).need
         draft_bytes = need.total - need.parts["runtime"]
+    if isinstance(draft, MtpDraft) and not draft.is_auto and options.memory is not None:
+        draft_bytes = mtp_bytes(GgufFile.open(draft.path), options.sequences)
     reserved = options.reserved + draft_bytes
     return replace(options, outputs=outputs, draft_rows=draft_rows, reserved=reserved, draft_bytes=draft_bytes)
 
@@ -144,14 +169,20 @@ def speculation(
     where it is lost. clock: in seconds.
 
     EngineError for a model whose layers cannot forget, unless it is "auto", and for a drafting model of another
-    vocabulary; the errors of Engine, and of `DraftDevice`.
+    vocabulary; the errors of Engine, of `DraftDevice`, and of `open_predictor`.
     """
-    if draft == "off" or (draft == "auto" and engine.model.is_recurrent):
+    is_auto = draft == "auto" or (isinstance(draft, MtpDraft) and draft.is_auto)
+    if draft == "off" or (is_auto and engine.model.is_recurrent):
         return None
     if engine.model.is_recurrent:
         raise EngineError(
             f"{engine.path.name} has recurrent layers, which cannot forget a draft that was wrong; use --draft off"
         )
+    if isinstance(draft, MtpDraft):
+        predictor = _predictor(draft, engine, enter, steps)
+        if predictor is not None:
+            return Speculation(mtp_drafts(predictor, clock), MTP, clock=clock)
+        draft = "auto"
     if isinstance(draft, str):
         kind = FREE[0] if draft == "auto" else draft
         return Speculation(_FREE[kind], kind, clock=clock)
@@ -170,3 +201,17 @@ def speculation(
     options = EngineOptions(context=engine.context, threads=engine.threads, repack=False if budgeted else None)
     small = GreedyDrafter(enter(Engine(draft, options)))
     return Speculation(partial(ModelDrafts, small, DraftPace(), clock), draft.name, 1, clock=clock)
+
+
+def _predictor(draft: MtpDraft, engine: TextEngine, enter: Enter, steps: Steps) -> Predictor | None:
+    """The predictor of an engine; None where nobody asked for it, and it cannot be, or would need a part of a budget.
+    The errors of `open_predictor`."""
+    if draft.is_auto and engine.paging is not None:
+        return None
+    try:
+        return enter(open_predictor(engine, steps))
+    except (EngineError, NotEnoughMemory) as error:
+        if not draft.is_auto:
+            raise
+        steps.say(f"tokens are drafted from the text: {error}")
+        return None

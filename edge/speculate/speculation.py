@@ -22,6 +22,10 @@ class Drafts(Protocol):
 
     free: bool  # whether a draft takes next to no time
 
+    def attach(self, request: Answer) -> None:
+        """Know the request, before its prompt is taken in."""
+        del request  # most need its tokens alone
+
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget what was, and take in a prompt."""
 
@@ -169,6 +173,7 @@ class Speculation:
         for request in requests if len(requests) <= self._few else ():
             if request not in self._drafts:
                 self._drafts[request] = self._make(), 0
+                self._drafts[request][0].attach(request)
                 self._drafts[request][0].begin(request.prompt)
         if not self._goes_on:
             self._began, self._caught_up_s = self._clock(), 0.0

@@ -71,6 +71,17 @@ class Rules:
 WHOLE, PART, UNCHECKED = "whole", "part", "unchecked"  # of a head: what RoPE turns
 
 
+@dataclass(frozen=True, slots=True)
+class Predictors:
+    """Layers behind the last one that predict further tokens (multi-token prediction, MTP), where llama.cpp computes
+    them. It stops the process on a layer without what is said here."""
+
+    needs: tuple[str, ...] = ()  # tensors of such a layer, without "blk.<n>.", beside those its loader insists on
+    most: int = 1  # layers that a file may have; of several the first one drafts
+    cuts: bool = False  # its graph gives the hidden states of rows with logits alone, not of all
+    zero: tuple[str, ...] = ()  # metadata that a file must not have, or have as 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asserted:
     """Assertions of llama.cpp about an architecture's files, beside sizes: it stops the process if a file breaks
@@ -86,6 +97,7 @@ class Asserted:
     # Of metadata: the value where the file does not say, the least and the most; None: any.
     counts: Mapping[str, tuple[int, int, int | None]] = field(default_factory=dict)
     flash: bool = True  # else its graph gives values in a shape at which flash attention stops the process
+    predictors: Predictors | None = None  # None: llama.cpp computes none
     generates: bool = True  # else llama.cpp keeps no keys and values, and stops where it is asked for the next token
 
 

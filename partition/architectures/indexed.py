@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from partition.architectures.description import UNCHECKED, Architecture, Number, Rules, Table, Window
-from partition.architectures.moe import MOE_ARCHITECTURES
+from partition.architectures.moe import EXPERTS_PREDICT, MOE_ARCHITECTURES
 from partition.architectures.tensors import (  # fmt: skip
     DENSE,
     EXPERT_KEY,
@@ -49,6 +49,7 @@ _DEEPSEEK_32 = replace(
     keys={**_DEEPSEEK_2.keys, **_INDEX_KEYS},
     rules=Rules(ff_key=EXPERT_KEY, shared_sum="ffn_out-{}", whole_attention=ONE_LATENT_STATE, no_states=_INDEX_STATES),
     rope=UNCHECKED,
+    predictors=EXPERTS_PREDICT,
 )
 _GLM_DSA = replace(_DEEPSEEK_32, rules=replace(_DEEPSEEK_32.rules, shares_index=True), rope=UNCHECKED)
 

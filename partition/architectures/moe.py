@@ -1,8 +1,17 @@
 """Architectures with experts and attention in every layer; the most downloaded ones first."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from partition.architectures.description import PART, UNCHECKED, Architecture, Number, Rules, Window
+from partition.architectures.description import (
+    PART,
+    UNCHECKED,
+    Architecture,
+    Number,
+    Predictors,
+    Rules,
+    Window,
+)
 from partition.architectures.tensors import (  # fmt: skip
     ATTENTION,
     DENSE,
@@ -56,6 +65,15 @@ _DEEPSEEK_2 = Architecture(
     rope=UNCHECKED,
 )
 
+EXPERTS_PREDICT = Predictors(("ffn_gate_inp.weight",))
+_LATENT_PREDICTOR = Predictors(
+    (
+        "attn_q_a.weight", "attn_kv_a_mqa.weight", "attn_k_b.weight", "ffn_gate_inp.weight", "ffn_down_exps.weight",
+        "ffn_down_shexp.weight",
+    ),
+    zero=("attention.temperature_scale",),
+)  # fmt: skip
+
 MOE_ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt-oss": Architecture(
         {
@@ -88,13 +106,14 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         {**LLAMA, **HEAD_NORMS}, experts=experts("expert ff"), common=_QWEN, keys=_MROPE,
         rules=Rules(ff_key=EXPERT_KEY),
     ),
-    "deepseek2": _DEEPSEEK_2,
+    "deepseek2": replace(_DEEPSEEK_2, predictors=_LATENT_PREDICTOR),
     "mistral4": _DEEPSEEK_2,
     "glm4moe": Architecture(
         {**ATTENTION, **QKV_BIAS, **HEAD_NORMS, "post_attention_norm.weight": ("embd",)}, DENSE,
         {**experts("expert ff"), **shared(), **ROUTER_BIAS}, common=LEADING,
         keys={**SIGMOID, "expert_shared_count": 1, "rope.dimension_count": "half head"},
         rules=Rules(ff_key=EXPERT_KEY, shared_sum=_SHARED_SUM, input_node="embd", takes_tokens=True), rope=PART,
+        predictors=EXPERTS_PREDICT,
     ),
     "llama4": Architecture(
         LLAMA, DENSE, {**experts("expert ff"), **shared("expert ff")}, common={"expert_every": 2},
@@ -200,12 +219,15 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
             needs_output=True, ff_key=EXPERT_KEY, window=Window(4, full_first=True, listed=True), period=4,
             end_node="h_nextn", whole_attention=_GATE,
         ),
-        rope=UNCHECKED,
+        rope=UNCHECKED, predictors=Predictors(most=16, cuts=True),
     ),
     "mimo2": Architecture(
         {**LLAMA, "attn_sinks.weight": ("heads",)}, DENSE, {**experts("expert ff"), **ROUTER_BIAS},
         common={**LEADING, "window": 128}, keys=TURNED_OTHERWISE, never_tied=True,
         rules=Rules(needs_output=True, ff_key=EXPERT_KEY, window=Window(4, listed=True), period=4), rope=UNCHECKED,
+        predictors=Predictors(
+            ("attn_qkv.weight", "ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"), most=16, cuts=True,
+        ),
     ),
     "laguna": Architecture(
         {**LLAMA, **HEAD_NORMS, "attn_gate.weight": ("heads", "embd")}, DENSE,
@@ -249,6 +271,6 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "hy_v3": Architecture(
         {**LLAMA, **HEAD_NORMS}, DENSE, {**experts("expert ff"), **shared(), "exp_probs_b": ("experts",)},
-        common=LEADING, keys={**SIGMOID, **_SHARED}, rules=Rules(ff_key=EXPERT_KEY),
+        common=LEADING, keys={**SIGMOID, **_SHARED}, rules=Rules(ff_key=EXPERT_KEY), predictors=Predictors(most=16),
     ),
 }  # fmt: skip

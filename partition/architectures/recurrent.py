@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from partition.architectures.description import PART, UNCHECKED, Architecture, Rules, Table
+from partition.architectures.description import PART, UNCHECKED, Architecture, Predictors, Rules, Table
+from partition.architectures.moe import EXPERTS_PREDICT
 from partition.architectures.tensors import (  # fmt: skip
     ATTENTION,
     DENSE,
@@ -135,16 +136,18 @@ _NEMOTRON_H = Architecture(
 RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen35": Architecture(
         _GATED, DENSE, recurrent=_DELTA_35, common=_DELTA_FIGURES, keys={**_DELTA_KEYS, **_MROPE},
-        rules=_rules(recurrent_every=4), rope=PART,
+        rules=_rules(recurrent_every=4), rope=PART, predictors=Predictors(),
     ),
     "qwen35moe": Architecture(
         _GATED, experts=_SHARED_GATED, recurrent=_DELTA_35, common=_DELTA_FIGURES,
         keys={**_DELTA_KEYS, **_MROPE, **_SHARED_KEYS}, rules=_rules(recurrent_every=4, ff_key=EXPERT_KEY), rope=PART,
+        predictors=EXPERTS_PREDICT,
     ),
     "qwen3next": Architecture(
         _GATED, experts=_SHARED_GATED, recurrent={**_DELTA, "ssm_ba.weight": ("2 time rank", "embd")},
         common=_DELTA_FIGURES, keys={**_DELTA_KEYS, **_SHARED_KEYS},
         rules=_rules(recurrent_every=4, ff_key=EXPERT_KEY), rope=PART,
+        predictors=Predictors(("ffn_gate_inp.weight",), cuts=True),
     ),
     "lfm2": Architecture(
         {**ATTENTION, **FFN_NORM, **HEAD_NORMS}, DENSE, recurrent=_SHORT, outer={"token_embd_norm.weight": ("embd",)},

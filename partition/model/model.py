@@ -19,7 +19,8 @@ _BLOCK = re.compile(r"blk\.([0-9]{1,9})\.")
 class ModelShape:
     """The sizes of one model. Per-layer tuples have `n_layers` items; a layer without attention has 0 heads.
 
-    Layers that predict several tokens at once come after these, and are not counted: llama.cpp does not compute them.
+    Layers that predict further tokens come after these, and are not counted: no answer needs them
+    (`partition.model.predictors`).
     """
 
     architecture: str

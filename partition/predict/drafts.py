@@ -13,9 +13,14 @@ from partition.fields import Bounds
 from quant.text import counted
 
 FREE = ("ngram",)  # drafts from the text itself, without a model; "auto" takes the first
-KINDS = ("auto", "off", *FREE)  # that need no model
+MTP = "mtp"  # layers of the model itself that predict further tokens; "auto" takes them where it has some
+KINDS = ("auto", "off", *FREE, MTP)  # that need no other model
 SELF = "self"  # the model itself, in fewer bits
-ACCEPTANCE = {"ngram": 0.4, SELF: 0.8}  # of each, where none is given; docs/planning.md says whose figures these are
+ACCEPTANCE = {
+    "ngram": 0.4,
+    SELF: 0.8,
+    MTP: 0.8,
+}  # of each, where none is given; docs/planning.md says whose figures these are
 MODEL_ACCEPTANCE = 0.7  # of any other model
 ROWS = (1, 2, 4, 8, 16)  # rows of a pass: the last token, and the draft tokens behind it
 WINDOWS = (1, 2, 4, 8, 16)  # windows of rows in flight over stages

@@ -119,5 +119,5 @@ PER_LAYER = (
 PER_LAYER_PREFIX = "xielu."  # the same, without the architecture's name before it
 # Metadata that counts leading layers.
 LEADING = ("leading_dense_block_count",)
-# Metadata of what slices do not have: pictures, and layers that predict several tokens at once.
+# Metadata of what slices do not have: pictures, and layers that predict further tokens, which rank 0 computes.
 LEFT_OUT = ("n_deepstack_layers", "deepstack_mapping", "nextn_predict_layers")

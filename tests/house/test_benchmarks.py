@@ -22,6 +22,7 @@ SECTIONS = {
     "bench_distributed": ("speed", "pipeline", "groups", "load"),
     "bench_drafts": ("resident", "far", "paged"),
     "bench_engine": (),
+    "bench_mtp": ("one", "tensor", "stages", "paged"),
     "bench_paging": ("limit", "mmap", "keeps-up"),
     "bench_phases": ("strong", "equal"),
     "bench_planner": (),
@@ -115,6 +116,15 @@ def test_drafts() -> None:
             (draft, text) for draft in ("ngram", "self") for text in ("code", "quotes", "story")
         }
         assert all(0 < row["least"] <= row["ratio"] <= row["most"] for row in rows)
+
+
+def test_mtp() -> None:
+    result = run("bench_mtp")
+    for section in SECTIONS["bench_mtp"] if THOROUGH else ("one",):
+        rows = result[section]["rows"]
+        assert [row["right"] for row in rows] == [0.0, 0.5, 0.75, 0.9]
+        assert all(row["same"] and row["predicted_ratio"] >= 1 for row in rows)
+        assert result[section]["draft_ms"] > 0
 
 
 def test_engine() -> None:

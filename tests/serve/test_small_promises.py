@@ -123,6 +123,15 @@ def test_metrics_count_what_was_within_targets() -> None:
     assert ("edge_gaps_total", "one") not in samples
 
 
+def test_metrics_count_drafts_by_what_drafts() -> None:
+    status = asyncio.run(Scripted("one").status())
+    other = {**status, "speculation": {"draft": "mtp", "drafted": 40, "accepted": 30}}
+    text = metrics([{**status, "speculation": None}, other]).decode()
+    assert 'edge_drafted_tokens_total{draft="mtp",model="one"} 40.0' in text
+    assert 'edge_accepted_tokens_total{draft="mtp",model="one"} 30.0' in text
+    assert text.count("edge_drafted_tokens_total{") == 1
+
+
 @pytest.mark.parametrize("failed", [True, False])
 def test_a_tool_that_failed_is_told_to_the_model(failed: bool) -> None:
     result = {"type": "tool_result", "tool_use_id": "t", "content": "no network", "is_error": failed}

@@ -1,8 +1,11 @@
 """Drafts for tests, and answers with them."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
@@ -116,3 +119,16 @@ def plain_answers(prompts: Sequence[Sequence[int]]) -> Answers:
     """The greedy answers of one device, one token at a time."""
     with Engine(MODEL_PATH, ROOM) as engine:
         return {tuple(prompt): ids(run(engine, prompt, None)) for prompt in prompts}
+
+
+def same_distribution(one: Counter[tuple[int, ...]], other: Counter[tuple[int, ...]]) -> None:
+    """Assert that two samples are of one distribution: a chi-square test of equality, at the 99.9th percentile."""
+    kinds = sorted(one | other)
+    table = np.array([[count[kind] for kind in kinds] for count in (one, other)], float)
+    table = table[:, table.sum(axis=0) >= 10]
+    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
+    freedom = table.shape[1] - 1
+    assert freedom >= 4
+    chi_square = float(((table - expected) ** 2 / expected).sum())
+    # By the approximation of Wilson and Hilferty.
+    assert chi_square < freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3

@@ -23,8 +23,10 @@ _LATENCY = {
     "first_tokens": "First tokens of answers.",
     "first_tokens_within": "First tokens within --target-ttft.",
 }  # of models that have such a target
-
-
+_DRAFTS = {
+    "drafted": "Tokens that were drafted and verified.",
+    "accepted": "Of these, those that were chosen.",
+}
 _GAUGES: dict[str, tuple[str, Callable[[Status], float]]] = {
     "edge_requests_waiting": ("Requests that wait for a slot.", lambda status: status["waiting"]),
     "edge_tokens_per_second": ("Tokens of answers, lately.", lambda status: status["tokens_per_s"] or 0.0),
@@ -52,6 +54,12 @@ class _Collected(Collector):
                     if (value := (status.get(group) or {}).get(key)) is not None:
                         counter.add_metric([status["model"]["name"]], value)
                 yield counter
+        for key, text in _DRAFTS.items():
+            counter = CounterMetricFamily(f"edge_{key}_tokens", text, labels=["model", "draft"])
+            for status in self._statuses:
+                if (drafts := status.get("speculation")) is not None:
+                    counter.add_metric([status["model"]["name"], drafts["draft"]], drafts[key])
+            yield counter
         for name, (text, value) in _GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=["model"])
             for status in self._statuses:

@@ -214,7 +214,7 @@ def test_figures_of_steps() -> None:
     now = 0.0
 
     class One:
-        prompt, left = [1, 2], 100
+        prompt, left, tokens, sequence = [1, 2], 100, [1, 2], 0
 
         def __init__(self) -> None:
             self.answer: list[int] = []

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edge.demo import MODEL_PATH
@@ -37,6 +36,7 @@ from tests.support.drafting import (
     one_slot,
     plain_answers,
     run,
+    same_distribution,
     speculate,
     tokens_of,
 )
@@ -207,15 +207,7 @@ def test_samples_are_of_the_models_own_distribution(synthetic: Synthetic, temper
                 answer = generate(session, PROMPT, sampling, max_tokens=2)
                 found[tuple(ids(list(answer)))] += 1
             counts.append(found)
-    pairs = sorted(counts[0] | counts[1])
-    table = np.array([[count[pair] for pair in pairs] for count in counts], float)
-    table = table[:, table.sum(axis=0) >= 10]
-    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
-    freedom = table.shape[1] - 1
-    assert freedom >= 4
-    chi_square = float(((table - expected) ** 2 / expected).sum())
-    # The 99.9th percentile, by the approximation of Wilson and Hilferty.
-    assert chi_square < freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3
+    same_distribution(*counts)
 
 
 def test_it_is_told_where_another_one_used_the_model_meanwhile(llama: Engine) -> None:

@@ -60,19 +60,19 @@ def test_a_link_that_noise_chose_is_left_after_one_answer(
         engine = deployment.engine
         wanted = answers(single, 3)
         assert engine.links == {1: OTHER}
-        assert [state.usual for state in engine.link_states] == [False]
+        assert [state.usual for state in engine.rank_links.states] == [False]
         chat = Chat(engine)
         kinds = []
         for question, text in zip(("How many minutes are in 3 hours?", "What is 12 + 30?"), wanted, strict=False):
             pieces = chat.ask(question, SamplingParams(temperature=0), max_tokens=24)
             assert "".join(piece.text for piece in pieces) == text
             kinds.append(engine.links[1])
-            engine.link_watch._seen_s[False] = 1e9  # whatever this machine did during the answer
+            engine.rank_links.watch._seen_s[False] = 1e9  # whatever this machine did during the answer
         assert kinds == [OTHER, USUAL]
-        [change] = engine.link_watch.changes
+        [change] = engine.rank_links.watch.changes
         assert change.startswith("after answer 1: ")
         assert change.endswith("ranks 0 and 1 use tcp, no longer grpc (tcp, the usual way)")
-        assert [state.kind for state in engine.link_states] == [USUAL]
+        assert [state.kind for state in engine.rank_links.states] == [USUAL]
 
 
 def test_all_ranks_change_their_links_in_step(one: Worker, noise: list[bool]) -> None:
@@ -82,14 +82,14 @@ def test_all_ranks_change_their_links_in_step(one: Worker, noise: list[bool]) ->
         [wanted] = answers(single)
         assert engine.links == {1: OTHER, 2: OTHER}
         for order, kind in ((Order.USUAL, USUAL), (Order.COMPARED, OTHER), (Order.COMPARE, OTHER)):
-            reports = engine.guarded(lambda: engine._links.reports(order))  # noqa: B023
+            reports = engine.guarded(lambda: engine.rank_links.reports(order))  # noqa: B023
             assert engine.links == {1: kind, 2: kind}
             assert [[link.ranks for link in report.links] for report in reports] == [[(0, 1), (0, 2)], [(1, 2)], []]
             assert {link.kind for link in reports[0].links} == {kind}
             assert answers(engine) == [wanted]
             engine.kv_clear()
         noise[:] = [False]
-        engine.guarded(lambda: engine._links.reports(Order.COMPARE))
+        engine.guarded(lambda: engine.rank_links.reports(Order.COMPARE))
         assert engine.links == {1: USUAL, 2: USUAL}
         assert answers(engine) == [wanted]
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_dialled_changes_nothing_and_is_not_tried_again(
 
         monkeypatch.setattr(Dialler, "connect", connect)
         for _ in range(2):
-            [report, _] = engine.guarded(lambda: engine._links.reports(Order.USUAL))
+            [report, _] = engine.guarded(lambda: engine.rank_links.reports(Order.USUAL))
             assert engine.links == {1: OTHER}
             assert report.links[0].why.endswith("; tcp failed: nothing listens there")
             assert report.links[0].usual  # the only one
@@ -123,7 +123,7 @@ def test_a_way_that_was_asked_for_stays(one: Worker, transport: str, monkeypatch
     with deployed(one, MODEL_PATH, tensor(1, 1), exchange=Exchange(transport)) as deployment:
         answers(deployment.engine, 3)
         assert deployment.engine.links == {1: transport}
-        assert not deployment.engine.link_watch.changes
+        assert not deployment.engine.rank_links.watch.changes
 
 
 def test_a_listener_takes_whom_it_expects(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def decodes(draw: st.DrawFn) -> tuple[Step, Batch]:
     wanted = int(rows.outputs[:n].sum())
     top = draw(st.integers(0, 2**31 - 1))
     masks = draw(st.binary(max_size=40)) if top and wanted else b""
-    return Step(Op.DECODE, draw(st.booleans()), (n, wanted, top, len(masks)), masks=masks), rows
+    numbers = n, wanted, top, len(masks)
+    return Step(Op.DECODE, draw(st.booleans()), numbers, masks=masks, hidden=draw(st.booleans())), rows
 
 
 @given(decodes())
@@ -122,6 +123,9 @@ def test_a_step_with_one_byte_changed(sent: tuple[Step, Batch], data: st.DataObj
         ((13, 0, 0, 0, 0, 257, 0), 32 * 257, "it takes 1 to 256"),
         ((2, 2, 0, 0, 0, 0, 0), 0, "flags 2 and 0"),
         ((2, 0, 7, 0, 0, 0, 0), 0, "flags 0 and 7"),
+        ((2, 0, 1, 0, 0, 0, 0), 0, "flags 0 and 1"),
+        ((1, 0, 2, 1, 0, 0, 0), 9, "flags 0 and 2"),
+        ((1, 0, 256, 1, 0, 0, 0), 9, "flags 0 and 256"),
         ((1, 0, 0, 0, 0, 0, 0), 0, "a step of 0 rows"),
         ((1, 0, 0, 25, 0, 0, 0), 225, "a step of 25 rows came in 245 bytes; this rank takes 1 to 24 rows"),
         ((1, 0, 0, 3, 0, 0, 0), 26, "a step of 3 rows came in 46 bytes"),

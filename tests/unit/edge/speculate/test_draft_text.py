@@ -46,10 +46,11 @@ class Small:
 class Asked:
     """A request whose first token was chosen."""
 
-    left = 1 << 20
+    left, sequence = 1 << 20, 0
 
     def __init__(self, prompt: list[int]) -> None:
         self.prompt, self.answer = prompt, [prompt[-1] + 1]
+        self.tokens = self.prompt
 
 
 class Answering:

@@ -38,7 +38,7 @@ class Dear(NgramDrafts):
 class Request:
     """A request whose answer is made by the test."""
 
-    prompt, left = TEXT, 99
+    prompt, left, tokens, sequence = TEXT, 99, TEXT, 0
 
     def __init__(self) -> None:
         self.answer: list[int] = []

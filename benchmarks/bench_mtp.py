@@ -1,0 +1,234 @@
+"""Drafts by a model's own layers (MTP), right with planted probabilities, beside plain answers and the formula.
+
+    python -m benchmarks.bench_mtp [--only SECTION] [--work DIR] [--rounds 3] [--tokens 96] [--json [FILE]] [--tiny]
+
+| section | the model that verifies |
+| one     | on this device, all cores, weights in memory |
+| tensor  | two tensor-parallel ranks, threads of this process, 5 ms on every way |
+| stages  | two stages, threads of this process, 10 ms on every way |
+| paged   | on this device, all cores, half of the weights read from the disk every token |
+
+The model has the widths of GLM-4.7-Flash (2,048, 64 experts, 154,880 tokens), 8 of its 47 layers, and one that drafts.
+Its weights are random, so a draft is right by chance alone: each is computed by that layer, and then replaced by what
+the model will answer, with the probability that is planted, or by another token. Answers are greedy, with drafts and
+without in turn; each probability has a conversation of its own, whose first answer, where it learns, is not counted.
+
+Predicted: with r rows a pass takes the time of r rows of the answer and of r - 1 drafts, both measured here, and gives
+1 + a + ... + a^(r - 1) tokens where a is the acceptance (`partition.predict.drafts`). The best r counts, if that is
+1.05 times as fast as no drafts, as `edge/speculate/choice.py` has it; windows over stages, if they are better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.bench_speculate import busy_ms, known_answer, run
+from benchmarks.harness import GIB, Section, alternate, bench, compared, parser_of, table
+from devices.probe import default_threads, own_rss
+from edge.llm.engine import Engine
+from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions
+from edge.llm.slot import Slot
+from edge.models import synth
+from edge.models.shapes import shape
+from edge.parallel.engine import DistributedEngine
+from edge.speculate.factory import MtpDraft, with_room
+from edge.speculate.mtp import Predictor, mtp_drafts, open_predictor
+from edge.speculate.speculation import Speculation
+from partition.predict.drafts import MTP, ROWS, WINDOWS, Draft, most_windows
+from partition.predict.hysteresis import DRAFT, clearly_faster
+from tests.support.mtp import plant
+from tests.support.ranks_here import ranks_here
+
+FLASH = shape(
+    "deepseek2", layers=8, embd=2048, ff=10240, heads=20, head_size=256, vocab=154880, experts=64, experts_used=4,
+    expert_ff=1536, dense_layers=1, predictors=1, context=2048,
+)  # fmt: skip
+TINY = replace(
+    FLASH, layers=3, embd=64, ff=64, heads=4, head_size=16, vocab=320, experts=4, experts_used=2, expert_ff=32
+)
+RIGHT = (0.0, 0.5, 0.75, 0.9)
+CONTEXT = 512
+DELAYS_S = {"tensor": 5e-3, "stages": 10e-3}  # each way
+LEAST, NEAR = 0.98, 0.1  # of plain; of the formula
+_PASSES = 3  # of each size
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = parser_of(__doc__, ("one", "tensor", "stages", "paged"), rounds=3)
+    parser.add_argument("--work", type=Path, help="folder for the model's file (default: a temporary one)")
+    parser.add_argument("--tokens", type=int, default=96, help="of an answer")
+    sections = ("one", "tensor", "stages", "paged")
+    bench(parser, {name: Section(partial(measured, name), text) for name in sections})
+
+
+def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Answers of one engine without drafts, and with some that are right with each probability."""
+    work = args.work or folder.parent
+    path = work / ("tiny-mtp.gguf" if args.tiny else "flash-mtp.gguf")
+    if not path.exists():
+        synth.synthesize(path, TINY if args.tiny else FLASH, "f32" if args.tiny else "q4_0")
+    tokens, rounds = (8, 1) if args.tiny else (args.tokens, args.rounds)
+    with engine_of(section, path, folder) as engine, open_predictor(engine) as predictor:
+        prompt, answer = known_answer(engine, tokens)
+        passes, drafted = pass_s(engine, prompt, answer), draft_s(engine, predictor, prompt)
+        busy = busy_ms(engine, prompt) if isinstance(engine, DistributedEngine) else {}
+        compute = predictor.propose
+        drafters = {right: Speculation(mtp_drafts(predictor, time.perf_counter), MTP) for right in RIGHT}
+        same = dict.fromkeys(RIGHT, True)
+        counts = {right: np.zeros(4) for right in RIGHT}
+
+        def plain() -> dict[str, float]:
+            return {"tokens_per_s": run(engine, prompt, tokens, None)[0]}
+
+        def with_drafts(right: float) -> dict[str, float]:
+            predictor.propose = compute  # type: ignore[method-assign]
+            plant(predictor, {tuple(prompt): answer}, right, seed=len(counts))
+            rate, given = run(engine, prompt, tokens, drafters[right])
+            same[right] &= given == answer
+            stats = drafters[right].stats
+            counts[right] += stats.accepted, stats.drafted, stats.rows, stats.passes
+            return {"tokens_per_s": rate}
+
+        sides = {"plain": plain} | {str(right): partial(with_drafts, right) for right in RIGHT}
+        figures = alternate(sides, rounds)
+        rows = []
+        for right in RIGHT:
+            accepted, of_drafts, n_rows, n_passes = counts[right].tolist()
+            ratio = compared(figures, str(right), "plain")[0]
+            rows.append(
+                {
+                    "right": right,
+                    "tokens_per_s": median(one["tokens_per_s"] for one in figures[str(right)]),
+                    "acceptance": accepted / of_drafts if of_drafts else None,
+                    "rows_per_pass": n_rows / n_passes if n_passes else None,
+                    "same": same[right],
+                    **predicted(right, passes, drafted, busy, engine.stages),
+                    **{key: ratio[key] for key in ("ratio", "least", "most")},
+                }
+            )
+        return {
+            "tokens": len(answer),
+            "plain_tokens_per_s": median(one["tokens_per_s"] for one in figures["plain"]),
+            "pass_ms": {str(size): 1e3 * seconds for size, seconds in passes.items()},
+            "draft_ms": 1e3 * drafted,
+            "rows": rows,
+        }
+
+
+@contextmanager
+def engine_of(section: str, path: Path, folder: Path) -> Iterator[TextEngine]:
+    """The engine of a section, with room for drafts."""
+    if section in DELAYS_S:
+        options = with_room(EngineOptions(threads=1, context=CONTEXT, batch=64), MtpDraft(path))
+        how = {"parallel": "tensor" if section == "tensor" else "pipeline", "shares": (1, 1)}
+        with ranks_here(path, how, options, folder, delay_s=DELAYS_S[section]) as ranks:
+            yield ranks
+        return
+    options = EngineOptions(threads=default_threads(), context=CONTEXT, batch=64)
+    if section == "paged":
+        options = with_room(replace(options, memory=own_rss() + 16 * GIB), MtpDraft(path))
+        with Engine(path, options) as whole:
+            options = replace(options, memory=whole.memory.total - path.stat().st_size // 2)
+    with Engine(path, with_room(options, MtpDraft(path)) if section == "one" else options) as engine:
+        yield engine
+
+
+def pass_s(engine: TextEngine, prompt: list[int], answer: list[int]) -> dict[int, float]:
+    """Seconds of a pass of each size over the answer's tokens, of which each has experts of its own: the median."""
+    engine.kv_clear()
+    slot, times = Slot(engine), dict[int, float]()
+    slot.prefill(prompt, top=1)
+    for size in ROWS:
+        if size <= min(engine.outputs, len(answer)):
+            seconds = []
+            for i in range(_PASSES):
+                at = i * size % (len(answer) - size + 1)
+                began = time.perf_counter()
+                slot.decode(answer[at : at + size], "all", top=1)
+                seconds.append(time.perf_counter() - began)
+                slot.forget(size)
+            times[size] = median(seconds)
+    return times
+
+
+def draft_s(engine: TextEngine, predictor: Predictor, prompt: list[int]) -> float:
+    """Seconds of one draft: the median of passes of four."""
+    engine.kv_clear()
+    slot, seconds = Slot(engine), []
+    slot.prefill(prompt, top=1)
+    for i in range(_PASSES + 1):
+        text = np.array([*prompt, 7 + i], np.int32)  # another one, so that nothing of it is known
+        predictor.take_in(0, text, 0, whole=True)
+        began = time.perf_counter()
+        n = len(predictor.propose(0, text, 0, 4))
+        seconds.append((time.perf_counter() - began) / max(1, n))
+    return median(seconds[1:])
+
+
+def predicted(
+    right: float, passes: dict[int, float], drafted_s: float, busy: dict[int, float], stages: int
+) -> dict[str, float | int]:
+    """The gain that the formula gives, and the rows and windows that bring it."""
+    times = {(1, 1): passes[1]}
+    for rows in passes:
+        for windows in WINDOWS:
+            if windows <= most_windows(stages) and rows * windows > 1:
+                draft = Draft(MTP, right, rows, drafted_s, windows=windows)
+                times[rows, windows] = float(draft.token_s(passes[rows], busy.get(rows, 0.0) / 1e3))
+    best = min(times, key=times.__getitem__)
+    if not clearly_faster(passes[1] / times[best], 1.0, by=DRAFT):
+        best = 1, 1
+    return {"predicted_ratio": passes[1] / times[best], "predicted_rows": best[0], "predicted_windows": best[1]}
+
+
+def text(section: dict[str, Any]) -> str:
+    """The figures as Markdown."""
+    one = section["pass_ms"]["1"]
+    passes = ", ".join(f"{rows}: {ms / one:.2f}" for rows, ms in section["pass_ms"].items())
+    lines = [
+        [
+            f"{row['right']:g}",
+            "" if row["acceptance"] is None else f"{row['acceptance']:.2f}",
+            f"{row['rows_per_pass'] or 0:.1f}",
+            *(f"{row[key]:.2f}" for key in ("tokens_per_s", "ratio", "least", "most", "predicted_ratio")),
+            f"{row['predicted_rows']} x {row['predicted_windows']}",
+            f"{row['ratio'] / row['predicted_ratio']:.2f}",
+            "yes" if row["same"] else "no",
+        ]
+        for row in section["rows"]
+    ]
+    header = [
+        "right",
+        "acceptance",
+        "rows a pass",
+        "tokens/s",
+        "of plain",
+        "least",
+        "most",
+        "formula",
+        "rows x windows",
+    ]
+    return "\n\n".join(
+        [
+            f"{section['tokens']} tokens, {section['plain_tokens_per_s']:.2f} a second without drafts; a pass of"
+            f" {one:.1f} ms, by rows {passes}; a draft of {section['draft_ms']:.1f} ms.",
+            table([*header, "of the formula", "same"], lines),
+            f"Asked: of plain at least {LEAST}, of the formula within {NEAR:.0%}.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,331 @@
+"""Multi-token prediction (MTP): drafts by a layer of the model itself, which was trained for that.
+
+Such a layer stands behind the last one. Of a token and the hidden state before it the layer makes the hidden state and
+the logits of the token that follows; with these two it goes on. It has keys and values of its own:
+
+    position                     p - 1      p       p + 1    p + 2
+    token                        sat        on      the      mat          on: chosen; the rest: drafts
+    hidden state it is given     h(p - 2)   h(p - 1)  d(p)     d(p + 1)     h: the model's; d: the layer's own
+
+Accepted drafts are computed again with the model's own hidden states. (DeepSeek-V3 Technical Report, 2024, 2.2.)
+
+The layer is loaded beside the model, with the token table and the head: so it drafts on the first device wherever the
+model computes, and token ids stay there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.probe import available_memory
+from edge.closing import Closing
+from edge.errors import EngineError, NotEnoughMemory
+from edge.llama import llama
+from edge.llama.address_space import AddressSpace
+from edge.llama.buffers import CallerBuffer
+from edge.llama.predicting import HiddenRows, check_library
+from edge.llm.interface import Answer, TextEngine
+from edge.paging import memory
+from edge.paging.load import load_stub
+from edge.speculate.hidden_states import MOST_TOKENS, HiddenStates, Tokens
+from edge.speculate.small_model import DraftPace
+from edge.speculate.speculation import FEW, Drafts
+from edge.tasks import SILENT, Steps
+from partition.architectures.table import ASSERTED
+from partition.model.model import ModelShape
+from partition.model.predictors import predictor_tensors, why_no_predictor
+from quant.gguf.file import GgufFile
+from quant.text import bytes_text
+from quant.types import TYPES
+
+_PROBE = 12  # tokens at the end of a text that a trial takes in
+_ENOUGH = 8  # tokens that say how fast text is taken in
+_BATCH = 128  # rows of one decode
+_AHEAD = 256  # tokens behind a text that there is room for: as many windows as few stages have
+_ALIGNMENT = 64  # bytes
+
+
+def check_mtp(file: GgufFile) -> None:
+    """EngineError where this file, or the llama.cpp in use, has no such layer that drafts."""
+    if reason := why_no_predictor(file):
+        raise EngineError(f"{file.path.name} cannot draft by its own layers: {reason}; use --draft ngram")
+    check_library()
+
+
+def mtp_bytes(file: GgufFile, sequences: int) -> int:
+    """Bytes that drafting so takes beside the model: weights, keys and values, buffers, hidden states."""
+    sizes = _sizes(sequences)
+    _, lines = memory.dry_run(file.path, sizes)
+    n_embd = ModelShape.from_gguf(file).n_embd
+    weights = sum(_aligned(tensor.n_bytes) for tensor in predictor_tensors(file))
+    return weights + sum(memory.context_parts(lines).values()) + HiddenStates.most_bytes(n_embd, sequences)
+
+
+def _sizes(sequences: int) -> llama.ContextSizes:
+    own = min(FEW, sequences)
+    return llama.ContextSizes(own * (MOST_TOKENS + _AHEAD), TYPES["f16"], _BATCH, own, predicts=True)
+
+
+def _aligned(n_bytes: int) -> int:
+    return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+@dataclass
+class _Chain:
+    """Drafts behind a text, as far as their keys and values are computed."""
+
+    end: int  # of the text
+    tokens: list[int]  # that are computed behind it
+    likeliest: int  # behind these
+    state: NDArray[np.float32]  # of the last of them, as the layer gave it
+
+
+class Predictor(Closing):
+    """The first layer of a model that predicts further tokens, loaded, with its keys and values of FEW sequences."""
+
+    def __init__(self, file: GgufFile, sequences: int, threads: int, steps: Steps = SILENT) -> None:
+        """sequences: of the model. The errors of `check_mtp` and `load_stub`; NotEnoughMemory; OSError where the file
+        cannot be read."""
+        check_mtp(file)
+        need, available = mtp_bytes(file, sequences), available_memory()
+        if need > available:
+            raise NotEnoughMemory(
+                f"drafting by layers of {file.path.name} needs {bytes_text(need)}, {bytes_text(available)} are"
+                " available; free memory, or use --draft ngram"
+            )
+        n_embd = ModelShape.from_gguf(file).n_embd
+        self.hidden = HiddenStates(n_embd)
+        self._held: dict[int, tuple[int, Tokens]] = {}  # by sequence: the first position, and the tokens from there on
+        self._chains: dict[int, _Chain] = {}  # by sequence
+        self._places: dict[int, int] = {}  # by sequence of the model: which one is its own; the last used comes last
+        sizes = _sizes(sequences)
+        self._free = list(range(sizes.sequences))
+        with ExitStack() as stack:
+            model, own = load_stub(file, predictors=True)
+            stack.callback(own.close)
+            stack.callback(model.close)
+            stack.callback(_load(file, own, steps).close)
+            self._context = llama.Context(model, sizes, threads=threads)
+            stack.callback(self._context.close)
+            row = ASSERTED[file.architecture].predictors
+            self._states = HiddenRows(self._context)
+            self._states.give(only_outputs=row is not None and row.cuts)
+            self._rows, self._row = llama.Batch(_BATCH, n_embd, both=True), 0
+            self._closing = stack.pop_all()
+
+    def close(self) -> None:
+        """Free all of it."""
+        self._closing.close()
+
+    def behind(self, sequence: int, text: Tokens, start: int, *, whole: bool) -> int:
+        """Tokens before the last one of a text that `take_in` would compute. The text is as `HiddenStates.behind` takes
+        it."""
+        return max(0, start + len(text) - 1 - self._first(sequence, text, start, whole))
+
+    def take_in(self, sequence: int, text: Tokens, start: int, *, whole: bool) -> None:
+        """Compute a text but for its last token, as far as its hidden states are known; or enough of its end for a
+        trial."""
+        self._compute(sequence, text, start, start + len(text) - 1, whole)
+
+    def propose(self, sequence: int, text: Tokens, start: int, n: int, assumed: Sequence[int] = ()) -> list[int]:
+        """`n` tokens behind a text and then `assumed`, each the likeliest; none where the hidden state before the last
+        token is not known, or there is no room."""
+        end, tokens = start + len(text), list[int]()
+        if len(assumed) + n > _AHEAD or not len(self.hidden.behind(sequence, text, start)[1]):
+            return tokens
+        chain = self._chains.get(sequence)
+        if (
+            chain is None
+            or chain.end != end
+            or self._same(sequence, text, start) < end
+            or chain.tokens != list(assumed[: len(chain.tokens)])
+        ):
+            self._compute(sequence, text, start, end)
+            chain = self._chains[sequence] = _Chain(end, [], *self._outcome())
+        while True:
+            number = len(chain.tokens)
+            if number >= len(assumed):
+                tokens.append(chain.likeliest)
+                if len(tokens) == n:
+                    return tokens
+            token = assumed[number] if number < len(assumed) else chain.likeliest
+            self._decode(sequence, np.array([token], np.int32), end + number, chain.state[None], gives=True)
+            chain.tokens.append(int(token))
+            chain.likeliest, chain.state = self._outcome()
+
+    def _same(self, sequence: int, text: Tokens, start: int) -> int:
+        """The position up to which what is held of a sequence is this text."""
+        first, tokens = self._held.get(sequence, (start, text[:0]))
+        own = tokens[max(0, start - first) :]
+        n = min(len(own), start + len(text) - max(start, first))
+        other = np.flatnonzero(own[:n] != text[max(0, first - start) :][:n])
+        return max(start, first) + (int(other[0]) if len(other) else max(0, n))
+
+    def _first(self, sequence: int, text: Tokens, start: int, whole: bool) -> int:
+        """The first position of a text that is to be computed: behind what is held of it, if that can be gone on with
+        and is enough."""
+        last = start + len(text) - 1
+        least = self.hidden.behind(sequence, text, start)[0] + 1
+        same = min(self._same(sequence, text, start), last)
+        first = self._held[sequence][0] if sequence in self._held else last
+        if whole:
+            goes_on = first <= max(least, last - MOST_TOKENS // 2)
+        else:
+            goes_on = last - same <= _PROBE
+            least = max(least, last - _PROBE)
+        return same if goes_on and first < same >= least else least
+
+    def _compute(self, sequence: int, text: Tokens, start: int, end: int, whole: bool = False) -> None:
+        """Compute a text up to position `end`; the logits of its last token are there if that is its end."""
+        known, states = self.hidden.behind(sequence, text, start)
+        at = self._first(sequence, text, start, whole)
+        if at >= end:
+            return
+        first, tokens = self._held.pop(sequence, (at, text[:0]))
+        self._chains.pop(sequence, None)
+        place = self._place(sequence)
+        if not first < at <= first + len(tokens) or not self._context.kv_remove(place, at, -1):
+            self._context.kv_remove(place, -1, -1)
+            first, tokens = at, text[:0]
+        tokens = np.concatenate([tokens[: at - first], text[at - start : end - start]])
+        if len(tokens) > MOST_TOKENS:
+            drop = min(at - first, len(tokens) - MOST_TOKENS // 2)
+            self._context.kv_remove(place, first, first + drop)
+            first, tokens = first + drop, tokens[drop:]
+        for chunk in range(at, end, _BATCH):
+            stop = min(chunk + _BATCH, end)
+            own = text[chunk - start : stop - start]
+            gives = stop == start + len(text)
+            self._decode(sequence, own, chunk, states[chunk - 1 - known : stop - 1 - known], gives=gives)
+        self._held[sequence] = first, tokens
+
+    def _decode(
+        self, sequence: int, tokens: Tokens, position: int, states: NDArray[np.float32], *, gives: bool
+    ) -> None:
+        """Compute tokens from a position on, each with the hidden state before it. gives: the last one its logits."""
+        rows, n = self._rows, len(tokens)
+        rows.tokens[:n], rows.embeddings[:n] = tokens, states
+        rows.positions[:n] = range(position, position + n)
+        rows.sequences[:n] = self._place(sequence)
+        rows.outputs[:n] = 0
+        rows.outputs[n - 1] = gives
+        self._row = n - 1
+        self._context.decode(rows, n)
+
+    def _outcome(self) -> tuple[int, NDArray[np.float32]]:
+        """The likeliest token behind the last row, and the hidden state of that row."""
+        return int(self._context.logits(self._row).argmax()), self._states.row(self._row).copy()
+
+    def _place(self, sequence: int) -> int:
+        """The sequence here that one of the model has; where all are taken, the one that was used first is let go."""
+        if sequence not in self._places and not self._free:
+            oldest = next(iter(self._places))
+            self._held.pop(oldest, None)
+            self._chains.pop(oldest, None)
+            self._free.append(self._places.pop(oldest))
+        place = self._places.pop(sequence) if sequence in self._places else self._free.pop()
+        self._places[sequence] = place
+        return place
+
+
+def _load(file: GgufFile, own: CallerBuffer, steps: Steps) -> AddressSpace:
+    """Read the weights that draft to where llama.cpp is told that they lie. EngineError, OSError."""
+    tensors = predictor_tensors(file)
+    n_bytes, at = sum(_aligned(tensor.n_bytes) for tensor in tensors), 0
+    space = AddressSpace(n_bytes)
+    with steps.step(f"Loading layers of {file.path.name} that draft", n_bytes) as show:
+        for tensor in tensors:
+            with tensor.path.open("rb") as data, space.view(at, tensor.n_bytes) as target:
+                data.seek(tensor.offset)
+                if data.readinto(target) != tensor.n_bytes:
+                    space.close()
+                    raise EngineError(f"{tensor.path.name} ends inside {tensor.name}; get the file again")
+            if tensor.name in own.weights:  # llama.cpp leaves out what it does not use
+                own.weights[tensor.name].point(space.address + at, repacked=False)
+            at += _aligned(tensor.n_bytes)
+            show(at)
+    return space
+
+
+class MtpDrafts(Drafts):
+    """The likeliest tokens of a model's own predictor, for one request.
+
+    It takes in the end of a text where that is enough for a trial, and more of it where that pays.
+    """
+
+    free = False
+
+    def __init__(self, predictor: Predictor, pace: DraftPace, clock: Callable[[], float] = time.perf_counter) -> None:
+        """pace: how fast the predictor takes in text. clock: in seconds."""
+        self._predictor, self._pace, self._clock = predictor, pace, clock
+        self._request: Answer | None = None
+        self._last = 0  # tokens of the last draft
+
+    def attach(self, request: Answer) -> None:
+        """Draft for this request."""
+        self._request = request
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """The request has its text."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The request has these, too."""
+
+    @property
+    def behind_s(self) -> float:
+        """Seconds that a trial would spend on text; 0 before the first, and where the last draft goes on."""
+        n = self._predictor.behind(*self._text(), whole=False)
+        return 0.0 if n <= self._last + 1 else self._pace.token_s * n
+
+    def catch_up(self, pays: Callable[[float], bool]) -> float:
+        """Compute what is not computed yet of the text, if so many seconds pay, or else of its end: seconds that this
+        took. What the last pass accepted is computed with the next draft."""
+        sequence, text, start = self._text()
+        n = self._predictor.behind(sequence, text, start, whole=True)
+        whole = n > 0 and pays(self._pace.token_s * n)
+        n = n if whole else self._predictor.behind(sequence, text, start, whole=False)
+        if n <= self._last + 1:
+            return 0.0
+        began = self._clock()
+        self._predictor.take_in(sequence, text, start, whole=whole)
+        seconds = self._clock() - began
+        if n >= _ENOUGH or not self._pace.token_s:
+            self._pace.token_s = seconds / n
+        return seconds
+
+    def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
+        """At most `n` tokens behind the text and then `assumed`, each the likeliest."""
+        sequence, text, start = self._text()
+        self._last = n
+        return self._predictor.propose(sequence, text, start, n, assumed) if n > 0 else []
+
+    def _text(self) -> tuple[int, Tokens, int]:
+        """The sequence of the request, its last tokens, and the position of the first of these."""
+        assert self._request is not None
+        history = self._request.tokens
+        start = max(0, len(history) - MOST_TOKENS)
+        return self._request.sequence, np.array(history[start:], np.int32), start
+
+
+def mtp_drafts(predictor: Predictor, clock: Callable[[], float]) -> Callable[[], Drafts]:
+    """Return what makes the drafts of a request."""
+    pace = DraftPace()
+    return lambda: MtpDrafts(predictor, pace, clock)
+
+
+def open_predictor(engine: TextEngine, steps: Steps = SILENT) -> Predictor:
+    """The predictor of an engine's model, which is given the hidden states that the engine computes. The errors of
+    `Predictor`, and of `TextEngine.listen`."""
+    predictor = Predictor(engine.file, engine.sequences, engine.threads, steps)
+    try:
+        engine.listen(predictor.hidden.add)
+    except BaseException:
+        predictor.close()
+        raise
+    return predictor

@@ -1,0 +1,49 @@
+"""Layers behind a model's last one that predict further tokens (multi-token prediction, MTP): which tensors the first
+of them needs, and why llama.cpp could not compute it."""
+
+from partition.architectures.table import ASSERTED
+from partition.model.metadata import MAX_COUNT, Metadata
+from partition.model.model import ModelShape, block_of
+from quant.gguf.file import GgufFile, TensorInfo
+
+COUNT_KEY = "nextn_predict_layers"
+_JOINS = ("nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight")  # a hidden state and a token's row
+# In place of the model's own, where such a layer has them.
+_OWN = {"nextn.embed_tokens.weight": "token_embd.weight", "nextn.shared_head_head.weight": "output.weight"}
+_HEAD, _TABLE = "output.weight", "token_embd.weight"
+
+
+def why_no_predictor(file: GgufFile) -> str:
+    """Why tokens cannot be drafted by a model's own layers; "" where they can. ModelFileError for metadata that no
+    model has."""
+    meta = Metadata(file)
+    count = meta.count(COUNT_KEY, 0)
+    if not count:
+        return "it has no layers that predict further tokens"
+    row = ASSERTED.get(file.architecture)
+    known = row.predictors if row else None
+    if known is None:
+        return f"llama.cpp computes no such layers of {file.architecture} models here"
+    if count > known.most:
+        return f"it has {count} layers that predict further tokens, and llama.cpp computes {known.most}"
+    layer = ModelShape.from_gguf(file).n_layers
+    lacking = [name for name in (*_JOINS, *known.needs) if f"blk.{layer}.{name}" not in file.tensors]
+    if lacking:
+        return f"it says that it has layers that predict further tokens, and lacks blk.{layer}.{lacking[0]}"
+    if "ffn_gate_inp.weight" in known.needs and meta.count("leading_dense_block_count", 0, most=MAX_COUNT) > layer:
+        return "its layer that predicts further tokens is said to have no experts"
+    held = [name for name in known.zero if file.metadata.get(meta.key(name))]
+    return f"llama.cpp computes no such layers where {meta.key(held[0])} is set" if held else ""
+
+
+def predictor_tensors(file: GgufFile) -> list[TensorInfo]:
+    """Tensors that the first of these layers reads: its own, and those that no layer has, but for those it replaces."""
+    layer = ModelShape.from_gguf(file).n_layers
+    replaced = {whole for own, whole in _OWN.items() if f"blk.{layer}.{own}" in file.tensors}
+    if (
+        _HEAD not in file.tensors
+        and _TABLE in replaced
+        and f"blk.{layer}.nextn.shared_head_head.weight" not in file.tensors
+    ):
+        replaced.remove(_TABLE)  # it is the head, too
+    return [t for t in file.tensors.values() if block_of(t.name) in (None, layer) and t.name not in replaced]

@@ -1,0 +1,393 @@
+"""Drafts by a model's own layers (MTP): what these layers compute, on every engine, and who is told that there are
+none. Acceptance is planted: the layers of random models are right by chance alone."""
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.errors import EngineError, NotEnoughMemory
+from edge.llama import predicting
+from edge.llama.library import llama_cpp
+from edge.llm.engine import Engine
+from edge.llm.generate import generate
+from edge.llm.interface import TextEngine
+from edge.llm.options import PrefixOptions
+from edge.llm.requests import Request
+from edge.llm.sampler import SamplingParams
+from edge.llm.scheduler import Scheduler
+from edge.speculate import mtp
+from edge.speculate.factory import MtpDraft, drafts, speculation, with_room
+from edge.speculate.mtp import MtpDrafts, Predictor, mtp_bytes, open_predictor
+from edge.speculate.small_model import DraftPace
+from edge.speculate.speculation import Speculation
+from edge.tasks import SILENT
+from quant.gguf.file import GgufFile
+from tests.conftest import OPTIONS, Synthetic
+from tests.support.deployments import pipeline, stages, tensor
+from tests.support.drafting import GREEDY, ROOM, AlwaysWindows, always, ids, one_slot, run, same_distribution
+from tests.support.mtp import ARCHITECTURES, PROMPT, drafts_by_llama_cpp, plant, with_predictor
+from tests.support.paging import ALL_FITS, least, paged
+from tests.support.ranks_here import ranks_here
+from tests.support.replaceable import replaceable
+from tests.support.slices import rewritten
+from tests.support.thorough import thorough
+
+PAGED = replace(ROOM, batch=16, memory=ALL_FITS)
+ON: dict[str, Callable[[Path, Path], AbstractContextManager[TextEngine]]] = {
+    "one device": lambda path, _: Engine(path, ROOM),
+    "paged": lambda path, _: paged(path, least(path, PAGED), PAGED),
+    "tensor": lambda path, folder: ranks_here(path, tensor(1, 1), ROOM, folder),
+    "stages": lambda path, folder: ranks_here(path, pipeline(1, 1), ROOM, folder),
+    "thin owner": lambda path, folder: ranks_here(path, pipeline(0, 1), ROOM, folder),
+    "2 x 2": lambda path, folder: ranks_here(path, stages(2, 2), ROOM, folder),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def speculating(predictor: Predictor, rows: int = 4, **how: Any) -> Speculation:
+    """Drafts of a predictor in passes of so many rows."""
+    pace = DraftPace()
+    return Speculation(lambda: MtpDrafts(predictor, pace), "mtp", **{"choice": always(rows), **how})
+
+
+def text(tokens: list[int]) -> "np.ndarray[Any, np.dtype[np.int32]]":
+    return np.array(tokens, np.int32)
+
+
+@pytest.mark.parametrize("arch", [ARCHITECTURES[0], ARCHITECTURES[1], *thorough(*ARCHITECTURES[2:])])
+def test_drafts_are_those_of_llama_cpp(folder: Path, arch: str) -> None:
+    """The drafts of a text computed at once, of one that goes on, and of one that is another from some place on; also behind
+    drafts that are taken to be right. Of several texts at once."""
+    path = with_predictor(folder, arch)
+    with Engine(path, replace(ROOM, sequences=2)) as engine, open_predictor(engine) as predictor:
+        assert engine.shape.n_layers == 4
+        for sequence, history in ((0, PROMPT), (1, PROMPT[::-1])):
+            engine.decode(history[:-1], 0, sequence=sequence)
+            expected = drafts_by_llama_cpp(path, history, 5)
+            assert predictor.propose(sequence, text(history), 0, 3) == expected[:3]
+            assert predictor.propose(sequence, text(history), 0, 2, expected[:3]) == expected[3:]
+            assert predictor.propose(sequence, text(history), 0, 5) == expected
+        longer = [*PROMPT, 7, 8, 9, 250]
+        engine.decode(longer[len(PROMPT) - 1 : -1], len(PROMPT) - 1)
+        assert predictor.behind(0, text(longer), 0, whole=True) == 3
+        assert predictor.propose(0, text(longer), 0, 4) == drafts_by_llama_cpp(path, longer, 4)
+        other = [*PROMPT[:4], 99, 98, 97, 96, 95]
+        start = 4 if engine.kv_remove(0, 4) else 0
+        engine.kv_remove(0, start)  # recurrent layers cannot forget a part
+        engine.decode(other[start:-1], start)
+        assert predictor.propose(0, text(other), 0, 4) == drafts_by_llama_cpp(path, other, 4)
+        assert predictor.propose(1, text(PROMPT[::-1]), 0, 3) == drafts_by_llama_cpp(path, PROMPT[::-1], 3)
+        assert predictor.propose(0, text([1, 2, 3]), 0, 3) == []  # another text than what was computed
+
+
+def test_hidden_states_matter(folder: Path) -> None:
+    """A predictor that is given others drafts something else."""
+    path = with_predictor(folder)
+    with Engine(path, ROOM) as engine, open_predictor(engine) as predictor:
+        engine.decode(PROMPT[:-1], 0)
+        before = predictor.propose(0, text(PROMPT), 0, 8)
+        first, rows = predictor.hidden.behind(0, text(PROMPT), 0)
+        at = np.arange(first, first + len(rows), dtype=np.int32)
+        predictor.hidden.add(text(PROMPT[first:-1]), at, 0 * at, -rows.copy())
+        predictor._held.clear()
+        predictor._chains.clear()
+        assert predictor.propose(0, text(PROMPT), 0, 8) != before
+
+
+@pytest.mark.parametrize("where", ["one device", "paged", "tensor", "stages", "thin owner", *thorough("2 x 2")])
+def test_greedy_answers_are_the_same(folder: Path, tmp_path: Path, where: str) -> None:
+    """With drafts that are right half of the time, and with those that are made of random weights."""
+    path = with_predictor(folder)
+    prompts = [PROMPT, [*PROMPT, 3, 1, 4]]
+    with Engine(path, ROOM) as plain:
+        answers = {tuple(prompt): ids(run(plain, prompt, None, max_tokens=40)) for prompt in prompts}
+    with ON[where](path, tmp_path) as engine, open_predictor(engine) as predictor:
+        drafter = speculating(predictor)
+        assert {tuple(p): ids(run(engine, p, drafter, max_tokens=40)) for p in prompts} == answers
+        assert drafter.stats.drafted > 60
+        drafted = plant(predictor, answers, 0.5)
+        drafter = speculating(predictor)
+        accepted = 0
+        for prompt in prompts:
+            assert ids(run(engine, prompt, drafter, max_tokens=40)) == answers[tuple(prompt)]
+            accepted += drafter.stats.accepted
+        assert drafted() > 40
+        assert accepted > 8
+        if engine.stages > 1:
+            windows = AlwaysWindows(2, 3)
+            drafter = speculating(predictor, choice=lambda: windows)
+            for prompt in prompts:
+                assert ids(run(engine, prompt, drafter, max_tokens=40)) == answers[tuple(prompt)]
+            assert windows.behind > 2
+            assert windows.cancelled
+
+
+def test_stages_give_the_hidden_states_that_one_device_has(folder: Path, tmp_path: Path) -> None:
+    """Of ranks of one stage those of all rows; over stages those of rows that give logits, behind these."""
+    path = with_predictor(folder)
+    answer = [7, 8, 9]
+    heard: dict[int, list[tuple[list[int], list[int], np.ndarray[Any, Any]]]] = {1: [], 2: []}
+    for how in (tensor(1, 1), pipeline(1, 1)):
+        with ranks_here(path, how, ROOM, tmp_path) as engine, open_predictor(engine) as predictor:
+            steps, add = heard[engine.stages], predictor.hidden.add
+
+            def hear(tokens: Any, positions: Any, own: Any, rows: Any, steps: Any = steps, add: Any = add) -> None:
+                steps.append((tokens.tolist(), positions.tolist(), rows.copy()))
+                add(tokens, positions, own, rows)
+
+            engine.listen(hear)
+            engine.decode(PROMPT, 0, top=1)
+            engine.decode(answer[:-1], len(PROMPT), outputs="all", top=1)
+            if engine.stages == 1:
+                expected = drafts_by_llama_cpp(path, [*PROMPT, *answer], 3)
+                assert predictor.propose(0, text([*PROMPT, *answer]), 0, 3) == expected
+    assert [(tokens, positions) for tokens, positions, _ in heard[1]] == [(PROMPT, [*range(8)]), ([7, 8], [8, 9])]
+    assert [(tokens, positions) for tokens, positions, _ in heard[2]] == [(PROMPT[-1:], [7]), ([7, 8], [8, 9])]
+    for (_, _, one), (_, _, other) in zip(heard[1], heard[2], strict=True):
+        assert np.allclose(one[-len(other) :], other, atol=2e-2)  # what crosses between stages has 16 bits
+        assert other.std() > 0.5
+
+
+def test_groups_have_hidden_states_of_their_own(folder: Path, tmp_path: Path) -> None:
+    """They are heard of by the numbers that sequences have among all groups."""
+    heard: list[tuple[int, list[int]]] = []
+    options = replace(ROOM, sequences=4, groups=2, outputs=4)
+    with ranks_here(with_predictor(folder), tensor(1, 1), options, tmp_path) as engine:
+        engine.listen(lambda tokens, positions, own, rows: heard.append((int(own[0]), tokens.tolist())))
+        assert engine.listener is not None
+        for sequence in (0, 1, 3):
+            engine.decode([5 + sequence, 9], 0, sequence=sequence)
+    assert heard == [(0, [5, 9]), (1, [6, 9]), (3, [8, 9])]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_samples_are_of_the_models_own_distribution(folder: Path, temperature: float) -> None:
+    """Pairs of tokens after a prompt, with drafts, half of which are right, and without, from other seeds."""
+    with Engine(with_predictor(folder, layers=1, embd=32, ff=32), ROOM) as engine, open_predictor(engine) as predictor:
+        likely = ids(run(engine, PROMPT, None, max_tokens=3))
+        plant(predictor, {tuple(PROMPT): likely}, 0.7)
+        counts = []
+        for drafter, seeds in ((None, range(900)), (speculating(predictor), range(10_000, 10_900))):
+            pairs: Counter[tuple[int, ...]] = Counter()
+            session = one_slot(engine, drafter)
+            for seed in seeds:
+                sampling = SamplingParams(temperature=temperature, top_k=3, top_p=1, min_p=0, seed=seed)
+                pairs[tuple(ids(list(generate(session, PROMPT, sampling, max_tokens=2))))] += 1
+            counts.append(pairs)
+        assert drafter is not None
+        assert drafter.stats.drafted
+    same_distribution(*counts)
+
+
+def test_requests_that_share_steps(folder: Path) -> None:
+    """Each is drafted from its own hidden states. Those that the context has no room for are preempted, and go on."""
+    path = with_predictor(folder)
+    requests = [Request([*PROMPT[i:], *PROMPT[:i]], 60, GREEDY, ends=False) for i in range(4)]
+    with Engine(path, replace(ROOM, sequences=4, context=128)) as engine:
+        with Scheduler(engine) as scheduler:
+            plain = scheduler.run(requests)
+        with open_predictor(engine) as predictor:
+            answers = {tuple(one.prompt): tokens for one, tokens in zip(requests, plain, strict=True)}
+            plant(predictor, answers, 0.6)
+            drafter = speculating(predictor)
+            with Scheduler(engine, drafter=drafter) as scheduler:
+                assert scheduler.run(requests) == plain
+                assert scheduler.preemptions
+            assert drafter.stats.accepted > 20
+
+
+def test_a_kept_prompt_and_another_engine(folder: Path, tmp_path: Path) -> None:
+    """What is restored has no hidden states: drafts begin behind it. Where another engine takes over, its are heard."""
+    path = with_predictor(folder)
+    long = [int(token) for token in np.random.default_rng(1).integers(4, 320, 150)]
+    prefixes = PrefixOptions(1 << 24, tmp_path / "prefixes", tmp_path / "key")
+    with ExitStack() as stack:
+        with Engine(path, replace(ROOM, prefixes=prefixes)) as engine:
+            answer = ids(run(engine, long, None, max_tokens=30))
+        engines = [stack.enter_context(Engine(path, replace(ROOM, prefixes=prefixes))) for _ in range(2)]
+        lost = replaceable(engines[0], lambda _: engines[1])
+        predictor = stack.enter_context(open_predictor(lost))
+        drafter = speculating(predictor)
+        session = one_slot(lost, drafter)
+        responses = list(generate(session, long, GREEDY, max_tokens=30))
+        assert ids(responses) == answer
+        assert session.slots.all[0].restored > 64
+        assert drafter.stats.drafted > 30
+        lost.replacements.switch_to(lambda: engines[1])
+        again = list(generate(session, [*long, *answer, 5], GREEDY, max_tokens=8))
+        assert len(ids(again)) == 8
+        assert lost.replacements.moves == 1
+        assert engines[1].listener is not None
+        assert drafter.stats.drafted > 8
+
+
+def test_a_long_text_is_seen_at_its_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And takes no more room than there is: of the first tokens, half of what may be held at a time is let go."""
+    monkeypatch.setattr(mtp, "MOST_TOKENS", 48)
+    path = with_predictor(folder)
+    with Engine(path, ROOM) as engine:
+        request = Request(PROMPT, 200, GREEDY, ends=False)
+        [answer] = one_slot(engine).run([request])
+        with open_predictor(engine) as predictor:
+            plant(predictor, {tuple(PROMPT): answer}, 0.7)
+            drafter = speculating(predictor, 8)
+            scheduler = one_slot(engine, drafter)
+            assert scheduler.run([request]) == [answer]
+            ((first, tokens),) = predictor._held.values()
+            assert len(tokens) <= 48
+            assert first > 100
+            assert drafter.stats.drafted > 200
+
+
+def test_there_is_room_for_a_text_that_went_on_without_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held makes way for what follows, before that is computed: llama.cpp gives cells in steps of 256."""
+    monkeypatch.setattr(mtp, "MOST_TOKENS", 248)
+    monkeypatch.setattr(mtp, "_AHEAD", 8)
+    history = [int(token) for token in np.random.default_rng(2).integers(4, 320, 481)]
+    options = replace(ROOM, context=512, batch=256)
+    with Engine(with_predictor(folder), options) as engine, open_predictor(engine) as predictor:
+        for first, last in ((0, 240), (240, 480)):
+            engine.decode(history[first:last], first)
+            start = max(0, last + 1 - 248)
+            own = text(history[start : last + 1])
+            predictor.take_in(0, own, start, whole=True)
+            assert len(predictor.propose(0, own, start, 8)) == 8
+        first, tokens = predictor._held[0]
+        assert first + len(tokens) == 481
+        assert 124 <= len(tokens) <= 248
+
+
+def test_the_text_is_taken_in_as_far_as_it_pays(folder: Path) -> None:
+    """By a clock of the test: a trial takes the last twelve tokens in, and all of them once that pays."""
+    path = with_predictor(folder)
+    history = [int(token) for token in np.random.default_rng(1).integers(4, 320, 100)]
+    now = iter(range(1000))
+    with Engine(path, replace(ROOM, batch=128)) as engine, open_predictor(engine) as predictor:
+        engine.decode(history[:-1], 0)
+
+        class Asked:
+            prompt, answer, left, tokens, sequence = history, [], 9, history, 0
+
+        own = MtpDrafts(predictor, DraftPace(), lambda: float(next(now)))
+        own.attach(Asked())
+        asked: list[float] = []
+        assert own.behind_s == 0.0  # nobody knows yet
+        assert own.catch_up(lambda seconds: bool(asked.append(seconds))) == 1.0
+        assert (asked, predictor._held[0][0]) == ([0.0], 87)
+        assert len(own.draft(3)) == 3
+        assert own.behind_s == 0.0
+        assert own.catch_up(lambda seconds: bool(asked.append(seconds)) or seconds == 98 / 12) == 1.0
+        assert asked[1:] == [98 / 12]
+        assert predictor._held[0][0] == 1
+        assert own.draft(4) == drafts_by_llama_cpp(path, history, 4)
+        assert own.catch_up(lambda _: True) == 0.0
+
+
+def test_what_can_be_asked_for(folder: Path, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` takes the layers where there are some, outside of a budget, where memory is left."""
+    path = with_predictor(folder)
+    assert drafts("mtp", path) == MtpDraft(path)
+    assert drafts("auto", path) == MtpDraft(path, is_auto=True)
+    assert drafts("auto", synthetic("llama", "f16")) == "auto"
+    assert drafts("ngram", path) == "ngram"
+    with pytest.raises(EngineError, match=r"llama-f16.gguf cannot draft by its own layers: it has no layers that"):
+        drafts("mtp", synthetic("llama", "f16"))
+    with pytest.raises(ValueError, match="a worker drafts by a model"):
+        drafts("mtp", path, worker="pi.local")
+    budget = replace(OPTIONS, memory=1 << 30)
+    assert with_room(budget, MtpDraft(path)).draft_bytes == mtp_bytes(GgufFile.open(path), 1) > 100_000
+    assert with_room(budget, MtpDraft(path, is_auto=True)).draft_bytes == 0
+    assert mtp_bytes(GgufFile.open(path), 4) > mtp_bytes(GgufFile.open(path), 1)
+    with ExitStack() as stack:
+        engine = stack.enter_context(Engine(path, ROOM))
+        for draft, name in ((MtpDraft(path), "mtp"), (MtpDraft(path, is_auto=True), "mtp")):
+            drafter = speculation(draft, engine, stack.enter_context)
+            assert drafter is not None
+            assert drafter.to_json()["draft"] == name
+        said: list[str] = []
+        monkeypatch.setattr(SILENT, "say", said.append)
+        monkeypatch.setattr(mtp, "available_memory", lambda: 1000)
+        drafter = speculation(MtpDraft(path, is_auto=True), engine, stack.enter_context)
+        assert drafter is not None
+        assert drafter.name == "ngram"
+        assert "1000 B are available" in said[0] or "1,000" in said[0]
+        with pytest.raises(NotEnoughMemory, match=r"free memory, or use --draft ngram"):
+            speculation(MtpDraft(path), engine, stack.enter_context)
+        monkeypatch.undo()
+        monkeypatch.setattr(engine.model, "is_recurrent", True)
+        assert speculation(MtpDraft(path, is_auto=True), engine, stack.enter_context) is None
+        with pytest.raises(EngineError, match="recurrent layers"):
+            speculation(MtpDraft(path), engine, stack.enter_context)
+    with paged(path, least(path, PAGED), PAGED) as within, ExitStack() as stack:
+        drafter = speculation(MtpDraft(path, is_auto=True), within, stack.enter_context)
+        assert drafter is not None
+        assert drafter.name == "ngram"
+
+
+def test_a_library_without_the_calls_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = with_predictor(folder)
+    monkeypatch.setattr(predicting, "_problem", "there is no llama_get_embeddings_nextn")
+    with pytest.raises(EngineError, match=r"no llama_get_embeddings_nextn; install llama-cpp-python==0\.3\.36, or use"):
+        drafts("mtp", path)
+    assert drafts("auto", path) == "auto"
+    with Engine(path, ROOM) as engine, pytest.raises(EngineError, match="cannot draft by a model's own layers"):
+        engine.hidden.give()
+
+    class Older:
+        llama_model_params = llama_context_params = type("Struct", (), {"_fields_": [("n_ctx", int)]})
+
+    _, problem = predicting._open(Older)
+    assert problem == "there is no load_mtp, ctx_type, LLAMA_CONTEXT_TYPE_MTP"
+    assert predicting._open(llama_cpp)[1] == ""
+
+
+LACKING = {
+    "glm4moe": "ffn_gate_inp.weight",
+    "deepseek2": "attn_k_b.weight",
+    "hy_v3": "nextn.eh_proj.weight",
+    "glm-dsa": "ffn_gate_inp.weight",
+    "step35": "nextn.hnorm.weight",
+}
+
+
+@pytest.mark.parametrize(("arch", "name"), LACKING.items())
+def test_files_that_lack_tensors_are_refused(folder: Path, tmp_path: Path, arch: str, name: str) -> None:
+    """llama.cpp would stop the process. The model itself runs."""
+    path = rewritten(with_predictor(folder, arch), tmp_path / "lacks.gguf", drop=[f"blk.4.{name}"])
+    with pytest.raises(EngineError, match=rf"and lacks blk\.4\.{name}"):
+        drafts("mtp", path)
+
+
+@pytest.mark.parametrize(
+    ("arch", "figures", "values", "reason"),
+    [
+        ("glm4moe", {"predictors": 2}, {}, "it has 2 layers that predict further tokens, and llama.cpp computes 1"),
+        ("glm4moe", {}, {"leading_dense_block_count": ("u32", 5)}, "is said to have no experts"),
+        ("deepseek2", {}, {"attention.temperature_scale": ("f32", 0.5)}, "where deepseek2.attention.temperature_scale"),
+    ],
+)
+def test_files_that_llama_cpp_does_not_expect_are_refused(
+    folder: Path, tmp_path: Path, arch: str, figures: dict[str, int], values: dict[str, Any], reason: str
+) -> None:
+    if figures:
+        path = rewritten(
+            with_predictor(folder, arch), tmp_path / "odd.gguf",
+            {f"{arch}.nextn_predict_layers": ("u32", 2)},
+            {f"blk.3.nextn.{name}.weight": np.ones(size, np.float32) for name, size in
+             {"eh_proj": (64, 128), "enorm": (64,), "hnorm": (64,)}.items()},
+        )  # fmt: skip
+    else:
+        changed = {f"{arch}.{key}": value for key, value in values.items()}
+        path = rewritten(with_predictor(folder, arch), tmp_path / "odd.gguf", changed)
+    with pytest.raises(EngineError, match=reason):
+        drafts("mtp", path)

@@ -1,0 +1,111 @@
+"""Models with layers that predict further tokens, and drafts of such layers with an acceptance that is planted."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.llama import llama
+from edge.llama.llama import ContextSizes
+from edge.llama.predicting import HiddenRows
+from edge.speculate.hidden_states import Tokens
+from edge.speculate.mtp import Predictor
+from quant.gguf.file import GgufFile
+from quant.types import TYPES
+from tests.support.drafting import Answers
+from tests.support.slices import rewritten, synthetic
+
+ARCHITECTURES = (
+    "glm4moe",
+    "step35",
+    "deepseek2",
+    "hy_v3",
+    "deepseek32",
+    "glm-dsa",
+    "mimo2",
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+)
+PROMPT = [5, 300, 17, 201, 88, 260, 33, 299]
+
+
+def with_predictor(folder: Path, arch: str = "glm4moe", **figures: Any) -> Path:
+    """A small random model with one such layer."""
+    name = "-".join([arch, "mtp", *(f"{value}" for value in figures.values())])
+    small = {"layers": 4, "embd": 64, "ff": 64, "vocab": 320, "predictors": 1}
+    if arch == "mimo2":
+        return _mimo(folder)
+    return synthetic(folder / f"{name}.gguf", arch, **{**small, **figures})
+
+
+def _mimo(folder: Path) -> Path:
+    """One whose layer that drafts has another kind of attention and no experts, as the files of MiMo 2 have it."""
+    path, layer = folder / "mimo2-mtp.gguf", "blk.4."
+    if path.exists():
+        return path
+    plain = synthetic(folder / "mimo2.gguf", "mimo2", layers=5, embd=64, ff=64, vocab=320)
+    rng = np.random.default_rng(0)
+    matrices = {"attn_qkv": (128, 64), "nextn.eh_proj": (64, 128)}
+    matrices |= dict.fromkeys(("ffn_gate", "ffn_up", "ffn_down"), (64, 64))
+    add = {f"{layer}{name}.weight": rng.normal(0, 0.1, size).astype(np.float32) for name, size in matrices.items()}
+    add |= {f"{layer}nextn.{name}.weight": np.ones(64, np.float32) for name in ("enorm", "hnorm", "shared_head_norm")}
+    own = [name for name in GgufFile.open(plain).tensors if name.startswith(layer)]
+    drop = [name for name in own if "exp" in name or "ffn_gate_inp" in name or re.search(r"attn_[qkv]\.", name)]
+    return rewritten(plain, path, {"mimo2.nextn_predict_layers": ("u32", 1)}, add, drop)
+
+
+def plant(predictor: Predictor, answers: Answers, acceptance: float, seed: int = 0) -> Callable[[], int]:
+    """Let the drafts of a predictor, all of which it still computes, be right with this probability: each is replaced
+    by what the model will answer, or by another token. Returns how many were drafted so far."""
+    compute, rng, drafted = predictor.propose, np.random.default_rng(seed), [0]
+
+    def propose(sequence: int, text: Tokens, start: int, n: int, assumed: Sequence[int] = ()) -> list[int]:
+        drafts = compute(sequence, text, start, n, assumed)
+        prompt = next((p for p in answers if start == 0 and tuple(text[: len(p)].tolist()) == p), None)
+        if prompt is None:
+            return drafts
+        at = len(text) + len(assumed) - len(prompt)
+        right = answers[prompt][at : at + len(drafts)]
+        drafted[0] += len(right)
+        return [token if rng.random() < acceptance else token ^ 1 for token in right]
+
+    predictor.propose = propose  # type: ignore[method-assign]
+    return lambda: drafted[0]
+
+
+def drafts_by_llama_cpp(path: Path, text: Sequence[int], n: int) -> list[int]:
+    """`n` drafts behind a text, by llama.cpp alone: the text in one decode of the model and one of its predictor, which
+    lives in the same model."""
+    sizes = ContextSizes(256, TYPES["f16"], 128, outputs=128)
+    model = llama.Model(path, predictors=True)
+    target, own = llama.Context(model, sizes), llama.Context(model, replace(sizes, predicts=True))
+    try:
+        states, drafted = HiddenRows(target), HiddenRows(own)
+        states.give()
+        drafted.give(only_outputs=True)
+        rows = llama.Batch(128)
+        rows.tokens[: len(text)], rows.positions[: len(text)] = text, range(len(text))
+        rows.outputs[len(text) - 2] = 1
+        target.decode(rows, len(text) - 1)
+        hidden = states.rows(len(text) - 1).copy()
+        both = llama.Batch(128, hidden.shape[1], both=True)
+        drafts: list[int] = []
+        n_before = len(text) - 2
+        both.tokens[:n_before], both.embeddings[:n_before] = text[1:-1], hidden[:-1]
+        both.positions[:n_before] = range(1, 1 + n_before)
+        own.decode(both, n_before)
+        token, state, both.outputs[0] = text[-1], hidden[-1], 1
+        while len(drafts) < n:  # one row at a time: all graphs give its hidden state first
+            both.tokens[0], both.embeddings[0], both.positions[0] = token, state, len(text) - 1 + len(drafts)
+            own.decode(both, 1)
+            token, state = int(own.logits(0).argmax()), drafted.rows(1)[0].copy()
+            drafts.append(token)
+        return drafts
+    finally:
+        own.close()
+        target.close()
+        model.close()
