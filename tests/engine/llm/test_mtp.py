@@ -66,7 +66,7 @@ def text(tokens: list[int]) -> "np.ndarray[Any, np.dtype[np.int32]]":
 
 @pytest.mark.parametrize("arch", [ARCHITECTURES[0], ARCHITECTURES[1], *thorough(*ARCHITECTURES[2:])])
 def test_drafts_are_those_of_llama_cpp(folder: Path, arch: str) -> None:
-    """The drafts of a text computed at once, of one that goes on, and of one that changes from some place on; also behind
+    """The drafts of a text computed at once, of one that goes on, and of one that changes from a place on; also behind
     drafts that are taken to be right. Of several texts at once."""
     path = with_predictor(folder, arch)
     with Engine(path, replace(ROOM, sequences=2)) as engine, open_predictor(engine) as predictor:
