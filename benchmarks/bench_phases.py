@@ -1,4 +1,4 @@
-"""How much sooner a long prompt's first token comes where another placement computes the prompt.
+"""Time to first token of a long prompt where another placement computes the prompt.
 
     python benchmarks/bench_phases.py [--only strong|equal] [--model FILE] [--rounds N] [--json [FILE]] [--tiny]
 

@@ -1,4 +1,4 @@
-"""How true predictions are: plans of a language model and of two networks, predicted and then run in a lab.
+"""Truth of predictions: plans of a language model and of two networks, predicted and then run in a lab.
 
     python benchmarks/bench_plans.py [--only NAME] [--rounds N] [--json [FILE]] [--tiny]
 
@@ -165,7 +165,7 @@ def _latency_s(plan: dict[str, Any]) -> float:
 
 
 def _best_single_s(row: dict[str, Any]) -> float:
-    """What the owner gets from the best device alone: from another one with the way there and back."""
+    """Return the owner's seconds from the best device alone: from another one with the way there and back."""
     own, *others = row["cores"]
     ways_s = 2e-3 * row["link"].get("delay_ms", 0)
     here = [_latency_s(plan) for plan in row["plans"] if plan["parallel"] == "single"] or [row["alone_s"][str(own)]]

@@ -1,4 +1,4 @@
-"""What keeping prompts on disk saves: the first token of a prompt that was computed before, beside computing it again
+"""Gain of keeping prompts on disk: the first token of a prompt that was computed before, beside computing it again
 and beside llama-cpp-python's own disk cache; and how fast a state is read.
 
     python benchmarks/bench_prefixes.py [--only restart|reading] [--model FILE] [--json [FILE]] [--tiny]

@@ -1,4 +1,4 @@
-"""How near to each other the ways are to compute one model: perplexity, and divergence from F16 and from one device.
+"""Distances between the ways to compute one model: perplexity, and divergence from F16 and from one device.
 
     python benchmarks/bench_sameness.py [MODEL] [--types f16,q8_0,q4_0,70MiB] [--chunks 8] [--chunk-tokens 144]
         [--text FILE] [--only TYPE] [--routes WORD] [--json [FILE]] [--tiny]

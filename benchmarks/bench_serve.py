@@ -263,7 +263,7 @@ def survive(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _judged(found: list[tuple[int, Heard]], alone: list[str], kills: list[float]) -> dict[str, Any]:
-    """How many answers came, which were lost, and which are not what the question had alone."""
+    """Count the answers that came, were lost, and are not what the question had alone."""
     lost = [whole(heard) for _, heard in found if whole(heard)]
     wrong = [
         {"question": number, "alone": alone[number], "answer": heard.text}

@@ -1,4 +1,4 @@
-"""How true predictions are for 4 to 16 devices: plans predicted, and run on sleeping devices of a lab.
+"""Truth of predictions for 4 to 16 devices: plans predicted, and run on sleeping devices of a lab.
 
     python benchmarks/bench_sleeping.py [--only TEXT] [--json [FILE]] [--tiny]
 

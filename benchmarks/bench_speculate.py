@@ -167,7 +167,7 @@ def measured(case: Case, path: Path, folder: Path, rounds: int) -> dict[str, Any
 
 
 def busy_ms(engine: DistributedEngine, prompt: list[int]) -> dict[int, float]:
-    """How long a pass of each size keeps the busiest stage: the median."""
+    """Return how long a pass of each size keeps the busiest stage: the median."""
     slot = Slot(engine)
     slot.prefill(prompt, top=1)
     found = {}

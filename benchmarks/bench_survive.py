@@ -240,7 +240,7 @@ def first_other(tokens: list[int], wanted: list[int]) -> int:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of one way."""
+    """Summarize the rounds of one way."""
     figures = {name: [row[name] for row in rows if name in row] for name in ("noticed_s", "said_s", "paused_s")}
     return {
         "answers": len(rows),

@@ -126,7 +126,7 @@ class Side:
         return {"decode_s": statistics.median(took), "prefill_tokens_per_s": prompt / prefill_s}
 
     def times(self, name: str) -> list[dict[str, Any]]:
-        """What the steps since the last call took, by rank and kind."""
+        """Return the times of the steps since the last call, by rank and kind."""
         engine = self._engines[name]
         assert isinstance(engine, DistributedEngine)
         return [{kind: found.to_json() for kind, found in rank.items()} for rank in engine.times(clear=True)]
@@ -253,7 +253,7 @@ def _summary(plan: Plan) -> str:
 
 
 def _parts(plan: Plan) -> list[dict[str, float]]:
-    """Of each rank: its part of the layers, heads, FFN columns and vocabulary rows."""
+    """Return each rank's part of the layers, heads, FFN columns and vocabulary rows."""
     found = []
     for rank in range(plan.world_size):
         cut, sizes = plan.slice(rank), plan.sizes

@@ -101,7 +101,7 @@ def _ratios(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _ranks(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """What the steps took on each rank: medians."""
+    """Format the medians of the steps' times on each rank."""
     lines = []
     for side, ranks in found.items():
         for rank, kinds in enumerate(ranks):

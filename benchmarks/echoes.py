@@ -1,4 +1,4 @@
-"""What links are compared with: sockets and gRPC streams with nothing around them, and an echo that takes either."""
+"""Baselines of links: sockets and gRPC streams with nothing around them, and an echo that takes either."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BARE_METHOD = "/edge.Bare/Echo"
 
 
 class End(Protocol):
-    """What bare sockets, bare streams and links have in common."""
+    """Interface of bare sockets, bare streams and links."""
 
     def send(self, payload: Any) -> None: ...
     def receive_into(self, buffer: Any) -> None: ...

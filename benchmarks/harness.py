@@ -165,7 +165,7 @@ def bests(found: Found) -> dict[str, dict[str, float]]:
 
 
 def compared(found: Found, side: str, beside: str, asked: Mapping[str, str] | None = None) -> list[Figures]:
-    """How many times as fast `side` is, figure by figure: of medians, and in any round. asked: of the ratio."""
+    """Return how many times as fast `side` is, figure by figure: of medians, and in any round. asked: of the ratio."""
     rows = []
     for key in found[side][0]:
         a, b = ([one[key] for one in found[name]] for name in (side, beside))

@@ -108,7 +108,7 @@ def pin(pid: int, core: int) -> None:
 
 
 def busy(seconds: float) -> float:
-    """How many cores all that this process started keeps busy, on the average of so many seconds."""
+    """Return how many cores all that this process started keeps busy, on the average of so many seconds."""
     processes = psutil.Process().children(recursive=True)
 
     def spent() -> float:

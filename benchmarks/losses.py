@@ -88,7 +88,7 @@ class Lent:
 
     @property
     def is_there(self) -> bool:
-        """Whether its daemon runs."""
+        """True if its daemon runs."""
         try:
             return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:

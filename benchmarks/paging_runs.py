@@ -1,4 +1,5 @@
-"""What the sections of bench_paging.py share: model files, a process under a limit, the disk before and after it."""
+"""Shared parts of the sections of bench_paging.py: model files, a process under a limit, the disk before and after
+it."""
 
 from __future__ import annotations
 

@@ -102,8 +102,8 @@ class Side:
 
 
 def bytes_read() -> int:
-    """What this process had the kernel read from disks so far, page faults and readahead included; 0 where the kernel
-    does not tell."""
+    """Return the bytes that the kernel read from disks for this process, page faults and readahead included; 0 where
+    the kernel does not tell."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
     except OSError:
@@ -115,7 +115,7 @@ def bytes_read() -> int:
 
 
 def paging(engine: Engine) -> dict[str, Any] | None:
-    """What is paged, and how; None where everything is in memory."""
+    """Describe what is paged, and how; None where everything is in memory."""
     pager = engine.paging
     if pager is None:
         return None

@@ -40,7 +40,7 @@ class PrefixSide(Side):
     """An engine of ours, alone or spread, or stock llama-cpp-python, beside a folder of what is kept."""
 
     def begin(self, kind: str, model: str, folder: str, options: dict[str, Any], **spread: Any) -> None:
-        """What `answers` starts. kind: ours, spread (over `worker`, which runs on `core`), or stock."""
+        """Start what `answers` uses. kind: ours, spread (over `worker`, which runs on `core`), or stock."""
         self._kind, self._model, self._folder, self._spread = kind, model, Path(folder), spread
         self._options = options
 

@@ -163,7 +163,7 @@ class Grouped(Ranks):
 
     @property
     def killed(self) -> bool:
-        """Whether the process was killed by the kernel; known after `close`."""
+        """True if the process was killed by the kernel; known after `close`."""
         return any(process.returncode == -signal.SIGKILL for process in self._processes)
 
 

@@ -73,7 +73,7 @@ def disk(source: Path, out: Path, tiny: bool) -> dict[str, float]:
 
 
 def alone(do: str, source: Path, target: Path, **arguments: str) -> dict[str, Any]:
-    """What a side says that it took, and its group. "failed" where it did not come to its end."""
+    """Run a side alone; return its figures and its group's. "failed" where it did not come to its end."""
     for path in source.iterdir() if source.is_dir() else [source]:
         forget(path)
     found: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from benchmarks.processes import serve
 
 
 class Side:
-    """What can be done with a file; all answer seconds."""
+    """Operations on a file; all return seconds."""
 
     def quantize(self, source: str, target: str, mix: str) -> float:
         """As `edge quantize` does it: the file is checked, and llama.cpp has a process of its own."""

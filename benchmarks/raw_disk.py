@@ -1,4 +1,4 @@
-"""What a disk gives of a file without the page cache: the bound of everything that streams weights."""
+"""Speed of reading a file from a disk without the page cache: the bound of everything that streams weights."""
 
 from __future__ import annotations
 

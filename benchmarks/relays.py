@@ -72,7 +72,7 @@ class Relays(AbstractContextManager["Relays"]):
 
 
 class Relay:
-    """What others dial in place of one worker."""
+    """Relay that others dial in place of one worker."""
 
     def __init__(self, front: str, back: str) -> None:
         self._front, self._back = front, back

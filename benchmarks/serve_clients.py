@@ -26,7 +26,7 @@ _READ_BYTES = 1 << 16
 
 @dataclass
 class Heard:
-    """What came of a request. Times are of time.perf_counter()."""
+    """Outcome of a request. Times are of time.perf_counter()."""
 
     began: float
     status: int = 0  # of HTTP; 0: the connection broke before one came
@@ -39,12 +39,12 @@ class Heard:
 
     @property
     def tokens(self) -> int:
-        """Of the answer; where the server does not count them, the pieces."""
+        """Tokens of the answer; where the server does not count them, the pieces."""
         return int(self.usage.get("completion_tokens", len(self.at)))
 
     @property
     def cached_tokens(self) -> int:
-        """Of the prompt, which the server says it did not compute."""
+        """Tokens of the prompt that the server says it did not compute."""
         return int((self.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
 
     @property
@@ -128,7 +128,7 @@ async def _exchange(
 
 
 def _read(events: list[tuple[float, bytes]], heard: Heard) -> None:
-    """What the events say."""
+    """Read the events."""
     heard.at, texts = [], []
     for at, line in events:
         data = line[len(_EVENT) :].strip()

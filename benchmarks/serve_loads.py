@@ -1,4 +1,4 @@
-"""What clients do in bench_serve.py: streams at once, streams beside a long prompt, streams while workers are killed,
+"""Loads of bench_serve.py: streams at once, streams beside a long prompt, streams while workers are killed,
 a mixture for minutes."""
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Mixture:
 
 
 def whole(heard: Heard) -> str:
-    """What is wrong with an answer; empty where it is all there."""
+    """Describe what is wrong with an answer; empty where it is all there."""
     if heard.error or heard.finish_reason is None:
         return heard.error or f"it broke off after {len(heard.at)} pieces"
     return ""

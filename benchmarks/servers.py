@@ -145,6 +145,6 @@ def llama_cpp_python(python: Path, model: Path, folder: Path, *, context: int, t
 
 
 def has_server(python: Path) -> bool:
-    """Whether that Python has what llama-cpp-python's server needs."""
+    """Return whether that Python has what llama-cpp-python's server needs."""
     done = subprocess.run([str(python), "-c", "import llama_cpp.server.app"], capture_output=True, check=False)
     return done.returncode == 0

@@ -249,7 +249,7 @@ class Rank:
     # --- shaped links ---
 
     def shape(self, delay_s: float, bandwidth: float | None) -> None:
-        """Of all shaped links from now on; nothing may be under way. bandwidth: of this rank's device, bytes/s."""
+        """Shape all links from now on; nothing may be under way. bandwidth: of this rank's device, bytes/s."""
         self.nic.bandwidth = bandwidth or math.inf
         for link in self.ends["shaped"].values():
             link.shape = Shape(delay_s=delay_s)

@@ -83,7 +83,7 @@ def mix_by_name(name: str) -> Mix:
 
 
 def is_type_file(name: str) -> bool:
-    """Whether a type of a whole model is named by a GGUF file that has it, such as one fitted to a size."""
+    """Return whether a type of a whole model is named by a GGUF file that has it, such as one fitted to a size."""
     return name.lower().endswith(".gguf")
 
 

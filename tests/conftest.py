@@ -22,7 +22,7 @@ from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.models import shapes, synth
 from edge.net import dialling
-from tests.support import BRIEF_LINKS, NEVER_S, PLAIN_LINES, ROOT, TESTS
+from tests.support import BRIEF_LINKS, NEVER_S, PLAIN_LINES, ROOT, TESTS, ask_for_default_threads, one_thread
 from tests.support.fixtures import one, two  # noqa: F401
 from tests.support.forked_modules import fork_modules
 from tests.support.helpers import OwnEngines
@@ -68,7 +68,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _garbage_is_looked_for_in_what_a_file_makes() -> Iterator[None]:
-    """What lives on when the tests of a file are over, such as modules, is not looked at again either."""
+    """Leave what lives on when the tests of a file are over, such as modules, out of later searches."""
     yield
     gc.collect()
     gc.freeze()
@@ -104,9 +104,11 @@ def _a_slow_machine_prints_no_more() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _processes_are_forked() -> Iterator[None]:
     """Engine processes and others of this device, as commands are; with EDGE_THOROUGH=1 they are started as people's
-    are, and links are tried for as long."""
+    are, compute on as many threads, and links are tried for as long."""
     with pytest.MonkeyPatch.context() as patch:
         if available() and not THOROUGH:
+            for module in ask_for_default_threads():
+                patch.setattr(module, "default_threads", one_thread)
             for name, seconds in BRIEF_LINKS.items():
                 patch.setattr(dialling, name, seconds)
             patch.setattr(session, "RankProcess", partial(session.RankProcess, fork_server=OwnEngines()))  # type: ignore[attr-defined]

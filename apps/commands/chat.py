@@ -206,7 +206,7 @@ def _piped(waits: bool) -> bytes:
 
 
 def _has_input(timeout_s: float) -> bool:
-    """Whether standard input has something to read, or ends, within so long."""
+    """Return whether standard input has something to read, or ends, within so long."""
     with selectors.PollSelector() as selector:
         selector.register(sys.stdin, selectors.EVENT_READ)
         return bool(selector.select(timeout_s))

@@ -141,7 +141,8 @@ def _there(args: argparse.Namespace, scaling: Scaling | None, devices: distribut
 
 
 def _check(args: argparse.Namespace) -> Scaling | None:
-    """How pixels are scaled, where that was asked for. UsageError for what cannot be, before anything is loaded."""
+    """Return how pixels are scaled, where that was asked for. UsageError for what cannot be, before anything is
+    loaded."""
     from edge.onnx.inputs import is_arrays, path_of
 
     files = [path_of(text) for text in args.input]

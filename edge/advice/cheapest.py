@@ -262,7 +262,7 @@ class ClusterSearch:
         return max(overload, least.ttft_s / targets.ttft_s, least.latency_s / targets.latency_s)
 
     def _may_share(self, members: Members) -> bool:
-        """Whether these devices may share layers."""
+        """Return whether these devices may share layers."""
         return self._tensor and len(members) <= SHARING
 
     @cached_property

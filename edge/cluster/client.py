@@ -53,7 +53,7 @@ class Remote(Closing):
 
     @property
     def secure(self) -> bool:
-        """Whether what passes is encrypted and both sides are known."""
+        """True if what passes is encrypted and both sides are known."""
         return self.identity is not None
 
     def describe(self, timeout_s: float = CALL_TIMEOUT_S) -> tuple[DeviceProfile, pb.Description]:
@@ -122,7 +122,7 @@ class Remote(Closing):
         raise LinkClosed(f"{self.label} went away, and did not come back for {return_s:g} s")
 
     def _offer(self, recipe: Recipe, digest: str, progress: Progress | None) -> int | None:
-        """How many bytes of a slice the worker holds; None where it has it all."""
+        """Offer a slice; return how many bytes of it the worker holds, None where it has it all."""
         offer = pb.SliceOffer(slice=digest, n_bytes=recipe.n_bytes, recipe=recipe.to_bytes())
         if offer.ByteSize() > MAX_MESSAGE:
             offer.ClearField("recipe")  # the slice is sent, then

@@ -48,7 +48,7 @@ _AT_ONCE_S = 0.05  # for the last step, which nothing depends on
 
 @dataclass(frozen=True)
 class Exchange:
-    """How tensors go between the ranks. ValueError for what is not known."""
+    """Way of tensors between the ranks. ValueError for what is not known."""
 
     transport: str = "auto"  # tcp, grpc, or tcp unless grpc is clearly faster
     algorithm: str = "auto"  # of the sums: star, mesh, split, ring, or what is best for their size
@@ -116,7 +116,7 @@ class Deployment(RankGroup):
             raise
 
     def _is_busy(self) -> bool:
-        """Whether a person waits for the ranks: while they start, and for a step."""
+        """Return whether a person waits for the ranks: while they start, and for a step."""
         engine: DistributedEngine | None = getattr(self, "engine", None)
         return engine is None or bool(engine.busy)
 

@@ -65,7 +65,7 @@ class DraftDevice(Closing):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it drafts nothing now."""
+        """True if it drafts nothing now."""
         return self._loaded is None
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:

@@ -13,12 +13,13 @@ _OF_LINKS = {"Refused": 1, "LinkTimeout": 1, "ProtocolError": 2, "LinkClosed": 3
 
 
 def is_cause(word: Exception) -> bool:
-    """Whether what a session said is why it ended, and not what another's end did to it."""
+    """Return whether what a session said is why it ended, and not what another's end did to it."""
     return getattr(word, "error", "") not in _OF_LINKS
 
 
 def is_loss(error: Exception) -> bool:
-    """Whether a device, its process or a link is gone, so that others may do what was asked. Else it was refused."""
+    """Return whether a device, its process or a link is gone, so that others may do what was asked. Else it was
+    refused."""
     if isinstance(error, WorkerError):
         return not error.error or error.error in _OF_LINKS
     return isinstance(error, TransportError)

@@ -73,7 +73,7 @@ class Fleet(Closing):
 
     @property
     def secure(self) -> bool:
-        """Whether what passes between the devices is encrypted."""
+        """True if what passes between the devices is encrypted."""
         return all(worker.secure for worker in self.workers.values())
 
     @property
@@ -83,7 +83,7 @@ class Fleet(Closing):
 
     @property
     def local_name(self) -> str:
-        """How the others know this device."""
+        """Name by which the others know this device."""
         own = held.load(credentials_folder()) if self.secure else None
         return own.holder.name if own else host_name()
 

@@ -38,7 +38,7 @@ class Hop:
     bytes_per_s: float
 
     def seconds(self, n_bytes: int) -> float:
-        """How long so many bytes keep it busy."""
+        """Return how long so many bytes keep it busy."""
         return n_bytes / self.bytes_per_s
 
 

@@ -88,7 +88,7 @@ def check_memory(fleet: Fleet | None, needs: Iterable[tuple[str, Mapping[str, in
 
 
 def _pages(fleet: Fleet, plan: Plan, rank: int, options: EngineOptions) -> bool:
-    """Whether a rank has a budget of memory, and pages what does not fit."""
+    """Return whether a rank has a budget of memory, and pages what does not fit."""
     address = plan.devices[rank]
     if plan.shard(rank).memory is not None:
         return True

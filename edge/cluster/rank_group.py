@@ -62,7 +62,7 @@ class RankGroup(Closing):
         self._closing.close()
 
     def _is_busy(self) -> bool:
-        """Whether a person waits for the ranks."""
+        """Return whether a person waits for the ranks."""
         return True
 
     @property

@@ -109,7 +109,8 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         return self.engine.states.use.between_steps(times, self.engine)
 
     def link_lines(self) -> list[str]:
-        """How this device is linked to the others, how others are where it is unusual, and what was changed."""
+        """Describe how this device is linked to the others, how others are where it is unusual, and what was
+        changed."""
         if not self._ranks:
             return []
         states = [state for state in self._ranks.link_states if state.ranks[0] == 0 or not state.usual]

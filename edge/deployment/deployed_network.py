@@ -115,7 +115,7 @@ def _stage(stage: Mapping[str, Any]) -> str:
 
 
 def _error(error: OutputError) -> str:
-    """How far an output is from what it is with F32 on the wire."""
+    """Describe how far an output is from what it is with F32 on the wire."""
     if error.max_abs is None or error.relative_l2 is None:
         return f"{error.name} cannot be compared"
     return f"{error.name} differs by {error.max_abs:.3g} at most, {100 * error.relative_l2:.2g} % of its norm"

@@ -57,7 +57,7 @@ class Deciding(ABC, Generic[P]):
 
     @abstractmethod
     def pays(self, plan: P, current: P) -> bool:
-        """Whether a plan is clearly better than the one that runs."""
+        """Return whether a plan is clearly better than the one that runs."""
 
 
 class Building(ABC, Generic[P, E]):

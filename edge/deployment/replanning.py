@@ -79,7 +79,7 @@ class Replanner(Deciding[Plan]):
         return by_device(placed.plan), why
 
     def pays(self, plan: Plan, current: Plan) -> bool:
-        """Whether a plan is clearly better than the one that runs. Of plans that were given, the fullest is."""
+        """Return whether a plan is clearly better than the one that runs. Of plans that were given, the fullest is."""
         if self.planner is None:
             return plan != current
         own, *others = self.planner.speeds

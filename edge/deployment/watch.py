@@ -181,7 +181,7 @@ class MembershipWatch:
         return self._replanner.planner is not None and self._pays(plan)
 
     def _is_quiet(self) -> bool:
-        """Whether nobody waits for a step, and it is not to end."""
+        """Return whether nobody waits for a step, and it is not to end."""
         return not self._supervisor.is_closed and self._replacements.quiet_s > REST_S
 
     def _check_quiet(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""How fast an engine is: prefill and decode, warm, repeated, beside what the machine's memory allows."""
+"""Speed of an engine: prefill and decode, warm, repeated, beside what the machine's memory allows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class BenchResult:
 
     @property
     def scattered(self) -> bool:
-        """Whether tokens took so different times that a mean says little."""
+        """True if tokens took so different times that a mean says little."""
         return self.decode_ms_p90 > _SCATTERED * self.decode_ms_p10
 
     def scatter_text(self) -> str:

@@ -26,7 +26,7 @@ ROLES = ("system", "user", "assistant")
 _FORMAT = "edge-chat-1"
 
 WhenFull = Literal["shift", "forget", "stop"]
-"""How a full context is handled. shift: the oldest tokens are dropped in place, also during an answer. forget: the
+"""Handling of a full context. shift: the oldest tokens are dropped in place, also during an answer. forget: the
 oldest exchanges are left out and the rest is computed again; an answer ends where the context does. stop: nothing is
 left out.
 """
@@ -234,7 +234,7 @@ class Chat:
         return messages, prompt, not is_alone and len(messages) == len(self.messages)
 
     def _beginning(self, prompt: Sequence[int]) -> int:
-        """How many tokens of a prompt come before the first question: the system message, the document."""
+        """Count the tokens of a prompt that come before the first question: the system message, the document."""
         system = self.messages[: 0 if self.system is None else 1]
         return common_prefix(prompt, self._tokens([*system, {"role": "user", "content": "?"}]))
 

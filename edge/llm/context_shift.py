@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 
 def dropped_stretch(cached: Sequence[int], prompt: Sequence[int], same: int, least: int) -> int:
-    """How many held tokens are to be dropped behind the first `same`, so that most of what follows them continues the
-    prompt as it is. 0 where that would be fewer than `least` tokens."""
+    """Return how many held tokens are to be dropped behind the first `same`, so that most of what follows them
+    continues the prompt as it is. 0 where that would be fewer than `least` tokens."""
     lengths = matches(prompt[same:], cached[same:])
     most = max(lengths, default=0)
     return lengths.index(most) if most >= least else 0
 
 
 def matches(pattern: Sequence[int], text: Sequence[int]) -> list[int]:
-    """How many tokens of `text` from each of its places on are those that `pattern` begins with (the Z algorithm)."""
+    """Return for each place of `text` how many tokens from it on `pattern` begins with (the Z algorithm)."""
     n_pattern, joined = len(pattern), [*pattern, -1, *text]
     z, start, end = [0] * len(joined), 0, 0  # joined[start:end] is the match that reaches furthest
     for i in range(1, len(joined)):

@@ -203,7 +203,7 @@ class ModelRunner(Closing):
 
     @property
     def can_shift(self) -> bool:
-        """Whether `kv_shift` gives nearly what computing the tokens again would."""
+        """True if `kv_shift` gives nearly what computing the tokens again would."""
         return not has_windows(self.file) and self._context.can_shift
 
     def kv_clear(self) -> None:
@@ -356,5 +356,5 @@ def check_shift(file: GgufFile) -> None:
 
 
 def has_windows(file: GgufFile) -> bool:
-    """Whether a model has, or may have, layers with attention windows."""
+    """Return whether a model has, or may have, layers with attention windows."""
     return bool(file.metadata.get(f"{file.architecture}.attention.sliding_window")) or has_window(file.architecture)

@@ -59,7 +59,7 @@ class Rows:
 
 
 def room(running: Running, most: int) -> int:
-    """How many rows the slot of a request has room for, at most so many."""
+    """Return how many rows the slot of a request has room for, at most so many."""
     assert running.slot is not None
     return max(1, min(most, running.left, running.slot.engine.context - len(running.slot.tokens)))
 
@@ -115,7 +115,7 @@ class Step:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for its logits, which it has."""
+        """True if nobody waits for its logits, which it has."""
         return bool(self.rows) and all(rows.cancelled for rows in self.rows)
 
 
@@ -149,7 +149,7 @@ class InFlight:
 
     @property
     def has_windows(self) -> bool:
-        """Whether all that is awaited are windows of a request that is alone, with drafts to learn of."""
+        """True if all that is awaited are windows of a request that is alone, with drafts to learn of."""
         awaited = self.awaited
         return bool(awaited) and all(step.windows for step in awaited)
 

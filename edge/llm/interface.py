@@ -42,14 +42,14 @@ class SequenceStates(Protocol):
 
     @property
     def keeps(self) -> bool:
-        """Whether blocks of this model are kept on disk."""
+        """True if blocks of this model are kept on disk."""
 
     @property
     def problem(self) -> str | None:
         """Why something was not kept, the first time, in one line; None where nothing was amiss."""
 
     def describe(self) -> str:
-        """How much is kept where."""
+        """Describe how much is kept where."""
 
     def read(self, sequence: int, positions: Range) -> KVBlock:
         """Keys and values of the whole model at these positions."""
@@ -67,7 +67,7 @@ class SequenceStates(Protocol):
         """Keep blocks of a sequence from position `start` on, each under its hash."""
 
     def n_cached(self, hashes: Sequence[bytes]) -> int:
-        """How many leading ones of these blocks are kept."""
+        """Return how many leading ones of these blocks are kept."""
 
     def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:
         """Add kept blocks to a sequence that ends at `start`: how many leading ones were there."""
@@ -131,7 +131,7 @@ class TextEngine(Protocol):
 
     @property
     def logits_cross(self) -> bool:
-        """Whether logits come from other devices, so that few should be asked for."""
+        """True if logits come from other devices, so that few should be asked for."""
 
     @property
     def states(self) -> SequenceStates:
@@ -200,7 +200,7 @@ class TextEngine(Protocol):
 
     @property
     def can_shift(self) -> bool:
-        """Whether `kv_shift` gives nearly what computing the tokens again would."""
+        """True if `kv_shift` gives nearly what computing the tokens again would."""
 
     def answered(self, step_s: Sequence[float]) -> None:
         """An answer is complete, whose tokens took so many seconds."""

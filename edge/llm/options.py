@@ -1,4 +1,4 @@
-"""How to load and run a model, as a person asks for it."""
+"""Options of loading and running a model, as a person sets them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PrefixOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How to load and run a model. None means: decide from the model and the machine."""
+    """Options of loading and running a model. None means: decide from the model and the machine."""
 
     context: int | None = None  # tokens; None: what the model was trained for, at most DEFAULT_CONTEXT
     batch: int | None = None  # rows one decode may have; None: DEFAULT_BATCH, or what suits a disk weights come from

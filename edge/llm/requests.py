@@ -104,7 +104,7 @@ class Running:
 
     @property
     def fills_context(self) -> bool:
-        """Whether its next token has no room, however alone it is."""
+        """True if its next token has no room, however alone it is."""
         return self.slot is not None and self.pending == 1 and self.slot.is_full
 
     def shift(self) -> bool:

@@ -31,7 +31,7 @@ MAX_REPEAT_PENALTY = 100.0
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen. The samplers are llama.cpp's, in its order: biases, penalties, DRY, top-k,
+    """Parameters of sampling the next token. The samplers are llama.cpp's, in its order: biases, penalties, DRY, top-k,
     typical-p, top-p, min-p, XTC, temperature. At most one of grammar, json_schema, regex and lark constrains the
     answer.
     """
@@ -193,7 +193,7 @@ class TokenSampler:
 
 
 def _needs(p: SamplingParams) -> int:
-    """How many of the largest logits decide a choice, and with a constraint as many of what it allows; 0: all.
+    """Return how many of the largest logits decide a choice, and with a constraint as many of what it allows; 0: all.
 
     Top-k comes after penalties alone. Those that lower logits lower at most PENALTY_LAST_N, so that those which are the
     k largest then were among that many more before. DRY may lower any number of them.
@@ -210,7 +210,8 @@ def _penalizes(p: SamplingParams) -> bool:
 
 
 def _excludes_likeliest(p: SamplingParams) -> bool:
-    """Whether a filter may leave out the likeliest token, so that filters matter where the likeliest is chosen, too."""
+    """Return whether a filter may leave out the likeliest token, so that filters matter where the likeliest is chosen,
+    too."""
     return p.typical_p < 1 or (p.xtc_probability > 0 and p.xtc_threshold <= 0.5)
 
 

@@ -79,7 +79,7 @@ class Scheduler(Closing):
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do something."""
+        """True if a step would do something."""
         return bool(self.waiting or self.running or self._in_flight.steps or self._events)
 
     def prepare(self, request: Request, given_up: Callable[[], bool] = never_given_up) -> Running:

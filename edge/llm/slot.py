@@ -51,7 +51,7 @@ class Slot:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further token fits."""
+        """True if no further token fits."""
         return len(self.tokens) >= self.engine.context
 
     # --- what it holds for a prompt ---
@@ -125,7 +125,7 @@ class Slot:
 
     @property
     def is_kept(self) -> bool:
-        """Whether all that it holds, as far as whole blocks go, is on disk. It may have had to make room there."""
+        """True if all that it holds, as far as whole blocks go, is on disk. It may have had to make room there."""
         states = self.engine.states
         hashes = states.block_hashes(self.tokens[: self._n_stored], self.namespace)
         return bool(hashes) and states.n_cached(hashes) == len(hashes)
@@ -272,5 +272,5 @@ class GreedyDrafter:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two histories begin with alike."""
+    """Return how many tokens two histories begin with alike."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -43,7 +43,7 @@ class Slots:
 
     @property
     def restores(self) -> bool:
-        """Whether admitting reads from disk."""
+        """True if admitting reads from disk."""
         return self.keeps and self._engine.states.keeps
 
     @property

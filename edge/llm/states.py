@@ -169,7 +169,7 @@ class States:
 
     @property
     def keeps(self) -> bool:
-        """Whether blocks of this model are kept."""
+        """True if blocks of this model are kept."""
         return self.sealed is not None and self._known
 
     @property
@@ -178,7 +178,7 @@ class States:
         return None if self.sealed is None else self.sealed.problem
 
     def describe(self) -> str:
-        """How much is kept where, in a line for people."""
+        """Describe how much is kept where, in a line for people."""
         if self.sealed is None:
             return "nothing on disk"
         if not self._known:
@@ -215,7 +215,7 @@ class States:
                 first = end
 
     def n_cached(self, hashes: Sequence[bytes]) -> int:
-        """How many leading ones of these blocks are kept. The first must start a group."""
+        """Return how many leading ones of these blocks are kept. The first must start a group."""
         return self.sealed.count(hashes) if self.sealed is not None and self.keeps else 0
 
     def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:

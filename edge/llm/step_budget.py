@@ -80,8 +80,8 @@ class StepBudget:
 
 
 def parts(prefilling: Sequence[AnyPrompt], room: int) -> list[tuple[AnyPrompt, int]]:
-    """How many of so many rows each of these prompts gets. Short ones come first, so that most answers begin soon; the
-    oldest always has a part, so that it comes to its end."""
+    """Return how many of so many rows each of these prompts gets. Short ones come first, so that most answers begin
+    soon; the oldest always has a part, so that it comes to its end."""
     if not prefilling:
         return []
     oldest = min(prefilling, key=lambda prompt: prompt.number)

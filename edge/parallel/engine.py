@@ -161,7 +161,7 @@ class DistributedEngine(Leader):
 
     @property
     def links(self) -> dict[int, str]:
-        """How this device is linked to each other rank: tcp or grpc."""
+        """Way of the link to each other rank: tcp or grpc."""
         return {rank: link.kind for rank, link in sorted(self.group.links.items())}
 
     @property
@@ -176,7 +176,7 @@ class DistributedEngine(Leader):
 
     @property
     def logits_cross(self) -> bool:
-        """Whether other ranks have logits: then few should be requested."""
+        """True if other ranks have logits: then few should be requested."""
         return list(self.heads) != [0]
 
     @property

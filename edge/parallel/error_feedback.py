@@ -18,7 +18,7 @@ _NORMS_OF_SUMS = ("post_attention_norm", "post_ffw_norm", "post_ffn_norm", "attn
 
 
 def adds_sums(tensors: Iterable[str]) -> bool:
-    """Whether a model with these tensors adds its sums to the hidden states as they are."""
+    """Return whether a model with these tensors adds its sums to the hidden states as they are."""
     return not any(norm in name for name in tensors for norm in _NORMS_OF_SUMS)
 
 

@@ -167,7 +167,7 @@ class GroupedEngine(DistributedEngine):
 
     @property
     def busy(self) -> bool:  # type: ignore[override]  # likewise
-        """Whether a step is under way, or what belongs to it."""
+        """True if a step is under way, or what belongs to it."""
         return any(engine.busy for engine in self._engines)
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether the links in use do what was measured of them, by what tokens take; and what to do where they do not.
+"""Watch over the links in use: by what tokens take, do they do what was measured, and what is to be done otherwise?
 
 A token takes the computing of the slowest rank of each stage, and communication. What communication should take follows
 from latency and bandwidth.
@@ -77,11 +77,12 @@ class LinkWatch:
 
     @property
     def due(self) -> bool:
-        """Whether an answer was given since the links were looked at, long enough to judge by."""
+        """True if an answer was given since the links were looked at, long enough to judge by."""
         return len(self._tokens_s) >= _LEAST_TOKENS
 
     def fits(self, links: Sequence[LinkState]) -> bool:
-        """Whether this rank's own waits show that all is well; nobody needs to be asked then. Begins the next answer.
+        """Return whether this rank's own waits show that all is well; nobody needs to be asked then. Begins the next
+        answer.
 
         Others may compute for longer than this rank, so what it waits is the most that communication took.
         """

@@ -29,7 +29,7 @@ _BITS_AN_ID = 32
 
 
 class Form(IntEnum):
-    """How a mask is said."""
+    """Encoding of a mask."""
 
     NONE = 0  # the row has none
     ALLOWED = 1

@@ -161,7 +161,7 @@ class Replacements(CacheUse):
 
     @property
     def is_moving(self) -> bool:
-        """Whether another engine takes over before the next step."""
+        """True if another engine takes over before the next step."""
         return self._next is not None
 
     def switch_to(self, another: Callable[[], TextEngine | None]) -> None:

@@ -189,7 +189,7 @@ class Shard:
 
     @property
     def knows_removals(self) -> bool:
-        """Whether this rank can say for all ranks what they can forget."""
+        """True if this rank can say for all ranks what they can forget."""
         return not isinstance(self.engine, ThinEngine) or self.engine.knows_removals
 
     def keep(self, step: Step) -> bool:

@@ -106,7 +106,7 @@ class SpreadStates:
 
     @property
     def keeps(self) -> bool:
-        """Whether blocks are kept on this device; the others answer that they have none where they do not."""
+        """True if blocks are kept on this device; the others answer that they have none where they do not."""
         return self._own.keeps
 
     @property
@@ -132,7 +132,7 @@ class SpreadStates:
         self._least(self._steps(Op.KEEP, sequence, start, hashes), keep)
 
     def n_cached(self, hashes: Sequence[bytes]) -> int:
-        """How many leading ones of these blocks all ranks keep."""
+        """Return how many leading ones of these blocks all ranks keep."""
         return self._least(self._steps(Op.COUNT, 0, 0, hashes), lambda step: self._own.n_cached(step.hashes))
 
     def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:

@@ -1,4 +1,4 @@
-"""How long the steps of one rank took, and on what: its own record, and the summary it sends to rank 0."""
+"""Times of the steps of one rank, by kind of work: its own record, and the summary it sends to rank 0."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StepTime(NamedTuple):
 
     @property
     def decode(self) -> bool:
-        """Whether it is a decode step."""
+        """True if it is a decode step."""
         return self.rows > 0
 
 
@@ -102,7 +102,8 @@ class StepTimes:
         self._steps.clear()
 
     def usual_rows(self, last: int) -> tuple[int, int]:
-        """How many rows most of the last so many decode steps have, and how many steps that are; (0, 0): of none."""
+        """Return how many rows most of the last so many decode steps have, and how many steps that are; (0, 0): of
+        none."""
         counted = Counter([step.rows for step in self._steps if step.decode][-last:])
         return max(counted.items(), key=lambda item: item[1], default=(0, 0))
 
@@ -117,8 +118,8 @@ class StepTimes:
 
 
 def summaries_of(said: Any) -> dict[str, Summary]:
-    """What another rank says of its steps, as `summaries` has it. ValueError, TypeError or AttributeError for anything
-    else."""
+    """Parse what another rank says of its steps, as `summaries` has it. ValueError, TypeError or AttributeError for
+    anything else."""
     kinds = dict(said.items())  # an object, that is
     return {kind: Summary.from_json(kinds[kind]) for kind in ("decode", "prefill") if kind in kinds}
 

@@ -102,7 +102,7 @@ class Step(NamedTuple):
 
     @property
     def top(self) -> int:
-        """How many of each output row's largest logits are wanted; 0: all."""
+        """Number of each output row's largest logits that are needed; 0: all."""
         return self.numbers[2]
 
 

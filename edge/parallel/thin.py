@@ -162,14 +162,14 @@ class ThinEngine(ModelRunner):
         return ModelInMemory(self._vocabulary, context, sizes, None, need, ExitStack(), None)
 
     def _others_shift(self) -> bool:
-        """Whether the caches of slices can shift positions, as far as the header says."""
+        """Return whether the caches of slices can shift positions, as far as the header says."""
         has_sections = Metadata(self.file).key("rope.dimension_sections") in self.file.metadata
         model, rules = self._vocabulary, RULES[self.file.architecture]
         return model.rotates and not (model.is_recurrent or has_sections or rules.no_states)
 
     @property
     def knows_removals(self) -> bool:
-        """Whether all caches can forget any positions, so that no rank need be asked: those without attention windows
+        """True if all caches can forget any positions, so that no rank need be asked: those without attention windows
         and recurrent layers."""
         return not (self._vocabulary.is_recurrent or has_windows(self.file))
 
@@ -201,7 +201,7 @@ class PositionStates(States):
 
     @property
     def keeps(self) -> bool:
-        """Whether the other ranks are asked to keep blocks."""
+        """True if the other ranks are asked to keep blocks."""
         return bool(self.history_key) and self._known
 
     def describe(self) -> str:

@@ -27,12 +27,12 @@ class Topology:
 
     @property
     def thin(self) -> bool:
-        """Whether it holds no layer."""
+        """True if it holds no layer."""
         return self.stage == NO_STAGE
 
     @property
     def last(self) -> bool:
-        """Whether its stage ends in logits."""
+        """True if its stage ends in logits."""
         return self.stage == self.n_stages - 1
 
 

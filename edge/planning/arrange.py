@@ -105,7 +105,7 @@ def allreduce_s(n_bytes: int, ranks: int, latency_s: float, bytes_per_s: float) 
 
 
 def can_share(file: GgufFile) -> bool:
-    """Whether several ranks can share a layer of the model."""
+    """Return whether several ranks can share a layer of the model."""
     try:
         check_tensor(file)
     except CannotSlice:

@@ -90,7 +90,7 @@ def measure(
 
 
 def in_doubt(point: Point, measured: Values | None) -> bool:
-    """Whether a plan is to be measured, or once more."""
+    """Return whether a plan is to be measured, or once more."""
     if measured is None:
         return True
     if measured["visits"] >= VISITS or measured["agree"]:
@@ -99,7 +99,7 @@ def in_doubt(point: Point, measured: Values | None) -> bool:
 
 
 def is_off(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> bool:
-    """Whether a prediction is more than OFF above or below what was measured."""
+    """Return whether a prediction is more than OFF above or below what was measured."""
     pairs = [(predicted[what], measured[what]) for what in ("latency_s", "throughput_per_s")]
     return any(not 1 / (1 + OFF) <= said / max(was, 1e-12) <= 1 + OFF for said, was in pairs)
 

@@ -103,8 +103,8 @@ class OnnxSpace(PlanSpace):
         return self.point(best), f"{several}, {alone}{busy}"
 
     def _outdoes(self, new: OnnxPlaced, old: OnnxPlaced, objective: str) -> bool:
-        """Whether a plan is clearly better than the whole model on one device, however fast that one may be when it is
-        quiet."""
+        """Return whether a plan is clearly better than the whole model on one device, however fast that one may be when
+        it is quiet."""
         row = OBJECTIVES[objective]
         if not row.time:
             return new.objectives[0] < old.objectives[0]

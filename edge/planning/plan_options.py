@@ -35,5 +35,5 @@ DEFAULTS = PlanOptions()
 
 
 def is_onnx(path: Path) -> bool:
-    """Whether a file is a network in ONNX, by its name."""
+    """Return whether a file is a network in ONNX, by its name."""
     return path.suffix.lower() == ".onnx"

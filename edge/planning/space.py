@@ -69,8 +69,8 @@ class PlanSpace(ABC):
         """Return the values that a measurement depends on, beside devices and links."""
 
     def can_run(self, point: Point) -> bool:
-        """Whether a plan can be measured: all of its devices are there, which presets are not, and prompts have no
-        placement of their own."""
+        """Return whether a plan can be measured: all of its devices are there, which presets are not, and prompts have
+        no placement of their own."""
         estimated = any(speed.estimate for speed in self.known.speeds if speed.device in point.plan.devices)
         return not estimated and point.predicted.prefill is None
 

@@ -38,8 +38,8 @@ def group_start(block: int) -> int:
 
 
 def blocks_a_file(block_bytes: int, store_bytes: int, most: int = MOST_BLOCKS) -> int:
-    """How many blocks of so many bytes go to one file: so many that the block of a `group_start` begins one, and `most`
-    at most. store_bytes: that all files may have; it should have room for several."""
+    """Return how many blocks of so many bytes go to one file: so many that the block of a `group_start` begins one, and
+    `most` at most. store_bytes: that all files may have; it should have room for several."""
     blocks = MOST_BLOCKS
     while blocks > 1 and (blocks > most or blocks * block_bytes > min(FILE_BYTES, store_bytes // 8)):
         blocks //= 2
@@ -91,7 +91,7 @@ def unseal(cipher: AESGCM, header: Header, content: memoryview, into: memoryview
 
 
 def count_blocks(store: PrefixStore) -> int:
-    """How many blocks the files of a store say that they hold. PrefixError where its folder cannot be read."""
+    """Count the blocks that the files of a store say that they hold. PrefixError where its folder cannot be read."""
     names = (bytes.fromhex(file.path.stem) for file in store.files())
     headers = (read_header(store.head(name, HEADER_BYTES) or b"", name) for name in names)
     return sum(len(header.names) for header in headers if header)

@@ -129,5 +129,5 @@ class HistoryReader:
 
 
 def n_same(a: Iterable[bytes], b: Iterable[bytes]) -> int:
-    """How many leading ones are the same."""
+    """Return how many leading ones are the same."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

@@ -119,7 +119,8 @@ class PrefixStore:
         return None
 
     def is_cached(self, name: bytes) -> bool:
-        """Whether a file is in the page cache, as far as its beginning says so. True where the system does not tell."""
+        """Return whether a file is in the page cache, as far as its beginning says so. True where the system does not
+        tell."""
         try:
             handle = os.open(self._path(name), _FLAGS)
             try:
@@ -145,11 +146,11 @@ class PrefixStore:
         return self._size(self._path(name))
 
     def has(self, name: bytes) -> bool:
-        """Whether there is a file of this name."""
+        """Return whether there is a file of this name."""
         return self.n_bytes(name) is not None
 
     def touch(self, name: bytes) -> bool:
-        """Whether there is a file of this name, which then counts as used now."""
+        """Return whether there is a file of this name, which then counts as used now."""
         path = self._path(name)
         if self._size(path) is None:
             return False

@@ -108,8 +108,8 @@ class RowChoice:
             self._won = max(0.0, self._won - seconds / self.plain_s)
 
     def pays(self, seconds: float) -> bool:
-        """Whether drafts have won as much as so long for taking in text. A small stake does without, where drafts that
-        are right as often as hoped would be faster."""
+        """Return whether drafts have won as much as so long for taking in text. A small stake does without, where
+        drafts that are right as often as hoped would be faster."""
         speeds = [tokens_a_pass(_HOPED, size) / self.cost(size) for size in SIZES[1:] if self.seconds(size)]
         stake = _STAKE if clearly_faster(max(speeds, default=0.0), 1.0, by=DRAFT) else 0.0
         return 0 < seconds <= max(self._won, stake) * self.plain_s

@@ -62,8 +62,8 @@ class NgramDrafts(Drafts):
             place = self._previous[place]
 
     def _same(self, place: int, text: Sequence[int], differing: int = 0) -> int:
-        """How many tokens before a place are the last ones of `text`, up to more that differ than so many in a row;
-        each of those takes away what _DIFFERS says."""
+        """Return how many tokens before a place are the last ones of `text`, up to more that differ than so many in a
+        row; each of those takes away what _DIFFERS says."""
         best = score = 0
         for back in range(1, min(place, len(text)) + 1):
             score += 1 if self._tokens[place - back] == text[-back] else -_DIFFERS

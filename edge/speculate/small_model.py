@@ -24,7 +24,7 @@ _AHEAD = 16  # tokens behind the text that there is room for
 
 @dataclass
 class DraftPace:
-    """How fast a draft model takes in text, and what it holds: shared by all who draft with it."""
+    """Speed at which a draft model takes in text, and what it holds: shared by all who draft with it."""
 
     token_s: float = 0.0  # seconds a token, as measured last; 0: not yet
     cached: list[int] = field(default_factory=list)  # the tokens it has computed

@@ -51,7 +51,7 @@ class DraftingDevice(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it drafts no more."""
+        """True if it drafts no more."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class SpeculationStats:
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast the tokens came as in passes of one row; None where nothing can be compared."""
+        """Speed-up of the tokens over passes of one row; None where nothing can be compared."""
         known = [passes for passes in self._measured.values() if passes.of_plain_s]
         return (
             sum(counted.of_plain_s for counted in known) / sum(counted.seconds for counted in known) if known else None

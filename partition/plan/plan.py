@@ -187,7 +187,7 @@ class Plan:
 
     @property
     def thin_owner(self) -> bool:
-        """Whether rank 0 holds no layer."""
+        """True if rank 0 holds no layer."""
         return len(self.stages) > 1 and not self.stages[0].layers
 
     @property
@@ -197,7 +197,7 @@ class Plan:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """How many ranks each stage has; first a 0 for a thin owner, which is in none that computes."""
+        """Number of ranks of each stage; first a 0 for a thin owner, which is in none that computes."""
         return (0,) * self.thin_owner + tuple(len(stage.shards) for stage in self.computing)
 
     @cached_property

@@ -39,7 +39,7 @@ class StagePrediction:
 
     @property
     def computes(self) -> bool:
-        """Whether it is not that of a thin owner."""
+        """True if it is not that of a thin owner."""
         return self.what != NO_LAYERS
 
 
@@ -70,7 +70,7 @@ class Prediction:
 
     @property
     def n_stages(self) -> int:
-        """How many stages compute: as many steps are in flight, where there are several."""
+        """Number of stages that compute: as many steps are in flight, where there are several."""
         return sum(stage.computes for stage in self.stages)
 
     @property

@@ -1,4 +1,4 @@
-"""What edge answers on arm64, held against this processor: compare.py FOLDER IN_USERLAND.  run.sh prepares both.
+"""Compare what edge answers on arm64 with this processor: compare.py FOLDER IN_USERLAND.  run.sh prepares both.
 
 Prints one line a check, and ends with 1 where one fails.
 """
@@ -119,14 +119,14 @@ class Comparison:
 
 
 def _chat(command: list[str], question: str, *options: str) -> dict[str, Any]:
-    """What `edge chat` says greedily, as its JSON object."""
+    """Return the JSON object of a greedy `edge chat`."""
     given = ("--temperature", "0", "--max-tokens", "40", "--prefix-cache", "0", "--draft", "off", "--context", "512")
     values: dict[str, Any] = json.loads(_output([*command, "chat", "-p", question, *given, "--json", *options]))
     return values
 
 
 def _output(command: list[str]) -> str:
-    """What a command prints. SystemExit where it fails, with what it said."""
+    """Return the output of a command. SystemExit with its last words where it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}: {done.stderr}{done.stdout}")

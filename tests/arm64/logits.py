@@ -15,7 +15,7 @@ HOW = ("mapped", "repacked")
 
 
 def logits(path: Path, repack: bool) -> NDArray[np.float32]:
-    """Of each of TOKENS, computed in one pass and then one by one: both kinds of products are in it."""
+    """Return the logits of each of TOKENS, computed in one pass and then one by one: by both kinds of products."""
     exact = {"kv_type": "f32", "flash_attention": "off"} if path.stem.endswith("-f32") else {}
     options = EngineOptions(context=256, outputs=len(TOKENS), threads=1, repack=repack, gpu_layers=0, **exact)
     with Engine(path, options) as engine:

@@ -33,7 +33,7 @@ def edge_cluster(*args: str) -> int:
 
 
 def answer(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """What the command prints; it must succeed."""
+    """Return the output of the command, which must succeed."""
     capsys.readouterr()
     assert edge_cluster(*args) == 0
     return capsys.readouterr().out

@@ -85,7 +85,7 @@ def silent() -> Iterator[list[str]]:
 
 
 def port(address: str) -> int:
-    """Of HOST:PORT."""
+    """Return the port of HOST:PORT."""
     return int(address.rpartition(":")[2])
 
 
@@ -244,7 +244,7 @@ def test_a_token_on_loopback_is_said_to_be_unused_in_all_places(tmp_path: Path) 
 
 @pytest.fixture
 def announced(monkeypatch: pytest.MonkeyPatch) -> list[Discovered]:
-    """What the network is searched for in vain, but for what a test puts in here."""
+    """Devices that a search of the network yields: those that a test puts in here, and no others."""
     found: list[Discovered] = []
 
     def browse(seconds: float) -> list[Discovered]:

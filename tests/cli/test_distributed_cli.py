@@ -20,7 +20,6 @@ from edge.deployment.kinds import Running
 from edge.net.rendezvous import TRANSPORTS
 from edge.parallel.prefiller import PrefillPlacement
 from edge.planning.choose import PARALLEL
-from edge.survey import survey
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits
@@ -94,7 +93,6 @@ def test_without_shares_the_planner_says_who_computes(
     run: Run, chat: Chat, two: Two, alone: list[int], own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which may be this device alone. What is remembered of the devices is changed, so that it is one, and another."""
-    monkeypatch.setattr(survey, "OWN_TRIES", 0)  # or this device would be remembered last where it was busy
     how = ("--workers", two[0].address)
     measured = chat(*how)
     assert measured["token_ids"] == alone

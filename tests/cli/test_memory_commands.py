@@ -39,7 +39,7 @@ TEXT = "edge/quantization/calibration.txt"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 60 MB, so that small budgets have to page."""
+    """A model of 60 MB, so that small budgets have to page."""
     path = tmp_path_factory.mktemp("model") / "model.gguf"
     shape = shapes.shape("llama", layers=8, embd=512, ff=2048, heads=8, kv=4, vocab=2048, context=1024)
     synth.synthesize(path, shape, "f16")

@@ -129,7 +129,7 @@ def test_what_is_in_use_or_not_there_is_refused(caches: Caches, capsys: pytest.C
 
 
 def cache(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, object]:
-    """What the command says of the prefix cache."""
+    """Return the command's account of the prefix cache."""
     capsys.readouterr()
     assert main(["model", "cache", "--json", *options]) == 0
     values = json.loads(capsys.readouterr().out)

@@ -61,7 +61,7 @@ def one_input(net: Path) -> Path:
 
 
 def said(answer: Answer) -> dict[str, Any]:
-    """What `--json` printed."""
+    """Return the object that `--json` printed."""
     code, out, error = answer
     assert code == 0, error
     found: dict[str, Any] = json.loads(out)
@@ -69,7 +69,7 @@ def said(answer: Answer) -> dict[str, Any]:
 
 
 def asked(edge: Run, net: Path, image: Path, *args: str | Path) -> dict[str, Any]:
-    """What `edge run --json` says."""
+    """Return the object that `edge run --json` prints."""
     return said(edge("run", net, "--input", image, "--repeats", "1", "--json", *args))
 
 
@@ -223,7 +223,7 @@ def test_a_plan_is_not_written_over_what_is_read(edge: Run, two: Two, net: Path,
 
 
 def test_a_shape_may_cross(edge: Run, two: Two, tmp_path: Path) -> None:
-    """What a stage takes may be no noise: the target of a Reshape, made in the stage before."""
+    """Inputs of a stage may be no noise: the target of a Reshape, made in the stage before."""
     nodes = [
         helper.make_node("Shape", ["x"], ["s"]),
         helper.make_node("Concat", ["s", "one"], ["t"], axis=0),

@@ -16,7 +16,7 @@ from edge.demo import MODEL_PATH
 from edge.planning import front, measuring, type_files
 from edge.planning.llm_space import LlmSpace
 from edge.quantization.evaluate import evaluate
-from edge.survey import links, survey
+from edge.survey import links
 from partition.plan.formats import plan_in
 from partition.predict.objectives import AXES, OBJECTIVES
 from quant.text import number_text
@@ -68,7 +68,7 @@ def a_cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def found(run: Run, *options: str | Path) -> dict[str, Any]:
-    """What it prints with --json; it must succeed."""
+    """Return what it prints with --json; it must succeed."""
     code, out, error = run(*options, "--json")
     assert code == 0, error
     result: dict[str, Any] = json.loads(out)
@@ -101,7 +101,6 @@ def test_measured_once_a_day(edge: Run, one: Worker, tmp_path: Path, monkeypatch
     [label] = [point["label"] for point in result["points"] if point["measured"]]
     # What a command measures now may make another plan the most promising.
     monkeypatch.setattr(measuring, "promising", lambda points, _: [i for i, p in enumerate(points) if p.label == label])
-    monkeypatch.setattr(survey, "BUSY_AGE_S", 1e9)
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 10)
     _, _, second = measured(*there, "--force")
@@ -158,7 +157,6 @@ def test_an_interrupted_one_writes_what_it_knows(
     assert not (tmp_path / "plan.json").exists()  # nothing is picked from a part
     stops = False
     monkeypatch.setattr(links, "_NOISE_S", 1e9)  # a link is as it was, however busy
-    monkeypatch.setattr(survey, "BUSY_AGE_S", 1e9)  # and so are the devices
     code, _, error = edge(*command, "--force")
     assert code == 0, error
     points = json.loads(data.read_text())["points"]

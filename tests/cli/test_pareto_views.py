@@ -1,4 +1,4 @@
-"""What a person sees of `edge pareto`: the table, the picture and the page, also of data that mean harm."""
+"""Views of `edge pareto`: the table, the picture and the page, also of data that mean harm."""
 
 import base64
 import hashlib
@@ -334,7 +334,7 @@ class Elements(HTMLParser):
 
     @property
     def data(self) -> Any:
-        """What the page shows."""
+        """Return the data that the page shows."""
         return json.loads(next(text for tag, text in self.inside if tag == "script"))
 
 

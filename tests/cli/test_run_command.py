@@ -53,7 +53,7 @@ def small_picture(tmp_path: Path) -> Path:
 
 
 def outputs(edge_run: Run, model: Path, *args: str | Path) -> dict[str, Any]:
-    """What the command writes."""
+    """Return the arrays that the command writes."""
     target = model.parent / "out.npz"
     code, _, error = edge_run(model, "--output", target, "--force", *args)
     assert code == 0, error

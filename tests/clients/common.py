@@ -1,4 +1,4 @@
-"""What every client is asked to do, and a server for it: `edge serve` with a small model, on a free port."""
+"""Tasks of every client, and a server for them: `edge serve` with a small model, on a free port."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def main(checks: dict[str, Check]) -> int:
 
 
 def command(arguments: list[str], **more: Any) -> str:
-    """What a command prints. AssertionError with its last words where it fails."""
+    """Return the output of a command. AssertionError with its last words where it fails."""
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=240, **more)
     assert done.returncode == 0, (done.stderr or done.stdout)[-300:]
     return done.stdout

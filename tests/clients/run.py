@@ -72,7 +72,7 @@ def serving(model: str | None) -> Iterator[tuple[str, str]]:
 
 
 def told_of(name: str, url: str, model: str) -> dict[str, tuple[bool, str]]:
-    """What came of each check of a client."""
+    """Return the outcome of each check of a client."""
     requirements, arguments = CLIENTS[name]
     command = [str(python_of(requirements)), str(HERE / arguments[0]), *arguments[1:]]
     environment = {**os.environ, "EDGE_URL": url, "EDGE_MODEL": model}

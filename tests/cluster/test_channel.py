@@ -223,7 +223,7 @@ def test_without_credentials_nothing_is_said(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_name_that_leads_elsewhere_the_next_time(
     serve: Callable[[Credentials | None], int], cluster: Cluster, monkeypatch: pytest.MonkeyPatch, secure: bool
 ) -> None:
-    """Who answers mDNS may say what he likes, each time. 127.0.0.1 is this machine here, 127.0.0.2 the attacker's."""
+    """An answer by mDNS may differ each time. 127.0.0.1 is this machine here, 127.0.0.2 the attacker's."""
     port = serve(None)
     attacker = grpc.server(ThreadPoolExecutor(1))
     attacker.add_insecure_port(f"127.0.0.2:{port}")

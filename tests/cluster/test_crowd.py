@@ -52,7 +52,7 @@ class Owner:
         return self._stack.enter_context(secure_channel(self.address, who, found, CHANNEL_OPTIONS))
 
     def is_let_in(self) -> bool:
-        """Whether a connection of the owner's own is taken and answered."""
+        """Return whether a connection of the owner's own is taken and answered."""
         try:
             return health(self.channel(), timeout_s=SERVED_S)
         except TransportError:

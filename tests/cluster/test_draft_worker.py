@@ -91,7 +91,7 @@ def test_answers_are_the_same_and_ids_alone_cross(one: Worker, engine: Engine, p
 
 @pytest.fixture(autouse=True)
 def taken_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is lost stays so for a test, where it says nothing else."""
+    """Keep a lost draft worker lost for a test, where it says nothing else."""
     monkeypatch.setattr(drafting, "AGAIN_S", 1e6)
 
 

@@ -29,7 +29,7 @@ def a_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 
 def held(pid: int) -> set[str]:
-    """What its descriptors are of, but files."""
+    """Return what its descriptors refer to, files left out."""
     links = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
     return {link for link in links if not link.startswith("/")}
 

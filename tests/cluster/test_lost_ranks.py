@@ -60,7 +60,7 @@ class Decoding:
             self.steps += 1
 
     def error(self) -> BaseException:
-        """What it failed with."""
+        """Return the error it failed with."""
         error = self._done.exception(TIMEOUT_S)
         assert error is not None
         return error

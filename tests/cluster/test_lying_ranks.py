@@ -124,7 +124,7 @@ def stage(synthetic: Synthetic, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def follow_all(stage: Shard, frames: Sequence[tuple[bytes, Kind]]) -> tuple[BaseException | None, list[Frame]]:
-    """How a rank ends that is sent these frames, and what it sends."""
+    """Send frames to a rank; return how it ends, and what it sends."""
     stage.engine.kv_clear()
     ours, theirs = memory_link.pair(deadlines=Deadlines(step_timeout_s=1.0))
     done = start(follow, stage, Group(1, {0: theirs}))

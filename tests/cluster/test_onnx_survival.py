@@ -65,7 +65,7 @@ def several_of_everything(tmp_path_factory: pytest.TempPathFactory) -> OnnxSourc
 
 
 class Lines(Steps):
-    """What a person is told. at: called when a step begins."""
+    """Messages to a person. at: called when a step begins."""
 
     def __init__(self, at: Callable[[str], None] = lambda label: None) -> None:
         self.said: list[str] = []
@@ -82,7 +82,7 @@ class Lines(Steps):
 
     @property
     def lost(self) -> list[str]:
-        """Of the lines, those about devices that were lost."""
+        """Return the lines about devices that were lost."""
         return [line for line in self.said if " lost (" in line]
 
 

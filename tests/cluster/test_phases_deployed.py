@@ -132,7 +132,7 @@ def test_a_placement_of_prompts_is_lost_and_is_there_again(
 
 
 def test_memory_is_that_of_both_placements(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each there is enough for one alone."""
+    """Memory suffices for each placement alone."""
     needs: list[dict[str, int]] = []
     check = preflight.check_memory
 

@@ -325,7 +325,7 @@ def test_only_so_many_links(remotes: list[Remote]) -> None:
             return stack.enter_context(grpc_link.dial(remotes[0].channel, "it", one.peer.session))
 
         def is_passed_on() -> bool:
-            """Whether the engine process itself refuses us, who begin with anything."""
+            """Return whether the engine process itself refuses us, who begin with anything."""
             link = dialled()
             try:
                 with suppress(LinkClosed):  # it was refused before

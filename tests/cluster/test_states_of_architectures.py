@@ -83,7 +83,7 @@ def computed(engine: TextEngine, tokens: list[int]) -> None:
 
 
 def identical(a: KVBlock, b: KVBlock) -> bool:
-    """Whether no bit differs."""
+    """Return whether no bit differs."""
     return a.positions == b.positions and all(
         np.array_equal(x.keys, y.keys) and np.array_equal(x.values, y.values)
         for x, y in zip(a.layers, b.layers, strict=True)

@@ -51,7 +51,7 @@ MOST_STEPS = 5_000  # of a scheduler: only against a hang
 
 @dataclass
 class Answer:
-    """What was asked, and what has come of it."""
+    """A request, and what has come of it."""
 
     wanted: list[int]  # of the undisturbed run
     tokens: list[int] = field(default_factory=list)
@@ -199,7 +199,7 @@ class Schedules(RuleBasedStateMachine):
                 answer.ends.append(event.finish_reason)
 
     def _named(self, error: Exception) -> None:
-        """What ends answers early says what happened, to a person."""
+        """An error that ends answers early says what happened, to a person."""
         if not isinstance(error, EdgeError) or not str(error):
             raise error
 

@@ -96,7 +96,7 @@ def test_a_program_deploys_it(one: Worker) -> None:
 
 
 def test_tokens_stay_here(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What crosses of a prompt: steps with positions, and rows of float32."""
+    """Only steps with positions and rows of float32 cross of a prompt."""
     prompt = [401, 88, 260, 33, 499, 300]
     with deployed(one, MODEL_PATH, pipeline(0, 1)) as deployment:
         engine, sent = deployment.engine, list[bytes]()

@@ -42,7 +42,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 
 def model_digest(folder: Path) -> str:
-    """Of the bundled model."""
+    """Return the digest of the bundled model."""
     return Digests(folder).file_digest(MODEL_PATH)
 
 
@@ -220,7 +220,7 @@ def test_hostile_values_make_no_lines_of_their_own(tmp_path: Path) -> None:
 
 
 def list_offer(channel: grpc.Channel, offer: pb.SliceOffer) -> list[pb.SliceState]:
-    """What a worker answers to an offer, errors in its words."""
+    """Offer a slice; return the worker's answers, errors in its words."""
     from edge.cluster.client import explained
 
     with explained("worker"):

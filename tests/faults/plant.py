@@ -60,7 +60,7 @@ def faults() -> list[Fault]:
 
 
 def copy_of_the_tree(folder: Path) -> None:
-    """What git has or would add, as it is now."""
+    """Copy what git has or would add, as it is now."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -74,8 +74,8 @@ def copy_of_the_tree(folder: Path) -> None:
 
 
 def outcome(folder: Path, tests: Sequence[str], timeout_s: float, *, is_planted: bool) -> str:
-    """What tests say of a tree: "passed", "failed", "hung", or "broken" where they could not be run. What is not as it
-    should be is printed."""
+    """Run tests in a tree; return "passed", "failed", "hung", or "broken" where they could not be run. Prints what is
+    not as it should be."""
     workers = ("-n", "0") if tests else ()  # a few tests are done before other processes have begun
     command = [sys.executable, "-m", "pytest", "-q", "-x", *workers, "-p", "no:cacheprovider", *tests]
     env = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}

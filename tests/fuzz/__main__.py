@@ -41,7 +41,7 @@ EACH = 100_000  # inputs of a process
 
 @dataclass
 class Found:
-    """What came of many inputs."""
+    """Outcome of many inputs."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)

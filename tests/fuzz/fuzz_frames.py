@@ -242,12 +242,12 @@ def sealed(body: bytes) -> str:
 
 
 def opened(text: str) -> bytes:
-    """What is in a token, without its checksum."""
+    """Return the content of a token, without its checksum."""
     return base64.urlsafe_b64decode(text[len(PREFIX) :] + "==")[:-4]
 
 
 def good_token() -> str:
-    """Of a cluster made for it."""
+    """Return a valid token of a cluster made for it."""
     from tests.support.trust import HOUR_S, Cluster
 
     with tempfile.TemporaryDirectory() as folder:

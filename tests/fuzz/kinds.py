@@ -1,4 +1,4 @@
-"""What strangers may send, damaged: files of models, frames, states of sequences, messages of owners and workers.
+"""Damaged inputs that strangers may send: files of models, frames, states of sequences, messages of owners and workers.
 
 Each kind makes an input from chance alone, and feeds one to what reads it. An input is accepted, or refused with an
 error that a person can act on. Anything else is a finding.
@@ -218,7 +218,7 @@ class States(Kind):
 
 
 class Messages(Kind):
-    """What owners tell workers, through the daemon's calls and an engine process's commands, and what workers say."""
+    """Messages between owners and workers: the daemon's calls, an engine process's commands, and their answers."""
 
     def __init__(self, folder: Path) -> None:
         from edge.slices.digests import Digests

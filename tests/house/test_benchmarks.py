@@ -41,7 +41,7 @@ SECTIONS = {
 
 
 def run(name: str, *how: str) -> dict[str, Any]:
-    """What a benchmark prints, started in one of the two ways that people have."""
+    """Return what a benchmark prints, started in one of the two ways that people have."""
     sections = SECTIONS[name] if THOROUGH else SECTIONS[name][:1]
     only = [] if THOROUGH or not sections else ["--only", *sections]
     command = [sys.executable, *(how or ("-m", f"benchmarks.{name}")), "--tiny", *only, "--json"]

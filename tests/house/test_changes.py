@@ -1,4 +1,4 @@
-"""What a change takes: few files, and those that docs/architecture.md names."""
+"""Changes take few files, and those that docs/architecture.md names."""
 
 import ast
 import re
@@ -29,12 +29,12 @@ THERE = {
 
 
 def is_text(node: ast.stmt) -> bool:
-    """Whether a statement is a text alone: a docstring."""
+    """Return whether a statement is a text alone: a docstring."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def has(pattern: str, path: Path) -> bool:
-    """Whether the code of a file has a pattern; only what has it as it is written is taken apart."""
+    """Return whether the code of a file has a pattern; only what has it as it is written is taken apart."""
     written = pattern.replace("'", "['\"]")
     return bool(re.search(written, path.read_text())) and bool(re.search(pattern, code(path)))
 

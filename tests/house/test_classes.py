@@ -42,7 +42,7 @@ def members(cls: ast.ClassDef) -> set[str]:
 
 
 def passes_on(method: ast.FunctionDef) -> bool:
-    """Whether a method calls one of the same name of an attribute, with its own parameters alone."""
+    """Return whether a method calls one of the same name of an attribute, with its own parameters alone."""
     body = [node for node in method.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
     if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr):
         return False

@@ -1,4 +1,4 @@
-"""What people who help are told is so: targets of make, paths, versions of Python, tools of the hooks."""
+"""Statements of CONTRIBUTING.md hold: targets of make, paths, versions of Python, tools of the hooks."""
 
 import re
 import shutil

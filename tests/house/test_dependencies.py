@@ -1,4 +1,4 @@
-"""What the project depends on: each has bounds on its version, and a licence that is known and permits what we do.
+"""Dependencies of the project: each has bounds on its version, and a licence that is known and permits what we do.
 
 `make audit` asks whether vulnerabilities are known; that needs the network.
 """
@@ -59,7 +59,7 @@ def test_each_is_named_once_with_a_licence() -> None:
 
 
 def licence_words(name: str) -> str | None:
-    """What an installed package says of its licence; None where it is not installed, as those for training."""
+    """Return an installed package's own words on its licence; None where it is not installed, as those for training."""
     try:
         said = metadata(name)
     except PackageNotFoundError:

@@ -139,6 +139,14 @@ def test_no_file_is_longer_than_400_lines() -> None:
     assert not {name: n for name, n in lines.items() if n > 400 and not name.endswith("_pb2.py")}  # those are generated
 
 
+@pytest.mark.parametrize("folder", [*PACKAGES, "tools", "tests", "benchmarks"])
+def test_docstrings_begin_with_a_verb_or_a_noun_phrase(folder: str) -> None:
+    """A reader of a sentence that begins with one of these words has to guess its noun."""
+    riddle = re.compile(r'"""\s*(?:What|Of|Who|Whom|Whose|How|Whether)\b.*')
+    texts = {path.relative_to(ROOT): riddle.findall(path.read_text()) for path in (ROOT / folder).rglob("*.py")}
+    assert not {str(path): found for path, found in texts.items() if found}
+
+
 def test_no_pickle_eval_or_shell() -> None:
     for path in FILES:
         tree = ast.parse(path.read_text())

@@ -19,7 +19,7 @@ PROMPTS = ("The capital of France is", "Once upon a time there was a king who", 
 
 
 def answers(engine: TextEngine, at_once: int) -> list[list[int]]:
-    """Of so many requests at once."""
+    """Return the answers of so many requests at once."""
     prompts = [engine.model.tokenize(text, add_special=True, parse_special=False) for text in PROMPTS]
     requests = [Request(prompt, 12, SamplingParams(temperature=0), ends=False) for prompt in prompts]
     found: list[list[int]] = []

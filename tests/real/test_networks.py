@@ -42,7 +42,7 @@ each = pytest.mark.parametrize("network", weights.NETWORKS, ids=lambda one: one.
 
 @cache
 def expected(network: Weights, seed: int) -> Feeds:
-    """What ONNX Runtime gives for an input, by name."""
+    """Return what ONNX Runtime gives for an input, by name."""
     source, given = opened(network), feeds(network, seed)
     [outputs] = runs_whole(network.path(), tuple(given[one.name] for one in source.inputs))
     return dict(zip([value.name for value in source.file.model.graph.output], outputs, strict=True))

@@ -19,7 +19,7 @@ OPTIONS = EngineOptions(threads=1, context=64, batch=64, outputs=64, flash_atten
 
 
 def logits(model: Path, folder: Path, wire: str) -> NDArray[np.float32]:
-    """Of a prompt, on two ranks."""
+    """Return logits of a prompt, on two ranks."""
     with ranks_here(model, tensor(1, 1), OPTIONS, folder, wire=WIRES[wire]) as engine:
         return engine.decode(TOKENS, 0, outputs="all").copy()
 

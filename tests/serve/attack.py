@@ -45,7 +45,7 @@ _CHILD = "edge.constraints.child"
 
 @dataclass
 class Outcome:
-    """What came of an attack."""
+    """Outcome of an attack."""
 
     statuses: Counter[str] = field(default_factory=Counter)  # of hostile requests; "left": by the client
     longest_s: float = 0.0  # that a process lived which followed a constraint
@@ -130,7 +130,7 @@ async def _ask(client: httpx.AsyncClient, question: str, words: str) -> None:
 async def _chat(
     client: httpx.AsyncClient, n: int, questions: Mapping[str, str], outcome: Outcome, ended: asyncio.Event
 ) -> int:
-    """How many right answers came."""
+    """Ask; return how many right answers came."""
     count = 0
     while not ended.is_set() or not count:
         question = list(questions)[(n + count) % len(questions)]
@@ -178,12 +178,12 @@ def _memory(server: psutil.Process) -> int:
 
 
 def _threads(server: psutil.Process) -> int:
-    """Of the server and the engine process: what else there is has one thread each."""
+    """Return threads of the server and the engine process: other processes have one thread each."""
     return sum(one.num_threads() for one in _all(server)[:2])
 
 
 def attacked(model: Path, constraints: Sequence[Constraint], questions: Mapping[str, str]) -> Outcome:
-    """What came of an attack on `edge serve` with this model."""
+    """Return the outcome of an attack on `edge serve` with this model."""
     with served(str(model), *OPTIONS) as server:
         return asyncio.run(attack(server.url, psutil.Process(server.process.pid), constraints, questions))
 

@@ -1,4 +1,4 @@
-"""What is asked wrongly: a status and words that say what to do, in the form of the API; never a 500."""
+"""Bad requests: a status and words that say what to do, in the form of the API; never a 500."""
 
 import json
 from collections.abc import Iterator

@@ -41,7 +41,7 @@ WAIT_S = 60.0
 
 
 def with_router(work: Callable[[Router], Awaitable[T]], config: EngineConfig = CONFIG, **options: Any) -> T:
-    """What `work` gives of a router with the bundled model, within a minute."""
+    """Return what `work` gives of a router with the bundled model, within a minute."""
 
     async def run() -> T:
         router = Router({"demo": config}, **options)

@@ -1,4 +1,4 @@
-"""Whether a model answers: told, and where it does not, its process is ended and the next goes on."""
+"""Health of a model: reported; where it does not answer, its process is ended and the next goes on."""
 
 import asyncio
 import os

@@ -60,7 +60,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 @pytest.fixture
 def models(served: tuple[str, ScriptedModels]) -> ScriptedModels:
-    """What the server serves, as if it had just begun."""
+    """The models that the server serves, as if it had just begun."""
     served[1].__init__()  # type: ignore[misc]
     return served[1]
 

@@ -1,4 +1,4 @@
-"""What can be said of the page of `edge serve` without a browser."""
+"""Checks of the page of `edge serve` that need no browser."""
 
 import re
 from html.parser import HTMLParser

@@ -1,4 +1,5 @@
-"""Who has one key does not notice what was asked with another: not in the cache, not on disk, not after a restart."""
+"""A person with one key does not notice what was asked with another: not in the cache, not on disk, not after a
+restart."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ def server(keys: tuple[str, ...] = KEYS, *, shared: bool = False, kept: int = 0)
 
 
 def cached(url: str, key: str, text: str = SECRET) -> int:
-    """How much of a prompt need not be computed, as its answer says."""
+    """Return how much of a prompt need not be computed, as its answer says."""
     for path in ("/v1/chat/completions", "/v1/completions"):
         ask = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
         headers = {"Authorization": f"Bearer {key}"} if key else {}

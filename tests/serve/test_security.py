@@ -1,4 +1,4 @@
-"""Who is answered: names of the server, pages of other origins, keys, and how much a request may send."""
+"""Access to the server: names of the server, pages of other origins, keys, and how much a request may send."""
 
 import socket
 from collections.abc import Iterator

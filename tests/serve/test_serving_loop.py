@@ -25,7 +25,7 @@ WAIT_S = 60.0
 
 
 class Replies:
-    """What the loop tells the server."""
+    """Record of what the loop tells the server."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -107,7 +107,7 @@ def test_passes_and_tokens_are_counted(replies: Replies) -> None:
 
 
 def test_what_came_of_drafts_is_told(replies: Replies) -> None:
-    """Of the requests so far, and of those after an error; nothing where nothing drafts."""
+    """Counts cover the requests so far, and those after an error; there are none where nothing drafts."""
     options = with_room(EngineOptions(threads=1, context=512, sequences=2), "ngram")
     with Engine(MODEL_PATH, options) as engine:
         assert ServingLoop(engine, None, replies.send).status()["speculation"] is None

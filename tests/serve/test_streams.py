@@ -176,7 +176,7 @@ def test_the_clients_make_of_a_stream_what_the_response_is(url: str, model: Scri
 
 
 def cut(theirs: Any, ours: Any) -> Any:
-    """Of what a client made, the keys that we sent: clients add some of their own."""
+    """Return the keys that we sent of what a client made: clients add some of their own."""
     if isinstance(ours, dict):
         return plain({key: cut(theirs[key], one) for key, one in ours.items()})
     return [cut(a, b) for a, b in zip(theirs, ours, strict=True)] if isinstance(ours, list) else theirs

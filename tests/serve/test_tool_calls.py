@@ -28,7 +28,7 @@ USER = {"role": "user", "content": "Hi"}
 
 
 def parsed(form: CallFormat, parts: list[str]) -> list[str | ParsedCall]:
-    """What a parser makes of an answer, with neighbouring texts as one."""
+    """Return what a parser makes of an answer, with neighbouring texts as one."""
     parser = CallParser(form, ["weather", "time"])
     response: list[str | ParsedCall] = []
     for one in [x for part in parts for x in parser.add(part)] + parser.end():
@@ -132,7 +132,7 @@ def test_text_that_cannot_begin_a_call_does_not_wait() -> None:
 
 
 def accepts(grammar: str, text: str) -> bool:
-    """Whether a grammar allows this and nothing more must come."""
+    """Return whether a grammar allows this and nothing more must come."""
     tokens = llguidance.LLTokenizer("byte")
     matcher = llguidance.LLMatcher(tokens, llguidance.LLMatcher.grammar_from_lark(grammar))
     assert not matcher.is_error(), matcher.get_error()

@@ -1,6 +1,10 @@
-"""What tests share: models, workers, clusters, commands, and where things lie."""
+"""Shared parts of tests: models, workers, clusters, commands, and where things lie."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
+
+from devices import probe
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
@@ -13,3 +17,15 @@ BRIEF_LINKS = {"_TRIAL_S": 0.003, "_MEASURE_S": 0.01}
 # Of `apps.show.progress`: after how long the first line of a job comes, and the next.
 PLAIN_LINES = ("PLAIN_AFTER_S", "PLAIN_INTERVAL_S", "STILL_S")
 NEVER_S = 1e9
+
+
+def one_thread() -> int:
+    """Stand in for `devices.probe.default_threads`: tests share the cores with other tests, and llama.cpp's threads
+    spin while they wait for each other."""
+    return 1
+
+
+def ask_for_default_threads() -> list[ModuleType]:
+    """List the modules of the product that ask for the default number of threads, as far as they are imported."""
+    modules = [module for name, module in [*sys.modules.items()] if not name.startswith("tests.")]
+    return [module for module in modules if vars(module).get("default_threads") is probe.default_threads]

@@ -41,7 +41,7 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> Any:
-        """What the browser answers to a command. AssertionError where it refuses or takes longer than PATIENCE_S."""
+        """Return the browser's answer to a command. AssertionError where it refuses or takes longer than PATIENCE_S."""
         number = next(self._ids)
         message = {"id": number, "method": method, "params": params}
         if self._session:
@@ -81,13 +81,13 @@ class Page:
         self.wait_for(f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url)})")
 
     def value(self, expression: str) -> Any:
-        """What an expression of JavaScript gives in the page; of a promise, what it brings."""
+        """Return the value of an expression of JavaScript in the page; of a promise, what it brings."""
         reported = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in reported, f"{expression[:300]}: {str(reported['exceptionDetails'])[:2000]}"
         return reported["result"].get("value")
 
     def wait_for(self, expression: str) -> Any:
-        """What the expression gives as soon as it is true."""
+        """Return the value of the expression as soon as it is true."""
         deadline = time.monotonic() + PATIENCE_S
         while not (found := self.value(expression)):
             assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {expression}"

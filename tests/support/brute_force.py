@@ -10,7 +10,7 @@ from partition.search.search import Solution
 
 
 def priced(problem: Problem, groups: Sequence[int], cuts: Sequence[int]) -> Solution | None:
-    """What running stages on these groups, cut there, takes, by the definition. None: it is not possible."""
+    """Price stages on these groups, cut there, by the definition. None: it is not possible."""
     first, last = problem.groups[groups[0]], problem.groups[groups[-1]]
     sums, peaks = [first.enter_sums, last.leave_sums], [first.enter_peaks, last.leave_peaks]
     for g, (i, j) in zip(groups, pairwise(cuts), strict=True):
@@ -48,7 +48,7 @@ def solutions(problem: Problem) -> Iterator[Solution]:
 
 
 def devices(problem: Problem, solution: Solution) -> int:
-    """How many it uses."""
+    """Return how many devices it uses."""
     return sum(len(problem.groups[g].members) for g in solution.groups)
 
 

@@ -80,7 +80,7 @@ def runner(capsys: pytest.CaptureFixture[str], name: str) -> Run:
 
 
 def said(run: Run, *args: str | Path) -> dict[str, Any]:
-    """What `--json` prints; it must succeed."""
+    """Return the object that `--json` prints; it must succeed."""
     code, out, error = run(*args, "--json")
     assert code == 0, error
     result: dict[str, Any] = json.loads(out)

@@ -63,7 +63,7 @@ def shared_workers(factory: pytest.TempPathFactory, *names: str) -> Iterator[lis
 
 
 class Heard(Steps):
-    """What was said."""
+    """Record of messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +244,8 @@ def differences(
 
 
 def noise(single: TextEngine, other: TextEngine, prompts: Sequence[Sequence[int]], steps: int = 8) -> float:
-    """How far the logits of two engines are apart, in deviations: the most over prompts and a few greedy steps."""
+    """Return how far the logits of two engines are apart, in deviations: the most over prompts and a few greedy
+    steps."""
     most = 0.0
     for prompt in prompts:
         tokens, position = list(prompt), 0

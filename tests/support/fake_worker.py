@@ -17,13 +17,14 @@ from transport.grpc_link import CHANNEL_OPTIONS
 
 
 def description(**changes: Any) -> pb.Description:
-    """What a worker says of itself, but for `changes`."""
+    """Return a worker's description of itself, but for `changes`."""
     profile = profile_message(describe("fake", threads=1, runtime="0", llama_cpp="0"))
     return pb.Description(**{"name": "fake", "profile": profile, "protocol": frame.VERSION, **changes})
 
 
 class FakeWorker:
-    """What it does can be set; `commands` are those it was given. By default links work as well as can be."""
+    """A worker whose behaviour can be set; `commands` are those it was given. By default links work as well as can
+    be."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -45,7 +46,7 @@ class FakeWorker:
         self.ended = threading.Event()
 
     def answer(self, command: pb.Command) -> pb.Event:
-        """What a session says to a command."""
+        """Return a session's answer to a command."""
         if command.WhichOneof("command") == self.failing:
             return pb.Event(failed=pb.Failed(error="EdgeError", message="not today"))
         return {

@@ -62,7 +62,7 @@ _LAST = (Kind.ERROR, Kind.CLOSE)
 
 @dataclass
 class Fault:
-    """What happens at one of the next frames that a device sends."""
+    """A fault at one of the next frames that a device sends."""
 
     frames: int  # before it
     kind: str
@@ -70,7 +70,7 @@ class Fault:
 
 
 class Device:
-    """What one device has on its links, and whether it answers."""
+    """A device: what it has on its links, and whether it answers."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -294,7 +294,7 @@ class Cluster:
 
     @property
     def said(self) -> list[str]:
-        """What a person was told."""
+        """Return the messages to a person."""
         return self._steps.lines
 
     def fault(self, address: str, fault: Fault) -> None:

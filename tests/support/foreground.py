@@ -1,4 +1,4 @@
-"""What a process of a terminal does first."""
+"""First steps of a process of a terminal."""
 
 import fcntl
 import os

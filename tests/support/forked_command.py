@@ -1,4 +1,4 @@
-"""What a fork server of tests imports, and what each process that it forks does: for helpers.begin a command, for
+"""Imports of a fork server of tests, and the work of each process that it forks: for helpers.begin a command, for
 OwnEngines an engine process of this device, for forked_modules one of this project's modules."""
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ from apps import cli
 from apps.options import quiet_grpc
 from apps.show import progress
 from edge import microbenchmark
-from tests.support import BRIEF_LINKS, ENGINE, MODULE, MOST_OF_A_NAME, NEVER_S, PLAIN_LINES, ROOT
+from tests.support import (
+    BRIEF_LINKS,
+    ENGINE,
+    MODULE,
+    MOST_OF_A_NAME,
+    NEVER_S,
+    PLAIN_LINES,
+    ROOT,
+    ask_for_default_threads,
+    one_thread,
+)  # fmt: skip
 from tests.support.foreground import lead_terminal
 from tests.support.forked_server import fork_its_server
 
@@ -43,6 +53,8 @@ for module in (
     importlib.import_module(module)
 dialling, rank = map(importlib.import_module, ("edge.net.dialling", "edge.worker.rank"))
 vars(dialling).update(BRIEF_LINKS)
+for asks in ask_for_default_threads():
+    vars(asks)["default_threads"] = one_thread
 vars(progress).update(dict.fromkeys(PLAIN_LINES, NEVER_S))
 microbenchmark.SAMPLE_S, rank._LEAST_MEASURED_S = 0.005, 0.02  # type: ignore[attr-defined]  # as brief
 

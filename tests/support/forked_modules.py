@@ -39,7 +39,7 @@ def _start(module: str, arguments: Sequence[str], descriptors: Sequence[int]) ->
 
 
 def forked_module(command: Sequence[str], *, stdin: Any, stdout: Any, stderr: Any, start_new_session: bool) -> Any:
-    """What subprocess.Popen returns for a command of `module_command`, as far as it is used."""
+    """Return what subprocess.Popen returns for a command of `module_command`, as far as it is used."""
     assert start_new_session
     given, taken = _pipe(stdin, os.O_WRONLY), _pipe(stdout, os.O_RDONLY)
     with open(os.devnull, "r+b") as nothing:
@@ -72,7 +72,7 @@ def running(module: str) -> list[psutil.Process]:
 
 
 class _AsyncProcess:
-    """What is used of asyncio.subprocess.Process."""
+    """The used part of asyncio.subprocess.Process."""
 
     def __init__(self, process: ForkedProcess) -> None:
         self._process, self.pid = process, process.pid

@@ -55,7 +55,7 @@ def _be_alone(requests: socket.socket) -> None:
 
 
 class _Process:
-    """What a fork server's owner uses of subprocess.Popen."""
+    """The part of subprocess.Popen that a fork server's owner uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self._ended = pid, False

@@ -39,7 +39,7 @@ class CountedGroup(ControlGroup):
         }
 
     def memory_stat(self) -> dict[str, int]:
-        """What its memory is used for, bytes by the kernel's own names."""
+        """Return uses of its memory: bytes by the kernel's own names."""
         return _pairs(self._folder("memory") / "memory.stat")
 
 

@@ -123,7 +123,7 @@ def _given(stdin: str) -> TextIO:
 
 
 def edge_here(*args: str | Path, stdin: str = "") -> "subprocess.CompletedProcess[str]":
-    """What `run_edge` returns, without a process: for what a command says, where nothing of a process is tested.
+    """Return what `run_edge` does, without a process: for what a command says, where nothing of a process is tested.
 
     stdin: has to fit into a pipe, 64 KiB.
     """
@@ -196,7 +196,7 @@ def stand_still(pid: int) -> None:
 
 
 def calls(work: Callable[[], object]) -> int:
-    """How many functions were called by `work()`: what it costs, the same on a busy machine as on an idle one."""
+    """Count the functions that `work()` calls: its cost, the same on a busy machine as on an idle one."""
     n = 0
 
     def count(frame: object, event: str, arg: object) -> None:

@@ -12,7 +12,7 @@ TOKEN = "hf_stand_in"
 
 
 class Hub:
-    """What the hub has, what it does wrong on purpose, and what it was asked."""
+    """State of the hub: what it has, what it does wrong on purpose, and what it was asked."""
 
     def __init__(self) -> None:
         self.repos: dict[str, dict[str, bytes]] = {}

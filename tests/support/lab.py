@@ -56,12 +56,12 @@ class Lab:
 
     @property
     def shaped(self) -> bool:
-        """Whether links are shaped. Workers then listen beyond loopback, and commands need --insecure."""
+        """True if links are shaped. Workers then listen beyond loopback, and commands need --insecure."""
         return self.state.shaped
 
     @property
     def not_enforced(self) -> list[dict[str, Any]]:
-        """What could not be had here: each `device` (None: all), `what` and `why`."""
+        """List what could not be had here: each `device` (None: all), `what` and `why`."""
         return self.state.not_enforced
 
     def pid(self, name: str) -> int:

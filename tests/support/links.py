@@ -220,7 +220,7 @@ class Bench:
 
 
 def trusted(folder: Path) -> tuple[security.Credentials, security.Credentials]:
-    """What two members of one cluster show; in the folders `desk` and `pi`."""
+    """Return the credentials of two members of one cluster; in the folders `desk` and `pi`."""
     cluster = Cluster(folder, time.time())
     return shown(cluster.owner), shown(cluster.joined("pi"))
 

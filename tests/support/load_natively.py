@@ -52,7 +52,7 @@ def load_and_decode(path: str) -> str:
 
 
 def use(vocabulary: Any) -> None:
-    """What a chat does with a vocabulary: text to tokens, and every token to text."""
+    """Use a vocabulary as a chat does: text to tokens, and every token to text."""
     for text in (b"Hello, world\n\t", "\u00fc\u4e2d\U0001f642".encode(), b"\xff\xfe", b"<s>", b""):
         tokens = (llama.llama_token * 64)()
         llama.llama_tokenize(vocabulary, text, len(text), tokens, 64, True, True)
@@ -64,7 +64,7 @@ def use(vocabulary: Any) -> None:
 
 
 def outcome(path: str) -> str:
-    """How loading `path` in a fork of this process ended, in one line."""
+    """Load `path` in a fork of this process; return in one line how it ended."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""What commands import when they run, for fork servers: many do, and each would take half a second.
+"""Imports of commands when they run, for fork servers: many do, and each would take half a second.
 
 Not the hub's library itself, which reads the environment when it is imported.
 """

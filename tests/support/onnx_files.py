@@ -47,7 +47,7 @@ def vectors(n: int = 6, width: int = 64) -> Any:
 
 
 def cosine(made: Quantized) -> float:
-    """Of the only output."""
+    """Return the cosine of the only output."""
     assert made.comparison is not None
     [output] = made.comparison.outputs
     assert output.cosine is not None

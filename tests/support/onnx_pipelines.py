@@ -109,7 +109,7 @@ def images(batch: int = 1, seed: int = 0, channels: int = 8, size: int = 8) -> F
 
 
 def whole(model: ModelProto, feeds: Mapping[str, Array]) -> Feeds:
-    """What ONNX Runtime makes of them on one device."""
+    """Return what ONNX Runtime makes of them on one device."""
     [outputs] = runs(model, tuple(feeds[value.name] for value in model.graph.input))
     return dict(zip((value.name for value in model.graph.output), outputs, strict=True))
 

@@ -92,7 +92,7 @@ def small_pages() -> Iterator[None]:
 
 
 def refusal(path: Path, options: EngineOptions) -> NotEnoughMemory:
-    """What a load says that must not be possible."""
+    """Return the error of a load that must not be possible."""
     with steady_runtime(), pytest.raises(NotEnoughMemory) as caught:
         Engine(path, options)
     return caught.value
@@ -137,7 +137,7 @@ def unpaged(options: EngineOptions = OPTIONS, *, repack: bool = True) -> EngineO
 
 
 def streams(engine: ModelRunner) -> bool:
-    """Whether some weights are read again and again."""
+    """Return whether some weights are read again and again."""
     assert engine.paging is not None
     plan = engine.paging.plan
     return bool(plan.streamed or plan.expert_room)
@@ -189,7 +189,7 @@ def _file_of(descriptor: int) -> tuple[int, int]:
 
 
 def expected(original: Path, engine: Engine) -> Floats:
-    """What it would answer if nothing were wrong."""
+    """Return what it would answer if nothing were wrong."""
     return resident_answer(original, True, min(16, engine.batch))
 
 

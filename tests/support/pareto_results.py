@@ -1,4 +1,4 @@
-"""What `edge pareto --json` could say, made up: to look at and to test with."""
+"""Made-up results of `edge pareto --json`, to look at and to test with."""
 
 import random
 from typing import Any
@@ -144,7 +144,7 @@ def _figures(point: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _better(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether `one` dominates the other."""
+    """Return whether `one` dominates the other."""
     a, b = one["predicted"], other["predicted"]
     pairs = [(a["latency_s"], b["latency_s"]), (-a["throughput_per_s"], -b["throughput_per_s"])]
     pairs.append((a["divergence"] or 0, b["divergence"] or 0))

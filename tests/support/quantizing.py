@@ -1,4 +1,4 @@
-"""What tests of quantizing share."""
+"""Shared parts of the tests of quantizing."""
 
 from collections.abc import Generator, Sequence
 from pathlib import Path

@@ -112,7 +112,7 @@ class Case:
 
 
 def objectives(of: Prediction) -> dict[str, float]:
-    """What a prediction says, each to be small."""
+    """Return a prediction's values, each to be small."""
     assert of.ttft_s is not None
     return {
         "latency": of.latency_s,

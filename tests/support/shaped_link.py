@@ -28,7 +28,7 @@ _NAP_EARLY_S = 150e-6  # a sleep may last this much longer than asked for; the r
 
 @dataclass(frozen=True)
 class Shape:
-    """What one direction of a link is like."""
+    """Delay and bandwidth of one direction of a link."""
 
     delay_s: float = 0.0  # one way
     jitter_s: float = 0.0  # up to so much more, evenly distributed; the order stays
@@ -38,7 +38,7 @@ class Shape:
 
 
 class Nic:
-    """What a device can send, and at the same time receive, over all its links together."""
+    """Network card: what a device can send, and at the same time receive, over all its links together."""
 
     def __init__(self, bandwidth: float = float("inf")) -> None:
         """bandwidth: bytes/s each way."""

@@ -144,7 +144,7 @@ class Sum:
 
 
 def is_summed(arch: str, node: Node) -> bool:
-    """Whether the ranks of a stage add up their values of this node."""
+    """Return whether the ranks of a stage add up their values of this node."""
     rules = RULES[arch]
     weights = (".ffn_down.weight",) if rules.whole_attention else (".attn_output.weight", ".ffn_down.weight")
     return node.weight.endswith(weights) or node.name.startswith((rules.shared_sum or rules.experts_sum).format(""))
@@ -220,7 +220,7 @@ Calls = Sequence[tuple[Sequence[int], int]]  # tokens, and the position of the f
 
 
 def run_local(model: Path, calls: Calls) -> list[Floats]:
-    """What the whole model gives for these tokens, call by call."""
+    """Return what the whole model gives for these tokens, call by call."""
     part = Part(model)
     try:
         return [part.decode(tokens, start) for tokens, start in calls]

@@ -19,7 +19,7 @@ THOROUGH = os.environ.get("EDGE_THOROUGH") == "1"
 
 
 def some(few: T, every: T) -> T:
-    """How many instances, or which, to run: `few`, or `every` with EDGE_THOROUGH=1."""
+    """Choose how many instances, or which, run: `few`, or `every` with EDGE_THOROUGH=1."""
     return every if THOROUGH else few
 
 

@@ -34,7 +34,7 @@ class Tensor:
 
 @dataclass
 class Gguf:
-    """What is in a file: `pairs` map a key to (type, value), where an array's type is "arr[str]"."""
+    """Content of a file: `pairs` map a key to (type, value), where an array's type is "arr[str]"."""
 
     pairs: dict[str, tuple[str, Any]]
     tensors: dict[str, Tensor] = field(default_factory=dict)

@@ -43,5 +43,5 @@ def held(folder: Path) -> Membership:
 
 
 def shown(membership: Membership) -> Credentials:
-    """What a device shows to others."""
+    """Return the credentials that a device shows to others."""
     return Credentials(membership.authority, membership.certificate, membership.key, membership.revoked)

@@ -1,4 +1,4 @@
-"""What passes between devices as bytes, recorded for each version of the protocol in tests/data/wire.
+"""Bytes that pass between devices, recorded for each version of the protocol in tests/data/wire.
 
 Where a format changes, raise VERSION in transport/frame.py and run `python -m tests.support.wire_bytes`: it records the
 bytes of the new version beside those of the old ones.
@@ -67,7 +67,7 @@ def rows() -> Batch:
 
 
 def sent(send_on: Callable[[Link], None]) -> bytes:
-    """What goes over a link, frame behind frame."""
+    """Return what goes over a link, frame behind frame."""
     near, far = pair()
     send_on(near)
     return b"".join(far._incoming.frames)
@@ -100,7 +100,7 @@ def item_on(link: Link) -> tuple[Item, dict[str, np.ndarray]]:
 
 
 def bytes_now() -> Mapping[str, bytes]:
-    """What this tree sends, by name."""
+    """Return what this tree sends, by name."""
     return {
         "header": pack_header(Kind.DATA, 8192, 4711),
         "hello": sent(lambda link: link.send(HELLO.pack(SECRET, 0, 2), Kind.HELLO)),
@@ -116,7 +116,7 @@ def bytes_now() -> Mapping[str, bytes]:
 
 
 def recorded(version: int = VERSION) -> Mapping[str, bytes]:
-    """What that version sent, by name. FileNotFoundError where nothing was recorded of it."""
+    """Return what that version sent, by name. FileNotFoundError where nothing was recorded of it."""
     texts: dict[str, str] = json.loads((FOLDER / f"version-{version}.json").read_text())
     return {name: bytes.fromhex(text) for name, text in texts.items()}
 

@@ -99,7 +99,7 @@ class Worker:
         return [child for child in self._processes() if not is_fork_server(child)]
 
     def fork_server(self) -> psutil.Process:
-        """Who starts its engine processes."""
+        """The process that starts its engine processes."""
         [server] = filter(is_fork_server, self._processes())
         return server
 
@@ -175,7 +175,7 @@ def sessions(
 
 
 def health(channel: grpc.Channel, service: str = "", timeout_s: float = 10.0) -> bool:
-    """Whether the standard health service says SERVING."""
+    """Return whether the standard health service says SERVING."""
     request = health_pb2.HealthCheckRequest(service=service)
     answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
@@ -216,7 +216,7 @@ def stalled(chunks: Iterable[bytes], go: threading.Event) -> Iterator[bytes]:
 
 
 def running(process: psutil.Process) -> bool:
-    """Whether a process is there and does more than wait to be reaped."""
+    """Return whether a process is there and does more than wait to be reaped."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -236,7 +236,7 @@ def is_fork_server(process: psutil.Process) -> bool:
 
 
 def gone(pid: int) -> bool:
-    """Whether there is no such process any more."""
+    """Return whether there is no such process any more."""
     try:
         return not running(psutil.Process(pid))
     except psutil.NoSuchProcess:

@@ -154,7 +154,8 @@ def test_bandwidth_and_loss_are_those_of_the_link(linked: Lab) -> None:
     )
 
     def is_as_fast_as_the_link() -> bool:
-        """Whether a transfer takes little more than the link makes it take; beside other work some take longer."""
+        """Return whether a transfer takes little more than the link makes it take; beside other work some take
+        longer."""
         with (
             inside(linked, "a", sink, addresses["a"]) as server,
             socket.create_connection((addresses["a"], int(said(server))), 30) as peer,

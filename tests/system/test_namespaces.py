@@ -119,7 +119,7 @@ def test_two_pairs_at_once_do_not_meet() -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process runs; one that ended and was not fetched yet does not."""
+    """Return whether a process runs; one that ended and was not fetched yet does not."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0] != "Z"

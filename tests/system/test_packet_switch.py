@@ -77,7 +77,7 @@ def test_a_line_delays_one_direction_and_keeps_the_order() -> None:
 
 
 def arrives_before(ends: list[socket.socket], delay_s: float) -> bool:
-    """Whether a packet the other way takes less than the delay."""
+    """Return whether a packet the other way takes less than the delay."""
     one, two, _ = ADDRESSES
     began = time.monotonic()
     ends[1].send(packet(two, one))

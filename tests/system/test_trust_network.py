@@ -80,7 +80,7 @@ class Device:
         return run_edge(*args, env=self.env, on=self.host)
 
     def says(self, *args: str) -> str:
-        """What a command prints; it must succeed."""
+        """Return the output of a command, which must succeed."""
         done = self.edge(*args)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -395,7 +395,7 @@ class Caller:
         folder.mkdir()
 
     def calls(self, shown: tuple[bytes, bytes] | None = None, tls: bool = True) -> dict[str, str]:
-        """What every call comes to, with this (certificate, key)."""
+        """Return the outcome of every call with this (certificate, key)."""
         server = held(self._of.credentials)
         (self._folder / "ca.pem").write_bytes(server.authority)
         for name, content in zip(("certificate", "key"), shown or (None, None), strict=True):

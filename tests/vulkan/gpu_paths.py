@@ -52,7 +52,7 @@ def greedy(engine: TextEngine) -> list[int]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
-    """What the processor answers."""
+    """Return the processor's answer."""
     with Engine(MODEL_PATH, ON_CPU) as engine:
         return greedy(engine)
 
@@ -96,7 +96,7 @@ def test_a_rank_and_a_stage(one: Worker, expected: list[int], how: dict[str, Any
 
 
 def said(engine: TextEngine) -> tuple[int, int, str]:
-    """What the engine has on the GPU, and why."""
+    """Return what the engine has on the GPU, and why."""
     assert engine.gpu_layers is not None
     return engine.gpu_layers.layers, engine.gpu_layers.total, engine.gpu_layers.why
 

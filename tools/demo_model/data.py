@@ -95,7 +95,7 @@ class Rows:
 
 
 def weights(ids: Ids, tokenizer: Tokenizer) -> NDArray[np.float32]:
-    """How much each token counts as a target: answers 1, plain text 0.5, what the user says 0.1, a new start 0."""
+    """Return each token's weight as a target: answers 1, plain text 0.5, what the user says 0.1, a new start 0."""
     control = ids < len(CONTROL)
     opens = control & (ids != tokenizer.token_to_id(END))
     last = np.maximum.accumulate(np.where(opens, np.arange(ids.shape[1]), 0), axis=1)

@@ -1,4 +1,4 @@
-"""What the demonstration model knows: a table of devices, a table of units, and people's names and places."""
+"""Knowledge of the demonstration model: a table of devices, a table of units, and people's names and places."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Device:
 
     @property
     def joins(self) -> bool:
-        """Whether it can run a worker: a worker needs an operating system and a 64-bit processor."""
+        """True if it can run a worker: a worker needs an operating system and a 64-bit processor."""
         return self.processor in (ARM, X86)
 
 

@@ -32,7 +32,7 @@ TOPICS: dict[str, tuple[Topic, int]] = {
 
 
 def is_held_out(asked: str) -> bool:
-    """Whether the thing asked is kept out of training: one in ten, by a stable hash; never the empty string."""
+    """Return whether the thing asked is kept out of training: one in ten, by a stable hash; never the empty string."""
     return bool(asked) and hashlib.sha256(asked.encode()).digest()[0] < 26
 
 
@@ -86,7 +86,7 @@ def _context(rng: random.Random, size: int, kinds: list[str]) -> list[Turn]:
 
 
 def _draw(rng: random.Random, topic: Topic, held: bool) -> list[Turn]:
-    """What the topic gives, drawn again until its question is on the wanted side of the split."""
+    """Draw from the topic again until its question is on the wanted side of the split."""
     while is_held_out((turns := topic(rng))[-1].asked) != held:
         pass
     return turns

@@ -1,4 +1,4 @@
-"""How the demonstration talks: small talk, recall of what was said, and answers in Markdown.
+"""Talk of the demonstration: small talk, recall of what was said, and answers in Markdown.
 
 Topics as in `tools.demo_model.topics`.
 """

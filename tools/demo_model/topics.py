@@ -1,4 +1,4 @@
-"""What the demonstration knows: sums, units, devices and comparisons; what is asked, in which words, and the answer.
+"""Topics of the demonstration: sums, units, devices and comparisons; what is asked, in which words, and the answer.
 
 A topic is a function of a `random.Random`. It returns either one question, or something the user tells and then a
 question about it. `Turn.asked` names what is asked; `grammar.py` uses it to keep some questions out of training.
@@ -120,7 +120,7 @@ def an(noun: str) -> str:
 
 
 def facts_of(device: Device) -> dict[str, tuple[str, str]]:
-    """What is known about a device: for each attribute the full and the brief answer."""
+    """Return what is known about a device: for each attribute the full and the brief answer."""
     the, cores = f"The {device.name}", f"{device.cores} core{'s' if device.cores > 1 else ''}"
     joins = (f"Yes, the {device.name} can join.", "Yes")
     stays = (f"No, the {device.name} cannot join: it has {an(device.processor)} processor.", "No")

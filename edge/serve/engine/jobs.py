@@ -46,7 +46,7 @@ class EngineJobs:
 
     @property
     def busy_s(self) -> float | None:
-        """How long the engine thread has been at one job or step; None: it waits."""
+        """Seconds that the engine thread has been at one job or step; None: it waits."""
         began = self._began
         return None if began is None else time.monotonic() - began
 

@@ -1,4 +1,4 @@
-"""What an answer must look like, and which tokens are made more or less likely."""
+"""Constraints of an answer's form, and biases that make tokens more or less likely."""
 
 import json
 import re
@@ -14,7 +14,7 @@ GREEDY = {"temperature": 0.0}
 
 
 def text_of(engine: Engine, draw: int, **options: object) -> str:
-    """What a sampler makes of random logits, until the text ends or 60 tokens have come."""
+    """Return a sampler's text for random logits, until the text ends or 60 tokens have come."""
     rng = np.random.default_rng(draw)
     sampler = TokenSampler(engine.model, SamplingParams(**{**GREEDY, **options}))  # type: ignore[arg-type]
     pieces: list[bytes] = []

@@ -76,7 +76,7 @@ def prompt(single: Engine) -> list[int]:
 def answered(
     engine: Engine | DistributedEngine, requests: list[Request], drafter: Drafter | None = None
 ) -> list[list[Event]]:
-    """What comes of each request, all of them at once."""
+    """Return the events of each request, all of them at once."""
     with Scheduler(engine, drafter=drafter) as scheduler:
         reported: dict[int, list[Event]] = {scheduler.add(one): [] for one in requests}
         while scheduler.busy:

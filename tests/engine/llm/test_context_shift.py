@@ -29,7 +29,7 @@ SHORTER = [*PROMPT[:20], *PROMPT[50:], 5, 6, 7]  # without a stretch, and with t
 
 @pytest.fixture
 def decoded(demo: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens each decode of the bundled model computed."""
+    """Numbers of tokens that the decodes of the bundled model computed."""
     sizes: list[int] = []
     decode = demo.decode_rows
 
@@ -115,7 +115,7 @@ def test_an_answer_that_lost_its_slot_drops_nothing(demo: Engine) -> None:
 def test_a_shift_that_is_interrupted_is_not_done_twice(
     demo: Engine, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """Of an interrupted decode nobody knows which layers' keys have moved, so all is computed again."""
+    """After an interrupted decode nobody knows which layers' keys have moved, so all is computed again."""
     slot = Slot(demo)
     wanted = slot.prefill(SHORTER).copy()
     slot.prefill(PROMPT)
@@ -129,7 +129,7 @@ def test_a_shift_that_is_interrupted_is_not_done_twice(
 
 
 def failing(error: BaseException) -> Callable[..., None]:
-    """What raises an error in place of a decode."""
+    """Return a function that raises an error in place of a decode."""
 
     def fail(*_: object) -> None:
         raise error
@@ -170,7 +170,7 @@ def options(tmp_path: Path) -> EngineOptions:
 
 
 def kept_of(options: EngineOptions, prompt: list[int]) -> int:
-    """How many tokens of a prompt an engine that begins anew finds on disk."""
+    """Return how many tokens of a prompt an engine that begins anew finds on disk."""
     with Engine(MODEL_PATH, options) as engine:
         slot = Slot(engine)
         slot.prefill(prompt)

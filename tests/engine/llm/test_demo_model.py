@@ -22,7 +22,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def wrong_answers(path: Path, questions: int) -> Counter[str]:
-    """How many of the held-out questions are answered wrong, by category."""
+    """Count the held-out questions that are answered wrong, by category."""
     wrong: Counter[str] = Counter()
     with Engine(path, EngineOptions(threads=1)) as engine:
         chat = Chat(engine)

@@ -50,7 +50,7 @@ def test_more_outputs_than_the_engine_was_made_for_are_refused(llama: Engine) ->
 
 
 def test_embeddings_in_place_of_tokens_give_the_same_logits(synthetic: Synthetic) -> None:
-    """What a later pipeline stage or a worker's shard does."""
+    """A later pipeline stage or a worker's shard gets its input this way."""
     embedded: list[np.ndarray] = []
     hook = Hook(lambda node: node.name == "embd", lambda node: embedded.append(node.read()))
     path = synthetic("llama", "q8_0")

@@ -196,7 +196,7 @@ def test_drafts_are_verified_while_a_request_is_alone(two: GroupedEngine) -> Non
 
 
 def test_prompts_are_restored_from_disk_in_either_group(synthetic: Synthetic, tmp_path: Path) -> None:
-    """What one group computed, one after the other, both restore after a restart."""
+    """Both groups restore after a restart what one group computed."""
     (tmp_path / "key").mkdir()
     options = replace(GROUPS, prefixes=PrefixOptions(1 << 22, tmp_path / "kept", tmp_path / "key"))
     prompts = [list(range(5 + 40 * i, 45 + 40 * i)) for i in range(4)]

@@ -20,7 +20,7 @@ ASKED = ("-p", "hello", "--temperature", "0", "--max-tokens", "4", "--context", 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 110 MB, most of them in a few large matrices."""
+    """A model of 110 MB, most of them in a few large matrices."""
     path = tmp_path_factory.mktemp("model") / "model.gguf"
     synth.synthesize(path, shapes.shape("llama", layers=4, embd=1024, ff=4096, heads=8, kv=4, vocab=1024), "f16")
     return path

@@ -1,4 +1,4 @@
-"""What was computed of a prompt is found again on disk by another engine, and never by one that must not use it."""
+"""Prefix blocks on disk are found again by another engine, and never by one that must not use them."""
 
 import os
 import struct

@@ -55,7 +55,7 @@ def tokens_of(engine: TextEngine) -> dict[tuple[int, ...], list[int]]:
 
 
 def expected(known: dict[tuple[int, ...], list[int]]) -> tuple[list[int], Repetition]:
-    """What it is ended after, and why."""
+    """Return the token it is ended after, and why."""
     tokens = known[tuple(PROMPT)]
     loop = first_loop(tokens)
     assert loop is not None

@@ -176,7 +176,7 @@ def test_an_error_of_what_was_asked_is_raised() -> None:
 
 
 def test_who_takes_over_is_asked_for_the_same_logits() -> None:
-    """What a schema allows is asked for again."""
+    """The logits that a schema needs are requested again."""
     asked: list[tuple[int, list[np.ndarray]]] = []
 
     class Reported(Mortal):

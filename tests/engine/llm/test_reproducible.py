@@ -1,4 +1,4 @@
-"""What makes answers the same from run to run: options, the steps of a history, and the devices of a plan."""
+"""Reproducible answers from run to run: options, the steps of a history, and the devices of a plan."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +31,7 @@ CELLS = 256  # behind so many, llama.cpp has 512 cells, and shares the keys of o
 
 
 def logits(options: EngineOptions) -> NDArray[np.float32]:
-    """Of single rows behind CELLS."""
+    """Return logits of single rows behind CELLS."""
     with Engine(MODEL_PATH, options) as engine:
         engine.decode(TOKENS[:CELLS], 0)
         return np.array([engine.decode([TOKENS[at]], at).copy() for at in range(CELLS, CELLS + 4)])
@@ -169,7 +169,7 @@ class Steps(Engine):
 
 @pytest.mark.parametrize("lives", range(23))
 def test_after_a_loss_all_steps_are_those_of_before(lives: int) -> None:
-    """Of a prompt, of an answer, and of the turn after it: also of the step that gives logits."""
+    """Steps of a prompt, of an answer, and of the turn after it: also the step that gives logits."""
     options = reproducible(replace(OPTIONS, batch=8))
 
     def turns(engine: TextEngine) -> list[list[int]]:

@@ -35,7 +35,7 @@ Expected = Callable[[int], tuple[Engine, list[list[int]]]]
 
 @pytest.fixture(scope="module")
 def expected() -> Iterator[Expected]:
-    """Of a number of stages: one device with as many groups of requests, and its answers."""
+    """Expected answers by number of stages: those of one device with as many groups of requests."""
     with ExitStack() as stack:
         made: dict[int, tuple[Engine, list[list[int]]]] = {}
 

@@ -70,7 +70,8 @@ def test_it_is_that_of_llama_cpp_and_does_something(demo: Engine, bare: BareLlam
 
 
 def test_typical_p_counts_what_a_constraint_leaves(llama: Engine) -> None:
-    """Of three tokens that may come, the one whose surprise is nearest to what is expected: not the likeliest."""
+    """Among three allowed tokens it chooses the one whose surprise is nearest to what is expected: not the
+    likeliest."""
     letters: dict[bytes, int] = {}
     logits = np.full(llama.model.n_vocab, 9.0, np.float32)
     for token in range(llama.model.n_vocab):
@@ -109,7 +110,7 @@ def test_options_out_of_range_are_refused_by_name(options: dict[str, Any], words
 
 
 def test_dry_remembers_the_whole_prompt(demo: Engine) -> None:
-    """What follows stood far before: more tokens ago than penalties look back."""
+    """The repeated text stood far before: more tokens ago than penalties look back."""
     first = [300, 301, 302]
     prompt = [*first, *range(10, 10 + 2 * PENALTY_LAST_N), *first[:2]]
     logits = np.zeros(demo.model.n_vocab, np.float32)

@@ -56,7 +56,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 
 def alone(engine: TextEngine, requests: Sequence[Request]) -> list[list[int]]:
-    """What `generate` answers to each request by itself."""
+    """Return what `generate` answers to each request by itself."""
     answers = []
     for request in requests:
         engine.kv_clear()

@@ -145,7 +145,8 @@ def test_prompts_are_kept_on_disk_for_the_next_engine(synthetic: Synthetic, tmp_
 def test_cells_of_a_prompt_on_disk_are_free_once_another_is_computed(
     synthetic: Synthetic, tmp_path: Path, store_bytes: int, held: int
 ) -> None:
-    """What is nowhere else stays. The tokens are the same, and the prompt is not computed again either way."""
+    """Cells whose content is nowhere else stay. The tokens are the same, and the prompt is not computed again either
+    way."""
     rng = np.random.default_rng(3)
     long, other = (rng.integers(3, 512, 70).tolist() for _ in range(2))
     (tmp_path / "key").mkdir()

@@ -93,7 +93,7 @@ def near(a: Sequence[Event], b: Sequence[Event]) -> bool:
 def test_answers_are_the_same_with_drafts(
     synthetic: Synthetic, how: dict[str, object] | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Of all kinds of requests, that come while others run; drafts right, partly right, never right, and n-grams."""
+    """All kinds of requests come while others run; drafts right, partly right, never right, and n-grams."""
     path = synthetic("llama", "f32")
     requests = asked(21, 3, KINDS)
     with Engine(path, ROOM) if how is None else ranks_here(path, how, ROOM, tmp_path_factory.mktemp("r")) as engine:
@@ -194,7 +194,7 @@ class Mortal(Engine):
 
 @pytest.mark.parametrize("wrong", [0, 2])
 def test_a_lost_engine_costs_no_token(synthetic: Synthetic, wrong: int) -> None:
-    """What takes over knows nothing of drafts that were wrong."""
+    """The engine that takes over knows nothing of drafts that were wrong."""
     path, requests = synthetic("llama", "f32"), asked(6, 9)
     with Engine(path, ROOM) as engine:
         plain = answered(engine, requests, None)

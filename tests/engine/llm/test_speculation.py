@@ -94,8 +94,8 @@ def test_greedy_answers_are_the_same(
     plain: Answers,
     fewer_bits: Path,
 ) -> None:
-    """Of held-out questions, with drafts from the text and partly right ones; on one device also with drafts from a
-    model, and with ones that are right or never right. EDGE_THOROUGH=1 has all drafts on all engines."""
+    """Answers to held-out questions, with drafts from the text and partly right ones; on one device also with drafts
+    from a model, and with ones that are right or never right. EDGE_THOROUGH=1 has all drafts on all engines."""
     with ExitStack() as stack:
         engine = stack.enter_context(ENGINES[where](tmp_path))
         assert where != "paged" or (isinstance(engine, Engine) and streams(engine))
@@ -267,7 +267,7 @@ class Mortal(Engine):
 
 
 def test_an_answer_with_drafts_outlives_its_engine(asked: list[list[int]], plain: Answers) -> None:
-    """What takes over knows nothing of drafts that were wrong."""
+    """The engine that takes over knows nothing of drafts that were wrong."""
     with ExitStack() as stack:
         engines = [stack.enter_context(Mortal(MODEL_PATH, ROOM)) for _ in range(2)]
         engines[0].lives = 5  # type: ignore[attr-defined]

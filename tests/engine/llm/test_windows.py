@@ -155,7 +155,7 @@ def test_the_end_is_the_same(tmp_path: Path, asked: list[list[int]]) -> None:
 
 
 def test_an_answer_is_left_while_windows_are_under_way(two: DistributedEngine, plain: Answers) -> None:
-    """What comes of them is nobody else's, and they leave no rows."""
+    """Their results reach nobody else, and they leave no rows."""
     scheduler = one_slot(two)
     for prompt, answer in [one for one in plain.items() if len(one[1]) > 3]:
         scheduler.drafter, _ = speculation(Known(plain))

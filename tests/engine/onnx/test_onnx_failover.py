@@ -46,7 +46,7 @@ class Lives:
         self.pipeline = FailoverPipeline(self.here.pipeline, self._recovered)
 
     def lose(self) -> None:
-        """What the end of a stage's process does."""
+        """Do what the end of a stage's process does."""
         link = self.here.links[len(self.here.links) // 2]
         for end in link:
             end.close()

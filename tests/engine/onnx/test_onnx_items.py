@@ -50,7 +50,7 @@ def crossed(
     held: dict[str, Array] | None = None,
     kind: str = "memory",
 ) -> tuple[Item, dict[str, Array]]:
-    """What comes out of a link."""
+    """Return the item and its tensors as they come out of a link."""
     held = {} if held is None else held
     with ends(kind) as (a, b):
         sending = start(send, a, boundary, item, tensors)

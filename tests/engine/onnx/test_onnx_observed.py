@@ -1,4 +1,4 @@
-"""What a run of a whole network tells: shapes that cannot be inferred, and the time of each node."""
+"""Observations from a run of a whole network: shapes that cannot be inferred, and the time of each node."""
 
 from __future__ import annotations
 

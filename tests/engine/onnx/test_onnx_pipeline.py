@@ -313,7 +313,7 @@ def test_the_end_reaches_all_stages(three: Running) -> None:
 
 
 class Liar:
-    """Who answers in the place of the workers."""
+    """Stand-in that answers in the place of the workers."""
 
     def __init__(self, model: OnnxSource) -> None:
         [part] = model.parts(model.plan(["w"], []))

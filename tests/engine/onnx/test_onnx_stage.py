@@ -75,7 +75,7 @@ class Held(LoadedStage):
 
 
 class Around:
-    """What is before a stage and behind it."""
+    """Sender before a stage and receiver behind it."""
 
     def __init__(self, stage: LoadedStage, links: list[Link], done: Future[None]) -> None:
         self.stage, self.done = stage, done
@@ -102,7 +102,7 @@ def around(stage: LoadedStage) -> Iterator[Around]:
 
 
 def gives(stage: LoadedStage, feeds: Feeds) -> Feeds:
-    """What leaves the stage, by its parts in the whole model."""
+    """Return the tensors that leave the stage, by their parts in the whole model."""
     return {name: array.copy() for name, array in stage.compute(Item(Op.RUN), feeds)[1].items()}
 
 
@@ -213,7 +213,7 @@ def test_what_a_stage_holds_is_bounded(first: LoadedStage) -> None:
 
 
 def test_a_receiver_that_is_slow_holds_the_stage_back(first: LoadedStage) -> None:
-    """What was computed and is not taken keeps its buffers: so many items are computed, and no more."""
+    """Results that nobody receives keep their buffers: so many items are computed, and no more."""
     stage = Held(first)
     taken: queue.SimpleQueue[None] = queue.SimpleQueue()
 

@@ -41,7 +41,7 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worke
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is timed here is not looked at closely."""
+    """Make timing short, as no test here looks at times closely."""
     monkeypatch.setattr(onnx_times, "_LEAST_S", 0.02)
 
 

@@ -29,7 +29,7 @@ with Engine(sys.argv[2], EngineOptions(threads=1, context=256, batch=16, memory=
 
 
 def child(page: int, path: Path) -> dict[str, Any]:
-    """What a process of its own computes with memory pages of so many bytes."""
+    """Return what a process of its own computes with memory pages of so many bytes."""
     command = [sys.executable, "-c", _CHILD, str(page), str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr

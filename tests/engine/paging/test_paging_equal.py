@@ -100,7 +100,7 @@ Pair = tuple[Engine, Engine]
 
 
 def both(pair: Pair, do: Callable[[Engine], np.ndarray]) -> None:
-    """What `do` finds is the same."""
+    """Require that `do` gives the same for both."""
     one, other = (do(engine).copy() for engine in pair)
     assert one.size
     np.testing.assert_array_equal(one, other)

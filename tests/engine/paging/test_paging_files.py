@@ -61,7 +61,7 @@ def test_a_file_that_was_removed_is_read_on(engine: Engine, path: Path, original
 
 
 def test_a_file_that_was_cut_between_its_header_and_its_weights(path: Path, original: Path) -> None:
-    """What the header was read from and what is opened for the weights need not be the same."""
+    """The file whose header was read and the file opened for the weights need not be the same."""
     size = path.stat().st_size
     with pytest.raises(WeightsError, match=rf"has {size} bytes, {size + 1} were expected"):
         DirectFile(path, size + 1)

@@ -1,4 +1,4 @@
-"""What paging needs of hooks: to act before a node, to have what precedes it computed first, to end a graph."""
+"""Hooks as paging needs them: to act before a node, to have what precedes it computed first, to end a graph."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ class Graph:
         monkeypatch.setattr("edge.llama.hooks.Node", lambda address: NAMES[address])
 
     def compute(self, n: int = len(NAMES)) -> list[str]:
-        """What happened in one decode; what a hook raises comes after."""
+        """Return the events of one decode; what a hook raises comes after."""
         self.log.clear()
         self._hooks.begin(1, 1)
         first = 0

@@ -52,7 +52,7 @@ except NotEnoughMemory as error:
 
 
 def child(path: Path, memory: int, group: Path | None = None, step: int = 100) -> dict[str, Any]:
-    """What a process of its own says, in a memory group if there is one."""
+    """Return what a process of its own says, in a memory group if there is one."""
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, str(path), str(memory), str(step)],
         cwd=ROOT,
@@ -78,7 +78,7 @@ def large(made: Made, arch: str) -> Path:
 
 @functools.cache
 def child_least(path: Path) -> int:
-    """What the error of a process says, and a little: processes are not the same to the page."""
+    """Return the least budget by the error of a process, and a little: processes are not the same to the page."""
     found = re.search(r"at least ([\d,]+) MiB", child(path, 64 * MIB)["error"])
     assert found
     return (int(found[1].replace(",", "")) + 4) * MIB

@@ -22,7 +22,7 @@ TELL = ("-p", "hello", "--temperature", "0", "--max-tokens", "6", "--context", "
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 170 MB, most of them in a few large matrices."""
+    """A model of 170 MB, most of them in a few large matrices."""
     path = tmp_path_factory.mktemp("model") / "model.gguf"
     synth.synthesize(path, shapes.shape("llama", layers=5, embd=1024, ff=4096, heads=8, kv=4, vocab=1024), "f16")
     return path

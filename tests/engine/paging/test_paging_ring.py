@@ -48,7 +48,7 @@ class Loaded:
     whole: dict[Piece, Bytes]
 
     def pieces(self, repack: bool) -> list[Piece]:
-        """Of many sizes: the factors, and parts of the head."""
+        """Pieces of many sizes: the factors, and parts of the head."""
         return [*self.roles[repack].factors, *self.cuts[repack]]
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ def apart(pager: Pager, window: int) -> None:
 
 
 def passes(data: st.DataObject, order: list[Piece]) -> list[Piece]:
-    """What one pass asks for: all in the order made known, or in another, or some of it, some even twice."""
+    """Draw what one pass asks for: all in the order made known, or in another, or some of it, some even twice."""
     kind = data.draw(st.sampled_from(["as planned", "otherwise", "some", "any"]))
     if kind == "as planned":
         return order

@@ -117,7 +117,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 
 
 def fitted(file: GgufFile, out: Path, budget: int, text: str, options: FitOptions) -> tuple[Fitted, list[str]]:
-    """What was made, and the stages that were gone through."""
+    """Fit a file to a size; return the result, and the stages that were gone through."""
     said: Said = []
     result = fit_file(
         file, out, budget, text, options, lambda stage, done, total, what="": said.append((stage, done, total))
@@ -329,7 +329,7 @@ def test_what_is_left_of_the_memory(synthetic: Synthetic) -> None:
 
 @pytest.fixture(scope="module")
 def mid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 20 MB: enough that a process that holds it all is larger than one that does not."""
+    """A model of 20 MB: enough that a process that holds it all is larger than one that does not."""
     path = tmp_path_factory.mktemp("mid") / "in.gguf"
     synth.synthesize(path, shapes.shape("llama", layers=1, embd=512, ff=4096, heads=8, vocab=4096, context=4096), "f16")
     return path

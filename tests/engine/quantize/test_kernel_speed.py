@@ -1,4 +1,4 @@
-"""How fast kernels are: figures that can be, and what follows from them."""
+"""Speeds of kernels: figures that can be, and what follows from them."""
 
 import json
 import math

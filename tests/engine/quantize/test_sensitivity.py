@@ -50,7 +50,7 @@ def measure(
     within_s: float,
     text: str = TEXT,
 ) -> tuple[Sensitivity, list[tuple[int, int]]]:
-    """What is measured of tensors in some types, and the steps that were told."""
+    """Measure tensors in some types; return the result, and the steps that were reported."""
     seen: list[tuple[int, int]] = []
     rows = {name: TensorRows(file, name, importance.get(name)) for name in types}
     errors = measure_errors(rows, types, 1, lambda *at: None)
@@ -201,7 +201,7 @@ def test_errors_fall_with_the_bits_and_are_weighed() -> None:
 
 @pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q5_0", "q8_0"])
 def test_the_grid_of_a_type_is_seen_in_wider_floats(tmp_path: Path, kind: str) -> None:
-    """Of all values: a row outside of the sample that lies elsewhere is noticed."""
+    """All values count: a row outside of the sample that lies elsewhere is noticed."""
     name = "blk.2.ffn_down.weight"
     quantize(GgufFile.open(F16), tmp_path / "grid.gguf", MIXES["q8_0"], types={name: TYPES[kind]}, threads=1)
     quantize(GgufFile.open(tmp_path / "grid.gguf"), tmp_path / "f16.gguf", MIXES["f16"], threads=1)

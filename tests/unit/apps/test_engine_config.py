@@ -1,4 +1,4 @@
-"""What a command line says of a model is what the engine, this device's or a server's, is asked for."""
+"""Options of a command line reach the engine, this device's or a server's."""
 
 import json
 from dataclasses import replace

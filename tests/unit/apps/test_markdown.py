@@ -39,7 +39,7 @@ def pieces(draw: st.DrawFn) -> list[str]:
 
 
 def shown(*texts: str) -> str:
-    """What is on the screen after pushing `texts`."""
+    """Return the screen after pushing `texts`."""
     out = io.StringIO()
     with patch("apps.show.markdown.REDRAW_EVERY_S", 0), MarkdownStream(Console(file=out, width=60)) as stream:
         for text in texts:
@@ -48,7 +48,7 @@ def shown(*texts: str) -> str:
 
 
 def rendered(text: str) -> str:
-    """What rich makes of the whole."""
+    """Return what rich makes of the whole."""
     out = io.StringIO()
     Console(file=out, width=60).print(Markdown(text))
     return out.getvalue()

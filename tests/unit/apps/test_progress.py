@@ -1,4 +1,4 @@
-"""How far a long job is: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a long job: a bar on a terminal, plain lines elsewhere."""
 
 import io
 import sys
@@ -68,7 +68,7 @@ def test_what_takes_long_says_so_though_nothing_goes_on(
     lines = Lines("Measuring plans", 3, "plans", clock=lambda: now_s, ticking=False)
 
     def line_at(at_s: float) -> tuple[str, float]:
-        """What a look at this second prints, and when the next is due."""
+        """Return what a look at this second prints, and when the next is due."""
         nonlocal now_s
         now_s = 100.0 + at_s
         due_s = lines.tick()

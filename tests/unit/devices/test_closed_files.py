@@ -1,4 +1,4 @@
-"""What is said of a machine whose system closes its files to programs, as Android does."""
+"""Descriptions of a machine whose system closes its files to programs, as Android does."""
 
 from typing import Any
 

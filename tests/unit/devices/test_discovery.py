@@ -49,12 +49,12 @@ def announcement(name: str, port: int = 7000) -> Announcement:
 
 
 def longer_and_longer() -> Iterator[float]:
-    """How long to browse for what is there: answers take 0.2 s, and on a busy machine longer."""
+    """Yield times to browse for what is there: answers take 0.2 s, and on a busy machine longer."""
     return (BROWSE_S / 3 * 2 ** min(i, 4) for i in itertools.count())
 
 
 def found_within(expected: Callable[[list[Discovered]], bool]) -> list[Discovered]:
-    """What is found on loopback once it is as expected; other tests' workers may be there too."""
+    """Return the devices on loopback once they are as expected; other tests' workers may be there too."""
     found: list[Discovered] = []
 
     def look() -> bool:

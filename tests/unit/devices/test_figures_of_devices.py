@@ -1,4 +1,4 @@
-"""What is said of disks, memory, kernels and reads under a budget: known bytes by a known clock give known figures."""
+"""Figures of disks, memory, kernels and reads under a budget: known bytes by a known clock give known figures."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""What a machine is found to be: cores, instruction sets, its disk; and what of it is remembered for how long."""
+"""Properties of a machine: cores, instruction sets, its disk; and what of it is remembered for how long."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the machine is said to be: within its limits, and those a control group sets."""
+"""Description of the machine: within its limits, and those a control group sets."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a device says of itself, and what is taken from a device that says it."""
+"""Profiles: what a device says of itself, and what is accepted from a device that says it."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a lossy wire rounds off one sum is made up for by the next, for as long as the rows are the same."""
+"""Error feedback: the next sum makes up for what a lossy wire rounds off one, as long as the rows are the same."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def parts(seed: int = 0) -> Floats:
 
 
 def lacking(feedback: ErrorFeedback | None) -> float:
-    """How much hidden states lack in the end."""
+    """Return how much hidden states lack in the end."""
     hidden, exact = np.zeros((ROWS, EMBD), np.float32), parts().sum(axis=0)
     for part in parts():
         hidden += crossed(part, None if feedback is None else feedback.add(part, ALL))

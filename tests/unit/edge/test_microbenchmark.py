@@ -1,4 +1,4 @@
-"""What is measured while something else takes the processor in bursts: on made-up clocks, with known values."""
+"""Measurements while something else takes the processor in bursts: on made-up clocks, with known values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Machine:
 
 
 def figures(machine: Machine, kinds: int = 3, **how: float) -> list[BestTime]:
-    """Of kinds that take TRUE_S, twice that, and so on."""
+    """Measure kinds that take TRUE_S, twice that, and so on."""
     steps = [TimedTask(lambda i=i: machine.run(TRUE_S * (i + 1))) for i in range(kinds)]  # type: ignore[misc]
     return best_of(steps, clock=lambda: machine.now_s, watch=machine.watch, **how)  # type: ignore[arg-type]
 
@@ -58,7 +58,8 @@ def test_a_quiet_device() -> None:
 @pytest.mark.parametrize("tells", [True, False])
 @pytest.mark.parametrize("seed", range(40))
 def test_bursts_that_take_half_of_the_time(seed: int, tells: bool) -> None:
-    """Of 10 to 500 ms, at random: the figures kept are the true ones within a few per cent, or they are marked."""
+    """Bursts last 10 to 500 ms, at random: the figures kept are the true ones within a few per cent, or they are
+    marked."""
     dice = random.Random(seed)
     bursts, at = [], dice.uniform(0, 0.3)
     while at < 60:

@@ -63,7 +63,7 @@ def surveys(draw: st.DrawFn, *, remembers: bool) -> Survey:
 
 
 def took(survey: Survey, placed: Placed, objective: str) -> float:
-    """What a plan takes on the devices as they are."""
+    """Return what a plan takes on the devices as they are."""
     of = {speed.device: speed for speed in survey.true}
     predicted = predict(placed.plan, WORK, of, survey.links, placed.microbatches)
     seconds = {"latency": predicted.latency_s, "throughput": 1 / predicted.throughput_per_s, "ttft": predicted.ttft_s}

@@ -1,4 +1,4 @@
-"""What plans take, by formulas: against figures worked out by hand."""
+"""Costs of plans by formulas: against figures worked out by hand."""
 
 import math
 from dataclasses import replace
@@ -97,7 +97,7 @@ def test_a_prompt_grows_with_the_square_of_its_length() -> None:
 
 
 def test_two_ranks_wait_for_each_other_after_attention_and_after_the_ffn() -> None:
-    """Of a layer of 10 ms 2 do not shrink with the share: half of these go with attention, a quarter of the weights.
+    """2 of a layer's 10 ms do not shrink with the share: half of these go with attention, a quarter of the weights.
 
     KV heads: 6 query heads have 3 of 4, 2 have one. Attention is a quarter of the layer, 0.2 for query heads.
     """
@@ -154,7 +154,7 @@ def test_ranks_hold_their_parts() -> None:
 
 
 def test_ranks_that_each_have_all_of_attention() -> None:
-    """What was measured as a half had all heads and half of the columns. There is one sum a layer."""
+    """The half that was measured had all heads and half of the columns. There is one sum a layer."""
     a = device(LOCAL, 10 * MS, half_s=8 * MS, token_s=1e-6, sum_s=0.1 * MS, runtime_bytes=MIB)
     b = replace(a, device="b")
     shape, shared = model(4)
@@ -385,7 +385,7 @@ def test_energy_is_what_busy_devices_draw() -> None:
 
 @st.composite
 def ranks(draw: st.DrawFn) -> tuple[list[float], list[float], list[float]]:
-    """What some ranks take beside a layer, for all of it, and the most that each has memory for."""
+    """Draw what some ranks take beside a layer, for all of it, and the most that each has memory for."""
     n = draw(st.integers(1, 8))
     constant, slope, most = st.floats(0, 2 * MS), st.floats(0.1 * MS, 20 * MS), st.floats(0, 1.5)
     return tuple(draw(st.lists(of, min_size=n, max_size=n)) for of in (constant, slope, most))  # type: ignore[return-value]

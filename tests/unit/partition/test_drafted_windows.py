@@ -1,4 +1,4 @@
-"""What several windows of drafts bring over stages: by hand, beside a simulation by the rules of `edge.llm.in_flight`,
+"""Gain of several windows of drafts over stages: by hand, beside a simulation by the rules of `edge.llm.in_flight`,
 and beside trying every shape."""
 
 import random
@@ -138,7 +138,7 @@ def test_stages_of_one_machine_compute_one_after_the_other() -> None:
 
 
 def test_it_is_what_counting_events_gives() -> None:
-    """Of any stages, links, acceptance and shape; and the shape that is chosen is no worse than any other."""
+    """Any stages, links, acceptance and shape agree; and the shape that is chosen is no worse than any other."""
     chosen, shapes = random.Random(5), set()
     for seed in range(some(20, 150)):
         seconds = [chosen.uniform(0.2, 1) * MS for _ in range(chosen.randint(2, 4))]

@@ -1,4 +1,4 @@
-"""What drafts bring to a plan: by hand, beside trying everything, and beside what cannot be passed."""
+"""Gain of drafts for a plan: by hand, beside trying everything, and beside what cannot be passed."""
 
 from dataclasses import replace
 

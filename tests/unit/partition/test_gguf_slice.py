@@ -81,7 +81,7 @@ class Read:
 
 
 def expected(model: Read, name: str, cut: Slice, part: Read) -> Bytes:
-    """What a slice must hold as `name`: rows and columns taken out of the whole model."""
+    """Return what a slice must hold as `name`: rows and columns taken out of the whole model."""
     _, number, kind = name.split(".", 2)
     source = f"blk.{int(number) + cut.layers.start}.{kind}"
     fused = kind.startswith(("ffn_gate.", "ffn_up.")) and model.arch == "phi3" and part.arch != "phi3"

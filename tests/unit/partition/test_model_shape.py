@@ -1,4 +1,4 @@
-"""What a model weighs, against sums made by hand and against what llama.cpp itself counts."""
+"""Size of a model, against sums made by hand and against what llama.cpp itself counts."""
 
 from pathlib import Path
 from typing import Any

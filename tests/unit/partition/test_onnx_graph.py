@@ -215,7 +215,7 @@ def test_cuts_that_do_not_exist() -> None:
 
 
 def passed_on(io: StageIO) -> tuple[str, ...]:
-    """What comes in and goes out as it is."""
+    """Return the names that come in and go out as they are."""
     return tuple(value.name for value in io.tensors_out if value.name not in io.makes)
 
 

@@ -1,4 +1,4 @@
-"""How stages of ONNX models are cut from the model's file: their weights are copied, and the bytes are the stage's."""
+"""Stages of ONNX models are cut from the model's file: their weights are copied, and the bytes are the stage's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def recipe_of(stage: ModelProto, model: ModelProto) -> Recipe:
 
 
 def cut(recipe: Recipe, path: Path, start: int = 0, chunk_bytes: int = 1 << 20) -> bytes:
-    """What it makes of a file."""
+    """Return what it makes of a file."""
     return b"".join(chunks(recipe, path, start, chunk_bytes))
 
 
@@ -125,7 +125,7 @@ def test_the_recipe_of_a_large_stage_is_small() -> None:
 
 
 def cut_from_itself(model: OnnxSource, *positions: int) -> list[bool]:
-    """Whether each stage is copied from the model's own file. What comes of it is what was cut."""
+    """Return whether each stage is copied from the model's own file. The copy must be what was cut."""
     own = []
     for part in model.parts(model.plan(["w"] * (len(positions) + 1), at(model, *positions))):
         with model.recipe(part) as (recipe, path):

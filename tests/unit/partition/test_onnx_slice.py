@@ -49,7 +49,7 @@ Feeds = dict[str, np.typing.NDArray[np.generic]]
 
 
 def outputs(model: ModelProto, feeds: Mapping[str, Any], optimized: bool = True) -> dict[str, Any]:
-    """What ONNX Runtime makes of the inputs that the model has, on one thread."""
+    """Return what ONNX Runtime makes of the inputs that the model has, on one thread."""
     ort = runtime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1

@@ -1,4 +1,4 @@
-"""What stays in memory and what passes through a window: the rules of the plan, for any matrices and any room."""
+"""Plan of paging: what stays in memory and what passes through a window, for any matrices and any room."""
 
 import pytest
 from hypothesis import example, given

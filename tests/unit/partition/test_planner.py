@@ -137,7 +137,7 @@ def test_a_fast_device_with_little_memory_has_the_part_that_fits() -> None:
 )
 @settings(max_examples=20)
 def test_throughput_is_not_made_of_latency(stages: int, layers: int, latency_s: float, layer_s: float) -> None:
-    """Of stages that all have something to do, and of plans: the best of one need not be that of the other."""
+    """Stages all have something to do; the same holds of plans: the best of one need not be that of the other."""
     speeds = [device(name, layer_s, by_row=True) for name in NAMES[:stages]]
     links = linked(NAMES[:stages], LinkSpeed(latency_s, 1e9))
     to_do = work(layers, concurrency=stages)

@@ -1,4 +1,4 @@
-"""How heads, FFN columns, vocabulary rows and layers are given out in proportion to shares."""
+"""Heads, FFN columns, vocabulary rows and layers are given out in proportion to shares."""
 
 from dataclasses import replace
 from itertools import combinations, pairwise

@@ -43,7 +43,8 @@ def test_each_rank_has_some_of_every_layer(columns: int, units: int, edges: set[
 
 
 def test_a_shard_says_both_widths(model: Path, tmp_path: Path) -> None:
-    """Of a third of an expert, a third of the rest in whole blocks, and of the expert that all tokens pass through."""
+    """A shard has a third of an expert, and a third of the rest in whole blocks, as of the expert that all tokens
+    use."""
     can = limits(GgufFile.open(model))
     cut = Slice(Range(0, 3), Range(0, 2), Range(0, 32), Range(0, can.sizes.vocab), True)
     found = GgufFile.open(write(model, cut, tmp_path / "shard.gguf"))

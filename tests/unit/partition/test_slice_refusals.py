@@ -1,4 +1,4 @@
-"""What cannot be cut is refused before anything is sent, with the reason and what to do."""
+"""Models that cannot be cut are refused before anything is sent, with the reason and what to do."""
 
 import shutil
 from pathlib import Path

@@ -81,7 +81,7 @@ LENGTHS = [("deepseek2", 30), ("smallthinker", 28), ("exaone4", 66), ("gemma2", 
 
 @pytest.mark.parametrize(("arch", "layers"), LENGTHS)
 def test_what_is_planned_can_be_cut(arch: str, layers: int, tmp_path: Path) -> None:
-    """Of a file, by shares that ask for what cannot be, first and last."""
+    """Shares of a file ask for what cannot be, first and last."""
     file = GgufFile.open(synthetic(tmp_path / "model.gguf", arch, layers=layers))
     can = limits(file)
     rules = ARCHITECTURES[arch].rules

@@ -108,7 +108,7 @@ def parts_of(draw: st.DrawFn, whole: StateShape) -> list[StateShape]:
 
 
 def same(a: KVBlock, b: KVBlock) -> bool:
-    """Whether all bits are alike."""
+    """Return whether all bits are alike."""
     return a.positions == b.positions and all(
         np.array_equal(x.keys, y.keys) and np.array_equal(x.values, y.values)
         for x, y in zip(a.layers, b.layers, strict=True)
@@ -116,7 +116,7 @@ def same(a: KVBlock, b: KVBlock) -> bool:
 
 
 def forms(shape: StateShape) -> Sequence[bool]:
-    """Whether values are transposed: both, where the type can be."""
+    """Return whether values are transposed: both, where the type can be."""
     return (False, True) if shape.value_size else (False,)
 
 
@@ -163,7 +163,7 @@ def fields(shape: StateShape, tokens: int, *, transposed: bool) -> tuple[dict[st
 
 
 def refused(data: bytes, shape: StateShape, positions: Range) -> bool:
-    """Whether a state is refused as it should be: with StateError and nothing else."""
+    """Return whether a state is refused as it should be: with StateError and nothing else."""
     try:
         decode(data, shape, positions)
     except StateError:

@@ -192,7 +192,7 @@ def damaged(noise: random.Random) -> tuple[str, bytes]:
 
 
 def refusal(path: Path) -> str:
-    """What our checks say against a file, "" if nothing."""
+    """Return what our checks say against a file, "" if nothing."""
     try:
         check_loadable(GgufFile.open(path))
     except ModelFileError as exc:
@@ -202,7 +202,7 @@ def refusal(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def load_natively() -> Iterator[Callable[[Path], str]]:
-    """How llama.cpp takes a file: "ran", "refused: ..." or "died: ..."."""
+    """Yield a function that says how llama.cpp takes a file: "ran", "refused: ..." or "died: ..."."""
     quiet = {"OPENBLAS_NUM_THREADS": "1", "GGML_NO_BACKTRACE": "1"}
     script = TESTS / "support" / ("load_natively.py")
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What the writer writes is what both readers read."""
+"""Both readers read what the writer writes."""
 
 import math
 from pathlib import Path

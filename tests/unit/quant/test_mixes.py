@@ -51,7 +51,7 @@ Types = dict[int, dict[str, str] | None]
 
 @pytest.fixture(scope="module")
 def made() -> Types:
-    """What llama.cpp makes of the bundled model: by mix, the types of the tensors that change."""
+    """Types that llama.cpp makes of the bundled model: by mix, the types of the tensors that change."""
     sizes = {name: t.shape[0] for name, t in GgufFile.open(F16).tensors.items() if len(t.shape) > 1}
     command = [sys.executable, "-c", DRY_RUN, str(F16), json.dumps(sizes)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)

@@ -13,7 +13,7 @@ class Aborted(Exception):
 
 
 class Context:
-    """Of a call, as gRPC gives it: `abort` raises."""
+    """Context of a call, as gRPC gives it: `abort` raises."""
 
     def __init__(self) -> None:
         self.code: grpc.StatusCode | None = None

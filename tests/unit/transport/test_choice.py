@@ -42,7 +42,7 @@ def test_chunks_of_the_ring() -> None:
 
 
 def test_the_window_bounds_a_ring_of_great_latency() -> None:
-    """Of 100 chunks 16 are under way at a time; the next 16 go out when the first sum came round, 4 hops later."""
+    """16 of 100 chunks are under way at a time; the next 16 go out when the first sum came round, 4 hops later."""
     n_bytes = RING_CHUNK_BYTES * 100
     assert RING_WINDOW == 16
     assert seconds("ring", n_bytes, n_bytes, 4, 0.5, FAST) == pytest.approx((2 * 3 + 6 * 4) * 0.5)

@@ -429,7 +429,7 @@ def test_a_part_has_the_rank_that_asks_for_it() -> None:
 
 
 def outcomes(ranks: list[Group], work: Callable[[Group], Any]) -> list[BaseException | None]:
-    """How it ended on each rank; a rank that fails closes its links, as its process would."""
+    """Return how it ended on each rank; a rank that fails closes its links, as its process would."""
 
     def guarded(group: Group) -> None:
         try:

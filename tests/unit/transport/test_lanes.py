@@ -126,7 +126,7 @@ def test_what_is_no_frame_of_a_lane_is_refused(kind: Kind, payload: bytes) -> No
 
 
 def test_a_peer_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody takes is limited; what is taken counts no more."""
+    """Frames that nobody receives are limited; those that were received count no more."""
     monkeypatch.setattr(module, "_MOST_WAITING", 1000)
     here, there = two()
     for _ in range(8):

@@ -376,7 +376,7 @@ def send_for_ever(link: Link, n: int = 1 << 20) -> None:
 
 
 def is_inside(method: Any) -> bool:
-    """Whether a thread runs this method of this object."""
+    """Return whether a thread runs this method of this object."""
     caller: FrameType | None
     for caller in sys._current_frames().values():
         while caller:

@@ -42,7 +42,7 @@ def pi(cluster: Cluster) -> Membership:
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
-    """Of another cluster."""
+    """Credentials of another cluster."""
     return shown(Cluster(tmp_path_factory.mktemp("other"), NOW).joined("pi"))
 
 
@@ -126,7 +126,7 @@ def dialled() -> tuple[socket.socket, socket.socket]:
 
 
 def shake(client: ssl.SSLContext, server: ssl.SSLContext, timeout_s: float = WAIT_S) -> tuple[Outcome, Outcome]:
-    """What a handshake gives the two sides: a socket or an error. The client also tries to read, once."""
+    """Return what a handshake gives the two sides: a socket or an error. The client also tries to read, once."""
     dialler, answerer = dialled()
 
     def run(sock: socket.socket, context: ssl.SSLContext, server_side: bool) -> Outcome:
@@ -152,7 +152,7 @@ def shake(client: ssl.SSLContext, server: ssl.SSLContext, timeout_s: float = WAI
 
 
 def refusals(client: ssl.SSLContext, server: ssl.SSLContext) -> tuple[str, str]:
-    """What the two sides say when there is no connection."""
+    """Return what the two sides say when there is no connection."""
     outcomes = shake(client, server)
     for outcome in outcomes:
         if isinstance(outcome, ssl.SSLSocket):
@@ -393,7 +393,7 @@ def test_grpc_refuses_who_shows_nothing(serve: Serve, owner: Credentials, pi: Me
 
 
 def test_a_certificate_is_swapped_while_the_server_runs(cluster: Cluster, serve: Serve, owner: Credentials) -> None:
-    """What enrolling does: the next connection sees the new certificate, and one pinned to the old is not made."""
+    """Enrolling does so: the next connection sees the new certificate, and one pinned to the old is not made."""
     server = serve(shown(cluster.invited("lamp")))
     before = server.identify(owner)
     assert (before.name, before.role) == ("lamp", "invited")

@@ -22,7 +22,7 @@ def two(n: int = 3) -> tuple[StripedLink, StripedLink]:
 
 @pytest.mark.parametrize("n", [2, 3, MOST_STRIPES])
 def test_frames_come_whole_and_in_order(n: int) -> None:
-    """Of any size, from both ends at once, received either way."""
+    """Frames of any size, from both ends at once, are received either way."""
     here, there = two(n)
     data = {size: bytes(i * 7 % 251 for i in range(size)) for size in SIZES}
 

@@ -160,7 +160,7 @@ def test_the_cheapest_is_what_trying_all_finds() -> None:
 
 
 def test_no_plan_is_better_than_the_bounds() -> None:
-    """Of the figures as they are predicted, and as they are simulated at the least."""
+    """Bounds hold for the figures as they are predicted, and as they are simulated at the least."""
     rng = np.random.default_rng(3)
     ruled_out = 0
     for _ in range(some(20, 200)):

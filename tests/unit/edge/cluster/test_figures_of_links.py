@@ -1,4 +1,4 @@
-"""What is said of links: known trips and bytes by a known clock give known figures, each in its own direction."""
+"""Figures of links: known trips and bytes by a known clock give known figures, each in its own direction."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What a model goes on with after a loss: planned over those that answer, and only where that is clearly better."""
+"""Plans after a loss: made over those that answer, and only where that is clearly better."""
 
 from typing import Any
 
@@ -27,7 +27,8 @@ A, B = "a:1", "b:1"
 
 
 def replanner(plan: Plan, measured: dict[str, float] | None, **goal: Any) -> Replanner:
-    """Of a plan. measured: seconds of a layer, by device; None: a person gave the plan. goal: an objective, limits."""
+    """Return the replanner of a plan. measured: seconds of a layer, by device; None: a person gave the plan. goal: an
+    objective, limits."""
     planner = None
     if measured is not None:
         speeds = [planning.device(name, seconds) for name, seconds in measured.items()]

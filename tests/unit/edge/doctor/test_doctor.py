@@ -1,4 +1,4 @@
-"""What `edge doctor` makes of facts: for each check, values that are well and values that are not."""
+"""Verdicts of `edge doctor`: for each check, values that are well and values that are not."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_load() -> None:
 
 
 def cpus(folder: Path, governor: str, driver: str, limit: int, most: int, throttled: int = 0) -> Path:
-    """What Linux shows of one processor."""
+    """Write what Linux shows of one processor."""
     values = {"scaling_governor": governor, "scaling_driver": driver}
     values |= {"scaling_max_freq": str(limit), "cpuinfo_max_freq": str(most)}
     (folder / "cpu0" / "cpufreq").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What `edge doctor` makes of what is installed: Python, packages, and the build of llama.cpp."""
+"""Verdicts of `edge doctor` on what is installed: Python, packages, and the build of llama.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What edge/llama/ggml.py reads and writes of ggml: rows of every type, and nodes in place."""
+"""Reading and writing of ggml: rows of every type, and nodes in place."""
 
 import ctypes
 
@@ -57,7 +57,7 @@ def test_rows_that_cannot_be_read() -> None:
 
 
 def test_a_view_is_the_node_itself(synthetic: Synthetic) -> None:
-    """What is written to it, the rest of the graph computes with."""
+    """The rest of the graph computes with what is written to it."""
     path = synthetic("llama")
     seen: list[np.ndarray] = []
 

@@ -19,7 +19,7 @@ TOKENS = [5, 300, 17, 401, 5, 260, 33, 511]
 
 
 def first_states(path: Path, tokens: list[int]) -> np.ndarray:
-    """What llama.cpp hands to its first layer."""
+    """Return what llama.cpp hands to its first layer."""
     seen: dict[str, np.ndarray] = {}
 
     def look(node: Node) -> None:

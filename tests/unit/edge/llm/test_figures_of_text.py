@@ -1,4 +1,4 @@
-"""What is said of speed where text is made: known steps by a known clock give known figures."""
+"""Figures of speed where text is made: known steps by a known clock give known figures."""
 
 import io
 import json
@@ -294,8 +294,8 @@ def test_speeds_belong_to_their_models(monkeypatch: pytest.MonkeyPatch, syntheti
 
 
 def test_what_a_plan_does_by_known_steps(engine: Engine, timed: Callable[..., Clock]) -> None:
-    """Of each the best of three rounds; how long it takes changes whenever everything is forgotten: by the warm-up, and
-    then by the prompt, the one token and the two requests of each round."""
+    """Each figure is the best of three rounds; how long it takes changes whenever everything is forgotten: by the warm-
+    up, and then by the prompt, the one token and the two requests of each round."""
     timed(measure, microbenchmark, slow=[0.1, 2, 1, 4, 1.5, 3, 1, 3, 4, 2])
     work: Any = SimpleNamespace(prompt=16, depth=40, concurrency=2)
     found = measure.measured(engine, work, 1, {"pi": 7})

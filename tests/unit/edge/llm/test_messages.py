@@ -1,4 +1,4 @@
-"""What owner and worker tell each other as messages: all of it comes back, and what cannot be is refused by name."""
+"""Messages between owner and worker: all of it comes back, and what cannot be is refused by name."""
 
 from __future__ import annotations
 

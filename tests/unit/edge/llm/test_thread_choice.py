@@ -1,4 +1,5 @@
-"""How many threads compute: by the model, by what others use, and by what answers took. All figures are made up."""
+"""Choice of the number of threads: by the model, by what others use, and by what answers took. All figures are made
+up."""
 
 from pathlib import Path
 

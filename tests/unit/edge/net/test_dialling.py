@@ -1,4 +1,4 @@
-"""Who answers a dial is the device that was named, not just any member of the cluster."""
+"""A dial is answered by the device that was named, not just by any member of the cluster."""
 
 import struct
 import time
@@ -30,7 +30,7 @@ QUICK = Deadlines(5.0, 5.0, 5.0)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    """Of a desk, its owner, and two members."""
+    """A cluster of a desk, its owner, and two members."""
     cluster = Cluster(tmp_path_factory.mktemp("c"), time.time())
     for name in ("pi", "mallory"):
         cluster.joined(name)

@@ -33,7 +33,7 @@ QUICK = Deadlines(connect_timeout_s=1.0, step_timeout_s=5.0, send_timeout_s=5.0)
 
 @pytest.fixture
 def noise(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What comparisons come to in this process: True for gRPC. The last one holds from then on."""
+    """Results of comparisons in this process: True for gRPC. The last one holds from then on."""
     verdicts = [True]
 
     def prefer(*_: Any) -> Preference:

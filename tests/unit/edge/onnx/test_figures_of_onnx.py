@@ -1,4 +1,4 @@
-"""What is said of networks in ONNX: known runs give known figures."""
+"""Figures of networks in ONNX: known runs give known figures."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,4 +1,5 @@
-"""How many layers go to a GPU where nobody says: by its memory, and by what tokens take. All figures are made up."""
+"""Choice of the number of layers on a GPU where nobody says: by its memory, and by what tokens take. All figures are
+made up."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

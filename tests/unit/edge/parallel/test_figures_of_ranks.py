@@ -1,4 +1,4 @@
-"""What is said of ranks and of layers: known steps by a known clock give known figures."""
+"""Figures of ranks and of layers: known steps by a known clock give known figures."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is said of plans, clusters and simulations: known figures come out in their units, and by their names."""
+"""Figures of plans, clusters and simulations: known figures come out in their units, and by their names."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -65,7 +65,7 @@ def test_microbatches_that_cannot_be_are_refused() -> None:
 def test_a_scheduler_goes_by_the_plan(
     one: Worker, microbatches: int | None, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of four answers so many are in a step at most."""
+    """At most so many of four answers are in a step."""
     plan = replace(plan_for(MODEL_PATH, [one], pipeline(1, 1)), microbatches=microbatches)
     with deployed(one, MODEL_PATH, pipeline(1, 1), replace(OPTIONS, sequences=4), plan=plan) as deployment:
         usual, answering = deployment.engine.submit, list[int]()

@@ -1,4 +1,4 @@
-"""What part of the work each device of a plan does, by which a plan is made again when one is lost."""
+"""Parts of the work of a plan's devices, by which a plan is made again when one is lost."""
 
 import pytest
 

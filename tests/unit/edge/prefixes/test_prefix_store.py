@@ -45,7 +45,7 @@ def there(store: PrefixStore, most: int = 100) -> list[int]:
 
 
 def content(store: PrefixStore, n: int, *, direct: bool = False) -> bytes | None:
-    """What is in the n-th file."""
+    """Return the content of the n-th file."""
     into = AddressSpace(MIB).view(0, MIB)
     n_bytes = store.read(name(n), into, direct=direct)
     return None if n_bytes is None else bytes(into[:n_bytes])
@@ -233,7 +233,7 @@ def test_how_a_file_is_read(store: PrefixStore, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_cached(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what the system says, and of one that says nothing."""
+    """Answers follow the system; one that says nothing counts as cached."""
     assert store.write(name(1), b"abc")
     assert store.is_cached(name(1))  # as it was just written
     said: list[Exception] = [BlockingIOError(), OSError(errno.EOPNOTSUPP, "not here"), NotImplementedError()]

@@ -38,7 +38,7 @@ def block(n: int) -> bytes:
 
 
 def file_bytes(n: int) -> int:
-    """Of the file of the n-th block alone: a header, the data and a tag."""
+    """Return the size of the file of the n-th block alone: a header, the data and a tag."""
     return HEADER_BYTES + len(block(n)) + 16
 
 
@@ -63,7 +63,7 @@ def one_by_one(blocks: SealedBlocks, i: int, data: bytes | None = None) -> None:
 
 
 def taken(store: PrefixStore, key: bytes = KEY) -> list[bytes]:
-    """What another process would find."""
+    """Return what another process would find."""
     return all_of(SealedBlocks(store, key).take(CHAIN))
 
 
@@ -545,7 +545,7 @@ def keep_all(blocks: SealedBlocks, tokens: Sequence[int], a_file: int) -> None:
 
 
 def restored(tokens: Sequence[int], start: int, runs: Iterable[tuple[memoryview, int, int]]) -> int:
-    """How many of the tokens' blocks come, from block `start` on. What comes must be theirs."""
+    """Return how many of the tokens' blocks come, from block `start` on. What comes must be theirs."""
     at = start
     for data, n_blocks, n_wanted in runs:
         assert 0 < n_wanted <= n_blocks <= MOST_BLOCKS

@@ -70,7 +70,7 @@ def test_a_round_that_changes_the_choice_takes_two_more() -> None:
 
 @pytest.mark.parametrize(("q5_k", "steps"), [(0.1676, 6), (0.15, 8)])
 def test_as_good_within_two_percent_counts_as_the_same(q5_k: float, steps: int) -> None:
-    """What is thought of q6_k, chosen first, is 0.1693: 1 % more than the newest choice, or 13 %."""
+    """The estimate for q6_k, chosen first, is 0.1693: 1 % more than the newest choice, or 13 %."""
     assert Source(SMOOTH | {"q5_k": q5_k}).table({"a": {"q4_0": 1.0}})["a"][3].damage == pytest.approx(0.1693, abs=1e-4)
     source = Source(SMOOTH | {"q5_k": q5_k})
     source.run(600)

@@ -302,7 +302,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 class Model:
-    """What the store should know of one slice."""
+    """State that the store should have of one slice."""
 
     def __init__(self, seed: int, size: int) -> None:
         self.data = content(seed, size)
@@ -341,7 +341,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.order = [m for m in self.order if m is not model] + [model]
 
     def evicted(self, wanted: Model | None, n_bytes: int) -> list[Model] | None:
-        """What has to go for `n_bytes`; None if that is not enough."""
+        """Return what has to go for `n_bytes`; None if that is not enough."""
         others = [m for m in self.order if m is not wanted]
         over = sum(len(m.data) if m.partial else m.held for m in others) + n_bytes - self.LIMIT
         result = []

@@ -1,4 +1,4 @@
-"""How much of a text a draft model takes in, and what that may cost: with a clock of the test's own."""
+"""Amount of text that a draft model takes in, and what that may cost: with a clock of the test's own."""
 
 import random
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ class Answering:
         self.prompt, self._random = list(prompt), random.Random(3)
 
     def answer(self, tokens: int) -> float:
-        """How many times as fast as without drafts an answer of so many tokens came."""
+        """Return how many times as fast as without drafts an answer of so many tokens came."""
         speculation, request = self.speculation, Asked(self.prompt)
         speculation.begin()
         began, made = self.small.now, 0

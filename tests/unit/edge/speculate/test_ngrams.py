@@ -22,7 +22,7 @@ def drafts(text: Sequence[int]) -> NgramDrafts:
 
 
 def by_definition(text: Sequence[int], n: int, assumed: Sequence[int]) -> list[int]:
-    """Of the last places behind the last two tokens, the one where most is the same."""
+    """Draft from the place where most is the same, among the last places behind the last two tokens."""
     whole = [*text, *assumed]
     places = [i for i in range(len(text) - 1, LEAST - 1, -1) if text[i - LEAST : i] == whole[-LEAST:]][:_MOST_PLACES]
     found = {}

@@ -1,4 +1,4 @@
-"""How many rows a pass has, by times and drafts that are given: no clock is looked at."""
+"""Choice of the number of rows of a pass, by given times and drafts: no clock is looked at."""
 
 import random
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""How many windows are under way, and that whatever is drafted answers are the same: on a model of stages that computes
-nothing, whose time is counted and not measured."""
+"""Choice of the number of windows under way; whatever is drafted, answers are the same. Runs on a model of stages that
+computes nothing, whose time is counted and not measured."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ def vocabulary() -> Iterator[llama.Model]:
 
 
 def plain(n_tokens: int) -> list[int]:
-    """What the model says to the prompt."""
+    """Return the model's answer to the prompt."""
     held = list(PROMPT)
     for _ in range(n_tokens):
         held.append(StagedModel.token_after(held))
@@ -101,7 +101,8 @@ def test_answers_are_the_same(
     lost_at: int | None,
     next_stages: int,
 ) -> None:
-    """Of any windows and drafts, in a context that may be too small, where the answer is left or a stage is lost."""
+    """Any windows and drafts give the same answers, in a context that may be too small, where the answer is left or a
+    stage is lost."""
     context = 50
     engines = [StagedModel(vocabulary, n, context) for n in (stages, next_stages)]
     engines[0].lives = lost_at
@@ -198,7 +199,7 @@ def test_drafts_that_are_never_right_turn_it_off(vocabulary: llama.Model) -> Non
 def test_plans_count_on_what_windows_take(
     vocabulary: llama.Model, setting: str, right: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of any shape, as measured by these windows: beside what follows from the stages and links."""
+    """Times of any shape, as measured by these windows, are those that follow from the stages and links."""
     parts, delay_s = SETTINGS[setting]
     for rows, windows in ((1, 2), (2, 2), (4, 4)):
         pass_s = 0.1 * STEEP[rows]

@@ -1,4 +1,4 @@
-"""What is measured while the processor is gone for moments at a time: by a clock of the test's, with known values."""
+"""Measurements while the processor is gone for moments at a time: by a clock of the test's, with known values."""
 
 from __future__ import annotations
 

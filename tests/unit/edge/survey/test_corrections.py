@@ -1,4 +1,4 @@
-"""What use says of measured speeds, and what is remembered of a busy moment."""
+"""Corrections of measured speeds by use, and what is remembered of a busy moment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PI = "pi:7070"
 
 
 def steps(seconds: float, *, n: int = 40, slow: int = 0) -> Summary:
-    """Of so many steps that compute so long, `slow` of them ten times as long."""
+    """Summarize so many steps that compute so long, `slow` of them ten times as long."""
     times = StepTimes()
     for i in range(n):
         times.add(StepTime(1, compute_s=seconds * (10 if i < slow else 1)))

@@ -1,4 +1,5 @@
-"""What use says of measured links: where tokens take longer than computing and links explain, links are corrected."""
+"""Corrections of measured links by use: where tokens take longer than computing and links explain, links are
+corrected."""
 
 from __future__ import annotations
 

@@ -51,13 +51,13 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
 
 
 def replanner(plan: Plan, speeds: Sequence[DeviceSpeed]) -> Replanner:
-    """Of a plan that was chosen by such measurements."""
+    """Return the replanner of a plan that was chosen by such measurements."""
     choice = PlanChoice(MODEL_PATH, plan, "", planner=Planner(WORK, speeds, LINKS, "made up", ""))
     return Replanner(choice, GgufFile.open(MODEL_PATH), "")
 
 
 def ranks(compute_s: Sequence[float], waits_s: float, n: int = 32) -> list[dict[str, Summary]]:
-    """Of so many steps that compute so long, by rank, and wait for others."""
+    """Summarize so many steps that compute so long, by rank, and wait for others."""
     found = []
     for seconds in compute_s:
         times = StepTimes()

@@ -1,4 +1,4 @@
-"""What a survey remembers of busy and of quiet moments, and how often it measures this device."""
+"""Memory of a survey of busy and of quiet moments, and how often it measures this device."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Profiler:
 
 
 class Session:
-    """Of a device that is not there."""
+    """Session of a device that is not there."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

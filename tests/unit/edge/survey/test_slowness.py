@@ -21,7 +21,7 @@ MS = 1e-3
 
 
 def changes_of(expected: list[float | None], windows: list[tuple[float, ...]]) -> list[list[SpeedChange]]:
-    """What each window tells, in ms."""
+    """Return what each window reports, in ms."""
     one = StragglerDetector([None if ms is None else ms * MS for ms in expected])
     return [one.window([ms * MS for ms in window]) for window in windows]
 
@@ -87,7 +87,7 @@ class Timed(DistributedEngine):
 
 
 def looked(watch: StragglerWatch, engine: DistributedEngine) -> list[str]:
-    """What a look finds."""
+    """Return what a look finds."""
     watch.look(engine)
     found = [*watch.notes]
     watch.notes.clear()

@@ -204,7 +204,7 @@ DOUBLED = "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = [n
     ],
 )
 def test_a_hostile_template_ends_soon_and_stays_small(source: str) -> None:
-    """What only the limits of its process stop: of memory, and of processor time for compiling and for rendering."""
+    """Some templates are stopped only by limits of the process: of memory, and of processor time."""
     before = spent_s()
     process = TemplateProcess()
     assert "\n" not in refused(source, process)

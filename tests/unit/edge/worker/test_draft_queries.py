@@ -34,7 +34,7 @@ class Counting:
 
 @contextmanager
 def followed(model: Counting) -> Iterator[tuple[RemoteProposer, Link, Future[None]]]:
-    """What asks, its link, and what comes of the other end."""
+    """Yield a proposer that asks, its link, and what comes of the other end."""
     near, far = pair(("the owner", "the worker"), PATIENT)
     done = start(follow, model, far)
     yield RemoteProposer(near, CONTEXT, N_VOCAB), near, done
@@ -138,7 +138,7 @@ def test_an_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_wait_that_was_given_up_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would come of it would be taken for the answer to the next request."""
+    """A late answer would be taken for the answer to the next request."""
     near, _ = pair(("the owner", "the worker"), PATIENT)
     proposer = RemoteProposer(near, CONTEXT, N_VOCAB)
     with monkeypatch.context() as patch:
