@@ -43,7 +43,7 @@ from tests.support.deployments import (
     two_workers_to_end,
 )
 from tests.support.helpers import until
-from tests.support.thorough import THOROUGH
+from tests.support.thorough import THOROUGH, each_once
 from tests.support.workers import Worker
 
 pytestmark = pytest.mark.usefixtures("measured_briefly")
@@ -107,8 +107,14 @@ def placed(
     return two, plan_for(MODEL_PATH, two, how), OPTIONS, Resilience(spare)
 
 
-@pytest.mark.parametrize("how", [pipeline(1, 1, 1), tensor(1, 1, 1)], ids=lambda how: how["parallel"])
-@pytest.mark.parametrize("lose", [kill_child, kill_daemon, stop_child, stop_all])
+@pytest.mark.parametrize(
+    ("how", "lose"),
+    each_once(
+        [pipeline(1, 1, 1), tensor(1, 1, 1)],
+        [kill_child, kill_daemon, stop_all, stop_child],
+        ids=lambda value: value["parallel"] if isinstance(value, dict) else value.__name__,
+    ),
+)
 def test_an_answer_goes_on_with_the_same_tokens(
     two: list[Worker],
     how: dict[str, Any],

@@ -313,7 +313,7 @@ def vocabulary() -> Iterator[Engine]:
         yield engine
 
 
-@settings(max_examples=some(125, 500))
+@settings(max_examples=some(60, 500))
 @given(
     params=PARAMS,
     seed=st.integers(0, 10_000),

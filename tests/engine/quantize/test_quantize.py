@@ -331,7 +331,7 @@ def test_a_limit_on_files(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [signal.SIGINT, *thorough(signal.SIGTERM), signal.SIGKILL])
 def test_a_command_that_is_stopped_leaves_nothing(tmp_path: Path, signum: int) -> None:
     source, folder = tmp_path / "in.gguf", tmp_path / "out"
     shutil.copyfile(F16, source)

@@ -13,6 +13,7 @@ from edge.siblings import NEEDED
 from tests.packages.building import built, copied
 from tests.support import ROOT
 from tests.support.helpers import TIMEOUT_S
+from tests.support.thorough import each_once
 
 HOSTILE = "raise SystemExit(__file__ + ' was imported')\n"
 # A name of each of the packages beside edge, and a module in each.
@@ -57,8 +58,14 @@ def as_pytest(folder: Path) -> "subprocess.CompletedProcess[str]":
 Start = Callable[[Path], "subprocess.CompletedProcess[str]"]
 
 
-@pytest.mark.parametrize("start", [as_script, as_command, in_pythonpath, as_pytest])
-@pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.parametrize(
+    ("start", "name"),
+    each_once(
+        [as_script, as_command, in_pythonpath, as_pytest],
+        NEEDED,
+        ids=lambda value: value if isinstance(value, str) else value.__name__,
+    ),
+)
 def test_import_edge_works_beside_a_module_of_that_name(tmp_path: Path, name: str, start: Start) -> None:
     (tmp_path / f"{name}.py").write_text(HOSTILE)
     done = start(tmp_path)
