@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from devices import probe
+from devices.probe import default_threads
 from tests.support import ROOT
 
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
@@ -17,7 +18,7 @@ LIMIT_BYTES = 300 << 20
 
 
 def test_threads_are_at_least_one_and_at_most_the_cores_allowed() -> None:
-    assert 1 <= probe.default_threads() <= len(os.sched_getaffinity(0))
+    assert 1 <= default_threads() <= len(os.sched_getaffinity(0))
 
 
 def test_available_memory_is_what_the_system_says_or_less() -> None:
@@ -114,6 +115,6 @@ def test_a_cpu_quota_counts_in_whole_threads(tmp_path: Path, monkeypatch: pytest
     assert probe.quota_group() == group.stat().st_ino
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: 16)
-    assert probe.default_threads() == 2
+    assert default_threads() == 2
     (group / ("cpu.cfs_quota_us" if version == 1 else "cpu.max")).write_text("-1\n" if version == 1 else "max 100000\n")
     assert probe.quota_group() == 0
