@@ -1,0 +1,74 @@
+"""What drafts by a model's own layers bring, by a clock of the test: near the formula, and never less than without."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge.llm.engine import Engine
+from edge.llm.requests import Request
+from edge.speculate.hidden_states import Tokens
+from edge.speculate.mtp import Predictor, mtp_drafts, open_predictor
+from edge.speculate.speculation import Speculation
+from partition.predict.drafts import ROWS, Draft
+from partition.predict.hysteresis import DRAFT, clearly_faster
+from tests.support.drafting import GREEDY, ROOM, one_slot
+from tests.support.mtp import PROMPT, plant, with_predictor
+from tests.support.thorough import thorough
+
+TOKENS = 400
+DRAFT_S = 0.1  # in passes of one row: of a model of ten layers with a small head
+COSTS = {
+    "read from a disk": {1: 1.0, 2: 1.02, 4: 1.05, 8: 1.1, 16: 1.3},
+    "far ranks": {1: 1.0, 2: 1.1, 4: 1.2, 8: 1.4, 16: 1.8},
+    "in memory": {1: 1.0, 2: 1.9, 4: 2.8, 8: 6.0, 16: 11.0},
+}
+
+
+class Clock:
+    """Time goes on by what a step of the engine takes, by its rows, and what the predictor takes, by its tokens."""
+
+    def __init__(self, engine: Engine, predictor: Predictor, costs: dict[int, float]) -> None:
+        self.now = 0.0
+        submit, propose, take_in = engine.submit, predictor.propose, predictor.take_in
+
+        def timed_submit(tokens, *rows, **how):  # type: ignore[no-untyped-def]
+            submit(tokens, *rows, **how)
+            self.now += next((cost for size, cost in costs.items() if size >= len(tokens)), len(tokens) / 8)
+
+        def timed_propose(sequence: int, text: Tokens, start: int, n: int, assumed: tuple[int, ...] = ()) -> list[int]:
+            self.now += n * DRAFT_S
+            return propose(sequence, text, start, n, assumed)
+
+        def timed_take_in(sequence: int, text: Tokens, start: int, *, whole: bool) -> None:
+            self.now += predictor.behind(sequence, text, start, whole=whole) * DRAFT_S / 4
+            take_in(sequence, text, start, whole=whole)
+
+        engine.submit = timed_submit  # type: ignore[method-assign]
+        predictor.propose = timed_propose  # type: ignore[method-assign,assignment]
+        predictor.take_in = timed_take_in  # type: ignore[method-assign]
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("right", [0.0, *thorough(0.5), 0.75, *thorough(0.9)])
+@pytest.mark.parametrize("where", COSTS)
+def test_the_gain_is_that_of_the_formula(tmp_path: Path, where: str, right: float) -> None:
+    """Of an answer in a conversation that has learned what passes take."""
+    path = with_predictor(tmp_path, type_name="q8_0")
+    requests = [Request([*PROMPT, i], TOKENS, GREEDY, ends=False) for i in (1, 2)]
+    with Engine(path, replace(ROOM, context=512)) as engine, open_predictor(engine) as predictor:
+        answers = [one_slot(engine).run([request])[0] for request in requests]
+        plant(predictor, {tuple(r.prompt): answer for r, answer in zip(requests, answers, strict=True)}, right)
+        clock = Clock(engine, predictor, COSTS[where])
+        drafter, began = Speculation(mtp_drafts(predictor, clock), "mtp", clock=clock), 0.0
+        for request, answer in zip(requests, answers, strict=True):
+            began = clock.now
+            assert one_slot(engine, drafter).run([request]) == [answer]
+        gain = (TOKENS - 1) / (clock.now - began - COSTS[where][16])  # without the prompt
+    best = min(Draft("mtp", right, rows, DRAFT_S).token_s(COSTS[where][rows]) for rows in ROWS)
+    formula = 1 / best if clearly_faster(1 / best, 1.0, by=DRAFT) else 1.0
+    # Where two rows do not pay and four would, by a tenth, trials do not get so far.
+    assert gain == pytest.approx(formula, rel=0.11)
+    assert gain >= 0.98
