@@ -197,8 +197,8 @@ def stall(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def targets(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Gaps of four clients' answers while long prompts come one after the other, with a target and without."""
-    sizes = {"streams": 4, "prompt": args.prompt, "tokens": args.tokens, "long": args.long // 3}
-    load = {**sizes, "seconds": 4 * args.calm_s, "target_s": args.target_itl / 1000, "ends": args.ends}
+    sizes = {"streams": 4, "prompt": args.prompt, "tokens": args.tokens, "long": args.long // 5}
+    load = {**sizes, "seconds": 3 * args.calm_s, "target_s": args.target_itl / 1000, "ends": args.ends}
     options = {"context": args.context, "requests": args.requests, "threads": args.threads}
     words, servers = Words(args.model, args.seed), dict[str, Server]()
     for name, more in {"as it is": [], f"with {args.target_itl:g} ms": ["--target-itl", str(args.target_itl)]}.items():
@@ -209,7 +209,9 @@ def targets(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         return asyncio.run(beside_many_long(server, words, **load))
 
     with running(servers):
-        found = alternate({name: partial(measure, one) for name, one in servers.items()}, args.rounds)
+        for server in servers.values():
+            warm(server, args)
+        found = alternate({name: partial(measure, one) for name, one in servers.items()}, args.rounds, warm_up=False)
     about = {"rounds": args.rounds, **sizes, "seconds": load["seconds"], "target_ms": args.target_itl}
     return {**about, "median": medians(found), "measured": found}
 
