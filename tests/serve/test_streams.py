@@ -78,6 +78,7 @@ def test_a_chat(url: str, model: Scripted) -> None:
         "completion_tokens": len(model.says),
         "total_tokens": 7 + len(model.says),
         "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert len({chunk["id"] for chunk in reply}) == 1
     assert all("usage" not in chunk for chunk in stream(url, CHAT))
