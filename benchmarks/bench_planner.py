@@ -14,7 +14,8 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy reads it
 import numpy as np
 
 from benchmarks.harness import Section, bench, parser_of, table
+from partition.model.model import ModelShape
+from partition.plan.plan import LOCAL, Sizes
+from partition.plan.tensor import Limits
+from partition.predict.cost import Work
+from partition.predict.speeds import Curve, DeviceSpeed, Links, LinkSpeed
+from partition.search.phases import Phases
+from partition.search.planner import Planner
 from partition.search.problem import Array, Group, Problem
 from partition.search.search import front
+from quant.types import type_by_name
 
 _LAYER_S, _HEAD_S, _STEP_S = 0.008, 0.02, 0.0003  # on a device of speed 1
 _NEAR_S, _FAR_S = 0.0003, 0.005
@@ -34,7 +43,9 @@ _IN_FLIGHT = 16
 
 def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Each problem so many times."""
-    return {"rows": [measured(*case, 1 if args.tiny else args.rounds) for case in cases(args.tiny)]}
+    rounds = 1 if args.tiny else args.rounds
+    rows = [measured(*case, rounds) for case in cases(args.tiny)]
+    return {"rows": rows + [measured_pairs(*case, rounds) for case in pair_cases(args.tiny)]}
 
 
 def text(r: dict[str, Any]) -> str:
@@ -70,6 +81,54 @@ def measured(name: str, problem: Problem, beam: int | None, repeats: int) -> dic
         took.append(time.perf_counter() - began)
     groups, points = len(problem.groups), len(found.solutions)
     return {"case": name, "groups": groups, "points": points, "exact": found.exact, "seconds": statistics.median(took)}
+
+
+def pair_cases(tiny: bool) -> list[tuple[str, Planner]]:
+    """Devices on which a prompt may be computed elsewhere than its answer: with memory for any two placements, and with
+    memory that is short on a quarter of them, where a placement for prompts has what the other one leaves."""
+    many = 3 if tiny else 8
+    kinds = (("memory for any", (16.0,)), ("a quarter with half the model's memory", (16.0, 16.0, 16.0, 0.5)))
+    return [(f"pairs of placements, 22 layers, {many} devices, {name}", planner(many, hold)) for name, hold in kinds]
+
+
+def planner(many: int, hold: Sequence[float]) -> Planner:
+    """A planner of made-up devices. hold: memory of devices in turn, in times of what the model needs."""
+    rng, layer_bytes, head_bytes, n = np.random.default_rng(0), 25 << 20, 54 << 20, 22
+    names, fast = [LOCAL, *(f"d{i}" for i in range(1, many))], rng.permutation(np.geomspace(1, 8, many))
+    shape = ModelShape(
+        "llama", "made up", n, 2048, (32,) * n, (4,) * n, 64, 64, (5632,) * n, 0, 0, 32000, 4096, 0,
+        n * layer_bytes + head_bytes, {}, (layer_bytes,) * n, head_bytes, head_bytes, True,
+    )  # fmt: skip
+    limits = Limits(
+        Sizes(n, 32, 4, 5632, 32000), 1, 32, 0.2 * layer_bytes / 32, 0.05 * layer_bytes / 4, 0.75 * layer_bytes / 5632,
+        head_bytes / 32000, (float(layer_bytes),) * n,
+    )  # fmt: skip
+    work = Work(shape, limits, 2048, 64, 1000, 1, type_by_name("f16"), _all_reduce_s)
+    need = work.weights_before[-1] + work.kv_before[-1] + head_bytes
+    speeds = []
+    for i, (name, times) in enumerate(zip(names, fast, strict=True)):
+        layer, rows = _LAYER_S / times, float(rng.uniform(0.5, 2))  # how much a prompt's rows take beside one row
+        curve = Curve(((1, layer), (8, 1.5 * layer), (64, 4 * layer * rows), (512, 28 * layer * rows)))
+        step, head, memory = Curve(((1, _STEP_S),)), Curve(((1, _HEAD_S / times),)), round(need * hold[i % len(hold)])
+        speed = DeviceSpeed(name, name, step, curve, 8e-7 / times, curve.times(0.55), head, memory, 1 << 20)
+        speeds.append(replace(speed, sum_s=2e-4 / times))
+    seconds = _links(rng, many)
+    ways = {
+        (names[a], names[b]): LinkSpeed(float(seconds[a, b]), _BYTES_PER_S) for a, b in permutations(range(many), 2)
+    }
+    return Planner(work, speeds, Links(ways), "made up", "")
+
+
+def measured_pairs(name: str, planner: Planner, repeats: int) -> dict[str, object]:
+    """All best pairs of placements by latency and time to first token, with what their search prepares."""
+    took = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        phases = Phases(planner.like(planner.speeds, planner.links))
+        pairs = phases.pairs(("latency", "ttft"))
+        took.append(time.perf_counter() - began)
+    groups, points = (1 << len(planner.speeds)) - 1, len(pairs)
+    return {"case": name, "groups": groups, "points": points, "exact": phases.exact, "seconds": statistics.median(took)}
 
 
 def layers(n: int, many: int, together: Sequence[tuple[int, ...]] = (), hold: Sequence[int] = ()) -> Problem:
@@ -124,6 +183,11 @@ def _links(rng: np.random.Generator, many: int) -> Array:
     one_way = np.triu(np.where(rng.random((many, many)) < 0.4, _NEAR_S, _FAR_S), 1)
     both: Array = one_way + one_way.T
     return both
+
+
+def _all_reduce_s(n_bytes: int, ranks: int, latency_s: float, bytes_per_s: float) -> float:
+    """Everybody sends to everybody."""
+    return latency_s + (ranks - 1) * n_bytes / bytes_per_s
 
 
 def _objectives(sums: Array, peaks: Array) -> Array:

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         "speeds are estimates from published figures; prices are of one new device when it came out, without what it"
         " needs beside it, where the catalog says nothing else",
         f"links are {assumed}: {seconds_text(link.latency_s)} one way, {mbps} Mbit/s between any two devices",
-        f"{found.cheaper} clusters were looked at before it: bounds ruled out all but {found.planned - 1} of them",
+        before(found.cheaper, found.planned - 1),
     ]
     result = {
         "format": FORMAT,
@@ -186,6 +186,18 @@ def _model(args: argparse.Namespace) -> Iterator[tuple[GgufFile, dict[str, Any]]
     name = args.type or (model.types or ("q4_k_m",))[0]
     with candidates([model], [name], ShownSteps("buy")) as [one]:
         yield one.file, {"model": model.name, "type": one.mix.name, "size_bytes": one.shape.weight_bytes}
+
+
+def before(cheaper: int, planned: int) -> str:
+    """Say how many clusters come before the cheapest one that is enough, and how many of them were planned."""
+    if not cheaper:
+        return "no cluster that costs less was tried: this is the first in the order of cost"
+    clusters = "1 cluster that costs" if cheaper == 1 else f"{cheaper:,} clusters that cost"
+    if not planned:
+        return f"{clusters} no more cannot reach the limits: bounds show it without a plan"
+    rest = cheaper - planned
+    by_bounds = f"; bounds show it of {rest:,} of them, and {planned:,} were planned and simulated" if rest else ""
+    return f"{clusters} no more cannot reach the limits{by_bounds or ': planned and simulated'}"
 
 
 def _show(result: dict[str, Any], served: Served) -> None:

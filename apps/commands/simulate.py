@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from apps.errors import UsageError
 from apps.options import add, argument, number, option, positive_int, seed
 from apps.show.table import print_columns, print_json, print_note, print_notes
 from partition.plan.formats import SIMULATED
 from quant.text import number_text, seconds_text
 
 if TYPE_CHECKING:
+    from partition.predict.prediction import Prediction
     from partition.simulate.arrivals import Arrivals
-    from partition.simulate.result import Simulated, Spread
+    from partition.simulate.result import Simulated, Spread, Targets
     from partition.simulate.simulate import Conditions
 
 HELP = "Simulate a plan with many requests: queues, jitter, a device that slows down or leaves."
@@ -23,6 +26,7 @@ REQUESTS, GEN_TOKENS = 200, 128  # of edge.planning.planned_file, for a quick --
 COLUMNS = ("", "mean", "p50", "p90", "p99")
 _MOST_RATE = 1e6
 _MOST_FACTOR = 1e4
+_MOST_TARGET_MS = 1e9
 _SLOW = re.compile(r"(.+):([0-9.]+)@([0-9.]+)(?:-([0-9.]+))?")
 _LEAVE = re.compile(r"(.+)@([0-9.]+)")
 USES = ("stage or link", "busy", "queue", "longest")
@@ -51,20 +55,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
     )
     option(parser, "--leave DEVICE@T", "a device is lost at second T", _leave, action="append", default=[])
+    words = "to a first token, milliseconds: which part of the requests meets that, and up to which rate"
+    option(parser, "--target-ttft MS", words, _target)
+    option(parser, "--target-itl MS", "the same of the mean time between its other tokens; with both, of both", _target)
     option(parser, "--seed N", "of everything random (default: 0)", seed, default=0)
     add(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
     from edge.planning import planned_file
-    from partition.simulate.simulate import simulate
+    from partition.simulate.simulate import most_arrivals_per_s, simulate
 
     planned = planned_file.read_planned(args.file, args.point)
     predicted, names, point = planned.predicted, planned.names, planned.point
     how = {"requests": args.requests, "prompt": args.prompt_tokens, "tokens": args.gen_tokens, "seed": args.seed}
     arrivals = planned_file.arrivals(predicted, *args.arrivals, **how)
     conditions = _conditions(args, names)
-    result = simulate(predicted, arrivals, conditions, seed=args.seed, owner=names.get("local", "local"))
+    targets, owner = _targets(args, predicted), names.get("local", "local")
+    result = simulate(predicted, arrivals, conditions, seed=args.seed, owner=owner, targets=targets)
+    if result.goodput is not None and targets is not None:
+        most = most_arrivals_per_s(predicted, arrivals, targets, conditions, seed=args.seed, owner=owner)
+        result = replace(result, goodput=replace(result.goodput, most_arrivals_per_s=most))
     if args.json:
         head = {
             "format": SIMULATED,
@@ -76,6 +87,17 @@ def run(args: argparse.Namespace) -> int:
         return print_json({**head, "arrivals": arrivals.description, "seed": args.seed, **result.to_json()})
     _show(result, arrivals, point)
     return 0
+
+
+def _targets(args: argparse.Namespace, predicted: Prediction) -> Targets | None:
+    """Return the latency targets; None where there are none. UsageError for a model that has no tokens."""
+    from partition.simulate.result import Targets
+
+    given = {"ttft_s": args.target_ttft, "itl_s": args.target_itl}
+    limits = {name: ms / 1e3 for name, ms in given.items() if ms is not None}
+    if limits and predicted.prompt is None:
+        raise UsageError("--target-ttft and --target-itl are of language models; this plan is of an ONNX model")
+    return Targets(**limits) if limits else None
 
 
 def _conditions(args: argparse.Namespace, names: dict[str, str]) -> Conditions:
@@ -113,6 +135,12 @@ def _show(result: Simulated, arrivals: Arrivals, point: str | None) -> None:
         f"in flight: {number_text(result.in_flight_mean)} of {result.in_flight} at most;"
         f" {number_text(result.waiting_mean)} wait for a place, {result.waiting_max} at most"
     )
+    if (goodput := result.goodput) is not None:
+        rate = number_text(goodput.most_arrivals_per_s or 0.0)
+        print_note(
+            f"goodput: {100 * goodput.within:.1f} % of the requests within the targets,"
+            f" {number_text(goodput.requests_per_s)} a second; 90 % are up to {rate} arrivals a second"
+        )
     print_note(f"at its limit: {result.saturates or 'nothing'}")
     print_notes(result.notes)
 
@@ -137,6 +165,15 @@ def _arrivals(text: str) -> tuple[str, Any]:
             return kind, rate
         raise ValueError(f"needs a rate above 0, at most {_MOST_RATE:g} a second, got {value[:40]}")
     raise ValueError(f"needs poisson:RATE, closed:N or trace:FILE, got {text[:80]!r}")
+
+
+@argument
+def _target(text: str) -> float:
+    """Return milliseconds."""
+    value = number(text)
+    if not 0 < value <= _MOST_TARGET_MS:
+        raise ValueError(f"needs milliseconds above 0, at most {_MOST_TARGET_MS:g}, got {text[:40]}")
+    return value
 
 
 @argument

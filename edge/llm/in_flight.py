@@ -123,13 +123,22 @@ class Step:
 class InFlight:
     """The steps in flight, the oldest first."""
 
-    def __init__(self, budget: StepBudget, stages: int, contexts: int = 1) -> None:
-        """budget: learns how long steps with prompts take. stages: of the engine; a single one has one step at a time,
-        in each of the engine's contexts."""
-        self._budget = budget
-        self.most = budget.groups if stages > 1 else contexts  # steps that are awaited at once, windows aside
+    def __init__(self, budget: StepBudget, engine: TextEngine, microbatches: int | None = None) -> None:
+        """budget: learns how long steps with prompts take. microbatches: groups that answers form; None: as the engine
+        says."""
+        self._budget, self._microbatches = budget, microbatches
+        self.most = 1  # steps that are awaited at once, windows aside
+        self.follow(engine)
         self.steps: deque[Step] = deque()
         self.submitted = self.prompt_rows = 0  # steps, and rows of prompts in them, from the beginning
+
+    def follow(self, engine: TextEngine) -> None:
+        """Have answers form groups, and so many steps in flight, as this engine takes."""
+        # Sequences that have contexts of their own form no other groups.
+        self._budget.groups = 1 if engine.contexts > 1 else self._microbatches or engine.groups
+        self._budget.turns = max(self._budget.groups, engine.contexts)
+        # A single stage has one step at a time, in each of the engine's contexts.
+        self.most = self._budget.groups if engine.stages > 1 else engine.contexts
 
     @property
     def awaited(self) -> list[Step]:

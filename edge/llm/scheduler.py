@@ -67,10 +67,8 @@ class Scheduler(Closing):
         self.waiting: deque[Running] = deque()  # those that have no slot yet
         self.running: list[Running] = []  # in order of admission
         self._ready: deque[Running] = deque()  # those whose next rows can be submitted
-        # Sequences that have contexts of their own form no other groups.
-        groups = 1 if engine.contexts > 1 else microbatches or engine.groups
-        self._budget = StepBudget(engine.batch, clock, groups, targets, max(groups, engine.contexts))
-        self._in_flight = InFlight(self._budget, engine.stages, engine.contexts)
+        self._budget = StepBudget(engine.batch, clock, targets=targets)
+        self._in_flight = InFlight(self._budget, engine, microbatches)
         self.slots = Slots(engine, slots, keep=keep)
         self._events: list[Event] = []  # to be returned by the next step
         self.preemptions = 0
@@ -124,6 +122,7 @@ class Scheduler(Closing):
         return events
 
     def _go_on(self) -> None:
+        self._in_flight.follow(self.engine)  # another one may have taken over since the last step
         ready = self.slots.remote.receive(steps_in_flight=bool(self._in_flight.steps))
         self._ready.extend(ready or ())
         submitted = ready is not None and self._admit() and self._submit()

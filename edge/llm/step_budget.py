@@ -49,7 +49,7 @@ class StepBudget:
         """most_rows: of a step. clock: seconds. groups: that answers form, each for a step of its own. targets: size
         steps with prompts, in place of STEP_S. turns: steps that may lie between two tokens of an answer."""
         self.clock, self._most_rows, self.groups = clock, most_rows, groups
-        self._targets, self._turns = targets, turns
+        self._targets, self.turns = targets, turns
         self._rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows a second
         self.rows = min(FIRST_ROWS, most_rows)  # that take STEP_S
 
@@ -91,7 +91,7 @@ class StepBudget:
         """Rows for prompts in a step that has so many answers of all: whole tiles, where these fit."""
         now = self.clock()
         waits = [Wait(prompt.pending, now - prompt.added_at) for prompt in prefilling if not prompt.answer]
-        rows = max(LEAST_ROWS, targets.rows(waits) // min(self._turns, in_all))
+        rows = max(LEAST_ROWS, targets.rows(waits) // min(self.turns, in_all))
         in_tiles = (answers + rows) // TILE_ROWS * TILE_ROWS - answers
         return in_tiles if in_tiles >= LEAST_ROWS else rows
 

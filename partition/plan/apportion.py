@@ -34,17 +34,11 @@ def apportion(count: int, shares: Sequence[float]) -> list[int]:
     ranks.
     """
 
-    def up_to(level: float) -> list[int]:
-        """Return the most units of each rank so that none exceeds `level` times its share; at least one."""
-        return [max(1, int(level * share)) for share in shares]
+    # Up to this level all may have what it allows, at least one: together no more than `count`.
+    level = max(0, count - len(shares)) / sum(shares)
+    units = [max(1, int(level * share)) for share in shares]
 
-    low, high = 0.0, count / min(shares)
-    for _ in range(64):
-        middle = (low + high) / 2
-        low, high = (middle, high) if sum(up_to(middle)) <= count else (low, middle)
-    units = up_to(low * (1 - 1e-8))  # a little less, so that what comes out equal is left to be decided below
-
-    # What is left, a few for each at most, goes to whoever ends first with one more.
+    # What is left, two for each at most, goes to whoever ends first with one more.
     def with_one_more(rank: int) -> tuple[float, int]:
         return float(f"{(units[rank] + 1) / shares[rank]:.9g}"), rank  # rounded, so that equals are equal
 

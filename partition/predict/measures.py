@@ -50,7 +50,8 @@ class Measures:
     ) -> None:
         """hosts: that may be crowded. stages: whether there may be several. PlanError for an objective that is none."""
         check_objectives(objectives)
-        self._work, self._objectives = work, objectives
+        self._work, self._objectives, self.microbatches = work, objectives, microbatches
+        self.key = (objectives, microbatches)  # by which what stages cost may be remembered
         self.rows = work.concurrency / microbatches
         self._is_single = work.concurrency == 1
         needed = {name for objective in objectives for name in self._needed(objective)}

@@ -40,7 +40,8 @@ def predict(
         return _of_pair(plan, work, speeds, links, microbatches)
     by_turns = groups > 1 and len(plan.stages) == 1 and plan.world_size > 1
     in_turn = microbatches or plan.microbatches or len(plan.computing)
-    n_groups = cost.groups(work.concurrency, groups if by_turns else in_turn)
+    at_once = groups if by_turns else in_turn if len(plan.computing) > 1 else 1  # one stage has one step at a time
+    n_groups = cost.groups(work.concurrency, at_once)
     rows = work.concurrency / n_groups
     stages = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
     crowd = crowding([(stage.hosts, stage.seconds(rows)) for stage in stages]) if n_groups > 1 else [1.0] * len(stages)
@@ -94,6 +95,11 @@ def moved_s(placement: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], link
     """Return seconds in which the prompt's keys and values go from this placement to the owner, or back."""
     stages = [_Stage(placement, i, work, speeds, links) for i in range(len(placement.stages))]
     return max(stage.moved_s(to_owner) for stage in stages)
+
+
+def first_token_s(plan: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links) -> float:
+    """Return `Prediction.ttft_s` of a plan with one placement, without predicting the rest."""
+    return _ttft_s([_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))], work.prompt)
 
 
 def compute_s(

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-_MAX_CELLS = 1_000_000
+_MAX_CELLS = 50_000  # of a table; where it would have more, solutions are compared one by one
+_COMPARED = 2_000_000  # numbers at a time, then
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Best:
 
     def __init__(self) -> None:
         self.solutions: list[Solution] = []  # by the first objective
-        self._stairs: _Stairs | None = None
+        self._known: _Stairs | _Rows | None = None
 
     def add(self, new: Solution) -> None:
         """Add a solution unless one that is here is as good, and drop those that it dominates."""
@@ -36,18 +37,16 @@ class Best:
             return
         rest = [old for old in self.solutions if not (new.objectives <= old.objectives).all()]
         self.solutions = sorted([*rest, new], key=lambda solution: tuple(solution.objectives))
-        self._stairs = None
+        self._known = None
 
     def beats(self, objectives: Array, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which solutions with at least these `objectives` [K, N] and `devices` [N] are dominated: [N].
-
-        With very many solutions and objectives some are not recognised.
-        """
+        """Return which solutions with at least these `objectives` [K, N] and `devices` [N] are dominated: [N]."""
         if not self.solutions:
             return np.zeros(len(devices), bool)
-        if self._stairs is None:
-            self._stairs = _Stairs(self.solutions)
-        return self._stairs.beats(objectives, devices)
+        if self._known is None:
+            cells = (len(self.solutions) + 1) ** (len(self.solutions[0].objectives) - 1)
+            self._known = (_Stairs if cells <= _MAX_CELLS else _Rows)(self.solutions)
+        return self._known.beats(objectives, devices)
 
 
 class _Stairs:
@@ -58,15 +57,12 @@ class _Stairs:
     """
 
     def __init__(self, solutions: list[Solution]) -> None:
-        step = 1
-        while (len(solutions) // step + 1) ** (len(solutions[0].objectives) - 1) > _MAX_CELLS:
-            step += 1
-        objectives = np.array([solution.objectives for solution in solutions[::step]]).T
+        objectives = np.array([solution.objectives for solution in solutions]).T
         self._edges = [np.unique(row) for row in _but_last(objectives)]
         shape = [len(edges) + 1 for edges in self._edges]
         places = self._places(objectives, "right")
         self._devices = np.zeros(shape, np.int64)  # those of the solution that is exactly here
-        self._devices[places] = [solution.devices for solution in solutions[::step]]
+        self._devices[places] = [solution.devices for solution in solutions]
         self._least = np.full(shape, np.inf)
         self._least[places] = objectives[-1]
         for axis in range(len(shape)):
@@ -87,6 +83,27 @@ class _Stairs:
             beaten |= self._least[one_less] <= last
         # What is no worse, and in nothing better, is equal.
         beaten |= (least == last) & (self._devices[no_more] <= devices)
+        return beaten
+
+
+class _Rows:
+    """The solutions that are known, to compare others with each of them: for many objectives, of which a table would
+    be large."""
+
+    def __init__(self, solutions: list[Solution]) -> None:
+        self._objectives = np.array([solution.objectives for solution in solutions]).T  # [K, M]
+        self._devices = np.array([solution.devices for solution in solutions])
+
+    def beats(self, objectives: Array, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return the same as `Best.beats`."""
+        beaten = np.zeros(len(devices), bool)
+        step = max(1, _COMPARED // self._objectives.size)
+        for at in range(0, len(devices), step):
+            part = slice(at, at + step)
+            new = objectives[:, None, part]
+            no_more = (self._objectives[:, :, None] <= new).all(axis=0)
+            better = (self._devices[:, None] <= devices[part]) | (self._objectives[:, :, None] < new).any(axis=0)
+            beaten[part] = (no_more & better).any(axis=0)
         return beaten
 
 

@@ -114,6 +114,8 @@ class Search:
         beaten = self.best.beats(objectives, devices[places])
         if self.tables.caps is not None:
             beaten |= (objectives > self.tables.caps[:, None]).any(axis=0)
+        if self.tables.outdone is not None:
+            beaten |= self.tables.outdone(objectives)
         result: Numbers = places[~beaten]
         return result
 

@@ -4,9 +4,10 @@ Keys and values go from the placement P of a prompt to the owner, and from there
 
     ttft(P, D) = cost.pair_ttft_s(prompt on P, way of P to the owner, way of the owner to D, a row on D)
 
-Neither knows of the other but for the memory it leaves. So the best P beside a given D is found by one search with one
-objective, over what memory D leaves and with the way of D as a constant; and the D of a best pair is on the front of
-its own objectives, a row, its way, and its bytes on each device that has no room for two whole models.
+Neither knows of the other but for the memory it leaves. So the best P beside a given D is on the front of (prompt, way)
+on the memory that D leaves; and the D of a best pair is on the front of its own objectives, a row, and its way, or,
+where memory keeps the best P from it, on that front with its bytes on each device that has no room for two whole
+models. This second search looks only for what no pair of the first outdoes, were all memory there for prompts.
 """
 
 from __future__ import annotations
@@ -15,22 +16,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from partition.plan.plan import LOCAL, Plan
 from partition.predict import cost
 from partition.predict.hysteresis import PREFILL, clearly_better, plan_threshold
-from partition.predict.predict import moved_s, predict
+from partition.predict.predict import first_token_s, moved_s, predict
 from partition.predict.prediction import Prediction
 from partition.search.explain import is_busy
-from partition.search.planner import BEAM, MOST_EXACT, Placed, Planner, non_dominated
-from partition.search.problem import Problem
-from partition.search.search import front
+from partition.search.planner import Placed, Planner, non_dominated
+from partition.search.problem import Array
+from partition.search.tables import rounded
 from quant.text import number_text
-
-_ROUNDING = 1e-9  # of objectives, and more
 
 
 @dataclass(frozen=True)
@@ -40,15 +39,6 @@ class _Prefill:
     plan: Plan
     prompt_s: float
     to_owner_s: float  # of the prompt's keys and values
-
-
-@dataclass(frozen=True)
-class _Room:
-    """A search for placements for prompts on the memory that there is: by the prompt, and by the way to the owner."""
-
-    planner: Planner
-    problem: Problem
-    prefills: list[_Prefill]
 
 
 @dataclass(frozen=True)
@@ -70,7 +60,9 @@ class Phases:
         self._planner = planner
         self._by_device = {speed.device: speed for speed in planner.speeds}
         self._rooms = {speed.device: min(speed.memory_bytes, most_bytes) for speed in planner.speeds}
-        self._by_room: dict[tuple[int, ...], _Room] = {}
+        self._for_prompts = planner.for_prompts()
+        self._whole = [max(both) for both in zip(planner.whole_bytes(), self._for_prompts.whole_bytes(), strict=True)]
+        self._by_room: dict[tuple[int, ...], list[_Prefill]] = {}
         self.exact = True
 
     def with_prefill(self, placed: Placed) -> Placed | None:
@@ -88,30 +80,62 @@ class Phases:
         The planner is one without drafts. Each placement that generates has the one for prompts with the soonest first
         token, also where memory is an objective."""
         names = [name for name in dict.fromkeys(("latency", *objectives, *caps)) if name not in ("ttft", "memory")]
-        short = [i for i, speed in enumerate(self._planner.speeds) if self._rooms[speed.device] < 2 * self._whole(i)]
-        placed, exact = self._planner.front(
-            names,
-            caps=[caps.get(name, math.inf) for name in names],
-            further=lambda group: [group.moved_s(LOCAL, to_owner=False), *map(group.bytes_of, short)],
-        )
-        self.exact &= exact
-        least = self._best(0.0, self._rooms)  # as if the other placement held nothing, and nothing had to move there
-        if least is None:
+        prefills = self._prefills(self._rooms)  # as if the other placement held nothing
+        if not prefills:
             return []
-        decodes = [self._decode(candidate) for candidate in placed]
-        bounds = [max(least[0], decode.from_owner_s) + decode.pass_s for decode in decodes]
-        pairs: list[Placed] = []
-        for bound, decode in sorted(zip(bounds, decodes, strict=True), key=lambda pair: pair[0]):
-            values = dict(zip(names, decode.placed.objectives, strict=False)) | {"ttft": bound, "memory": 0.0}
-            is_out = bound > caps.get("ttft", math.inf) or min(decode.free.values()) < 0
-            if is_out or any(_no_worse(pair.objectives, [values[name] for name in objectives]) for pair in pairs):
-                continue
-            best = self._best(decode.from_owner_s, decode.free)
-            if best is None or best[0] + decode.pass_s > caps.get("ttft", math.inf):
-                continue
-            pair = self._pair(decode.placed, best[1])
-            values |= {"ttft": best[0] + decode.pass_s, "memory": max(self._predicted(pair).memory_bytes.values())}
-            pairs.append(replace(pair, objectives=tuple(values[name] for name in objectives)))
+        short = [i for i, speed in enumerate(self._planner.speeds) if self._rooms[speed.device] < 2 * self._whole[i]]
+        prompt, most_s, pairs = self._planner.work.prompt, caps.get("ttft", math.inf), list[Placed]()
+
+        def least_s(from_owner_s: Array, pass_s: Array) -> Array:
+            """Return the least time to the first token beside such placements, were all memory for prompts."""
+            each = [
+                cost.pair_ttft_s(prefill.prompt_s, prefill.to_owner_s, from_owner_s, pass_s, prompt)
+                for prefill in prefills
+            ]
+            return rounded(np.minimum.reduce(each))
+
+        def outdone(values: Array) -> NDArray[np.bool_]:
+            """Return which placements cannot lead to a new pair, by (names, way of the prompt's keys and values)."""
+            ttft_s = least_s(values[len(names)], values[0])
+            lower = dict(zip(names, values, strict=False)) | {"ttft": ttft_s, "memory": np.zeros_like(ttft_s)}
+            least = np.array([lower[name] for name in objectives])
+            known = [np.array(pair.objectives)[:, None] for pair in pairs]
+            out: NDArray[np.bool_] = ttft_s > most_s
+            for pair in known:
+                out |= (least >= pair).all(axis=0)
+            return out
+
+        def search(devices: Sequence[int]) -> bool:
+            """Add pairs whose placement that generates is on the front with its bytes on these devices; return whether
+            memory kept the best one for prompts from any."""
+            lacking = False
+            placed, exact = self._planner.front(
+                names,
+                caps=[caps.get(name, math.inf) for name in names],
+                further=lambda group: [group.moved_s(LOCAL, to_owner=False), *map(group.bytes_of, devices)],
+                outdone=outdone,
+            )
+            self.exact &= exact
+            bounds = [
+                least_s(*np.array([candidate.objectives[len(names)], candidate.objectives[0]])) for candidate in placed
+            ]
+            for bound, candidate in sorted(zip(bounds, placed, strict=True), key=lambda pair: float(pair[0])):
+                if outdone(np.array(candidate.objectives)[:, None])[0]:
+                    continue
+                decode = self._decode(candidate)
+                best = self._best(decode.from_owner_s, decode.free) if min(decode.free.values()) >= 0 else None
+                ttft_s = math.inf if best is None else float(rounded(np.array(best[0] + decode.pass_s)))
+                lacking = lacking or bool(ttft_s > bound)
+                if best is None or ttft_s > most_s:
+                    continue
+                pair = self._pair(candidate, best[1])
+                values = dict(zip(names, candidate.objectives, strict=False)) | {"ttft": ttft_s}
+                values["memory"] = max(self._predicted(pair).memory_bytes.values())
+                pairs.append(replace(pair, objectives=tuple(values[name] for name in objectives)))
+            return lacking
+
+        if (search(()) or "memory" in objectives) and short:
+            search(short)
         return non_dominated(pairs)
 
     def _decode(self, placed: Placed) -> _Decode:
@@ -125,42 +149,30 @@ class Phases:
     def _best(self, from_owner_s: float, free: Mapping[str, float]) -> tuple[float, _Prefill] | None:
         """Return the least time until the keys and values of the prompt are where `from_owner_s` is the way to, and the
         placement for prompts that has it; None without any. free: bytes of each device."""
-        room, work, links = self._room(free), self._planner.work, self._planner.links
-
-        def seconds(prompt_s: Any, to_owner_s: Any) -> Any:
-            return cost.pair_ttft_s(prompt_s, to_owner_s, from_owner_s, 0.0, work.prompt)
-
-        # What was found for other ways bounds the search.
-        bound = min(
-            (float(seconds(prefill.prompt_s, prefill.to_owner_s)) for prefill in room.prefills), default=math.inf
+        prompt = self._planner.work.prompt
+        return min(
+            (
+                (float(cost.pair_ttft_s(prefill.prompt_s, prefill.to_owner_s, from_owner_s, 0.0, prompt)), prefill)
+                for prefill in self._prefills(free)
+            ),
+            key=lambda pair: pair[0],
+            default=None,
         )
-        problem = replace(
-            room.problem,
-            objectives=lambda sums, peaks: seconds(*room.problem.objectives(sums, peaks))[None],
-            caps=np.array([bound * (1 + _ROUNDING)]),
-        )
-        result = front(problem, beam=None if len(self._planner.speeds) <= MOST_EXACT else BEAM)
-        self.exact &= result.exact
-        if not result.solutions:
-            return None
-        plan = room.planner.plan(result.solutions[0])
-        prompt_s = predict(plan, work, self._by_device, links, 1).ttft_s or 0.0
-        best = _Prefill(plan, prompt_s, moved_s(plan, work, self._by_device, links, to_owner=True))
-        room.prefills.append(best)
-        return float(seconds(best.prompt_s, best.to_owner_s)), best
 
     def _pair(self, placed: Placed, prefill: _Prefill) -> Placed:
         """Return a pair, with the number of new prompt tokens from which its placement for prompts is used: the fewest
         for which the first token is sooner than with one placement."""
         plan, planner = replace(placed.plan, prefill=prefill.plan), self._planner
 
+        devices, links, row_s = self._by_device, planner.links, self._predicted(placed).plain_s
+
         def pays(tokens: int) -> bool:
             work = replace(planner.work, prompt=tokens)
-            both, alone = (
-                predict(either, work, self._by_device, planner.links, placed.microbatches).ttft_s
-                for either in (plan, placed.plan)
-            )
-            return both is not None and alone is not None and both < alone
+            there_s = moved_s(prefill.plan, work, devices, links, to_owner=True)
+            back_s = moved_s(placed.plan, work, devices, links, to_owner=False)
+            prompt_s = first_token_s(prefill.plan, work, devices, links)
+            both_s = float(cost.pair_ttft_s(prompt_s, there_s, back_s, row_s, tokens))
+            return both_s < first_token_s(placed.plan, work, devices, links)
 
         low, high = 0, planner.work.prompt  # where it does not pay and where it does, if it does anywhere
         while high - low > 1:
@@ -168,26 +180,20 @@ class Phases:
             low, high = (low, middle) if pays(middle) else (middle, high)
         return replace(placed, plan=replace(plan, prefill_from=high))
 
-    def _room(self, free: Mapping[str, float]) -> _Room:
-        """Return the search for placements for prompts on so much memory of each device."""
+    def _prefills(self, free: Mapping[str, float]) -> list[_Prefill]:
+        """Return the placements for prompts on so much memory of each device that none other is better than in both,
+        the prompt and the way to the owner."""
         planner = self._planner
         # What is more than enough makes no difference.
-        rooms = tuple(max(0, int(min(free[speed.device], self._whole(i)))) for i, speed in enumerate(planner.speeds))
+        rooms = tuple(max(0, int(min(free[speed.device], self._whole[i]))) for i, speed in enumerate(planner.speeds))
         if rooms not in self._by_room:
-            speeds = [
-                replace(speed, memory_bytes=room, disk_bytes_per_s=None)
-                for speed, room in zip(planner.speeds, rooms, strict=True)
-            ]
-            smaller = planner.like(speeds, planner.links)
-            problem = smaller.problem(("ttft",), 1, lambda group: [group.moved_s(LOCAL, to_owner=True)])
-            self._by_room[rooms] = _Room(smaller, problem, [])
+            short = {i: room for i, room in enumerate(rooms) if room < self._whole[i]}
+            placed, exact = self._for_prompts.with_memory(short).front(
+                ("ttft",), [1], further=lambda group: [group.moved_s(LOCAL, to_owner=True)]
+            )
+            self.exact &= exact
+            self._by_room[rooms] = [_Prefill(one.plan, *one.objectives) for one in placed]
         return self._by_room[rooms]
-
-    def _whole(self, i: int) -> int:
-        """Return the bytes of a process of a device that holds the whole model."""
-        work, shape = self._planner.work, self._planner.work.shape
-        whole = work.weights_before[-1] + work.kv_before[-1] + shape.head_bytes + shape.embedding_bytes
-        return self._planner.speeds[i].runtime_bytes + whole
 
     def _predicted(self, placed: Placed) -> Prediction:
         planner = self._planner
@@ -231,7 +237,3 @@ def prefill_reason(planner: Planner, pair: Placed) -> str:
     where = " and ".join(speeds[device].name for device in devices)
     sooner = f"{number_text(both.ttft_s or 0.0)} s to the first token instead of {number_text(alone.ttft_s or 0.0)} s"
     return f"prompts of {pair.plan.prefill_from} tokens or more on {where}: {sooner}"
-
-
-def _no_worse(known: Sequence[float], new: Sequence[float]) -> bool:
-    return all(a <= b for a, b in zip(known, new, strict=True))

@@ -7,9 +7,11 @@ without layers before it (a thin owner).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,7 @@ from partition.search.stage_group import StageGroup
 
 Array = NDArray[np.float64]
 Further = Callable[[StageGroup], Sequence[Array]]  # of a group, more measures in every stage: [n+1, n+1] each
+Outdone = Callable[[Array], NDArray[np.bool_]]
 MOST_EXACT = 8  # devices of which all groups are tried; of more, pairs and those that are linked best
 _MOST_GROUPS = 96  # then
 _GROUP_OF = 4  # devices at most, then
@@ -67,6 +70,9 @@ class Planner:
         self.work, self.speeds, self.links = work, tuple(speeds), links
         self._model, self._digest, self._tensor, self._pipeline = clean_name(model), digest, tensor, pipeline
         self._thin = thin
+        self._for_prompts = False  # as of `StageGroup`
+        self._hops: dict[tuple[Hashable, int, int], tuple[Array, Array]] = {}  # by measures and groups
+        self._smaller: dict[tuple[tuple[int, ...], tuple[int | None, ...]], StageGroup] = {}  # by members and memory
         self._groups = [StageGroup(work, self.speeds, links, members) for members in self._members(tensor)]
 
     def front(
@@ -75,26 +81,72 @@ class Planner:
         microbatches: Sequence[int] | None = None,
         caps: Sequence[float] | None = None,
         further: Further | None = None,
+        outdone: Outdone | None = None,
     ) -> tuple[list[Placed], bool]:
         """The non-dominated plans, sorted by the first objective, and whether the search was exhaustive.
 
-        microbatches: how many may be in flight, as `cost.groups` makes them; None: 1, 2, 4 ... up to the number of
-        requests. caps: what these objectives may be at most. further: more objectives, behind these: measures of which
-        the largest over a plan's stages counts.
+        microbatches: how many may be in flight where several stages compute, as `cost.groups` makes them; None: 1, 2, 4
+        ... up to the number of requests. caps: what these objectives may be at most. further: more objectives, behind
+        these: measures of which the largest over a plan's stages counts. outdone: as of `Problem`.
         """
         plans: list[Placed] = []
         exact = True
         counts = self.microbatches if microbatches is None else microbatches
-        for n_groups in sorted({cost.groups(self.work.concurrency, n) for n in counts}):
-            result = self._search(objectives, n_groups, caps, further)
+        in_groups = {cost.groups(self.work.concurrency, n) for n in counts}
+        for n_groups in sorted({1, *in_groups}):
+            result = self._search(objectives, n_groups, caps, further, outdone)
             exact &= result.exact
-            plans += [Placed(self.plan(solution), n_groups, solution.objectives) for solution in result.solutions]
+            solutions = [one for one in result.solutions if n_groups in in_groups or len(one.groups) == 1]
+            plans += [Placed(self.plan(solution), n_groups, solution.objectives) for solution in solutions]
         return non_dominated(plans), exact
 
     def like(self, speeds: Sequence[DeviceSpeed], links: Links) -> Planner:
         """Return a planner for the same model and work with other devices or links."""
         kinds = {"tensor": self._tensor, "pipeline": self._pipeline, "thin": self._thin}
         return Planner(self.work, speeds, links, self._model, self._digest, **kinds)
+
+    def for_prompts(self) -> Planner:
+        """Return the same planner for placements that compute prompts alone: ranks share layers by how fast they are
+        in steps of a prompt's rows, and never by memory."""
+        other = copy(self)
+        other._smaller, other._for_prompts = {}, True
+        other._groups = [
+            StageGroup(self.work, self.speeds, self.links, group.members, for_prompts=True)
+            if len(group.members) > 1
+            else group
+            for group in self._groups
+        ]
+        return other
+
+    def with_memory(self, n_bytes: Mapping[int, int]) -> Planner:
+        """Return the same planner where these devices, by number, have so many bytes for a model, and do not page.
+
+        What no memory changes is shared: groups of other devices, what their stages cost, hops.
+        """
+        other = copy(self)
+        other.speeds = tuple(
+            replace(speed, memory_bytes=n_bytes[i], disk_bytes_per_s=None) if i in n_bytes else speed
+            for i, speed in enumerate(self.speeds)
+        )
+        other._groups = []
+        for group in self._groups:
+            key = group.members, tuple(n_bytes.get(i) for i in group.members)
+            if n_bytes.keys().isdisjoint(group.members):
+                self._smaller[key] = group
+            elif key not in self._smaller:
+                self._smaller[key] = StageGroup(
+                    self.work, other.speeds, self.links, group.members, for_prompts=self._for_prompts
+                )
+            other._groups.append(self._smaller[key])
+        return other
+
+    def whole_bytes(self) -> list[int]:
+        """Return the most bytes that any plan for which no memory is short needs on each device."""
+        most = [0] * len(self.speeds)
+        for group in self._groups:
+            for i, need in zip(group.members, group.whole_bytes(), strict=True):
+                most[i] = max(most[i], ceil(need))
+        return most
 
     def only_own(self) -> Planner:
         """The same, with the owner's device alone."""
@@ -137,7 +189,12 @@ class Planner:
         return Plan(self._model, self._digest, self.work.limits.sizes, tuple(stages))
 
     def _search(
-        self, objectives: Sequence[str], microbatches: int, caps: Sequence[float] | None, further: Further | None
+        self,
+        objectives: Sequence[str],
+        microbatches: int,
+        caps: Sequence[float] | None,
+        further: Further | None,
+        outdone: Outdone | None,
     ) -> Front:
         problem = self.problem(objectives, microbatches, further)
         count = len(objectives) + (0 if further is None else len(further(self._groups[0])))
@@ -146,7 +203,7 @@ class Planner:
         if beam is None and len(self.speeds) > _FEW and count > 2 and of_memory:
             beam = _WIDE_BEAM
         most = None if caps is None else np.array([*caps, *[np.inf] * (count - len(caps))])
-        return front(replace(problem, caps=most), beam=beam)
+        return front(replace(problem, caps=most, outdone=outdone), beam=beam)
 
     def _members(self, tensor: bool) -> list[tuple[int, ...]]:
         n = len(self.speeds)
@@ -178,6 +235,12 @@ class Planner:
         return self.work.allreduce_s(self.work.state_bytes(1), len(group), way.latency_s, way.bytes_per_s)
 
     def _hop(self, measures: Measures, a: int, b: int) -> tuple[Array, Array]:
+        key = measures.key, a, b
+        if key not in self._hops:
+            self._hops[key] = self._hop_costs(measures, a, b)
+        return self._hops[key]
+
+    def _hop_costs(self, measures: Measures, a: int, b: int) -> tuple[Array, Array]:
         n = self.work.limits.sizes.layers
         if 0 in self._groups[b].members:  # the owner is in the first stage
             shape = (len(measures.sums), n + 1), (len(measures.peaks), n + 1)

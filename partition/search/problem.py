@@ -40,6 +40,8 @@ class Problem:
     # sums [S, N], peaks [P, N], all finite -> [K, N], 0 or more and to be small. They grow with each argument or stay.
     objectives: Callable[[Array, Array], Array]
     caps: Array | None = None  # [K]: solutions above any of these are of no interest
+    # [K, N] -> [N]: which solutions with these objectives are of no interest, nor any with larger ones.
+    outdone: Callable[[Array], NDArray[np.bool_]] | None = None
 
 
 def with_peaks(problem: Problem, peaks: Sequence[Array]) -> Problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,9 +28,21 @@ _TIGHT = 0.98  # of the memory that shares are made for: heads and columns go ou
 class StageGroup:
     """A group of devices, the one that takes what comes from others first."""
 
-    def __init__(self, work: Work, speeds: Sequence[DeviceSpeed], links: Links, members: tuple[int, ...]) -> None:
-        """speeds: of all devices; members: their numbers. PlanError if the model has too little to share."""
+    def __init__(
+        self,
+        work: Work,
+        speeds: Sequence[DeviceSpeed],
+        links: Links,
+        members: tuple[int, ...],
+        *,
+        for_prompts: bool = False,
+    ) -> None:
+        """speeds: of all devices; members: their numbers. for_prompts: shares are those for a prompt's steps, whatever
+        memory there is, so that more memory never makes a stage slower. PlanError if the model has too little to
+        share."""
         self.work, self.links, self.members = work, links, members
+        # Rows of the steps that shares are made for, and tokens behind each.
+        self._rows, self._behind = (cost.chunk_rows(work.prompt), work.prompt / 2) if for_prompts else (1, 0.0)
         self.speeds = together([speeds[i] for i in members])
         self.devices = tuple(speed.device for speed in self.speeds)
         n = work.limits.sizes.layers
@@ -41,10 +53,11 @@ class StageGroup:
         self._lengths = np.arange(n + 1)[None, :] - np.arange(n + 1)[:, None]
         never = np.isin(self._lengths, work.limits.no_stage_of)
         self._is_stage = (self._k > 0) & edges[:, None] & edges[None, :] & ~never
+        self._by_measures: dict[Hashable, tuple[Array, Array]] = {}  # what every stage costs
         self._choices = [self._cost([1.0] * len(members))]
         self._choice = np.zeros((n + 1, n + 1), np.int64)  # which of them a stage takes
         short = self._is_stage & (self._most_paged(self._choices[0]) > 0)
-        if len(members) > 1 and bool(short.any()):
+        if len(members) > 1 and not for_prompts and bool(short.any()):
             self._share_by_memory(short)
 
     def shards(self, start: int, stop: int) -> tuple[Shard, ...]:
@@ -66,14 +79,9 @@ class StageGroup:
     def costs(self, measures: Measures, owner: str, thin: tuple[Array, Array] | None = None) -> Group:
         """Return the costs for the search. A group without the owner can be first behind a thin owner; every group can
         be last. thin: `thin_costs` of the owner; None: it has to have layers."""
-        memory = self._chosen(lambda group: np.maximum.reduce(group.bytes_held(self._weights, self._kv, self._is_last)))
-        watts = self._watts
-        drafting_s = self.work.drafting_s(self.devices, owner)
-        hosts = used(speed.host for speed in self.speeds)
-        sums, peaks = measures.for_stages(self._seconds, self._prompt_s, watts, memory, hosts, drafting_s)
-        possible = self._is_stage & np.isfinite(self._chosen(self._most_paged))
-        sums[:, ~possible] = np.inf
-        peaks[:, ~possible] = np.inf
+        if measures.key not in self._by_measures:
+            self._by_measures[measures.key] = self._stage_costs(measures, owner)
+        sums, peaks = self._by_measures[measures.key]
         is_first = 0.0 if owner in self.devices else np.inf
         enter = np.full(len(sums), is_first), np.full(len(peaks), is_first)
         if thin is not None and owner not in self.devices:
@@ -81,6 +89,19 @@ class StageGroup:
             enter = thin[0] + hop[0], np.maximum(thin[1], hop[1])
         leave = measures.for_hop(lambda rows: cost.answer_s(self.devices, owner, self.links, rows), answer=True)
         return Group(self.members, sums, peaks, *enter, *leave)
+
+    def _stage_costs(self, measures: Measures, owner: str) -> tuple[Array, Array]:
+        """Return sums and peaks of every stage [i, j); inf where it is impossible."""
+        memory = self._chosen(lambda group: np.maximum.reduce(group.bytes_held(self._weights, self._kv, self._is_last)))
+        drafting_s = self.work.drafting_s(self.devices, owner)
+        hosts = used(speed.host for speed in self.speeds)
+        sums, peaks = measures.for_stages(self._seconds, self._prompt_s, self._watts, memory, hosts, drafting_s)
+        possible = self._is_stage & np.isfinite(self._chosen(self._most_paged))
+        if measures.microbatches > 1:  # a single stage that computes has one step at a time, also behind a thin owner
+            possible[0, -1] = False
+        sums[:, ~possible] = np.inf
+        peaks[:, ~possible] = np.inf
+        return sums, peaks
 
     def thin_costs(self, measures: Measures) -> tuple[Array, Array]:
         """Return the costs of a stage without layers, on this group's one device, the owner's."""
@@ -108,6 +129,11 @@ class StageGroup:
             return np.zeros_like(self._k)
         rank = self.members.index(member)
         return self._chosen(lambda group: group.bytes_held(self._weights, self._kv, self._is_last)[rank])
+
+    def whole_bytes(self) -> list[float]:
+        """Return the bytes that each member needs where these devices share all layers and no memory is short."""
+        needs = self._choices[0].bytes_needed(self._weights[0, -1], self._kv[0, -1], True)
+        return [float(need) for need in needs]
 
     @property
     def _watts(self) -> float:
@@ -189,14 +215,17 @@ class StageGroup:
     def _parts(self, most: Sequence[float]) -> list[float]:
         if len(self.members) == 1:
             return [1.0]
-        layers = (
-            self.work.limits.sizes.layers
-        )  # over which what a rank has to do beside them is spread: the owner has more
+        # What a rank has to do beside layers is spread over them: the owner has more.
+        layers, rows = self.work.limits.sizes.layers, self._rows
         own = [
-            speed.step_s.at(1) / layers + self.work.limits.sums_a_layer * speed.sum_s + speed.part_s(0.0, 1)
+            speed.step_s.at(rows) / layers + self.work.limits.sums_a_layer * speed.sum_s + speed.part_s(0.0, rows)
             for speed in self.speeds
         ]
-        return parts(own, [speed.part_s(1.0, 1) - speed.part_s(0.0, 1) for speed in self.speeds], most)
+        slopes = [
+            speed.part_s(1.0, rows) - speed.part_s(0.0, rows) + rows * self._behind * speed.token_s
+            for speed in self.speeds
+        ]
+        return parts(own, slopes, most)
 
 
 def _budget(n_bytes: int) -> int:

@@ -26,7 +26,7 @@ class Tables:
         self.n = problem.n
         self.adding = len(groups[0].sums) if groups else 0
         self.objectives_of = problem.objectives
-        self.caps = problem.caps
+        self.caps, self.outdone = problem.caps, problem.outdone
         costs = [_Costs(group) for group in groups]
         if any(group.mask >> MAX_DEVICES for group in costs):
             raise PlanError(f"the devices of a search are numbered below {MAX_DEVICES}; leave some out")

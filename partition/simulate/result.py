@@ -9,6 +9,7 @@ from typing import Any
 
 from quant.text import number_text
 
+REQUIRED = 0.9  # part of the requests that is to meet the targets, for the highest rate of arrivals
 _AT_ITS_LIMIT = 0.95  # of the time busy
 
 
@@ -28,6 +29,29 @@ class Spread:
             return None
         ordered = sorted(values)
         return cls(math.fsum(ordered) / len(ordered), *(_percentile(ordered, part) for part in (0.5, 0.9, 0.99)))
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Latency targets of a request, in seconds."""
+
+    ttft_s: float = math.inf  # to its first token, at most
+    itl_s: float = math.inf  # between tokens after it, at most, in the mean (TPOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Requests that met both targets; those that failed did not."""
+
+    targets: Targets
+    within: float  # part of all requests
+    requests_per_s: float  # that met them, over the simulated time
+    most_arrivals_per_s: float | None = None  # at random, at which REQUIRED of the requests meet them; None: unknown
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON; a target that is none is null."""
+        limits = {name: seconds if math.isfinite(seconds) else None for name, seconds in asdict(self.targets).items()}
+        return {"targets": limits, **{name: getattr(self, name) for name in self.__slots__[1:]}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +94,7 @@ class Simulated:
     in_flight_mean: float
     arrivals_per_s: float | None  # None: as fast as clients got their answers
     capacity_per_s: float  # requests of this size that the plan can do, by formula
+    goodput: Goodput | None = None  # None without targets
 
     @property
     def devices(self) -> dict[str, float]:
@@ -132,6 +157,7 @@ class Simulated:
             "waiting": {"mean": self.waiting_mean, "max": self.waiting_max},
             "arrivals_per_s": self.arrivals_per_s,
             "capacity_per_s": self.capacity_per_s,
+            "goodput": None if self.goodput is None else self.goodput.to_json(),
             "saturates": self.saturates,
             "notes": self.notes,
         }

@@ -14,11 +14,14 @@ from dataclasses import dataclass, replace
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
 from partition.predict.prediction import Prediction
-from partition.simulate.arrivals import Arrivals
-from partition.simulate.requests import Inputs, Texts
-from partition.simulate.result import Simulated, Spread, Use
+from partition.simulate.arrivals import Arrivals, poisson
+from partition.simulate.requests import Inputs, State, Texts
+from partition.simulate.result import REQUIRED, Goodput, Simulated, Spread, Targets, Use
 from partition.simulate.servers import Clock, Jitter, Server, Slow
 from partition.simulate.times import Part, capacity_per_s, parts
+
+_LEAST_LOAD, _RATE_WITHIN = 200, 0.01  # of the search for a rate: the interval's width at first and in the end
+_RATE_REQUESTS = 1000  # at most, in each simulation of that search
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,14 @@ def simulate(
     *,
     seed: int = 0,
     owner: str = LOCAL,
+    targets: Targets | None = None,
 ) -> Simulated:
     """Simulate these requests. The same seed gives the same result.
 
     When a device leaves, all requests that are not completed fail, and so do those that arrive later. owner: the name
-    of the device that sends requests and gets the answers. PlanError for conditions of devices that are not in the
-    plan, for a plan that uses a device twice, and for more than MOST_EVENTS events.
+    of the device that sends requests and gets the answers. targets: of a language model, for goodput. PlanError for
+    conditions of devices that are not in the plan, for a plan that uses a device twice, and for more than MOST_EVENTS
+    events.
     """
     deviations = conditions or Conditions()
     deviations.check([device for stage in predicted.stages for device in stage.devices])
@@ -82,10 +87,6 @@ def simulate(
         stages[0] = replace(stages[0], queue_mean=mean, queue_max=most)
     waiting_mean, waiting_max = source.waiting.over(seconds)
     generated = sum(state.tokens for state in source.states)
-    usual = [
-        round(math.fsum(lengths) / len(lengths))
-        for lengths in zip(*((r.prompt, r.tokens) for r in arrivals.requests), strict=True)
-    ]
     return Simulated(
         requests=len(source.states),
         completed=len(completed),
@@ -108,8 +109,59 @@ def simulate(
         in_flight=predicted.in_flight,
         in_flight_mean=source.in_flight.over(seconds)[0],
         arrivals_per_s=arrivals.rate_per_s,
-        capacity_per_s=capacity_per_s(predicted, *usual),
+        capacity_per_s=capacity_per_s(predicted, *_mean_tokens(arrivals)),
+        goodput=None if targets is None else _goodput(completed, len(source.states), seconds, targets),
     )
+
+
+def most_arrivals_per_s(
+    predicted: Prediction,
+    arrivals: Arrivals,
+    targets: Targets,
+    conditions: Conditions | None = None,
+    *,
+    seed: int = 0,
+    owner: str = LOCAL,
+) -> float:
+    """Return the highest rate of arrivals at random at which REQUIRED of the requests meet the targets, within 1 %; 0
+    where they do not even at a hundredth of what the plan can do. Requests have the mean tokens of these.
+
+    Halves the interval between rates at which they do and do not, up to twice what the plan can do by formula.
+    """
+    prompt, tokens = _mean_tokens(arrivals)
+    most = 2 * capacity_per_s(predicted, prompt, tokens)
+
+    def is_enough(rate: float) -> bool:
+        coming = poisson(rate, min(len(arrivals.requests), _RATE_REQUESTS), prompt, tokens, seed)
+        goodput = simulate(predicted, coming, conditions, seed=seed, owner=owner, targets=targets).goodput
+        return goodput is not None and goodput.within >= REQUIRED
+
+    low, high = most / _LEAST_LOAD, most
+    if not is_enough(low):
+        return 0.0
+    if is_enough(high):  # so short a run ends before a queue shows
+        return high
+    while high > low * (1 + _RATE_WITHIN):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if is_enough(middle) else (low, middle)
+    return low
+
+
+def _goodput(completed: Sequence[State], requests: int, seconds: float, targets: Targets) -> Goodput:
+    """Count the requests that met both targets."""
+    met = sum(
+        state.first_s - state.arrived_s <= targets.ttft_s
+        and state.last_s - state.first_s <= targets.itl_s * max(1, state.tokens - 1)
+        for state in completed
+    )
+    return Goodput(targets, met / requests, met / seconds if seconds else 0.0)
+
+
+def _mean_tokens(arrivals: Arrivals) -> tuple[int, int]:
+    """Return the mean tokens of prompts and of answers, rounded."""
+    requests = arrivals.requests
+    prompts, answers = sum(one.prompt for one in requests), sum(one.tokens for one in requests)
+    return round(prompts / len(requests)), round(answers / len(requests))
 
 
 def _slows(part: Part, slow: Sequence[Slow]) -> tuple[Slow, ...]:

@@ -63,6 +63,25 @@ def test_names_that_are_copied_for_a_quick_help() -> None:
     assert (targets.requests, targets.tokens) == (buy.REQUESTS, buy.GEN_TOKENS)
 
 
+@pytest.mark.parametrize(
+    ("cheaper", "planned", "text"),
+    [
+        (0, 0, "no cluster that costs less was tried: this is the first in the order of cost"),
+        (1, 0, "1 cluster that costs no more cannot reach the limits: bounds show it without a plan"),
+        (1, 1, "1 cluster that costs no more cannot reach the limits: planned and simulated"),
+        (1200, 0, "1,200 clusters that cost no more cannot reach the limits: bounds show it without a plan"),
+        (
+            1200,
+            3,
+            "1,200 clusters that cost no more cannot reach the limits; bounds show it of 1,197 of them, and 3 were"
+            " planned and simulated",
+        ),
+    ],
+)
+def test_a_note_says_what_came_of_cheaper_clusters(cheaper: int, planned: int, text: str) -> None:
+    assert buy.before(cheaper, planned) == text
+
+
 def test_json_has_what_is_documented(edge: Run) -> None:
     found = bought(edge, *ASKED)
     assert found.keys() == KEYS

@@ -277,3 +277,37 @@ def test_the_manual_names_every_option() -> None:
     for action in parser._actions:
         for name in action.option_strings:
             assert name in ("-h", "--help") or f"`{name}" in page, name
+
+
+def test_goodput_under_both_targets(simulate: Simulate) -> None:
+    """Of 20 requests, one after the other: all or none, by each target. A line says what the JSON has."""
+    answer = said(simulate(planned(), "--requests", 20, "--json"))
+    assert answer["goodput"] is None
+    ttft_ms, itl_ms = 1e3 * answer["ttft_s"]["p99"], 1e3 * answer["tpot_s"]["p99"]
+    for ttft, itl, within in (
+        (1.01 * ttft_ms, None, 1.0),
+        (0.5 * ttft_ms, None, 0.0),
+        (None, 1.01 * itl_ms, 1.0),
+        (None, 0.5 * itl_ms, 0.0),
+        (1.01 * ttft_ms, 0.5 * itl_ms, 0.0),
+    ):
+        targets = [f"{name}={ms}" for name, ms in (("--target-ttft", ttft), ("--target-itl", itl)) if ms is not None]
+        goodput = said(simulate(planned(), "--requests", 20, *targets, "--json"))["goodput"]
+        assert goodput["within"] == within
+        assert (goodput["most_arrivals_per_s"] > 0) == bool(within)
+        expected = {"ttft_s": None if ttft is None else ttft / 1e3, "itl_s": None if itl is None else itl / 1e3}
+        assert goodput["targets"] == pytest.approx(expected)
+    _, out, error = simulate(planned(), "--requests", 20, "--target-itl", 0.5 * itl_ms)
+    line = "goodput: 0.0 % of the requests within the targets, 0 a second; 90 % are up to 0 arrivals a second"
+    assert line in " ".join((out + error).split())
+
+
+@pytest.mark.parametrize("bad", ["0", "-1", "nan", "inf", "soon"])
+def test_targets_that_are_none(simulate: Simulate, bad: str) -> None:
+    with pytest.raises(SystemExit):
+        simulate(planned(), f"--target-itl={bad}")
+
+
+def test_networks_have_no_targets_of_tokens(simulate: Simulate) -> None:
+    answer = simulate(explored(), "--target-ttft", "100", arrivals="poisson:1")
+    assert_refused(answer, 2, "--target-ttft and --target-itl are of language models; this plan is of an ONNX model")

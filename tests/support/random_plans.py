@@ -68,14 +68,14 @@ class Case:
     def predict(self, plan: Plan, microbatches: int) -> Prediction:
         return predict(plan, self.work, {speed.device: speed for speed in self.speeds}, self.links, microbatches)
 
-    def plans(self) -> Iterator[Plan]:
+    def plans(self, *, for_prompts: bool = False) -> Iterator[Plan]:
         """Every sequence of groups without a common device, with every choice of cuts: the owner is in the first stage,
-        or alone in one without layers before it."""
+        or alone in one without layers before it. for_prompts: as of `StageGroup`."""
         n = self.work.limits.sizes.layers
         everybody = range(len(self.speeds))
         sizes = everybody if self.tensor else (0,)
         members = [group for size in sizes for group in combinations(everybody, size + 1)]
-        groups = {one: StageGroup(self.work, self.speeds, self.links, one) for one in members}
+        groups = {one: StageGroup(self.work, self.speeds, self.links, one, for_prompts=for_prompts) for one in members}
 
         def sequences(so_far: tuple[tuple[int, ...], ...], used: set[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
             if so_far:

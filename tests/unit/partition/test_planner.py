@@ -187,7 +187,7 @@ def test_requests_form_groups_that_can_be() -> None:
         assert [kind_of(placed.plan) for placed in found] == ["single", "pipeline"]
         for placed in found:
             of = predict(placed.plan, planner.work, {s.device: s for s in two}, planner.links, asked)
-            assert placed.microbatches == of.microbatches == made
+            assert placed.microbatches == of.microbatches == (made if len(placed.plan.stages) > 1 else 1)
             assert placed.objectives == pytest.approx((of.latency_s, 1 / of.throughput_per_s), rel=1e-9)
 
 

@@ -1,0 +1,55 @@
+"""A plan whose only computing stage is behind a thin owner has one step at a time, whatever it is asked for."""
+
+from dataclasses import replace
+
+import pytest
+
+from partition.plan.plan import LOCAL, Plan
+from partition.predict.predict import predict
+from partition.predict.speeds import LinkSpeed
+from partition.search.planner import Planner
+from partition.simulate.arrivals import closed
+from partition.simulate.simulate import simulate
+from tests.support.planning import MS, device, linked, work
+
+FAR = LinkSpeed(10 * MS, 12.5e6)
+REQUESTS = 4
+
+
+def thin_planner() -> Planner:
+    """A laptop ten times as fast as its owner's phone: all layers are there. Each row of a step takes as long."""
+    speeds = [device(layer_s=100 * MS), device("laptop", 10 * MS, by_row=True)]
+    return Planner(work(4, concurrency=REQUESTS), speeds, linked([LOCAL, "laptop"], FAR), "m", "", tensor=False)
+
+
+def thin_plan(planner: Planner) -> Plan:
+    [placed], exact = planner.front(("throughput",))
+    assert exact
+    assert placed.plan.thin_owner
+    assert len(placed.plan.computing) == 1
+    assert placed.microbatches == 1
+    return placed.plan
+
+
+@pytest.mark.parametrize("microbatches", [None, 1, 2, 4])
+def test_its_throughput_is_that_of_all_rows_in_one_step(microbatches: int | None) -> None:
+    """4 layers of 10 ms for each of 4 rows, and 10 ms there and back: 180 ms for 4 tokens, and the bytes."""
+    planner = thin_planner()
+    plan = replace(thin_plan(planner), microbatches=microbatches)
+    by_device = {speed.device: speed for speed in planner.speeds}
+    predicted = predict(plan, planner.work, by_device, planner.links)
+    assert predicted.microbatches == 1
+    assert predicted.throughput_per_s == pytest.approx(REQUESTS / 0.180, rel=0.01)
+    simulated = simulate(predicted, closed(REQUESTS, 40, 1, 100))
+    assert simulated.throughput_per_s == pytest.approx(predicted.throughput_per_s, rel=0.01)
+
+
+def test_the_search_prices_it_as_it_is_predicted() -> None:
+    planner = thin_planner()
+    [placed], _ = planner.front(("throughput",))
+    by_device = {speed.device: speed for speed in planner.speeds}
+    predicted = predict(placed.plan, planner.work, by_device, planner.links, placed.microbatches)
+    assert placed.objectives[0] == pytest.approx(1 / predicted.throughput_per_s, rel=1e-9)
+    in_two, _ = planner.front(("latency", "throughput"), [2])
+    assert in_two
+    assert all(placed.microbatches == min(2, len(placed.plan.computing)) for placed in in_two)
