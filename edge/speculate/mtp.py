@@ -164,8 +164,10 @@ class Predictor(Closing):
         first, tokens = self._held.get(sequence, (start, text[:0]))
         own = tokens[max(0, start - first) :]
         n = min(len(own), start + len(text) - max(start, first))
+        if n <= 0:  # a shorter text, which ends before what is held, or another part of one
+            return start
         other = np.flatnonzero(own[:n] != text[max(0, first - start) :][:n])
-        return max(start, first) + (int(other[0]) if len(other) else max(0, n))
+        return max(start, first) + (int(other[0]) if len(other) else n)
 
     def _first(self, sequence: int, text: Tokens, start: int, whole: bool) -> int:
         """The first position of a text that is to be computed: behind what is held of it, if that can be gone on with

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 from edge.errors import EngineError, NotEnoughMemory
-from edge.llama import predicting
-from edge.llama.library import llama_cpp
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
@@ -35,7 +33,6 @@ from tests.support.mtp import ARCHITECTURES, PROMPT, drafts_by_llama_cpp, plant,
 from tests.support.paging import ALL_FITS, least, paged
 from tests.support.ranks_here import ranks_here
 from tests.support.replaceable import replaceable
-from tests.support.slices import rewritten
 from tests.support.thorough import thorough
 
 PAGED = replace(ROOM, batch=16, memory=ALL_FITS)
@@ -249,6 +246,20 @@ def test_a_long_text_is_seen_at_its_end(folder: Path, monkeypatch: pytest.Monkey
             assert drafter.stats.drafted > 200
 
 
+def test_a_shorter_text_comes_after_a_long_one(folder: Path) -> None:
+    """Of which the end alone was taken in, behind all of the shorter one."""
+    path = with_predictor(folder)
+    history = [int(token) for token in np.random.default_rng(1).integers(4, 320, 60)]
+    with Engine(path, ROOM) as engine, open_predictor(engine) as predictor:
+        engine.decode(history[:-1], 0)
+        assert len(predictor.propose(0, text(history), 0, 3)) == 3
+        assert predictor._held[0][0] > len(PROMPT)
+        engine.kv_remove(0, 0)
+        engine.decode(PROMPT[:-1], 0)
+        assert predictor.behind(0, text(PROMPT), 0, whole=False) == len(PROMPT) - 2
+        assert predictor.propose(0, text(PROMPT), 0, 4) == drafts_by_llama_cpp(path, PROMPT, 4)
+
+
 def test_there_is_room_for_a_text_that_went_on_without_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is held makes way for what follows, before that is computed: llama.cpp gives cells in steps of 256."""
     monkeypatch.setattr(mtp, "MOST_TOKENS", 248)
@@ -332,62 +343,3 @@ def test_what_can_be_asked_for(folder: Path, synthetic: Synthetic, monkeypatch: 
         drafter = speculation(MtpDraft(path, is_auto=True), within, stack.enter_context)
         assert drafter is not None
         assert drafter.name == "ngram"
-
-
-def test_a_library_without_the_calls_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = with_predictor(folder)
-    monkeypatch.setattr(predicting, "_problem", "there is no llama_get_embeddings_nextn")
-    with pytest.raises(EngineError, match=r"no llama_get_embeddings_nextn; install llama-cpp-python==0\.3\.36, or use"):
-        drafts("mtp", path)
-    assert drafts("auto", path) == "auto"
-    with Engine(path, ROOM) as engine, pytest.raises(EngineError, match="cannot draft by a model's own layers"):
-        engine.hidden.give()
-
-    class Older:
-        llama_model_params = llama_context_params = type("Struct", (), {"_fields_": [("n_ctx", int)]})
-
-    _, problem = predicting._open(Older)
-    assert problem == "there is no load_mtp, ctx_type, LLAMA_CONTEXT_TYPE_MTP"
-    assert predicting._open(llama_cpp)[1] == ""
-
-
-LACKING = {
-    "glm4moe": "ffn_gate_inp.weight",
-    "deepseek2": "attn_k_b.weight",
-    "hy_v3": "nextn.eh_proj.weight",
-    "glm-dsa": "ffn_gate_inp.weight",
-    "step35": "nextn.hnorm.weight",
-}
-
-
-@pytest.mark.parametrize(("arch", "name"), LACKING.items())
-def test_files_that_lack_tensors_are_refused(folder: Path, tmp_path: Path, arch: str, name: str) -> None:
-    """llama.cpp would stop the process. The model itself runs."""
-    path = rewritten(with_predictor(folder, arch), tmp_path / "lacks.gguf", drop=[f"blk.4.{name}"])
-    with pytest.raises(EngineError, match=rf"and lacks blk\.4\.{name}"):
-        drafts("mtp", path)
-
-
-@pytest.mark.parametrize(
-    ("arch", "figures", "values", "reason"),
-    [
-        ("glm4moe", {"predictors": 2}, {}, "it has 2 layers that predict further tokens, and llama.cpp computes 1"),
-        ("glm4moe", {}, {"leading_dense_block_count": ("u32", 5)}, "is said to have no experts"),
-        ("deepseek2", {}, {"attention.temperature_scale": ("f32", 0.5)}, "where deepseek2.attention.temperature_scale"),
-    ],
-)
-def test_files_that_llama_cpp_does_not_expect_are_refused(
-    folder: Path, tmp_path: Path, arch: str, figures: dict[str, int], values: dict[str, Any], reason: str
-) -> None:
-    if figures:
-        path = rewritten(
-            with_predictor(folder, arch), tmp_path / "odd.gguf",
-            {f"{arch}.nextn_predict_layers": ("u32", 2)},
-            {f"blk.3.nextn.{name}.weight": np.ones(size, np.float32) for name, size in
-             {"eh_proj": (64, 128), "enorm": (64,), "hnorm": (64,)}.items()},
-        )  # fmt: skip
-    else:
-        changed = {f"{arch}.{key}": value for key, value in values.items()}
-        path = rewritten(with_predictor(folder, arch), tmp_path / "odd.gguf", changed)
-    with pytest.raises(EngineError, match=reason):
-        drafts("mtp", path)
