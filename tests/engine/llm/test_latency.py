@@ -245,8 +245,8 @@ def test_a_prompt_beside_an_answer_comes_in_parts_that_keep_to_the_target(
 @pytest.mark.parametrize(("itl_s", "least", "most"), [(0.15, 0.93, 1.0), (0.3, 0.93, 1.0), (None, 0.0, 0.1)])
 def test_gaps_that_scatter_keep_to_the_target(itl_s: float | None, least: float, most: float) -> None:
     """Four answers beside one long prompt after the other, on a machine whose tokens take 50 ms and 4 ms more for each
-    row of a prompt, some percent more or less, and three times as long in one step of fifty. Without a target a step takes
-    a quarter of a second: hardly any gap of 150 ms."""
+    row of a prompt, some percent more or less, and three times as long in one step of fifty. Without a target a step
+    takes a quarter of a second: hardly any gap of 150 ms."""
     rng, now = random.Random(7), [0.0]
     targets = LatencyTargets(itl_s=itl_s or 0.15)
     budget = StepBudget(512, lambda: now[0], 1, targets if itl_s else None)
