@@ -1,5 +1,6 @@
 """Sizes of steps by latency targets, by known times: the model of gaps alone, and through a scheduler with a clock."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -239,3 +240,32 @@ def test_a_prompt_beside_an_answer_comes_in_parts_that_keep_to_the_target(
     assert n_rows == expected
     if targets is not None and targets.itl_s is not None:
         assert targets.gaps_within == targets.gaps > 0
+
+
+@pytest.mark.parametrize(("itl_s", "least", "most"), [(0.15, 0.93, 1.0), (0.3, 0.93, 1.0), (None, 0.0, 0.1)])
+def test_gaps_that_scatter_keep_to_the_target(itl_s: float | None, least: float, most: float) -> None:
+    """Four answers beside one long prompt after the other, on a machine whose tokens take 50 ms and 4 ms more for each
+    row of a prompt, some percent more or less, and three times as long in one step of fifty. Without a target a step
+    takes a quarter of a second: hardly any gap of 150 ms."""
+    rng, now = random.Random(7), [0.0]
+    targets = LatencyTargets(itl_s=itl_s or 0.15)
+    budget = StepBudget(512, lambda: now[0], 1, targets if itl_s else None)
+    answers: list[Any] = [
+        SimpleNamespace(number=n, pending=1, to_prefill=0, token_at=0.0, prompt_rows_at=0, answer=[0]) for n in range(4)
+    ]
+    submitted = 0
+    for _ in range(40):
+        prompt: Any = SimpleNamespace(number=9, pending=700, to_prefill=700, added_at=now[0], answer=[])
+        while prompt.pending > 1:
+            prompt_rows = budget.choose([*answers, prompt], 0, lambda n: n)[-1][1]
+            with budget.timed(4 + prompt_rows, prompt_rows):
+                burst = 3.0 if rng.random() < 0.02 else 1.0
+                now[0] += (0.050 + 0.004 * prompt_rows) * rng.gauss(1.0, 0.05) * burst
+            submitted += prompt_rows
+            prompt.pending -= prompt_rows
+            targets.step([Came(answer, 1, True) for answer in answers], now[0], submitted)
+        for _ in range(3):
+            now[0] += 0.050 * rng.gauss(1.0, 0.05)
+            targets.step([Came(answer, 1, True) for answer in answers], now[0], submitted)
+    beside_prompts = targets.gaps - 4 * 40 * 3
+    assert least <= (targets.gaps_within - 4 * 40 * 3) / beside_prompts <= most
