@@ -52,6 +52,7 @@ def predict(
     )
     if by_turns:
         busiest_s = max(stages[0].turn_s(rows))
+        pass_s += stages[0].turn_s(rows)[1] if n_groups > 1 else 0.0  # its sums cross behind those of the other group
     joules = sum(stage.joules(rows) for stage in stages)
     latency_s, draft = _alone(stages, work)
     token_s = latency_s if work.concurrency == 1 else float(cost.per_token_s(pass_s, busiest_s, rows, work.concurrency))

@@ -258,8 +258,8 @@ def test_a_thin_link_bounds_the_throughput() -> None:
         (LinkSpeed(2 * MS, 5e10), 34 / 4, 26 / 4),
         # 2 rows: 8 ms of computing, 4 of sums and 0.5: two groups keep the devices busy for 16.
         (LinkSpeed(0.5 * MS, 5e10), 20.5 / 4, 16 / 4),
-        # A row's sum is a millisecond of bytes: of 2 rows 16 ms of sums, and the link carries those of both groups.
-        (LinkSpeed(0, 512 / MS), (16 + 32 + 4) / 4, 32 / 4),
+        # A row's sum is a millisecond of bytes: of 2 rows 16 ms of sums, which cross behind 16 ms of the other group's.
+        (LinkSpeed(0, 512 / MS), (16 + 32 + 4) / 4, (8 + 16 + 2 + 16) / 4),
     ],
     ids=["latency", "computing", "bytes"],
 )
