@@ -280,7 +280,7 @@ def test_the_manual_names_every_option() -> None:
 
 
 def test_goodput_under_both_targets(simulate: Simulate) -> None:
-    """Of 20 requests, one after the other: all or none, by each target. A line says what the JSON has."""
+    """All of 20 requests, one after the other, or none, by each target. A line says what the JSON has."""
     answer = said(simulate(planned(), "--requests", 20, "--json"))
     assert answer["goodput"] is None
     ttft_ms, itl_ms = 1e3 * answer["ttft_s"]["p99"], 1e3 * answer["tpot_s"]["p99"]

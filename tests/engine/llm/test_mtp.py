@@ -130,7 +130,7 @@ def test_greedy_answers_are_the_same(folder: Path, tmp_path: Path, where: str) -
 
 
 def test_stages_give_the_hidden_states_that_one_device_has(folder: Path, tmp_path: Path) -> None:
-    """Of ranks of one stage those of all rows; over stages those of rows that give logits, behind these."""
+    """Hidden states: of ranks of one stage those of all rows; over stages those of rows that give logits, behind these."""
     path = with_predictor(folder)
     answer = [7, 8, 9]
     heard: dict[int, list[tuple[list[int], list[int], np.ndarray[Any, Any]]]] = {1: [], 2: []}
@@ -204,7 +204,7 @@ def test_requests_that_share_steps(folder: Path) -> None:
 
 
 def test_a_kept_prompt_and_another_engine(folder: Path, tmp_path: Path) -> None:
-    """What is restored has no hidden states: drafts begin behind it. Where another engine takes over, its are heard."""
+    """A restored prompt has no hidden states: drafts begin behind it. Where another engine takes over, its are heard."""
     path = with_predictor(folder)
     long = [int(token) for token in np.random.default_rng(1).integers(4, 320, 150)]
     prefixes = PrefixOptions(1 << 24, tmp_path / "prefixes", tmp_path / "key")
@@ -247,7 +247,7 @@ def test_a_long_text_is_seen_at_its_end(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_shorter_text_comes_after_a_long_one(folder: Path) -> None:
-    """Of which the end alone was taken in, behind all of the shorter one."""
+    """A text of which the end alone was taken in, behind all of the shorter one."""
     path = with_predictor(folder)
     history = [int(token) for token in np.random.default_rng(1).integers(4, 320, 60)]
     with Engine(path, ROOM) as engine, open_predictor(engine) as predictor:
@@ -261,7 +261,7 @@ def test_a_shorter_text_comes_after_a_long_one(folder: Path) -> None:
 
 
 def test_there_is_room_for_a_text_that_went_on_without_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is held makes way for what follows, before that is computed: llama.cpp gives cells in steps of 256."""
+    """Held tokens make way for what follows, before that is computed: llama.cpp gives cells in steps of 256."""
     monkeypatch.setattr(mtp, "MOST_TOKENS", 248)
     monkeypatch.setattr(mtp, "_AHEAD", 8)
     history = [int(token) for token in np.random.default_rng(2).integers(4, 320, 481)]

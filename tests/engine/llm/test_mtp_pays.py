@@ -1,4 +1,4 @@
-"""What drafts by a model's own layers bring, by a clock of the test: near the formula, and never less than without."""
+"""The gain of drafts by a model's own layers, by a clock of the test: near the formula, and never less than without."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +55,7 @@ class Clock:
 @pytest.mark.parametrize("right", [0.0, *thorough(0.5), 0.75, *thorough(0.9)])
 @pytest.mark.parametrize("where", COSTS)
 def test_the_gain_is_that_of_the_formula(tmp_path: Path, where: str, right: float) -> None:
-    """Of an answer in a conversation that has learned what passes take."""
+    """The gain of an answer in a conversation that has learned what passes take."""
     path = with_predictor(tmp_path, type_name="q8_0")
     requests = [Request([*PROMPT, i], TOKENS, GREEDY, ends=False) for i in (1, 2)]
     with Engine(path, replace(ROOM, context=512)) as engine, open_predictor(engine) as predictor:

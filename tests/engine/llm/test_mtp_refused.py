@@ -1,4 +1,4 @@
-"""Who asks for drafts by a model's own layers is told why there are none: a llama.cpp without the calls, and files that
+"""A person who asks for drafts by a model's own layers is told why there are none: a llama.cpp without the calls, and files that
 it would stop the process at."""
 
 from pathlib import Path
