@@ -83,6 +83,8 @@ def test_a_prompt_takes_its_chunks_and_all_attention_between_them() -> None:
     one = only(device(layer_s=MS, token_s=2e-6, by_row=True), prompt=4096)
     twice = 2 * 2e-6 * sum(512 * 512 * i for i in range(8))
     assert one.prompt_s(2, False, 512) == pytest.approx(2 * 4.096 + twice)
+    one = only(device(layer_s=MS, token_s=2e-6, prompt_token_s=1e-7, by_row=True), prompt=4096)
+    assert one.prompt_s(2, False, 512) == pytest.approx(2 * 4.096 + twice / 20)  # rows of a chunk read keys together
     pair = a_pair(device(token_s=1e-6), device("b", token_s=1e-6), prompt=1024)
     assert pair.prompt_s(1, False, 512) == pytest.approx(pair.layer_s(512, 0) + pair.layer_s(512, 512), rel=1e-3)
 
