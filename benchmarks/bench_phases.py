@@ -7,9 +7,9 @@
 | equal   | two devices of 0.9 cores, 5 ms and 100 Mbit/s apart: one generates, both compute prompts |
 
 The worker is a real one of the lab, behind the lab's links; the owner is a process in a control group. Plans are loaded
-one after the other. The first token of a prompt of 1,000 random tokens is waited for, and 16 tokens follow. Times are
-medians of rounds. Beside them is what is predicted from measurements of these devices. Needs root. By default on a
-random file of Qwen2.5-0.5B's shape at Q4_0.
+one after the other. Prompts are computed where the planner finds their first token the soonest. The first token of a
+prompt of 1,000 random tokens is waited for, and 16 tokens follow. Times are medians of rounds. Beside them is what is
+predicted from measurements of these devices. Needs root. By default on a random file of Qwen2.5-0.5B's shape at Q4_0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ SIDE = ROOT / "benchmarks" / "phases_side.py"
 RUN_S = 900.0  # for one setting
 SHAPE = "qwen2.5-0.5b"
 SETTINGS: dict[str, dict[str, Any]] = {
-    # least: how many times as soon the first token is to come; shares: of the prompt's layers, the owner's first
+    # least: how many times as soon the first token is to come; shares: of the prompt's layers, the owner's first, where
+    # the planner would compute them on one device
     "strong": {
         "own": 0.3, "other": 1.5, "link": {"delay_ms": 0.2, "bandwidth_mbps": 1000}, "shares": [0, 1], "least": 3.0,
     },
@@ -96,18 +97,25 @@ def measured(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any
                 side.kill()
     if side.returncode:
         raise SystemExit(f"the owner's process ended with {side.returncode}; its last words are above")
-    plans: dict[str, dict[str, float]] = json.loads(printed)
+    plans: dict[str, dict[str, Any]] = json.loads(printed)
     return {"plans": plans, "least": setting["least"], "ratio": plans["one"]["ttft_s"] / plans["phases"]["ttft_s"]}
 
 
 def text(r: dict[str, Any]) -> str:
     """The result as Markdown."""
     lines = [
-        [name, *(f"{plan[key]:.2f}" for key in ("ttft_s", "predicted_ttft_s")), f"{1e3 * plan['token_s']:.0f}"]
+        [
+            name,
+            " + ".join(map(str, plan["layers"])),
+            *(f"{plan[key]:.2f}" for key in ("ttft_s", "predicted_ttft_s")),
+            f"{1e3 * plan['token_s']:.0f}",
+        ]
         for name, plan in r["plans"].items()
     ]
-    header = ["plan", "first token, s", "predicted, s", "ms a token"]
-    return f"{table(header, lines)}\n\nThe first token comes {r['ratio']:.2f} times as soon; asked is {r['least']}."
+    planned = "chooses" if r["plans"]["phases"]["is_planned"] else "does not choose"
+    header = ["plan", "layers for prompts", "first token, s", "predicted, s", "ms a token"]
+    ratio = f"The first token comes {r['ratio']:.2f} times as soon; asked is {r['least']}."
+    return f"{table(header, lines)}\n\n{ratio} The planner {planned} another placement for prompts here."
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.cluster.fleet import device
+from edge.cluster.fleet import by_device, device
 from edge.deployment.deploy import deploy
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
@@ -26,6 +26,8 @@ from edge.survey.cluster import Cluster
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.predict import predict
+from partition.search.phases import Phases
+from partition.search.planner import Planner
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 from tests.support.measuring import measure_briefly
@@ -41,7 +43,7 @@ def main() -> None:
 
 
 def run(asked: dict[str, Any]) -> dict[str, Any]:
-    """Every plan: one device, both as a pipeline, and one whose prompts both compute."""
+    """Every plan: one device, that device with prompts elsewhere, and all where prompts are."""
     path = Path(asked["model"])
     options = EngineOptions(threads=1, context=asked["prompt"] + 64)
     found: dict[str, Any] = {}
@@ -50,20 +52,30 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
         planner = arrange(path, cluster, work).planner
         assert planner is not None
         speeds = {device(speed.device): speed for speed in planner.speeds}
-        for name, plan in plans(path, asked).items():
+        alone = planner.only_own().front(("latency",))[0][0]
+        is_planned = Phases(planner).beside(alone) is not None
+        for name, plan in plans(planner, alone.plan, path, asked).items():
             with deploy(PlanChoice(path, plan, name), cluster, options) as model:
                 rounds = [answered(model.engine, asked["prompt"]) for _ in range(asked["rounds"] + 1)][1:]
-            found[name] = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+            found[name] = {key: statistics.median(times[key] for times in rounds) for key in rounds[0]}
             predicted = predict(plan, planner.work, speeds, planner.links)
             found[name] |= {"predicted_ttft_s": predicted.ttft_s, "predicted_token_s": predicted.latency_s}
+            prompts = plan.placements[-1]
+            found[name] |= {"layers": [len(stage.layers) for stage in prompts.stages], "is_planned": is_planned}
     return found
 
 
-def plans(path: Path, asked: dict[str, Any]) -> dict[str, Plan]:
-    """The plans by name."""
-    cut, there = limits(GgufFile.open(path)), [LOCAL, device(asked["worker"])]
-    one, both = make_plan(cut, "model", "", there[:1]), make_plan(cut, "model", "", there, "pipeline", asked["shares"])
-    return {"one": one, "phases": replace(one, prefill=both, prefill_from=32), "pipeline": both}
+def plans(planner: Planner, alone: Plan, path: Path, asked: dict[str, Any]) -> dict[str, Plan]:
+    """The plans by name. Prompts are computed where the planner finds that their first token is the soonest. A cut by
+    bytes would count the head, which a prompt needs for its last token alone."""
+    prompts = by_device(planner.front(("ttft",))[0][0].plan)
+    if prompts.world_size == 1:  # of a tiny model nothing pays
+        there = [LOCAL, device(asked["worker"])]
+        prompts = make_plan(
+            limits(GgufFile.open(path)), alone.model, alone.model_digest, there, "pipeline", asked["shares"]
+        )
+    one = by_device(alone)
+    return {"one": one, "phases": replace(one, prefill=prompts, prefill_from=32), "pipeline": prompts}
 
 
 def answered(engine: TextEngine, n_prompt: int) -> dict[str, float]:

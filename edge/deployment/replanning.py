@@ -18,11 +18,12 @@ from edge.survey.survey import Survey
 from edge.tasks import Steps
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Plan
-from partition.predict.hysteresis import NEW_PLAN, clearly_better, plan_threshold
+from partition.predict.hysteresis import NEW_PLAN, PREFILL, clearly_better, plan_threshold
 from partition.predict.objectives import OBJECTIVES
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
 from partition.search.explain import is_busy
+from partition.search.phases import paired, prefill_reason
 from partition.search.planner import Planner
 from quant.gguf.file import GgufFile
 from quant.text import number_text
@@ -76,6 +77,10 @@ class Replanner(Deciding[Plan]):
             if not self._limits:
                 raise
             placed, why = chosen(planner, self._objective)
+        # A plan that was made with a placement for prompts keeps one, where it pays on the devices that are left.
+        pair = paired(planner, placed, self._objective, {}) if self._first.prefill is not None else None
+        if pair is not None:
+            placed, why = pair, f"{why}; {prefill_reason(planner, pair)}"
         return by_device(placed.plan), why
 
     def pays(self, plan: Plan, current: Plan) -> bool:
@@ -86,17 +91,23 @@ class Replanner(Deciding[Plan]):
         at_best = self.planner.like([own.at_best, *others], self.planner.links)
         new, old = (self._value(at_best, candidate) for candidate in (plan, current))
         busy = plan.world_size > 1 and is_busy(self.planner.speeds, plan.devices)
-        return clearly_better(new, old, by=plan_threshold(busy, NEW_PLAN))
+        if clearly_better(new, old, by=plan_threshold(busy, NEW_PLAN)):
+            return True
+        if plan.prefill is None or new > old:
+            return False
+        new, old = (self._value(at_best, one, "ttft") for one in (plan, current))
+        return clearly_better(new, old, by=plan_threshold(is_busy(self.planner.speeds, plan.prefill.devices), PREFILL))
 
-    def _value(self, planner: Planner, plan: Plan) -> float:
-        """The objective of a plan, small where it is good; infinite where the plan cannot be."""
+    def _value(self, planner: Planner, plan: Plan, name: str = "") -> float:
+        """An objective of a plan, by default the one it was planned for. Small is good; infinite: it cannot be."""
+        name = name or self._objective
         try:
             predicted = predict(plan, planner.work, _by_address(planner), planner.links)
         except PlanError:
             return float("inf")
-        objective = OBJECTIVES[self._objective]
+        objective = OBJECTIVES[name]
         cost = objective.cost(objective.figure(getattr(predicted, objective.key)))
-        return max(cost, UsedPlans().took_s(plan) or 0.0) if self._objective == "latency" else cost
+        return max(cost, UsedPlans().took_s(plan) or 0.0) if name == "latency" else cost
 
     # --- what use says of the measurements ---
 

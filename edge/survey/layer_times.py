@@ -1,11 +1,14 @@
 """Times of a model's layers and head on a device: slices with zero weights, timed and compared.
 
-These slices are timed: n layers, twice as many, n of half width, and one with the head.
+These slices are timed: n layers, twice as many, n of half width, a few of a long prompt's step, and one with the head.
 
     step    = 2 x (n layers) - (2n layers), of one row: the time of a step beside its layers
     layer   = (n layers - step) / n, by rows; half a layer likewise
-    head    = (a layer and the head) - step - layer, by rows; of as few layers as a slice can have
-    layer   = (a layer and the head) - step - head, of as many rows as a long prompt has in a step
+    head    = (a layer and the head) - step - layer, by rows
+    layer   = (a few layers - step) / their number, of as many rows as a long prompt has in a step
+
+The last two are of as few layers as a slice can have. A slice with the head is no measure of a prompt: its last layer
+computes the FFN of the rows that give logits alone.
 
 n layers are larger than the processor's caches, because decoding is bound by memory bandwidth; fewer if a budget has no
 room for twice as many.
@@ -37,9 +40,9 @@ from transport import edge_pb2 as pb
 DECODE_ROWS = (1, 2, 4, 8)  # of the timed steps: kernels are better at some numbers of rows than at others
 FEW_ROWS = (1, 4)  # of slices that are only a part of a step
 PREFILL_ROWS = 64
-CHUNK_ROWS = (DEFAULT_BATCH, 256, 128)  # of a long prompt in one step: as many as do not take too long
-_CHUNK_S = 1.0  # that they may take
 DEPTH = 256  # tokens in the cache, where attention is timed
+CHUNK_ROWS = (DEFAULT_BATCH - DEPTH, 128)  # of a long prompt in one step: as many as do not take too long
+_CHUNK_S = 1.0  # that they may take
 _SAMPLES = 5  # of each timed step, at least
 _LEAST_BYTES = 96 << 20  # of layers
 _MOST_STEP = 0.3  # of the fastest time of n layers: a step's own part seems larger only by noise
@@ -62,7 +65,7 @@ class LayerProbe:
     path: Path  # of the owner's own copy
     layers: int
     rows: tuple[int, ...]
-    depth: int = 0  # above 0: also timed with so many tokens in the cache
+    depth: int = 0  # above 0: the first of `rows` is also timed with so many tokens in the cache
     last: bool = False  # whether it has the head
 
 
@@ -71,12 +74,13 @@ class LayerTimes:
     """Times of the slices of one device."""
 
     n: int  # layers of the smaller slices
-    steps: Mapping[str, Curve]  # by slice: layers, more (2n), half, head; the second and third may be missing
-    depth_s: float  # how much longer n layers take with DEPTH tokens in the cache
+    steps: Mapping[str, Curve]  # by slice: layers, more (2n), half, chunk, head; all but the first and last may miss
+    depth_s: float  # how much longer n layers take for a row with DEPTH tokens in the cache
     runtime_bytes: int  # of the process, beside weights
     disk_bytes_per_s: float | None  # None if it was not requested, or cannot be measured
     busy: bool = False  # something else kept the device busy, so it may be faster
-    head_layers: int = 1  # layers of the slice with the head
+    few_layers: int = 1  # layers of the slice with the head, and of the one for a long prompt's step
+    chunk_depth_s: float = 0.0  # how much longer the latter takes with DEPTH tokens in the cache
 
 
 def probes(
@@ -96,6 +100,7 @@ def probes(
     cuts = {"layers": Slice(Range(0, n), heads, ff, NOTHING, first=True)}
     if 2 * n in ends:
         cuts["more"] = Slice(Range(0, 2 * n), heads, ff, NOTHING, first=True)
+    cuts["chunk"] = Slice(Range(0, ends[0]), heads, ff, NOTHING, first=True)
     cuts["head"] = Slice(Range(0, ends[0]), heads, ff, Range(0, can.sizes.vocab), first=True)
     try:
         check_tensor(file)
@@ -108,9 +113,9 @@ def probes(
         recipe = blank_recipe(file, model_digest, cut)
         digest = slices.digest(recipe, file.path, closing.check)
         path = closing.enter(slices.use(recipe, file.path, digest, closing.check))
-        depth = DEPTH if name == "layers" else 0
+        depth = DEPTH if name in ("layers", "chunk") else 0
         probes_by_name[name] = LayerProbe(
-            recipe, digest, path, len(cut.layers), _ROWS[name], depth, last=name == "head"
+            recipe, digest, path, len(cut.layers), _ROWS.get(name, ()), depth, last=name == "head"
         )
     return probes_by_name, n
 
@@ -134,8 +139,11 @@ def timed(
     options = replace(_OPTIONS, threads=threads)
     timed_slices: dict[str, LayerProbe] = {}
     for name, probe in slices.items():
-        if name == "head":
-            probe = replace(probe, rows=(*probe.rows, *_chunk_rows(probe.layers * layer_s)))
+        if name == "chunk":
+            probe = replace(probe, rows=_chunk_rows(probe.layers * layer_s))
+            if not probe.rows:
+                on_slice()
+                continue
         timed_slices[name] = probe
         wants_disk = disk and name == "layers"
         figures[name], n_bytes, rate = _timed(session, probe, options, wants_disk, memory)
@@ -148,10 +156,21 @@ def timed(
             again, _, _ = _timed(session, probe, options, False, memory)
             figures[name] = [first.or_better(second) for first, second in zip(figures[name], again, strict=True)]
     steps = {name: _curve(probe, figures[name]) for name, probe in timed_slices.items()}
-    deep = [figures[name] for name, probe in slices.items() if probe.depth]
-    depth_s = max((max(0.0, slice_[-1].seconds - slice_[0].seconds) for slice_ in deep), default=0.0)
-    busy = any(figure.busy for slice_ in figures.values() for figure in slice_)
-    return LayerTimes(n, steps, depth_s, runtime_bytes, disk_bytes_per_s or None, busy, slices["head"].layers)
+    deep_s = {
+        name: max(0.0, figures[name][-1].seconds - figures[name][0].seconds)
+        for name, probe in timed_slices.items()
+        if probe.depth
+    }
+    return LayerTimes(
+        n=n,
+        steps=steps,
+        depth_s=deep_s.get("layers", 0.0),
+        runtime_bytes=runtime_bytes,
+        disk_bytes_per_s=disk_bytes_per_s or None,
+        busy=any(figure.busy for slice_ in figures.values() for figure in slice_),
+        few_layers=slices["head"].layers,
+        chunk_depth_s=deep_s.get("chunk", 0.0),
+    )
 
 
 def _curve(probe: LayerProbe, figures: Sequence[BestTime]) -> Curve:
@@ -202,22 +221,24 @@ def device_speed(times: LayerTimes, device: str, name: str, memory_bytes: int) -
     half_layer = layer.times(0.5) if half is None else layers(half)
     longest = base.points[-1][0]
     head = [
-        (rows, max(0.0, took - step_s - times.head_layers * layer.at(rows)))
-        for rows, took in times.steps["head"].points
-        if rows <= longest
+        (rows, max(0.0, took - step_s - times.few_layers * layer.at(rows))) for rows, took in times.steps["head"].points
     ]
-    for rows, took in times.steps["head"].points:
-        if rows > longest:  # of a prompt: one row gives logits
-            chunk_s = max(0.0, took - step_s - head[0][1]) / times.head_layers
-            half_part = half_layer.at(longest) / layer.at(longest) if layer.at(longest) else 0.5
-            layer = Curve((*layer.points, (rows, chunk_s)))
-            half_layer = Curve((*half_layer.points, (rows, half_part * chunk_s)))
+    token_s = prompt_token_s = times.depth_s / n / DEPTH
+    if "chunk" in times.steps:
+        [(rows, took)] = times.steps["chunk"].points
+        chunk_s = max(0.0, took - step_s) / times.few_layers
+        half_part = half_layer.at(longest) / layer.at(longest) if layer.at(longest) else 0.5
+        layer = Curve((*layer.points, (rows, chunk_s)))
+        half_layer = Curve((*half_layer.points, (rows, half_part * chunk_s)))
+        # Rows that are computed together read keys and values together: each costs less than a row alone.
+        prompt_token_s = min(token_s, times.chunk_depth_s / times.few_layers / rows / DEPTH)
     return DeviceSpeed(
         device=device,
         name=name,
         step_s=Curve(((1, step_s),)),
         layer_s=layer,
-        token_s=times.depth_s / n / DEPTH,
+        token_s=token_s,
+        prompt_token_s=prompt_token_s,
         half_layer_s=half_layer,
         head_s=Curve(tuple(head)),
         memory_bytes=memory_bytes,

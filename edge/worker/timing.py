@@ -15,7 +15,7 @@ def time_shard(
     shard: Shard, rows: Sequence[int], samples: int, depth: int = 0, clock: Callable[[], float] | None = None
 ) -> list[BestTime]:
     """Time a step of so many rows, for each of `rows`, by the fastest of at least `samples` samples. depth: if above 0,
-    also time one row after so many tokens. clock: by default that of `best_of`."""
+    also time the first of `rows` after so many tokens. clock: by default that of `best_of`."""
     most = shard.rows.capacity
     shard.rows.embeddings[:most] = 0
     shard.rows.outputs[:most] = 0
@@ -34,7 +34,7 @@ def time_shard(
 
     def after_depth() -> None:
         shard.engine.kv_remove(0, depth)
-        shard.compute(1)
+        shard.compute(sizes[0])
 
     def timed(tasks: Sequence[TimedTask]) -> list[BestTime]:
         n = max(1, min(samples, _MOST_SAMPLES))
@@ -45,6 +45,6 @@ def time_shard(
     if depth:  # timed apart: filling the cache again for every sample would take longer than the samples
         prepare(min(depth, most))
         from_empty(min(depth, most))
-        prepare(1, depth)
+        prepare(sizes[0], depth)
         times += timed([TimedTask(after_depth)])
     return times

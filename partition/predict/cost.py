@@ -119,7 +119,7 @@ class GroupCost:
     where A_r + F_r is DeviceSpeed.part_s of the rank's weights, its constant part shared equally by the two, each with
     a sum's own work sum_s; and sum(b) = the allreduce of b rows of n_embd floats over the slowest of the group's links.
     A prompt of P tokens goes through in chunks of c, each behind those before it:
-        prompt = sum over chunks of (step(c) + k (layer(c) + c tokens before it token)) + [last] head(1)
+        prompt = sum over chunks of (step(c) + k (layer(c) + c tokens before it prompt_token)) + [last] head(1)
     A device that must page reads what has no room in every pass, while it computes:
         seconds = max(the above, max_r paged bytes_r / disk_r)
     """
@@ -158,7 +158,7 @@ class GroupCost:
         seconds: Numbers = last * self._head_s(1)
         for n, chunk, before in ((whole, rows, (whole - 1) / 2 * rows), (1, rest, whole * rows)):
             if n and chunk:
-                seconds = seconds + n * (self._step_s(chunk) + k * self.layer_s(chunk, before))
+                seconds = seconds + n * (self._step_s(chunk) + k * self.layer_s(chunk, before, prompt=True))
         return np.maximum(seconds, -(-self.work.prompt // rows) * disk_s)
 
     def _step_s(self, rows: float) -> float:
@@ -169,15 +169,17 @@ class GroupCost:
         """Return seconds of the head for so many rows."""
         return max(speed.head_s.at(rows) * part for speed, part in zip(self.speeds, self._vocab, strict=True))
 
-    def layer_s(self, rows: float, depth: float) -> float:
-        """Return seconds of one average layer with its all-reduces; each row attends to `depth` earlier tokens."""
+    def layer_s(self, rows: float, depth: float, *, prompt: bool = False) -> float:
+        """Return seconds of one average layer with its all-reduces; each row attends to `depth` earlier tokens. prompt:
+        the rows are of one sequence."""
         behind = rows * depth
+        token_s = [speed.row_token_s(prompt=prompt) for speed in self.speeds]
         if len(self.speeds) == 1:
-            return self.speeds[0].layer_s.at(rows) + behind * self.speeds[0].token_s
+            return self.speeds[0].layer_s.at(rows) + behind * token_s[0]
         attention, ff = 0.0, 0.0
         for i, speed in enumerate(self.speeds):
             constant, slope = speed.part_s(0.0, rows), speed.part_s(1.0, rows) - speed.part_s(0.0, rows)
-            own = behind * speed.token_s * self._heads[i]
+            own = behind * token_s[i] * self._heads[i]
             own += speed.sum_s if self.work.limits.shares_heads else 0.0
             attention = max(attention, constant / 2 + self._attention[i] * slope + own)
             ff = max(ff, constant / 2 + self._ff[i] * slope + speed.sum_s)

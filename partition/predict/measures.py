@@ -107,7 +107,9 @@ class Measures:
         values["busy"] = hop(self.rows)[1]
         if "prompt" in self.sums:
             latency_s, busy_s = hop(self._work.prompt / n)
-            values["prompt"] = sum(hop(1)) if answer else latency_s + n * busy_s
+            # As a stage that all chunks go through; of the answer there is one row.
+            values["prompt"] = sum(hop(1)) if answer else latency_s + busy_s
+            values["prompt_busy"] = 0.0 if answer else n * busy_s
         return np.array([values[name] for name in self.sums]), np.array([values[name] for name in self.peaks])
 
     def for_stages(

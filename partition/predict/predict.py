@@ -215,10 +215,12 @@ class _Stage:
 
 
 def _ttft_s(stages: list[_Stage], prompt: int) -> float:
-    """A prompt of one request through all stages."""
+    """A prompt of one request through all stages. A chunk crosses a way while stages compute others."""
     n = cost.chunks(prompt)
     whole = [stage.prompt_s() for stage in stages]
-    hops = sum(stage.hop(prompt / n)[0] + n * stage.hop(prompt / n)[1] for stage in stages[:-1])
+    hops = [stage.hop(prompt / n) for stage in stages[:-1]]
+    ways = [n * busy_s for _, busy_s in hops]
     crowd = crowding([(stage.hosts, seconds) for stage, seconds in zip(stages, whole, strict=True)])
-    busiest = max(seconds * times for seconds, times in zip(whole, crowd, strict=True))
-    return float(cost.ttft_s(sum(whole), busiest, prompt)) + hops + sum(stages[-1].hop(1))
+    busiest = max(*(seconds * times for seconds, times in zip(whole, crowd, strict=True)), *ways, 0.0)
+    latency_s = sum(latency_s for latency_s, _ in hops)
+    return float(cost.ttft_s(sum(whole) + sum(ways), busiest, prompt)) + latency_s + sum(stages[-1].hop(1))

@@ -70,11 +70,12 @@ class DeviceSpeed:
     name: str  # for people
     step_s: Curve  # seconds of a step beside its layers and its head
     layer_s: Curve  # one layer, the average one
-    token_s: float  # seconds of a layer's attention for each row and each earlier token
+    token_s: float  # seconds of a layer's attention for each row of a decoding step and each earlier token
     half_layer_s: Curve  # half of its heads and of its FFN columns; a half of layer_s where it cannot be shared
     head_s: Curve  # the last norm and all rows of the head, for every row of the batch
     memory_bytes: int  # memory the model may take there
     runtime_bytes: int  # part of it that a process takes beside weights and KV cache
+    prompt_token_s: float | None = None  # as token_s for a row of a long prompt; None: the same
     sum_s: float = 0.0  # processor time for its part in one all-reduce: system calls, adding, cold caches
     disk_bytes_per_s: float | None = None  # it reads weights at, where it pages; None: it cannot
     watts: float | None = None  # while it computes
@@ -97,7 +98,13 @@ class DeviceSpeed:
         """Return the same speeds with all computing slowed by a factor."""
         curves = {name: getattr(self, name).times(factor) for name in _CURVES}
         quiet_s = None if self.quiet_s is None else self.quiet_s * factor
-        return replace(self, **curves, token_s=self.token_s * factor, quiet_s=quiet_s)
+        prompt_token_s = None if self.prompt_token_s is None else self.prompt_token_s * factor
+        token_s = self.token_s * factor
+        return replace(self, **curves, token_s=token_s, prompt_token_s=prompt_token_s, quiet_s=quiet_s)
+
+    def row_token_s(self, *, prompt: bool) -> float:
+        """Return seconds of a layer's attention for each row and each earlier token. prompt: rows have one sequence."""
+        return self.prompt_token_s if prompt and self.prompt_token_s is not None else self.token_s
 
     @property
     def at_best(self) -> DeviceSpeed:
@@ -182,19 +189,20 @@ class Links:
 
 _CURVES = ("step_s", "layer_s", "half_layer_s", "head_s")
 _NUMBERS = ("token_s", "memory_bytes", "runtime_bytes", "sum_s")
+_OPTIONAL = ("prompt_token_s", "disk_bytes_per_s")
 
 
 def speed_to_json(speed: DeviceSpeed) -> dict[str, Any]:
     """Return a device's measurements as plain values, without its name, its age, and corrections from use."""
     values: dict[str, Any] = {name: getattr(speed, name).to_json() for name in _CURVES}
-    return values | {name: getattr(speed, name) for name in (*_NUMBERS, "disk_bytes_per_s", "busy")}
+    return values | {name: getattr(speed, name) for name in (*_NUMBERS, *_OPTIONAL, "busy")}
 
 
 def speed_of(values: Any, device: str, name: str, age_s: float) -> DeviceSpeed:
     """The speed that `speed_to_json` wrote, of a device called so now; PlanError names what is wrong."""
-    record = fields.record(values, name, (*_CURVES, *_NUMBERS), ("disk_bytes_per_s", "busy"))
+    record = fields.record(values, name, (*_CURVES, *_NUMBERS), (*_OPTIONAL, "busy"))
     numbers: dict[str, Any] = {}
-    for key in (*_NUMBERS, *(("disk_bytes_per_s",) if record.get("disk_bytes_per_s") is not None else ())):
+    for key in (*_NUMBERS, *(name for name in _OPTIONAL if record.get(name) is not None)):
         value = record[key]
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
             raise PlanError(f"{name}: {key} is {fields.short(value)}; needed is a number of 0 or more")

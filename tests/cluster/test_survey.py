@@ -64,7 +64,7 @@ def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch
 
     def few(*args: Any) -> tuple[dict[str, Any], int]:
         slices, n = probes(*args)
-        return {name: replace(slices[name], rows=(1, 64)) for name in ("layers", "head")}, n
+        return {name: replace(slices[name], rows=(1, 64)) for name in ("layers", "chunk", "head")}, n
 
     monkeypatch.setattr(llm_survey, "probes", few)  # the others are timed in tests of commands
 
@@ -83,11 +83,13 @@ def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch
             )
 
     first = again(fresh=True)
-    assert len(steps) == steps[-1] == 3 * 2 + 3  # two slices on each device, three links
+    assert len(steps) == steps[-1] == 3 * 3 + 3  # three slices on each device, three links
     assert [speed.device for speed in first.speeds] == [LOCAL, *(one.address for one in two)]
     for speed in first.speeds:
-        assert 0 < speed.layer_s.at(1) < speed.layer_s.at(64) < speed.layer_s.at(512) < 10
-        assert speed.layer_s.points[-1][0] == 512
+        assert 0 < speed.layer_s.at(1) < speed.layer_s.at(64) < speed.layer_s.at(256) < 10
+        assert speed.layer_s.points[-1][0] == 256
+        assert speed.prompt_token_s is not None
+        assert 0 <= speed.prompt_token_s <= speed.token_s
         assert speed.memory_bytes > speed.runtime_bytes > 0
         assert speed.age_s == 0
     assert {*first.links.between} == {*permutations([LOCAL, *(one.address for one in two)], 2)}

@@ -83,6 +83,8 @@ def test_a_prompt_takes_its_chunks_and_all_attention_between_them() -> None:
     one = only(device(layer_s=MS, token_s=2e-6, by_row=True), prompt=4096)
     twice = 2 * 2e-6 * sum(512 * 512 * i for i in range(8))
     assert one.prompt_s(2, False, 512) == pytest.approx(2 * 4.096 + twice)
+    one = only(device(layer_s=MS, token_s=2e-6, prompt_token_s=1e-7, by_row=True), prompt=4096)
+    assert one.prompt_s(2, False, 512) == pytest.approx(2 * 4.096 + twice / 20)  # rows of a chunk read keys together
     pair = a_pair(device(token_s=1e-6), device("b", token_s=1e-6), prompt=1024)
     assert pair.prompt_s(1, False, 512) == pytest.approx(pair.layer_s(512, 0) + pair.layer_s(512, 512), rel=1e-3)
 
@@ -306,6 +308,23 @@ def test_a_prompt_goes_through_stages_in_chunks(stages: list[float], prompt: int
         for i, seconds in enumerate(stages):
             free[i] = at = max(at, free[i]) + seconds / n
     assert cost.ttft_s(sum(stages), max(stages), prompt) == pytest.approx(at)
+
+
+@given(st.tuples(*[st.floats(1e-3, 10)] * 2), st.floats(1e3, 1e9), st.floats(0, 0.1), st.integers(1, 5000))
+def test_a_prompt_crosses_a_way_while_stages_compute(
+    layers: tuple[float, float], bytes_per_s: float, latency_s: float, prompt: int
+) -> None:
+    """As worked out by playing it: a stage, the way to the next and that stage, chunk by chunk."""
+    speeds = [device(layer_s=layers[0]), device("b", layers[1])]  # a chunk takes as long whatever rows it has
+    found = predicted(speeds, linked([LOCAL, "b"], LinkSpeed(latency_s, bytes_per_s)), 2, 4, prompt=prompt)
+    n = cost.chunks(prompt)
+    chunk_s = work(4).state_bytes(prompt / n) / bytes_per_s
+    stations, free = (2 * layers[0], chunk_s, 2 * layers[1]), [0.0] * 3
+    for _ in range(n):
+        at = 0.0
+        for i, seconds in enumerate(stations):
+            free[i] = at = max(at, free[i]) + seconds
+    assert found.ttft_s == pytest.approx(at + 2 * latency_s + 512 / bytes_per_s, rel=1e-6)
 
 
 def test_how_a_prompt_is_cut() -> None:

@@ -19,7 +19,6 @@ from edge.llm.scheduler import Scheduler
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
-from partition.predict.cost import chunks
 from partition.predict.predict import predict
 from partition.predict.prediction import NO_LAYERS, Prediction, StagePrediction
 from partition.predict.speeds import Curve, LinkSpeed
@@ -109,13 +108,12 @@ def test_a_prompt_in_chunks_is_as_the_formula_says(stages_of: Sequence[int], pro
     assert found.ttft_s is not None
     assert found.ttft_s.p50 == pytest.approx(plan.ttft_s, rel=1e-4)
     assert found.tpot_s is None
-    # On thin links, too, chunks follow each other: the formula adds up all of them, the simulation overlaps them.
-    thin = of_text(stages_of, link=LinkSpeed(3 * MS, 1e7), prompt=prompt)
-    found = simulate(thin, closed(1, 1, prompt, 1))
-    assert found.ttft_s is not None
-    assert thin.ttft_s is not None
-    way = round(prompt / chunks(prompt)) * 128 * 4 / 1e7 * (len(stages_of) - 1)
-    assert thin.ttft_s - (chunks(prompt) - 1) * way - 1e-9 <= found.ttft_s.p50 <= thin.ttft_s + 1e-9
+    # On thin links, too: a chunk is on its way while stages compute others, also where ways take longer than stages.
+    for bytes_per_s in (1e7, 1e5):
+        thin = of_text(stages_of, link=LinkSpeed(3 * MS, bytes_per_s), prompt=prompt)
+        found = simulate(thin, closed(1, 1, prompt, 1))
+        assert found.ttft_s is not None
+        assert found.ttft_s.p50 == pytest.approx(thin.ttft_s, rel=0.02)  # a way of a whole number of rows
 
 
 @pytest.mark.parametrize(

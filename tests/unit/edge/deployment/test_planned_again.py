@@ -1,5 +1,6 @@
 """Plans after a loss: made over those that answer, and only where that is clearly better."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import NEW_PLAN
+from partition.predict.speeds import Curve, LinkSpeed
 from partition.search.planner import Planner
 from partition.slices.gguf_slice import limits, slice_recipe
 from quant.gguf.file import GgufFile
@@ -161,3 +163,25 @@ def test_of_too_many_devices_the_weakest_are_left_out() -> None:
     plan, why = again(before, [name for name in names[1:] if name != "b:1"], FILE, "")
     assert why == "pipeline, with shares as before"
     assert set(plan.devices) == set(names) - {"b:1", "d:1"}
+
+
+def test_a_plan_with_phases_keeps_them_where_they_pay() -> None:
+    """A laptop computes a prompt ten times as fast, and a token no faster: planned again, prompts stay there. A device
+    that is gone takes them along; when it is back, that pays although a token takes as long as before."""
+    way = LinkSpeed(5e-3, 125e6)
+    own, laptop = planning.device(LOCAL, 10 * MS, by_row=True), planning.device(A, 10 * MS, by_row=True)
+    laptop = replace(laptop, layer_s=Curve(((1, 10 * MS), (512, 512 * MS))))
+    planner = Planner(planning.work(8, prompt=1000), [own, laptop], planning.linked((LOCAL, A), way), "made up", "")
+    alone = make_plan(WORK.limits, "made up", "", [LOCAL], "pipeline")
+    prompts = make_plan(WORK.limits, "made up", "", [LOCAL, A], "pipeline", [0, 1])
+    pair = replace(alone, prefill=prompts, prefill_from=100)
+    replanner = Replanner(PlanChoice(MODEL_PATH, pair, "planned", planner=planner), FILE, "")
+    again, why = replanner.plan([A])
+    assert again.prefill is not None
+    assert A in again.prefill.devices
+    assert "prompts of" in why
+    assert replanner.plan([])[0].prefill is None
+    assert replanner.pays(again, again.placements[0])
+    assert not replanner.pays(again, again)
+    plain = Replanner(PlanChoice(MODEL_PATH, alone, "planned", planner=planner), FILE, "")
+    assert plain.plan([A])[0].prefill is None  # nobody asked for a second placement

@@ -329,6 +329,9 @@ def test_a_step_takes_what_its_best_piece_takes(monkeypatch: pytest.MonkeyPatch)
     assert [one.seconds for one in found] == pytest.approx([0.1, 0.4, 6.4, 0.1])
     assert {(n, decodes) for n, at, decodes in computed if at == 0} == {(1, True), (4, True), (64, False), (32, False)}
     assert {n for n, at, _ in computed if at == 32} == {1}
+    computed.clear()
+    profiler.time_shard(shard, (16,), samples=2, depth=32)  # the first of the steps is what is timed behind others
+    assert {(n, decodes) for n, at, decodes in computed if at == 32} == {(16, False)}
 
 
 def test_stop_holds_on_a_terminal(demo: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

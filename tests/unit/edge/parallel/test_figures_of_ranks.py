@@ -1,5 +1,6 @@
 """Figures of ranks and of layers: known steps by a known clock give known figures."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,26 +146,34 @@ def test_a_layer_is_its_part_of_what_was_timed() -> None:
 
 
 def test_a_step_of_a_long_prompt_is_a_third_point() -> None:
-    """By the line through one row and 64, 512 rows of a layer would take 66.9 ms; they took 90. Half a layer is 0.6."""
+    """By the line through one row and 64, 256 rows of a layer would take 34.4 ms; they took 45. Half a layer is 0.6.
+
+    256 rows share what they read of 256 tokens before them: that takes each of them 50 ns, and a row alone 1 us."""
     steps = {
         "layers": curve((1, 9 * MS), (64, 41 * MS)),
         "more": curve((1, 17 * MS)),
         "half": curve((1, 7 * MS), (64, 25 * MS)),
-        "head": curve((1, 9 * MS), (4, 12 * MS), (512, 185 * MS)),
+        "chunk": curve((256, 91 * MS)),
+        "head": curve((1, 9 * MS), (4, 12 * MS)),
     }
-    found = device_speed(LayerTimes(4, steps, 0.0, 1, None, head_layers=2), "pi:1", "pi", 1)
+    depth_s, chunk_depth_s = 4 * 256 * 1e-6, 2 * 256 * 256 * 50e-9
+    times = LayerTimes(4, steps, depth_s, 1, None, few_layers=2, chunk_depth_s=chunk_depth_s)
+    found = device_speed(times, "pi:1", "pi", 1)
     assert found.head_s.points[0] == (1, pytest.approx(4 * MS))
-    assert [n for n, _ in found.head_s.points] == [1, 4]  # of a prompt one row alone gives logits
-    assert [n for n, _ in found.layer_s.points] == [1, 64, 512]
-    assert [found.layer_s.at(n) for n in (1, 64, 512)] == pytest.approx([2 * MS, 10 * MS, 90 * MS])
-    assert found.half_layer_s.points[-1] == (512, pytest.approx(0.6 * 90 * MS))
-    assert found.part_s(1.0, 512) == pytest.approx(90 * MS)
+    assert [n for n, _ in found.head_s.points] == [1, 4]
+    assert [n for n, _ in found.layer_s.points] == [1, 64, 256]
+    assert [found.layer_s.at(n) for n in (1, 64, 256)] == pytest.approx([2 * MS, 10 * MS, 45 * MS])
+    assert found.half_layer_s.points[-1] == (256, pytest.approx(0.6 * 45 * MS))
+    assert found.part_s(1.0, 256) == pytest.approx(45 * MS)
+    assert (found.token_s, found.prompt_token_s) == (pytest.approx(1e-6), pytest.approx(50e-9))
+    noisy = device_speed(replace(times, chunk_depth_s=1.0), "pi:1", "pi", 1)
+    assert noisy.prompt_token_s == noisy.token_s  # rows together never cost more than each alone
 
 
 def test_a_slow_device_is_timed_with_fewer_rows_of_a_prompt() -> None:
     """So many that a step takes a second at most: 64 rows tell how long more of them would take."""
-    times = (0.1, 0.126, 0.2, 0.26, 0.5, 0.51, 10.0)
-    assert [_chunk_rows(seconds) for seconds in times] == [(512,), (256,), (256,), (128,), (128,), (), ()]
+    times = (0.1, 0.25, 0.26, 0.5, 0.51, 10.0)
+    assert [_chunk_rows(seconds) for seconds in times] == [(256,), (256,), (128,), (128,), (), ()]
 
 
 def test_layers_take_time_where_one_row_had_a_bad_moment() -> None:
