@@ -54,7 +54,9 @@ def test_a_setting_whose_processes_waited_is_measured_again_in_a_slower_lab(monk
     def stretched(setting: Setting, model: Path, tiny: bool, requests: int, stretch: float, *, in_groups: bool) -> Any:
         stretches.append(stretch)
         waited = MOST_WAITED * 1.1 if len(stretches) < 2 else MOST_WAITED
-        return {"plans": [plan("a", 1.0, 4.0), plan("b", 1.0, 4.0, waited=waited)], "stretch": stretch}
+        plans = [plan("a", 1.0, 4.0), plan("b", 1.0, 4.0, waited=waited)]
+        plans[0]["waited"]["ttft_s"] = 1.0  # is not looked at
+        return {"plans": plans, "stretch": stretch}
 
     monkeypatch.setattr(bench_sleeping, "stretched", stretched)
     row = measured(SETTING, Path("model"), False, 0)
@@ -75,6 +77,7 @@ def test_figures_are_those_of_a_lab_that_is_not_stretched() -> None:
     assert shown["predicted"] == {"latency_s": 0.25, "throughput_per_s": 16.0}
     assert shown["requests"]["rate_per_s"] == 2.0
     assert shown["requests"]["ttft_s"] == {"measured": {"p50": 1.0}, "simulated": {"p50": 0.5}}
+    assert unstretched({}, 2) == {"stretch": 2}
     [case] = unstretched({"cases": [{"measured_per_s": 1.0, "predicted_per_s": 2.0}]}, 4)["cases"]
     assert case == {"measured_per_s": 4.0, "predicted_per_s": 8.0}
 

@@ -111,6 +111,9 @@ def test_a_port_limits_what_passes_it(rates: tuple[float | None, ...]) -> None:
     one, two, three = ADDRESSES
     n = 4
     with switch(rates=rates) as ends:
+        for end, to in ((ends[1], two), (ends[2], three)):  # the switch runs
+            ends[0].send(packet(one, to))
+            end.recv(2000)
         began = time.monotonic()
         for i in range(n):
             ends[0].send(packet(one, two, bytes([i]) * 1000))
