@@ -4,9 +4,13 @@
 
 Devices wait for as long as their profiles say instead of computing, so that sixteen do not compete for two cores;
 processes, links, frames and collectives are real. Half of the settings sleep by presets, half by profiles as a survey
-measures them. Run are the best plans by latency and by throughput, and the best of stages of one device each. Then two
-devices that share every layer compute requests in one group, and in two. Links need root; --tiny: two devices on
-loopback, which says nothing about predictions.
+measures them. Run are the best plans by latency and by throughput and their strongest rivals; in settings with a
+prompt also placements for prompts. Then devices that share every layer compute requests in one group, and in two.
+
+What two cores do not get done in time would count as the devices' own time. So labs are stretched: devices and links
+take twice as long as they should, or more, and figures are divided by that. Where a process of the lab waited for a
+core for too long a part of the time, the setting is measured again in a lab that is stretched further. Links need root;
+--tiny: two devices on loopback, which says nothing about predictions.
 """
 
 from __future__ import annotations
@@ -14,91 +18,36 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.harness import ROOT, Section, bench, parser_of, table
+from benchmarks.sleeping_labs import (
+    GROUPED,
+    SETTINGS,
+    TINY,
+    Setting,
+    lab_of,
+    link_kinds,
+    memory_of,
+    names_of,
+    profiles_of,
+)  # fmt: skip
 
 SIDE = ROOT / "benchmarks" / "sleeping_side.py"
 RUN_S = 600.0  # for one setting
 MODEL = "tinyllama-1.1b"
 _TIMES = {"first token": "ttft_s", "token": "tpot_s"}
-# Each device has room for so many times its equal share of the model, beside its process and KV cache: so most of the
-# devices are needed.
-_SHARE, _BESIDE_BYTES = 1.6, 240 << 20
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A lab of sleeping devices."""
-
-    name: str
-    devices: tuple[str | float, ...]  # a preset, or times as slow as a Pi 5 with a measured profile; the owner's first
-    link: Mapping[str, float]  # between all
-    groups: int = 0  # above 0: so many devices each are near each other, with links of NEAR
-    near: Mapping[str, float] = field(default_factory=dict)
-
-
-LAN = {"delay_ms": 0.5, "bandwidth_mbps": 1000}
-WIFI = {"delay_ms": 2, "bandwidth_mbps": 200}
-FAR = {"delay_ms": 10, "bandwidth_mbps": 100}
-THIN = {"delay_ms": 3, "bandwidth_mbps": 30}
-CABLE = {"delay_ms": 1, "bandwidth_mbps": 1000}
-
-
-def equal(n: int, device: str | float) -> tuple[str | float, ...]:
-    """Return n devices alike."""
-    return (device,) * n
-
-
-SETTINGS = (
-    Setting("4 Pi 4, LAN", equal(4, "pi4"), LAN),
-    Setting("4 Pi 4, Wi-Fi", equal(4, "pi4"), WIFI),
-    Setting("4 Pi 5, LAN", equal(4, "pi5"), LAN),
-    Setting("4 Pi 5, far", equal(4, "pi5"), FAR),
-    Setting("4 unequal presets, LAN", ("pi5", "pi4", "mini-pc", "pi4"), LAN),
-    Setting("4 unequal presets, thin", ("phone", "pi4", "pi5", "mini-pc"), THIN),
-    Setting("4 measured, LAN", equal(4, 3.0), LAN),
-    Setting("4 measured, unequal, Wi-Fi", (2.0, 5.0, 3.0, 1.5), WIFI),
-    Setting("4 measured, pairs", equal(4, 4.0), FAR, 2, CABLE),
-    Setting("5 unequal, Wi-Fi", ("pi4", "pi5", "pi4", "phone", "pi4"), WIFI),
-    Setting("5 measured, LAN", (4.0, 2.0, 6.0, 3.0, 5.0), LAN),
-    Setting("6 Pi 4, Wi-Fi", equal(6, "pi4"), WIFI),
-    Setting("6 Pi 4, pairs", equal(6, "pi4"), FAR, 2, CABLE),
-    Setting("6 Pi 4, threes", equal(6, "pi4"), WIFI, 3, CABLE),
-    Setting("6 measured, thin", (5.0, 4.0, 3.0, 6.0, 4.0, 5.0), THIN),
-    Setting("6 measured, far", equal(6, 5.0), FAR),
-    Setting("7 unequal, Wi-Fi", ("pi5", *equal(3, "pi4"), *equal(3, "pi5")), WIFI),
-    Setting("8 Pi 4, LAN", equal(8, "pi4"), LAN),
-    Setting("8 Pi 4, Wi-Fi", equal(8, "pi4"), WIFI),
-    Setting("8 Pi 4, pairs", equal(8, "pi4"), FAR, 2, CABLE),
-    Setting("8 Pi 4, fours", equal(8, "pi4"), FAR, 4, CABLE),
-    Setting("8 measured, unequal, Wi-Fi", (4.0, 8.0, 6.0, 5.0, 7.0, 4.0, 9.0, 6.0), WIFI),
-    Setting("8 measured, thin", equal(8, 6.0), THIN),
-    Setting("10 Pi 4, pairs", equal(10, "pi4"), FAR, 2, CABLE),
-    Setting("12 Pi 4, Wi-Fi", equal(12, "pi4"), WIFI),
-    Setting("12 measured, threes", equal(12, 8.0), FAR, 3, CABLE),
-    Setting("12 measured, unequal, far", tuple(5.0 + i % 4 for i in range(12)), FAR),
-    Setting("14 unequal, Wi-Fi", (*equal(7, "pi4"), *equal(7, "pi5")), WIFI),
-    Setting("16 Pi 4, fours", equal(16, "pi4"), FAR, 4, CABLE),
-    Setting("16 measured, Wi-Fi", equal(16, 8.0), WIFI),
-)
-# Pairs, for groups of requests.
-PAIRS = (
-    Setting("2 Pi 5, 5 ms, 1 Gbit/s", equal(2, "pi5"), {"delay_ms": 5, "bandwidth_mbps": 1000}),
-    Setting("2 Pi 5, 5 ms, 100 Mbit/s", equal(2, "pi5"), {"delay_ms": 5, "bandwidth_mbps": 100}),
-    Setting("2 mini PCs, 5 ms, 1 Gbit/s", equal(2, "mini-pc"), {"delay_ms": 5, "bandwidth_mbps": 1000}),
-    Setting("2 mini PCs, 5 ms, 100 Mbit/s", equal(2, "mini-pc"), {"delay_ms": 5, "bandwidth_mbps": 100}),
-    Setting("2 Pi 5, LAN", equal(2, "pi5"), LAN),
-)
-TINY = Setting("two on loopback", ("pi5", 1.0), {})
+FIGURES = {"latency": "latency_s", "throughput": "throughput_per_s", "ttft": "ttft_s"}  # of each objective
+LEAST_DEVICES = 4  # of a setting that counts
+MOST_WAITED = 0.1  # of the time, by any process of the lab for a core; figures of which more waited do not count
+STRETCHES = (2, 4, 8, 16)  # times as slow as its devices and links a lab is, one after the other, until less waited
 
 
 def main() -> None:
@@ -118,7 +67,7 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     if not args.tiny and os.geteuid() != 0:
         raise SystemExit("links between devices need root; --tiny goes without")
     settings, with_groups = (
-        [TINY] if args.tiny else [one for one in some if (args.only or "") in one.name] for some in (SETTINGS, PAIRS)
+        [TINY] if args.tiny else [one for one in some if (args.only or "") in one.name] for some in (SETTINGS, GROUPED)
     )
     model, rows, n_requests = folder / f"{MODEL}.gguf", [], 4 if args.tiny else args.requests
     outline(model, SHAPES["qwen2.5-0.5b" if args.tiny else MODEL])
@@ -129,102 +78,113 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     for setting in with_groups:
         print(setting.name, file=sys.stderr)
         groups.append(measured(setting, model, args.tiny, n_requests, in_groups=True))
-    return {"settings": rows, "summary": summary(rows) if rows else None, "groups": groups}
-
-
-def profiles_of(setting: Setting, model: Path) -> list[dict[str, Any]]:
-    """Return the profile of each device: a preset, or one with the uneven figures that a survey measures."""
-    from dataclasses import replace
-
-    from devices.catalog import CATALOG
-    from partition.predict.part_times import profile_json
-    from partition.predict.presets import PartSizes, preset_speed
-    from partition.predict.speeds import Curve
-    from quant.gguf.file import GgufFile
-
-    sizes, noise, found = PartSizes.from_file(GgufFile.open(model)), random.Random(setting.name), []
-    for device in setting.devices:
-        if isinstance(device, str):
-            found.append({"preset": device})
-            continue
-        speed = preset_speed(CATALOG["pi5"], sizes, "profile", "profile").times(device)
-        rows = [(n, seconds * noise.uniform(1.0, 1.1)) for n, seconds in speed.layer_s.points]
-        layer = Curve(tuple(rows))
-        half = Curve(tuple((n, seconds * noise.uniform(0.52, 0.58)) for n, seconds in rows))
-        speed = replace(speed, layer_s=layer, half_layer_s=half, step_s=Curve(((1, noise.uniform(1e-3, 3e-3)),)))
-        found.append(profile_json(speed, sizes))
-    return found
+    return {"settings": rows, "summary": summary(rows, groups) if rows else None, "groups": groups}
 
 
 def measured(setting: Setting, model: Path, tiny: bool, requests: int, *, in_groups: bool = False) -> dict[str, Any]:
     """One setting: every plan that was run, or one plan with its requests in one group and in two. requests: that come
-    at random to each plan."""
+    at random to each plan.
+
+    Where processes of the lab waited for this machine's cores, all is measured again in a lab where everything takes
+    longer, the same for devices and links, so that the processor is wanted more seldom. Figures are given as of a lab
+    that was not stretched."""
+    again = []
+    for stretch in STRETCHES:
+        result = stretched(setting, model, tiny, requests, stretch, in_groups=in_groups)
+        waited = max(
+            part
+            for case in result["cases" if in_groups else "plans"]
+            for name, part in case["waited"].items()
+            if name != "ttft_s"  # whose ranks are at work at once: what one waits for cores the others do not wait for
+        )
+        if waited <= MOST_WAITED or tiny:
+            break
+        again.append({"waited": waited, **result})
+        print(f"{setting.name}: processes waited for cores for {waited:.1%} of the time", file=sys.stderr)
+    return {"name": setting.name, "devices": setting.devices, "link": dict(setting.link), "again": again, **result}
+
+
+def stretched(
+    setting: Setting, model: Path, tiny: bool, requests: int, stretch: float, *, in_groups: bool
+) -> dict[str, Any]:
+    """One setting in a lab where everything takes `stretch` times as long."""
     from devices.lab.config import parse_lab
     from tests.support.lab import Lab
 
-    names = ["own", *(f"d{i}" for i in range(1, len(setting.devices)))]
-    profiles = profiles_of(setting, model)
-    devices = [
-        {"name": name, "compute": "sleep", "profile": json.dumps(profile), "threads": 1}
-        for name, profile in zip(names, profiles, strict=True)
-    ]
-    lab: dict[str, Any] = {"device": devices}
-    if setting.link:
-        lab["link"] = [dict(setting.link), *pairs(names, setting)]
-    with tempfile.TemporaryDirectory() as folder, Lab(parse_lab(lab), Path(folder) / "lab") as up:
+    profiles, names = profiles_of(setting, model, stretch), names_of(setting)
+    lab = parse_lab(lab_of(setting, profiles, stretch))
+    with tempfile.TemporaryDirectory() as folder, Lab(lab, Path(folder) / "lab") as up:
         asked = {
             "model": str(model),
             "tiny": tiny,
             "requests": requests,
             "in_groups": in_groups,
+            "prompt": setting.prompt,
             "profiles": profiles,
             "names": names,
             "workers": [up.addresses[name] for name in names[1:]],
-            "memory": _BESIDE_BYTES + int(_SHARE * model.stat().st_size / len(names)),
+            "memory": memory_of(setting, model),
+            "supervisor": psutil.Process(up.pid("own")).ppid(),
             **link_kinds(setting),
         }
-        state = {**os.environ, "XDG_STATE_HOME": f"{folder}/state"}  # links of another setting are forgotten
+        folders = {
+            f"XDG_{kind}_HOME": f"{folder}/{kind.lower()}" for kind in ("STATE", "CONFIG")
+        }  # nothing is remembered
         command = up.command("own", [sys.executable, str(SIDE), json.dumps(asked)])
-        done = subprocess.run(command, cwd=ROOT, env=state, stdout=subprocess.PIPE, timeout=RUN_S, check=True)
+        done = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, **folders}, stdout=subprocess.PIPE, timeout=RUN_S, check=True
+        )
     result: dict[str, Any] = json.loads(done.stdout)
-    return {"name": setting.name, "devices": setting.devices, "link": dict(setting.link), **result}
+    return unstretched(result, stretch)
 
 
-def pairs(names: Sequence[str], setting: Setting) -> list[dict[str, Any]]:
-    """Return the links of devices that are near each other."""
-    near = []
-    for i, a in enumerate(names):
-        for j in range(i + 1, len(names)):
-            if setting.groups and i // setting.groups == j // setting.groups:
-                near.append({**setting.near, "between": [a, names[j]]})
-    return near
+def unstretched(result: dict[str, Any], stretch: float) -> dict[str, Any]:
+    """Return figures as of a lab where nothing takes longer: seconds are fewer, rates are higher."""
+    for plan in result.get("plans", []):
+        for figures in (plan["predicted"], plan["measured"]):
+            for name in figures:
+                figures[name] *= stretch if name.endswith("_per_s") else 1 / stretch
+        if served := plan["requests"]:
+            served["rate_per_s"] *= stretch
+            for name in _TIMES.values():
+                for spread in served[name].values():
+                    spread.update({part: seconds / stretch for part, seconds in spread.items()})
+    for case in result.get("cases", []):
+        for name in ("measured_per_s", "predicted_per_s"):
+            case[name] *= stretch
+    return {**result, "stretch": stretch}
 
 
-def link_kinds(setting: Setting) -> dict[str, Any]:
-    """Return the kind of the link between any two devices, and a link of each kind: not all need to be measured."""
-    n = len(setting.devices)
-    near = [[bool(setting.groups) and i // setting.groups == j // setting.groups for j in range(n)] for i in range(n)]
-    kinds = [[int(bool(setting.groups) and not near[i][j]) for j in range(n)] for i in range(n)]
-    return {"kinds": kinds, "pairs": [[0, 1], [0, setting.groups]] if setting.groups else [[0, 1]]}
-
-
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Errors of all predictions, and how far the plan that was chosen is from the best measured."""
-    errors: dict[str, list[float]] = {"latency_s": [], "throughput_per_s": []}
-    behind: dict[str, list[float]] = {"latency": [], "throughput": []}
+def summary(rows: list[dict[str, Any]], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """Errors of all predictions, and how far the plan that was chosen is from the best measured of its setting."""
+    errors: dict[str, list[float]] = {}
+    behind: dict[str, list[float]] = {}
     for row in rows:
         for plan in row["plans"]:
-            for name, values in errors.items():
-                values.append(abs(plan["measured"][name] / plan["predicted"][name] - 1))
-        for axis, name, sign in (("latency", "latency_s", 1), ("throughput", "throughput_per_s", -1)):
-            figures = {plan["key"]: plan["measured"][name] ** sign for plan in row["plans"]}
-            behind[axis].append(figures[row["best"][axis]] / min(figures.values()))
+            for name, value in plan["measured"].items():
+                errors.setdefault(name, []).append(abs(value / plan["predicted"][name] - 1))
+        for axis, key in row["best"].items():
+            name = FIGURES[axis]
+            sign = -1 if axis == "throughput" else 1
+            costs = {plan["key"]: plan["measured"][name] ** sign for plan in row["plans"]}
+            if key in costs:
+                behind.setdefault(axis, []).append(costs[key] / min(costs.values()))
+    several = [row for row in groups if len(row["devices"]) >= LEAST_DEVICES]
+    for row in several:
+        for case in row["cases"]:
+            errors.setdefault("throughput_per_s", []).append(abs(case["measured_per_s"] / case["predicted_per_s"] - 1))
     return {
-        "settings": len(rows),
-        "plans": sum(len(row["plans"]) for row in rows),
-        "errors": {name: {"median": statistics.median(of), "worst": max(of)} for name, of in errors.items()},
-        "chosen_over_best": {axis: {"median": statistics.median(of), "worst": max(of)} for axis, of in behind.items()},
+        "settings": len(rows) + len(several),
+        "again": sum(len(row["again"]) for row in (*rows, *several)),
+        "plans": sum(len(row["plans"]) for row in rows) + sum(len(row["cases"]) for row in several),
+        "errors": {name: median_and_worst(values) for name, values in errors.items()},
+        "chosen_over_best": {axis: median_and_worst(values) for axis, values in behind.items()},
     }
+
+
+def median_and_worst(values: list[float]) -> dict[str, float]:
+    """Return both, where less is better."""
+    return {"median": statistics.median(values), "worst": max(values)}
 
 
 def text(r: dict[str, Any]) -> str:
@@ -249,25 +209,35 @@ def text_of_plans(r: dict[str, Any]) -> str:
     """Plans, predicted and measured."""
     found = r["summary"]
     lines = [
-        [
-            f"{row['name']}: {shape_text(plan)}{mark(row, plan)}",
-            f"{1e3 * plan['measured']['latency_s']:.0f}",
-            f"{plan['measured']['latency_s'] / plan['predicted']['latency_s'] - 1:+.0%}",
-            f"{plan['measured']['throughput_per_s']:.2f}",
-            f"{plan['measured']['throughput_per_s'] / plan['predicted']['throughput_per_s'] - 1:+.0%}",
-        ]
+        [f"{row['name']}: {shape_text(plan)}{mark(row, plan)}", *cells(plan), f"{max(plan['waited'].values()):.0%}"]
         for row in r["settings"]
         for plan in row["plans"]
     ]
-    words = [f"{found['settings']} settings, {found['plans']} plans."]
-    for name, of in found["errors"].items():
-        words.append(f"{name}: off by {of['median']:.1%} in the median, {of['worst']:.1%} at worst.")
-    for axis, of in found["chosen_over_best"].items():
+    words = [
+        f"{found['settings']} settings, {found['plans']} plans; {found['again']} settings were measured again because"
+        f" processes waited for cores for more than {MOST_WAITED:.0%} of the time."
+    ]
+    for name, errors in found["errors"].items():
+        words.append(f"{name}: off by {errors['median']:.1%} in the median, {errors['worst']:.1%} at worst.")
+    for axis, ratios in found["chosen_over_best"].items():
         words.append(
-            f"Chosen by {axis} over the best measured: {of['median']:.3f} in the median, {of['worst']:.3f} at worst."
+            f"Chosen by {axis} over the best measured: {ratios['median']:.3f} in the median, {ratios['worst']:.3f} at"
+            " worst."
         )
-    header = ["setting: ranks of each stage", "token, ms", "off by", "tokens/s of 4", "off by"]
+    figures = ("token, ms", "tokens/s of 4", "first token, s")
+    header = ["setting: ranks of each stage", *(column for name in figures for column in (name, "off by")), "waited"]
     return f"{table(header, lines)}\n\n" + "\n".join(words) + percentiles_text(r)
+
+
+def cells(plan: dict[str, Any]) -> list[str]:
+    """Return each figure of a plan as measured, and how far off its prediction was; empty where it has none."""
+    shown = []
+    for name, factor, digits in (("latency_s", 1e3, 0), ("throughput_per_s", 1.0, 2), ("ttft_s", 1.0, 2)):
+        value = plan["measured"].get(name)
+        shown += ["", ""] if value is None else [
+            f"{factor * value:.{digits}f}", f"{value / plan['predicted'][name] - 1:+.0%}"
+        ]  # fmt: skip
+    return shown
 
 
 def percentiles_text(r: dict[str, Any]) -> str:
@@ -287,8 +257,9 @@ def percentiles_text(r: dict[str, Any]) -> str:
 
 
 def shape_text(plan: dict[str, Any]) -> str:
-    """Return the ranks of each stage, such as 2+1+1."""
-    return "+".join(map(str, plan["widths"]))
+    """Return the ranks of each stage, such as 2+1+1, a thin owner as 0; behind them those of prompts."""
+    prompts = f", prompts {'+'.join(map(str, plan['prompts']))}" if plan["prompts"] else ""
+    return "+".join(map(str, plan["widths"])) + prompts
 
 
 def mark(row: dict[str, Any], plan: dict[str, Any]) -> str:

@@ -6,28 +6,37 @@ It runs on a device of the lab that sleeps, and so it sleeps as well.
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
+from benchmarks.core_waits import CoreWaits, first_of
 from devices.catalog import CATALOG
 from devices.sleeping import run_first
 from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
+from edge.deployment.deploy import deploy
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.planning.arrange import work_of
+from edge.planning.choice import PlanChoice
 from edge.planning.llm_space import LlmSpace
 from edge.planning.measure import steady_per_s, token_s
 from edge.slices.local import OwnSlices
+from edge.survey.cluster import Cluster
 from edge.survey.llm_survey import SUM_CPU_S
 from edge.survey.profile import ClusterProfile
 from edge.survey.survey import Devices, survey
@@ -40,6 +49,9 @@ from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
 from partition.predict.presets import PartSizes, preset_speed
 from partition.predict.speeds import DeviceSpeed, Links, speed_of
+from partition.search.explain import kind_of
+from partition.search.phases import Phases
+from partition.search.planner import Placed, Planner
 from partition.simulate.arrivals import Arrivals, poisson
 from partition.simulate.result import Spread
 from partition.simulate.simulate import simulate
@@ -52,6 +64,8 @@ CONTEXT, PROMPT, DEPTH, REQUESTS = 128, 8, 8, 4
 TOKENS, LOAD = 16, 0.7  # of an answer; part of the capacity that requests come at
 GROUP_CONTEXT, GROUP_REQUESTS = 1024, 8
 AXES = ("latency", "throughput")
+_FIRST_TOKENS = 2  # measured of each plan
+_NEAR = 1.2  # times the best by an objective: what is slower in all of them is no rival
 
 
 def main() -> None:
@@ -65,20 +79,31 @@ def main() -> None:
 
 
 def run(asked: dict[str, Any]) -> dict[str, Any]:
-    """Predict and run the best plans."""
+    """Predict and run the best plans and their rivals."""
     path = Path(asked["model"])
     file, digest = GgufFile.open(path), OwnSlices().model_digest(path)
-    work = work_of(file, context=CONTEXT, concurrency=REQUESTS, prompt=PROMPT, depth=DEPTH)
+    prompt = asked["prompt"] or PROMPT
+    work = work_of(file, context=CONTEXT + prompt, concurrency=REQUESTS, prompt=prompt, depth=DEPTH)
     speeds = device_speeds(asked, file)
     links = measured_links(asked["workers"], asked["kinds"], asked["pairs"], speeds)
     space = LlmSpace(path, file, digest, work, ClusterProfile(tuple(speeds), links, ()), threads=1)
+    waits = CoreWaits(lambda: first_of(asked["supervisor"]), time.perf_counter)
     if asked["in_groups"]:
-        return {"cases": in_groups(space, asked), "links": link_figures(links)}
-    points = chosen(space, tiny=asked["tiny"])
-    with Fleet(asked["workers"], insecure=True) as fleet:
-        rows = [measured(space, fleet, point, asked["requests"]) for point in points]
-    best = {axis: min(points, key=lambda point: point.objectives((axis,))).key for axis in AXES}
+        return {"cases": in_groups(space, asked, waits), "links": link_figures(links)}
+    points = rivals(space, phases=asked["prompt"] > 0)
+    best = {axis: min(points, key=lambda point: point.objectives((axis,))).key for axis in axes_of(asked)}
+    points = points[:1] if asked["tiny"] else points
+    with Cluster(asked["workers"], insecure=True) as cluster:
+        rows = []
+        for point in points:
+            rows.append(measured(space, cluster, point, asked, waits))
+            print(f"  {point.label}: {progress_text(rows[-1])}", file=sys.stderr)
     return {"plans": rows, "best": best, "links": link_figures(links)}
+
+
+def axes_of(asked: dict[str, Any]) -> tuple[str, ...]:
+    """Return the objectives by which plans are chosen."""
+    return (*AXES, "ttft") if asked["prompt"] else AXES
 
 
 def device_speeds(asked: dict[str, Any], file: GgufFile) -> list[DeviceSpeed]:
@@ -123,40 +148,95 @@ def measured_links(
     return Links({(names[i], names[j]): of_kind[kinds[i][j]][i > j] for i in n for j in n if i != j})
 
 
-def chosen(space: LlmSpace, *, tiny: bool) -> list[Point]:
-    """Return the best plans over several devices: by latency and by throughput, and of stages of one device each."""
-    found = {}
-    for pipeline_only, axis in ((False, "latency"), (False, "throughput"), (True, "latency")):
-        try:
-            placed, _ = space.planner(tensor=not pipeline_only).front((axis,))
-        except PlanError:  # none of this kind has room
-            continue
-        for one in placed[:1]:
-            point = space.point(one.plan, one.microbatches)
-            found[point.key] = point
-    several = [point for point in found.values() if len(point.plan.devices) > 1]
-    return several[:1] if tiny else several
+def rivals(space: LlmSpace, *, phases: bool) -> list[Point]:
+    """Return plans over several devices, each once: on the front of latency and throughput, and the best by each of
+    these of all plans, of stages of one device each, of all layers shared, and of those in which the owner holds
+    layers. Those that are far behind in everything are left out. phases: also the best by first token, and each with
+    the best placement for prompts beside it."""
+    placed: list[Placed] = []
+    limits: list[dict[str, bool]] = [{}, {"tensor": False}, {"pipeline": False}]
+    for limit in limits:
+        with suppress(PlanError):  # none of this kind has room
+            front, _ = space.planner(**limit).front(AXES)
+            placed += [front[0], front[-1]] if limit else thinned(front)
+    with suppress(PlanError):
+        planner = space.planner()
+        own = Planner(planner.work, planner.speeds, planner.links, space.title, space.digest, thin=False)
+        placed += [own.front((axis,))[0][0] for axis in AXES]
+    if phases:
+        planner = space.planner()
+        placed += planner.front(("ttft",))[0][:1]
+        pairs = Phases(planner)
+        placed += [pair for own in tuple(placed) if (pair := pairs.with_prefill(own)) is not None]
+    points = {point.key: point for point in (space.point(one.plan, one.microbatches) for one in placed)}
+    several = [point for point in points.values() if not is_alone(point.plan)]
+    axes = (*AXES, "ttft") if phases else AXES
+    bounds = {axis: _NEAR * min(point.objectives((axis,))[0] for point in several) for axis in axes}
+    return [point for point in several if any(point.objectives((axis,))[0] <= most for axis, most in bounds.items())]
 
 
-def measured(space: LlmSpace, fleet: Fleet, point: Point, requests: int) -> dict[str, Any]:
-    """Run a plan, and return its figures beside those that were predicted. requests: that come at random, for
-    percentiles of their times; 0: none."""
+def is_alone(plan: Any) -> bool:
+    """Return whether the owner has a whole model, which does not run on a device that sleeps."""
+    return any(placement.world_size == 1 for placement in plan.placements)
+
+
+def thinned(front: Sequence[Placed]) -> list[Placed]:
+    """Return the ends of a front, and those of other kinds between them."""
+    kept = {kind_of(placed.plan): placed for placed in front}
+    return list({id(placed): placed for placed in (*front[:1], *front[-1:], *kept.values())}.values())
+
+
+def measured(
+    space: LlmSpace, cluster: Cluster, point: Point, asked: dict[str, Any], waits: CoreWaits
+) -> dict[str, Any]:
+    """Run a plan, and return its figures beside those that were predicted."""
     plan: Any = point.plan
-    options = EngineOptions(context=CONTEXT, sequences=REQUESTS, threads=1)
-    with Deployment(fleet, plan, space.file, options, Exchange("tcp")) as deployment:
-        latency_s = token_s(deployment.engine, DEPTH).seconds
-        throughput_per_s = steady_per_s(deployment.engine, REQUESTS, DEPTH, point.predicted.microbatches)
-        served = with_requests(deployment.engine, point, requests) if requests else None
+    options = EngineOptions(context=space.work.context, sequences=REQUESTS, threads=1)
+    figures: dict[str, float] = {}
+    waited: dict[str, float] = {}
+    with ExitStack() as life:
+        engine = life.enter_context(deploy(PlanChoice(space.path, plan, ""), cluster, options, Exchange("tcp"))).engine
+        microbatches = point.predicted.microbatches
+        figures["latency_s"], waited["latency_s"] = waits.during(lambda: token_s(engine, DEPTH).seconds)
+        figures["throughput_per_s"], waited["throughput_per_s"] = waits.during(
+            lambda: steady_per_s(engine, REQUESTS, DEPTH, microbatches)
+        )
+        if asked["prompt"]:
+            first = [waits.during(lambda: first_token_s(engine, space.work.prompt)) for _ in range(_FIRST_TOKENS)]
+            figures["ttft_s"], waited["ttft_s"] = median(s for s, _ in first), max(part for _, part in first)
+        served = with_requests(engine, point, asked["requests"]) if asked["requests"] else None
     predicted = point.predicted.to_json()
     return {
         "key": point.key,
         "plan": point.label,
         "parallel": point.parallel,
-        "widths": [len(stage.shards) for stage in plan.stages],
-        "predicted": {name: predicted[name] for name in ("latency_s", "throughput_per_s")},
-        "measured": {"latency_s": latency_s, "throughput_per_s": throughput_per_s},
+        "widths": [0] * plan.thin_owner + [len(stage.shards) for stage in plan.computing],
+        "prompts": [len(stage.shards) for stage in plan.prefill.computing] if plan.prefill else [],
+        "predicted": {name: predicted[name] for name in figures},
+        "measured": figures,
+        "waited": waited,
         "requests": served,
     }
+
+
+def progress_text(row: dict[str, Any]) -> str:
+    """Return how far off predictions were, and for which part of the time a process waited for a core."""
+    return ", ".join(
+        f"{name} {row['measured'][name] / row['predicted'][name] - 1:+.1%} (waited {row['waited'][name]:.1%})"
+        for name in row["measured"]
+    )
+
+
+def first_token_s(engine: TextEngine, n_tokens: int) -> float:
+    """Seconds to the first token behind a prompt that nothing is known of."""
+    tokens = np.random.default_rng().integers(3, engine.model.n_vocab, n_tokens).tolist()
+    with Scheduler(engine) as scheduler:
+        began = time.perf_counter()
+        scheduler.add(Request(tokens, 2, ends=False, namespace=secrets.token_hex(8)))
+        times = []
+        while scheduler.busy:
+            times += [time.perf_counter() for event in scheduler.step() if event.token_id is not None]
+    return times[0] - began
 
 
 def with_requests(engine: TextEngine, point: Point, n: int) -> dict[str, Any]:
@@ -198,7 +278,7 @@ def token_times(engine: TextEngine, microbatches: int, arrivals: Arrivals) -> li
     return list(times.values())
 
 
-def in_groups(space: LlmSpace, asked: dict[str, Any]) -> list[dict[str, Any]]:
+def in_groups(space: LlmSpace, asked: dict[str, Any], waits: CoreWaits) -> list[dict[str, Any]]:
     """Run a plan in which all devices share every layer: requests in one group, twice as many, and these in two groups.
     Return tokens a second, measured and predicted."""
     half = 2 if asked["tiny"] else GROUP_REQUESTS
@@ -208,7 +288,8 @@ def in_groups(space: LlmSpace, asked: dict[str, Any]) -> list[dict[str, Any]]:
         for requests, groups in ((half, 1), (2 * half, 1), (2 * half, 2)):
             options = EngineOptions(context=GROUP_CONTEXT, sequences=requests, groups=groups, threads=1)
             with Deployment(fleet, plan, space.file, options, Exchange("tcp")) as deployment:
-                throughput_per_s = steady_per_s(deployment.engine, requests, DEPTH)
+                engine = deployment.engine
+                throughput_per_s, waited = waits.during(partial(steady_per_s, engine, requests, DEPTH))
             work = work_of(space.file, context=GROUP_CONTEXT, concurrency=requests, prompt=PROMPT, depth=DEPTH)
             predicted = predict(plan, work, of, space.known.links, groups=groups)
             rows.append(
@@ -217,6 +298,7 @@ def in_groups(space: LlmSpace, asked: dict[str, Any]) -> list[dict[str, Any]]:
                     "groups": groups,
                     "measured_per_s": throughput_per_s,
                     "predicted_per_s": predicted.throughput_per_s,
+                    "waited": {"throughput_per_s": waited},
                 }
             )
     return rows

@@ -28,7 +28,19 @@ MAX_DELAY_MS = 5_000.0
 MAX_MBPS = 1e6
 MAX_LOSS = 50.0  # per cent; of more TCP makes nothing
 LEAST_MEMORY = 128 << 20  # a worker with nothing loaded takes about as much
-_DEVICE_KEYS = ("name", "preset", "cpu", "memory", "threads", "affinity", "cache_size", "models", "compute", "profile")
+_DEVICE_KEYS = (
+    "name",
+    "preset",
+    "cpu",
+    "memory",
+    "threads",
+    "affinity",
+    "cache_size",
+    "models",
+    "compute",
+    "profile",
+    "bandwidth_mbps",
+)
 _SLEEP = "sleep"
 _MOST_PROFILE = 1 << 20  # bytes of a profile
 _LINK_KEYS = ("between", "delay_ms", "jitter_ms", "bandwidth_mbps", "loss")
@@ -47,6 +59,7 @@ class LabDevice:
     models: Path | None = None
     preset: str | None = None
     profile: str | None = None  # JSON of `partition.predict.part_times`, by which it sleeps; None: it computes
+    bytes_per_s: float | None = None  # that it sends, and receives, over all of its links together
 
 
 @dataclass(frozen=True)
@@ -66,8 +79,10 @@ class LabConfig:
 
     @property
     def shaped(self) -> bool:
-        """True if any link is worse than loopback."""
-        return any(link.shape != Shape() for link in self.links)
+        """True if any link is worse than loopback, or a device has a bandwidth."""
+        return any(link.shape != Shape() for link in self.links) or any(
+            device.bytes_per_s is not None for device in self.devices
+        )
 
     @property
     def sleeps(self) -> bool:
@@ -125,6 +140,7 @@ def lab_to_json(config: LabConfig) -> dict[str, Any]:
             "affinity": cores_text(device.affinity) or None,
             "cache_size": None if device.cache_bytes is None else f"{device.cache_bytes}B",
             "models": None if device.models is None else str(device.models),
+            "bandwidth_mbps": None if device.bytes_per_s is None else device.bytes_per_s / 125_000,
         }
         for device in config.devices
     ]
@@ -180,6 +196,7 @@ def _device(table: Table, folder: Path) -> LabDevice:
         models=None if models is None else (folder / models).absolute(),
         preset=preset,
         profile=profile,
+        bytes_per_s=_bytes_per_s(table),
     )
 
 
@@ -224,14 +241,18 @@ def _link(table: Table, names: list[str]) -> LabLink:
             if name not in names and name != OWNER:
                 known = ", ".join([OWNER, *names])
                 raise LabFileError(f"{table.where}.between names {short_text(name)}; there are {known}")
-    mbps = table.number("bandwidth_mbps", 0.01, MAX_MBPS)
     shape = Shape(
         delay_s=(table.number("delay_ms", 0, MAX_DELAY_MS) or 0.0) / 1e3,
         jitter_s=(table.number("jitter_ms", 0, MAX_DELAY_MS) or 0.0) / 1e3,
-        bytes_per_s=None if mbps is None else mbps * 125_000,
+        bytes_per_s=_bytes_per_s(table),
         loss=(table.number("loss", 0, MAX_LOSS) or 0.0) / 100,
     )
     return LabLink(shape, None if between is None else (between[0], between[1]))
+
+
+def _bytes_per_s(table: Table) -> float | None:
+    mbps = table.number("bandwidth_mbps", 0.01, MAX_MBPS)
+    return None if mbps is None else mbps * 125_000
 
 
 def _cores(table: Table) -> tuple[int, ...]:

@@ -108,7 +108,8 @@ class LabNetwork:
     def _start_switch(
         self, descriptors: list[int], names: list[str], config: LabConfig, environment: dict[str, str]
     ) -> subprocess.Popen[bytes]:
-        ports = [[fd, self.addresses[name]] for fd, name in zip(descriptors, names, strict=True)]
+        rates = {device.name: device.bytes_per_s for device in config.devices}
+        ports = [[fd, self.addresses[name], rates.get(name)] for fd, name in zip(descriptors, names, strict=True)]
         lines = [
             [i, j, vars(shape)]
             for i, a in enumerate(names)

@@ -1,10 +1,11 @@
 r"""A network switch in user space: IP packets from one TUN interface to another, delayed and dropped as links do.
 
     python -m devices.lab.packet_switch \
-        '{"ports": [[FD, "10.213.0.1"], ...], "lines": [[0, 1, {"delay_s": 0.005}], ...]}'
+        '{"ports": [[FD, "10.213.0.1", 125e6], ...], "lines": [[0, 1, {"delay_s": 0.005}], ...]}'
 
-A port is the descriptor of an interface that another process opened, and the address behind it. Every packet goes to
-the port that has its destination. Dropped is what is for none, and what does not come from the address behind its
+A port is the descriptor of an interface that another process opened, the address behind it, and the bytes a second that
+it sends, and receives, over all lines together (left out: no limit). Every packet goes to the port that has its
+destination. Dropped is what is for none, and what does not come from the address behind its
 port: nothing is carried for other machines. Any protocol and any port works, and TCP retransmits what a link loses. It
 runs until it is killed.
 """
@@ -18,10 +19,11 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from devices.lab.shaper import Shape, Shaper
+from devices.lab.shaper import Port, Shape, Shaper
 from devices.sleeping import run_first
 
 MOST_WAITING_BYTES = 512 << 20  # on their way in all: a sender that nothing holds back must not fill the memory
@@ -35,9 +37,14 @@ _PRIORITY = -10  # a link does not get slower because its devices are busy
 class Switch:
     """Ports, and the lines between them."""
 
-    def __init__(self, ports: list[tuple[int, str]], lines: dict[tuple[int, int], Shape]) -> None:
-        """ports: (descriptor, address). lines: from port, to port, where they are not perfect."""
+    def __init__(
+        self, ports: list[tuple[int, str]], lines: dict[tuple[int, int], Shape], rates: Sequence[float | None] = ()
+    ) -> None:
+        """ports: (descriptor, address). lines: from port, to port, where they are not perfect. rates: bytes a second of
+        each port; None, or nothing given: no limit."""
         self._sources = {fd: number for number, (fd, _) in enumerate(ports)}
+        self._sends = [None if rate is None else Port(rate) for rate in rates] or [None] * len(ports)
+        self._receives = {fd: Port(rate) for (fd, _), rate in zip(ports, rates, strict=False) if rate is not None}
         self._own = [socket.inet_aton(address) for _, address in ports]
         for fd, _ in ports:
             os.set_blocking(fd, False)
@@ -49,7 +56,8 @@ class Switch:
             }
             for source in range(len(ports))
         ]
-        self._waiting: list[tuple[float, int, int, bytes]] = []  # heap of (arrival, number, descriptor, packet)
+        # Heap of (arrival, number, descriptor, packet, the port that it has still to pass).
+        self._waiting: list[tuple[float, int, int, bytes, Port | None]] = []
         self._waiting_bytes = 0
         self._order = 0
 
@@ -72,7 +80,7 @@ class Switch:
     def _take(self, fd: int) -> None:
         """Packets of one port, a few at a time."""
         source = self._sources[fd]
-        own, ways = self._own[source], self._ways[source]
+        own, ways, port = self._own[source], self._ways[source], self._sends[source]
         for _ in range(_AT_ONCE):
             try:
                 packet = os.read(fd, _PACKET_BYTES)
@@ -83,20 +91,27 @@ class Switch:
             to, line = ways.get(packet[16:20], (-1, None))
             if to < 0:
                 continue
-            if line is None:
+            into = self._receives.get(to)
+            if line is None and port is None and into is None:
                 _write(to, packet)
                 continue
-            due = line.arrival(time.monotonic(), len(packet))
+            now = time.monotonic()
+            due = now if port is None else port.send(now, len(packet))
+            if line is not None and due is not None:
+                due = line.arrival(due, len(packet))
             if due is not None and self._waiting_bytes + len(packet) <= MOST_WAITING_BYTES:
                 self._order += 1  # what arrives at one time arrives in the order it was sent
-                heapq.heappush(self._waiting, (due, self._order, to, packet))
+                heapq.heappush(self._waiting, (due, self._order, to, packet, into))
                 self._waiting_bytes += len(packet)
 
     def _deliver(self) -> None:
         """Deliver all packets that are due."""
         waiting = self._waiting
         while waiting and waiting[0][0] <= time.monotonic():
-            _, _, to, packet = heapq.heappop(waiting)
+            due, order, to, packet, into = heapq.heappop(waiting)
+            if into is not None:  # what others bring at the same time is before it
+                heapq.heappush(waiting, (into.receive(due, len(packet)), order, to, packet, None))
+                continue
             self._waiting_bytes -= len(packet)
             _write(to, packet)
 
@@ -116,7 +131,9 @@ def main(text: str) -> None:
     if settings.get("first"):
         run_first(children=True)
     lines = {(source, to): Shape(**shape) for source, to, shape in settings["lines"]}
-    Switch([(fd, address) for fd, address in settings["ports"]], lines).run()
+    ports = settings["ports"]
+    rates = [rate for _, _, *more in ports for rate in (more or [None])]
+    Switch([(fd, address) for fd, address, *_ in ports], lines, rates).run()
 
 
 if __name__ == "__main__":

@@ -45,6 +45,29 @@ class Shape:
         return int(min(JUMBO_MTU, max(USUAL_MTU, self.bytes_per_s * PACKET_S)))
 
 
+class Port:
+    """One direction of a device's own interface, which packets of all of its links pass one after the other."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._rate = bytes_per_s
+        self._most_s = Shape(bytes_per_s=bytes_per_s).queue_bytes() / bytes_per_s
+        self._free = 0.0  # when the last bit of what came so far has passed
+
+    def send(self, now: float, n_bytes: int) -> float | None:
+        """Return when the first bit of a packet leaves the device (s); None if the queue is full."""
+        start = max(now, self._free)
+        if start - now + n_bytes / self._rate > self._most_s:
+            return None
+        self._free = start + n_bytes / self._rate
+        return start
+
+    def receive(self, arrival: float, n_bytes: int) -> float:
+        """Return when the last bit of a packet is in the device, where a link brings it at `arrival`: then, if nothing
+        else came at the same time."""
+        self._free = max(arrival, self._free + n_bytes / self._rate)
+        return self._free
+
+
 class Shaper:
     """One direction of a link, with the packets in flight."""
 

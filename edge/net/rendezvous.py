@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from devices.probe import cpu_quota
+from devices.sleeping import sleep_profile
 from edge.net import peers
 from edge.net.dialling import Dialled, Dialler
 from edge.net.relink import Relink, agree
@@ -64,6 +65,9 @@ def join(
 
 
 def polling_s(threads: int) -> float:
-    """Return how long waits may poll: not at all under a CPU quota that the computing threads use up."""
+    """Return how long waits may poll: not at all under a CPU quota that the computing threads use up, nor on a sleeping
+    device of a lab, which shares its cores with all others."""
+    if sleep_profile():
+        return 0.0
     quota = cpu_quota()
     return POLL_S if quota is None or quota >= threads else 0.0

@@ -35,7 +35,7 @@ from tests.support.namespaces import need
 from tests.support.onnx_pipelines import images, residual
 from tests.support.workers import gone
 
-A, B = {"name": "a", "cpu": 0.5, "memory": "1GiB"}, {"name": "b", "threads": 2}
+A, B = {"name": "a", "cpu": 0.5, "memory": "1GiB"}, {"name": "b", "threads": 2, "bandwidth_mbps": 1000}
 DELAY_S = 0.005
 SLOW = 2_500_000  # bytes/s, 20 Mbit/s
 LINKED = {
@@ -142,6 +142,15 @@ def test_links_between_workers_are_shaped(linked: Lab) -> None:
         report = measure_link(one, other, 0.2)
     assert report.profile.kind == "tcp"
     assert DELAY_S <= report.profile.latency_best_s < DELAY_S * 1.9  # 5.05 ms on a machine at rest, the best of many
+
+
+def test_a_device_with_a_bandwidth_has_it_over_all_links(linked: Lab) -> None:
+    supervisor = psutil.Process(linked.pid("b")).parent()
+    assert supervisor is not None
+    commands = [child.cmdline() for child in supervisor.children()]
+    [switch] = [command for command in commands if "devices.lab.packet_switch" in command]
+    ports = json.loads(switch[-1])["ports"]
+    assert [rate for _, _, rate in ports] == [None, None, 125e6]  # this machine's own end first
 
 
 def test_bandwidth_and_loss_are_those_of_the_link(linked: Lab) -> None:

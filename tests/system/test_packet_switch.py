@@ -21,11 +21,13 @@ WAIT_S = 60.0  # never reached: only against a hang
 
 
 @contextmanager
-def switch(*lines: list[Any]) -> Iterator[list[socket.socket]]:
-    """The far ends of three ports. lines: from, to, shape."""
+def switch(*lines: list[Any], rates: tuple[float | None, ...] = (None, None, None)) -> Iterator[list[socket.socket]]:
+    """The far ends of three ports. lines: from, to, shape. rates: bytes a second of each port."""
     with ExitStack() as stack:
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in ADDRESSES]
-        ports = [[ours.fileno(), address] for (ours, _), address in zip(pairs, ADDRESSES, strict=True)]
+        ports = [
+            [ours.fileno(), address, rate] for (ours, _), address, rate in zip(pairs, ADDRESSES, rates, strict=True)
+        ]
         command = [sys.executable, "-m", "devices.lab.packet_switch", json.dumps({"ports": ports, "lines": lines})]
         process = stack.enter_context(
             subprocess.Popen(command, cwd=ROOT, pass_fds=[ours.fileno() for ours, _ in pairs])
@@ -101,3 +103,24 @@ def test_a_line_that_loses() -> None:
                 break
         assert 50 < len(arrived) < 150
         assert arrived == sorted(arrived)
+
+
+@pytest.mark.parametrize("rates", [(1e5, None, None), (None, 1e5, 1e5)])
+def test_a_port_limits_what_passes_it(rates: tuple[float | None, ...]) -> None:
+    """A port that sends takes its time over both lines together; ports that receive take theirs each by itself."""
+    one, two, three = ADDRESSES
+    n = 4
+    with switch(rates=rates) as ends:
+        for end, to in ((ends[1], two), (ends[2], three)):  # the switch runs
+            ends[0].send(packet(one, to))
+            end.recv(2000)
+        began = time.monotonic()
+        for i in range(n):
+            ends[0].send(packet(one, two, bytes([i]) * 1000))
+            ends[0].send(packet(one, three, bytes([i]) * 1000))
+        for end, to in ((ends[1], two), (ends[2], three)):
+            assert [end.recv(2000) for _ in range(n)] == [packet(one, to, bytes([i]) * 1000) for i in range(n)]
+        took_s = time.monotonic() - began
+    packet_s = (1000 + 20) / 1e5
+    # The first packet through a port that receives, and the last one through one that sends, are not waited for.
+    assert took_s >= (2 * n - 1 if rates[0] else n - 1) * packet_s

@@ -38,6 +38,12 @@ def test_without_links_all_is_loopback() -> None:
     assert not parse_lab({"device": [A], "link": [{"delay_ms": 0}]}).shaped
 
 
+def test_a_device_with_a_bandwidth_makes_a_lab_with_links() -> None:
+    lab = parse_lab({"device": [{"name": "a", "bandwidth_mbps": 8}, {"name": "b"}]})
+    assert [device.bytes_per_s for device in lab.devices] == [1e6, None]
+    assert lab.shaped
+
+
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "lab.toml").write_text('[[device]]\nname = "a"\nmodels = "models"\n')
@@ -138,7 +144,10 @@ def test_files_that_are_no_lab(tmp_path: Path) -> None:
 names = st.sampled_from(["a", "b", "c"])
 counts = st.none() | st.integers(1, 64)
 sizes = st.none() | st.integers(128 << 20, TOTAL)
-devices = st.builds(LabDevice, names, st.none() | st.floats(0.01, 64), sizes, counts, cache_bytes=sizes)
+rates = st.none() | st.integers(1, 1000).map(lambda mbps: mbps * 125_000.0)
+devices = st.builds(
+    LabDevice, names, st.none() | st.floats(0.01, 64), sizes, counts, cache_bytes=sizes, bytes_per_s=rates
+)
 shapes = st.builds(Shape, st.floats(0, 5), st.floats(0, 5), st.none() | st.floats(2e3, 1e9), st.floats(0, 0.5))
 
 
@@ -158,7 +167,9 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "between", "cpu"]), inner),
     max_leaves=9,
 )
-keys = st.sampled_from(["name", "preset", "cpu", "memory", "threads", "affinity", "cache_size", "models"])
+keys = st.sampled_from(
+    ["name", "preset", "cpu", "memory", "threads", "affinity", "cache_size", "models", "bandwidth_mbps"]
+)
 link_keys = st.sampled_from(["between", "delay_ms", "jitter_ms", "bandwidth_mbps", "loss"])
 
 

@@ -2,10 +2,11 @@
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.lab.shaper import JUMBO_MTU, LEAST_QUEUE_BYTES, USUAL_MTU, Shape, Shaper
+from devices.lab.shaper import JUMBO_MTU, LEAST_QUEUE_BYTES, USUAL_MTU, Port, Shape, Shaper
 
 SLACK_S = 1e-9  # of sums in floating point
 seconds = st.floats(0, 5)
@@ -88,3 +89,19 @@ def test_packets_take_little_time_each() -> None:
     assert Shape(loss=0.01).mtu() == Shape(bytes_per_s=625_000 / 10).mtu() == USUAL_MTU
     assert Shape(bytes_per_s=1_000_000).mtu() == 5000
     assert math.isinf(Shape(delay_s=1.0).queue_bytes())
+
+
+def test_packets_of_all_links_pass_a_port_one_after_the_other() -> None:
+    out, into = Port(1000.0), Port(1000.0)
+    assert [out.send(at, 100) for at in (0.0, 0.0, 0.5)] == pytest.approx([0.0, 0.1, 0.5])
+    # What comes alone is there when its link brings it; what comes at the same time takes its own time after it.
+    assert [into.receive(at, 100) for at in (1.0, 1.0, 1.15, 5.0)] == pytest.approx([1.0, 1.1, 1.2, 5.0])
+
+
+def test_a_port_that_is_full_drops_and_takes_again_later() -> None:
+    port, n_bytes = Port(1e6), 64 << 10
+    sent_bytes = 0
+    while port.send(0.0, n_bytes) is not None:
+        sent_bytes += n_bytes
+    assert Shape(bytes_per_s=1e6).queue_bytes() - n_bytes < sent_bytes <= Shape(bytes_per_s=1e6).queue_bytes()
+    assert port.send(0.1, n_bytes) is not None

@@ -1,5 +1,6 @@
 """Devices that join: what a rank makes of the limits it runs under, and how often a device is tried."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ def test_a_rank_polls_unless_its_quota_is_for_computing(
 ) -> None:
     monkeypatch.setattr(rendezvous, "cpu_quota", lambda: quota)
     assert rendezvous.polling_s(threads) == (POLL_S if polls else 0.0)
+    monkeypatch.setattr(rendezvous, "sleep_profile", lambda: Path("profile.json"))  # cores are others', too
+    assert rendezvous.polling_s(threads) == 0.0
 
 
 def test_a_device_that_cannot_be_measured_is_tried_so_often_and_then_left_alone(

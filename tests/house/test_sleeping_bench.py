@@ -1,0 +1,119 @@
+"""The benchmark of sleeping devices, with known values: what counts, what is measured again, what a lab is made of."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import bench_sleeping
+from benchmarks.bench_sleeping import MOST_WAITED, STRETCHES, measured, summary, unstretched
+from benchmarks.core_waits import CoreWaits
+from benchmarks.sleeping_labs import CABLE, FAR, GROUPED, SETTINGS, Setting, lab_of, link_kinds
+from devices.lab.config import parse_lab
+from tests.support.clock import Clock
+
+SETTING = Setting("some", ("pi4",) * 4, FAR, 2, CABLE)
+
+
+def plan(key: str, latency_s: float, per_s: float, predicted_s: float = 1.0, waited: float = 0.0) -> dict[str, Any]:
+    return {
+        "key": key,
+        "measured": {"latency_s": latency_s, "throughput_per_s": per_s},
+        "predicted": {"latency_s": predicted_s, "throughput_per_s": 4.0},
+        "waited": {"latency_s": 0.0, "throughput_per_s": waited},
+        "requests": None,
+    }
+
+
+def test_the_process_that_waits_the_longest_counts_over_all_its_threads(tmp_path: Path) -> None:
+    clock = Clock()
+
+    def write(pid: int, *waited_ns: int) -> None:
+        for thread, ns in enumerate(waited_ns):
+            path = tmp_path / str(pid) / "task" / str(thread) / "schedstat"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"123456789 {ns} 7\n")
+
+    def work() -> str:
+        clock.sleep(2.0)
+        write(1, 400_000_000, 600_000_000)
+        write(2, 5_200_000_000)
+        write(4, 100_000_000)  # began meanwhile
+        return "done"
+
+    write(1, 100_000_000, 500_000_000)
+    write(2, 5_000_000_000)
+    waits = CoreWaits(lambda: [1, 2, 3, 4], clock.perf_counter, tmp_path)
+    assert waits.during(work) == ("done", pytest.approx((0.3 + 0.1) / 2.0))
+    assert CoreWaits(lambda: [9], clock.perf_counter, tmp_path).during(lambda: 1) == (1, 0.0)
+
+
+def test_a_setting_whose_processes_waited_is_measured_again_in_a_slower_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    stretches: list[float] = []
+
+    def stretched(setting: Setting, model: Path, tiny: bool, requests: int, stretch: float, *, in_groups: bool) -> Any:
+        stretches.append(stretch)
+        waited = MOST_WAITED * 1.1 if len(stretches) < 2 else MOST_WAITED
+        plans = [plan("a", 1.0, 4.0), plan("b", 1.0, 4.0, waited=waited)]
+        plans[0]["waited"]["ttft_s"] = 1.0  # is not looked at
+        return {"plans": plans, "stretch": stretch}
+
+    monkeypatch.setattr(bench_sleeping, "stretched", stretched)
+    row = measured(SETTING, Path("model"), False, 0)
+    assert stretches == list(STRETCHES[:2])
+    assert row["stretch"] == STRETCHES[1]
+    assert [again["stretch"] for again in row["again"]] == [STRETCHES[0]]
+
+
+def test_figures_are_those_of_a_lab_that_is_not_stretched() -> None:
+    served = {
+        "rate_per_s": 0.5,
+        "ttft_s": {"measured": {"p50": 4.0}, "simulated": {"p50": 2.0}},
+        "tpot_s": {"measured": {"p50": 1.0}, "simulated": {"p50": 1.0}},
+    }
+    result = unstretched({"plans": [{**plan("a", 8.0, 0.5), "requests": served}], "cases": []}, 4)
+    [shown] = result["plans"]
+    assert shown["measured"] == {"latency_s": 2.0, "throughput_per_s": 2.0}
+    assert shown["predicted"] == {"latency_s": 0.25, "throughput_per_s": 16.0}
+    assert shown["requests"]["rate_per_s"] == 2.0
+    assert shown["requests"]["ttft_s"] == {"measured": {"p50": 1.0}, "simulated": {"p50": 0.5}}
+    assert unstretched({}, 2) == {"stretch": 2}
+    [case] = unstretched({"cases": [{"measured_per_s": 1.0, "predicted_per_s": 2.0}]}, 4)["cases"]
+    assert case == {"measured_per_s": 4.0, "predicted_per_s": 8.0}
+
+
+def test_a_stretched_lab_is_slower_in_all_it_has() -> None:
+    profile = {"preset": "pi4"}
+    lab, slow = (parse_lab(lab_of(SETTING, [profile] * 4, stretch)) for stretch in (1, 4))
+    for a, b in (("own", "d1"), ("own", "d2")):
+        assert slow.shape(a, b).delay_s == pytest.approx(4 * lab.shape(a, b).delay_s)
+        assert slow.shape(a, b).bytes_per_s == pytest.approx((lab.shape(a, b).bytes_per_s or 0) / 4)
+    assert lab.shape("own", "d1").delay_s < lab.shape("own", "d2").delay_s
+    # A device sends no more over all links than over its fastest.
+    assert [device.bytes_per_s for device in (*lab.devices[:1], *slow.devices[:1])] == [125e6, 125e6 / 4]
+    assert link_kinds(SETTING)["kinds"][0] == [0, 0, 1, 1]
+
+
+def test_a_choice_is_compared_with_the_best_measured_of_its_setting() -> None:
+    rows = [
+        {"devices": [1] * 4, "again": [{}], "best": {"latency": "a", "throughput": "a"},
+         "plans": [plan("a", 1.1, 4.4), plan("b", 1.0, 5.0, predicted_s=0.8)]},
+    ]  # fmt: skip
+    groups = [
+        {"devices": [1] * 4, "again": [], "cases": [{"measured_per_s": 3.0, "predicted_per_s": 2.0}]},
+        {"devices": [1] * 2, "again": [], "cases": [{"measured_per_s": 9.0, "predicted_per_s": 2.0}]},  # too few
+    ]
+    found = summary(rows, groups)
+    assert (found["settings"], found["plans"], found["again"]) == (2, 3, 1)
+    assert found["errors"]["latency_s"]["worst"] == pytest.approx(0.25)
+    assert found["errors"]["throughput_per_s"]["worst"] == pytest.approx(0.5)
+    assert found["chosen_over_best"]["latency"]["worst"] == pytest.approx(1.1)
+    assert found["chosen_over_best"]["throughput"]["worst"] == pytest.approx(5.0 / 4.4)
+
+
+def test_thirty_settings_of_4_to_16_devices_have_all_that_is_to_be_validated() -> None:
+    counted = [setting for setting in (*SETTINGS, *GROUPED) if len(setting.devices) >= bench_sleeping.LEAST_DEVICES]
+    assert len(counted) >= 30
+    assert {len(setting.devices) for setting in counted} >= {4, 8, 16}
+    assert len({setting.name for setting in counted}) == len(counted)
+    assert sum(setting.prompt > 0 for setting in SETTINGS) == 4
