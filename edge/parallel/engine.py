@@ -70,7 +70,7 @@ class DistributedEngine(Leader):
         heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
         super().__init__(file, shard, group, heads, self.shape.n_vocab, algorithm, wire, explain)
         self._links = RankLinks(self, plan, self.shape.n_embd, relink, links)
-        self.states = SpreadStates(file, plan, shard, group, self.ordered, self.guarded, self.reports)
+        self.states = SpreadStates(file, plan, shard, group, self.ordered, self.guarded, self.reports, self.on_cache)
         self._stopped = False
 
     # --- decoding, as Engine has it ---
@@ -130,6 +130,11 @@ class DistributedEngine(Leader):
         rows.positions[:n], rows.sequences[:n], rows.outputs[:n] = positions, sequences, outputs
         self._table.look_up(tokens, rows.embeddings[:n])
         self.guarded(lambda: self.submit_rows(n, n_outputs, top, masks))
+
+    @property
+    def rollback(self) -> int | None:
+        """As `Engine.rollback`."""
+        return self.shard.engine.rollback
 
     @property
     def uncollected(self) -> int:

@@ -14,6 +14,7 @@ from partition.architectures.tensors import (  # fmt: skip
     LATENT,
     LATENT_KEYS,
     LAYER_NORM,
+    NO_LATENT_STATES,
     ROUTER_BIAS,
     UNGATED,
     experts,
@@ -23,7 +24,6 @@ from partition.architectures.tensors import (  # fmt: skip
 
 _WHOLE = "recurrent layers hold a state of all their channels"
 _NO_FF = "its layers have no feed-forward part"
-_NO_STATES = "recurrent layers hold what all tokens so far made, and nothing of each"
 _SSM_KEYS = {
     "ssm.conv_kernel": "conv",
     "ssm.inner_size": "inner",
@@ -122,7 +122,7 @@ _SCALES = {"logit_scale": 8.0, "embedding_scale": 12.0, "residual_scale": 0.22, 
 
 
 def _rules(**more: object) -> Rules:
-    return Rules(**{"whole_attention": _WHOLE, "no_states": _NO_STATES, **more})  # type: ignore[arg-type]
+    return Rules(**{"whole_attention": _WHOLE, **more})  # type: ignore[arg-type]
 
 
 _NEMOTRON_H = Architecture(
@@ -202,14 +202,15 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
             "ssm_g_b.weight": ("q", "head"),
         },
         common=_KDA_FIGURES, keys={**_KDA_KEYS, "expert_gating_func": 2, "expert_weights_scale": 2.5},
-        never_tied=True, rules=_rules(ff_key=EXPERT_KEY, needs_output=True, shared_sum="ffn_out-{}"), rope=UNCHECKED,
+        never_tied=True, rope=UNCHECKED,
+        rules=_rules(ff_key=EXPERT_KEY, needs_output=True, shared_sum="ffn_out-{}", no_states=NO_LATENT_STATES),
     ),
     "bailingmoe3": Architecture(
         {**LATENT, "attn_gate.weight": ("heads", "embd"), **FFN_NORM}, DENSE,
         {**experts("expert ff"), **shared(), **ROUTER_BIAS},
         recurrent={**_KDA, "ssm_f_a.weight": ("q", "embd"), "ssm_g_a.weight": ("q", "embd")}, common=_KDA_FIGURES,
         keys={**_KDA_KEYS, "expert_gating_func": 2, "expert_weights_scale": 2.5, "kda.gate_lower_bound": -5.0},
-        rules=_rules(ff_key=EXPERT_KEY), rope=UNCHECKED,
+        rules=_rules(ff_key=EXPERT_KEY, no_states=NO_LATENT_STATES), rope=UNCHECKED,
     ),
     "plamo2": Architecture(
         {

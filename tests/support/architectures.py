@@ -26,6 +26,8 @@ _GELU = (
 _DELTA = ("qwen35", "qwen35moe", "qwen3next", "jamba")
 CLOSE = dict.fromkeys(SHARDED, 1e-5) | dict.fromkeys(_GELU, 1e-3) | dict.fromkeys(_DELTA, 2e-4) | {"gemma4": 5e-2}
 _ONLY_HEAD = "only the head is read again, all layers have to fit"
+# Where llama.cpp holds enough of recurrent layers to forget the last rows of a step, so that tokens are drafted.
+ROLLS_BACK = ("qwen35", "qwen35moe", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "bailingmoe3")
 NOT_PAGED = dict.fromkeys(("mamba", "mamba2"), _ONLY_HEAD)
 _KINDS = {
     "One feed-forward part in each layer": DENSE_ARCHITECTURES,

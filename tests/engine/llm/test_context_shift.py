@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError
-from edge.llm.context_shift import dropped_stretch, matches
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.sampler import SamplingParams
-from edge.llm.slot import Slot
+from edge.llm.slot import Slot, dropped_stretch, matches
 from edge.llm.states import BLOCK_TOKENS
 from partition.plan.plan import Range
 from tests.conftest import OPTIONS, Synthetic
