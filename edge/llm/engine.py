@@ -21,7 +21,7 @@ from edge.llama.hooks import Hook
 from edge.llama.thread_choice import ThreadChoice, worth_threads
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
-from edge.llm.snapshots import snapshot_bytes
+from edge.llm.snapshots import affordable, snapshot_bytes
 from edge.llm.states import States, held_bytes
 from edge.paging.budget import BudgetOptions, OtherUses
 from edge.paging.load import load_within
@@ -80,7 +80,8 @@ class ModelRunner(Closing):
             outputs=min(options.outputs or options.sequences, batch),
             flash_attention=options.flash_attention,
             contexts=options.groups if embeddings else 1,  # a model that is alone has no sums to wait for
-            rollback=options.rollback,
+            # Ranks have to agree on it, whatever memory each has.
+            rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.memory),
         )
         self.sequences, self.outputs = options.sequences, sizes.outputs
         new_batch = partial(_new_batch, self.file, self.shape.n_embd if embeddings else 0)

@@ -19,11 +19,15 @@ from edge.llama.sequences import Sequences
 from edge.prefixes.keys import derived
 from edge.prefixes.sealed import SealedBlocks
 from partition.errors import StateError
+from partition.model.metadata import Metadata
+from partition.model.model import ModelShape
 from partition.state.recurrent import SnapshotShape
+from quant.gguf.file import GgufFile
 
 LAST_TOKENS = 32  # the last snapshot of a prompt is so far from its end
 ANSWER_TOKENS = 64  # one snapshot for so many tokens of an answer
 MEMORY_PART = 8  # one part in so many of the memory that is free, or of a budget, is for snapshots
+ROLLBACK_PART = 16  # likewise, for what is held so that rows can be forgotten
 LEAST_ON_DISK = 8  # that must have room there, or none is kept
 _OVERHEAD_BYTES = 256  # of each, beside its own
 
@@ -74,6 +78,17 @@ class NoPlan(SnapshotPlan):
 def snapshot_bytes(budget: int | None) -> int:
     """Bytes that snapshots may take in memory. budget: of memory, for everything; None: there is none."""
     return (budget or available_memory()) // MEMORY_PART
+
+
+def affordable(rollback: int, file: GgufFile, budget: int | None) -> int:
+    """Rows that recurrent layers can be able to forget, at most `rollback`, where what they hold for that of a sequence
+    and of the one that states are read by takes no more than a sixteenth of the memory. budget: as of
+    `snapshot_bytes`."""
+    meta, layers = Metadata(file), ModelShape.from_gguf(file).n_layers
+    values = meta.count("ssm.state_size", 0) * meta.count("ssm.inner_size", 0)  # Mamba and the delta rule
+    values = values or meta.count("kda.head_dim", 0) ** 2 * meta.count("attention.head_count", 0)
+    states = (budget or available_memory()) // (ROLLBACK_PART * 2 * 4 * layers * values) if values and rollback else 0
+    return max(0, min(rollback, states - 1)) if values else rollback
 
 
 class SnapshotCache:

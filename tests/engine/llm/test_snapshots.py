@@ -18,13 +18,16 @@ from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
-from edge.llm.snapshots import ANSWER_TOKENS, LAST_TOKENS
+from edge.llm.snapshots import ANSWER_TOKENS, LAST_TOKENS, affordable
+from edge.prefixes.keys import derived
 from edge.speculate.factory import ROLLBACK_ROWS, speculation, with_room
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
+from quant.gguf.file import GgufFile
 from tests.support.architectures import CLOSE, ROLLS_BACK
 from tests.support.deployments import pipeline, tensor
 from tests.support.drafting import GREEDY, Known, always, ids, run, speculate
 from tests.support.ranks_here import ranks_here
+from tests.support.replaceable import replaceable
 from tests.support.slices import synthetic
 from tests.support.thorough import thorough
 
@@ -122,6 +125,26 @@ def test_a_rank_that_lost_its_snapshot_is_asked_for_the_one_before(tmp_path: Pat
         assert slot.computed == 50
 
 
+def test_ranks_whose_files_are_of_other_snapshots_agree(tmp_path: Path) -> None:
+    """On the last that each of them has."""
+    model, options = model_of("lfm2", tmp_path), on_disk(OPTIONS, tmp_path)
+    prompt = [*FIRST, *FIRST[:80]]  # snapshots behind 72, 136 and 168 tokens
+    expected, shards = at_once(model, prompt), list[Any]()
+    with ranks_here(model, SPREAD["stages"], options, tmp_path, shards) as ranks:
+        slot = Slot(ranks)
+        slot.prefill(prompt)
+        slot.keep()
+        for shard, length in zip(shards, (136, 168), strict=True):
+            shard.engine.states.snapshots._cache._snapshots.clear()
+            sealed = shard.engine.states.sealed
+            assert sealed.flush(60)
+            last = ranks.states.block_hashes(prompt[:length])[-1]
+            sealed.store.remove(sealed._name(derived(last, b"snapshot")))
+        slot.cut(0)
+        assert apart(slot.prefill(prompt), expected) < 1e-5
+        assert slot.restored == 72
+
+
 def test_an_answer_gets_snapshots_too(tmp_path: Path) -> None:
     """So that a prompt that begins with most of it goes on from within it."""
     model = model_of("lfm2", tmp_path)
@@ -151,7 +174,26 @@ def test_what_is_too_large_for_memory_is_dropped_first(tmp_path: Path) -> None:
         assert kept == [(240 - 2 * LAST_TOKENS) // 8 * 8, (240 - LAST_TOKENS) // 8 * 8]
 
 
+@pytest.mark.parametrize("arch", ["qwen3vl", *thorough("qwen2vl")])
+def test_prompts_are_kept_where_positions_have_sections(arch: str, tmp_path: Path) -> None:
+    model, options = model_of(arch, tmp_path), on_disk(OPTIONS, tmp_path)
+    with Engine(model, options) as engine:
+        slot = Slot(engine)
+        slot.prefill(FIRST)
+        slot.keep()
+    with Engine(model, options) as engine:
+        slot = Slot(engine)
+        assert apart(slot.prefill(NEXT), at_once(model, NEXT)) < 1e-5
+        assert slot.restored == len(FIRST[:90]) // 8 * 8
+
+
 # --- rows that are forgotten ---
+
+
+@pytest.mark.parametrize("arch", list(RECURRENT_ARCHITECTURES))
+def test_the_table_says_which_can_forget_rows(arch: str, tmp_path: Path) -> None:
+    with Engine(model_of(arch, tmp_path), replace(OPTIONS, context=64, rollback=2)) as engine:
+        assert engine.rollback == (2 if arch in ROLLS_BACK else 0)
 
 
 @pytest.mark.parametrize("arch", DRAFTING)
@@ -175,6 +217,15 @@ def test_only_rows_of_the_last_step_are_forgotten(arch: str, tmp_path: Path) -> 
         assert apart(found, expected) < 1e-4
 
 
+def test_no_more_rows_than_memory_is_worth(tmp_path: Path) -> None:
+    """For each, all that recurrent layers hold of a sequence is held twice more: here 9 layers' 128 x 16 values."""
+    file = GgufFile.open(model_of("nemotron_h", tmp_path))
+    for states, rows in ((8, 7), (9, 7), (7, 6), (2, 1), (1, 0)):
+        assert affordable(7, file, 16 * 2 * states * 9 * 128 * 16 * 4) == rows
+    assert affordable(7, GgufFile.open(model_of("lfm2", tmp_path)), 1 << 20) == 7  # they hold next to nothing
+    assert affordable(0, file, 1 << 40) == 0
+
+
 def test_a_copy_of_a_sequence_that_went_back_is_of_what_it_went_back_to(tmp_path: Path) -> None:
     model = model_of("qwen35", tmp_path)
     with Engine(model, replace(OPTIONS, rollback=3, outputs=4, sequences=2)) as engine:
@@ -193,11 +244,18 @@ def test_after_an_interrupted_step_no_state_is_believed(tmp_path: Path) -> None:
     with Engine(model, replace(OPTIONS, rollback=3)) as engine:
         slot = Slot(engine)
         slot.prefill(FIRST)
-        decoded = engine._context.decoded
-        engine._context.decoded = lambda *_: (_ for _ in ()).throw(Interrupted("stopped"))  # type: ignore[method-assign]
+        context = engine._context
+        decoding = context.decoding
+
+        def stopped_within(sequences: NDArray[np.int32]) -> None:
+            decoding(sequences)
+            engine.stop()
+
+        context.decoding = stopped_within  # type: ignore[method-assign]
         with pytest.raises(Interrupted):
             slot.decode([300])
-        engine._context.decoded = decoded  # type: ignore[method-assign]
+        context.decoding = decoding  # type: ignore[method-assign]
+        engine.resume()
         assert not engine.kv_remove(0, len(FIRST))
         assert apart(slot.prefill([*FIRST, 301]), at_once(model, [*FIRST, 301])) < 1e-5
         assert slot.computed == len(FIRST) + 1 - BORDER
@@ -224,6 +282,36 @@ def test_answers_with_drafts_are_those_without(where: str, wrong: int, tmp_path:
         assert ids(run(drafting, prompt, drafter, max_tokens=40)) == plain
         assert drafter.stats.drafted > 20
         assert (drafter.stats.accepted > 20) == (wrong != 1)
+
+
+class Mortal(Engine):
+    """An engine that is lost after so many steps."""
+
+    lives = 1 << 30
+
+    @property
+    def failed(self) -> Exception | None:
+        return EngineError("lost") if self.lives <= 0 else None
+
+    def submit(self, *args: Any, **how: Any) -> None:
+        self.lives -= 1
+        if self.failed is not None:
+            raise self.failed
+        super().submit(*args, **how)
+
+
+def test_an_answer_with_drafts_outlives_its_engine(tmp_path: Path) -> None:
+    """What takes over has no snapshot of what was lost."""
+    model, prompt = model_of("qwen35", tmp_path), FIRST[:40]
+    with Engine(model, OPTIONS) as engine:
+        plain = ids(run(engine, prompt, None, max_tokens=40))
+    with Mortal(model, with_room(OPTIONS, "ngram")) as first, Engine(model, with_room(OPTIONS, "ngram")) as second:
+        first.lives = 6
+        survivor = replaceable(first, lambda _: second)
+        drafter = speculate(Known({tuple(prompt): plain}, 3), choice=always(8))
+        assert ids(run(survivor, prompt, drafter, max_tokens=40)) == plain
+        assert survivor.replacements.recoveries == 1
+        assert drafter.stats.accepted > 10
 
 
 def test_drafts_where_rows_cannot_be_forgotten(tmp_path: Path) -> None:
