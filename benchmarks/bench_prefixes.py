@@ -1,10 +1,12 @@
 """Gain of keeping prompts on disk: the first token of a prompt that was computed before, beside computing it again
 and beside llama-cpp-python's own disk cache; and how fast a state is read.
 
-    python benchmarks/bench_prefixes.py [--only restart|reading] [--model FILE] [--json [FILE]] [--tiny]
+    python benchmarks/bench_prefixes.py [--only restart|hybrid|reading] [--model FILE] [--json [FILE]] [--tiny]
 
 | section | question                                                                                            |
 | restart | how soon does an engine that begins anew answer a prompt of 1,000 tokens, or one that shares 900?   |
+| hybrid  | a model with recurrent layers: how soon is a second prompt answered that shares 1,000 of 1,050 tokens, |
+|         | by the same engine and by one that begins anew?                                                     |
 | reading | how near does reading 8,000 tokens' keys and values come to the disk, and from memory to memory?    |
 
 In `restart` three sides answer the same prompts in turn: this machine, two workers with a core each, and stock
@@ -33,6 +35,7 @@ from benchmarks.processes import sides
 from benchmarks.raw_disk import NoDirectReads, RawDisk
 from devices.probe import memory_bandwidth_gbps
 from edge.demo import MODEL_PATH
+from edge.models import shapes, synth
 from quant.gguf.file import GgufFile
 
 SCRIPT = Path(__file__).with_name("prefixes_side.py")
@@ -42,6 +45,7 @@ RAW_S = 1.0
 DISK = "the disk alone, past the page cache"  # the best of several ways to read it
 # How long the second first token may take, as a part of the first; and what reading should reach, of the disk.
 ASKED = {"this machine": 1 / 20, "two workers": 1 / 10}
+ASKED_OF_HYBRID = {"second": 1 / 10, "restarted": 1 / 20}
 ASKED_OF_DISK = 0.8
 
 
@@ -153,6 +157,59 @@ def restart_text(r: dict[str, Any]) -> str:
     return f"{r['prompt']} prompt tokens, {r['rounds']} rounds. Seconds to the first token.\n\n" + table(header, lines)
 
 
+# --- hybrid ---
+
+
+def hybrid(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Prompts that share a beginning: the second of an engine, and the first of one that begins anew."""
+    shared, more, rest = (1000, 50, 20) if not args.tiny else (72, 16, 8)
+    model = folder / "hybrid.gguf"
+    figures: dict[str, Any] = {"layers": 16, "embd": 2048, "ff": 8192, "heads": 32, "kv": 8, "vocab": 65536}
+    if args.tiny:
+        figures = {"layers": 6, "embd": 64, "ff": 64, "heads": 4, "kv": 2, "vocab": 512}
+    synth.synthesize(model, shapes.shape("lfm2", context=4096, **figures), "q4_0")
+    options = {"context": shared + 280, "batch": 512 if not args.tiny else 64, "threads": len(args.cores)}
+    rng, side = np.random.default_rng(1), "this machine"
+    with sides({side: [*args.cores]}, SCRIPT) as some:
+        some.at(side, "begin", kind="ours", model=str(model), folder=str(folder / "hybrid"), options=options)
+
+        def measure() -> dict[str, float]:
+            tokens = rng.integers(300, figures["vocab"], shared + more + 2 * rest).tolist()
+            first, second, third = (
+                [*tokens[:shared], *tokens[at : at + n]]
+                for at, n in ((shared, more), (shared + more, rest), (shared + more + rest, rest))
+            )
+            together = some.at(side, "conversation", LIMIT_S, prompts={"first": first, "second": second}, folders=[])
+            anew = some.at(side, "answers", LIMIT_S, prompts={"restarted": third}, folders=[])
+            return {**together, **anew}
+
+        rounds = alternate({side: measure}, args.rounds)[side]
+    medians_ = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    best = {name: min(one[name] for one in rounds) for name in rounds[0]}
+    return {
+        "rounds": args.rounds,
+        "shared": shared,
+        "median": medians_,
+        "best": best,
+        "of_first": {name: medians_[f"{name}_s"] / medians_["first_s"] for name in ASKED_OF_HYBRID},
+        "best_of_first": {name: best[f"{name}_s"] / best["first_s"] for name in ASKED_OF_HYBRID},
+        "asked": ASKED_OF_HYBRID,
+        "measured": rounds,
+    }
+
+
+def hybrid_text(r: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = [["first", f"{r['median']['first_s']:.3f}", f"{r['median']['first_computed']:.0f}", "", "", ""]]
+    for name, asked in r["asked"].items():
+        seconds, computed = (r["median"][f"{name}_{figure}"] for figure in ("s", "computed"))
+        of_first, best = (1 / r[figure][name] for figure in ("of_first", "best_of_first"))
+        row = [name, f"{seconds:.3f}", f"{computed:.0f}", f"1/{of_first:.1f}", f"1/{best:.1f}", f"1/{1 / asked:.0f}"]
+        lines.append(row)
+    header = ["prompt", "first token, s", "computed, tokens", "of the first", "of the bests", "asked"]
+    return f"Shares {r['shared']} tokens, {r['rounds']} rounds.\n\n" + table(header, lines)
+
+
 # --- reading ---
 
 
@@ -213,7 +270,11 @@ def reading_text(r: dict[str, Any]) -> str:
     )
 
 
-SECTIONS = {"restart": Section(restart, restart_text), "reading": Section(reading, reading_text)}
+SECTIONS = {
+    "restart": Section(restart, restart_text),
+    "hybrid": Section(hybrid, hybrid_text),
+    "reading": Section(reading, reading_text),
+}
 
 if __name__ == "__main__":
     main()

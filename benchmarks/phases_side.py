@@ -53,7 +53,7 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
         assert planner is not None
         speeds = {device(speed.device): speed for speed in planner.speeds}
         alone = planner.only_own().front(("latency",))[0][0]
-        is_planned = Phases(planner).beside(alone) is not None
+        is_planned = Phases(planner).with_prefill(alone) is not None
         for name, plan in plans(planner, alone.plan, path, asked).items():
             with deploy(PlanChoice(path, plan, name), cluster, options) as model:
                 rounds = [answered(model.engine, asked["prompt"]) for _ in range(asked["rounds"] + 1)][1:]

@@ -68,23 +68,26 @@ class PrefixSide(Side):
         engine.model.is_end = lambda token: False  # random weights may end an answer before it begins
         return engine
 
-    def _ours(self, prompt: list[int], folders: Sequence[str]) -> dict[str, float]:
+    def conversation(self, prompts: dict[str, list[int]], folders: list[str]) -> dict[str, float]:
+        """As `answers`, by one engine that begins anew before the first."""
+        scheduler = Scheduler(self._warm(folders), slots=1, keep=True)
+        found = {
+            f"{name}{key}": value for name, one in prompts.items() for key, value in _answer(scheduler, one).items()
+        }
+        self.drop("engine")
+        return found
+
+    def _warm(self, folders: Sequence[str]) -> Any:
         engine = self._start()
         engine.decode(WARM, 0)
         engine.kv_clear()
-        cold(folders)
-        responses = generate(Scheduler(engine, slots=1, keep=True), prompt, GREEDY, max_tokens=1)
-        first = next(responses)
-        answered = time.perf_counter()
-        for _ in responses:
-            pass
-        kept = time.perf_counter()
+        cold([*folders, str(self._folder)])
+        return engine
+
+    def _ours(self, prompt: list[int], folders: Sequence[str]) -> dict[str, float]:
+        found = _answer(Scheduler(self._warm(folders), slots=1, keep=True), prompt)
         self.drop("engine")
-        return {
-            "_s": first.timing.ttft_s,
-            "_computed": first.usage.prompt_tokens - first.usage.cached_tokens,
-            "_keep_s": kept - answered,
-        }
+        return found
 
     def _stock(self, prompt: list[int], folders: Sequence[str]) -> dict[str, float]:
         """As `Llama.create_completion` does with a cache, up to the first token."""
@@ -156,6 +159,19 @@ class PrefixSide(Side):
         with ThreadPoolExecutor(threads) as pool:
             n_bytes = sum(pool.map(lambda path: len(path.read_bytes()), paths))
         return {"bytes_per_s": n_bytes / (time.perf_counter() - began)}
+
+
+def _answer(scheduler: Scheduler, prompt: list[int]) -> dict[str, float]:
+    responses = generate(scheduler, prompt, GREEDY, max_tokens=1)
+    first = next(responses)
+    answered = time.perf_counter()
+    for _ in responses:
+        pass
+    return {
+        "_s": first.timing.ttft_s,
+        "_computed": first.usage.prompt_tokens - first.usage.cached_tokens,
+        "_keep_s": time.perf_counter() - answered,
+    }
 
 
 def cold(folders: Sequence[str]) -> None:

@@ -246,7 +246,7 @@ class Load(_message.Message):
     def __init__(self, slice: _Optional[str] = ..., path: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[EngineOptions, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., prefix_key: _Optional[bytes] = ..., prefix_folder: _Optional[str] = ..., prefix_bytes: _Optional[int] = ...) -> None: ...
 
 class EngineOptions(_message.Message):
-    __slots__ = ("context", "batch", "sequences", "outputs", "threads", "follows_load", "gpu_layers", "repack", "flash_attention", "kv_type", "memory", "reserved", "window", "io_threads", "io_chunk", "verify", "groups")
+    __slots__ = ("context", "batch", "sequences", "outputs", "threads", "follows_load", "gpu_layers", "repack", "flash_attention", "kv_type", "memory", "reserved", "window", "io_threads", "io_chunk", "verify", "groups", "rollback")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +264,7 @@ class EngineOptions(_message.Message):
     IO_CHUNK_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     context: int
     batch: int
     sequences: int
@@ -281,7 +282,8 @@ class EngineOptions(_message.Message):
     io_chunk: int
     verify: bool
     groups: int
-    def __init__(self, context: _Optional[int] = ..., batch: _Optional[int] = ..., sequences: _Optional[int] = ..., outputs: _Optional[int] = ..., threads: _Optional[int] = ..., follows_load: _Optional[bool] = ..., gpu_layers: _Optional[int] = ..., repack: _Optional[bool] = ..., flash_attention: _Optional[str] = ..., kv_type: _Optional[str] = ..., memory: _Optional[int] = ..., reserved: _Optional[int] = ..., window: _Optional[int] = ..., io_threads: _Optional[int] = ..., io_chunk: _Optional[int] = ..., verify: _Optional[bool] = ..., groups: _Optional[int] = ...) -> None: ...
+    rollback: int
+    def __init__(self, context: _Optional[int] = ..., batch: _Optional[int] = ..., sequences: _Optional[int] = ..., outputs: _Optional[int] = ..., threads: _Optional[int] = ..., follows_load: _Optional[bool] = ..., gpu_layers: _Optional[int] = ..., repack: _Optional[bool] = ..., flash_attention: _Optional[str] = ..., kv_type: _Optional[str] = ..., memory: _Optional[int] = ..., reserved: _Optional[int] = ..., window: _Optional[int] = ..., io_threads: _Optional[int] = ..., io_chunk: _Optional[int] = ..., verify: _Optional[bool] = ..., groups: _Optional[int] = ..., rollback: _Optional[int] = ...) -> None: ...
 
 class Stage(_message.Message):
     __slots__ = ("takes", "gives", "threads", "provider")

@@ -24,6 +24,7 @@ from edge.llama.batch import Batch as Batch
 from edge.llama.buffers import CallerBuffer, disable_amx
 from edge.llama.interrupt import deferred_interrupts
 from edge.llama.library import llama_cpp as L
+from edge.llama.sequences import Sequences
 from partition.architectures.table import ASSERTED
 from quant.types import TensorType
 
@@ -175,7 +176,8 @@ class Model:
         self.architecture = name.value.decode(errors="replace")
         self.has_decoder: bool = L.llama_model_has_decoder(self._handle)
         # Recurrent layers hold what all tokens so far made, and nothing of each.
-        self.is_recurrent: bool = L.llama_model_is_recurrent(self._handle) or L.llama_model_is_hybrid(self._handle)
+        self.has_attention: bool = not L.llama_model_is_recurrent(self._handle)
+        self.is_recurrent: bool = not self.has_attention or L.llama_model_is_hybrid(self._handle)
         # A shift rotates keys, at the beginning of the next decode; other keys cannot follow their positions.
         self.rotates: bool = L.llama_model_rope_type(self._handle) != L.LLAMA_ROPE_TYPE_NONE
 
@@ -239,9 +241,10 @@ class ContextSizes:
     flash_attention: str = "auto"
     contexts: int = 1  # of these sizes, over one model
     predicts: bool = False  # it computes the first of the model's `predictors`, and no other layer
+    rollback: int = 0  # rows at the end of a decode that recurrent layers can forget, where llama.cpp can for a model
 
 
-class Context:
+class Context(Sequences):
     """A KV cache and compute buffers over a model, and decoding into them."""
 
     def __init__(
@@ -252,8 +255,9 @@ class Context:
         params.ctx_type = L.LLAMA_CONTEXT_TYPE_MTP if sizes.predicts else L.LLAMA_CONTEXT_TYPE_DEFAULT
         params.n_batch = params.n_ubatch = sizes.batch  # one decode is one graph: hooks count its nodes
         # One more than anybody decodes: a range of positions is given to it to be written, or read into it.
-        self._scratch = None if model.is_recurrent else sizes.sequences
-        params.n_seq_max = sizes.sequences + (self._scratch is not None)
+        scratch = sizes.sequences if model.has_attention else None
+        params.n_seq_max = sizes.sequences + (scratch is not None)
+        params.n_rs_seq = sizes.rollback if model.is_recurrent else 0
         params.kv_unified = True  # likewise: separate caches would split a batch of several sequences
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = sizes.kv.id
@@ -285,11 +289,10 @@ class Context:
             raise
         if not self._handle:
             raise EngineError(f"llama.cpp cannot make a context of {sizes.context} tokens: {_why()}")
-        self._memory = L.llama_get_memory(self._handle)
+        Sequences.__init__(self, self._handle, scratch, is_recurrent=model.is_recurrent)
         rope = L.llama_model_rope_type(model._handle)
         self._has_sections = rope in (L.LLAMA_ROPE_TYPE_MROPE, L.LLAMA_ROPE_TYPE_IMROPE)
         self.can_shift = bool(model.rotates and not model.is_recurrent and L.llama_memory_can_shift(self._memory))
-        self.shift_pending = False
         self.n_ctx: int = L.llama_n_ctx(self._handle)
 
     def close(self) -> None:
@@ -304,9 +307,12 @@ class Context:
         batch.native.n_tokens = n
         if self._has_sections:
             batch.set_sections(n)
-        code = _STOPPED if self._stop.value else L.llama_decode(self._handle, batch.native)
+        code = _STOPPED
+        if not self._stop.value:
+            self.decoding(batch.sequences[:n])
+            code = L.llama_decode(self._handle, batch.native)
         if code == 0:
-            self.shift_pending = False
+            self.decoded(batch.sequences[:n], batch.positions[:n])
             return
         if code == _STOPPED:
             raise Interrupted("stopped on request")
@@ -338,62 +344,3 @@ class Context:
         if not values:
             raise EngineError(f"row {row} of the last batch gave no logits")
         return np.ctypeslib.as_array(values, shape=(self.model.n_vocab,))
-
-    def kv_remove(self, sequence: int, start: int, end: int) -> bool:
-        """Forget positions [start, end) of a sequence (-1: to the end). False if this cache can only be cleared."""
-        return bool(L.llama_memory_seq_rm(self._memory, sequence, start, end))
-
-    def kv_copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Let `target` share positions [start, end) of `source`."""
-        L.llama_memory_seq_cp(self._memory, source, target, start, end)
-
-    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
-        """Add `delta` to positions [start, end) of a sequence. EngineError if this cache cannot."""
-        if not L.llama_memory_can_shift(self._memory):
-            raise EngineError("this model's KV cache cannot shift positions")
-        L.llama_memory_seq_add(self._memory, sequence, start, end, delta)
-        self.shift_pending = True
-
-    def kv_clear(self) -> None:
-        L.llama_memory_clear(self._memory, True)
-        self.shift_pending = False
-
-    def kv_ends(self, sequence: int) -> list[int]:
-        """The first position that all layers hold of a sequence, and the last; -1 if none."""
-        return [end(self._memory, sequence) for end in (L.llama_memory_seq_pos_min, L.llama_memory_seq_pos_max)]
-
-    def read_state(self, sequence: int, start: int, end: int) -> NDArray[np.uint8]:
-        """Read the state of positions [start, end) of a sequence; partition/state/sequence.py describes its layout.
-        EngineError for recurrent layers, which hold no positions, and between a shift and the next decode."""
-        if self.shift_pending:
-            raise EngineError("positions were shifted and their keys were not; decode a token before they are read")
-        scratch = self._scratch_sequence()
-        L.llama_memory_seq_cp(self._memory, sequence, scratch, start, end)
-        try:
-            data = np.empty(L.llama_state_seq_get_size(self._handle, scratch), np.uint8)
-            pointer = data.ctypes.data_as(C.POINTER(C.c_uint8))
-            written = L.llama_state_seq_get_data(self._handle, pointer, data.size, scratch)
-        finally:
-            L.llama_memory_seq_rm(self._memory, scratch, -1, -1)
-        if written != data.size:
-            raise EngineError(f"llama.cpp cannot write positions {start} to {end} of sequence {sequence}: {_why()}")
-        return data
-
-    def write_state(self, sequence: int, data: NDArray[np.uint8]) -> bool:
-        """Add to a sequence what `read_state` gave here or in another context; False if it does not fit this one.
-        The data must have been checked before, and its positions must not be held."""
-        scratch = self._scratch_sequence()
-        _complaints.clear()
-        try:
-            pointer = data.ctypes.data_as(C.POINTER(C.c_uint8))
-            if L.llama_state_seq_set_data(self._handle, pointer, data.size, scratch) != data.size:
-                return False
-            L.llama_memory_seq_cp(self._memory, scratch, sequence, -1, -1)
-        finally:
-            L.llama_memory_seq_rm(self._memory, scratch, -1, -1)
-        return True
-
-    def _scratch_sequence(self) -> int:
-        if self._scratch is None:
-            raise EngineError("recurrent layers hold no single positions; compute the history again")
-        return self._scratch

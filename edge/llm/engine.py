@@ -22,6 +22,7 @@ from edge.llama.predicting import HiddenListener, HiddenRows
 from edge.llama.thread_choice import ThreadChoice, worth_threads
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
+from edge.llm.snapshots import affordable, snapshot_bytes
 from edge.llm.states import States, held_bytes
 from edge.paging.budget import BudgetOptions, OtherUses
 from edge.paging.load import load_within
@@ -80,6 +81,8 @@ class ModelRunner(Closing):
             outputs=min(options.outputs or options.sequences, batch),
             flash_attention=options.flash_attention,
             contexts=options.groups if embeddings else 1,  # a model that is alone has no sums to wait for
+            # Ranks have to agree on it, whatever memory each has.
+            rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.memory),
         )
         self.sequences, self.outputs = options.sequences, sizes.outputs
         new_batch = partial(_new_batch, self.file, self.shape.n_embd if embeddings else 0)
@@ -92,7 +95,7 @@ class ModelRunner(Closing):
         self.hidden = HiddenRows(self._context)
         self.memory, self.gpu_layers = loaded.memory, loaded.gpu_layers
         self.paging, self.batch = loaded.weights, loaded.sizes.batch
-        self.states = States(self.file, self._context, kv)
+        self.states = States(self.file, self._context, kv, snapshot_bytes(options.memory))
         if options.prefixes is not None:
             weights_bytes = held_bytes(self.shape) if options.memory else None
             keep_prefixes(self.states, self.file, options.prefixes, weights_bytes)
@@ -183,8 +186,8 @@ class ModelRunner(Closing):
     # The KV cache.
 
     def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
-        """Forget positions [start, end) of a sequence. False where the cache lacks what is before, and all of the
-        sequence must be forgotten."""
+        """Forget positions [start, end) of a sequence. False where the cache lacks what is before, or recurrent layers
+        cannot go back so far: all of the sequence must be forgotten, or be set back to a snapshot."""
         self._check_sequences(sequence)
         window = Metadata(self.file).count("attention.sliding_window", 0)
         # llama.cpp gives cells that a window has passed to other sequences: then its layers cannot go back.
@@ -202,6 +205,12 @@ class ModelRunner(Closing):
         self._check_sequences(sequence)
         check_shift(self.file)
         self._context.kv_shift(sequence, start, end, delta)
+
+    @property
+    def rollback(self) -> int | None:
+        """Rows at the end of a step, all but its first, that `kv_remove` can forget where the step has rows of one
+        sequence alone; None: any, of any step."""
+        return self._context.rollback if self.model.is_recurrent else None
 
     @property
     def can_shift(self) -> bool:

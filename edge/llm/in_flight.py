@@ -47,9 +47,10 @@ class Rows:
 
     @classmethod
     def pending(cls, running: Running, n_rows: int) -> Rows:
-        """The next tokens of a request, none of which is a draft."""
+        """The next tokens of a request, none of which is a draft: so many at most, as a snapshot may be wanted."""
         assert running.slot is not None
         start = len(running.slot.tokens)
+        n_rows = running.slot.plan.rows(start, n_rows)
         return cls(running, running.tokens[start : start + n_rows], int(n_rows == running.pending))
 
     @property
@@ -150,6 +151,10 @@ class InFlight:
         """Requests that wait for logits, once for each step."""
         return sum(not rows.cancelled for step in self.steps for rows in step.rows)
 
+    def has(self, group: int) -> bool:
+        """Return whether a step of a group of sequences is in flight."""
+        return any(step.group == group for step in self.steps)
+
     def of_free_group(self, ready: Iterable[Running]) -> list[Running]:
         """Return the requests that a step may have: those of one group of sequences, which has no step in flight."""
         busy = {step.group for step in self.steps}
@@ -238,6 +243,22 @@ class InFlight:
         for rows in cancelled:
             rows.cancelled = True
         return cancelled
+
+
+def in_one_graph(rows: list[Rows], engine: TextEngine) -> list[list[Rows]]:
+    """Parts of a step that llama.cpp computes in one graph each. Where layers are recurrent these are consecutive
+    sequences with as many rows each, or one where rows can be forgotten. llama.cpp would split the step itself, and
+    whoever looks into the graph take a part for the whole."""
+    if engine.rollback is None:
+        return [rows]
+    steps: list[list[Rows]] = []
+    for own in sorted(rows, key=lambda own: (len(own.tokens), own.slot.sequence)):
+        last = steps[-1][-1] if steps and not engine.rollback else None
+        if last and (last.slot.sequence + engine.contexts, len(last.tokens)) == (own.slot.sequence, len(own.tokens)):
+            steps[-1].append(own)
+        else:
+            steps.append([own])
+    return steps
 
 
 class Verified(NamedTuple):

@@ -23,6 +23,19 @@ from partition.state.sequence import KVBlock
 from quant.gguf.file import GgufFile
 
 
+class SequenceSnapshots(Protocol):
+    """`edge.llm.snapshots.Snapshots` and `edge.parallel.states.SpreadSnapshots`; the former documents the methods."""
+
+    def make(self, sequence: int, block_hash: bytes) -> None:
+        """Make a snapshot of a sequence, which ends with this block."""
+
+    def has(self, block_hash: bytes) -> bool:
+        """Return whether there is, or may be, a snapshot behind this block."""
+
+    def set_back(self, sequence: int, length: int, block_hash: bytes) -> bool:
+        """Set a sequence back to its first tokens, which end with this block; False where there is no snapshot."""
+
+
 class SequenceStates(Protocol):
     """`edge.llm.states.States` and `edge.parallel.states.SpreadStates`; the former documents the methods."""
 
@@ -44,6 +57,10 @@ class SequenceStates(Protocol):
     @property
     def keeps(self) -> bool:
         """True if blocks of this model are kept on disk."""
+
+    @property
+    def snapshots(self) -> SequenceSnapshots | None:
+        """Snapshots of recurrent layers; None where there are none, and `kv_remove` forgets any tokens at the end."""
 
     @property
     def problem(self) -> str | None:
@@ -198,6 +215,10 @@ class TextEngine(Protocol):
 
     def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
         """Add `delta` to positions of a sequence."""
+
+    @property
+    def rollback(self) -> int | None:
+        """Rows at the end of a step, all but its first, that `kv_remove` can forget; None: any, of any step."""
 
     @property
     def can_shift(self) -> bool:

@@ -19,6 +19,7 @@ DEFAULT_CONTEXT = 4096  # tokens; models trained for more would reserve gigabyte
 MAX_CONTEXT = 1 << 24  # tokens; more than any model is trained for. llama.cpp keeps 50 bytes for each even in a dry run
 MAX_GROUPS = 2  # one computes while sums of the other travel; a third would wait for the processor
 MAX_SEQUENCES = 255  # of the 256 of llama.cpp; one is for states that are read and written
+MAX_ROLLBACK = 15  # rows; for each, llama.cpp holds all that recurrent layers do of a sequence once more
 MAX_THREADS = 512  # ggml has room for no more
 MAX_GPU_LAYERS = (1 << 31) - 1  # llama.cpp takes 32 bits, and more would wrap to another number
 MAX_BYTES = 1 << 60
@@ -66,6 +67,7 @@ class EngineOptions:
     io_chunk: int | None = None  # bytes of one read
     verify: bool = False  # what is read again must be what it was the first time
     groups: int = 1  # of sequences: ranks that share every layer compute one while sums of the other travel
+    rollback: int = 0  # rows at the end of a step that recurrent layers are to be able to forget, as drafts need it
     prefixes: PrefixOptions | None = None  # where what is computed of prompts is kept; None: nowhere
 
     def __post_init__(self) -> None:
@@ -76,6 +78,7 @@ class EngineOptions:
             ("sequences", self.sequences, 1, MAX_SEQUENCES),
             ("groups", self.groups, 1, MAX_GROUPS),
             ("outputs", self.outputs, 1, self.rows),
+            ("rollback", self.rollback, 0, MAX_ROLLBACK),
             ("threads", self.threads, 1, MAX_THREADS),
             ("gpu_layers", self.gpu_layers, 0, MAX_GPU_LAYERS),
             ("most_gpu_layers", self.most_gpu_layers, 0, MAX_GPU_LAYERS),

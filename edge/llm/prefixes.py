@@ -42,8 +42,10 @@ def seal(states: States, folder: Path, max_bytes: int, key: bytes, weights_bytes
     of a budget of memory; None: there is no budget."""
     kinds = (_FORMAT, PINNED_VERSION, states.kv.name, str(states.block), states.factors)
     store, own_key = PrefixStore(folder, max_bytes), derived(key, *(kind.encode() for kind in kinds))
-    states.sealed = SealedBlocks(
-        store, own_key, (weights_bytes // 4, weights_bytes // 2 + 2 * _BESIDE_DATA) if weights_bytes else None
+    states.seal(
+        SealedBlocks(
+            store, own_key, (weights_bytes // 4, weights_bytes // 2 + 2 * _BESIDE_DATA) if weights_bytes else None
+        )
     )
 
 

@@ -23,7 +23,7 @@ from contextlib import suppress
 from edge.closing import Closing
 from edge.constraints.constraint import never_given_up
 from edge.errors import EdgeError, EngineError
-from edge.llm.in_flight import InFlight, Rows, end_event, room
+from edge.llm.in_flight import InFlight, Rows, end_event, in_one_graph, room
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.latency import Came, LatencyTargets
 from edge.llm.requests import Event, Request, Running, prepare
@@ -241,8 +241,11 @@ class Scheduler(Closing):
         if not chosen:
             return False
         rows = [Rows.pending(running, n_rows) for running, n_rows in chosen]
-        for running in self._in_flight.submit(self.engine, rows):
-            self._ready.remove(running)
+        for step in in_one_graph(rows, self.engine):
+            while self.engine.stages == 1 and self._in_flight.has(step[0].slot.group):  # of one before it
+                self._collect()
+            for running in self._in_flight.submit(self.engine, step):
+                self._ready.remove(running)
         for running, _ in chosen:
             running.tell_prefill()
         return True
@@ -266,7 +269,8 @@ class Scheduler(Closing):
         of one that is alone, as many windows as pay. False where other steps are to be submitted: there is something
         beside these tokens, or no room for drafts, which nobody has to wait for."""
         group, n = self.running, len(self.running)
-        if not n or self.engine.model.is_recurrent:  # recurrent layers cannot forget a wrong draft
+        most = self.engine.rollback
+        if not n or (most is not None and (n > 1 or not most)):  # recurrent layers cannot forget a wrong draft
             return False
         if self._in_flight.awaited:
             if n > 1 or not self._in_flight.has_windows:
@@ -280,6 +284,8 @@ class Scheduler(Closing):
         most_rows, windows = max(1, min(self.engine.outputs, self.engine.batch) // n), 1
         if n == 1:
             most_rows, windows = room(group[0], most_rows), most_windows(self.engine.stages)
+            if most is not None:  # they forget rows of one step alone
+                most_rows, windows = min(most_rows, 1 + most), 1
         n_rows, windows = drafter.shape(group, most_rows, windows)
         while len(self._in_flight.awaited) < windows:
             rows = [self._in_flight.window(drafter, running, n_rows) for running in group]

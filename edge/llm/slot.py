@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edge.errors import ContextFull, EdgeError
 from edge.llm.engine import Outputs
 from edge.llm.interface import TextEngine
+from edge.llm.snapshots import NoPlan, SnapshotPlan
 from edge.prefixes.group import group_start
 
 
@@ -40,6 +41,7 @@ class Slot:
         self.exact: int | None = None  # tokens before the first that was shifted; None: none was
         self.steps: list[int] = []  # the first position of each step that computed them
         self.mirrored = 0  # tokens that a mirror has seen to
+        self.plan: SnapshotPlan = NoPlan()  # of snapshots
         self._n_stored = 0  # tokens whose keys and values are on disk, or on their way there
         self._shifting = False  # the next step moves keys
 
@@ -70,13 +72,15 @@ class Slot:
             same = common_prefix(self.tokens, history)
         self.cut(min(same, len(history) - 1))
         self.restored = self._restore(history)
+        if self.engine.states.snapshots is not None:
+            self.plan = SnapshotPlan(len(history), self.engine.states.block)
 
     def cut(self, length: int) -> None:
-        """Forget all tokens from position `length` on; all of them where this cache cannot forget only those."""
+        """Forget all tokens from position `length` on. Where this cache cannot forget only those, also those behind the
+        last snapshot before it, or all."""
         # Also where nothing is to be forgotten: a step that failed may have left rows behind.
         if not self.engine.kv_remove(self.sequence, length, -1):
-            self.engine.kv_remove(self.sequence, 0, -1)
-            length = 0
+            length = set_back(self, length)
         del self.tokens[length:]
         del self.steps[bisect_left(self.steps, length) :]
         self._n_stored = min(self._n_stored, length)
@@ -157,6 +161,14 @@ class Slot:
         hashes = hashes[: states.n_cached(hashes)]
         if (first + len(hashes)) * states.block <= n_cached:
             return 0
+        if states.snapshots is not None:
+            if states.restore(self.sequence, first * states.block, hashes) < len(hashes):
+                self.cut(0)
+                return 0
+            self.steps.append(n_cached)
+            self.tokens = [*history[: (first + len(hashes)) * states.block]]
+            self._n_stored = len(self.tokens)
+            return self._n_stored - n_cached
         self.cut(first * states.block)
         if len(self.tokens) < first * states.block:  # all had to be forgotten
             return max(0, self._restore(history) - n_cached)
@@ -174,6 +186,10 @@ class Slot:
         self._shifting = False
         self.steps.append(len(self.tokens))
         self.tokens.extend(tokens)
+        states = self.engine.states
+        if self.plan.wants(len(self.tokens)) and states.snapshots is not None:
+            with suppress(EdgeError):  # the next step tells of an engine that failed
+                states.snapshots.make(self.sequence, states.block_hashes(self.tokens, self.namespace)[-1])
 
     def failed(self) -> None:
         """A step was not submitted, or not as a whole."""
@@ -225,8 +241,9 @@ class Slot:
         logits = np.empty(0, np.float32)
         chunk = self.engine.chunk(len(tokens) - len(self.tokens))
         while (start := len(self.tokens)) < len(tokens):
-            is_last = start + chunk >= len(tokens)
-            logits = self.decode(tokens[start : start + chunk], outputs if is_last else "none", top=top)
+            n_rows = self.plan.rows(start, chunk)
+            is_last = start + n_rows >= len(tokens)
+            logits = self.decode(tokens[start : start + n_rows], outputs if is_last else "none", top=top)
         return logits
 
 
@@ -273,6 +290,20 @@ class GreedyDrafter:
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return how many tokens two histories begin with alike."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def set_back(slot: Slot, length: int) -> int:
+    """Set a slot's sequence back to the last snapshot within its first `length` tokens, or empty it: how many tokens it
+    has then."""
+    states = slot.engine.states
+    if states.snapshots is not None:
+        hashes = states.block_hashes(slot.tokens[:length], slot.namespace)
+        for n_blocks in range(len(hashes), 0, -1):
+            end, last = n_blocks * states.block, hashes[n_blocks - 1]
+            if states.snapshots.has(last) and states.snapshots.set_back(slot.sequence, end, last):
+                return end
+    slot.engine.kv_remove(slot.sequence, 0, -1)
+    return 0
 
 
 def dropped_stretch(cached: Sequence[int], prompt: Sequence[int], same: int, least: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
@@ -12,8 +13,9 @@ import numpy as np
 
 from edge.errors import EngineError
 from edge.llama.llama import Context
+from edge.llm.snapshots import Snapshots
 from edge.prefixes.group import blocks_a_file
-from edge.prefixes.keys import block_hashes
+from edge.prefixes.keys import KEY_BYTES, block_hashes
 from edge.prefixes.sealed import SealedBlocks
 from partition.errors import CannotSlice, StateError
 from partition.model.metadata import Metadata
@@ -123,13 +125,16 @@ class CacheUse:
 class States:
     """The keys and values of one model, or slice of one, on this device."""
 
-    def __init__(self, file: GgufFile, context: Context, kv: TensorType) -> None:
+    def __init__(self, file: GgufFile, context: Context, kv: TensorType, snapshot_bytes: int = 0) -> None:
+        """snapshot_bytes: of memory that snapshots of recurrent layers may take."""
         self._file, self._context, self.kv = file, context, kv
+        self.snapshots = Snapshots(context, snapshot_bytes) if context.blank_snapshot is not None else None
         self.use = CacheUse()
         self.prefiller: Any = None  # the placement that computes prompts, a `Prefiller`; None: this one
         self._transposed = False  # how this context has values; found out by the first block that it refuses
         self.sealed: SealedBlocks | None = None  # where blocks are kept; None: nowhere
-        self.history_key = b""  # makes tokens names of blocks; only rank 0 has it
+        # Makes tokens names of blocks; only rank 0 has the owner's. Without one, snapshots are of this process alone.
+        self.history_key = self._process_key = secrets.token_bytes(KEY_BYTES) if context.model.is_recurrent else b""
         self._window = Metadata(file).count("attention.sliding_window", 0) or sys.maxsize
         self.block = in_window(file, BLOCK_TOKENS)
         self.most_read = in_window(file, READ_TOKENS)
@@ -137,7 +142,14 @@ class States:
 
     def share(self, other: States) -> None:
         """Keep blocks where `other` does, which is of another context over the same weights."""
-        self.sealed, self.history_key = other.sealed, other.history_key
+        self.history_key = other.history_key
+        self.seal(other.sealed)
+
+    def seal(self, sealed: SealedBlocks | None) -> None:
+        """Keep blocks and snapshots there; None: nowhere."""
+        self.sealed = sealed
+        if self.snapshots is not None:
+            self.snapshots.sealed = sealed
 
     @cached_property
     def shape(self) -> StateShape:
@@ -191,7 +203,7 @@ class States:
     @cached_property
     def _known(self) -> bool:
         try:
-            return bool(self.shape.layers) and not self._context.model.is_recurrent
+            return bool(self.shape.layers) or self._context.model.is_recurrent
         except CannotSlice:
             return False
 
@@ -204,6 +216,10 @@ class States:
         under its hash. They are written later. Those that are there count as used now."""
         if self.sealed is None or not self.keeps:
             return
+        if self.snapshots is not None:
+            self.snapshots.keep(hashes)
+        if not self.shape.layers:
+            return
         store_bytes = self.sealed.store.max_bytes
         a_file = blocks_a_file(encoded_bytes(self.shape, self.block), store_bytes, self._window // self.block)
         first = self.sealed.count(hashes, use=True)
@@ -215,14 +231,28 @@ class States:
                 first = end
 
     def n_cached(self, hashes: Sequence[bytes]) -> int:
-        """Return how many leading ones of these blocks are kept. The first must start a group."""
-        return self.sealed.count(hashes) if self.sealed is not None and self.keeps else 0
+        """Return how many leading ones of these blocks are kept; with recurrent layers, up to the last with a snapshot.
+        The first must start a group."""
+        if self.sealed is None or not self.keeps:
+            return 0
+        n_blocks = self.sealed.count(hashes) if self.shape.layers else len(hashes)
+        return self.snapshots.up_to_last(hashes[:n_blocks]) if self.snapshots is not None else n_blocks
 
     def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:
         """Add kept blocks to a sequence that ends at position `start`, where a group starts: how many leading ones were
-        there."""
+        there. With recurrent layers the last of them must have a snapshot, and whatever is held from `start` on is
+        dropped; where not all are there, the sequence is to be cleared."""
         if self.sealed is None or not self.keeps:
             return 0
+        if self.snapshots is not None:
+            self.snapshots.drop(sequence, start)
+        done = self._restore_blocks(sequence, start, hashes) if self.shape.layers else len(hashes)
+        if self.snapshots is not None and done == len(hashes):
+            done *= self.snapshots.set_back(sequence, start + done * self.block, hashes[-1])
+        return done
+
+    def _restore_blocks(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:
+        assert self.sealed is not None
         done = 0
         with suppress(StateError, EngineError), closing(self.sealed.take(hashes)) as runs:
             for data, n_blocks, n_wanted in runs:

@@ -71,7 +71,7 @@ class DistributedEngine(Leader):
         heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
         super().__init__(file, shard, group, heads, self.shape.n_vocab, algorithm, wire, explain)
         self.rank_links = RankLinks(self, plan, self.shape.n_embd, relink, links)
-        self.states = SpreadStates(file, plan, shard, group, self.ordered, self.guarded, self.reports)
+        self.states = SpreadStates(file, plan, shard, group, self.ordered, self.guarded, self.reports, self.on_cache)
         self._stopped = False
         self.listener: HiddenListener | None = None
 
@@ -133,6 +133,11 @@ class DistributedEngine(Leader):
         self._table.look_up(tokens, rows.embeddings[:n])
         heard = np.array(tokens, np.int32) if self.listener is not None else None
         self.guarded(lambda: self.submit_rows(n, n_outputs, top, masks, heard))
+
+    @property
+    def rollback(self) -> int | None:
+        """As `Engine.rollback`."""
+        return self.shard.engine.rollback
 
     @property
     def uncollected(self) -> int:

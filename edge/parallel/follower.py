@@ -67,6 +67,11 @@ def follow(
                 feeds = [group.links[rank] for rank in place.feeds]
             report = Report(shard.times.computed_s(), relink.states() if relink else ())
             home.send(json.dumps(report.to_json()).encode(), Kind.CONTROL)
+        elif step.op in (Op.SNAPSHOT, Op.SET_BACK):
+            _states_for(step, shard)
+            is_done = shard.keep(step)
+            if step.op is Op.SET_BACK:
+                home.send(json.dumps(is_done).encode(), Kind.CONTROL)
         elif step.op is Op.REMOVE and step.numbers[3] == steps.ASKED:
             home.send(json.dumps(shard.keep(step)).encode(), Kind.CONTROL)
         elif not shard.keep(step) and step.numbers[3]:

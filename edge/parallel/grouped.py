@@ -208,6 +208,8 @@ class GroupedStates:
             raise AttributeError(name)
         return getattr(self._engine.first.states, name)
 
+    snapshots = None  # a group computes behind the calls for others, and a snapshot is of what is computed
+
     def read(self, sequence: int, positions: Range) -> KVBlock:
         """As `States.read`."""
         return self._engine.on_sequence(sequence, lambda engine, own: engine.states.read(own, positions))

@@ -170,16 +170,16 @@ class Leader:
 
     def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
         """Forget positions [start, end) of a sequence. False where this cache keeps no history and must be cleared."""
-        return self._keep(Step(Op.REMOVE, numbers=(sequence, start, end, 0)))
+        return self.on_cache(Step(Op.REMOVE, numbers=(sequence, start, end, 0)))
 
     def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
         """Let sequence `target` share positions [start, end) of `source`, at no cost in memory."""
-        self._keep(Step(Op.COPY, numbers=(source, target, start, end)))
+        self.on_cache(Step(Op.COPY, numbers=(source, target, start, end)))
 
     def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
         """Add `delta` to positions [start, end) of a sequence. EngineError where this model's cache cannot."""
         check_shift(self.file)
-        self._keep(Step(Op.SHIFT, numbers=(sequence, start, end, delta)))
+        self.on_cache(Step(Op.SHIFT, numbers=(sequence, start, end, delta)))
 
     @property
     def can_shift(self) -> bool:
@@ -188,16 +188,20 @@ class Leader:
 
     def kv_clear(self) -> None:
         """Forget everything."""
-        self._keep(Step(Op.CLEAR))
+        self.on_cache(Step(Op.CLEAR))
 
     def kv_last(self, sequence: int) -> int:
         """The last position held for a sequence; -1 if none."""
         return self.shard.engine.kv_last(sequence)
 
-    def _keep(self, step: Step) -> bool:
+    def on_cache(self, step: Step) -> bool:
+        """Do an operation on the KV cache of all ranks, behind the steps that were submitted. False as `Shard.keep`, of
+        any rank."""
         # First here: where this cache cannot do it, no other can, and nothing has changed yet.
         is_done = self.guarded(lambda: self.shard.keep(step), EngineError)
-        asks = step.op is Op.REMOVE and not self.shard.knows_removals
+        if step.op is Op.SET_BACK and not is_done:
+            return False  # it is of no use then whether others could
+        asks = step.op is Op.SET_BACK or (step.op is Op.REMOVE and not self.shard.knows_removals)
         if step.op is Op.REMOVE:
             step = step._replace(numbers=(*step.numbers[:3], steps.ASKED if asks else int(is_done)))
 

@@ -36,6 +36,7 @@ from partition.architectures.description import Rules
 from partition.architectures.table import RULES
 from quant.gguf.file import GgufFile
 from transport.collective import Group, Wire
+from transport.errors import ProtocolError
 from transport.link import Link
 
 Floats = NDArray[np.float32]
@@ -193,10 +194,20 @@ class Shard:
         return not isinstance(self.engine, ThinEngine) or self.engine.knows_removals
 
     def keep(self, step: Step) -> bool:
-        """Do an operation on the KV cache; False where a removal has to be one of everything."""
+        """Do an operation on the KV cache; False where a removal has to be one of everything, and where there is no
+        snapshot."""
         a, b, c, d = step.numbers
         if step.op is Op.REMOVE:
             return self.engine.kv_remove(a, b, c)
+        if step.op in (Op.SNAPSHOT, Op.SET_BACK):
+            snapshots = self.engine.states.snapshots
+            if snapshots is None:
+                raise ProtocolError(
+                    f"rank {self.place.rank} has no recurrent layers, of which snapshots were asked for"
+                )
+            if step.op is Op.SET_BACK:
+                return snapshots.set_back(a, b, step.hashes[0])
+            snapshots.make(a, step.hashes[0])
         if step.op is Op.COPY:
             self.engine.kv_copy(a, b, c, d)
         elif step.op is Op.SHIFT:

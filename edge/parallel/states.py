@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
 
+from edge.llm.snapshots import Snapshots
 from edge.llm.states import CacheUse, blocks_of
 from edge.parallel import steps
 from edge.parallel.shard import Shard
@@ -40,12 +41,15 @@ class SpreadStates:
         ordered: Ordered,
         guarded: Callable[[Callable[[], T]], T],
         answers: Callable[[Callable[[Any], int]], list[int]],
+        on_cache: Callable[[Step], bool],
     ) -> None:
-        """guarded: as `Leader.guarded`. answers: takes what each other rank says after a step."""
+        """guarded, on_cache: as of `Leader`. answers: takes what each other rank says after a step."""
         self.use = CacheUse()
         self.prefiller: Any = None  # as of `States`
         self._file, self._plan, self._own, self._group = file, plan, shard.engine.states, group
         self._ordered, self._answers = ordered, answers
+        own = self._own.snapshots
+        self.snapshots = SpreadSnapshots(own, on_cache) if own is not None else None
         self._guarded: Callable[[Callable[[], Any]], Any] = guarded
         self._place = shard.place
         self.block, self.most_read, self.factors = self._own.block, self._own.most_read, self._own.factors
@@ -132,7 +136,14 @@ class SpreadStates:
         self._least(self._steps(Op.KEEP, sequence, start, hashes), keep)
 
     def n_cached(self, hashes: Sequence[bytes]) -> int:
-        """Return how many leading ones of these blocks all ranks keep."""
+        """Return how many leading ones of these blocks all ranks keep; with recurrent layers, up to one with a snapshot
+        on each."""
+        n_blocks = self._least_cached(hashes)
+        while self.snapshots is not None and n_blocks and (fewer := self._least_cached(hashes[:n_blocks])) < n_blocks:
+            n_blocks = fewer
+        return n_blocks
+
+    def _least_cached(self, hashes: Sequence[bytes]) -> int:
         return self._least(self._steps(Op.COUNT, 0, 0, hashes), lambda step: self._own.n_cached(step.hashes))
 
     def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:
@@ -164,3 +175,23 @@ def _number(said: Any) -> int:
     if not isinstance(said, int) or not 0 <= said <= MOST_HASHES:
         raise ValueError(f"{said!r:.80} as a number of blocks")
     return said
+
+
+class SpreadSnapshots:
+    """As `edge.llm.snapshots.Snapshots`, on all ranks, behind the steps that were submitted."""
+
+    def __init__(self, own: Snapshots, on_cache: Callable[[Step], bool]) -> None:
+        """own: rank 0's. on_cache: as of `Leader`."""
+        self._own, self._on_cache = own, on_cache
+
+    def make(self, sequence: int, block_hash: bytes) -> None:
+        """As `Snapshots.make`."""
+        self._on_cache(Step(Op.SNAPSHOT, numbers=(sequence, 0, 1, 0), hashes=(block_hash,)))
+
+    def has(self, block_hash: bytes) -> bool:
+        """As `Snapshots.has`, of this device: others may have dropped theirs."""
+        return self._own.has(block_hash)
+
+    def set_back(self, sequence: int, length: int, block_hash: bytes) -> bool:
+        """As `Snapshots.set_back`. Where it is False some ranks may have set theirs back."""
+        return self._on_cache(Step(Op.SET_BACK, numbers=(sequence, length, 1, 0), hashes=(block_hash,)))

@@ -72,13 +72,15 @@ class Op(IntEnum):
     LINKS = 8  # change links, and tell rank 0 how they are; numbers: an Order of edge/net/relink.py
     READ = 9  # send keys and values to rank 0
     WRITE = 10  # add keys and values that rank 0 sends
-    KEEP = 11  # keep blocks of a sequence on disk, and tell rank 0; these three name blocks by their hashes
+    KEEP = 11  # keep blocks of a sequence on disk, and tell rank 0; this and what follows names blocks by hashes
     COUNT = 12  # tell rank 0 how many leading blocks are kept
     RESTORE = 13  # add kept blocks to a sequence, and tell rank 0 how many leading ones were there
+    SNAPSHOT = 14  # hold a snapshot of a sequence, which ends with this block
+    SET_BACK = 15  # set a sequence back to a length, by the snapshot behind a block; tell rank 0 whether there is one
 
 
 _OPS = {int(op): op for op in Op}
-_WITH_HASHES = (Op.KEEP, Op.COUNT, Op.RESTORE)
+_WITH_HASHES = (Op.KEEP, Op.COUNT, Op.RESTORE, Op.SNAPSHOT, Op.SET_BACK)  # as many as the third number says
 HASH_BYTES = 32
 MOST_HASHES = 256  # of a step; a group of blocks (`group_start`) begins each
 

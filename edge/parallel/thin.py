@@ -21,6 +21,7 @@ from edge.llama.hooks import Hook
 from edge.llama.llama import Batch, Context, ContextSizes, Model
 from edge.llm.engine import Accounted, ModelRunner, has_windows
 from edge.llm.options import EngineOptions
+from edge.llm.snapshots import Snapshots
 from edge.llm.states import States
 from edge.paging.mapped import ModelInMemory
 from edge.paging.memory import MIB, MemoryNeed
@@ -38,6 +39,7 @@ class PositionsContext(Context):
 
     def __init__(self, model: Model, n_ctx: int, *, can_shift: bool = True) -> None:
         self.model, self.n_ctx, self.can_shift, self.shift_pending = model, n_ctx, can_shift, False
+        self.rollback, self.blank_snapshot = 0, None
         self._ends: dict[int, tuple[int, int]] = {}  # of each sequence: the first and the last position held
         self._stopped = False
 
@@ -174,11 +176,32 @@ class ThinEngine(ModelRunner):
         return not (self._vocabulary.is_recurrent or has_windows(self.file))
 
 
+class PositionSnapshots(Snapshots):
+    """Snapshots that are of other ranks: which of them were made."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._made = context, set[bytes]()
+
+    def make(self, sequence: int, block_hash: bytes) -> None:
+        """Note that the others make one."""
+        self._made.add(block_hash)
+
+    def has(self, block_hash: bytes) -> bool:
+        """Return whether they made one."""
+        return block_hash in self._made
+
+    def set_back(self, sequence: int, length: int, block_hash: bytes) -> bool:
+        """Hold the first positions alone."""
+        return self._context.kv_remove(sequence, length, -1)
+
+
 class PositionStates(States):
     """States of a rank without layers: blocks are of other ranks, and only their names are made here."""
 
     def __init__(self, file: GgufFile, context: Context, kv: TensorType) -> None:
         super().__init__(file, context, kv)
+        if context.model.is_recurrent:
+            self.snapshots = PositionSnapshots(context)
         rules = RULES[file.architecture]
         if self._window == sys.maxsize and rules.window is not None and rules.window.size:
             self._window = rules.window.size
@@ -202,7 +225,7 @@ class PositionStates(States):
     @property
     def keeps(self) -> bool:
         """True if the other ranks are asked to keep blocks."""
-        return bool(self.history_key) and self._known
+        return self.history_key != self._process_key and self._known
 
     def describe(self) -> str:
         """As `States.describe`."""
@@ -219,6 +242,7 @@ class PositionStates(States):
         """Note that the other ranks hold the blocks' positions."""
         if not self.keeps:
             return 0
+        self._context.kv_remove(sequence, start, -1)
         self._hold(sequence, Range(start, start + len(hashes) * self.block))
         return len(hashes)
 

@@ -18,7 +18,7 @@ from edge.speculate.small_model import check_vocabulary
 from edge.survey.llm_survey import llm_speeds
 from edge.survey.profile import ClusterProfile
 from edge.tasks import Steps
-from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
+from partition.architectures.table import RULES
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
 from partition.predict.cost import Work
@@ -39,10 +39,11 @@ def draft_of(
     measuring, and of Fleet.
     """
     what = str(options.draft)
-    recurrent = str(file.metadata.get("general.architecture")) in RECURRENT_ARCHITECTURES
-    if what == "off" or (what == "auto" and recurrent):
+    rules = RULES.get(file.architecture)
+    forgets = rules is None or rules.rolls_back
+    if what == "off" or (what == "auto" and not forgets):
         return None
-    if recurrent:
+    if not forgets:
         raise PlanError(
             f"{file.path.name} has recurrent layers, which cannot forget a draft that was wrong; use --draft off"
         )

@@ -61,6 +61,7 @@ Draft = str | Path | WorkerDraft | MtpDraft
 """Source of drafts: one of KINDS, the file of a model on this device, a model on a worker, or the model itself."""
 
 _FEWER_BITS = "q2_k"
+ROLLBACK_ROWS = 7  # that recurrent layers can forget: for each, all that they hold is held once more
 _SMALLER = 0.9  # of the model's size at most: else there is nothing to win
 
 
@@ -126,7 +127,16 @@ def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
     if isinstance(draft, MtpDraft) and not draft.is_auto and options.memory is not None:
         draft_bytes = mtp_bytes(GgufFile.open(draft.path), options.sequences)
     reserved = options.reserved + draft_bytes
-    return replace(options, outputs=outputs, draft_rows=draft_rows, reserved=reserved, draft_bytes=draft_bytes)
+    # With rows to forget, recurrent layers compute each sequence by itself: several together need no drafts.
+    rollback = ROLLBACK_ROWS if options.sequences == 1 else 0
+    return replace(
+        options,
+        outputs=outputs,
+        draft_rows=draft_rows,
+        rollback=min(rollback, outputs - 1),
+        reserved=reserved,
+        draft_bytes=draft_bytes,
+    )
 
 
 def engine_options(draft: Draft, *, prefix_cache: int | None, reproducible: bool, **options: Any) -> EngineOptions:
@@ -168,15 +178,17 @@ def speculation(
     request that is alone. enter: is given what is to be closed later. steps: shows how a worker loads its model, and
     where it is lost. clock: in seconds.
 
-    EngineError for a model whose layers cannot forget, unless it is "auto", and for a drafting model of another
+    EngineError for an engine that cannot forget a wrong draft, unless it is "auto", and for a drafting model of another
     vocabulary; the errors of Engine, of `DraftDevice`, and of `open_predictor`.
     """
     is_auto = draft == "auto" or (isinstance(draft, MtpDraft) and draft.is_auto)
-    if draft == "off" or (is_auto and engine.model.is_recurrent):
+    if draft == "off" or (is_auto and engine.rollback == 0):
         return None
-    if engine.model.is_recurrent:
+    if engine.rollback == 0:
+        why = "several requests at once" if engine.sequences > 1 else f"{engine.file.architecture} models"
         raise EngineError(
-            f"{engine.path.name} has recurrent layers, which cannot forget a draft that was wrong; use --draft off"
+            f"{engine.path.name} has recurrent layers, which cannot forget a draft that was wrong with {why};"
+            " use --draft off"
         )
     if isinstance(draft, MtpDraft):
         predictor = _predictor(draft, engine, enter, steps)

@@ -140,6 +140,7 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
             outputs=min(options.outputs or options.sequences, options.rows, context),
             flash_attention=options.flash_attention,
             contexts=options.groups if stages else 1,
+            rollback=options.rollback,
         )
         need = memory.need(request.path, sizes)
         _check_limit(need, limit)

@@ -39,6 +39,8 @@ def options_message(options: EngineOptions) -> pb.EngineOptions:
     del values["prefixes"], values["most_gpu_layers"]  # each device has its own
     if options.groups == 1:  # as where a worker knows of no groups
         del values["groups"]
+    if not options.rollback:
+        del values["rollback"]
     del values["draft_rows"], values["draft_bytes"]  # concern the owner alone
     return pb.EngineOptions(**values)
 

@@ -66,6 +66,7 @@ class Rules:
     shared_sum: str = ""
     no_shards: str = ""  # why there can be none
     no_states: str = ""  # why keys and values of a sequence cannot be read, moved and kept
+    rolls_back: bool = True  # rows at the end of a step can be forgotten, so that tokens are drafted
 
 
 WHOLE, PART, UNCHECKED = "whole", "part", "unchecked"  # of a head: what RoPE turns

@@ -24,6 +24,7 @@ from partition.architectures.tensors import (  # fmt: skip
     LAYER_NORM,
     LEADING,
     LLAMA,
+    NO_LATENT_STATES,
     NORM_BIASES,
     ONE_LATENT_STATE,
     OUTER_BIASED,
@@ -43,7 +44,6 @@ _SQUARE = "its query matrices are as wide as the model, whatever the number of h
 _WIDE = "{} norms queries and keys over all heads at once"
 _SHARED_SUM = "ffn_out-{}"
 _GATE = "attention has a gate of its own"
-_NO_LATENT_STATES = "keys and values are one latent state, not heads"
 _SHARED: dict[str, Number] = {"expert_shared_count": 1, "expert_shared_feed_forward_length": "shared ff"}
 _MROPE = {"rope.dimension_sections": (4, 2, 2, 0)}
 _SCALES = {"logit_scale": 8.0, "embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.125}
@@ -60,7 +60,7 @@ _DEEPSEEK_2 = Architecture(
         if_missing={"attention.q_lora_rank": 0, "expert_gating_func": 1},
         shared_sum=_SHARED_SUM,
         whole_attention=ONE_LATENT_STATE,
-        no_states=_NO_LATENT_STATES,
+        no_states=NO_LATENT_STATES,
     ),
     rope=UNCHECKED,
 )

@@ -15,6 +15,7 @@ from partition.architectures.tensors import (  # fmt: skip
     LATENT,
     LATENT_KEYS,
     LAYER_NORM,
+    NO_LATENT_STATES,
     ROUTER_BIAS,
     UNGATED,
     experts,
@@ -24,7 +25,6 @@ from partition.architectures.tensors import (  # fmt: skip
 
 _WHOLE = "recurrent layers hold a state of all their channels"
 _NO_FF = "its layers have no feed-forward part"
-_NO_STATES = "recurrent layers hold what all tokens so far made, and nothing of each"
 _SSM_KEYS = {
     "ssm.conv_kernel": "conv",
     "ssm.inner_size": "inner",
@@ -123,25 +123,27 @@ _SCALES = {"logit_scale": 8.0, "embedding_scale": 12.0, "residual_scale": 0.22, 
 
 
 def _rules(**more: object) -> Rules:
-    return Rules(**{"whole_attention": _WHOLE, "no_states": _NO_STATES, **more})  # type: ignore[arg-type]
+    return Rules(**{"whole_attention": _WHOLE, "rolls_back": False, **more})  # type: ignore[arg-type]
 
 
 _NEMOTRON_H = Architecture(
     ATTENTION, UNGATED, recurrent=_MAMBA_2, alone=_NORM, common={**_SIZES, "attention_every": 4},
     keys={**_GROUPED, **LAYER_NORM},
-    rules=_rules(end_node="nemotron_h_block_out-{}", no_shards="not every layer has a feed-forward part"),
+    rules=_rules(
+        rolls_back=True, end_node="nemotron_h_block_out-{}", no_shards="not every layer has a feed-forward part"
+    ),
     rope=UNCHECKED,
 )  # fmt: skip
 
 RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen35": Architecture(
         _GATED, DENSE, recurrent=_DELTA_35, common=_DELTA_FIGURES, keys={**_DELTA_KEYS, **_MROPE},
-        rules=_rules(recurrent_every=4), rope=PART, predictors=Predictors(),
+        rules=_rules(rolls_back=True, recurrent_every=4), rope=PART, predictors=Predictors(),
     ),
     "qwen35moe": Architecture(
         _GATED, experts=_SHARED_GATED, recurrent=_DELTA_35, common=_DELTA_FIGURES,
-        keys={**_DELTA_KEYS, **_MROPE, **_SHARED_KEYS}, rules=_rules(recurrent_every=4, ff_key=EXPERT_KEY), rope=PART,
-        predictors=EXPERTS_PREDICT,
+        keys={**_DELTA_KEYS, **_MROPE, **_SHARED_KEYS}, rope=PART, predictors=EXPERTS_PREDICT,
+        rules=_rules(rolls_back=True, recurrent_every=4, ff_key=EXPERT_KEY),
     ),
     "qwen3next": Architecture(
         _GATED, experts=_SHARED_GATED, recurrent={**_DELTA, "ssm_ba.weight": ("2 time rank", "embd")},
@@ -151,14 +153,14 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "lfm2": Architecture(
         {**ATTENTION, **FFN_NORM, **HEAD_NORMS}, DENSE, recurrent=_SHORT, outer={"token_embd_norm.weight": ("embd",)},
-        common={"attention_every": 3, "conv": 3}, keys={"shortconv.l_cache": "conv"}, square_q=True, rules=_rules(),
-        rope=PART,
+        common={"attention_every": 3, "conv": 3}, keys={"shortconv.l_cache": "conv"}, square_q=True, rope=PART,
+        rules=_rules(rolls_back=True),
     ),
     "lfm2moe": Architecture(
         {**ATTENTION, **FFN_NORM, **HEAD_NORMS}, DENSE, {**experts("expert ff"), **ROUTER_BIAS}, recurrent=_SHORT,
         outer={"token_embd_norm.weight": ("embd",)}, common={"attention_every": 3, "conv": 3, "dense_layers": 1},
-        keys={"shortconv.l_cache": "conv", "expert_gating_func": 2}, square_q=True, rules=_rules(ff_key=EXPERT_KEY),
-        rope=PART,
+        keys={"shortconv.l_cache": "conv", "expert_gating_func": 2}, square_q=True, rope=PART,
+        rules=_rules(rolls_back=True, ff_key=EXPERT_KEY),
     ),
     "granitehybrid": Architecture(
         {**ATTENTION, **FFN_NORM}, DENSE, recurrent={**_MAMBA_2, **FFN_NORM}, common={**_SIZES, "attention_every": 3},
@@ -205,14 +207,15 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
             "ssm_g_b.weight": ("q", "head"),
         },
         common=_KDA_FIGURES, keys={**_KDA_KEYS, "expert_gating_func": 2, "expert_weights_scale": 2.5},
-        never_tied=True, rules=_rules(ff_key=EXPERT_KEY, needs_output=True, shared_sum="ffn_out-{}"), rope=UNCHECKED,
+        never_tied=True, rope=UNCHECKED,
+        rules=_rules(ff_key=EXPERT_KEY, needs_output=True, shared_sum="ffn_out-{}", no_states=NO_LATENT_STATES),
     ),
     "bailingmoe3": Architecture(
         {**LATENT, "attn_gate.weight": ("heads", "embd"), **FFN_NORM}, DENSE,
         {**experts("expert ff"), **shared(), **ROUTER_BIAS},
         recurrent={**_KDA, "ssm_f_a.weight": ("q", "embd"), "ssm_g_a.weight": ("q", "embd")}, common=_KDA_FIGURES,
         keys={**_KDA_KEYS, "expert_gating_func": 2, "expert_weights_scale": 2.5, "kda.gate_lower_bound": -5.0},
-        rules=_rules(ff_key=EXPERT_KEY), rope=UNCHECKED,
+        rules=_rules(rolls_back=True, ff_key=EXPERT_KEY, no_states=NO_LATENT_STATES), rope=UNCHECKED,
     ),
     "plamo2": Architecture(
         {

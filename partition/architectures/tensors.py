@@ -77,6 +77,7 @@ SIGMOID: dict[str, Number] = {"expert_gating_func": 2, "expert_weights_norm": Tr
 LEADING = {"dense_layers": 1}
 TURNED_OTHERWISE: dict[str, Number] = {"rope.freq_base_swa": 5e3}  # in layers with a window
 ONE_LATENT_STATE = "all heads share one latent state"  # why there are no shards
+NO_LATENT_STATES = "keys and values are one latent state, not heads"  # why they are not read
 
 
 def experts(width: str) -> Table:

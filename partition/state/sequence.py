@@ -2,6 +2,7 @@
 
     u32 magic | i32 sequence | a cache, or two where layers have attention windows:
     u32 streams (1) | u32 cells | of each cell: i32 position, u32 sequences (1), i32 sequence
+    (where positions have sections, before the sequence: the position twice, as i32, and the i32 id of the token)
     u32 whether values are transposed | u32 layers
     of each layer's keys: i32 type | u64 bytes a cell | the cells
     of each layer's values: i32 type | u64 bytes a cell | the cells
@@ -25,7 +26,6 @@ from partition.state.shape import LayerShape, StateShape
 Bytes = NDArray[np.uint8]
 
 _MAGIC = 0xAF143CD8
-_CELL = struct.Struct("<iIi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def decode(data: bytes | memoryview | Bytes, shape: StateShape, positions: Range
         layers = shape.in_cache(number)
         reader.expect("streams", "<I", 1)
         reader.expect("cells", "<I", len(positions))
-        order = _order(reader, positions, sequence)
+        order = _order(reader, positions, sequence, shape)
         transposed = reader.take_transposed(transposed)
         reader.expect("layers", "<I", len(layers))
         keys = [reader.rows(shape.type_id, layer.key_bytes, len(positions))[order] for layer in layers]
@@ -82,7 +82,8 @@ def encode(block: KVBlock, shape: StateShape, *, transposed: bool = False) -> By
     """Encode the block as llama.cpp's state of sequence 0. StateError if the block is not of this shape."""
     check(block, shape)
     parts: list[bytes | Bytes] = [struct.pack("<Ii", _MAGIC, 0)]
-    cells = b"".join(_CELL.pack(at, 1, 0) for at in range(block.positions.start, block.positions.stop))
+    twice = (lambda at: (at, at, 0)) if shape.sections else lambda at: ()  # nothing is computed by the token
+    cells = b"".join(shape.cell.pack(at, 1, *twice(at), 0) for at in range(block.positions.start, block.positions.stop))
     rows = {layer.layer: rows for layer, rows in zip(shape.layers, block.layers, strict=True)}
     for number in range(shape.caches):
         layers = shape.in_cache(number)
@@ -110,7 +111,8 @@ def check_encoded(data: bytes | memoryview, shape: StateShape, positions: Range)
     at, expected, cells = _header(shape, len(positions))
     header = np.frombuffer(data, np.uint8)[at]
     for start in cells:
-        header[start : start + _CELL.size * len(positions)].view("<i4")[::3] -= positions.start
+        words = header[start : start + shape.cell.size * len(positions)].view("<i4").reshape(len(positions), -1)
+        words[:, [0, 2, 3] if shape.sections else 0] -= positions.start
     if header.tobytes() != expected:
         raise StateError(f"a state of other positions than {positions}, or of another shape")
 
@@ -139,13 +141,13 @@ def _header(shape: StateShape, tokens: int) -> tuple[NDArray[np.intp], bytes, tu
     cells, begin = [], 8
     for number in range(shape.caches):
         cells.append(begin + 8)
-        begin += 16 + _CELL.size * tokens + 24 * len(shape.in_cache(number))
+        begin += 16 + shape.cell.size * tokens + 24 * len(shape.in_cache(number))
     return at, zeros[at].tobytes(), tuple(cells)
 
 
 def encoded_bytes(shape: StateShape, tokens: int) -> int:
     """The length of `encode`'s answer for so many tokens, not transposed."""
-    heads = shape.caches * (16 + _CELL.size * tokens) + 24 * len(shape.layers)
+    heads = shape.caches * (16 + shape.cell.size * tokens) + 24 * len(shape.layers)
     return 8 + heads + tokens * shape.token_bytes
 
 
@@ -169,11 +171,13 @@ def _values(shape: StateShape, layer: LayerShape) -> int:
     return layer.value_bytes // shape.value_size
 
 
-def _order(reader: "_Reader", positions: Range, sequence: int) -> Sequence[int] | slice:
+def _order(reader: "_Reader", positions: Range, sequence: int, shape: StateShape) -> Sequence[int] | slice:
     """Return where the cell of each position is; a slice if they are in order. StateError unless each is there once."""
-    cells = np.frombuffer(reader.bytes(_CELL.size * len(positions)), "<i4").reshape(-1, 3)
-    if not (cells[:, 1:] == (1, sequence)).all():
+    cells = np.frombuffer(reader.bytes(shape.cell.size * len(positions)), "<i4").reshape(len(positions), -1)
+    if not (cells[:, [1, -1]] == (1, sequence)).all():
         raise StateError(f"a state has a cell that is not of sequence {sequence} alone")
+    if shape.sections and not (cells[:, 2:4] == cells[:, :1]).all():
+        raise StateError("a state has a cell whose position is another one in two dimensions: it is of no text")
     at = cells[:, 0]
     order = np.argsort(at, kind="stable")
     if not np.array_equal(at[order], np.arange(positions.start, positions.stop)):

@@ -1,5 +1,6 @@
 """Shape of the keys and values of one slice of a model: layers, heads, and bytes of a token."""
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,12 +35,13 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """Shapes of all layers of a slice."""
+    """Shapes of all layers of a slice that have attention. Recurrent ones hold nothing of each token."""
 
     layers: tuple[LayerShape, ...]
     type_id: int  # of keys and values, as ggml numbers types
     value_size: int  # bytes of one value; 0 where the type has blocks of several
     caches: int  # 2 where some layers have an attention window, whether this slice has both kinds or one
+    sections: bool = False  # each cell has its position in two dimensions as well, and a token
 
     def __hash__(self) -> int:
         return hash((len(self.layers), self.type_id))  # asked for with every block; the layers take longer than a check
@@ -53,10 +55,6 @@ class StateShape:
         shape = source.shape
         if source.rules.no_states:
             raise CannotSlice(f"of {source.file.architecture} models {source.rules.no_states}")
-        if "rope.dimension_sections" in source.meta:
-            raise CannotSlice(
-                f"{source.file.architecture} models keep positions in several parts beside keys and values"
-            )
         windows = cached_windows(source, cut)
         if len(cut.heads) < source.heads and (shape.head_k % kv.block or shape.head_v % kv.block):
             raise CannotSlice(
@@ -64,6 +62,8 @@ class StateShape:
             )
         layers = []
         for i, layer in enumerate(range(cut.layers.start, cut.layers.stop)):
+            if source.recurrent[layer] or not shape.n_heads_kv[layer]:
+                continue
             key, value = source.head_sizes(layer)
             n_heads, n_kv = shape.n_heads[layer], shape.n_heads_kv[layer]
             has_all = len(cut.heads) == source.heads
@@ -77,7 +77,9 @@ class StateShape:
                     windows is not None and windows[i],
                 )
             )
-        return cls(tuple(layers), kv.id, kv.block_bytes if kv.block == 1 else 0, 1 if windows is None else 2)
+        sections = "rope.dimension_sections" in source.meta
+        value_size = kv.block_bytes if kv.block == 1 else 0
+        return cls(tuple(layers), kv.id, value_size, 1 if windows is None else 2, sections)
 
     @classmethod
     def of_model(cls, source: Source, kv: TensorType) -> "StateShape":
@@ -88,6 +90,12 @@ class StateShape:
     def in_cache(self, number: int) -> Sequence[LayerShape]:
         """The layers whose keys and values are in one of the caches, in order."""
         return [layer for layer in self.layers if self.caches == 1 or layer.windowed == bool(number)]
+
+    @property
+    def cell(self) -> struct.Struct:
+        """Bytes that llama.cpp writes of a token beside keys and values: its position, how many sequences have it, its
+        position in two dimensions and its id where positions have sections, and its sequence."""
+        return struct.Struct("<iIiiii") if self.sections else struct.Struct("<iIi")
 
     @property
     def token_bytes(self) -> int:

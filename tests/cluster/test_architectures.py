@@ -121,11 +121,11 @@ def test_layers_that_predict_several_tokens_are_left_out(arch: str, tmp_path: Pa
     assert all((f == e).all() for f, e in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("arch", ["qwen3vl", "deepseek2", "lfm2"])
+@pytest.mark.parametrize("arch", ["deepseek2", "kimi-linear"])
 def test_states_that_cannot_be_told_apart(arch: str, tmp_path: Path) -> None:
     """Nothing of their prompts is kept, or moved to other devices."""
     source = Source.from_file(GgufFile.open(small(arch, tmp_path, embd=64, ff=64)))
-    with pytest.raises(CannotSlice, match=r"keys and values|recurrent layers hold"):
+    with pytest.raises(CannotSlice, match="keys and values are one latent state"):
         StateShape.of_model(source, TYPES["f16"])
 
 

@@ -28,7 +28,7 @@ SECTIONS = {
     "bench_planner": (),
     "bench_plans": (),
     "bench_pool": (),
-    "bench_prefixes": ("reading", "restart"),
+    "bench_prefixes": ("hybrid", "reading", "restart"),
     "bench_quantize": ("fit", "memory"),
     "bench_sameness": (),
     "bench_serve": ("throughput", "stall", "targets", "prefix", "survive", "soak"),
@@ -174,6 +174,8 @@ def test_prefixes() -> None:
         assert measured["first_computed"] == 100, side
         assert measured["again_computed"] < 10, side
         assert measured["shared_computed"] < 40, side
+    [measured] = result["hybrid"]["measured"]
+    assert [measured[f"{name}_computed"] for name in ("first", "second", "restarted")] == [88, 24, 24]
 
 
 def test_quantize() -> None:

@@ -38,6 +38,7 @@ MOST_FILES = 20  # in a folder
 # What computes on arrays loads numpy; whoever imports it is about to run a model, or to plan how.
 ON_ARRAYS = {"quant.gguf.imatrix", "quant.wire", "transport.collective", "partition.state.parts"} | {
     "partition.state.sequence",
+    "partition.state.recurrent",
     *(f"partition.predict.{name}" for name in ("cost", "measures", "onnx_predict", "predict")),
 }
 PAGES = [

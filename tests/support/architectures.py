@@ -26,6 +26,8 @@ _GELU = (
 _DELTA = ("qwen35", "qwen35moe", "qwen3next", "jamba")
 CLOSE = dict.fromkeys(SHARDED, 1e-5) | dict.fromkeys(_GELU, 1e-3) | dict.fromkeys(_DELTA, 2e-4) | {"gemma4": 5e-2}
 _ONLY_HEAD = "only the head is read again, all layers have to fit"
+# Those with recurrent layers that can forget the last rows of a step.
+ROLLS_BACK = tuple(arch for arch in RECURRENT_ARCHITECTURES if ARCHITECTURES[arch].rules.rolls_back)
 NOT_PAGED = dict.fromkeys(("mamba", "mamba2"), _ONLY_HEAD)
 _KINDS = {
     "One feed-forward part in each layer": DENSE_ARCHITECTURES,
@@ -44,10 +46,13 @@ def _lines() -> Iterator[str]:
     for title, architectures in _KINDS.items():
         yield f"### {title}"
         yield ""
-        yield "| architecture | one device | stages | shards | paged | quantized |"
-        yield "| --- | --- | --- | --- | --- | --- |"
+        yield "| architecture | one device | stages | shards | paged | quantized | prompts kept | drafts |"
+        yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
         for name in architectures:
-            yield f"| {name} | yes | {_stages(name)} | {_shards(name)} | {_or_no(NOT_PAGED, name)} | yes |"
+            yield (
+                f"| {name} | yes | {_stages(name)} | {_shards(name)} | {_or_no(NOT_PAGED, name)} | yes"
+                f" | {_kept(name)} | {_drafts(name)} |"
+            )
         yield ""
     yield "### One device only"
     yield ""
@@ -77,6 +82,21 @@ def _shards(name: str) -> str:
     if rules.no_shards:
         return f"no: {rules.no_shards}"
     return f"yes, but for attention: {rules.whole_attention}" if rules.whole_attention else "yes"
+
+
+def _kept(name: str) -> str:
+    rules = ARCHITECTURES[name].rules
+    if name in RECURRENT_ARCHITECTURES:
+        return "in memory, by snapshots" if rules.no_states else "by snapshots"
+    if rules.no_states:
+        return f"no: {rules.no_states}"
+    return "within the window" if rules.window else "yes"
+
+
+def _drafts(name: str) -> str:
+    if name not in RECURRENT_ARCHITECTURES:
+        return "yes"
+    return "one request at a time" if ARCHITECTURES[name].rules.rolls_back else "no"
 
 
 def _or_no(reasons: dict[str, str], name: str) -> str:

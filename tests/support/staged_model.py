@@ -24,7 +24,7 @@ def _read(*_: Any) -> Any:
 class StagedModel:
     """The methods of `TextEngine` that one answer needs. It refuses rows that do not continue what it holds."""
 
-    batch, outputs, sequences, contexts, threads, can_shift, paging = 64, 8, 1, 1, 1, False, None
+    batch, outputs, sequences, contexts, threads, can_shift, paging, rollback = 64, 8, 1, 1, 1, False, None, None
     listener = None
 
     def __init__(
@@ -43,7 +43,9 @@ class StagedModel:
         self.failed: Exception | None = None
         self.logits_cross = False
         self.lives: int | None = None  # results it still gives
-        self.states = SimpleNamespace(block=64, most_read=16, keeps=False, use=CacheUse(), read=_read, prefiller=None)
+        self.states = SimpleNamespace(
+            block=64, most_read=16, keeps=False, snapshots=None, use=CacheUse(), read=_read, prefiller=None
+        )
         self.path = self.file = self.shape = None
         self.held: list[int] = []
         self._pass_s, self._delay_s = pass_s, delay_s

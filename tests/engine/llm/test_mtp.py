@@ -130,7 +130,7 @@ def test_greedy_answers_are_the_same(folder: Path, tmp_path: Path, where: str) -
 
 
 def test_stages_give_the_hidden_states_that_one_device_has(folder: Path, tmp_path: Path) -> None:
-    """Hidden states: of ranks of one stage those of all rows; over stages those of rows that give logits, behind these."""
+    """Hidden states: of ranks of one stage those of all rows; over stages those that give logits, behind these."""
     path = with_predictor(folder)
     answer = [7, 8, 9]
     heard: dict[int, list[tuple[list[int], list[int], np.ndarray[Any, Any]]]] = {1: [], 2: []}
@@ -204,7 +204,7 @@ def test_requests_that_share_steps(folder: Path) -> None:
 
 
 def test_a_kept_prompt_and_another_engine(folder: Path, tmp_path: Path) -> None:
-    """A restored prompt has no hidden states: drafts begin behind it. Where another engine takes over, its are heard."""
+    """A restored prompt has no hidden states: drafts begin behind it. Another engine that takes over is heard."""
     path = with_predictor(folder)
     long = [int(token) for token in np.random.default_rng(1).integers(4, 320, 150)]
     prefixes = PrefixOptions(1 << 24, tmp_path / "prefixes", tmp_path / "key")

@@ -1,5 +1,5 @@
-"""A person who asks for drafts by a model's own layers is told why there are none: a llama.cpp without the calls, and files that
-it would stop the process at."""
+"""A person who asks for drafts by a model's own layers is told why there are none: a llama.cpp without the calls, and
+files that it would stop the process at."""
 
 from pathlib import Path
 from typing import Any

@@ -69,7 +69,7 @@ def test_without_targets_there_is_no_goodput() -> None:
 
 
 def test_the_highest_rate_is_where_nine_of_ten_meet_the_targets() -> None:
-    """Goodput is 0 at targets that are never met, below capacity where a queue breaks the target, and more for a looser one."""
+    """Goodput is 0 at targets that are never met, below capacity where a queue breaks one, and more for looser ones."""
     predicted, requests = one_at_a_time(), coming(*[0.0] * 300)
     capacity = capacity_per_s(predicted, PROMPT, TOKENS)
     assert capacity == pytest.approx(1 / 3)

@@ -258,7 +258,7 @@ def test_heads_that_do_not_end_with_a_block_are_not_cut(
     figures = SimpleNamespace(head_k=head_k, head_v=head_v, n_heads=[4], n_heads_kv=[4], n_layers=1)
     source: Any = SimpleNamespace(
         shape=figures, rules=SimpleNamespace(no_states=""), meta={}, heads=4, head_sizes=lambda _: (head_k, head_v),
-        file=SimpleNamespace(architecture="made up"),
+        recurrent=(False,), file=SimpleNamespace(architecture="made up"),
     )  # fmt: skip
     half = Slice(Range(0, 1), Range(0, 2), Range(0, 8), Range(0, 0), first=True)
     if cut_by_heads:

@@ -70,7 +70,7 @@ def test_other_steps_come_as_they_were_sent(
     op: Op, fresh: bool, numbers: tuple[int, int, int, int], data: st.DataObject
 ) -> None:
     names: tuple[bytes, ...] = ()
-    if op in (Op.KEEP, Op.COUNT, Op.RESTORE):
+    if op in (Op.KEEP, Op.COUNT, Op.RESTORE, Op.SNAPSHOT, Op.SET_BACK):
         n = data.draw(st.sampled_from((1, 2, MOST_HASHES)))
         names = tuple(i.to_bytes(HASH_BYTES, "little") for i in range(n))
         numbers = (*numbers[:2], n, numbers[3])
@@ -84,7 +84,7 @@ def test_other_steps_come_as_they_were_sent(
     st.binary(max_size=300)
     | st.builds(
         lambda head, rest: HEAD.pack(*head) + rest,
-        st.tuples(st.integers(0, 14), st.integers(0, 2), st.sampled_from((0, 0, 0, 1)), *[st.integers(-2, 26)] * 4),
+        st.tuples(st.integers(0, 16), st.integers(0, 2), st.sampled_from((0, 0, 0, 1)), *[st.integers(-2, 26)] * 4),
         st.integers(0, CAPACITY).flatmap(lambda n: st.binary(min_size=9 * n, max_size=9 * n)),
     )
 )
@@ -117,7 +117,8 @@ def test_a_step_with_one_byte_changed(sent: tuple[Step, Batch], data: st.DataObj
     ("head", "rest", "why"),
     [
         ((0, 0, 0, 0, 0, 0, 0), 0, "operation 0 with flags 0 and 0 is none; update both devices"),
-        ((14, 0, 0, 0, 0, 0, 0), 0, "operation 14"),
+        ((16, 0, 0, 0, 0, 0, 0), 0, "operation 16"),
+        ((15, 0, 0, 0, 0, 0, 0), 0, "a step of 0 block hashes"),
         ((12, 0, 0, 0, 0, 0, 0), 0, "a step of 0 block hashes came with 0 bytes"),
         ((12, 0, 0, 0, 0, 2, 0), 63, "a step of 2 block hashes came with 63 bytes"),
         ((13, 0, 0, 0, 0, 257, 0), 32 * 257, "it takes 1 to 256"),

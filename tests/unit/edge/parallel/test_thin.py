@@ -14,7 +14,7 @@ from edge.paging.memory import MIB
 from edge.parallel.shard import Shard
 from edge.parallel.thin import PositionStates, ThinEngine
 from edge.parallel.topology import place
-from partition.errors import CannotSlice, StateError
+from partition.errors import StateError
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock
 from tests.support.slices import synthetic
@@ -120,9 +120,6 @@ def test_what_it_knows_of_other_caches(arch: str, shifts: bool, knows: bool, tmp
     path = synthetic(tmp_path / f"{arch}.gguf", arch, vocab=320, embd=64, ff=64)
     with opened(path) as engine:
         assert (engine.can_shift, engine.knows_removals) == (shifts, knows)
-        if arch == "mamba2":
-            with pytest.raises(CannotSlice):
-                engine.states.read(0, Range(0, 1))
 
 
 def test_what_a_window_may_have_dropped_is_not_read(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""The bytes llama.cpp writes for the recurrent layers of a sequence, checked: nothing in them is believed.
+
+    u32 magic | i32 sequence | u32 cells (1; 0: the sequence is empty)
+    of the cell: i32 position of the last token | u32 0
+    u32 0 | u32 layers of the model, or slice
+    of each recurrent layer: i32 type | u64 bytes | its last inputs (R)
+    of each recurrent layer: i32 type | u64 bytes | its state (S)
+
+All little-endian. Such a snapshot is of all tokens up to its position, and of no part of them.
+"""
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partition.errors import StateError
+
+Bytes = NDArray[np.uint8]
+
+_BEFORE_CELLS = 8
+_CELL = struct.Struct("<iI")
+_LAYERS = struct.Struct("<II")
+_PART = struct.Struct("<iQ")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotShape:
+    """Sizes of a model's recurrent layers."""
+
+    layers: int  # of the model, or slice, whatever they are
+    parts: tuple[tuple[int, int], ...]  # the ggml type and the bytes of each R, then of each S
+
+    @classmethod
+    def from_blank(cls, blank: Bytes) -> "SnapshotShape":
+        """The shape of which llama.cpp wrote `blank` for an empty sequence. StateError for anything else."""
+        data = blank.tobytes()
+        head = _BEFORE_CELLS + 4 + _LAYERS.size
+        if len(data) < head or (len(data) - head) % _PART.size:
+            raise StateError(f"{len(data)} bytes are no snapshot of an empty sequence")
+        cells, (transposed, layers) = struct.unpack_from("<I", data, _BEFORE_CELLS)[0], _LAYERS.unpack_from(data, 12)
+        if cells or transposed:
+            raise StateError(f"a snapshot of an empty sequence has {cells} cells")
+        return cls(layers, tuple(_PART.iter_unpack(data[head:])))
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of a snapshot."""
+        heads = _BEFORE_CELLS + 4 + _CELL.size + _LAYERS.size
+        return heads + sum(_PART.size + n_bytes for _, n_bytes in self.parts)
+
+    def check(self, data: Bytes, length: int) -> None:
+        """Raise StateError unless this is a snapshot of this shape, of the first `length` positions."""
+        if data.size != self.n_bytes:
+            raise StateError(f"a snapshot of {data.size} bytes; needed are {self.n_bytes}")
+        view, at = memoryview(data.data), _BEFORE_CELLS
+        (cells,), (position, sequences) = struct.unpack_from("<I", view, at), _CELL.unpack_from(view, at + 4)
+        if (cells, position, sequences) != (1, length - 1, 0):
+            raise StateError(
+                f"a snapshot of {cells} cells, up to position {position}; needed is one up to {length - 1}"
+            )
+        at += 4 + _CELL.size
+        if _LAYERS.unpack_from(view, at) != (0, self.layers):
+            raise StateError(f"a snapshot of other layers than the {self.layers} there are")
+        at += _LAYERS.size
+        for part in self.parts:
+            if _PART.unpack_from(view, at) != part:
+                raise StateError(f"a snapshot has {_PART.unpack_from(view, at)} as a type and bytes; needed are {part}")
+            at += _PART.size + part[1]
