@@ -158,11 +158,11 @@ def rivals(space: LlmSpace, *, phases: bool) -> list[Point]:
     for limit in limits:
         with suppress(PlanError):  # none of this kind has room
             front, _ = space.planner(**limit).front(AXES)
-            placed += [front[0], front[-1]] if limit else thinned(front)
+            placed += [*front[:1], *front[-1:]] if limit else thinned(front)  # none of a kind may have room
     with suppress(PlanError):
         planner = space.planner()
         own = Planner(planner.work, planner.speeds, planner.links, space.title, space.digest, thin=False)
-        placed += [own.front((axis,))[0][0] for axis in AXES]
+        placed += [best for axis in AXES for best in own.front((axis,))[0][:1]]
     if phases:
         planner = space.planner()
         placed += planner.front(("ttft",))[0][:1]
