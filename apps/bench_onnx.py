@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
             how = {"transport": args.transport or "auto", "threads": args.threads, "insecure": args.insecure}
             how |= {"repeats": args.repeats, "window": args.in_flight, "wire": wire}
             whole, measured = sweep_devices(devices, model, cuts, **how)
-        for one in measured:
-            results.append(one)
-            show(len(results), len(cuts), one.cut.label)
+        for timed in measured:
+            results.append(timed)
+            show(len(results), len(cuts), timed.cut.label)
     if args.json:
         graph = {
             "model": args.model,
@@ -70,8 +70,10 @@ def run(args: argparse.Namespace) -> int:
             "flops": model.graph.flops,
             "weight_bytes": model.graph.stage_weight_bytes(0, len(model.graph.nodes)),
         }
-        asked = {"repeats": args.repeats, "devices": list(devices), "wire": wire}
-        return print_json({**graph, **asked, "whole": speed_json(whole), "cuts": [one.to_json() for one in results]})
+        settings = {"repeats": args.repeats, "devices": list(devices), "wire": wire}
+        return print_json(
+            {**graph, **settings, "whole": speed_json(whole), "cuts": [timed.to_json() for timed in results]}
+        )
     _show(model, whole, devices, results)
     return 0
 
@@ -106,16 +108,18 @@ def _show(model: OnnxSource, whole: FlowSpeed, devices: Sequence[str], results: 
     pipelined = len(devices) > 1
     names += ["measured", "latency", "in flight"] if pipelined else []
     rows = []
-    for one in results:
-        row = [one.cut.label, bytes_text(one.cut.payload_bytes), *map(seconds_text, one.stage_s)]
-        row.append(seconds_text(max(one.transfer_s, default=0.0)) if pipelined else "-")
-        row.append(f"{number_text(one.expected_throughput_per_s)}/s")
-        if one.speed:
-            latency = f"{number_text(one.speed.latency_ms_median)} ms"
-            row += [f"{number_text(one.speed.throughput_per_s)}/s", latency, str(one.speed.window)]
+    for result in results:
+        row = [result.cut.label, bytes_text(result.cut.payload_bytes), *map(seconds_text, result.stage_s)]
+        row.append(seconds_text(max(result.transfer_s, default=0.0)) if pipelined else "-")
+        row.append(f"{number_text(result.expected_throughput_per_s)}/s")
+        if result.speed:
+            latency = f"{number_text(result.speed.latency_ms_median)} ms"
+            row += [f"{number_text(result.speed.throughput_per_s)}/s", latency, str(result.speed.window)]
         rows.append(row)
     print_columns(names, rows, whole=("cut after",))
-    best = max(results, key=lambda one: one.speed.throughput_per_s if one.speed else one.expected_throughput_per_s)
+    best = max(
+        results, key=lambda result: result.speed.throughput_per_s if result.speed else result.expected_throughput_per_s
+    )
     if pipelined:
         print_note(f"Best for throughput: after {best.cut.label}. Expected: one over the slowest of stages and links.")
     else:

@@ -44,11 +44,11 @@ class Parser(argparse.ArgumentParser):
             raise
 
 
-def _meant(given: str, known: Iterable[str]) -> str:
+def _meant(name: str, known: Iterable[str]) -> str:
     """Return text that suggests the known word nearest to a mistyped one."""
     from difflib import get_close_matches
 
-    near = get_close_matches(given, list(known), n=1)
+    near = get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 

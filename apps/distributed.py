@@ -102,8 +102,8 @@ def prepare(args: argparse.Namespace) -> Devices[Plan] | None:
 
     joining = args.workers == AUTO
     if joining:
-        args.workers = _found(args)
-    devices = _asked(args, Plan)
+        args.workers = _addresses(args)
+    devices = _devices(args, Plan)
     if joining and devices is not None:
         devices = replace(devices, joining=True)
     if devices is not None and devices.plan is not None:
@@ -120,7 +120,7 @@ def prepare_onnx(args: argparse.Namespace) -> Devices[OnnxPlan] | None:
     """As `prepare`, for a network in ONNX; None: this device alone, and there is no plan."""
     from partition.plan.onnx_plan import OnnxPlan
 
-    devices = _asked(args, OnnxPlan)
+    devices = _devices(args, OnnxPlan)
     if devices is None:
         return None
     own = devices.plan.own if devices.plan is not None else None
@@ -135,7 +135,7 @@ def prepare_onnx(args: argparse.Namespace) -> Devices[OnnxPlan] | None:
     return devices
 
 
-def _found(args: argparse.Namespace) -> tuple[str, ...]:
+def _addresses(args: argparse.Namespace) -> tuple[str, ...]:
     """The addresses of the cluster's workers that are found now. WorkerError where there is none."""
     words = "is for workers that you name; --workers auto takes those of your cluster that are found: leave it out"
     refuse(args, ("insecure", "shares", "plan"), words)
@@ -145,16 +145,16 @@ def _found(args: argparse.Namespace) -> tuple[str, ...]:
     from edge.errors import WorkerError
 
     with roster([], discover=True, insecure=False, timeout_s=CONNECT_TIMEOUT_S, steps=ShownSteps()) as entries:
-        found = tuple(entry.address for entry in entries if entry.membership in (JOINED, SLOW))[:MOST_WORKERS]
+        addresses = tuple(entry.address for entry in entries if entry.membership in (JOINED, SLOW))[:MOST_WORKERS]
         others = [entry.why() for entry in entries if entry.error]
     for why in others:
         print_note(why)
-    if not found:
+    if not addresses:
         raise WorkerError("no workers found; start one with `edge worker`, or name them: --workers HOST[:PORT],...")
-    return found
+    return addresses
 
 
-def _asked(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] | None:
+def _devices(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] | None:
     """Return the devices that the options name, for either kind of model."""
     if args.plan is None and args.workers is None:
         has_draft_worker = (

@@ -100,8 +100,8 @@ def spaces(args: argparse.Namespace, axes: Sequence[str] = ()) -> Iterator[tuple
             check_dimensions(args.dim or [])
         named = given_options(args, [field.name for field in fields(PlanOptions)])
         options, steps = PlanOptions(dims=dict(args.dim or []), inputs=args.input or (), **named), ShownSteps()
-        found = of_model(path, cluster, options, types=types, divergence_on=divergence_on, steps=steps)
-        yield found, cluster.fleet
+        by_model = of_model(path, cluster, options, types=types, divergence_on=divergence_on, steps=steps)
+        yield by_model, cluster.fleet
 
 
 def cluster_of(args: argparse.Namespace) -> Cluster:

@@ -102,17 +102,19 @@ def decoded(
     needed = [name for name, (_, default) in hints.items() if default is MISSING]
     optional = [name for name in hints if name not in needed]
     known = record(values, where, ["format", *needed] if format else needed, [*optional, *derived])
-    found = {name: _decoded(hint, known[name], f"{before}{name}") for name, (hint, _) in hints.items() if name in known}
+    arguments = {
+        name: _decoded(hint, known[name], f"{before}{name}") for name, (hint, _) in hints.items() if name in known
+    }
     try:
-        return kind(**found)
+        return kind(**arguments)
     except PlanError as error:
         raise PlanError(f"{where}: {error}" if before else str(error)) from None
 
 
-def encoded(of: Any, without: Collection[str] = ()) -> dict[str, Any]:
+def encoded(structure: Any, without: Collection[str] = ()) -> dict[str, Any]:
     """A dataclass as `decoded` reads it. without: fields that are left out where they have their default."""
-    kind: Any = type(of)
-    values = {name: (getattr(of, name), default) for name, (_, default) in _hints(kind).items()}
+    kind: Any = type(structure)
+    values = {name: (getattr(structure, name), default) for name, (_, default) in _hints(kind).items()}
     return {name: _plain(value) for name, (value, default) in values.items() if name not in without or value != default}
 
 
@@ -132,11 +134,11 @@ def _decoded(hint: Any, value: Any, where: str) -> Any:
         inner = options[0] if bounds is None else Annotated[options[0], bounds]
         return None if value is None else _decoded(inner, value, where)
     if get_origin(hint) is tuple:
-        return tuple(_decoded(options[0], one, f"{where}[{i}]") for i, one in enumerate(items(value, where)))
+        return tuple(_decoded(options[0], item, f"{where}[{i}]") for i, item in enumerate(items(value, where)))
     if get_origin(hint) is Mapping:
         if not isinstance(value, dict):
             raise PlanError(f"{where}: {short(value)}; needed is an object")
-        return {text(key, where): _decoded(options[1], one, where) for key, one in value.items()}
+        return {text(key, where): _decoded(options[1], item, where) for key, item in value.items()}
     if hint is str:
         return text(value, where, 255 if bounds is None else bounds.most)
     if hint is int:
@@ -150,7 +152,7 @@ def _decoded(hint: Any, value: Any, where: str) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "to_json"):

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _addresses(text: str) -> list[str]:
     """Return the addresses of the workers in a list."""
-    return [address(one) for one in items(text)]
+    return [address(item) for item in items(text)]
 
 
 def _add_probe(parser: argparse.ArgumentParser) -> None:
@@ -170,7 +170,7 @@ def _run_model(args: argparse.Namespace) -> int:
         if args.json:
             return print_json({"model": str(space.path), "kind": space.kind, **known})
         columns = LLM_COLUMNS if space.kind == "llm" else ONNX_COLUMNS
-        rows = [_llm_row(one) if isinstance(one, DeviceSpeed) else _onnx_row(one) for one in space.known.speeds]
+        rows = [_llm_row(speed) if isinstance(speed, DeviceSpeed) else _onnx_row(speed) for speed in space.known.speeds]
         print_columns(columns, rows, whole=("device",))
         if known["links"]:
             print()

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     values = evaluation.to_json()
     if args.json:
         head = {"reference": str(paths[0]), "text": str(source), "chunk_tokens": args.chunk_tokens}
-        models = [{**one, "model": str(path)} for one, path in zip(values["models"], paths, strict=True)]
+        models = [{**value, "model": str(path)} for value, path in zip(values["models"], paths, strict=True)]
         return print_json({**head, **values, "models": models, "png": str(args.png) if args.png else None})
     where = args.text or "the bundled text"
     scored = f"{values['scored_tokens']} predictions on {where}; KL divergence in nats from {names[0]}"
@@ -110,8 +110,8 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
         config = distributed.engine_config(args, path, devices)
 
         @contextmanager
-        def over(asked: EngineOptions) -> Iterator[TextEngine]:
-            with config.deployed(asked, ShownSteps()) as model:
+        def over(engine_options: EngineOptions) -> Iterator[TextEngine]:
+            with config.deployed(engine_options, ShownSteps()) as model:
                 yield model.engine
 
         others += [remote_route(options, over, "the devices"), *answer_routes(options, over, "the devices")]

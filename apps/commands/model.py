@@ -71,7 +71,7 @@ def _add_synth(parser: argparse.ArgumentParser) -> None:
 def _info(args: argparse.Namespace) -> int:
     from edge.llm.info import ModelInfo
 
-    info = ModelInfo.of(model_path(args.model), args.context, args.kv_type)
+    info = ModelInfo.from_file(model_path(args.model), args.context, args.kv_type)
     if args.json:
         return print_json(info.to_json())
     shape = info.shape

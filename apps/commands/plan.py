@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         check_output(args.save, planning.sources(args), args.force)
     from edge.cluster.standby import slices_limits
     from edge.planning.choose import best_of
-    from edge.planning.describe import beside, planned_json
+    from edge.planning.describe import planned_json, saved_figures
     from edge.planning.llm_space import LlmSpace
     from partition.plan.plan import Plan
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         if args.save is not None:
             from edge.planning.choice import save_plan
 
-            save_plan(args.save, point.plan, beside(space, point))
+            save_plan(args.save, point.plan, saved_figures(space, point))
         if args.json:
             return print_json(planned_json(space, args.objective, point, why, changes, spare))
         _show(args, space, point, why, changes)

@@ -94,14 +94,14 @@ def _check(args: argparse.Namespace) -> None:
     if len(chosen) > 1:
         raise UsageError(f"--{chosen[0]} and --{chosen[1]} do not go together: give one")
     fits = args.size or args.fit
-    for names, wanted, use in (
+    for names, files, use in (
         (("types", "minutes", "fast"), fits, "--size and --fit"),
         (("context", "kv_type"), args.fit, "--fit"),
         (("compare", "png"), args.report, "--report"),
         (("text",), fits or args.report, "--size, --fit and --report"),
         (_FOR_ONNX, None, "ONNX models"),
     ):
-        if not wanted:
+        if not files:
             refuse(args, names, f"is for {use}")
     if fits:
         check_installed({"scipy": "scipy"}, "--size and --fit", "quantize")
@@ -120,18 +120,18 @@ def _run_kernels(args: argparse.Namespace) -> int:
     slow = slow_kinds(speeds)
     default = default_mix(threads, again=True).name
     if args.json:
-        types = [{**one.to_json(), "slower_than": slow.get(one.type.name)} for one in speeds]
+        types = [{**speed.to_json(), "slower_than": slow.get(speed.type.name)} for speed in speeds]
         return print_json({"threads": threads, "types": types, "default": default})
     rows = [
         [
-            one.type.name,
-            f"{one.type.bits_per_weight:.2f}",
-            f"{one.decode:.1f}",
-            f"{one.prefill:.1f}",
-            "repacked" if one.repacked else "",
-            f"{slow[one.type.name]} is larger and decodes faster" if one.type.name in slow else "",
+            speed.type.name,
+            f"{speed.type.bits_per_weight:.2f}",
+            f"{speed.decode:.1f}",
+            f"{speed.prefill:.1f}",
+            "repacked" if speed.repacked else "",
+            f"{slow[speed.type.name]} is larger and decodes faster" if speed.type.name in slow else "",
         ]
-        for one in speeds
+        for speed in speeds
     ]
     print_columns(("type", "bits/weight", "decode", "prefill", "layout", "note"), rows)
     print_note(f"1e9 weights a second, {counted(threads, 'thread')}; without --type a model becomes {default} here")

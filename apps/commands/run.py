@@ -106,7 +106,7 @@ def _here(args: argparse.Namespace, scaling: Scaling | None) -> RunResult:
             "stages": None,
         }
         rows = [("provider", f"{engine.provider}, {counted(engine.threads, 'thread')}")]
-        fallbacks = [f"{one}; what runs is {engine.provider}" for one in engine.fell_back_from]
+        fallbacks = [f"{provider}; what runs is {engine.provider}" for provider in engine.fell_back_from]
         return RunResult(inputs, outputs, speed, about, rows, fallbacks)
 
 

@@ -88,9 +88,9 @@ def _conditions(args: argparse.Namespace, names: dict[str, str]) -> Conditions:
 
 
 def _show(result: Simulated, arrivals: Arrivals, point: str | None) -> None:
-    of = f"{point}: " if point else ""
+    prefix = f"{point}: " if point else ""
     failed = f", {result.failed} failed" if result.failed else ""
-    print_note(f"{of}{result.requests} requests, {arrivals.description}: {result.completed} completed{failed}")
+    print_note(f"{prefix}{result.requests} requests, {arrivals.description}: {result.completed} completed{failed}")
     print()
     times = (
         ("first token", result.ttft_s),

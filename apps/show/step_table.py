@@ -20,10 +20,10 @@ def rows(names: Sequence[str], times: Sequence[Mapping[str, Summary]]) -> list[t
         for kind in ("decode", "prefill"):
             if kind not in kinds:
                 continue
-            of = kinds[kind]
-            figures = (_ms(of.compute_ms), _ms(of.communication_ms), _ms(of.stall_ms))
-            moved = (f"{of.sent_bytes.median / 1e3:.1f}", f"{of.received_bytes.median / 1e3:.1f}")
-            table.append((str(rank), name, kind, str(of.steps), *figures, *moved))
+            by_rank = kinds[kind]
+            figures = (_ms(by_rank.compute_ms), _ms(by_rank.communication_ms), _ms(by_rank.stall_ms))
+            moved = (f"{by_rank.sent_bytes.median / 1e3:.1f}", f"{by_rank.received_bytes.median / 1e3:.1f}")
+            table.append((str(rank), name, kind, str(by_rank.steps), *figures, *moved))
     return table
 
 
@@ -38,9 +38,11 @@ def slowest_text(names: Sequence[str], times: Sequence[Mapping[str, Summary]]) -
     slow = slowest(times)
     if slow is None:
         return []
-    of = times[slow]["decode"]
-    sentence = f"rank {slow} ({names[slow]}) computes the longest, {of.compute_ms.median:.2f} ms, and communicates for"
-    return [f"{sentence} {of.communication_ms.median:.2f} ms"]
+    decode = times[slow]["decode"]
+    sentence = (
+        f"rank {slow} ({names[slow]}) computes the longest, {decode.compute_ms.median:.2f} ms, and communicates for"
+    )
+    return [f"{sentence} {decode.communication_ms.median:.2f} ms"]
 
 
 def _ms(figure: Figure) -> str:

@@ -172,13 +172,15 @@ class ClusterSearch:
     ) -> None:
         """link: between any two devices. tensor: whether the model's layers can be shared."""
         self._work, self._link, self._targets, self._tensor, self._model = work, link, targets, tensor, model
-        self._offers = [replace(one, speed=replace(one.speed, disk_bytes_per_s=None)) for one in offers]
-        speeds = [one.speed for one in self._offers]
+        self._offers = [replace(offer, speed=replace(offer.speed, disk_bytes_per_s=None)) for offer in offers]
+        speeds = [offer.speed for offer in self._offers]
         self._bounds = ClusterBounds(work, speeds, link, tokens=targets.tokens, tensor=tensor)
 
     def cheapest(self, by: str, most_devices: int = MOST_DEVICES, steps: Steps = SILENT) -> Cheapest:
         """Return the cheapest cluster that reaches the targets. PlanError, with what is nearest, where none does."""
-        order = clusters([one.cost(by) for one in self._offers], [one.kind.most for one in self._offers], most_devices)
+        order = clusters(
+            [offer.cost(by) for offer in self._offers], [offer.kind.most for offer in self._offers], most_devices
+        )
         planned, ruled_out = 0, []
         with steps.step("Simulating clusters"):
             for cheaper, members in enumerate(order):
@@ -253,7 +255,7 @@ class ClusterSearch:
 
     def _least_excess(self, members: Members) -> float:
         """Return what any plan on these devices has over what it may have, at least."""
-        least, targets = self._bounds.of(members, groups=self._may_share(members)), self._targets
+        least, targets = self._bounds.bound(members, groups=self._may_share(members)), self._targets
         if least.latency_s == inf:
             return inf
         overload = targets.arrivals_per_s / least.capacity_per_s
@@ -276,7 +278,7 @@ class ClusterSearch:
         if not tried:
             needs = bytes_text(self._bounds.needed_bytes)
             return f"{none}: none has room for the model's {needs}; add larger devices, or use a smaller type"
-        best = min(tried, key=lambda one: one.excess)
+        best = min(tried, key=lambda cluster: cluster.excess)
         result, percentile = best.simulated, self._targets.percentile
         token_s, ttft_s = getattr(result.tpot_s, percentile, 0.0), getattr(result.ttft_s, percentile, 0.0)
         return (

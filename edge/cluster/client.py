@@ -82,14 +82,14 @@ class Remote(Closing):
         sent, most, attempts = 0, -1, 0
         while True:
             try:
-                held = self._offer(recipe, digest, progress)
-                if held is None:
+                n_sent = self._offer(recipe, digest, progress)
+                if n_sent is None:
                     return sent
-                if held > most:
-                    most, attempts = held, 0
-                upload = _Upload(chunks(recipe, model, held, _CHUNK_BYTES), held, recipe.n_bytes, progress)
+                if n_sent > most:
+                    most, attempts = n_sent, 0
+                upload = _Upload(chunks(recipe, model, n_sent, _CHUNK_BYTES), n_sent, recipe.n_bytes, progress)
                 try:
-                    self._upload(upload, digest, recipe.n_bytes, held)
+                    self._upload(upload, digest, recipe.n_bytes, n_sent)
                 finally:
                     upload.close()
                     sent += upload.n_bytes
@@ -133,8 +133,8 @@ class Remote(Closing):
                     progress(state.held_bytes, recipe.n_bytes)
         return None if state.state == pb.SliceState.READY else int(state.held_bytes)
 
-    def _upload(self, upload: _Upload, digest: str, n_bytes: int, held: int) -> None:
-        metadata = ((rpc.SLICE_KEY, digest), (rpc.SLICE_BYTES_KEY, str(n_bytes)), (rpc.OFFSET_KEY, str(held)))
+    def _upload(self, upload: _Upload, digest: str, n_bytes: int, n_sent: int) -> None:
+        metadata = ((rpc.SLICE_KEY, digest), (rpc.SLICE_BYTES_KEY, str(n_bytes)), (rpc.OFFSET_KEY, str(n_sent)))
         with self._explained():
             call = rpc.stub(self.channel, "Upload").future(upload, metadata=metadata)
             try:
@@ -172,15 +172,15 @@ class Remote(Closing):
 class _Upload:
     """Iterator over the chunks of an upload, which counts them."""
 
-    def __init__(self, source: Generator[bytes], held: int, of: int, progress: Progress | None) -> None:
+    def __init__(self, source: Generator[bytes], n_sent: int, n_bytes: int, progress: Progress | None) -> None:
         self._source = source
         self._lock = threading.Lock()  # of the source
-        self._held = held
-        self._of = of
+        self._held = n_sent
+        self._of = n_bytes
         self._progress = progress
         self.n_bytes = 0
         # The worker first hashes what it holds, at the speed of a slow card.
-        self.moved_at = time.monotonic() + held / _SLOWEST_BYTES_PER_S
+        self.moved_at = time.monotonic() + n_sent / _SLOWEST_BYTES_PER_S
         self.failed: Exception | None = None  # our own file cannot be read, or the progress display had enough
 
     def __iter__(self) -> _Upload:

@@ -213,8 +213,8 @@ class Deployment(RankGroup):
         with total.part(recipe.n_bytes) as cut:
             path = self._closing.enter(self._slices.use(recipe, self._file.path, digest, cut))
         if options.prefixes is not None:
-            held = held_bytes(ModelShape.from_gguf(GgufFile.open(path)))
-            own = replace(own, reserved=own.reserved + held)
+            weights_bytes = held_bytes(ModelShape.from_gguf(GgufFile.open(path)))
+            own = replace(own, reserved=own.reserved + weights_bytes)
         with total.part(recipe.n_bytes) as loaded:
             shards = load_shards(path, own, here, lambda fraction: loaded(fraction * recipe.n_bytes, recipe.n_bytes))
             for shard in shards:
@@ -223,8 +223,8 @@ class Deployment(RankGroup):
             states = shards[0].engine.states
             name_histories(states, self._prefix_key)
             own_key = rank_key(self._prefix_key, digest)
-            kept = options.prefixes
-            seal(states, kept.folder, kept.max_bytes, own_key, held if own.memory else None)
+            prefixes = options.prefixes
+            seal(states, prefixes.folder, prefixes.max_bytes, own_key, weights_bytes if own.memory else None)
             for shard in shards[1:]:
                 shard.engine.states.share(states)
         return model, shards
@@ -300,5 +300,5 @@ _OF_A_DEVICE = frozenset({"threads", "gpu_layers", "memory", "window", "io_threa
 
 def _own(part: Part) -> dict[str, Any]:
     """Engine options that a plan sets for one device."""
-    given = {"threads": part.threads, "gpu_layers": part.gpu_layers, "memory": part.memory}
-    return {name: value for name, value in given.items() if value is not None}
+    limits = {"threads": part.threads, "gpu_layers": part.gpu_layers, "memory": part.memory}
+    return {name: value for name, value in limits.items() if value is not None}

@@ -65,8 +65,8 @@ def measure_link(a: Remote | None, b: Remote, seconds: float = 1.0, transport: s
         states, _ = connect_all([first, second], transport)
         second.tell(pb.Command(answer=pb.Answer(rank=0)))
         first.tell(pb.Command(measure=pb.Measure(rank=1, seconds=seconds)))
-        (found, _) = answers([first, second])
-        measured = found.measured
+        (answer, _) = answers([first, second])
+        measured = answer.measured
         for session in (first, second):
             session.tell(pb.Command(allreduce=pb.Allreduce(n_floats=2048, algorithm="mesh", wire="f32", repeats=200)))
         summed = [event.allreduced for event in answers([first, second])]
@@ -88,7 +88,7 @@ def measure_link(a: Remote | None, b: Remote, seconds: float = 1.0, transport: s
         join_address(a.host, a.port) if a else LOCAL,
         join_address(b.host, b.port),
         states[0].why if states else "",
-        max(one.median_s for one in summed),
+        max(timing.median_s for timing in summed),
         {n: choose(n, n, 2, latency_s, bandwidth) for n in PAYLOADS},
         list(measured.hints),
     )
@@ -125,6 +125,6 @@ def _check_pair(a: Remote, b: Remote) -> None:
 def _check_figures(device: str, measured: pb.Measured, summed: list[pb.Allreduced]) -> None:
     """ProtocolError where a worker answers with figures that cannot be."""
     times = [measured.round_trip_best_s, measured.round_trip_median_s, measured.round_trip_p99_s]
-    figures = [*times, measured.send_bytes_per_s, measured.receive_bytes_per_s, *(one.median_s for one in summed)]
+    figures = [*times, measured.send_bytes_per_s, measured.receive_bytes_per_s, *(timing.median_s for timing in summed)]
     if not all(0 < figure < _MOST for figure in figures):
         raise ProtocolError(f"{device} answers with measurements that cannot be; is it of another version?")

@@ -29,10 +29,10 @@ def failure_reason(words: Iterable[Exception], error: Exception | None = None) -
 
     There must be one. `error` comes from a link of this device, so its own class counts.
     """
-    found = [(_OF_LINKS.get(getattr(word, "error", ""), 0), word) for word in words]
+    ranked = [(_OF_LINKS.get(getattr(word, "error", ""), 0), word) for word in words]
     if error is not None:
         kind = type(error).__name__
         # A rank that could not reach another one ends, and then cannot be reached: what it was refused comes first.
-        before = [one for one in found if kind == getattr(one[1], "error", "") == "Refused"]
-        found = [*before, (_OF_LINKS.get(kind, 0), error), *found]
-    return min(found, key=lambda one: one[0])[1]
+        before = [candidate for candidate in ranked if kind == getattr(candidate[1], "error", "") == "Refused"]
+        ranked = [*before, (_OF_LINKS.get(kind, 0), error), *ranked]
+    return min(ranked, key=lambda candidate: candidate[0])[1]

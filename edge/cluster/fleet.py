@@ -125,9 +125,9 @@ def by_device(plan: Plan) -> Plan:
 
 def label(workers: Sequence[Remote], *others: str) -> None:
     """Make clear which worker is meant: one whose name another, or one of `others`, has gets its address."""
-    held = Counter([*others, *(worker.name for worker in workers)])
+    names = Counter([*others, *(worker.name for worker in workers)])
     for worker in workers:
-        if held[worker.name] > 1:
+        if names[worker.name] > 1:
             worker.label = f"{worker.name} at {join_address(worker.host, worker.port)}"
 
 

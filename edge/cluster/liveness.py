@@ -18,7 +18,7 @@ class LivenessMonitor:
     """Looks at engine processes until it is closed.
 
     The first line comes after SILENT_S, the next when the silence has lasted twice as long, and so on. A process that
-    is silent for LOST_S is given up where somebody wants to know. For that, looks are counted and not seconds: where
+    is silent for LOST_S is given up where somebody wants to know. For that, checks are counted and not seconds: where
     this device itself stood still, words may be waiting to be read.
     """
 
@@ -35,7 +35,7 @@ class LivenessMonitor:
         self._sessions, self._say, self._is_busy, self._lost = sessions, say, is_busy, lost
         self._leaves = leaves
         self._said: dict[EngineSession, float] = {}  # silence in seconds, when it was last said
-        self._looks: dict[EngineSession, tuple[float, int]] = {}  # silence at the last look, and looks without a word
+        self._checks: dict[EngineSession, tuple[float, int]] = {}  # silence at the last look, and checks without a word
         self._over = threading.Event()
         threading.Thread(target=self._run, daemon=True, name="silence").start()
 
@@ -45,11 +45,11 @@ class LivenessMonitor:
             if session.leaving:
                 self._leaves(session)
             silent_s, said_s = session.silent_s, self._said.get(session, 0.0)
-            before_s, looks = self._looks.get(session, (0.0, 0))
-            looks = looks + 1 if silent_s > before_s else 0
-            self._looks[session] = silent_s, looks
-            if self._lost is not None and looks * _LOOK_S >= LOST_S and self._is_busy():
-                self._looks[session] = silent_s, 0
+            before_s, checks = self._checks.get(session, (0.0, 0))
+            checks = checks + 1 if silent_s > before_s else 0
+            self._checks[session] = silent_s, checks
+            if self._lost is not None and checks * _LOOK_S >= LOST_S and self._is_busy():
+                self._checks[session] = silent_s, 0
                 self._lost(session)
             if silent_s < said_s:
                 del self._said[session]

@@ -31,6 +31,6 @@ class LostLately:
         losses_in_a_row: attempts at this one thing, this one included."""
         if losses_in_a_row == 1:
             self._lost.clear()
-        found = self._lost & set(now)
+        returned = self._lost & set(now)
         self._lost |= set(now)
-        return found
+        return returned

@@ -153,8 +153,8 @@ class OnnxDeployment(RankGroup):
             own, provider = plan.own, plan.own.provider or self._provider
             engine = OnnxEngine(parts[0].content, own.threads or self._threads, provider, buffers=1)
             self._own = LoadedStage(engine, parts[0].takes, parts[0].gives)
-            given = (engine.provider, engine.fell_back_from, engine.threads)
-            there.insert(0, Loaded(LOCAL, parts[0].weight_bytes, 0, *given))
+            summary = (engine.provider, engine.fell_back_from, engine.threads)
+            there.insert(0, Loaded(LOCAL, parts[0].weight_bytes, 0, *summary))
         self.plan, self.loaded = plan, tuple(there)
         self._parts = [replace(part, content=b"") for part in parts]  # who computes it has it
 
@@ -172,13 +172,13 @@ class OnnxDeployment(RankGroup):
         assert self._group is not None
         self._end()
         links, n = self._group.links, len(self._sessions)
-        found = []
+        hops = []
         for rank in range(1, n):
             answering, measuring = self._sessions[rank], self._sessions[rank - 1]
             answering.tell(pb.Command(answer=pb.Answer(rank=rank)))
             figures = measuring.ask(pb.Command(measure=pb.Measure(rank=rank + 1, seconds=seconds))).measured
             answering.answer()
-            found.append(Hop(figures.round_trip_median_s / 2, figures.send_bytes_per_s))
+            hops.append(Hop(figures.round_trip_median_s / 2, figures.send_bytes_per_s))
         ends = []
         for rank in (1, n):
             self._sessions[rank - 1].tell(pb.Command(answer=pb.Answer(rank=0)))
@@ -187,7 +187,7 @@ class OnnxDeployment(RankGroup):
         there, back = ends
         return (
             Hop(there.round_trip_median_s / 2, there.send_bytes_per_s),
-            *found,
+            *hops,
             Hop(back.round_trip_median_s / 2, back.receive_bytes_per_s),
         )
 
@@ -229,8 +229,8 @@ class OnnxDeployment(RankGroup):
         command = pb.Load(slice=part.digest, stages=[1] * (len(self._sessions) + 1), stage=described)
         with total.part(n_bytes):
             loaded = session.ask(pb.Command(load=command)).loaded
-        given = (loaded.provider, tuple(loaded.fell_back_from), int(loaded.threads))
-        return Loaded(stage.device, part.weight_bytes, int(loaded.memory_bytes), *given)
+        summary = (loaded.provider, tuple(loaded.fell_back_from), int(loaded.threads))
+        return Loaded(stage.device, part.weight_bytes, int(loaded.memory_bytes), *summary)
 
     def _end(self) -> None:
         """End the pipeline that runs; the stages stay."""

@@ -34,8 +34,8 @@ def check_room(
         for rank, address in enumerate(plan.devices):
             paged = _pages(fleet, plan, rank, options)
             weights = recipes[rank].n_bytes if rank in recipes else 0
-            held = {"runtime": LEAST_PROCESS_BYTES} if paged else {"weights": weights}
-            needs.append((address, {**held, "KV cache": kv_bytes(plan, rank, shape, options)}))
+            parts = {"runtime": LEAST_PROCESS_BYTES} if paged else {"weights": weights}
+            needs.append((address, {**parts, "KV cache": kv_bytes(plan, rank, shape, options)}))
     check_memory(
         fleet,
         needs,
@@ -48,13 +48,13 @@ def left_here(plan: Plan, file: GgufFile, digest: str, options: EngineOptions) -
     """Bytes of this device's memory, or of its budget, that a plan leaves, at most; below 0 where it pages. digest: of
     the file."""
     left = available_memory() if options.memory is None else options.memory - own_rss()
-    held = sum(held_here(placement, file, digest, options) for placement in plan.placements)
-    return left - held - LEAST_PROCESS_BYTES  # of buffers, and what else comes with a model
+    used = sum(held_here(placement, file, digest, options) for placement in plan.placements)
+    return left - used - LEAST_PROCESS_BYTES  # of buffers, and what else comes with a model
 
 
 def held_here(plan: Plan, file: GgufFile, digest: str, options: EngineOptions) -> int:
     """Bytes of weights and KV cache that a placement has on this device."""
-    shape, own = ModelShape.from_gguf(file), [rank for rank, one in enumerate(plan.devices) if one == LOCAL]
+    shape, own = ModelShape.from_gguf(file), [rank for rank, device in enumerate(plan.devices) if device == LOCAL]
     return sum(
         slice_recipe(file, digest, plan.slice(rank)).n_bytes + kv_bytes(plan, rank, shape, options)
         for rank in own
@@ -79,8 +79,8 @@ def check_memory(fleet: Fleet | None, needs: Iterable[tuple[str, Mapping[str, in
         need = sum(total[one].values())
         if need > have:
             shown = ", ".join(f"{part} {n / MIB:,.0f}" for part, n in total[one].items())
-            beside = f" ({shown})" if len(total[one]) > 1 else ""
-            lacking[one] = f"{name} needs {need / MIB:,.0f} MiB or more{beside} and has {have / MIB:,.0f}"
+            others = f" ({shown})" if len(total[one]) > 1 else ""
+            lacking[one] = f"{name} needs {need / MIB:,.0f} MiB or more{others} and has {have / MIB:,.0f}"
     if lacking:
         error = NotEnoughMemory(f"{'; '.join(lacking.values())}: {remedy}")
         error.devices = tuple(one for one in lacking if one != LOCAL)

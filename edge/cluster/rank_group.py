@@ -54,8 +54,8 @@ class RankGroup(Closing):
         self._closing = CancelScope()
         self._gives_up = gives_up
         lost = self._stood_still if gives_up else None
-        silence = LivenessMonitor(lambda: self._sessions, say, self._is_busy, lost, self._leaves)
-        self._closing.then(silence.close)
+        liveness = LivenessMonitor(lambda: self._sessions, say, self._is_busy, lost, self._leaves)
+        self._closing.then(liveness.close)
 
     def close(self) -> None:
         """Unload everything, here and there."""

@@ -88,25 +88,25 @@ def roster(
     TrustError where this device's own credentials cannot be used.
     """
     credentials()  # whatever is wrong with our own is no fault of any worker
-    given = [Entry(address) for address in dict.fromkeys(addresses)]
-    named = {entry.address for entry in given}
+    named_entries = [Entry(address) for address in dict.fromkeys(addresses)]
+    named = {entry.address for entry in named_entries}
     with ThreadPoolExecutor(AT_ONCE) as pool:
 
         def ask(entries: Sequence[Entry]) -> list[Future[None]]:
             return [pool.submit(_ask, entry, insecure, timeout_s) for entry in entries]
 
-        asked = ask(given)
-        found = _found(timeout_s, steps.say) if discover else []
-        names = {entry.address: entry.name for entry in found}
-        found = [entry for entry in found if entry.address not in named]
-        for done in [*asked, *ask(found)]:
+        answered = ask(named_entries)
+        discovered = _discovered(timeout_s, steps.say) if discover else []
+        names = {entry.address: entry.name for entry in discovered}
+        discovered = [entry for entry in discovered if entry.address not in named]
+        for done in [*answered, *ask(discovered)]:
             done.result()
-    for entry in given:
+    for entry in named_entries:
         entry.name = entry.name or names.get(entry.address)
     try:
-        yield [*found, *given]
+        yield [*discovered, *named_entries]
     finally:
-        for entry in (*found, *given):
+        for entry in (*discovered, *named_entries):
             if entry.worker:
                 entry.worker.close()
 
@@ -130,14 +130,15 @@ def measure_pairs(entries: Sequence[Entry], steps: Steps = SILENT) -> list[Pair]
 def announced() -> list[str]:
     """The addresses of all workers that announce themselves now, whoever they are; none where the network does not
     allow to ask. Takes `discovery.BROWSE_S`."""
-    return [entry.address for entry in _found(discovery.BROWSE_S, lambda why: None)]
+    return [entry.address for entry in _discovered(discovery.BROWSE_S, lambda why: None)]
 
 
-def _found(timeout_s: float, say: Callable[[str], None]) -> list[Entry]:
+def _discovered(timeout_s: float, say: Callable[[str], None]) -> list[Entry]:
     """Return the workers that announce themselves; none where the network does not allow to ask."""
     try:
         return [
-            Entry(join_address(found.addresses[0], found.port), found.name) for found in discovery.browse(timeout_s)
+            Entry(join_address(service.addresses[0], service.port), service.name)
+            for service in discovery.browse(timeout_s)
         ]
     except DiscoveryError as error:
         say(str(error))

@@ -79,7 +79,7 @@ class EngineSession(Closing):
 
         streams: what its links are for (`transport.tcp_link.tune`).
         """
-        asked = pb.Open(
+        request = pb.Open(
             rank=self.rank,
             world_size=world_size,
             secret=secret,
@@ -90,7 +90,7 @@ class EngineSession(Closing):
             streams=streams,
         )
         try:
-            return self.ask(pb.Command(open=asked)).opened
+            return self.ask(pb.Command(open=request)).opened
         except BaseException:
             self.close()
             raise
@@ -186,7 +186,7 @@ def connect_all(sessions: Sequence[EngineSession], transport: str = "auto") -> l
 def tell_peers(sessions: Sequence[EngineSession], ranks: Sequence[Peer], transport: str) -> None:
     """Tell each session to link to all other `ranks`; `answers` waits for what comes of it."""
     for session in sessions:
-        given = [
+        messages = [
             pb.Peer(
                 rank=peer.rank,
                 name=peer.name,
@@ -198,7 +198,7 @@ def tell_peers(sessions: Sequence[EngineSession], ranks: Sequence[Peer], transpo
             for peer in ranks
             if peer.rank != session.rank
         ]
-        session.tell(pb.Command(connect=pb.Connect(peers=given, transport=transport)))
+        session.tell(pb.Command(connect=pb.Connect(peers=messages, transport=transport)))
 
 
 def answers(sessions: Sequence[EngineSession]) -> Iterator[pb.Event]:

@@ -44,7 +44,7 @@ class Spare:
 
     losses: int
     plans: Mapping[frozenset[str], Plan] = field(default_factory=dict)  # after losses, by who is lost
-    beside: tuple[StandbySlice, ...] = ()
+    standby: tuple[StandbySlice, ...] = ()
     missing: tuple[str, ...] = ()  # a sentence for each loss that nothing is left for
 
 
@@ -65,7 +65,7 @@ class Spares:
         self._file, self._digest = file, digest
         self._recipes: dict[Slice, Recipe] = {}
 
-    def of(self, losses: int) -> Spare:
+    def after(self, losses: int) -> Spare:
         """For so many losses. PlanError for more than there are workers, or than MOST_CASES plans cover."""
         if not 0 <= losses <= len(self._addresses):
             raise PlanError(
@@ -77,24 +77,24 @@ class Spares:
             cases.after(self._plan, frozenset())
         there = _parts(self._plan)
         lacking = dict.fromkeys(part for plan in cases.plans.values() for part in _parts(plan) if part not in there)
-        beside = (StandbySlice(address, cut, self._recipe(cut)) for address, cut in lacking)
-        return Spare(losses, cases.plans, tuple(beside), tuple(cases.missing))
+        standby = (StandbySlice(address, cut, self._recipe(cut)) for address, cut in lacking)
+        return Spare(losses, cases.plans, tuple(standby), tuple(cases.missing))
 
     def most(self, room: Room, mirror_bytes: int) -> tuple[Spare, str]:
         """For as many losses as devices lend for beside the plan, and why for no more; "": there are no more to lose.
 
         mirror_bytes: of this device's memory, for a copy of keys and values.
         """
-        best = self.of(0)
+        best = self.after(0)
         for losses in range(1, len(self._addresses) + 1):
             try:
-                found = self.of(losses)
-                why = found.missing[0] if found.missing else self._lacking(found, room, mirror_bytes)
+                spare = self.after(losses)
+                why = spare.missing[0] if spare.missing else self._lacking(spare, room, mirror_bytes)
             except PlanError as error:  # too many cases, or a plan that has no room by now
                 return best, str(error)
-            if why or len(found.plans) == len(best.plans):
+            if why or len(spare.plans) == len(best.plans):
                 return best, why
-            best = found
+            best = spare
         return best, ""
 
     def _lacking(self, spare: Spare, room: Room, mirror_bytes: int) -> str:
@@ -108,8 +108,8 @@ class Spares:
             )
         running = [(address, self._recipe(cut)) for address, cut in _parts(self._plan)]
         for address, limit in room.disk.items():
-            held = [*running, *((one.address, one.recipe) for one in spare.beside)]
-            need = sum(recipe.n_bytes for at, recipe in held if at == address)
+            slices = [*running, *((standby.address, standby.recipe) for standby in spare.standby)]
+            need = sum(recipe.n_bytes for at, recipe in slices if at == address)
             if need > limit:
                 return f"slices take {bytes_text(need)} on {address}, which keeps {bytes_text(limit)}"
         return ""
@@ -130,8 +130,8 @@ class _Cases:
 
     def after(self, plan: Plan, lost: frozenset[str]) -> None:
         """Add what is done when devices of a plan are lost, and after them others. lost: already."""
-        for one in sorted(set(plan.devices) - {LOCAL}):
-            now = lost | {one}
+        for address in sorted(set(plan.devices) - {LOCAL}):
+            now = lost | {address}
             if now in self.plans:
                 continue
             if len(self.plans) == MOST_CASES:
@@ -140,7 +140,7 @@ class _Cases:
                     f" of {counted(len(self._addresses), 'worker')}; ask for fewer"
                 )
             try:
-                self.plans[now], _ = self._planned([one for one in self._addresses if one not in now])
+                self.plans[now], _ = self._planned([address for address in self._addresses if address not in now])
             except EdgeError as error:
                 self.missing.append(f"nothing is prepared for the loss of {listed(sorted(now))}: {error}")
                 continue

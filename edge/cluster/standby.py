@@ -31,12 +31,12 @@ class Standby:
 
     def lines(self) -> list[str]:
         """Describe it for people."""
-        held = ", ".join(
+        slices = ", ".join(
             f"{bytes_text(size)} on {name} ({', '.join(self.slices[name])})"
             for name, size in self.slice_bytes.items()
             if size
         )
-        line = f"ready for the loss of {counted(self.losses, 'device')}: slices for it take {held or 'no more room'}"
+        line = f"ready for the loss of {counted(self.losses, 'device')}: slices for it take {slices or 'no more room'}"
         if self.mirror is not None:
             size = f"{bytes_text(self.mirror.token_bytes)} a token, at most {bytes_text(self.mirror.max_bytes)}"
             line += f"; keys and values are copied to this device's memory ({size}), for {SHARE:.0%} of a token at most"
@@ -89,13 +89,13 @@ def stand_by(
     elif isinstance(losses, str):
         raise PlanError(f"spare is {losses[:40]!r}; needed is a number of devices, or {AUTO!r}")
     else:
-        spare = spares.of(losses)
+        spare = spares.after(losses)
     standby = Standby(spare.losses, copied)
     if isinstance(mirror, str):
         standby.missing.append(not_copied(mirror))
     standby.missing += spare.missing
     with steps.step("Preparing for a loss") as show:
-        keep_slices(fleet, file, spare.beside, sizes, standby, show)
+        keep_slices(fleet, file, spare.standby, sizes, standby, show)
     for line in standby.lines():
         steps.say(line)
     return standby
@@ -108,26 +108,26 @@ def slices_limits(fleet: Fleet | None) -> dict[str, int]:
 
 
 def keep_slices(
-    fleet: Fleet, file: GgufFile, beside: Sequence[StandbySlice], sizes: Sizes, standby: Standby, show: ShowStep
+    fleet: Fleet, file: GgufFile, standby_slices: Sequence[StandbySlice], sizes: Sizes, standby: Standby, show: ShowStep
 ) -> None:
     """See that slices are on the devices of a fleet, and note in `standby` what they take, and what cannot be there."""
     workers = {device(address): worker for address, worker in fleet.workers.items()}
     own = OwnSlices()
-    total = AggregateProgress(show, sum(one.recipe.n_bytes for one in beside), lambda: None)
+    total = AggregateProgress(show, sum(slice_.recipe.n_bytes for slice_ in standby_slices), lambda: None)
     slices = defaultdict(list)
-    for one in beside:
-        name = "this device" if one.address == LOCAL else workers[one.address].label
-        recipe = one.recipe
+    for slice_ in standby_slices:
+        name = "this device" if slice_.address == LOCAL else workers[slice_.address].label
+        recipe = slice_.recipe
         try:
             with total.part(recipe.n_bytes) as sent:
                 named = own.digest(recipe, file.path)
-                if one.address == LOCAL:
+                if slice_.address == LOCAL:
                     with own.use(recipe, file.path, named, sent):
                         pass  # it is kept
                 else:
-                    workers[one.address].send_slice(recipe, file.path, named, sent)
+                    workers[slice_.address].send_slice(recipe, file.path, named, sent)
             standby.slice_bytes[name] = standby.slice_bytes.get(name, 0) + recipe.n_bytes
-            slices[name].append(one.describe(sizes))
+            slices[name].append(slice_.describe(sizes))
         except EdgeError as error:
             standby.missing.append(f"a slice is not kept on {name}: {error}")
     standby.slices |= slices

@@ -223,8 +223,8 @@ class LlmBuilding(Building[Plan, TextEngine]):
         if fleet is None or not others:
             return self._load_placement(fleet, own, self._options, life, steps)
         self._check_room(fleet, plan)
-        held = held_here(others[0], self._file, self._digest, self._options)
-        engine, ranks = self._load_placement(fleet, own, self._options, life, steps, held)
+        used = held_here(others[0], self._file, self._digest, self._options)
+        engine, ranks = self._load_placement(fleet, own, self._options, life, steps, used)
         engine.states.prefiller = self._prefill_placement(fleet, plan, engine, life, steps)
         return engine, ranks
 
@@ -275,7 +275,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
             words = lost_words(ranks.lost if ranks else [], error) if is_loss(error) else str(error)
             gone = ranks.lost_addresses if ranks else []
             if not gone and is_loss(error) and plan.prefill is not None:  # of links alone: all are there again later
-                gone = [one for one in plan.prefill.devices if one not in plan.devices]
+                gone = [device for device in plan.prefill.devices if device not in plan.devices]
             self._prefill_lost(plan, words, gone)
 
         break_off = prefill.stop if ranks is None else ranks.break_off
@@ -285,11 +285,11 @@ class LlmBuilding(Building[Plan, TextEngine]):
         """NotEnoughMemory where devices have no room for both placements."""
         recipes = [
             {
-                rank: rank_recipe(self._file, self._digest, one.slice(rank))
-                for rank in range(one.world_size)
-                if one.slice(rank).layers
+                rank: rank_recipe(self._file, self._digest, placement.slice(rank))
+                for rank in range(placement.world_size)
+                if placement.slice(rank).layers
             }
-            for one in plan.placements
+            for placement in plan.placements
         ]
         pairs = zip(plan.placements, recipes, strict=True)
         check_room(fleet, pairs, ModelShape.from_gguf(self._file), self._options)

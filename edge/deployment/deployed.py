@@ -131,18 +131,18 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         parts = []
         for rank, name in enumerate(self.names):
             cut = self.plan.slice(rank)
-            held = [f"layers {cut.layers}" if cut.layers else "no layer"] if staged else []
+            texts = [f"layers {cut.layers}" if cut.layers else "no layer"] if staged else []
             if len(self.plan.group(rank)) > 1:
-                held += [f"heads {cut.heads}", f"ff {cut.ff}"]
-            parts.append(f"{name} {', '.join(held)}")
+                texts += [f"heads {cut.heads}", f"ff {cut.ff}"]
+            parts.append(f"{name} {', '.join(texts)}")
         return f"{'; '.join(parts)} ({self.why})"
 
     def to_json(self, times: Sequence[Mapping[str, Summary]]) -> dict[str, Any]:
         """Return the values that a command's --json adds to its own figures. times: of the steps of each rank."""
         several = self._ranks
         ranks: list[dict[str, Any]] = []
-        for rank, of in enumerate(times):
-            kinds = {"decode": of.get("decode"), "prefill": of.get("prefill")}
+        for rank, by_kind in enumerate(times):
+            kinds = {"decode": by_kind.get("decode"), "prefill": by_kind.get("prefill")}
             figures = {kind: summary.to_json() if summary else None for kind, summary in kinds.items()}
             ranks.append({"rank": rank, "device": self.plan.devices[rank], "link": self.links.get(rank), **figures})
         return {

@@ -55,17 +55,17 @@ class DeployedNetwork(Deployed[OnnxPlan, Runner]):
                 "name": name,
                 "nodes": [stage.nodes.start, stage.nodes.stop],
                 "until": stage.until or None,
-                "weight_bytes": held.weight_bytes,
-                "memory_bytes": held.memory_bytes or None,
-                "provider": held.provider,
-                "fell_back_from": list(held.fell_back_from),
-                "threads": held.threads,
+                "weight_bytes": loaded.weight_bytes,
+                "memory_bytes": loaded.memory_bytes or None,
+                "provider": loaded.provider,
+                "fell_back_from": list(loaded.fell_back_from),
+                "threads": loaded.threads,
                 "link": link,
                 "payload_bytes": sum(value.n_bytes for value in tensors),
                 "tensors": [value.name for value in tensors],
                 "compute_ms_median": ms,
             }
-            for stage, name, held, link, tensors, ms in zip(
+            for stage, name, loaded, link, tensors, ms in zip(
                 plan.stages,
                 self.names,
                 current.loaded,

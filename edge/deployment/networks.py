@@ -78,7 +78,7 @@ class NetworkReplanner(Deciding[OnnxPlan]):
         self, choice: PlanChoice, model: OnnxSource, cluster: ClusterFile, exchange: Exchange, threads: int | None
     ) -> None:
         """choice: the plan that runs first. threads: of this device."""
-        there = [replace(one, preset=None) for one in cluster.devices if one.preset is None or one.is_local]
+        there = [replace(entry, preset=None) for entry in cluster.devices if entry.preset is None or entry.is_local]
         self._model, self._cluster = model, replace(cluster, devices=tuple(there))
         self._exchange, self._threads, self._choice = exchange, threads, choice
         self.note = ", by another plan than the one that was given" if choice.is_given else ""
@@ -87,7 +87,9 @@ class NetworkReplanner(Deciding[OnnxPlan]):
     @property
     def addresses(self) -> list[str]:
         """The workers of the cluster."""
-        return [one.address for one in self._cluster.workers if one.address and one.address not in self.shunned]
+        return [
+            worker.address for worker in self._cluster.workers if worker.address and worker.address not in self.shunned
+        ]
 
     def over(self, fleet: Fleet | None, notes: list[str], steps: Steps) -> tuple[OnnxPlan, str]:
         """As `Deciding.over`."""

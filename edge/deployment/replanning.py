@@ -45,7 +45,7 @@ class Replanner(Deciding[Plan]):
     def addresses(self) -> list[str]:
         """The workers that may take part: those that were measured, or that a given plan names."""
         devices = [speed.device for speed in self.planner.speeds] if self.planner else self._first.all_devices
-        return [one for one in dict.fromkeys(map(device, devices)) if one != LOCAL and one not in self.shunned]
+        return [name for name in dict.fromkeys(map(device, devices)) if name != LOCAL and name not in self.shunned]
 
     @property
     def survey(self) -> Survey[DeviceSpeed] | None:
@@ -84,7 +84,7 @@ class Replanner(Deciding[Plan]):
             return plan != current
         own, *others = self.planner.speeds
         at_best = self.planner.like([own.at_best, *others], self.planner.links)
-        new, old = (self._value(at_best, one) for one in (plan, current))
+        new, old = (self._value(at_best, candidate) for candidate in (plan, current))
         busy = plan.world_size > 1 and is_busy(self.planner.speeds, plan.devices)
         return clearly_better(new, old, by=plan_threshold(busy, NEW_PLAN))
 
@@ -130,9 +130,9 @@ class Replanner(Deciding[Plan]):
         """Bytes of this device's memory that a plan leaves, by prediction; None where nothing was measured."""
         if self.planner is None:
             return None
-        of = _by_address(self.planner)
-        held = predict(plan, self.planner.work, of, self.planner.links).memory_bytes
-        return of[LOCAL].memory_bytes - held.get(LOCAL, 0)
+        by_address = _by_address(self.planner)
+        used = predict(plan, self.planner.work, by_address, self.planner.links).memory_bytes
+        return by_address[LOCAL].memory_bytes - used.get(LOCAL, 0)
 
 
 def _by_address(planner: Planner) -> dict[str, DeviceSpeed]:

@@ -53,7 +53,7 @@ class SameCuts(Replanner):
 
 def placed_again(plan: Plan, workers: Sequence[str]) -> Plan:
     """The same cuts, with the ranks of devices that are not among the workers on these in turn."""
-    there, n_moved, stages = {device(one): one for one in workers}, 0, []
+    there, n_moved, stages = {device(worker): worker for worker in workers}, 0, []
     for stage in by_device(plan).stages:
         shards = []
         for shard in stage.shards:

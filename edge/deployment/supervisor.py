@@ -76,7 +76,7 @@ class Supervisor(Generic[P, E]):
             check()
             self._end_running(ExitStack())
             try:
-                there = [one for one in self.deciding.addresses if tries_left and one not in without]
+                there = [address for address in self.deciding.addresses if tries_left and address not in without]
                 fleet, notes = self._life.enter_context(self._reach(there, LOSS_TIMEOUT_S, LOSS_TIMEOUT_S))
                 check()
                 steps = CheckedSteps(check, self._steps)
@@ -132,7 +132,7 @@ class Supervisor(Generic[P, E]):
         """Return the engine of a plan, in the life that is running now. words: why it takes over; "": it is the
         first."""
         workers = fleet.workers if fleet else {}
-        names = tuple("this device" if one == LOCAL else workers[one].label for one in plan.devices)
+        names = tuple("this device" if address == LOCAL else workers[address].label for address in plan.devices)
         if words:
             self._steps.say(f"{words}: going on with {listed(names)}{self.deciding.note}")
         engine, ranks = self._building.load(fleet, plan, self._life, steps)

@@ -52,9 +52,9 @@ def check_worker(address: str, *, insecure: bool = False) -> tuple[str | None, l
 
 def read_worker(worker: Remote, timeout_s: float, now: Callable[[], float] = time.time) -> WorkerFacts:
     """Ask a worker for its facts. Its clock is compared with the middle of the question's round trip."""
-    asked = now()
+    sent_s = now()
     profile, description = worker.describe(timeout_s)
-    ahead_s = description.clock_s - (asked + now()) / 2 if description.clock_s else None
+    ahead_s = description.clock_s - (sent_s + now()) / 2 if description.clock_s else None
     return WorkerFacts(profile, worker.secure, is_loopback(worker.host), len(description.sessions), ahead_s)
 
 

@@ -68,12 +68,12 @@ class BenchResult:
 
     def bandwidth_text(self) -> str:
         """Memory bandwidth of decoding, for people."""
-        of = ""
+        limit = ""
         if self.memory_bandwidth_gbps is not None:
             threads = counted(self.threads, "thread")
-            of = f" of the {self.memory_bandwidth_gbps:.1f} GB/s this machine's memory gives {threads}"
+            limit = f" of the {self.memory_bandwidth_gbps:.1f} GB/s this machine's memory gives {threads}"
         return (
-            f"decode: {self.decode_ms_median:.2f} ms a token (median), {self.bandwidth_gbps:.1f} GB/s{of};"
+            f"decode: {self.decode_ms_median:.2f} ms a token (median), {self.bandwidth_gbps:.1f} GB/s{limit};"
             f" peak memory {bytes_text(self.peak_rss_bytes)}"
         )
 

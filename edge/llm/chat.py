@@ -89,7 +89,7 @@ class Chat:
     @property
     def context_used(self) -> int:
         """Tokens of the context in use."""
-        return self._scheduler.slots.held
+        return self._scheduler.slots.n_cached
 
     def clear(self) -> None:
         """Forget the conversation, keep the system message."""

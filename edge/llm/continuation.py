@@ -45,9 +45,9 @@ class Continuation:
         self.finish_reason: str | None = None  # "stop", "length", "repetition", or None while it goes on
         self.repetition: Repetition | None = None  # the loop that ended it
 
-    def wanted(self, drafts: Sequence[int] = ()) -> LogitsRequest:
+    def logits_request(self, drafts: Sequence[int] = ()) -> LogitsRequest:
         """Which logits suffice behind its tokens so far, and behind each of these, as if they came."""
-        return self._sampler.wanted(drafts)
+        return self._sampler.logits_request(drafts)
 
     def choose(self, logits: NDArray[np.float32]) -> str | None:
         """Choose the next token by logits [n_vocab], and the text that is certain now; None: a token ended the text."""
@@ -97,27 +97,27 @@ class TextStream:
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._held = ""  # may be the beginning of a stop string
+        self._pending = ""  # may be the beginning of a stop string
         self.stopped: str | None = None  # the stop string that is complete
 
     def push(self, piece: bytes) -> str:
         """The text that is certain after this piece. Sets `stopped` when a stop string is complete."""
-        self._held += self._decoder.decode(piece)
-        places = [(at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
+        self._pending += self._decoder.decode(piece)
+        places = [(at, s) for s in self._stop if (at := self._pending.find(s)) >= 0]
         if places:
             at, self.stopped = min(places)
             return self._release(at, drop_rest=True)
-        longest = max((overlap(self._held, s) for s in self._stop), default=0)
-        return self._release(len(self._held) - longest)
+        longest = max((overlap(self._pending, s) for s in self._stop), default=0)
+        return self._release(len(self._pending) - longest)
 
     def rest(self) -> str:
         """Return the text that was held back, once nothing more can come."""
         if self.stopped is not None:
             return ""
-        self._held += self._decoder.decode(b"", final=True)
-        return self._release(len(self._held))
+        self._pending += self._decoder.decode(b"", final=True)
+        return self._release(len(self._pending))
 
     def _release(self, length: int, *, drop_rest: bool = False) -> str:
-        text, rest = self._held[:length], self._held[length:]
-        self._held = "" if drop_rest else rest
+        text, rest = self._pending[:length], self._pending[length:]
+        self._pending = "" if drop_rest else rest
         return text

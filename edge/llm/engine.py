@@ -51,12 +51,12 @@ class ModelRunner(Closing):
         accounted: Accounted | None = None,
         *,
         embeddings: bool = False,
-        beside: ModelRunner | None = None,
+        sharing: ModelRunner | None = None,
     ) -> None:
         """Check, account, load. ModelFileError, NotEnoughMemory, WeightsError or EngineError say what is wrong.
 
         progress is called with the fraction of the weights loaded. embeddings: batches bring hidden states, not tokens.
-        accounted: called with what a budget is used for, before weights are loaded. beside: a runner of the same model
+        accounted: called with what a budget is used for, before weights are loaded. sharing: a runner of the same model
         with the same options, whose weights this one shares; it has to be closed after this one.
         """
         self.path = Path(path)
@@ -82,18 +82,18 @@ class ModelRunner(Closing):
         )
         self.sequences, self.outputs = options.sequences, sizes.outputs
         new_batch = partial(_new_batch, self.file, self.shape.n_embd if embeddings else 0)
-        if beside is None:
+        if sharing is None:
             loaded = self._load(options, sizes, hooks, new_batch, progress, accounted, embeddings=embeddings)
         else:
-            loaded = another_context(beside._loaded, self.threads, hooks)
+            loaded = another_context(sharing._loaded, self.threads, hooks)
         self._loaded: ModelInMemory = loaded
         self.model, self._context = loaded.model, loaded.context
         self.memory, self.gpu_layers = loaded.memory, loaded.gpu_layers
         self.paging, self.batch = loaded.weights, loaded.sizes.batch
         self.states = States(self.file, self._context, kv)
         if options.prefixes is not None:
-            held = held_bytes(self.shape) if options.memory else None
-            keep_prefixes(self.states, self.file, options.prefixes, held)
+            weights_bytes = held_bytes(self.shape) if options.memory else None
+            keep_prefixes(self.states, self.file, options.prefixes, weights_bytes)
         self.rows = new_batch(self.batch)
         if self._choice is not None:
             self._use(self._choice.begin())

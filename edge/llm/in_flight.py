@@ -92,7 +92,7 @@ def logits_request(rows: Sequence[Rows]) -> LogitsRequest:
     """Which logits suffice for all of these, which give some."""
     if any(own.running.request.logprobs is not None for own in rows):
         return LogitsRequest()
-    each = [own.running.continuation.wanted(own.drafts) for own in rows]
+    each = [own.running.continuation.logits_request(own.drafts) for own in rows]
     if not all(request.top for request in each):
         return LogitsRequest()
     masks: list[Mask | None] = []
@@ -142,9 +142,9 @@ class InFlight:
 
     def of_free_group(self, ready: Iterable[Running]) -> list[Running]:
         """Return the requests that a step may have: those of one group of sequences, which has no step in flight."""
-        taken = {step.group for step in self.steps}
+        busy = {step.group for step in self.steps}
         groups = {running: running.slot.group for running in ready if running.slot is not None}
-        free = next((group for group in groups.values() if group not in taken), None)
+        free = next((group for group in groups.values() if group not in busy), None)
         return [running for running, group in groups.items() if group == free]
 
     @property
@@ -156,7 +156,7 @@ class InFlight:
     def window(self, drafter: Drafter, running: Running, n_rows: int) -> Rows:
         """The next window of a request, of at most so many rows; none, where nothing can be behind those in flight."""
         assert running.slot is not None
-        behind = [token for rows in self.of(running) for token in rows.tokens]
+        behind = [token for rows in self.rows_of(running) for token in rows.tokens]
         left = running.left - len(behind)
         if behind and (left <= 0 or running.slot.is_full):
             return Rows(running, [], 0)
@@ -190,7 +190,7 @@ class InFlight:
             own.slot.submitted(own.tokens)
         return [own.running for own in giving if own.is_first]
 
-    def of(self, running: Running) -> list[Rows]:
+    def rows_of(self, running: Running) -> list[Rows]:
         """The rows of a request that were not cancelled."""
         if not self.steps:
             return []
@@ -202,13 +202,13 @@ class InFlight:
     ) -> VerifyResult:
         """Choose tokens by the logits of rows, whose step has come: `events` get those that tell of them. Rows behind a
         wrong draft are forgotten, also in windows behind these. is_alone: nothing else was in flight."""
-        running, behind = rows.running, self.of(rows.running)
+        running, behind = rows.running, self.rows_of(rows.running)
         if not running.answer:
             running.prefilled_at = time.perf_counter()
         following = [*rows.tokens[len(rows.tokens) - rows.logits + 1 :], *(behind[0].tokens[:1] if behind else ())]
         new_events, used, right = verify(running, logits, following)
         events += new_events  # also where the engine is lost now: they were chosen
-        cancelled = tuple([len(one.tokens) for one in self.cancel(running)]) if right < used else ()
+        cancelled = tuple([len(rows_of_step.tokens) for rows_of_step in self.cancel(running)]) if right < used else ()
         if wrong := rows.logits - used + sum(cancelled):
             rows.slot.cut(len(rows.slot.tokens) - wrong)
         looked_at, is_alone = min(used, len(following)), is_alone and rows.is_first
@@ -224,7 +224,7 @@ class InFlight:
 
     def cancel(self, running: Running) -> list[Rows]:
         """Cancel the rows of a request that are in flight; which those were."""
-        cancelled = self.of(running)
+        cancelled = self.rows_of(running)
         for rows in cancelled:
             rows.cancelled = True
         return cancelled
@@ -256,12 +256,12 @@ def verify(running: Running, logits: NDArray[np.float32], following: Sequence[in
 
 def _next(running: Running, logits: NDArray[np.float32]) -> Event:
     """The next token of a request, or its end."""
-    continuation, wanted = running.continuation, running.request.logprobs
+    continuation, n_logprobs = running.continuation, running.request.logprobs
     text = continuation.choose(logits)
     token = None if text is None else continuation.tokens[-1]
     if token is not None:
         running.tokens.append(token)
-    logprobs = None if wanted is None or token is None else token_logprobs(logits, token, wanted)
+    logprobs = None if n_logprobs is None or token is None else token_logprobs(logits, token, n_logprobs)
     reason, text = continuation.finish_reason, text or ""
     if reason:
         text += continuation.rest()

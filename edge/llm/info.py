@@ -30,7 +30,7 @@ class ModelInfo:
     need: MemoryNeed  # with that context
 
     @classmethod
-    def of(cls, path: Path, context: int | None = None, kv_type: str = "f16") -> ModelInfo:
+    def from_file(cls, path: Path, context: int | None = None, kv_type: str = "f16") -> ModelInfo:
         """The model at `path`; `context` None: what an engine would take. ModelFileError, EngineError."""
         file = GgufFile.open(path)
         check_loadable(file)

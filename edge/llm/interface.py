@@ -66,7 +66,7 @@ class SequenceStates(Protocol):
     def keep(self, sequence: int, start: int, hashes: Sequence[bytes]) -> None:
         """Keep blocks of a sequence from position `start` on, each under its hash."""
 
-    def kept(self, hashes: Sequence[bytes]) -> int:
+    def n_cached(self, hashes: Sequence[bytes]) -> int:
         """How many leading ones of these blocks are kept."""
 
     def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:

@@ -37,7 +37,7 @@ class PrefixOptions:
     key_folder: Path = field(default_factory=state_folder)  # where the owner's key is
 
     @classmethod
-    def of(cls, max_bytes: int | None) -> PrefixOptions | None:
+    def from_limit(cls, max_bytes: int | None) -> PrefixOptions | None:
         """At most so many bytes in the usual folders; None: as many as usual. 0: nothing is kept."""
         return None if max_bytes == 0 else cls() if max_bytes is None else cls(max_bytes)
 

@@ -18,12 +18,12 @@ _BESIDE_DATA = 16 << 10  # bytes of a file, beside keys and values, at most
 _SAMPLE_BYTES = 4096  # of each tensor's beginning, middle and end
 
 
-def keep_prefixes(states: States, file: GgufFile, options: PrefixOptions, held: int | None) -> None:
+def keep_prefixes(states: States, file: GgufFile, options: PrefixOptions, weights_bytes: int | None) -> None:
     """Keep what this device alone computes of prompts for the model in `file`, and use what is kept. PrefixError for a
     bad key file. A folder that cannot be used is a store that has nothing. held: as `seal`."""
     key = owner_key(options.key_folder)
     name_histories(states, key)
-    seal(states, options.folder, options.max_bytes, rank_key(key, fingerprint(file)), held)
+    seal(states, options.folder, options.max_bytes, rank_key(key, fingerprint(file)), weights_bytes)
 
 
 def name_histories(states: States, owner: bytes) -> None:
@@ -36,13 +36,15 @@ def rank_key(owner: bytes, part: str) -> bytes:
     return derived(owner, b"rank", part.encode())
 
 
-def seal(states: States, folder: Path, max_bytes: int, key: bytes, held: int | None) -> None:
+def seal(states: States, folder: Path, max_bytes: int, key: bytes, weights_bytes: int | None) -> None:
     """Let states be kept in a folder, under a key of their rank's part of the model. What they depend on beside it and
     the tokens is made part of the key, so that those of another build are not there. held: bytes that this may take
     of a budget of memory; None: there is no budget."""
     kinds = (_FORMAT, PINNED_VERSION, states.kv.name, str(states.block), states.factors)
     store, own_key = PrefixStore(folder, max_bytes), derived(key, *(kind.encode() for kind in kinds))
-    states.sealed = SealedBlocks(store, own_key, (held // 4, held // 2 + 2 * _BESIDE_DATA) if held else None)
+    states.sealed = SealedBlocks(
+        store, own_key, (weights_bytes // 4, weights_bytes // 2 + 2 * _BESIDE_DATA) if weights_bytes else None
+    )
 
 
 def fingerprint(file: GgufFile) -> str:

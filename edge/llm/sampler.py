@@ -96,7 +96,7 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             if not -MAX_BIAS <= bias <= MAX_BIAS:
                 raise SamplingError(f"logit_bias of token {token} must be from {-MAX_BIAS} to {MAX_BIAS}, it is {bias}")
-        if sum(given is not None for given in (self.grammar, self.json_schema, self.regex, self.lark)) > 1:
+        if sum(constraint is not None for constraint in (self.grammar, self.json_schema, self.regex, self.lark)) > 1:
             raise SamplingError("give one of a GBNF grammar, a JSON schema, a regular expression and a Lark grammar")
         if self.grammar is not None and not self.grammar.strip():
             raise SamplingError("the grammar is empty")  # llama.cpp would take it for none
@@ -150,7 +150,7 @@ class TokenSampler:
             given_up=given_up,
         )
 
-    def wanted(self, drafts: Sequence[int] = ()) -> LogitsRequest:
+    def logits_request(self, drafts: Sequence[int] = ()) -> LogitsRequest:
         """Logits that suffice for the next choice, and for those behind each of these tokens, as if it came."""
         if self._constraint is None or not self._needs:
             return LogitsRequest(self._needs)

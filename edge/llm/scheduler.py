@@ -159,8 +159,8 @@ class Scheduler(Closing):
         """Drop all requests and all that they computed. The engine is left in order, also where it failed."""
         with self._use.alone():
             self.drop_requests()
-            self._in_flight.drop(self._use.of(self))
-            if self._use.of(self) is not None:
+            self._in_flight.drop(self._use.in_use_by(self))
+            if self._use.in_use_by(self) is not None:
                 with suppress(EdgeError):
                     for slot in self.slots.all:  # what was dropped must leave no rows behind
                         slot.cut(0)
@@ -170,7 +170,7 @@ class Scheduler(Closing):
 
     def yield_engine(self) -> None:
         """Drop what is in flight, because another scheduler is about to use the engine."""
-        self._in_flight.drop(self._use.of(self))
+        self._in_flight.drop(self._use.in_use_by(self))
         self.slots.lost()
         self._use.owner = None
 
@@ -197,7 +197,7 @@ class Scheduler(Closing):
                 if not running.shift():
                     self._events.append(self._ended(running, "length", running.continuation.rest()))
                 continue
-            growth = sum(min(one.left, HEADROOM) for one in (running, *others)) if others else min(1, left)
+            growth = sum(min(other.left, HEADROOM) for other in (running, *others)) if others else min(1, left)
             placement = self.slots.place(running.tokens, growth, request.namespace)
             if placement is None:
                 return True
@@ -226,7 +226,7 @@ class Scheduler(Closing):
     def _submit(self) -> bool:
         """Submit the next token of a group of answers, and tokens of prompts beside them; or windows of drafts. False
         where nothing more can be submitted before logits have come."""
-        for running in [one for one in self._ready if one.fills_context]:
+        for running in [candidate for candidate in self._ready if candidate.fills_context]:
             if not running.shift():
                 self._events.append(self._ended(running, "length", running.continuation.rest()))
         if self.drafter is not None:
@@ -250,12 +250,12 @@ class Scheduler(Closing):
 
     def _preempt(self, chosen: list[tuple[Running, int]]) -> None:
         """Let the request that was admitted last wait again: those before it need its place."""
-        last = max((*self._ready, *self.slots.remote.requests), key=lambda one: one.number)
+        last = max((*self._ready, *self.slots.remote.requests), key=lambda running: running.number)
         for queue in (self._ready, self.slots.remote.requests, self.running):
             if last in queue:
                 queue.remove(last)
         last.release_remote()
-        chosen[:] = [(one, n_rows) for one, n_rows in chosen if one is not last]
+        chosen[:] = [(running, n_rows) for running, n_rows in chosen if running is not last]
         assert last.slot is not None
         self.slots.leave(last.slot, keep=not self._in_flight.steps)
         last.slot = last.former = None
@@ -272,9 +272,11 @@ class Scheduler(Closing):
         if self._in_flight.awaited:
             if n > 1 or not self._in_flight.has_windows:
                 return False
-        elif n > len(self._ready) or -(-n // self._budget.groups) < n or any(one.pending > 1 for one in group):
+        elif n > len(self._ready) or -(-n // self._budget.groups) < n or any(member.pending > 1 for member in group):
             return False
-        if len({one.slot.group for one in group if one.slot is not None}) > 1:  # of which no step has rows of two
+        if (
+            len({member.slot.group for member in group if member.slot is not None}) > 1
+        ):  # of which no step has rows of two
             return False
         most_rows, windows = max(1, min(self.engine.outputs, self.engine.batch) // n), 1
         if n == 1:
@@ -284,7 +286,7 @@ class Scheduler(Closing):
             rows = [self._in_flight.window(drafter, running, n_rows) for running in group]
             if not rows[0].tokens:
                 break
-            if not self.slots.make_room(sum(len(one.tokens) for one in rows)):
+            if not self.slots.make_room(sum(len(member.tokens) for member in rows)):
                 return False
             for running in self._in_flight.submit(self.engine, rows, windows):
                 self._ready.remove(running)
@@ -327,7 +329,7 @@ class Scheduler(Closing):
             self._events += events
             for event in events:
                 if event.finish_reason is not None:
-                    self._free(next(one for one in self.running if one.number == event.request))
+                    self._free(next(running for running in self.running if running.number == event.request))
 
     def _ended(self, running: Running, finish_reason: str, text: str = "") -> Event:
         """End a request without a token, and free what it had."""
@@ -340,7 +342,7 @@ class Scheduler(Closing):
         running.ended = True
         running.release_remote()
         if not self._in_flight.awaited:
-            self._in_flight.drop(self._use.of(self))
+            self._in_flight.drop(self._use.in_use_by(self))
         running.continuation.close()
         if self.drafter is not None:
             self.drafter.ended(running)
@@ -349,8 +351,8 @@ class Scheduler(Closing):
                 queue.remove(running)
         if (slot := running.slot) is not None:
             with suppress(EdgeError):  # an engine that has failed says so in the next step
-                if running.pending < 0 and self._use.of(self) is not None:  # drafts that were in flight
+                if running.pending < 0 and self._use.in_use_by(self) is not None:  # drafts that were in flight
                     slot.cut(len(running.tokens))
-                if self._use.of(self) is not None:
+                if self._use.in_use_by(self) is not None:
                     self.slots.leave(slot, keep=not self._in_flight.steps)
             slot.busy = False

@@ -40,7 +40,7 @@ class Slot:
         self.exact: int | None = None  # tokens before the first that was shifted; None: none was
         self.steps: list[int] = []  # the first position of each step that computed them
         self.mirrored = 0  # tokens that a mirror has seen to
-        self._kept = 0  # tokens whose keys and values are on disk, or on their way there
+        self._n_stored = 0  # tokens whose keys and values are on disk, or on their way there
         self._shifting = False  # the next step moves keys
 
     @property
@@ -79,7 +79,7 @@ class Slot:
             length = 0
         del self.tokens[length:]
         del self.steps[bisect_left(self.steps, length) :]
-        self._kept = min(self._kept, length)
+        self._n_stored = min(self._n_stored, length)
         self.mirrored = min(self.mirrored, length)
         if self.exact is not None and length <= self.exact:
             self.exact = None
@@ -88,7 +88,7 @@ class Slot:
         """Note that somebody else has the sequence now, or that its engine is another one: nothing is held."""
         self.tokens.clear()
         self.steps.clear()
-        self._kept, self.mirrored, self.exact, self._shifting = 0, 0, None, False
+        self._n_stored, self.mirrored, self.exact, self._shifting = 0, 0, None, False
 
     def former(self) -> Former:
         """Return its state, for the engine that takes over."""
@@ -118,7 +118,7 @@ class Slot:
         before, behind = bisect_left(self.steps, start), bisect_right(self.steps, start + n_tokens)
         self.steps = [*self.steps[:before], start, *(at - n_tokens for at in self.steps[behind:])]
         self.exact = start if self.exact is None else min(start, self.exact)
-        self._kept, self.mirrored = min(self._kept, start), min(self.mirrored, start)
+        self._n_stored, self.mirrored = min(self._n_stored, start), min(self.mirrored, start)
 
     # --- on disk ---
 
@@ -126,8 +126,8 @@ class Slot:
     def is_kept(self) -> bool:
         """Whether all that it holds, as far as whole blocks go, is on disk. It may have had to make room there."""
         states = self.engine.states
-        hashes = states.block_hashes(self.tokens[: self._kept], self.namespace)
-        return bool(hashes) and states.kept(hashes) == len(hashes)
+        hashes = states.block_hashes(self.tokens[: self._n_stored], self.namespace)
+        return bool(hashes) and states.n_cached(hashes) == len(hashes)
 
     def keep(self) -> None:
         """Keep what is held on disk, where the engine has such a place, so that a later prompt need not compute it.
@@ -137,35 +137,35 @@ class Slot:
         """
         states = self.engine.states
         exact = len(self.tokens) if self.exact is None else self.exact
-        whole, kept = exact // states.block, self._kept // states.block
+        whole, kept = exact // states.block, self._n_stored // states.block
         if not states.keeps or self._shifting or whole <= kept:
             return
         first = group_start(kept)
         with suppress(EdgeError):
             hashes = states.block_hashes(self.tokens[: whole * states.block], self.namespace)
             states.keep(self.sequence, first * states.block, hashes[first:])
-            self._kept = whole * states.block
+            self._n_stored = whole * states.block
 
     def _restore(self, history: Sequence[int]) -> int:
         """Continue what is held with blocks from disk: how many tokens came from there."""
         states = self.engine.states
-        held, whole = len(self.tokens), (len(history) - 1) // states.block
-        if not states.keeps or self.exact is not None or whole <= held // states.block:
+        n_cached, whole = len(self.tokens), (len(history) - 1) // states.block
+        if not states.keeps or self.exact is not None or whole <= n_cached // states.block:
             return 0
-        first = group_start(held // states.block)
+        first = group_start(n_cached // states.block)
         hashes = states.block_hashes(history[: whole * states.block], self.namespace)[first:]
-        hashes = hashes[: states.kept(hashes)]
-        if (first + len(hashes)) * states.block <= held:
+        hashes = hashes[: states.n_cached(hashes)]
+        if (first + len(hashes)) * states.block <= n_cached:
             return 0
         self.cut(first * states.block)
         if len(self.tokens) < first * states.block:  # all had to be forgotten
-            return max(0, self._restore(history) - held)
+            return max(0, self._restore(history) - n_cached)
         blocks = states.restore(self.sequence, first * states.block, hashes)
         self.steps.append(len(self.tokens))
         self.tokens.extend(history[first * states.block : (first + blocks) * states.block])
         self.cut(len(self.tokens))  # some ranks may have had more than others
-        self._kept = max(self._kept, len(self.tokens))
-        return max(0, len(self.tokens) - held)
+        self._n_stored = max(self._n_stored, len(self.tokens))
+        return max(0, len(self.tokens) - n_cached)
 
     # --- computing: a scheduler submits the steps of many slots itself, and notes them here ---
 
@@ -275,10 +275,10 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def dropped_stretch(held: Sequence[int], prompt: Sequence[int], same: int, least: int) -> int:
+def dropped_stretch(cached: Sequence[int], prompt: Sequence[int], same: int, least: int) -> int:
     """How many held tokens are to be dropped behind the first `same`, so that most of what follows them continues the
     prompt as it is. 0 where that would be fewer than `least` tokens."""
-    lengths = matches(prompt[same:], held[same:])
+    lengths = matches(prompt[same:], cached[same:])
     most = max(lengths, default=0)
     return lengths.index(most) if most >= least else 0
 

@@ -47,13 +47,13 @@ class Slots:
         return self.keeps and self._engine.states.keeps
 
     @property
-    def held(self) -> int:
+    def n_cached(self) -> int:
         """Tokens in all of them."""
         return sum(len(slot.tokens) for slot in self.all)
 
     def make_room(self, n_tokens: int) -> bool:
         """Evict what nobody uses, the longest unused first, until so many more tokens fit; whether they do."""
-        while self.held + n_tokens > self._engine.context:
+        while self.n_cached + n_tokens > self._engine.context:
             idle = [slot for slot in self.all if not slot.busy and slot.tokens]
             if not idle:
                 return False
@@ -120,7 +120,7 @@ class Slots:
             slot.cut(0)
         slot.namespace = namespace
         if self.keeps:
-            slot.begin(history, in_place=in_place and len(slot.tokens) == self.held)
+            slot.begin(history, in_place=in_place and len(slot.tokens) == self.n_cached)
         if former is not None:
             self._hold_again(slot, history, former)
         slot.busy = True
@@ -152,7 +152,7 @@ class Slots:
         """Return the state that an idle slot had on the engine before, where a history begins like it. Each is returned
         once."""
         own = [former for former in self._former if former.namespace == namespace]
-        like = max(own, key=lambda one: common_prefix(one.tokens, history), default=None)
+        like = max(own, key=lambda slot: common_prefix(slot.tokens, history), default=None)
         if like is None or like.tokens[:1] != history[:1]:
             return None
         self._former.remove(like)
@@ -197,8 +197,8 @@ class RemotePrompts:
         prefiller = self._engine.states.prefiller
         if prefiller is None or running.slot is None:
             return False
-        held, namespace = len(running.slot.tokens), running.request.namespace
-        running.remote = prefiller.begin(running.tokens, held, namespace, keep=self._slots.keeps)
+        n_cached, namespace = len(running.slot.tokens), running.request.namespace
+        running.remote = prefiller.begin(running.tokens, n_cached, namespace, keep=self._slots.keeps)
         if running.remote is not None:
             self.requests.append(running)
         return running.remote is not None

@@ -105,7 +105,7 @@ class CacheUse:
             self.owner = owner
         return work()
 
-    def of(self, owner: CacheOwner) -> Any:
+    def in_use_by(self, owner: CacheOwner) -> Any:
         """The engine, while its cache holds this scheduler's tokens; else None."""
         return owner.engine if self.owner is owner else None
 
@@ -214,7 +214,7 @@ class States:
                 self.sealed.keep(hashes[first:end], encode(self.read(sequence, positions), self.shape).data)
                 first = end
 
-    def kept(self, hashes: Sequence[bytes]) -> int:
+    def n_cached(self, hashes: Sequence[bytes]) -> int:
         """How many leading ones of these blocks are kept. The first must start a group."""
         return self.sealed.count(hashes) if self.sealed is not None and self.keeps else 0
 

@@ -53,7 +53,7 @@ class StepBudget:
         self._rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows a second
         self.rows = min(FIRST_ROWS, most_rows)  # that take STEP_S
 
-    def beside(self, answers: int, waiting: float = 1.0) -> int:
+    def prompt_rows(self, answers: int, waiting: float = 1.0) -> int:
         """Rows for prompts in a step that has so many answers. waiting: prompts that are being computed for each answer
         of the engine, in this step or another; above 1, the step may take as many times STEP_S, MOST_STEP_S at most. It
         has whole tiles, and so many that some rows are left for prompts."""
@@ -80,7 +80,7 @@ class StepBudget:
         if not in_all:
             most = chunk(longest)
         elif self._targets is None:
-            most = self.beside(len(group), len(prefilling) / in_all)
+            most = self.prompt_rows(len(group), len(prefilling) / in_all)
         else:
             most = self._within_targets(self._targets, len(group), in_all, prefilling)
         return chosen + parts(prefilling, min(self._most_rows - len(group), most))

@@ -128,7 +128,7 @@ def _model(table: Table, keys: Sequence[str]) -> KnownModel:
     file = _text(table, "file", "the name of a file in the repository", "")
     if bool(repo) != bool(file) or (repo and repo.count("/") != 1):
         table.refuse("repo", "needs OWNER/NAME on the hub, beside file")
-    found = _shape(table)
+    shape = _shape(table)
     return KnownModel(
         name,
         table.whole("about_bytes", 1, int(_MOST)) or 0,
@@ -137,8 +137,8 @@ def _model(table: Table, keys: Sequence[str]) -> KnownModel:
         file,
         wheel,
         _types(table),
-        _parameters(table, found),
-        found,
+        _parameters(table, shape),
+        shape,
         tuple(_score(score, f"{table.where}.scores[{i}]") for i, score in enumerate(_list(table, "scores", Mapping))),
     )
 
@@ -189,15 +189,15 @@ def _shape(table: Table) -> Shape | None:
         raise CatalogError(f"{inner.where}: {str(error).partition('() ')[2]}; give it") from None
 
 
-def _parameters(table: Table, found: Shape | None) -> float:
+def _parameters(table: Table, shape: Shape | None) -> float:
     published = table.number("parameters", 1, _MOST)
-    if found is None:
+    if shape is None:
         return 0.0
     if published is None:
         table.refuse("parameters", "needs the published number of parameters, such as 4.02e9, to check the shape by")
-    if abs(found.parameters / published - 1) > _MOST_OFF:
-        made = count_text(found.parameters)
-        table.refuse("parameters", f"needs what the shape makes, {made}: one of the two is wrong")
+    if abs(shape.parameters / published - 1) > _MOST_OFF:
+        counted = count_text(shape.parameters)
+        table.refuse("parameters", f"needs what the shape makes, {counted}: one of the two is wrong")
     return published
 
 

@@ -24,8 +24,8 @@ _FACTORS = "rope_freqs.weight"  # rotation divides by them
 def write_outline(path: Path, shape: Shape, name: str, types: Mapping[str, TensorType] | None = None) -> GgufFile:
     """Write the outline of a model and open it. types: by tensor; None: F16, and F32 where quantizers keep that.
     ShapeError for bad figures; OSError if the disk cannot hold such a file."""
-    kept = {tensor.name: tensor.type for tensor in layout(shape, "f16", "f16")}
-    tensors = [NewTensor(tensor, dims[::-1], (types or kept)[tensor]) for tensor, dims in shape.tensors()]
+    types_by_name = {tensor.name: tensor.type for tensor in layout(shape, "f16", "f16")}
+    tensors = [NewTensor(tensor, dims[::-1], (types or types_by_name)[tensor]) for tensor, dims in shape.tensors()]
     metadata = {
         "general.architecture": shape.arch,
         "general.name": name,

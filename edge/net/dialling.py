@@ -178,10 +178,10 @@ class Dialler:
     def _striped(self, peer: Peer, n: int, link: Link, figures: LinkFigures) -> tuple[Link, LinkFigures, str]:
         """Return a link over `n` connections where it carries clearly more than `link`, else that one; with its figures
         and the reason. What cannot be dialled changes nothing."""
-        of, links = secrets.token_bytes(8), list[Link]()
+        stripe_id, links = secrets.token_bytes(8), list[Link]()
         try:
             for i in range(n):
-                links.append(self.connect(USUAL, peer, STRIPE.pack(of, i, n)))
+                links.append(self.connect(USUAL, peer, STRIPE.pack(stripe_id, i, n)))
             striped = StripedLink(links, self.deadlines)
             # TCP takes some round trips to find out what a long path holds.
             measured = self.figures(striped, max(_MEASURE_S, _ROUND_TRIPS * figures.round_trip_best_s))

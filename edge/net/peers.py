@@ -140,7 +140,7 @@ class Listener:
 
     def _drop(self) -> None:
         """Close the links that nobody waited for, and the connections of those that never came whole."""
-        dialled = [*self._links.values(), *(one for some in self._stripes.values() for one in some.values())]
+        dialled = [*self._links.values(), *(stripe for some in self._stripes.values() for stripe in some.values())]
         for link, _ in dialled:
             link.close()
         self._links.clear()
@@ -220,19 +220,19 @@ class Listener:
 
     def _striped(self, rank: int, link: TcpLink, name: str, stripe: bytes) -> StripedLink | None:
         """Keep one of several connections of a link; the link, once all of them are there."""
-        of, number, n = STRIPE.unpack(stripe)
+        stripe_id, number, n = STRIPE.unpack(stripe)
         if not number < n <= MOST_STRIPES:
             raise ProtocolError(f"{link.peer} dials connection {number} of {n}, and a link has at most {MOST_STRIPES}")
         with self._arrived:
             if self._closed:
                 raise Refused(f"{link.peer} came too late")
-            there = self._stripes.setdefault((rank, of), {})
+            there = self._stripes.setdefault((rank, stripe_id), {})
             if number in there or {other for _, other in there.values()} - {name}:
                 raise ProtocolError(f"{link.peer} dials connection {number} of a link that has it, or is another's")
             there[number] = link, name
             if len(there) < n:
                 return None
-            del self._stripes[rank, of]
+            del self._stripes[rank, stripe_id]
             return StripedLink([there[i][0] for i in range(n)], self._deadlines)
 
     def _greet(self, link: Link) -> tuple[int, bytes]:

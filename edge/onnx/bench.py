@@ -64,14 +64,16 @@ def measure(
             progress(done, steps)
         return result
 
-    alone = sorted(islice(map(completed, flow(repeat(feeds, 1 + repeats), 1)), 1, None), key=lambda one: one.seconds)
+    alone = sorted(
+        islice(map(completed, flow(repeat(feeds, 1 + repeats), 1)), 1, None), key=lambda completion: completion.seconds
+    )
     if window is None:
         window = full_window(flow, feeds, alone[len(alone) // 2])
         steps += 2 * window - 2
     ended = [completed(result).ended for result in flow(repeat(feeds, 2 * window - 1 + repeats), window)]
-    stages = zip(*(one.compute_s for one in alone), strict=True)
+    stages = zip(*(completion.compute_s for completion in alone), strict=True)
     return FlowSpeed(
-        latency_ms_median=1e3 * statistics.median(one.seconds for one in alone),
+        latency_ms_median=1e3 * statistics.median(completion.seconds for completion in alone),
         latency_ms_p90=1e3 * alone[math.ceil(0.9 * repeats) - 1].seconds,
         compute_ms=tuple(1e3 * statistics.median(stage) for stage in stages),
         throughput_per_s=repeats / max(ended[window - 1 + repeats] - ended[window - 1], 1e-9),

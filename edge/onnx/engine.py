@@ -62,9 +62,11 @@ class OnnxEngine(Closing):
         self.threads = threads or default_threads()
         name = self.path.name if self.path else "the model"
         graph, self.files = _checked(model)  # self.files: the model's file, and those with weights beside it
-        shapeless = {one.name for one in (*graph.input, *graph.output) if not one.type.tensor_type.HasField("shape")}
+        shapeless = {
+            tensor.name for tensor in (*graph.input, *graph.output) if not tensor.type.tensor_type.HasField("shape")
+        }
         sizes = open_sizes(tuple(map(_declared, graph.input)), dims or {})
-        named = {dim.dim_param for one in graph.input for dim in one.type.tensor_type.shape.dim}
+        named = {dim.dim_param for tensor in graph.input for dim in tensor.type.tensor_type.shape.dim}
         overrides = {key: size for key, size in sizes.items() if key in named}
         nodes = {f"{n.domain}:{n.op_type}": n.name or n.output[0] for n in reversed(graph.node)}
         del graph  # frees one of two copies of the weights
@@ -76,7 +78,7 @@ class OnnxEngine(Closing):
         }  # ONNX Runtime has no override for these
         self.inputs: tuple[Input, ...] = with_dims(inputs_of(opened.session, shapeless), unnamed)
         self.outputs: tuple[Output, ...] = outputs_of(opened.session, shapeless)
-        self._names = [one.name for one in self.outputs]
+        self._names = [tensor.name for tensor in self.outputs]
         self._session: Any = opened.session
         self._options = self._new_options()
         self._buffers = _Buffers(self.outputs, buffers)
@@ -94,8 +96,8 @@ class OnnxEngine(Closing):
         if session is None:
             raise EngineError("this engine is closed; open the model again to run it")
         dims = fit(self.inputs, feeds)
-        arrays = {one.name: np.require(feeds[one.name], requirements=("C", "A")) for one in self.inputs}
-        shapes = tuple(shape_of(one, dims) if self._shapes_hold else None for one in self.outputs)
+        arrays = {tensor.name: np.require(feeds[tensor.name], requirements=("C", "A")) for tensor in self.inputs}
+        shapes = tuple(shape_of(tensor, dims) if self._shapes_hold else None for tensor in self.outputs)
         try:
             return self._compute(session, options, arrays, shapes)
         except EngineError:
@@ -159,7 +161,7 @@ class _Buffers:
     """Memory for outputs: sets of arrays used in turn, or new arrays for each run."""
 
     def __init__(self, outputs: tuple[Output, ...], sets: int) -> None:
-        self._types, self._sets = [one.dtype for one in outputs], sets
+        self._types, self._sets = [output.dtype for output in outputs], sets
         self._shapes: _Shapes = ()
         self._sets_in_turn: deque[tuple[Array | None, ...]] = deque()
         self._lock = threading.Lock()

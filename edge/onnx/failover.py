@@ -135,7 +135,7 @@ class UnansweredInputs:
 
     def __init__(self, feeds: Iterable[Mapping[str, Array]]) -> None:
         self._feeds = iter(feeds)
-        self._kept: dict[int, dict[str, Array]] = {}  # by number
+        self._inputs_by_number: dict[int, dict[str, Array]] = {}  # by number
         self._n_taken = self._n_answered = 0
         self._ended = False
         self._error: Exception | None = None
@@ -147,12 +147,12 @@ class UnansweredInputs:
         """Yield the inputs without outputs, in order, and then new ones."""
         n = self._n_answered
         while self._have(n):
-            yield self._kept[n]
+            yield self._inputs_by_number[n]
             n += 1
 
     def drop_oldest(self) -> None:
         """Drop the oldest input: its outputs are complete."""
-        del self._kept[self._n_answered]
+        del self._inputs_by_number[self._n_answered]
         self._n_answered += 1
 
     def check(self) -> None:
@@ -167,7 +167,7 @@ class UnansweredInputs:
         with self._feeds_lock:
             if n == self._n_taken and not self._ended:
                 try:
-                    self._kept[n] = {name: _copied(array) for name, array in next(self._feeds).items()}
+                    self._inputs_by_number[n] = {name: _copied(array) for name, array in next(self._feeds).items()}
                     self._n_taken += 1
                 except StopIteration:
                     self._ended = True

@@ -49,7 +49,7 @@ def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | Non
     picture and no arrays, for names that the model does not have, and for inputs without or with two values. Shapes are
     checked by whoever runs the model.
     """
-    by_name = {one.name: one for one in inputs}
+    by_name = {input_.name: input_ for input_ in inputs}
     feeds: Feeds = {}
     scalings: dict[str, Scaling] = {}
     notes = []

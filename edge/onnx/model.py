@@ -217,7 +217,7 @@ def _noise(inputs: tuple[Input, ...]) -> Feeds:
     try:
         return next(random_feeds(inputs, 1))
     except (MemoryError, ValueError) as error:  # numpy has the second for more bytes than there can be
-        shapes = ", ".join(f"{one.name} {list(one.concrete_shape)}" for one in inputs)
+        shapes = ", ".join(f"{input_.name} {list(input_.concrete_shape)}" for input_ in inputs)
         raise NotEnoughMemory(f"memory ran out for an input of {shapes}; choose smaller dimensions") from error
 
 

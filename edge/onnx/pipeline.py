@@ -129,11 +129,11 @@ class Pipeline:
     def _feed(self, feeds: Iterable[Mapping[str, Array]], wire: str, flight: _Flight) -> None:
         """Hand over inputs while there is room, in a thread."""
         try:
-            for one in flight.noted(feeds):
+            for feed in flight.noted(feeds):
                 if not flight.room():
                     return
-                fit(self._ends.inputs, one)
-                self._submit(one, wire, flight)
+                fit(self._ends.inputs, feed)
+                self._submit(feed, wire, flight)
             flight.done(None)
         except BaseException as error:  # of the links, of the inputs, or of the iterator that makes them
             flight.done(error)
@@ -190,9 +190,9 @@ class _Flight:
     def noted(self, feeds: Iterable[Mapping[str, Array]]) -> Iterator[Mapping[str, Array]]:
         """Yield the same inputs, and set `wants_input` while the next one is made."""
         self.wants_input = True
-        for one in feeds:
+        for feed in feeds:
             self.wants_input = False
-            yield one
+            yield feed
             self.wants_input = True
         self.wants_input = False
 

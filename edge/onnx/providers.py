@@ -69,7 +69,7 @@ def open_session(
 
 def _named(provider: str) -> str:
     """Return ONNX Runtime's name for the provider."""
-    offered = {_short(one): one for one in runtime().get_available_providers()}
+    offered = {_short(full_name): full_name for full_name in runtime().get_available_providers()}
     if provider not in offered:
         raise EngineError(
             f"there is no provider {provider!r} in this build of ONNX Runtime; there is {', '.join(offered)}"

@@ -52,9 +52,11 @@ def inputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Input, ...
         Input(value.name, value.type, ANY_SHAPE if value.name in shapeless else shape_of_session(value.shape))
         for value in session.get_inputs()
     )
-    for one in inputs:
-        if one.type not in TYPES:
-            raise SamplesError(f"input {one.name!r} is a {one.type}; values can be given to tensors of numbers only")
+    for input_ in inputs:
+        if input_.type not in TYPES:
+            raise SamplesError(
+                f"input {input_.name!r} is a {input_.type}; values can be given to tensors of numbers only"
+            )
     return inputs
 
 
@@ -72,13 +74,13 @@ def random_feeds(inputs: tuple[Input, ...], n: int, seed: int = 0) -> Iterator[F
     rng = np.random.default_rng(seed)
     for _ in range(n):
         feeds: Feeds = {}
-        for one in inputs:
-            dtype = np.dtype(TYPES[one.type])
+        for input_ in inputs:
+            dtype = np.dtype(TYPES[input_.type])
             if dtype.kind == "f":
-                feeds[one.name] = rng.standard_normal(one.concrete_shape).astype(dtype)
+                feeds[input_.name] = rng.standard_normal(input_.concrete_shape).astype(dtype)
             else:
                 most = 256 if dtype == np.uint8 else 2
-                feeds[one.name] = rng.integers(0, most, one.concrete_shape).astype(dtype)
+                feeds[input_.name] = rng.integers(0, most, input_.concrete_shape).astype(dtype)
         yield feeds
 
 
@@ -100,7 +102,7 @@ class Samples:
     def __iter__(self) -> Iterator[Feeds]:
         """Yield the feeds of one run each. OSError; SamplesError, which says what is needed and what was there."""
         for path in self._files:
-            runs = {one.name: self._runs(path, one, array) for one, array in self._arrays(path)}
+            runs = {input_.name: self._runs(path, input_, array) for input_, array in self._arrays(path)}
             counts = {name: len(parts) for name, parts in runs.items()}
             if len(set(counts.values())) > 1:
                 raise SamplesError(f"{path}: every input needs as many samples as the others; there are {counts}")
@@ -117,49 +119,51 @@ class Samples:
                 archive = np.load(file, allow_pickle=False)
                 if isinstance(archive, np.ndarray):
                     raise SamplesError(f"{path} holds one array without a name; numpy.savez writes names with them")
-                lacking = [one.name for one in self._inputs if one.name not in archive.files]
+                lacking = [input_.name for input_ in self._inputs if input_.name not in archive.files]
                 if lacking:
                     raise SamplesError(
                         f"{path} needs an array for each input; {', '.join(map(repr, lacking))} not there, only"
                         f" {', '.join(map(repr, archive.files)) or 'nothing'}"
                     )
-                for one in self._inputs:
-                    yield one, archive[one.name]
+                for input_ in self._inputs:
+                    yield input_, archive[input_.name]
         except MemoryError as exc:
             raise NotEnoughMemory(f"{path} does not fit into memory; put fewer samples into each file") from exc
         except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as exc:
             raise SamplesError(f"{path} is not a .npz file of numbers, or is cut off; numpy.savez writes one") from exc
 
-    def _runs(self, path: Path, one: Input, array: Array) -> Array:
+    def _runs(self, path: Path, input_: Input, array: Array) -> Array:
         """Return the array with one run along its first axis."""
-        dtype = np.dtype(TYPES[one.type])
-        what = f"{path}: {one.name!r}"
+        dtype = np.dtype(TYPES[input_.type])
+        what = f"{path}: {input_.name!r}"
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise SamplesError(f"{what} has values of type {array.dtype}; the model takes {dtype}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise SamplesError(
                 f"{what} has values that are infinite or not a number; ranges cannot be measured with them"
             )
-        rank = len(one.shape)
+        rank = len(input_.shape)
         if array.ndim == rank and rank > 0:
-            rows = one.shape[0] if isinstance(one.shape[0], int) else 1
+            rows = input_.shape[0] if isinstance(input_.shape[0], int) else 1
             if rows == 0:
                 raise SamplesError(f"{what}: the model takes no values there")
             runs = len(array) // rows
             array = array[: runs * rows].reshape(runs, rows, *array.shape[1:])
         elif array.ndim != rank + 1:
-            raise SamplesError(f"{what} has the shape {array.shape}; the model takes {_shape_text(one)} of each sample")
-        fits = all(isinstance(dim, str) or dim == have for dim, have in zip(one.shape, array.shape[1:], strict=True))
+            raise SamplesError(
+                f"{what} has the shape {array.shape}; the model takes {_shape_text(input_)} of each sample"
+            )
+        fits = all(isinstance(dim, str) or dim == have for dim, have in zip(input_.shape, array.shape[1:], strict=True))
         if not fits or math.prod(array.shape[1:]) == 0:
-            raise SamplesError(f"{what} has samples of shape {array.shape[1:]}; the model takes {_shape_text(one)}")
+            raise SamplesError(f"{what} has samples of shape {array.shape[1:]}; the model takes {_shape_text(input_)}")
         return array.astype(dtype)
 
 
 def open_dims(inputs: tuple[Input, ...]) -> Mapping[str, tuple[str, ...]]:
     """Return the open dimensions by input, without inputs that have none."""
-    open_by_input = {one.name: tuple(dim for dim in one.shape if isinstance(dim, str)) for one in inputs}
+    open_by_input = {input_.name: tuple(dim for dim in input_.shape if isinstance(dim, str)) for input_ in inputs}
     return {name: dims for name, dims in open_by_input.items() if dims}
 
 
-def _shape_text(one: Input) -> str:
-    return f"({', '.join(map(str, one.shape))})"
+def _shape_text(input_: Input) -> str:
+    return f"({', '.join(map(str, input_.shape))})"

@@ -60,30 +60,30 @@ def fit(inputs: tuple[Input, ...], feeds: Mapping[str, Array]) -> dict[str, int]
 
     SamplesError for names, types and shapes that the model does not take, and for dimensions of one name that differ.
     """
-    names = [one.name for one in inputs]
+    names = [input_.name for input_ in inputs]
     if sorted(feeds) != sorted(names):
         raise SamplesError(f"the model takes {listed(names)}; {listed(feeds)} given")
     dims: dict[str, tuple[int, str]] = {}
-    for one in inputs:
-        array = feeds[one.name]
+    for input_ in inputs:
+        array = feeds[input_.name]
         have = getattr(array, "dtype", type(array).__name__)
-        if not isinstance(array, np.ndarray) or have != dtype_of(one.type):
-            raise SamplesError(f"input {one.name!r} takes values of type {dtype_of(one.type)}; it has {have}")
+        if not isinstance(array, np.ndarray) or have != dtype_of(input_.type):
+            raise SamplesError(f"input {input_.name!r} takes values of type {dtype_of(input_.type)}; it has {have}")
         shape = array.shape
-        if one.shape == ANY_SHAPE:
+        if input_.shape == ANY_SHAPE:
             continue
-        named = list(zip(one.shape, shape, strict=False))
-        if len(shape) != len(one.shape) or any(isinstance(need, int) and need != got for need, got in named):
+        named = list(zip(input_.shape, shape, strict=False))
+        if len(shape) != len(input_.shape) or any(isinstance(need, int) and need != got for need, got in named):
             raise SamplesError(
-                f"input {one.name!r} takes the shape {shape_text(one.shape)}; it has {shape_text(shape)}"
+                f"input {input_.name!r} takes the shape {shape_text(input_.shape)}; it has {shape_text(shape)}"
             )
         for need, got in named:
             if isinstance(need, str) and need != "?":
-                first, where = dims.setdefault(need, (got, one.name))
+                first, where = dims.setdefault(need, (got, input_.name))
                 if first != got:
                     raise SamplesError(
                         f"the dimension {need!r} is one number for all inputs; it is {first} in {where!r} and {got} in"
-                        f" {one.name!r}"
+                        f" {input_.name!r}"
                     )
     return {name: size for name, (size, _) in dims.items()}
 
@@ -100,7 +100,7 @@ def open_sizes(inputs: Sequence[Input], dims: Mapping[str, int]) -> dict[str, in
     """Return the sizes that a person gives to open dimensions, by name or as "input[axis]", under the key that the
     graph has for them. SamplesError for a dimension that no input leaves open, and for two sizes of one dimension."""
     try:
-        return dim_sizes({one.name: one.shape for one in inputs if one.shape != ANY_SHAPE}, dims)
+        return dim_sizes({input_.name: input_.shape for input_ in inputs if input_.shape != ANY_SHAPE}, dims)
     except PlanError as error:
         raise SamplesError(str(error)) from None
 
@@ -110,23 +110,23 @@ def with_dims(inputs: Sequence[Input], dims: Mapping[str, int]) -> tuple[Input, 
     sizes = open_sizes(inputs, dims)
     return tuple(
         replace(
-            one,
+            input_,
             shape=tuple(
-                sizes.get(dim_key(one.name, axis, dim), dim) if isinstance(dim, str) else dim
-                for axis, dim in enumerate(one.shape)
+                sizes.get(dim_key(input_.name, axis, dim), dim) if isinstance(dim, str) else dim
+                for axis, dim in enumerate(input_.shape)
             ),
         )
-        for one in inputs
+        for input_ in inputs
     )
 
 
 def dims_of(inputs: Sequence[Input], feeds: Mapping[str, Array]) -> dict[str, int]:
     """Return the sizes that these arrays give to open dimensions, by their keys."""
     return {
-        dim_key(one.name, axis, dim): feeds[one.name].shape[axis]
-        for one in inputs
-        for axis, dim in enumerate(one.shape)
-        if isinstance(dim, str) and one.shape != ANY_SHAPE
+        dim_key(input_.name, axis, dim): feeds[input_.name].shape[axis]
+        for input_ in inputs
+        for axis, dim in enumerate(input_.shape)
+        if isinstance(dim, str) and input_.shape != ANY_SHAPE
     }
 
 

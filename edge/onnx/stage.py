@@ -85,7 +85,7 @@ class LoadedStage:
         EngineError if the model does not take noise, for instance if a shape is among its inputs.
         """
         shapes = {tensor.name: tensor.shape for tensor in self.takes.tensors}
-        noise = random_feeds(tuple(replace(one, shape=shapes[one.name]) for one in self.engine.inputs), 1)
+        noise = random_feeds(tuple(replace(input_, shape=shapes[input_.name]) for input_ in self.engine.inputs), 1)
         feeds = self._last or next(noise)
         self.engine.run(feeds)
         return feeds

@@ -51,7 +51,7 @@ def follow(
             return
         if step.op is Op.TIMES:
             clear, last, rows, _ = (max(0, number) for number in step.numbers)
-            summaries = {kind: one.to_json() for kind, one in shard.times.summaries(last, rows).items()}
+            summaries = {kind: summary.to_json() for kind, summary in shard.times.summaries(last, rows).items()}
             home.send(json.dumps(summaries).encode(), Kind.CONTROL)
             if clear:
                 shard.times.clear()
@@ -130,7 +130,7 @@ def _keep_blocks(step: Step, shard: Shard, home: Link) -> None:
     if step.op is Op.KEEP:
         states.keep(sequence, start, step.hashes)
     elif step.op is Op.COUNT:
-        number = states.kept(step.hashes)
+        number = states.n_cached(step.hashes)
     else:
         number = states.restore(sequence, start, step.hashes)
     home.send(json.dumps(number).encode(), Kind.CONTROL)

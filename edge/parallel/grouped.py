@@ -211,9 +211,9 @@ class GroupedStates:
         """As `States.keep`."""
         self._engine.on_sequence(sequence, lambda engine, own: engine.states.keep(own, start, links))
 
-    def kept(self, links: Sequence[bytes]) -> int:
+    def n_cached(self, links: Sequence[bytes]) -> int:
         """As `States.kept`."""
-        return self._engine.on_group(0, lambda engine: engine.states.kept(links))
+        return self._engine.on_group(0, lambda engine: engine.states.n_cached(links))
 
     def restore(self, sequence: int, start: int, links: Sequence[bytes]) -> int:
         """As `States.restore`."""

@@ -81,7 +81,7 @@ class Leader:
         it; `outputs` of them give logits. To be called by `guarded`."""
         shard, now = self.shard, time.perf_counter()
         self._make_way()
-        query = LogitsQuery.of(top, masks, [*self.heads.values()])
+        query = LogitsQuery.from_masks(top, masks, [*self.heads.values()])
         numbers = (n, outputs, query.top, len(query.masks))
         step = Step(Op.DECODE, now - self._done > _PAUSE_S, numbers, masks=query.masks)
         shard.begin()

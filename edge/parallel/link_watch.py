@@ -48,7 +48,7 @@ def expected_s(plan: Plan, n_embd: int, group: Group, algorithm: str, wire: Wire
         width = len(stage.shards)
         if width > 1:
             costs = choose(n_bytes, wire_bytes, width, group.latency_s, group.bandwidth).seconds
-            sum_s = next((costs[one] for one in ALGORITHMS if one == algorithm), min(costs.values()))
+            sum_s = next((costs[name] for name in ALGORITHMS if name == algorithm), min(costs.values()))
             total += 2 * len(stage.layers) * (sum_s + _MESSAGE_S)
     return total
 

@@ -30,7 +30,7 @@ class LogitsQuery(NamedTuple):
     masked: Sequence[int]  # the rows that have one
 
     @classmethod
-    def of(cls, top: int, masks: Sequence[Mask | None], heads: Sequence[Range]) -> LogitsQuery:
+    def from_masks(cls, top: int, masks: Sequence[Mask | None], heads: Sequence[Range]) -> LogitsQuery:
         """`top` logits of each row, and as many of what its mask allows. All, where that is no more bytes, or the masks
         are too long to go along. heads: the tokens that each rank of the last stage has."""
         masked = [row for row, mask in enumerate(masks) if mask is not None]

@@ -53,7 +53,7 @@ class Mirror:
         self._allowed_s = 0.0  # that copies between steps may take; below 0 where the last one took more
 
     @classmethod
-    def of(cls, file: GgufFile, options: EngineOptions, vocabulary: Model, budget: int | None) -> Mirror:
+    def from_file(cls, file: GgufFile, options: EngineOptions, vocabulary: Model, budget: int | None) -> Mirror:
         """For a model. Its size is that of a full context, but no more than a quarter of the free memory, or of the
         budget. CannotSlice where the model's keys and values cannot be read."""
         context = resolve(options, ModelShape.from_gguf(file))[0]
@@ -182,6 +182,6 @@ def not_copied(why: str) -> str:
 def mirror_of(file: GgufFile, options: EngineOptions, vocabulary: Model, budget: int | None) -> Mirror | str:
     """As `Mirror.of`, or why there is none."""
     try:
-        return Mirror.of(file, options, vocabulary, budget)
+        return Mirror.from_file(file, options, vocabulary, budget)
     except CannotSlice as error:
         return str(error)

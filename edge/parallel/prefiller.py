@@ -100,7 +100,7 @@ class PrefillPlacement(Closing):
         counts against it. keep: later prompts of this namespace may find here what it leaves.
         """
         own = (slot.tokens for slot in self._slots.all if slot.namespace == namespace)
-        here = max((common_prefix(held, tokens) for held in own), default=0)
+        here = max((common_prefix(cached, tokens) for cached in own), default=0)
         if len(tokens) - n_held < max(2, self._least + max(0, n_held - here)):
             return None
         prompt = RemotePrompt(tokens, n_held, namespace, keep)
@@ -156,16 +156,16 @@ class PrefillPlacement(Closing):
             return
         slot = self._slots.admit(placement, prompt.tokens, prompt.namespace)
         self._in_use.append((prompt, slot))
-        asked, stop = prompt.n_held, len(prompt.tokens) - 1
+        n_submitted, stop = prompt.n_held, len(prompt.tokens) - 1
         chunk = self._engine.chunk(stop - len(slot.tokens))
         reads: list[Future[None]] = []
         try:
             while not prompt.is_released and self.failed is None:
                 there = len(slot.tokens)
-                if there > asked:  # it comes while the next chunk is computed
-                    blocks = self._engine.states.begin_read(slot.sequence, Range(asked, there))
+                if there > n_submitted:  # it comes while the next chunk is computed
+                    blocks = self._engine.states.begin_read(slot.sequence, Range(n_submitted, there))
                     reads.append(receiver.submit(lambda blocks=blocks: prompt.add(blocks())))  # type: ignore[misc]
-                    asked = there
+                    n_submitted = there
                 if there >= stop:
                     break
                 slot.decode(prompt.tokens[there : min(there + chunk, stop)], "none")
@@ -176,7 +176,7 @@ class PrefillPlacement(Closing):
 
     def _forget_released(self) -> None:
         """Let others have the slots of prompts that were handed over."""
-        for prompt, slot in [one for one in self._in_use if one[0].is_released]:
+        for prompt, slot in [pair for pair in self._in_use if pair[0].is_released]:
             self._in_use.remove((prompt, slot))
             self._slots.leave(slot, keep=False)
             if not prompt.keep:

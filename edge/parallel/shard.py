@@ -81,19 +81,19 @@ class Shard:
         place: Topology,
         progress: Callable[[float], None] | None = None,
         vocabulary: Model | None = None,
-        beside: Shard | None = None,
+        sharing: Shard | None = None,
     ) -> None:
         """Load it. vocabulary: of the model, for a place without layers, whose path is that of the model itself.
-        beside: of the same slice, for another group of sequences: the two share its weights, and compute by turns; it
+        sharing: of the same slice, for another group of sequences: the two share its weights, and compute by turns; it
         has to be closed after this one. The errors are those of ModelRunner."""
         self.place = place
-        self._turns: Turns = Turns() if beside is None else beside._turns
+        self._turns: Turns = Turns() if sharing is None else sharing._turns
         file = GgufFile.open(path)
         self._rules = RULES[file.architecture]
         self._sums_a_layer = 1 if self._rules.whole_attention else 2  # of the FFN or the experts, and of attention
         # The threads that shares were made for. The prefix cache is a part of the deployment.
         options = replace(options, threads=options.threads or default_threads(), prefixes=None)
-        sibling = None if beside is None else beside.engine
+        sibling = None if sharing is None else sharing.engine
         self.engine: ModelRunner = open_runner(path, options, place, self._hooks(file), progress, vocabulary, sibling)
         self.rows = self.engine.rows
         self._has_gpu = has_gpu()
@@ -106,7 +106,7 @@ class Shard:
         self._exchange_s = 0.0  # of all steps: sums over the ranks
         self._compute_s = 0.0  # of the step under way
         self._sums = 0  # likewise
-        self._wanted = self.rows.outputs[:0]  # likewise: the rows that give logits
+        self._output_rows = self.rows.outputs[:0]  # likewise: the rows that give logits
         self._feedback = ErrorFeedback() if adds_sums(file.tensors) else None
 
     def join(self, group: Group, algorithm: str = "auto", wire: Wire | None = None) -> None:
@@ -141,7 +141,7 @@ class Shard:
         asked_outputs = outputs.copy()
         if not self.place.last:
             outputs[:] = 1
-        self._sums, self._wanted = 0, asked_outputs if self.place.last else outputs
+        self._sums, self._output_rows = 0, asked_outputs if self.place.last else outputs
         if self._feedback is not None:
             self._feedback.begin()
         self._turns.take()
@@ -240,7 +240,7 @@ class Shard:
         x = node.read() if view is None else view  # None: in the memory of a GPU
         lost = None
         if self._feedback is not None and self.wire is not None:
-            lost = self._feedback.add(x, self._wanted)
+            lost = self._feedback.add(x, self._output_rows)
         self._turns.give()  # another group computes while sums travel
         try:
             self._group.allreduce(x, self._algorithm, self.wire, lost)
@@ -268,7 +268,7 @@ def load_shards(
     with ExitStack() as closing:
         shards: list[Shard] = []
         for _ in range(options.groups):
-            shards.append(Shard(path, options, place, progress, beside=shards[0] if shards else None))
+            shards.append(Shard(path, options, place, progress, sharing=shards[0] if shards else None))
             closing.callback(shards[-1].close)
         closing.pop_all()
         return shards

@@ -54,10 +54,10 @@ def open_runner(
     hooks: Sequence[Hook],
     progress: Callable[[float], None] | None,
     vocabulary: Model | None = None,
-    beside: ModelRunner | None = None,
+    sharing: ModelRunner | None = None,
 ) -> ModelRunner:
     """Load a slice for a place among the ranks: into an engine that computes, one that sleeps, in a lab, or one without
-    layers, which takes the model's own file and its vocabulary. beside: as ModelRunner. The errors of ModelRunner;
+    layers, which takes the model's own file and its vocabulary. sharing: as ModelRunner. The errors of ModelRunner;
     PlanError where the profile is none, OSError where it cannot be read."""
     if place.thin:
         if vocabulary is None:
@@ -65,7 +65,7 @@ def open_runner(
         return ThinEngine(path, options, vocabulary)
     profile = sleep_profile()
     if profile is None:
-        return ModelRunner(path, options, hooks, progress, embeddings=True, beside=beside)
+        return ModelRunner(path, options, hooks, progress, embeddings=True, sharing=sharing)
     values = json.loads(profile.read_text())
     sizes = PartSizes.from_file(GgufFile.open(path))
     times = PartTimes(values, sizes, last=place.last, alone=len(place.group) == 1)

@@ -77,7 +77,7 @@ class SpreadStates:
         shapes, peers = self._shapes, self._place.peers
         near: list[list[tuple[KVBlock, StateShape]]] = []
         links = sorted(self._group.links.items())
-        first, later = ([one for one in links if (one[0] in peers) == is_peer] for is_peer in (True, False))
+        first, later = ([pair for pair in links if (pair[0] in peers) == is_peer] for is_peer in (True, False))
         for part in blocks_of(positions, self.most_read):
             own = self._own.read(sequence, part)
             step = Step(Op.READ, numbers=(sequence, part.start, part.stop, 0))
@@ -131,9 +131,9 @@ class SpreadStates:
 
         self._least(self._steps(Op.KEEP, sequence, start, hashes), keep)
 
-    def kept(self, hashes: Sequence[bytes]) -> int:
+    def n_cached(self, hashes: Sequence[bytes]) -> int:
         """How many leading ones of these blocks all ranks keep."""
-        return self._least(self._steps(Op.COUNT, 0, 0, hashes), lambda step: self._own.kept(step.hashes))
+        return self._least(self._steps(Op.COUNT, 0, 0, hashes), lambda step: self._own.n_cached(step.hashes))
 
     def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:
         """As `States.restore`, on all ranks. Some may have added more than all have: whoever asks removes that."""

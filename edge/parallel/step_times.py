@@ -64,11 +64,14 @@ class Summary:
         """The summary that `to_json` wrote. ValueError for anything else: it comes from another device."""
         try:
             names = [field.name for field in fields(cls) if field.name != "steps"]
-            figures = {name: Figure(*(float(values[name][of.name]) for of in fields(Figure))) for name in names}
+            figures = {
+                name: Figure(*(float(values[name][figure_field.name]) for figure_field in fields(Figure)))
+                for name in names
+            }
             steps = int(values["steps"])
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"no summary of steps: {error}") from error
-        if steps < 1 or not all(0 <= one < math.inf for figure in figures.values() for one in astuple(figure)):
+        if steps < 1 or not all(0 <= value < math.inf for figure in figures.values() for value in astuple(figure)):
             raise ValueError("a summary of steps with figures that cannot be")
         return cls(steps, **figures)
 
@@ -101,7 +104,7 @@ class StepTimes:
     def usual_rows(self, last: int) -> tuple[int, int]:
         """How many rows most of the last so many decode steps have, and how many steps that are; (0, 0): of none."""
         counted = Counter([step.rows for step in self._steps if step.decode][-last:])
-        return max(counted.items(), key=lambda one: one[1], default=(0, 0))
+        return max(counted.items(), key=lambda item: item[1], default=(0, 0))
 
     def summaries(self, last: int = 0, rows: int = 0) -> dict[str, Summary]:
         """By kind, those that occurred: "decode" and "prefill". last: of so many steps of each kind; 0: of all.

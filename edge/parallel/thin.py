@@ -55,9 +55,9 @@ class PositionsContext(Context):
             first, last = self._ends.get(sequence, (int(own.min()), -1))
             behind += len(own) * int(own.min())
             self._ends[sequence] = first, max(last, int(own.max()))
-        held = sum(last + 1 - first for first, last in self._ends.values())
-        if held > self.n_ctx and len(self._ends) == 1:  # sequences may share positions
-            raise EngineError(f"no room in the KV cache of {self.n_ctx} tokens for {held}")
+        n_cells = sum(last + 1 - first for first, last in self._ends.values())
+        if n_cells > self.n_ctx and len(self._ends) == 1:  # sequences may share positions
+            raise EngineError(f"no room in the KV cache of {self.n_ctx} tokens for {n_cells}")
         return behind
 
     def check_stopped(self) -> None:
@@ -211,7 +211,7 @@ class PositionStates(States):
     def keep(self, sequence: int, start: int, hashes: Sequence[bytes]) -> None:
         """Keep nothing: there is nothing here."""
 
-    def kept(self, hashes: Sequence[bytes]) -> int:
+    def n_cached(self, hashes: Sequence[bytes]) -> int:
         """All of them: nothing is lacking here."""
         return len(hashes) if self.keeps else 0
 

@@ -97,17 +97,17 @@ def add_labels(
     )
     drawn = Line(drawn).interpolated(_STEPS).vertices if len(drawn) > 1 else drawn
     radius = _RADIUS * pixel
-    taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in at]
+    occupied = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in at]
     if (legend := axes.get_legend()) is not None:
-        taken.append(legend.get_window_extent(renderer))
+        occupied.append(legend.get_window_extent(renderer))
     inside = axes.get_window_extent(renderer)
 
     def cost(box: Any, point: Any, far: float, rank: int) -> float:
         """Return the cost of a place: the label or its line covers others, or the line, or it is far away."""
         outside = not all(inside.contains(x, y) for x, y in (box.min, box.max))
         leader = Line([point, _nearest(box, point)]) if far > _BESIDE else None
-        crossed = sum(leader.intersects_bbox(other) for other in taken) if leader else 0
-        worst = _OUTSIDE * outside + _OVERLAP * box.count_overlaps(taken) + _CROSSED * crossed
+        crossed = sum(leader.intersects_bbox(other) for other in occupied) if leader else 0
+        worst = _OUTSIDE * outside + _OVERLAP * box.count_overlaps(occupied) + _CROSSED * crossed
         on_line, on_faint = box.count_contains(drawn), box.count_contains(unimportant)
         return float(worst + 12 * min(on_line, 20) + 3 * min(on_faint, 10) + far + 0.6 * rank)
 
@@ -135,7 +135,7 @@ def add_labels(
         if label.optional and least >= _OVERLAP:
             text.remove()
             continue
-        taken.append(box)
+        occupied.append(box)
         to_data = axes.transData.inverted().transform
         text.set_position(to_data(box.min))
         if far > _BESIDE:

@@ -131,11 +131,11 @@ def _nats(kind: Mapping[str, Any]) -> str:
 
 def lines(result: Result) -> dict[str, list[Point]]:
     """Return the corners of a picture's line for each type, by its name, where the front is also one of divergence."""
-    found = {}
+    by_kind = {}
     for type_ in several_types(result) if has_quality(result) else ():
         points = [point for point in result["points"] if str(point["type"]) == type_]
-        found[type_] = line({**result, "points": points})
-    return {type_: corners for type_, corners in found.items() if corners}
+        by_kind[type_] = line({**result, "points": points})
+    return {type_: corners for type_, corners in by_kind.items() if corners}
 
 
 def names(result: Result) -> list[str]:

@@ -58,19 +58,19 @@ def again(plan: Plan, workers: Sequence[str], file: GgufFile, model_digest: str)
     """A plan that a person gave, for this device and some of its workers, with the shares that were, and why it is this
     one. plan: with addresses as `device` writes them. PlanError where none can be."""
     answering = list(workers)
-    for one in (plan, plan.placements[0]):  # without the placement of prompts, where only that lacks a device
-        if set(one.all_devices) <= {LOCAL, *answering}:
-            return one, "as the plan says"
+    for rank in (plan, plan.placements[0]):  # without the placement of prompts, where only that lacks a device
+        if set(rank.all_devices) <= {LOCAL, *answering}:
+            return rank, "as the plan says"
     done = (work_shares(plan.prefill) if plan.prefill else {}) | work_shares(plan)
     kind = "tensor" if len(plan.computing) == 1 else "pipeline"
-    shares = {one: done[one] for one in (LOCAL, *answering)}
+    shares = {rank: done[rank] for rank in (LOCAL, *answering)}
     while True:
         try:
             return shared(shares, kind, file, model_digest), f"{kind}, with shares as before"
         except PlanError:  # too many for that kind: a device to each stage may be more than there are layers
             if not answering:
                 raise
-            least = min(answering, key=lambda one: shares[one])
+            least = min(answering, key=lambda rank: shares[rank])
             answering.remove(least)
             del shares[least]
             if not answering:  # a thin owner has no share to go on with

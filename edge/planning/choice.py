@@ -40,7 +40,7 @@ class PlanChoice:
     why: str  # in one line
     predicted: Prediction | None = None  # None for a plan that was read from a file
     options: PlanOptions = DEFAULTS  # the work it was made for; the defaults for a plan that was read from a file
-    beside: Mapping[str, Any] = field(default_factory=dict, repr=False)  # what a saved plan has for `edge simulate`
+    figures: Mapping[str, Any] = field(default_factory=dict, repr=False)  # what a saved plan has for `edge simulate`
     planner: Planner | None = field(default=None, repr=False)  # of a language model, which chose it; None: a person did
     objective: str = "latency"  # that it is the best by, within `limits`
     limits: Mapping[str, float] = field(default_factory=dict)
@@ -60,14 +60,15 @@ class PlanChoice:
         """The plan of a language model with what a person said of this device, so that a saved one says it, too.
         values: fields of its shard; None: as planned."""
         assert isinstance(self.plan, Plan)
-        given = {name: value for name, value in values.items() if value is not None}
+        changes = {name: value for name, value in values.items() if value is not None}
         return replace(
-            self, plan=self.plan.with_shards(lambda one: replace(one, **given) if one.device == LOCAL else one)
+            self,
+            plan=self.plan.with_shards(lambda shard: replace(shard, **changes) if shard.device == LOCAL else shard),
         )
 
     def save(self, path: PathLike) -> None:
         """Write the plan as JSON, which `load` and the commands' `--plan` take. OSError where it cannot be written."""
-        save_plan(Path(path), self.plan, self.beside)
+        save_plan(Path(path), self.plan, self.figures)
 
 
 def read_plan(path: Path, kind: type[AnyPlan]) -> AnyPlan:
@@ -84,10 +85,10 @@ def read_plan(path: Path, kind: type[AnyPlan]) -> AnyPlan:
     return plan
 
 
-def save_plan(path: Path, plan: Plan | OnnxPlan, beside: Mapping[str, Any] | None = None) -> None:
-    """Write a plan for people to read and edit, and what is to be beside it. OSError where it cannot be written."""
-    text = json.dumps({**plan.to_json(), **(beside or {})}, indent=1, ensure_ascii=False)
-    text = _NUMBERS.sub(lambda found: " ".join(found[0].split()), text)  # a range on one line
+def save_plan(path: Path, plan: Plan | OnnxPlan, figures: Mapping[str, Any] | None = None) -> None:
+    """Write a plan for people to read and edit, and figures that are saved with it. OSError if it cannot be written."""
+    text = json.dumps({**plan.to_json(), **(figures or {})}, indent=1, ensure_ascii=False)
+    text = _NUMBERS.sub(lambda match: " ".join(match[0].split()), text)  # a range on one line
     write_whole(path, (text + "\n").encode())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from edge.llm.options import EngineOptions, resolve
 from edge.planning.arrange import name_of
 from edge.planning.choice import PlanChoice
-from edge.planning.describe import beside
+from edge.planning.describe import saved_figures
 from edge.planning.llm_space import LlmSpace
 from edge.planning.plan_options import PlanOptions
 from edge.planning.space import PlanSpace, within_divergence
@@ -80,7 +80,7 @@ def best_choice(
     """Return the best plan by an objective. caps: what objectives may be at most. The errors of `best_of`."""
     space, point, why = best_of(spaces, objective, caps)
     planner = space.planner_for(point) if isinstance(space, LlmSpace) else None
-    saved = beside(space, point)
+    saved = saved_figures(space, point)
     limits = {name: caps[name] for name in searched(caps)}
     return PlanChoice(space.path, point.plan, why, point.predicted, options, saved, planner, objective, limits)
 
@@ -130,16 +130,16 @@ def arrange(
     if parallel == "auto" and shares is None:
         return best_choice([space], options, "latency", {})
     planner, plans, costs_s, refused = space.planner(), {}, {}, {}
-    of = {speed.device: speed for speed in planner.speeds}
+    speed_of = {speed.device: speed for speed in planner.speeds}
     for kind in ("tensor", "pipeline") if parallel == "auto" else (parallel,):
         try:
             if kind == "tensor":
                 check_tensor(file)
             rates = planner.shares() if kind == "tensor" else [speed.rate for speed in planner.speeds]
-            by_device = dict(zip(of, rates, strict=True))
-            parts = shares or [by_device[one] / devices.count(one) for one in devices]
+            by_device = dict(zip(speed_of, rates, strict=True))
+            parts = shares or [by_device[device] / devices.count(device) for device in devices]
             plans[kind] = make_plan(can, name, space.digest, devices, kind, parts)
-            costs_s[kind] = predict(plans[kind], planner.work, of, planner.links).latency_s
+            costs_s[kind] = predict(plans[kind], planner.work, speed_of, planner.links).latency_s
         except (CannotSlice, PlanError) as error:
             refused[kind] = error
     if not costs_s:

@@ -63,12 +63,12 @@ def known_json(space: PlanSpace) -> dict[str, Any]:
 def notes(space: PlanSpace) -> list[str]:
     """Return notes on the figures that plans were made from, a sentence each."""
     known = space.known
-    oldest_s = max(one.age_s for one in (*known.speeds, *known.links.between.values()))
+    oldest_s = max(measured.age_s for measured in (*known.speeds, *known.links.between.values()))
     notes = [f"measured {age_text(oldest_s)}; --fresh measures again"] if oldest_s > _OLD_S else []
-    busy = [one.name for one in known.speeds if one.busy]
+    busy = [measured.name for measured in known.speeds if measured.busy]
     if busy:
         notes.append(f"measured while busy: {', '.join(busy)}; it may be faster, and is measured again next time")
-    factors = {one.name: getattr(one, "corrected", 1.0) for one in known.speeds}
+    factors = {measured.name: getattr(measured, "corrected", 1.0) for measured in known.speeds}
     corrected = [f"{name} {factor:.2f} times" for name, factor in factors.items() if factor != 1.0]
     if corrected:
         notes.append(f"corrected by what steps in use took: {', '.join(corrected)} what was measured")
@@ -104,13 +104,13 @@ def spare_json(cost: SpareCost) -> dict[str, Any]:
     """Return the cost of being ready for losses: bytes and seconds; devices as plans call them."""
     slices = [
         {
-            "device": one.address,
-            "layers": [one.cut.layers.start, one.cut.layers.stop],
-            "heads": [one.cut.heads.start, one.cut.heads.stop],
-            "ff": [one.cut.ff.start, one.cut.ff.stop],
-            "bytes": one.recipe.n_bytes,
+            "device": standby.address,
+            "layers": [standby.cut.layers.start, standby.cut.layers.stop],
+            "heads": [standby.cut.heads.start, standby.cut.heads.stop],
+            "ff": [standby.cut.ff.start, standby.cut.ff.stop],
+            "bytes": standby.recipe.n_bytes,
         }
-        for one in cost.spare.beside
+        for standby in cost.spare.standby
     ]
     after = [
         {"lost": sorted(lost), "devices": list(dict.fromkeys(plan.devices)), "latency_s": cost.after_s[lost]}
@@ -131,15 +131,19 @@ def spare_json(cost: SpareCost) -> dict[str, Any]:
 def spare_rows(cost: SpareCost, plan: Plan, names: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """A row for each device that holds something: who, the slices on its disk, and its memory."""
     slices: dict[str, list[StandbySlice]] = {LOCAL: []} if cost.mirror else {}
-    for one in cost.spare.beside:
-        slices.setdefault(one.address, []).append(one)
+    for standby in cost.spare.standby:
+        slices.setdefault(standby.address, []).append(standby)
     rows = []
-    for address, held in slices.items():
-        size = bytes_text(sum(one.recipe.n_bytes for one in held))
-        kept = f"{size}: {', '.join(one.describe(plan.sizes) for one in held)}" if held else "nothing"
+    for address, standby_slices in slices.items():
+        size = bytes_text(sum(standby.recipe.n_bytes for standby in standby_slices))
+        slices_text = (
+            f"{size}: {', '.join(standby.describe(plan.sizes) for standby in standby_slices)}"
+            if standby_slices
+            else "nothing"
+        )
         copied = cost.mirror if address == LOCAL else None
         memory = f"{bytes_text(copied.max_bytes)} of keys and values" if copied else "nothing"
-        rows.append((names.get(address, address), kept, memory))
+        rows.append((names.get(address, address), slices_text, memory))
     return rows
 
 
@@ -161,7 +165,7 @@ def spare_lines(cost: SpareCost, names: Mapping[str, str]) -> list[str]:
     return [*lines, *cost.missing]
 
 
-def beside(space: PlanSpace, point: Point) -> dict[str, Any]:
+def saved_figures(space: PlanSpace, point: Point) -> dict[str, Any]:
     """Return the values that are saved beside a plan, so that it can be simulated."""
     devices = [{"name": name, "address": device} for device, name in space.names.items()]
     return {"predicted": point.predicted.to_json(), "devices": devices}
@@ -178,7 +182,7 @@ def _speeds_json(speed: DeviceSpeed | OnnxDevice) -> dict[str, Any]:
 def bound_text(predicted: Prediction, names: Mapping[str, str]) -> str:
     """Name the part that takes most of the latency, with devices called by their names."""
     text = predicted.bound
-    for device, name in sorted(names.items(), key=lambda one: -len(one[0])):
+    for device, name in sorted(names.items(), key=lambda item: -len(item[0])):
         text = text.replace(device, name) if device != "local" else text
     return text
 

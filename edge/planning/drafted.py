@@ -27,7 +27,7 @@ from quant.gguf.file import GgufFile
 
 
 def draft_of(
-    asked: PlanOptions, file: GgufFile, cluster: Cluster, work: Work, steps: Steps, *, insecure: bool = False
+    options: PlanOptions, file: GgufFile, cluster: Cluster, work: Work, steps: Steps, *, insecure: bool = False
 ) -> Draft | None:
     """Return the draft of a model, with the rows still to be chosen; None where there is none. insecure: also by a
     worker that does not encrypt.
@@ -36,7 +36,7 @@ def draft_of(
     forget drafts and for an acceptance that cannot be; the errors of `drafts`, of vocabularies that differ, of
     measuring, and of Fleet.
     """
-    what = str(asked.draft)
+    what = str(options.draft)
     recurrent = str(file.metadata.get("general.architecture")) in RECURRENT_ARCHITECTURES
     if what == "off" or (what == "auto" and recurrent):
         return None
@@ -44,30 +44,30 @@ def draft_of(
         raise PlanError(
             f"{file.path.name} has recurrent layers, which cannot forget a draft that was wrong; use --draft off"
         )
-    acceptance = asked.acceptance
+    acceptance = options.acceptance
     if acceptance is None:
         acceptance = ACCEPTANCE.get(FREE[0] if what == "auto" else what, MODEL_ACCEPTANCE)
-    found = drafts(asked.draft, file.path, steps, worker=asked.draft_worker, insecure=insecure)
-    if isinstance(found, str):
-        return Draft(FREE[0] if found == "auto" else found, acceptance, 1)
-    path = found.path if isinstance(found, WorkerDraft) else found
+    drafts_of_model = drafts(options.draft, file.path, steps, worker=options.draft_worker, insecure=insecure)
+    if isinstance(drafts_of_model, str):
+        return Draft(FREE[0] if drafts_of_model == "auto" else drafts_of_model, acceptance, 1)
+    path = drafts_of_model.path if isinstance(drafts_of_model, WorkerDraft) else drafts_of_model
     drafting = GgufFile.open(path)
     check_vocabulary(file, drafting)
-    need = ModelInfo.of(path, work.context, work.kv.name).need
+    need = ModelInfo.from_file(path, work.context, work.kv.name).need
     name = SELF if what == SELF else path.name
-    if asked.draft_worker is None:
-        own = replace(cluster, devices=tuple(one for one in cluster.devices if one.is_local), links=())
-        known = _measured(drafting, own, None, asked, steps)
-        guess_s = _guess_s(drafting, known.speeds[0], work, "this device")
-        return Draft(name, acceptance, 1, guess_s, need.total - need.parts["runtime"])
-    drafter = device(asked.draft_worker)
-    same = [one.address for one in cluster.workers if one.address and device(one.address) == drafter]
+    if options.draft_worker is None:
+        own = replace(cluster, devices=tuple(entry for entry in cluster.devices if entry.is_local), links=())
+        known = _measured(drafting, own, None, options, steps)
+        drafting_s = _drafting_s(drafting, known.speeds[0], work, "this device")
+        return Draft(name, acceptance, 1, drafting_s, need.total - need.parts["runtime"])
+    drafter = device(options.draft_worker)
+    same = [entry.address for entry in cluster.workers if entry.address and device(entry.address) == drafter]
     with Fleet(same or [drafter], insecure=insecure) as fleet:
-        known = _measured(drafting, _with_worker(cluster, fleet), fleet, asked, steps)
+        known = _measured(drafting, _with_worker(cluster, fleet), fleet, options, steps)
     speed = known.speeds[-1]
-    guess_s = _guess_s(drafting, speed, work, speed.name)
+    drafting_s = _drafting_s(drafting, speed, work, speed.name)
     ask_s = sum(known.links.get(*way).latency_s for way in ((LOCAL, speed.device), (speed.device, LOCAL)))
-    return Draft(name, acceptance, 1, guess_s, need.total, worker=speed.device, ask_s=ask_s)
+    return Draft(name, acceptance, 1, drafting_s, need.total, worker=speed.device, ask_s=ask_s)
 
 
 def assumed_text(draft: Draft, acceptance: float | None) -> str:
@@ -99,13 +99,13 @@ def with_draft_held(speeds: Sequence[DeviceSpeed], draft: Draft | None) -> list[
 def _with_worker(cluster: Cluster, fleet: Fleet) -> Cluster:
     """This device and the one worker of `fleet`, as far as the cluster says something of them, and of their link."""
     ((address, worker),) = fleet.workers.items()
-    said = [one for one in cluster.devices if one.is_local or one.address == address]
-    new = [] if any(one.address == address for one in said) else [ClusterDevice(worker.label, address)]
+    said = [entry for entry in cluster.devices if entry.is_local or entry.address == address]
+    new = [] if any(entry.address == address for entry in said) else [ClusterDevice(worker.label, address)]
     return replace(cluster, devices=(*said, *new))
 
 
 def _measured(
-    file: GgufFile, cluster: Cluster, fleet: Fleet | None, asked: PlanOptions, steps: Steps
+    file: GgufFile, cluster: Cluster, fleet: Fleet | None, options: PlanOptions, steps: Steps
 ) -> ClusterProfile[DeviceSpeed]:
     """Measure a draft model on devices."""
     with steps.step(f"Reading {file.path.name}") as show:
@@ -113,14 +113,14 @@ def _measured(
     with steps.step("Measuring the draft", unit="steps") as show:
         return llm_speeds(
             cluster, fleet, (), file, digest,
-            threads=asked.threads, memory=asked.memory, fresh=asked.fresh, on_step=show,
+            threads=options.threads, memory=options.memory, fresh=options.fresh, on_step=show,
         )  # fmt: skip
 
 
-def _guess_s(file: GgufFile, speed: DeviceSpeed, target: Work, where: str) -> float:
+def _drafting_s(file: GgufFile, speed: DeviceSpeed, target: Work, where: str) -> float:
     """Seconds of a token of a drafting model on one device. where: for people."""
     work = work_of(file, context=target.context, kv_type=target.kv.name)
-    found, _ = Planner(work, [replace(speed, device=LOCAL)], Links(), name_of(file), "").front(("latency",))
-    if not found:
+    front, _ = Planner(work, [replace(speed, device=LOCAL)], Links(), name_of(file), "").front(("latency",))
+    if not front:
         raise PlanError(f"{file.path.name} has no room on {where}; use a smaller one, or --draft {FREE[0]}")
-    return found[0].objectives[0]
+    return front[0].objectives[0]

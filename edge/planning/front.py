@@ -7,7 +7,7 @@ from typing import Any
 
 from edge.cluster.fleet import Fleet
 from edge.planning.choice import PlanChoice
-from edge.planning.describe import beside, bound_text, known_json
+from edge.planning.describe import bound_text, known_json, saved_figures
 from edge.planning.measuring import Measurements, measure
 from edge.planning.plan_options import DEFAULTS, PlanOptions
 from edge.planning.space import PlanSpace, within_divergence
@@ -41,9 +41,9 @@ class Front:
         self.space_of: dict[str, PlanSpace] = {}  # by the key of a point
         # The front of all is that of the fronts of each type: what all plans of a file have alike orders none of them.
         for space in self.spaces:
-            found = space.points(searched(axes))
-            self.points += found
-            self.space_of |= {point.key: space for point in found}
+            points = space.points(searched(axes))
+            self.points += points
+            self.space_of |= {point.key: space for point in points}
         if not self.points:
             self.spaces[0].check_feasible()
         self.measured: Measurements = {}  # by the key of a point
@@ -58,24 +58,24 @@ class Front:
         self.measured, self.errors = {}, {}
         measure(
             self.points, self.space_of, fleet, self.axes, most,
-            fresh=fresh, steps=steps, found=self.measured, errors=self.errors,
+            fresh=fresh, steps=steps, measured=self.measured, errors=self.errors,
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """The object of `edge pareto --json`: what was planned with, and all plans, those of the front first."""
         values = [point.objectives(self.axes) for point in self.points]
-        found = [
+        chosen = [
             _measured_values(self.measured[p.key], p, self.axes) if p.key in self.measured else None
             for p in self.points
         ]
-        front, middle = judged(values, found)
-        taken = [i for i, one in enumerate(found) if one is not None]
-        best = on_front([found[i] or () for i in taken])
-        on_measured = {i for i, on in zip(taken, best, strict=True) if on}
+        front, middle = judged(values, chosen)
+        indexes = [i for i, index in enumerate(chosen) if index is not None]
+        best = on_front([chosen[i] or () for i in indexes])
+        on_measured = {i for i, on in zip(indexes, best, strict=True) if on}
         as_predicted = on_front(values)
 
         def place(i: int) -> tuple[bool, tuple[float, ...]]:
-            return not front[i], found[i] or values[i]
+            return not front[i], chosen[i] or values[i]
 
         order = sorted(range(len(self.points)), key=place)
         return {
@@ -95,7 +95,7 @@ class Front:
                     "on_front": front[i],
                     "predicted_on_front": as_predicted[i],
                     "knee": i == middle,
-                    "measured_on_front": i in on_measured if found[i] is not None else None,
+                    "measured_on_front": i in on_measured if chosen[i] is not None else None,
                 }
                 for number, i in enumerate(order, 1)
             ],
@@ -136,12 +136,12 @@ class Front:
         point = self._point(picked)
         space = self.space_of[point.key]
         why = f"{which} of the front: {point.label}"
-        return PlanChoice(space.path, point.plan, why, point.predicted, self.options, beside(space, point))
+        return PlanChoice(space.path, point.plan, why, point.predicted, self.options, saved_figures(space, point))
 
     def plan(self, picked: Mapping[str, Any]) -> tuple[Plan | OnnxPlan, dict[str, Any]]:
         """The plan of a point of `to_json`, and what a saved plan has beside itself."""
         point = self._point(picked)
-        return point.plan, beside(self.space_of[point.key], point)
+        return point.plan, saved_figures(self.space_of[point.key], point)
 
     def _point(self, picked: Mapping[str, Any]) -> Point:
         """The point that `to_json` gave."""
@@ -180,8 +180,8 @@ def pick(result: Mapping[str, Any], which: str) -> Mapping[str, Any]:
 
 def _figure(point: Mapping[str, Any], what: str) -> Any:
     """As measured, where it was; else as predicted."""
-    found = (point["measured"] or {}).get(what)
-    return point["predicted"][what] if found is None else found
+    measured = (point["measured"] or {}).get(what)
+    return point["predicted"][what] if measured is None else measured
 
 
 def _devices(plan: Plan | OnnxPlan) -> Iterable[str]:

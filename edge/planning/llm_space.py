@@ -93,12 +93,20 @@ class LlmSpace(PlanSpace):
         work: Work | None = None,
     ) -> Planner:
         """Return the planner of some devices, this one among them; None: of all. work: with drafts; None: without."""
-        wanted = work or self.work
+        planned_work = work or self.work
         speeds = [self.known.speeds[i] for i in members] if members is not None else self.known.speeds
-        own, *others = with_draft_held(speeds, wanted.draft)
-        held = [replace(own, name="this device"), *others]  # the name that messages use
+        own, *others = with_draft_held(speeds, planned_work.draft)
+        named_speeds = [replace(own, name="this device"), *others]  # the name that messages use
         share = tensor and can_share(self.file)
-        return Planner(wanted, held, self.known.links, name_of(self.file), self.digest, tensor=share, pipeline=pipeline)
+        return Planner(
+            planned_work,
+            named_speeds,
+            self.known.links,
+            name_of(self.file),
+            self.digest,
+            tensor=share,
+            pipeline=pipeline,
+        )
 
     def planner_for(self, point: Point) -> Planner:
         """The planner by which a point is planned again where devices were lost: without drafts, beside what its own
@@ -112,20 +120,20 @@ class LlmSpace(PlanSpace):
         subsets: list[tuple[int, ...]] = [tuple(range(n)), (0,)]
         if n <= MOST_SUBSETS_OF:
             subsets += [(0, *some) for size in range(1, n - 1) for some in combinations(range(1, n), size)]
-        found: list[Point] = []
+        points: list[Point] = []
         for members in dict.fromkeys(subsets):
             for tensor, pipeline in ((True, True), (False, True), (True, False)):
                 placed, exact = self.planner(members, tensor=tensor, pipeline=pipeline).front(axes)
-                found += [self.point(one.plan, one.microbatches) for one in placed]
+                points += [self.point(placement.plan, placement.microbatches) for placement in placed]
                 if members == subsets[0] and tensor and pipeline:
                     self.exact = exact
         for work in self._works[1:]:
             placed, _ = self.planner(work=work).front(axes)
-            drafted = [self.point(one.plan, one.microbatches, work) for one in placed]
-            found += [point for point in drafted if point.predicted.draft]
+            drafted = [self.point(placement.plan, placement.microbatches, work) for placement in placed]
+            points += [point for point in drafted if point.predicted.draft]
         if "ttft" in axes and self._phases:
-            found += self._pairs(axes)
-        return without_repeats([*found, *self._drafted(found)])
+            points += self._pairs(axes)
+        return without_repeats([*points, *self._drafted(points)])
 
     def _pairs(self, axes: Sequence[str]) -> list[Point]:
         """Plans with a placement for prompts, where the first token is clearly sooner than without it."""
@@ -142,15 +150,19 @@ class LlmSpace(PlanSpace):
 
     def _drafted(self, points: Sequence[Point]) -> list[Point]:
         """Each of these plans with the rows a pass that are the best for it, where drafts make it faster."""
-        found = []
+        drafted = []
         for point in points:
             assert isinstance(point.plan, Plan)
             if point.predicted.draft is None and len(self._works) > 1:
                 tried = [self._tried(point.plan, point.predicted.microbatches, work) for work in self._works[1:]]
-                fastest = min((one for one in tried if one), key=lambda one: one.predicted.latency_s, default=point)
+                fastest = min(
+                    (candidate for candidate in tried if candidate),
+                    key=lambda candidate: candidate.predicted.latency_s,
+                    default=point,
+                )
                 if fastest.predicted.latency_s < point.predicted.latency_s:
-                    found.append(fastest)
-        return found
+                    drafted.append(fastest)
+        return drafted
 
     def _tried(self, plan: Plan, microbatches: int, work: Work) -> Point | None:
         """A plan with drafts; None where what drafts has no room beside it."""
@@ -161,18 +173,24 @@ class LlmSpace(PlanSpace):
 
     def point(self, plan: Plan, microbatches: int | None = None, work: Work | None = None) -> Point:
         """A plan, predicted. work: with drafts; None: without."""
-        wanted = work or self.work
-        of = {speed.device: speed for speed in with_draft_held(self.known.speeds, wanted.draft)}
-        predicted = replace(predict(plan, wanted, of, self.known.links, microbatches), divergence=self.divergence)
-        stages = [([of[device].name for device in one.devices], one.what) for one in predicted.stages]
+        planned_work = work or self.work
+        by_device = {speed.device: speed for speed in with_draft_held(self.known.speeds, planned_work.draft)}
+        predicted = replace(
+            predict(plan, planned_work, by_device, self.known.links, microbatches), divergence=self.divergence
+        )
+        stages = [([by_device[device].name for device in stage.devices], stage.what) for stage in predicted.stages]
         label = stages_text(stages) + (f"; {predicted.draft.describe(self.names)}" if predicted.draft else "")
         if predicted.prefill is not None:
-            prompts = [([of[device].name for device in one.devices], one.what) for one in predicted.prefill.stages]
+            prompts = [
+                ([by_device[device].name for device in stage.devices], stage.what) for stage in predicted.prefill.stages
+            ]
             label += f"; prompts from {plan.prefill_from} tokens on: {stages_text(prompts)}"
-        kept = None  # what a scheduler makes of it anyway
-        if len(plan.computing) > 1 and predicted.microbatches != groups(wanted.concurrency, len(plan.computing)):
-            kept = predicted.microbatches
-        return Point(replace(plan, microbatches=kept), predicted, kind_of(plan), label, self.type, str(self.path))
+        n_microbatches = None  # what a scheduler makes of it anyway
+        if len(plan.computing) > 1 and predicted.microbatches != groups(planned_work.concurrency, len(plan.computing)):
+            n_microbatches = predicted.microbatches
+        return Point(
+            replace(plan, microbatches=n_microbatches), predicted, kind_of(plan), label, self.type, str(self.path)
+        )
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
         """As of every space; with a placement for prompts, where that is clearly better."""
@@ -202,23 +220,23 @@ class LlmSpace(PlanSpace):
 
     def _best(self, objective: str, caps: Mapping[str, float]) -> tuple[Planner, Placed]:
         """The best plan, plain unless drafts are clearly better or no plain one is within the caps."""
-        found: list[tuple[Planner, Placed]] = []
+        candidates: list[tuple[Planner, Placed]] = []
         refused: PlanError | None = None
         for work in self._works:
             planner = self.planner(work=work)
             try:
-                found.append((planner, best(planner, objective, caps)))
+                candidates.append((planner, best(planner, objective, caps)))
             except PlanError as error:
                 refused = refused or error
-        if not found:
+        if not candidates:
             assert refused is not None
             raise refused
 
-        def value(one: tuple[Planner, Placed]) -> float:
-            plain = one[0].work.draft is None
-            return one[1].objectives[0] / (PLAN if plain else 1.0)
+        def value(candidate: tuple[Planner, Placed]) -> float:
+            plain = candidate[0].work.draft is None
+            return candidate[1].objectives[0] / (PLAN if plain else 1.0)
 
-        return min(found, key=value)
+        return min(candidates, key=value)
 
     def changes(self, objective: str, caps: Mapping[str, float]) -> list[Change]:
         planner, _ = self._best(objective, caps)
@@ -237,24 +255,24 @@ class LlmSpace(PlanSpace):
             return (chosen(self.planner(there))[0].plan if workers else alone), ""
 
         def left(plan: Plan) -> int:
-            held = predict(plan, self.work, speeds, self.known.links).memory_bytes
-            return speeds[LOCAL].memory_bytes - held.get(LOCAL, 0)
+            used = predict(plan, self.work, speeds, self.known.links).memory_bytes
+            return speeds[LOCAL].memory_bytes - used.get(LOCAL, 0)
 
         options = self._engine_options(memory=self._memory)
         with closing(Model(self.path, vocabulary_only=True)) as vocabulary:
-            found = mirror_of(self.file, options, vocabulary, self._memory or plan.shard(0).memory)
-        mirror = found if isinstance(found, Mirror) else None
+            mirrored = mirror_of(self.file, options, vocabulary, self._memory or plan.shard(0).memory)
+        mirror = mirrored if isinstance(mirrored, Mirror) else None
         spares = Spares(plan, [name for name in speeds if name != LOCAL], planned, self.file, self.digest)
         why = ""
         if losses == AUTO:
             spare, why = spares.most(Room(left, disk), mirror.max_bytes if mirror else 0)
         else:
-            spare = spares.of(int(losses))
+            spare = spares.after(int(losses))
         if not spare.plans:  # there is nothing to lose
             mirror = None
         token_s = SHARE * point.predicted.latency_s if mirror else 0.0
-        after_s = {lost: self._token_s(one) for lost, one in spare.plans.items()}
-        missing = (*spare.missing, *([not_copied(found)] if isinstance(found, str) else []))
+        after_s = {lost: self._token_s(plan_after) for lost, plan_after in spare.plans.items()}
+        missing = (*spare.missing, *([not_copied(mirrored)] if isinstance(mirrored, str) else []))
         return SpareCost(spare, mirror, token_s, after_s, why, missing)
 
     def _token_s(self, plan: Plan) -> float | None:

@@ -115,8 +115,8 @@ def token_s(engine: TextEngine, depth: int, rows: int = 1) -> BestTime:
         engine.decode([1] * rows, position, top=1)
         position += rows
 
-    [found] = best_of([TimedTask(step)], _SAMPLE_S, samples=_SAMPLES)
-    return found
+    [timing] = best_of([TimedTask(step)], _SAMPLE_S, samples=_SAMPLES)
+    return timing
 
 
 class _Assumed:
@@ -203,9 +203,9 @@ def steady_per_s(engine: TextEngine, requests: int, depth: int, microbatches: in
         raise ContextFull(
             f"{requests} requests at once need a context of {least} tokens or more; it has {engine.context}"
         )
-    asked = [Request([1 + i] * max(1, depth - each // 2), each, ends=False) for i in range(requests)]
+    queue = [Request([1 + i] * max(1, depth - each // 2), each, ends=False) for i in range(requests)]
     with Scheduler(engine, microbatches) as scheduler:
-        for request in asked:
+        for request in queue:
             scheduler.add(request)
         while scheduler.busy:
             for event in scheduler.step():

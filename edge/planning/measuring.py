@@ -29,14 +29,14 @@ INTERRUPTED = "interrupted before it was measured"
 
 def measure(
     points: Sequence[Point],
-    of: Mapping[str, PlanSpace],
+    space_of: Mapping[str, PlanSpace],
     fleet: Fleet | None,
     axes: Sequence[str],
     most: int,
     *,
     fresh: bool = False,
     steps: Steps = SILENT,
-    found: Measurements | None = None,
+    measured: Measurements | None = None,
     errors: dict[str, str] | None = None,
 ) -> tuple[Measurements, dict[str, str]]:
     """(what the `most` most promising plans did, why others could not be measured), by the key of a point.
@@ -45,24 +45,26 @@ def measure(
     soon as it is measured, so that an interrupted command goes on where it was.
     """
     remembered = Remembered("measured-plans")
-    found = {} if found is None else found
+    measured = {} if measured is None else measured
     errors = {} if errors is None else errors
-    runnable = [points[i] for i in promising(points, axes) if of[points[i].key].can_run(points[i])]
+    runnable = [points[i] for i in promising(points, axes) if space_of[points[i].key].can_run(points[i])]
     chosen = runnable[:most]
-    keys = {point.key: of[point.key].measured_key(point, fleet) for point in chosen}
+    keys = {point.key: space_of[point.key].measured_key(point, fleet) for point in chosen}
     for point in chosen:
         known = None if fresh else remembered.get(keys[point.key])
         if known is not None and "visits" in known[0]:  # else of an older version
-            found[point.key] = known[0] | {"age_s": round(known[1], 1)}
+            measured[point.key] = known[0] | {"age_s": round(known[1], 1)}
     try:
         for visit in range(VISITS):
-            wanted = [point for point in chosen if point.key not in errors and in_doubt(point, found.get(point.key))]
-            if not wanted:
+            in_question = [
+                point for point in chosen if point.key not in errors and in_doubt(point, measured.get(point.key))
+            ]
+            if not in_question:
                 break
-            with steps.step("Measuring again" if visit else "Measuring plans", len(wanted), "plans") as show:
-                for i, point in enumerate(wanted):
+            with steps.step("Measuring again" if visit else "Measuring plans", len(in_question), "plans") as show:
+                for i, point in enumerate(in_question):
                     show(i, what=point.label)
-                    space = of[point.key]
+                    space = space_of[point.key]
                     try:
                         values = space.measure(point, fleet).to_json()
                     except Interrupted:
@@ -72,33 +74,33 @@ def measure(
                         steps.say(f"{point.label} could not be measured: {error}")
                         continue
                     values["memory_bytes"] = {space.names.get(d, d): n for d, n in values["memory_bytes"].items()}
-                    merged = better(found.get(point.key), values)
+                    merged = better(measured.get(point.key), values)
                     remembered.put(keys[point.key], merged)
-                    found[point.key] = merged | {"age_s": 0.0}
-                show(len(wanted))
+                    measured[point.key] = merged | {"age_s": 0.0}
+                show(len(in_question))
     except (KeyboardInterrupt, SystemExit, Interrupted):
-        errors |= {point.key: INTERRUPTED for point in chosen if point.key not in found.keys() | errors.keys()}
+        errors |= {point.key: INTERRUPTED for point in chosen if point.key not in measured.keys() | errors.keys()}
         raise
     for point in chosen:
-        if point.key in found and point.predicted.latency_s > (1 + OFF) * found[point.key]["latency_s"]:
-            of[point.key].forget(point)  # nothing makes a plan faster: its devices were measured in a bad moment
-    for key in found.keys() & errors.keys():  # it was measured, though not once more
+        if point.key in measured and point.predicted.latency_s > (1 + OFF) * measured[point.key]["latency_s"]:
+            space_of[point.key].forget(point)  # nothing makes a plan faster: its devices were measured in a bad moment
+    for key in measured.keys() & errors.keys():  # it was measured, though not once more
         del errors[key]
-    return found, errors
+    return measured, errors
 
 
-def in_doubt(point: Point, found: Values | None) -> bool:
+def in_doubt(point: Point, measured: Values | None) -> bool:
     """Whether a plan is to be measured, or once more."""
-    if found is None:
+    if measured is None:
         return True
-    if found["visits"] >= VISITS or found["agree"]:
+    if measured["visits"] >= VISITS or measured["agree"]:
         return False
-    return found["visits"] > 1 or found["spread"] > SCATTER or is_off(point.predicted.to_json(), found)
+    return measured["visits"] > 1 or measured["spread"] > SCATTER or is_off(point.predicted.to_json(), measured)
 
 
-def is_off(predicted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+def is_off(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> bool:
     """Whether a prediction is more than OFF above or below what was measured."""
-    pairs = [(predicted[what], found[what]) for what in ("latency_s", "throughput_per_s")]
+    pairs = [(predicted[what], measured[what]) for what in ("latency_s", "throughput_per_s")]
     return any(not 1 / (1 + OFF) <= said / max(was, 1e-12) <= 1 + OFF for said, was in pairs)
 
 

@@ -71,26 +71,26 @@ class OnnxSpace(PlanSpace):
         """The front, the whole model on each device, and the fronts of fewer devices."""
         speeds = self.known.speeds
         placed, self.exact = self.planner().front(axes)
-        found = [*placed, *self.planner().singles(axes)]
+        placements = [*placed, *self.planner().singles(axes)]
         if len(speeds) <= MOST_SUBSETS_OF:
             for size in range(2, len(speeds)):
                 for some in combinations(speeds, size):
-                    found += self.planner(some).front(axes)[0]
-        return without_repeats([self.point(one) for one in found])
+                    placements += self.planner(some).front(axes)[0]
+        return without_repeats([self.point(placement) for placement in placements])
 
     def point(self, placed: OnnxPlaced) -> Point:
         """A plan, predicted."""
         stages = placed.predicted.stages
         parallel = "pipeline" if len(stages) > 1 else "single"
-        label = stages_text([([self.names[device] for device in one.devices], one.what) for one in stages])
+        label = stages_text([([self.names[device] for device in stage.devices], stage.what) for stage in stages])
         return Point(placed.plan, placed.predicted, parallel, label, None, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
         objectives, most = limited_by(objective, caps)
-        found, _ = self.planner().front(objectives, caps=most)
-        if not found:
+        placements, _ = self.planner().front(objectives, caps=most)
+        if not placements:
             raise PlanError(self._nothing(caps))
-        best, single = found[0], self._single(objectives, most)
+        best, single = placements[0], self._single(objectives, most)
         text = partial(OBJECTIVES[objective].describe, thing="input")
         several = f"pipeline of {len(best.plan.stages)} stages: {text(best.objectives[0])}"
         if single is None:
@@ -109,7 +109,7 @@ class OnnxSpace(PlanSpace):
         if not row.time:
             return new.objectives[0] < old.objectives[0]
         [device] = old.plan.devices
-        speeds = [one.at_best if one.device == device else one for one in self.known.speeds]
+        speeds = [speed.at_best if speed.device == device else speed for speed in self.known.speeds]
         planner = self.planner(speeds)
         new_s, old_s = (
             row.cost(row.figure(getattr(predicted, row.key)))
@@ -119,8 +119,8 @@ class OnnxSpace(PlanSpace):
 
     def changes(self, objective: str, caps: Mapping[str, float]) -> list[Change]:
         objectives, most = limited_by(objective, caps)
-        found, _ = self.planner(links=faster_links(self.known.links)).front(objectives, caps=most)
-        return [Change(f"links {FASTER:g} times faster", found[0].objectives[0] if found else None)]
+        placements, _ = self.planner(links=faster_links(self.known.links)).front(objectives, caps=most)
+        return [Change(f"links {FASTER:g} times faster", placements[0].objectives[0] if placements else None)]
 
     def depends_on(self, point: Point) -> list[str]:
         sizes = [repr(self.work.crossing_bytes), repr(self.work.activation_bytes)]  # they differ with open dimensions
@@ -139,27 +139,28 @@ class OnnxSpace(PlanSpace):
         with OnnxDeployment(fleet, self.model, plan, transport=self._transport, threads=self._threads) as deployment:
             flow = partial(deployment.start().map, wire=self._wire)
             rounds = _rounds(flow, feeds, repeats, self._in_flight)
-            return _best(rounds, {one.device: one.memory_bytes or own_rss() for one in deployment.loaded})
+            return _best(rounds, {stage.device: stage.memory_bytes or own_rss() for stage in deployment.loaded})
 
     def _single(self, objectives: Sequence[str], most: Sequence[float]) -> OnnxPlaced | None:
         """The whole model on one device, within what is asked for: this device, unless another is clearly better."""
         singles = [
-            one for one in self.planner().singles(objectives)
-            if all(value <= cap for value, cap in zip(one.objectives, most, strict=True))
+            placement for placement in self.planner().singles(objectives)
+            if all(value <= cap for value, cap in zip(placement.objectives, most, strict=True))
         ]  # fmt: skip
-        own = next((one for one in singles if one.plan.devices[0] == LOCAL), None)
+        own = next((placement for placement in singles if placement.plan.devices[0] == LOCAL), None)
         if own is not None:
-            singles = [own, *(one for one in singles if self._outdoes(one, own, objectives[0]))]
-        return min(singles, key=lambda one: one.objectives[0], default=None)
+            singles = [own, *(placement for placement in singles if self._outdoes(placement, own, objectives[0]))]
+        return min(singles, key=lambda placement: placement.objectives[0], default=None)
 
     def _nothing(self, caps: Mapping[str, float]) -> str:
         need = sum(self.work.weight_bytes) / 2**20
         have = "; ".join(
-            f"{one.name} has {max(0, one.memory_bytes - one.runtime_bytes) / 2**20:,.0f}" for one in self.known.speeds
+            f"{speed.name} has {max(0, speed.memory_bytes - speed.runtime_bytes) / 2**20:,.0f}"
+            for speed in self.known.speeds
         )
-        asked = f" with {', '.join(caps)} as asked" if caps else ""
+        limits = f" with {', '.join(caps)} as asked" if caps else ""
         return (
-            f"no plan fits{asked}: the weights need {need:,.0f} MiB beside activations, and beside its own process"
+            f"no plan fits{limits}: the weights need {need:,.0f} MiB beside activations, and beside its own process"
             f" {have}; ask for less, or add a device"
         )
 
@@ -171,8 +172,8 @@ def _rounds(flow: Flow, feeds: Mapping[str, Array], repeats: int, window: int | 
 
 
 def _best(rounds: Sequence[FlowSpeed], memory_bytes: Mapping[str, int]) -> Measured:
-    latency_s = [one.latency_ms_median / 1e3 for one in rounds]
-    throughput_per_s = [one.throughput_per_s for one in rounds]
+    latency_s = [timing.latency_ms_median / 1e3 for timing in rounds]
+    throughput_per_s = [timing.throughput_per_s for timing in rounds]
     apart = max(spread(latency_s), spread(throughput_per_s))
     return Measured(min(latency_s), max(throughput_per_s), None, memory_bytes, apart)
 

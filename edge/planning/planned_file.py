@@ -46,15 +46,15 @@ def read_planned(path: Path, point: str | None) -> Planned:
         names = _names(devices)
         if point is not None and kind != PARETO:
             raise PlanError("--point is of edge pareto; this file has one plan")
-        one = _point(values, point) if kind == PARETO else values
+        values_of_plan = _point(values, point) if kind == PARETO else values
         if kind in SAVED:
             _check_beside(values)
-        plan = plan_in(one if kind in SAVED else one.get("plan"))
-        known = {"format": PLANNED, "plan": plan, "predicted": one.get("predicted"), "devices": devices}
+        plan = plan_in(values_of_plan if kind in SAVED else values_of_plan.get("plan"))
+        known = {"format": PLANNED, "plan": plan, "predicted": values_of_plan.get("predicted"), "devices": devices}
         return Planned(
-            Prediction.from_json(one.get("predicted")).renamed(names),
+            Prediction.from_json(values_of_plan.get("predicted")).renamed(names),
             names,
-            one["id"] if kind == PARETO else None,
+            values_of_plan["id"] if kind == PARETO else None,
             known,
         )
     except (ValueError, RecursionError, OverflowError) as error:  # among them PlanError, and what is not JSON
@@ -90,10 +90,10 @@ def arrivals(
     path = Path(str(value))
     content = _content(path)
     try:
-        found = trace(content.decode().splitlines(), prompt, tokens, requests or MOST_REQUESTS)
-        if not of_text and any((one.prompt, one.tokens) != (1, 1) for one in found.requests):
+        requests_of_trace = trace(content.decode().splitlines(), prompt, tokens, requests or MOST_REQUESTS)
+        if not of_text and any((arrival.prompt, arrival.tokens) != (1, 1) for arrival in requests_of_trace.requests):
             raise TraceError("tokens are of language models; for an ONNX model give the seconds alone")
-        return found
+        return requests_of_trace
     except ValueError as error:
         raise TraceError(f"{path} cannot be used as a trace: {error}") from None
 
@@ -108,12 +108,12 @@ def _content(path: Path) -> bytes:
 
 
 def _names(devices: Any) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for i, one in enumerate(fields.items(devices, "devices")):
-        known = one if isinstance(one, dict) else {}
+    names: dict[str, str] = {}
+    for i, entry in enumerate(fields.items(devices, "devices")):
+        known = entry if isinstance(entry, dict) else {}
         address = fields.text(known.get("address"), f"devices[{i}].address")
-        found[address] = fields.text(known.get("name"), f"devices[{i}].name")
-    return found if len(set(found.values())) == len(found) else {}  # then addresses tell them apart
+        names[address] = fields.text(known.get("name"), f"devices[{i}].name")
+    return names if len(set(names.values())) == len(names) else {}  # then addresses tell them apart
 
 
 def _check_beside(plan: dict[str, Any]) -> None:
@@ -123,48 +123,50 @@ def _check_beside(plan: dict[str, Any]) -> None:
     stages = plan.get("stages")
     said = plan["predicted"].get("stages") if isinstance(plan["predicted"], dict) else None
     if isinstance(stages, list) and isinstance(said, list):
-        own = [_held(stage) for stage in stages]
-        if own != [_said(stage, held) for stage, held in zip(said, own, strict=False)] or len(own) != len(said):
+        own = [_stage_parts(stage) for stage in stages]
+        if own != [_said(stage, stage_parts) for stage, stage_parts in zip(said, own, strict=False)] or len(own) != len(
+            said
+        ):
             raise PlanError("it was edited after it was predicted; make it again with edge plan --save")
 
 
-def _held(stage: Any) -> tuple[list[Any], str]:
+def _stage_parts(stage: Any) -> tuple[list[Any], str]:
     """The devices of a stage of a saved plan, and its layers; "" of an ONNX model."""
     known = stage if isinstance(stage, dict) else {}
     shards = [shard for shard in known.get("shards", [known]) if isinstance(shard, dict)]
     return [shard.get("device") for shard in shards], _layers(known.get("layers"))
 
 
-def _layers(found: Any) -> str:
-    known = isinstance(found, list) and len(found) == 2 and all(isinstance(n, int) for n in found)
+def _layers(layers: Any) -> str:
+    known = isinstance(layers, list) and len(layers) == 2 and all(isinstance(n, int) for n in layers)
     if not known:
         return ""
-    return f"layers {Range(found[0], found[1])}" if found[0] < found[1] else NO_LAYERS
+    return f"layers {Range(layers[0], layers[1])}" if layers[0] < layers[1] else NO_LAYERS
 
 
-def _said(stage: Any, held: tuple[list[Any], str]) -> tuple[Any, Any]:
+def _said(stage: Any, parts: tuple[list[Any], str]) -> tuple[Any, Any]:
     """The same, as it was predicted."""
     known = stage if isinstance(stage, dict) else {}
-    return known.get("devices"), known.get("what") if held[1] else ""
+    return known.get("devices"), known.get("what") if parts[1] else ""
 
 
-def _point(values: dict[str, Any], wanted: str | None) -> dict[str, Any]:
+def _point(values: dict[str, Any], point_id: str | None) -> dict[str, Any]:
     """The point of this id; else the knee, else the first on the front."""
     from partition import fields
 
     points = fields.items(values.get("points"), "points")
-    for i, one in enumerate(points):
-        if not isinstance(one, dict):
-            raise PlanError(f"points[{i}]: {fields.short(one)}; needed is an object")
-        fields.text(one.get("id"), f"points[{i}].id")
+    for i, point in enumerate(points):
+        if not isinstance(point, dict):
+            raise PlanError(f"points[{i}]: {fields.short(point)}; needed is an object")
+        fields.text(point.get("id"), f"points[{i}].id")
     if not points:
         raise PlanError("points is empty; needed is one plan or more")
-    wants_knee = wanted in (None, "knee")
-    found = at_knee(points) if wants_knee else next((one for one in points if one["id"] == wanted), None)
-    if wanted == "knee" and found is not None and found.get("knee") is not True:
-        found = None
-    if found is None:
+    wants_knee = point_id in (None, "knee")
+    chosen = at_knee(points) if wants_knee else next((point for point in points if point["id"] == point_id), None)
+    if point_id == "knee" and chosen is not None and chosen.get("knee") is not True:
+        chosen = None
+    if chosen is None:
         raise PlanError(
-            f"there is no plan {wanted!r:.60}; needed is one of {points[0]['id']} to {points[-1]['id']}, or knee"
+            f"there is no plan {point_id!r:.60}; needed is one of {points[0]['id']} to {points[-1]['id']}, or knee"
         )
-    return found
+    return chosen

@@ -74,17 +74,19 @@ def type_files(
         if count > 1:
             raise PlanError(f"types has {count} that are called {name}; name each once, and rename files called alike")
     outcomes, same = _outcomes(path, list(mixes.values())), _types(path)
-    found = []
+    quantized_files = []
     for type_, name in zip(types, names, strict=True):
         if type_ in files:
-            found.append(TypeFile(name, files[type_]))
+            quantized_files.append(TypeFile(name, files[type_]))
             continue
         outcome = outcomes[name]
         note = f"{name}: {misfits}" if (misfits := _misfits(outcome, mixes[type_])) else ""
-        found.append(TypeFile(name, path if outcome.types == same else model_in_type(path, name, steps), note))
+        quantized_files.append(
+            TypeFile(name, path if outcome.types == same else model_in_type(path, name, steps), note)
+        )
     if words is None:
-        return found
-    return _measured(path, found, words, CHUNKS if text == BUNDLED else None, options, steps)
+        return quantized_files
+    return _measured(path, quantized_files, words, CHUNKS if text == BUNDLED else None, options, steps)
 
 
 def _types(path: Path) -> dict[str, TensorType]:
@@ -129,7 +131,7 @@ def _measured(
     """Return the files with their divergence: as remembered, or measured on the first `most` chunks of a text."""
     remembered, slices = Remembered(_REMEMBERED), OwnSlices()
     with steps.step(f"Reading {path.name}") as show:
-        digests = {one: slices.model_digest(one, show) for one in (path, *(file.path for file in files))}
+        digests = {model: slices.model_digest(model, show) for model in (path, *(file.path for file in files))}
     on = [hashlib.sha256(text.encode()).hexdigest(), str(CHUNK_TOKENS), str(most), PINNED_VERSION]
     keys = {file.name: key_of([digests[path], digests[file.path], *on]) for file in files}
     values: dict[str, float] = {}

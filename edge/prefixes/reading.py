@@ -84,7 +84,7 @@ class HistoryReader:
 
     def read(self, into: memoryview) -> list[Content]:
         """Return the content of the next blocks: as much as there is room for, nothing at the end."""
-        found: list[Content] = []
+        contents: list[Content] = []
         used = 0
         while self._at < len(self._hashes):
             run = self._queued(self._hashes[self._at])  # first: what leaves the queue is in a file by then
@@ -101,9 +101,9 @@ class HistoryReader:
             if content is None:
                 self._at = len(self._hashes)
                 break
-            found.append(content)
+            contents.append(content)
             self._at += content.n_wanted
-        return found
+        return contents
 
     def _in_file(self, name: bytes, into: memoryview) -> Content | None:
         """Return the next content of this file. A damaged file is removed."""

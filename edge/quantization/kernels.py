@@ -82,11 +82,12 @@ def measure_kernels(
             fastest[n] = np.minimum(times, fastest.get(n, times))
             progress(done, len(rows))
         rates = {
-            n: [float(n * one.values / t / 1e9) for one, t in zip(matrices, fastest[n], strict=True)] for n in fastest
+            n: [float(n * shape.values / t / 1e9) for shape, t in zip(matrices, fastest[n], strict=True)]
+            for n in fastest
         }
         return [
-            KernelSpeed(one.kind, rates[1][i], rates[_PROMPT_ROWS][i] if prompts else None, one.repacked)
-            for i, one in enumerate(matrices)
+            KernelSpeed(shape.kind, rates[1][i], rates[_PROMPT_ROWS][i] if prompts else None, shape.repacked)
+            for i, shape in enumerate(matrices)
         ]
     finally:
         for matrix in matrices:
@@ -108,7 +109,7 @@ def known_kernels(threads: int, *, again: bool = False) -> list[KernelSpeed]:
     speeds = measure_kernels([TYPES[name] for name in KINDS], COLUMNS, threads)
     with suppress(OSError):  # to be measured again next time
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(path, json.dumps({**known, key: {one.type.name: one.decode for one in speeds}}).encode())
+        write_whole(path, json.dumps({**known, key: {speed.type.name: speed.decode for speed in speeds}}).encode())
     return speeds
 
 
@@ -126,7 +127,7 @@ def slow_kinds(speeds: Sequence[KernelSpeed]) -> dict[str, str]:
 def default_mix(threads: int, *, again: bool = False) -> Mix:
     """Return the default mix on this device: of the usual mixes, the one with the least damage that is about as fast as
     the fastest of them. Measured as `known_kernels` says."""
-    decode = {one.type.name: one.decode for one in known_kernels(threads, again=again)}
+    decode = {speed.type.name: speed.decode for speed in known_kernels(threads, again=again)}
     mixes = [MIXES[name] for name in _DEFAULTS]
     fastest = max(decode[mix.type.name] for mix in mixes)
     return next(mix for mix in mixes if decode[mix.type.name] >= _NEARLY * fastest)

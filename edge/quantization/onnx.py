@@ -151,7 +151,7 @@ def quantize(
     check_room(target, _COPIES * file.weight_bytes + file.size_bytes)
     with _working_folder(target) as folder:
         (folder / "made").mkdir()
-        made = folder / "made" / target.name
+        new_file = folder / "made" / target.name
         staged = folder / "the-model.onnx"
         onnx_file.save(file, staged)
         file.model.Clear()  # the tools need the memory
@@ -165,26 +165,26 @@ def quantize(
             done(2, _STEPS)
             if type_name == "int4":
                 method = "weights"
-                onnx_tools.int4(prepared, made, file.external, block_size or DEFAULT_BLOCK_SIZE)
+                onnx_tools.int4(prepared, new_file, file.external, block_size or DEFAULT_BLOCK_SIZE)
             elif samples is None:
                 method = "dynamic"
-                onnx_tools.dynamic(prepared, made, file.external)
+                onnx_tools.dynamic(prepared, new_file, file.external)
             else:
                 method = "static"
-                onnx_tools.static(prepared, made, file.external, samples)
-            quantized, left = onnx_tools.count_weights(prepared, made)
+                onnx_tools.static(prepared, new_file, file.external, samples)
+            quantized, left = onnx_tools.count_weights(prepared, new_file)
         done(3, _STEPS)
         if not quantized:
             raise EngineError(_nothing(source, method, onnx_tools.has_branches(prepared)))
-        after = session(made, threads, f"the quantized {source.name}")
+        after = session(new_file, threads, f"the quantized {source.name}")
         comparison, open_size, reason = _compared(reference, after, inputs, samples)
-        written = made.with_name(data.name)
-        size = sum(path.stat().st_size for path in (made, written) if path.exists())
+        written = new_file.with_name(data.name)
+        size = sum(path.stat().st_size for path in (new_file, written) if path.exists())
         data_file = data if written.exists() else None
         if data_file:
-            written.chmod(made.stat().st_mode)  # the onnx package makes it for this user alone
+            written.chmod(new_file.stat().st_mode)  # the onnx package makes it for this user alone
             os.replace(written, data)  # first: the model under its name needs it
-        os.replace(made, target)
+        os.replace(new_file, target)
         done(4, _STEPS)
     return Quantized(
         method=method,

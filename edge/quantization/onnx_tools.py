@@ -59,7 +59,7 @@ def prepare(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Path
     return _flat_biases(path, external) if fixed else _transposed_once(path, external)
 
 
-def dynamic(prepared: Path, made: Path, external: bool) -> None:
+def dynamic(prepared: Path, target: Path, external: bool) -> None:
     """Quantize weights to 8 bits; ranges of activations are found in every run."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -67,7 +67,7 @@ def dynamic(prepared: Path, made: Path, external: bool) -> None:
     # and unsigned products cannot saturate on processors without dot products of 8 bits.
     quantize_dynamic(
         prepared,
-        made,
+        target,
         per_channel=True,
         weight_type=QuantType.QUInt8,
         use_external_data_format=external,
@@ -75,7 +75,7 @@ def dynamic(prepared: Path, made: Path, external: bool) -> None:
     )
 
 
-def static(prepared: Path, made: Path, external: bool, samples: Iterable[Feeds]) -> None:
+def static(prepared: Path, target: Path, external: bool, samples: Iterable[Feeds]) -> None:
     """Quantize weights and activations to 8 bits; ranges of activations are those of the samples."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
@@ -90,7 +90,7 @@ def static(prepared: Path, made: Path, external: bool, samples: Iterable[Feeds])
     # four networks one then was a fifth faster, two within 5 %, and one took twice the time.
     quantize_static(
         prepared,
-        made,
+        target,
         Reader(),
         quant_format=QuantFormat.QDQ,
         op_types_to_quantize=["Conv", "ConvTranspose", "Gemm", "MatMul"],
@@ -103,7 +103,7 @@ def static(prepared: Path, made: Path, external: bool, samples: Iterable[Feeds])
     )
 
 
-def int4(prepared: Path, made: Path, external: bool, block_size: int) -> None:
+def int4(prepared: Path, target: Path, external: bool, block_size: int) -> None:
     """Quantize weights of matrix products and tables to 4 bits; block_size of them share a scale."""
     import onnx
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
@@ -129,7 +129,7 @@ def int4(prepared: Path, made: Path, external: bool, block_size: int) -> None:
         # For tables the tool raises the version but leaves the operators, which are those of the old version.
         entry.version = opsets.get(entry.domain, entry.version)
     _without_repeats(result.graph)
-    tool.model.save_model_to_file(str(made), external)
+    tool.model.save_model_to_file(str(target), external)
 
 
 def _transposed_once(path: Path, external: bool) -> Path:
@@ -254,9 +254,9 @@ def _has_subgraphs(graph: Any) -> bool:
     return any(True for node in graph.node for _ in _branches(node))
 
 
-def count_weights(prepared: Path, made: Path) -> tuple[int, int]:
+def count_weights(prepared: Path, target: Path) -> tuple[int, int]:
     """Return how many tensors, without vectors, were quantized, and how many were left in floats."""
-    (floats, integers), (floats_left, integers_now) = _matrices(prepared), _matrices(made)
+    (floats, integers), (floats_left, integers_now) = _matrices(prepared), _matrices(target)
     return len(integers_now - integers), len(floats & floats_left)
 
 

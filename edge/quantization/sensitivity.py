@@ -130,12 +130,12 @@ def measure_damages(
         damages = {name: dict((known or {}).get(name, {})) for name in names}
 
         def measure(name: str, group: list[str]) -> None:
-            measurable = [one for one in group if errors[one].get(name, 0) > 0]
+            measurable = [change for change in group if errors[change].get(name, 0) > 0]
             if measurable:
-                loss = probe.loss({one: (rows[one], weights[one], TYPES[name]) for one in measurable}, pool)
-                shares = {one: errors[one][name] * rows[one].rows for one in measurable}
-                for one, share in shares.items():
-                    damages[one][name] = loss * share / sum(shares.values())
+                loss = probe.loss({change: (rows[change], weights[change], TYPES[name]) for change in measurable}, pool)
+                shares = {change: errors[change][name] * rows[change].rows for change in measurable}
+                for change, share in shares.items():
+                    damages[change][name] = loss * share / sum(shares.values())
 
         left_s = measure_rounds(
             order,
@@ -150,7 +150,7 @@ def measure_damages(
         wholes, slow_s = [], values * _WHOLE_S / threads
         for choices in whole(damages) if values <= available_memory() // _MEMORY_SHARE else ():
             changed = {n: (rows[n], weights[n], c.type) for n, c in choices.items() if n in damages}
-            changed = {n: one for n, one in changed.items() if one[2].id != rows[n].type.id}
+            changed = {n: change for n, change in changed.items() if change[2].id != rows[n].type.id}
             left = whole_left_s() - slow_s
             if changed and left > 0 and left > 2 * probe.use_within(left / 3):  # one for the reference
                 wholes.append((sum(choice.damage for choice in choices.values()), probe.loss(changed, pool)))
@@ -245,10 +245,10 @@ def _groups(rows: Mapping[str, TensorRows], most: int) -> list[list[str]]:
     size = 1
     while True:
         groups: dict[tuple[str, int, int], list[str]] = {}
-        for name, one in rows.items():
+        for name, row in rows.items():
             layer, kind = block_of(name), _kind(name)
-            part = 0 if layer is None else layer // min(size, max(1, room // (one.rows * one.columns)))
-            groups.setdefault((kind, part, one.type.id), []).append(name)
+            part = 0 if layer is None else layer // min(size, max(1, room // (row.rows * row.columns)))
+            groups.setdefault((kind, part, row.type.id), []).append(name)
         if len(groups) <= most or size >= len(rows):
             return list(groups.values())
         size += 1

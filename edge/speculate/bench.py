@@ -33,7 +33,7 @@ class SpeculationResult:
     tokens_per_s: float
 
     @classmethod
-    def of(
+    def measure(
         cls, engine: TextEngine, draft: Draft, prompt_tokens: int, gen_tokens: int, steps: Steps = SILENT
     ) -> SpeculationResult | None:
         """Measure it; None where nothing drafts. engine: made with `with_room`. The errors of `speculation`."""
@@ -43,7 +43,9 @@ class SpeculationResult:
                 return None
             prompt = np.random.default_rng(0).integers(0, engine.model.n_vocab, prompt_tokens).tolist()
             passes = pass_ms(engine, prompt)
-            plain, drafted = (_tokens_per_s(engine, prompt, gen_tokens, one) for one in (None, drafter))
+            plain, drafted = (
+                _tokens_per_s(engine, prompt, gen_tokens, draft_source) for draft_source in (None, drafter)
+            )
             return cls(drafter, passes, plain, drafted)
 
     def to_json(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ _SMALLER = 0.9  # of the model's size at most: else there is nothing to win
 
 
 def drafts(
-    asked: PathLike,
+    source: PathLike,
     model: PathLike | None,
     steps: Steps = SILENT,
     *,
@@ -70,11 +70,11 @@ def drafts(
     ModelFileError, HubError; ValueError for a worker, and no model that it could load; EngineError where the model has
     so few bits that it cannot be much smaller.
     """
-    if str(asked) in KINDS:
+    if str(source) in KINDS:
         if worker is not None:
-            raise ValueError(f'a worker drafts by a model, not by {asked}: name a small model, or "self"')
-        return str(asked)
-    path = model_path(asked) if str(asked) != SELF else _fewer_bits(model_path(model), steps)
+            raise ValueError(f'a worker drafts by a model, not by {source}: name a small model, or "self"')
+        return str(source)
+    path = model_path(source) if str(source) != SELF else _fewer_bits(model_path(model), steps)
     return path if worker is None else WorkerDraft(path, worker, insecure)
 
 
@@ -98,7 +98,7 @@ def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
     draft_rows = outputs - (options.outputs or options.sequences)
     draft_bytes = 0
     if isinstance(draft, Path) and options.memory is not None:
-        need = ModelInfo.of(draft, options.context, options.kv_type).need
+        need = ModelInfo.from_file(draft, options.context, options.kv_type).need
         draft_bytes = need.total - need.parts["runtime"]
     reserved = options.reserved + draft_bytes
     return replace(options, outputs=outputs, draft_rows=draft_rows, reserved=reserved, draft_bytes=draft_bytes)
@@ -108,8 +108,8 @@ def engine_options(draft: Draft, *, prefix_cache: int | None, reproducible: bool
     """Return the options of an engine as a person asks for it, with room for drafts. prefix_cache: bytes on disk; None:
     the default, 0: no cache. options: other fields of EngineOptions. EngineError for one that is out of its range, or
     that cannot be reproducible."""
-    asked = EngineOptions(prefixes=PrefixOptions.of(prefix_cache), **options)
-    return with_room(reproducible_options(asked, draft) if reproducible else asked, draft)
+    options_of_draft = EngineOptions(prefixes=PrefixOptions.from_limit(prefix_cache), **options)
+    return with_room(reproducible_options(options_of_draft, draft) if reproducible else options_of_draft, draft)
 
 
 def reproducible_options(options: EngineOptions, draft: Draft) -> EngineOptions:

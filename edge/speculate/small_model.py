@@ -27,7 +27,7 @@ class DraftPace:
     """How fast a draft model takes in text, and what it holds: shared by all who draft with it."""
 
     token_s: float = 0.0  # seconds a token, as measured last; 0: not yet
-    held: list[int] = field(default_factory=list)  # the tokens it has computed
+    cached: list[int] = field(default_factory=list)  # the tokens it has computed
 
 
 class ModelDrafts(Drafts):
@@ -46,20 +46,20 @@ class ModelDrafts(Drafts):
         self._pace = DraftPace() if pace is None else pace
         self._tokens: list[int] = []
         self._first = 0  # the first token that the model sees
-        self._held = self._pace.held  # from there on; another list once somebody else drafted
+        self._cached = self._pace.cached  # from there on; another list once somebody else drafted
         self._same = 0  # of these: so many are the text's
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget what was, and take in a prompt. Nothing is computed before a draft is asked for."""
         self._tokens = list(prompt)
-        self._same = common_prefix(self._held, self._tokens[self._first :])
+        self._same = common_prefix(self._cached, self._tokens[self._first :])
         self._first = self._first if self._same else 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Take in tokens that follow."""
         for token in tokens:
             follows = self._first + self._same == len(self._tokens)
-            if follows and self._held[self._same : self._same + 1] == [token]:  # it was drafted
+            if follows and self._cached[self._same : self._same + 1] == [token]:  # it was drafted
                 self._same += 1
             self._tokens.append(token)
 
@@ -98,13 +98,13 @@ class ModelDrafts(Drafts):
         self._hold([*text, *drafted[:-1]] if drafted and first == self._first else [])
         return drafted
 
-    def _hold(self, held: list[int]) -> None:
-        self._held = self._pace.held = held
-        self._same = common_prefix(held, self._tokens[self._first :])
+    def _hold(self, tokens: list[int]) -> None:
+        self._cached = self._pace.cached = tokens
+        self._same = common_prefix(tokens, self._tokens[self._first :])
 
     def _behind(self, first: int) -> int:
         """Tokens from `first` on that are not computed."""
-        same = self._same if first == self._first and self._held is self._pace.held else 0
+        same = self._same if first == self._first and self._cached is self._pace.cached else 0
         return len(self._tokens) - first - same
 
     def _cheapest(self) -> int:

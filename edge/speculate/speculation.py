@@ -84,7 +84,9 @@ class SpeculationStats:
     def gain(self) -> float | None:
         """How many times as fast the tokens came as in passes of one row; None where nothing can be compared."""
         known = [passes for passes in self._measured.values() if passes.of_plain_s]
-        return sum(one.of_plain_s for one in known) / sum(one.seconds for one in known) if known else None
+        return (
+            sum(counted.of_plain_s for counted in known) / sum(counted.seconds for counted in known) if known else None
+        )
 
     @property
     def seconds(self) -> float:
@@ -93,17 +95,17 @@ class SpeculationStats:
 
     def count(self, results: Sequence[VerifyResult]) -> None:
         """Add a pass, and those of windows that it cancelled."""
-        cancelled = [rows for one in results for rows in one.cancelled]
-        first, rows = sum(one.is_first for one in results), sum(one.rows for one in results)
+        cancelled = [rows for result in results for rows in result.cancelled]
+        first, rows = sum(result.is_first for result in results), sum(result.rows for result in results)
         self.drafted += rows - first + sum(cancelled)
-        self.accepted += sum(one.used for one in results) - first
+        self.accepted += sum(result.used for result in results) - first
         self.passes += 1 + len(cancelled)
         self.rows += rows + sum(cancelled)
 
     def time(self, results: Sequence[VerifyResult], seconds: float, is_plain: bool, usual_plain_s: float) -> None:
         """Add what a pass took. is_plain: it had one row of each request and nothing beside it."""
         passes = self._measured[len(results)]
-        passes.tokens += sum(one.used for one in results) / len(results)
+        passes.tokens += sum(result.used for result in results) / len(results)
         passes.seconds += seconds
         passes.plain += is_plain
         passes.plain_s += seconds if is_plain else 0.0
@@ -202,14 +204,14 @@ class Speculation:
         choice.rows.paid(self._caught_up_s)
         passed_s, self._caught_up_s = seconds - self._caught_up_s, 0.0
         self._goes_on = results[0].right == results[0].used
-        self._was_plain = all(one.is_alone and one.rows == 1 for one in results)
+        self._was_plain = all(result.is_alone and result.rows == 1 for result in results)
         if n == 1:
             choice.verified(results[0], passed_s)
         else:
-            size = next(size for size in SIZES if size * n >= sum(one.rows for one in results))
+            size = next(size for size in SIZES if size * n >= sum(result.rows for result in results))
             # Where a request had fewer drafts than others, those that it lacked were wrong.
-            tried = sum(min(one.used, size - 1) for one in results) / n
-            choice.rows.checked(size, sum(one.used for one in results) / n, passed_s, tried)
+            tried = sum(min(result.used, size - 1) for result in results) / n
+            choice.rows.checked(size, sum(result.used for result in results) / n, passed_s, tried)
         self.stats.time(results, seconds, self._was_plain, choice.rows.plain_s)
 
     def disturbed(self) -> None:

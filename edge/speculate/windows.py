@@ -87,10 +87,10 @@ class WindowChoice:
         while windows <= most_windows:
             self._forget(self._times[windows])
             sizes = [size for size in SIZES if size <= most_rows and self.rows.seconds(size)]
-            found = max(((size, windows) for size in sizes), key=self._speed, default=None)
-            if found is None or (best is not None and self._speed(found) <= self._speed(best)):
+            fastest = max(((size, windows) for size in sizes), key=self._speed, default=None)
+            if fastest is None or (best is not None and self._speed(fastest) <= self._speed(best)):
                 break
-            best = found
+            best = fastest
             if not self._times[windows].next:
                 break
             windows *= 2

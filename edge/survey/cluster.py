@@ -41,7 +41,7 @@ class Cluster:
             raise ValueError("the file names the devices, and so do workers: leave one of them out")
         named = tuple(dict.fromkeys(map(device, workers))) if needs_all else workers
         self.devices = read_cluster(Path(file)) if file is not None else ClusterFile.of_addresses(named)
-        if (others := sum(not one.is_local for one in self.devices.devices)) > MAX_WORKERS:
+        if (others := sum(not entry.is_local for entry in self.devices.devices)) > MAX_WORKERS:
             raise PlanError(f"{MAX_WORKERS} devices beside this one are the most, got {others}; leave some out")
         self.fleet: Fleet | None = None  # the workers that answered; None before `open`, and where there is none
         self.notes: list[str] = []  # who did not answer, for people
@@ -76,7 +76,7 @@ class Cluster:
     @property
     def addresses(self) -> tuple[str, ...]:
         """HOST:PORT of each worker. One that gets two ranks is there twice."""
-        return self._all or tuple(one.address for one in self.devices.workers if one.address is not None)
+        return self._all or tuple(worker.address for worker in self.devices.workers if worker.address is not None)
 
     def open(self) -> Cluster:
         """Connect the workers that answer; `notes` names the others.

@@ -89,10 +89,12 @@ def correct_links(
     by_device = {speed.device: speed for speed in speeds}
     plain = replace(work, draft=None, concurrency=1)
     predicted = compute_s(plan, plain, by_device, links)
-    if any(one is None and plan.slice(rank).layers for rank, one in enumerate(predicted)):
+    if any(seconds is None and plan.slice(rank).layers for rank, seconds in enumerate(predicted)):
         return []  # a rank pages: how long it waits for its disk is not known
-    expected_s = predict(plan, plain, by_device, links).latency_s - _in_stages(plan, [one or 0.0 for one in predicted])
-    explained_s = _in_stages(plan, [one or 0.0 for one in computed_s])
+    expected_s = predict(plan, plain, by_device, links).latency_s - _in_stages(
+        plan, [seconds or 0.0 for seconds in predicted]
+    )
+    explained_s = _in_stages(plan, [seconds or 0.0 for seconds in computed_s])
     rest_s = took_s - explained_s
     if rest_s <= 0 or expected_s <= 0 or not clearly_off(took_s, explained_s + expected_s, by=PLAN_OFF):
         return []

@@ -139,8 +139,8 @@ class _LayerProfiler:
         )  # fmt: skip
         return device_speed(times, address, self._devices.names[rank], self.rooms[rank])
 
-    def to_json(self, taken: DeviceSpeed) -> Any:
-        return speed_to_json(taken)
+    def to_json(self, times: DeviceSpeed) -> Any:
+        return speed_to_json(times)
 
     def read(self, rank: int, values: Any) -> DeviceSpeed | None:
         try:

@@ -103,8 +103,8 @@ class _SegmentProfiler:
         rank = session.rank
         return timed(session, self._devices.workers[rank], self._probes, self._devices.memory_bytes[rank], on_step)
 
-    def to_json(self, taken: SegmentTimes) -> Any:
-        return taken.to_json()
+    def to_json(self, times: SegmentTimes) -> Any:
+        return times.to_json()
 
     def read(self, rank: int, values: Any) -> SegmentTimes | None:
         return SegmentTimes.from_json(values, len(self._probes.segments_s))

@@ -148,7 +148,7 @@ def timed(
         if _COPIES * parts.whole.part.weight_bytes <= room:
             whole, _ = _timed(session, worker, parts.whole)
         on_part()
-    took = [_again(session, worker, *one) for one in zip(parts.parts, took, strict=True)]
+    took = [_again(session, worker, *sample) for sample in zip(parts.parts, took, strict=True)]
     if parts.whole is not None:
         whole = _again(session, worker, parts.whole, whole)
     seconds = [None if figure is None else figure.seconds for figure in took]

@@ -66,10 +66,10 @@ class StragglerWatch:
         if rows == 1 and self._first is None:
             self._first = times
         decode = [rank.get("decode") for rank in times]
-        if not all(one is not None and one.steps >= LEAST_STEPS for one in decode):
+        if not all(summary is not None and summary.steps >= LEAST_STEPS for summary in decode):
             return
         self.windows += 1
-        took_s = [one.compute_ms.p10 / 1e3 for one in decode if one is not None]
+        took_s = [summary.compute_ms.p10 / 1e3 for summary in decode if summary is not None]
         detector = self._detectors.setdefault(rows, StragglerDetector(self._expected_s(rows)))
         changes = detector.window(took_s)
         if changes:  # expectations for other numbers of rows hold no longer
@@ -85,8 +85,8 @@ class StragglerWatch:
     def _expected_s(self, rows: int) -> list[float | None]:
         if self.survey is not None and self._work is not None:
             try:
-                of = {device(speed.device): speed for speed in self.survey.speeds}
-                return compute_s(self._plan, self._work, of, self.survey.links, rows)
+                by_device = {device(speed.device): speed for speed in self.survey.speeds}
+                return compute_s(self._plan, self._work, by_device, self.survey.links, rows)
             except (PlanError, KeyError):  # the running plan has devices that were not measured
                 pass
         return [None] * self._plan.world_size

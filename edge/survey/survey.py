@@ -100,7 +100,7 @@ class Profiler(Protocol[T]):
     def time(self, session: EngineSession, on_step: Callable[[], None]) -> T:
         """Measure one device."""
 
-    def to_json(self, taken: T) -> Any:
+    def to_json(self, times: T) -> Any:
         """Return plain values to be remembered."""
 
     def read(self, rank: int, values: Any) -> T | None:
@@ -167,8 +167,8 @@ def survey(
             return before
         with locks[rank]:
             times = profiler.time(session, on_step)
-        known[rank] = kept = _kept(profiler, rank, times, before)
-        return kept
+        known[rank] = timing = _better_timing(profiler, rank, times, before)
+        return timing
 
     pool = ThreadPoolExecutor(world_size, "survey")
     try:
@@ -219,16 +219,16 @@ def _known(cache: Remembered, profiler: Profiler[T], rank: int) -> DeviceTiming[
     return DeviceTiming(times, remembered[1], times.seconds if not times.busy else _quiet_s(profiler, rank))
 
 
-def _kept(profiler: Profiler[T], rank: int, new: T, before: DeviceTiming[T] | None) -> DeviceTiming[T]:
+def _better_timing(profiler: Profiler[T], rank: int, new: T, before: DeviceTiming[T] | None) -> DeviceTiming[T]:
     """Remember and return the better of two measurements of a device. A busy one does not replace a quiet one that was
     faster."""
     if not new.busy:
         _quiet(profiler).put(profiler.keys[rank], new.seconds)
-    kept = better(new, before.times if before else None)
-    if before is not None and kept is before.times and not kept.busy:
+    timing = better(new, before.times if before else None)
+    if before is not None and timing is before.times and not timing.busy:
         return before
-    Remembered(profiler.cache).put(profiler.keys[rank], profiler.to_json(kept))
-    return DeviceTiming(kept, 0.0, _quiet_s(profiler, rank))
+    Remembered(profiler.cache).put(profiler.keys[rank], profiler.to_json(timing))
+    return DeviceTiming(timing, 0.0, _quiet_s(profiler, rank))
 
 
 def _quiet(profiler: Profiler[Any]) -> Remembered:

@@ -76,7 +76,7 @@ def _boundary_message(boundary: Boundary) -> pb.Boundary:
 def _boundary(message: pb.Boundary, field: str) -> Boundary:
     from edge.onnx.wire import Boundary
 
-    tensors = [_tensor(one, f"{field}.tensors[{i}]") for i, one in enumerate(message.tensors)]
+    tensors = [_tensor(tensor, f"{field}.tensors[{i}]") for i, tensor in enumerate(message.tensors)]
     return _named(lambda: Boundary(tuple(tensors), message.inner, message.passed), f"{field}.passed")
 
 

@@ -129,7 +129,9 @@ class Rank:
             listener=self._listener,
             streams=self._open.streams,
         )
-        return pb.Event(connected=pb.Connected(links=[_state(rank, one) for rank, one in self._relink.dialled.items()]))
+        return pb.Event(
+            connected=pb.Connected(links=[_state(rank, link) for rank, link in self._relink.dialled.items()])
+        )
 
     def _load(self, request: pb.Load) -> pb.Event:
         if self._loaded is not None:

@@ -218,8 +218,8 @@ class Worker:
         if serial in membership.revoked and serial not in before.revoked:
             why = f"the cluster's owner revoked this device; `edge cluster invite {name}` there lets it join again"
             log.warning("revoked", name=name, why=why)
-        kept = membership.crl if membership.crl != revoked.crl_pem else None
-        return pb.Installed(name=membership.holder.name, crl_pem=kept or b"")
+        crl = membership.crl if membership.crl != revoked.crl_pem else None
+        return pb.Installed(name=membership.holder.name, crl_pem=crl or b"")
 
     # --- helpers ---
 

@@ -29,9 +29,9 @@ def make_plan(
     printed is kept. PlanError if the model has too little to share.
     """
     n = len(devices)
-    given = [1.0] * n if shares is None else list(shares)
-    thin = len(given) == n > 1 and given[0] == 0
-    parts = [0.0] * thin + checked_shares(given[thin:], n - thin, first=int(thin))
+    wishes = [1.0] * n if shares is None else list(shares)
+    thin = len(wishes) == n > 1 and wishes[0] == 0
+    parts = [0.0] * thin + checked_shares(wishes[thin:], n - thin, first=int(thin))
     if stages_of is None:
         if parallel not in PARALLEL:
             raise PlanError(f"parallel is {parallel[:40]!r}; known are {', '.join(PARALLEL)}")

@@ -135,7 +135,7 @@ class GroupCost:
         # Parts of a layer's weights. Norms, which all ranks have, are in the constant part that was measured.
         self._attention = [n / average for n in attention] if len(shards) > 1 else [0.0]
         self._ff = [n / average for n in ff] if len(shards) > 1 else [1.0]
-        self._held = [a + f for a, f in zip(self._attention, self._ff, strict=True)]
+        self._layer_bytes = [a + f for a, f in zip(self._attention, self._ff, strict=True)]
         if not limits.shares_heads and len(shards) > 1:
             # Measured were all heads with half of the columns: what each rank computes whole is in the constant part.
             self._attention = [0.0] * len(shards)
@@ -221,7 +221,7 @@ class GroupCost:
             head = head + np.where(whole, shape.embedding_bytes, 0)
         return [
             speed.runtime_bytes + weights * min(part, 1.0) + kv * held_part + head * vocab
-            for speed, part, held_part, vocab in zip(self.speeds, self._held, self._kv, self._vocab, strict=True)
+            for speed, part, held_part, vocab in zip(self.speeds, self._layer_bytes, self._kv, self._vocab, strict=True)
         ]
 
     def bytes_held(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:

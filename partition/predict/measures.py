@@ -116,15 +116,15 @@ class Measures:
         watts: float,
         memory: Array,
         parts: Mapping[str, float],
-        guess_s: float = 0.0,
+        drafting_s: float = 0.0,
     ) -> tuple[Array, Array]:
         """Return the measures of all stages [i, j): [S, n+1, n+1], [P, n+1, n+1]. prompt_s: the whole prompt in all
         stages; watts: of all ranks; memory: bytes on the fullest device; parts: the part of each host's cores that all
-        ranks use; guess_s: seconds of drafting for each window."""
+        ranks use; drafting_s: seconds of drafting for each window."""
         values: dict[str, Any] = {"bytes": memory}
         if "alone" in self.sums:
             values["alone"] = seconds(self._work.alone_rows)
-            values["alone_busy"] = values["alone"] + guess_s
+            values["alone_busy"] = values["alone"] + drafting_s
             cuts = np.arange(len(memory))
             values["joined"] = np.maximum(0.0, cuts[None, :] - cuts[:, None] - 1)
         if "busy" in self.peaks or "joules" in self.sums:

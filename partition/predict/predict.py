@@ -136,7 +136,7 @@ class _Stage:
         weights, kv = work.weights_before[hi] - work.weights_before[lo], work.kv_before[hi] - work.kv_before[lo]
         last = not self._after
         self._paged = [float(n) for n in self._group.paged(self._k, weights, kv, last)]
-        self._held = [round(float(n)) for n in self._group.bytes_held(weights, kv, last)]
+        self._bytes_held = [round(float(n)) for n in self._group.bytes_held(weights, kv, last)]
         for speed, paged, need in zip(
             self._group.speeds, self._paged, self._group.bytes_needed(weights, kv, last), strict=True
         ):
@@ -199,7 +199,7 @@ class _Stage:
             busy_s=self.seconds(rows),
             transfer_s=sum(self.hop(1)),
             transfer_busy_s=self.hop(rows)[1],
-            memory_bytes=dict(zip(self.devices, self._held, strict=True)),
+            memory_bytes=dict(zip(self.devices, self._bytes_held, strict=True)),
             rows_s=self._curve(),
             sums_s=self._k * self._group.work.limits.sums_a_layer * self._group.sum_s(1) if several else 0.0,
             paged_bytes=round(max(n if math.isfinite(n) else 0.0 for n in self._paged)),

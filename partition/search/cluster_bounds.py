@@ -76,7 +76,7 @@ class ClusterBounds:
             most = max(most, work.before[stop] - work.before[start])
         return most
 
-    def of(self, members: Members, *, groups: bool) -> Bound:
+    def bound(self, members: Members, *, groups: bool) -> Bound:
         """Return the bound of all plans that use all of these devices. groups: whether they may share layers."""
         latency_s = inf
         if sum(self._room[kind] for kind in members) >= self.needed_bytes:
@@ -142,7 +142,7 @@ def _filled(least: Sequence[tuple[float, float]], layers: float) -> float:
     """Seconds of so many layers on the quickest of these: (seconds of a layer, most layers), the quickest first."""
     seconds = 0.0
     for layer_s, most in least:
-        taken = min(layers, most)
-        seconds += taken * layer_s
-        layers -= taken
+        n_layers = min(layers, most)
+        seconds += n_layers * layer_s
+        layers -= n_layers
     return inf if layers > _ROUNDED else seconds

@@ -65,7 +65,7 @@ class Search:
         first = Labels(np.zeros((len(self.tables.stage), 1)), np.zeros(1, np.uint64), nothing - 1, nothing, nothing)
         self.reached[0].append(first)
         for i in range(self.tables.n):
-            labels = self._kept(i)
+            labels = self._pruned(i)
             self.labels.append(labels)
             for part, ends in self._continued(labels, i):
                 order = np.argsort(ends, kind="stable")
@@ -81,9 +81,9 @@ class Search:
             return
         self.reached[i].append(labels)
         if sum(map(len, self.reached[i])) > 2 * MAX_LABELS:
-            self.reached[i] = [self._kept(i)]
+            self.reached[i] = [self._pruned(i)]
 
-    def _kept(self, i: int) -> Labels:
+    def _pruned(self, i: int) -> Labels:
         """The labels that have arrived at position i and are worth continuing."""
         parts, self.reached[i] = self.reached[i], []
         if not parts:

@@ -138,7 +138,7 @@ class OnnxPlanner:
         n = self.work.segments
         before = np.array(speed.before_s)
         seconds = speed.stage_s + (before[None, :] - before[:, None])
-        memory = speed.runtime_bytes + _held(self.work)
+        memory = speed.runtime_bytes + _segment_bytes(self.work)
         watts = 0.0 if speed.watts is None else speed.watts
         hosts = {host: part * seconds for host, part in used([speed.host]).items()}
         sums, peaks = measures.select(hosts, alone=seconds, joules=seconds * watts, busy=seconds, bytes=memory)
@@ -194,7 +194,7 @@ class _Measures:
         return np.array(values)
 
 
-def _held(work: OnnxWork) -> Array:
+def _segment_bytes(work: OnnxWork) -> Array:
     """[n+1, n+1]: `OnnxWork.held_bytes` of every stage [i, j); of j <= i anything."""
     weights = np.array(work.weights_before, float)
     memory: Array = weights[None, :] - weights[:, None]

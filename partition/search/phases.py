@@ -48,7 +48,7 @@ class _Room:
 
     planner: Planner
     problem: Problem
-    found: list[_Prefill]
+    prefills: list[_Prefill]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Phases:
         self._by_room: dict[tuple[int, ...], _Room] = {}
         self.exact = True
 
-    def beside(self, placed: Placed) -> Placed | None:
+    def with_prefill(self, placed: Placed) -> Placed | None:
         """Return a placement with the best one for prompts beside it; None where there is no room for one, or none is
         clearly better than `placed` itself."""
         decode = self._decode(placed)
@@ -98,28 +98,28 @@ class Phases:
         least = self._best(0.0, self._rooms)  # as if the other placement held nothing, and nothing had to move there
         if least is None:
             return []
-        decodes = [self._decode(one) for one in placed]
+        decodes = [self._decode(candidate) for candidate in placed]
         bounds = [max(least[0], decode.from_owner_s) + decode.pass_s for decode in decodes]
-        found: list[Placed] = []
+        pairs: list[Placed] = []
         for bound, decode in sorted(zip(bounds, decodes, strict=True), key=lambda pair: pair[0]):
             values = dict(zip(names, decode.placed.objectives, strict=False)) | {"ttft": bound, "memory": 0.0}
             is_out = bound > caps.get("ttft", math.inf) or min(decode.free.values()) < 0
-            if is_out or any(_no_worse(pair.objectives, [values[name] for name in objectives]) for pair in found):
+            if is_out or any(_no_worse(pair.objectives, [values[name] for name in objectives]) for pair in pairs):
                 continue
             best = self._best(decode.from_owner_s, decode.free)
             if best is None or best[0] + decode.pass_s > caps.get("ttft", math.inf):
                 continue
             pair = self._pair(decode.placed, best[1])
             values |= {"ttft": best[0] + decode.pass_s, "memory": max(self._predicted(pair).memory_bytes.values())}
-            found.append(replace(pair, objectives=tuple(values[name] for name in objectives)))
-        return non_dominated(found)
+            pairs.append(replace(pair, objectives=tuple(values[name] for name in objectives)))
+        return non_dominated(pairs)
 
     def _decode(self, placed: Placed) -> _Decode:
         """Return what a pair has to know of its placement that generates."""
         predicted = self._predicted(placed)
-        planner, held = self._planner, predicted.memory_bytes
+        planner, memory = self._planner, predicted.memory_bytes
         from_owner_s = moved_s(placed.plan, planner.work, self._by_device, planner.links, to_owner=False)
-        free = {device: room - held.get(device, 0) for device, room in self._rooms.items()}
+        free = {device: room - memory.get(device, 0) for device, room in self._rooms.items()}
         return _Decode(placed, predicted.plain_s, from_owner_s, predicted.ttft_s or 0.0, free)
 
     def _best(self, from_owner_s: float, free: Mapping[str, float]) -> tuple[float, _Prefill] | None:
@@ -131,7 +131,9 @@ class Phases:
             return cost.pair_ttft_s(prompt_s, to_owner_s, from_owner_s, 0.0, work.prompt)
 
         # What was found for other ways bounds the search.
-        bound = min((float(seconds(one.prompt_s, one.to_owner_s)) for one in room.found), default=math.inf)
+        bound = min(
+            (float(seconds(prefill.prompt_s, prefill.to_owner_s)) for prefill in room.prefills), default=math.inf
+        )
         problem = replace(
             room.problem,
             objectives=lambda sums, peaks: seconds(*room.problem.objectives(sums, peaks))[None],
@@ -144,7 +146,7 @@ class Phases:
         plan = room.planner.plan(result.solutions[0])
         prompt_s = predict(plan, work, self._by_device, links, 1).ttft_s or 0.0
         best = _Prefill(plan, prompt_s, moved_s(plan, work, self._by_device, links, to_owner=True))
-        room.found.append(best)
+        room.prefills.append(best)
         return float(seconds(best.prompt_s, best.to_owner_s)), best
 
     def _pair(self, placed: Placed, prefill: _Prefill) -> Placed:
@@ -202,7 +204,7 @@ def paired(planner: Planner, plain: Placed | None, objective: str, caps: Mapping
         return None
     phases = Phases(planner, caps.get("memory", math.inf))
     if plain is not None and objective != "ttft" and "ttft" not in caps:
-        return phases.beside(plain)
+        return phases.with_prefill(plain)
     pairs = phases.pairs(tuple(dict.fromkeys((objective, "ttft"))), caps)
     if not pairs:
         return None

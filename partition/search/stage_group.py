@@ -68,9 +68,9 @@ class StageGroup:
         be last. thin: `thin_costs` of the owner; None: it has to have layers."""
         memory = self._chosen(lambda group: np.maximum.reduce(group.bytes_held(self._weights, self._kv, self._is_last)))
         watts = self._watts
-        guess_s = self.work.drafting_s(self.devices, owner)
+        drafting_s = self.work.drafting_s(self.devices, owner)
         hosts = used(speed.host for speed in self.speeds)
-        sums, peaks = measures.for_stages(self._seconds, self._prompt_s, watts, memory, hosts, guess_s)
+        sums, peaks = measures.for_stages(self._seconds, self._prompt_s, watts, memory, hosts, drafting_s)
         possible = self._is_stage & np.isfinite(self._chosen(self._most_paged))
         sums[:, ~possible] = np.inf
         peaks[:, ~possible] = np.inf
@@ -99,7 +99,7 @@ class StageGroup:
     def moved_s(self, owner: str, *, to_owner: bool) -> Array:
         """Return seconds in which the prompt's keys and values of every stage go to the owner, or come from it."""
         kv = _spans(self.work.prompt_kv_before)
-        ways = [self.links.get(*((one, owner) if to_owner else (owner, one))) for one in self.devices]
+        ways = [self.links.get(*((device, owner) if to_owner else (owner, device))) for device in self.devices]
         return self._chosen(lambda group: np.asarray(group.moved_s(kv, ways), float))
 
     def bytes_of(self, member: int) -> Array:

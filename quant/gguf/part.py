@@ -93,8 +93,8 @@ def _check_magic(reader: HeaderReader) -> int:
     """The version, 2 or 3; an error for anything that is not such a GGUF."""
     magic = reader.data[:4]
     if magic != b"GGUF":
-        guess = looks_like(reader.data[:512])
-        raise reader.error(f"not a GGUF file: it starts with {magic!r}; {guess or 'download or convert it again'}")
+        kind = looks_like(reader.data[:512])
+        raise reader.error(f"not a GGUF file: it starts with {magic!r}; {kind or 'download or convert it again'}")
     reader.skip(4, "the header")
     version = reader.u32("the header")
     if version & 0xFFFF == 0:

@@ -250,7 +250,7 @@ def test_all_ranks_have_read_what_they_keep_before_the_last_step(
             begun.set()
             assert keeping.exception(TIMEOUT_S) is None
         assert ended == [False]
-        assert slow.kept(engine.states.block_hashes(PROMPT)) == len(PROMPT) // BLOCK_TOKENS
+        assert slow.n_cached(engine.states.block_hashes(PROMPT)) == len(PROMPT) // BLOCK_TOKENS
 
 
 def test_a_window_that_another_sequence_has_taken_is_not_gone_back_to(folder: Path) -> None:

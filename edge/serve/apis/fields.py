@@ -189,11 +189,11 @@ TemplateVariables = Annotated[dict[Name, JsonValue], Field(max_length=MAX_VARIAB
 
 
 def template_variables(
-    template: str, given: Mapping[str, Any] | None, effort: str | None = None, thinking: str | None = None
+    template: str, extra: Mapping[str, Any] | None, effort: str | None = None, thinking: str | None = None
 ) -> dict[str, Any]:
     """Return the variables of a request, and its options for reasoning, as the template of this source uses them.
     BadRequest if the template has no such option, and for a name that every template has."""
-    variables = dict(given or {})
+    variables = dict(extra or {})
     if reserved := sorted(RESERVED & variables.keys()):
         raise BadRequest(f"{', '.join(reserved)}: the template has it from the request", "chat_template_kwargs")
     json_text(variables, "chat_template_kwargs")

@@ -88,12 +88,12 @@ def parse(request: NativeRequest, _template: str) -> ParsedRequest:
 
 def _sampling(request: NativeRequest) -> dict[str, Any]:
     sampling = request.sampling()
-    given = {name: value for name in DEFAULTS if (value := getattr(request, name)) is not None}
+    fields_of_request = {name: value for name in DEFAULTS if (value := getattr(request, name)) is not None}
     if sampling.get("seed") in _ANY_SEED:
         del sampling["seed"]
     if isinstance(request.logit_bias, list):
         sampling["logit_bias"] = dict(map(_bias, request.logit_bias))
-    return {**sampling, **DEFAULTS, **given}
+    return {**sampling, **DEFAULTS, **fields_of_request}
 
 
 def _bias(pair: Sequence[Any]) -> tuple[int, float]:

@@ -138,7 +138,9 @@ class ServingLoop:
                 "prompt_tokens": len(running.request.prompt),
                 "generated_tokens": len(running.continuation.tokens),
             }
-            for running in sorted(self._scheduler.running, key=lambda one: one.slot.sequence if one.slot else -1)
+            for running in sorted(
+                self._scheduler.running, key=lambda request: request.slot.sequence if request.slot else -1
+            )
         ]
         return {
             **self._about.to_json(),

@@ -134,7 +134,7 @@ class IncomingBody:
         length = headers.get("content-length", "0")
         self._receive, self._most, self._room = receive, most, room
         self._declared = int(length[:20]) if length.isdecimal() else 0
-        self._received = self._taken = 0
+        self._received = self._reserved = 0
         self.is_complete = self._declared == 0 and "transfer-encoding" not in headers  # whether all of it was received
 
     def check(self) -> None:
@@ -162,9 +162,9 @@ class IncomingBody:
 
     def close(self) -> None:
         """Give its room back."""
-        taken, self._taken = self._taken, 0
-        if taken:
-            self._room.give(taken)
+        n_reserved, self._reserved = self._reserved, 0
+        if n_reserved:
+            self._room.give(n_reserved)
 
     async def _next(self) -> Message:
         message = await self._receive()
@@ -173,10 +173,10 @@ class IncomingBody:
         return message
 
     async def _take(self, n_bytes: int) -> None:
-        needed = n_bytes - self._taken
+        needed = n_bytes - self._reserved
         if n_bytes > SHORT_BYTES and needed > 0:
             await self._room.take(needed)
-            self._taken += needed
+            self._reserved += needed
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the request has more than {self._most} bytes; send less")

@@ -165,12 +165,12 @@ def namespace_of(scope: Scope) -> str:
 
 
 def _preflight(headers: Headers) -> Response:
-    asked = headers.get("access-control-request-headers", "")
+    requested = headers.get("access-control-request-headers", "")
     return Response(
         status_code=204,
         headers={
             "Access-Control-Allow-Methods": ALLOWED_METHODS,
-            "Access-Control-Allow-Headers": asked,
+            "Access-Control-Allow-Headers": requested,
             "Access-Control-Max-Age": str(PREFLIGHT_S),
         },
     )

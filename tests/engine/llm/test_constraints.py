@@ -138,7 +138,7 @@ def test_penalties_and_biases_change_logits_by_what_they_say(llama: Engine) -> N
     ],
 )
 def test_enough_logits_are_asked_for(llama: Engine, options: dict[str, object], needs: int) -> None:
-    assert TokenSampler(llama.model, SamplingParams(**{**GREEDY, **options})).wanted().top == needs  # type: ignore[arg-type]
+    assert TokenSampler(llama.model, SamplingParams(**{**GREEDY, **options})).logits_request().top == needs  # type: ignore[arg-type]
 
 
 def test_masks_behind_drafts_are_those_behind_tokens(llama: Engine) -> None:
@@ -148,18 +148,18 @@ def test_masks_behind_drafts_are_those_behind_tokens(llama: Engine) -> None:
         next(i for i in range(model.n_vocab) if model.piece(i) == letter) for letter in (b"a", b"b", b"z")
     )
     sampler = TokenSampler(model, SamplingParams(**GREEDY, regex="[a-c]{2}"))
-    ahead = sampler.wanted(tokens).masks
+    ahead = sampler.logits_request(tokens).masks
     assert len(ahead) == len(tokens) + 1
     for token, expected in zip(tokens, ahead, strict=False):
-        (mask,) = sampler.wanted().masks
+        (mask,) = sampler.logits_request().masks
         assert mask is not None
         assert expected is not None
         np.testing.assert_array_equal(mask, expected)
         assert mask[token]
         assert not mask[wrong]
-        assert [one is None for one in sampler.wanted((wrong, token)).masks] == [False, True, True]
+        assert [one is None for one in sampler.logits_request((wrong, token)).masks] == [False, True, True]
         sampler.accept(token)
-    (mask,) = sampler.wanted().masks
+    (mask,) = sampler.logits_request().masks
     assert mask is not None
     assert all(model.is_end(int(token)) for token in np.flatnonzero(mask))
     sampler.close()

@@ -321,10 +321,10 @@ def test_nothing_is_held_where_nobody_can_be_lost(mirrored: Mirrored) -> None:
 def test_room_is_that_of_a_context_or_a_quarter_of_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     file = GgufFile.open(MODEL_PATH)
     with Engine(MODEL_PATH, OPTIONS) as engine:
-        assert Mirror.of(file, OPTIONS, engine.model, None).max_bytes == 256 * TOKEN_BYTES
-        assert Mirror.of(file, OPTIONS, engine.model, 1 << 20).max_bytes == 1 << 18
+        assert Mirror.from_file(file, OPTIONS, engine.model, None).max_bytes == 256 * TOKEN_BYTES
+        assert Mirror.from_file(file, OPTIONS, engine.model, 1 << 20).max_bytes == 1 << 18
         wide = replace(OPTIONS, kv_type="f32")
-        assert Mirror.of(file, wide, engine.model, None).token_bytes == 2 * TOKEN_BYTES
+        assert Mirror.from_file(file, wide, engine.model, None).token_bytes == 2 * TOKEN_BYTES
         monkeypatch.setattr(engine.model, "is_recurrent", True)
         with pytest.raises(CannotSlice, match="recurrent"):
-            Mirror.of(file, OPTIONS, engine.model, None)
+            Mirror.from_file(file, OPTIONS, engine.model, None)

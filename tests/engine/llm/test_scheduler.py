@@ -342,7 +342,7 @@ def test_the_largest_logits_decide_as_all_would(
         for token in history:
             first.accept(int(token), generated=step > 0)
             second.accept(int(token), generated=step > 0)
-        top, masks = first.wanted()
+        top, masks = first.logits_request()
         if not top:
             break  # all are asked for
         mask = masks[0] if masks else None

@@ -182,9 +182,9 @@ def test_what_was_left_while_steps_were_under_way_is_kept_when_the_next_request_
         slot.tokens += prompt
         hashes = engine.states.block_hashes(prompt)
         slots.leave(slot, keep=False)
-        assert engine.states.kept(hashes) == 0
+        assert engine.states.n_cached(hashes) == 0
         slots.admit(slots.place([5, 6, 7], 1), [5, 6, 7])
-        assert engine.states.kept(hashes) == len(hashes) == 8
+        assert engine.states.n_cached(hashes) == len(hashes) == 8
         assert engine.kv_last(slot.sequence) == -1
 
 
@@ -359,12 +359,12 @@ def test_the_budget_follows_the_best_of_what_steps_took() -> None:
     ("answers", "rows"), [(1, 63), (8, 56), (15, 49), (16, 48), (24, 40), (64, 16)], ids=lambda n: f"{n}"
 )
 def test_a_step_with_prompts_has_whole_tiles(answers: int, rows: int) -> None:
-    assert StepBudget(512, lambda: 0.0).beside(answers) == rows
+    assert StepBudget(512, lambda: 0.0).prompt_rows(answers) == rows
 
 
 def test_a_step_with_prompts_has_some_of_them_however_slow_they_are() -> None:
     slow = StepBudget(4, lambda: 0.0)
-    assert [slow.beside(answers) for answers in (0, 1, 8, 9, 15, 16)] == [16, 15, 8, 23, 17, 16]
+    assert [slow.prompt_rows(answers) for answers in (0, 1, 8, 9, 15, 16)] == [16, 15, 8, 23, 17, 16]
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_a_step_with_prompts_has_some_of_them_however_slow_they_are() -> None:
     [(1, 0.5, 63), (8, 1, 56), (1, 2, 127), (2, 2.5, 158), (1, 15, 255), (8, 1.875, 104)],
 )
 def test_where_more_wait_than_are_answered_a_step_may_take_longer(answers: int, waiting: float, rows: int) -> None:
-    assert StepBudget(512, lambda: 0.0).beside(answers, waiting) == rows
+    assert StepBudget(512, lambda: 0.0).prompt_rows(answers, waiting) == rows
 
 
 def test_short_prompts_come_first_and_the_oldest_comes_to_its_end(synthetic: Synthetic) -> None:

@@ -256,4 +256,4 @@ def test_kept_inputs_are_those_in_flight(several: OnnxSource) -> None:
     assert len(list(again)) == 2
     for _ in range(4):
         inputs.drop_oldest()
-    assert not inputs._kept
+    assert not inputs._inputs_by_number

@@ -96,7 +96,7 @@ def test_pairs_are_those_that_trying_everything_finds(
             every += [(said["latency"], said["ttft"]) for said in pairs]
             least = min((said["ttft"] for said in pairs), default=math.inf)
             assert predicted.ttft_s is not None
-            found = phases.beside(Placed(decode, 1, ()))
+            found = phases.with_prefill(Placed(decode, 1, ()))
             if abs(PREFILL * least - predicted.ttft_s) < 1e-9 * predicted.ttft_s:
                 continue
             assert (found is not None) == (PREFILL * least < predicted.ttft_s)

@@ -169,7 +169,7 @@ def test_no_plan_is_better_than_the_bounds() -> None:
         bounds = ClusterBounds(market.work, speeds, market.link, tokens=targets.tokens, tensor=market.tensor)
         arrivals = poisson(targets.arrivals_per_s, 10, market.work.prompt, targets.tokens, 0)
         for members in market.all(3):
-            least = bounds.of(members, groups=market.tensor)
+            least = bounds.bound(members, groups=market.tensor)
             ruled_out += least.latency_s == inf
             for used, predicted in market.plans(members):
                 if used < len(members):
@@ -187,14 +187,14 @@ def test_the_bounds_of_one_device_are_what_it_takes() -> None:
     to_do = work(4, depth=50, prompt=8, concurrency=2)
     speed = device("one", 2 * MS, head_s=MS, step_s=MS / 2, token_s=1e-6)
     bounds = ClusterBounds(to_do, [speed], LinkSpeed(0.0, 1e9), tokens=11, tensor=True)
-    assert bounds.of((0,), groups=True).latency_s == pytest.approx((0.5 + 4 * (2 + 0.05) + 1) * MS)
+    assert bounds.bound((0,), groups=True).latency_s == pytest.approx((0.5 + 4 * (2 + 0.05) + 1) * MS)
     quick = ClusterBounds(to_do, [device("one", 2 * MS)], LinkSpeed(0.0, 1e9), tokens=11, tensor=True)
     # Decoding a row takes as long for two requests as for one, so half for each.
-    assert quick.of((0,), groups=True).capacity_per_s == pytest.approx(1 / (4 * (2 + 10 * 2 / 2) * MS))
-    assert quick.of((0, 0), groups=True).ttft_s == pytest.approx(4 * 2 * MS / 2)
+    assert quick.bound((0,), groups=True).capacity_per_s == pytest.approx(1 / (4 * (2 + 10 * 2 / 2) * MS))
+    assert quick.bound((0, 0), groups=True).ttft_s == pytest.approx(4 * 2 * MS / 2)
     small = replace(speed, memory_bytes=20 << 20)
     assert (
-        ClusterBounds(to_do, [small], LinkSpeed(0.0, 1e9), tokens=11, tensor=True).of((0,), groups=True).latency_s
+        ClusterBounds(to_do, [small], LinkSpeed(0.0, 1e9), tokens=11, tensor=True).bound((0,), groups=True).latency_s
         == inf
     )
 

@@ -96,9 +96,9 @@ def test_memory_that_plans_take_is_not_lent() -> None:
 
 
 def test_disks_keep_so_many_slices() -> None:
-    one = Spares(cut(WORKERS)[0], WORKERS, cut, FILE, DIGEST).of(1)
+    one = Spares(cut(WORKERS)[0], WORKERS, cut, FILE, DIGEST).after(1)
     [running] = [rank for rank, address in enumerate(cut(WORKERS)[0].devices) if address == "b:1"]
-    beside = sum(part.recipe.n_bytes for part in one.beside if part.address == "b:1")
+    beside = sum(part.recipe.n_bytes for part in one.standby if part.address == "b:1")
     need = beside + rank_recipe(FILE, DIGEST, cut(WORKERS)[0].slice(running)).n_bytes
     assert most(disk={"b:1": need - 1})[0] == 0
     assert "on b:1, which keeps" in most(disk={"b:1": need - 1})[1]
@@ -112,9 +112,9 @@ def test_what_is_in_place_is_not_sent_again() -> None:
     def as_before(workers: Sequence[str]) -> tuple[Plan, str]:
         return plan, ""
 
-    spare = Spares(plan, WORKERS, as_before, FILE, DIGEST).of(1)
+    spare = Spares(plan, WORKERS, as_before, FILE, DIGEST).after(1)
     assert len(spare.plans) == len(WORKERS)
-    assert spare.beside == ()
+    assert spare.standby == ()
 
 
 def test_a_loss_that_nothing_is_left_for_is_the_end() -> None:

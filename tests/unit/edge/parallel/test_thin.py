@@ -104,10 +104,10 @@ def test_blocks_are_kept_by_others_once_it_can_name_them(thin: ThinEngine) -> No
     states = thin.states
     assert isinstance(states, PositionStates)
     names = [bytes(32)] * 3
-    assert (states.keeps, states.kept(names), states.restore(0, 0, names)) == (False, 0, 0)
+    assert (states.keeps, states.n_cached(names), states.restore(0, 0, names)) == (False, 0, 0)
     assert thin.kv_last(0) == -1
     states.history_key = bytes(range(32))
-    assert (states.keeps, states.kept(names), states.restore(0, 0, names)) == (True, 3, 3)
+    assert (states.keeps, states.n_cached(names), states.restore(0, 0, names)) == (True, 3, 3)
     assert thin.kv_last(0) == 3 * states.block - 1
     assert states.describe() == "on the disks of the other devices"
 

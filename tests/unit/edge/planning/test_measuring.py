@@ -158,7 +158,7 @@ def test_what_was_measured_before_an_interruption_is_kept(stop: BaseException, m
     errors: dict[str, str] = {}
     of: Any = dict.fromkeys("abc", space)
     with pytest.raises(type(stop)):
-        measure(points, of, None, AXES, 3, found=measured, errors=errors)  # type: ignore[arg-type]
+        measure(points, of, None, AXES, 3, measured=measured, errors=errors)  # type: ignore[arg-type]
     [done] = measured
     assert errors == dict.fromkeys(set("abc") - {done}, INTERRUPTED)
     monkeypatch.setattr(space, "measure", measure_one)
