@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # the server makes configurations, and loads nothing of what 
     from edge.deployment.deployed import DeployedModel
     from edge.llm.engine import Accounted
     from edge.llm.interface import TextEngine
-    from edge.llm.latency import LatencyTargets
     from edge.llm.options import EngineOptions
+    from edge.llm.step_budget import LatencyTargets
     from edge.speculate.factory import Draft
     from edge.tasks import Steps
 
@@ -77,7 +77,7 @@ class EngineConfig:
 
     def latency_targets(self) -> LatencyTargets | None:
         """Return the targets of the server's steps; None without any."""
-        from edge.llm.latency import LatencyTargets
+        from edge.llm.step_budget import LatencyTargets
 
         itl, ttft = (None if ms is None else ms / 1000 for ms in (self.target_itl_ms, self.target_ttft_ms))
         return None if itl is None and ttft is None else LatencyTargets(itl, ttft)

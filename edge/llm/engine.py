@@ -188,7 +188,7 @@ class ModelRunner(Closing):
     def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
         """Forget positions [start, end) of a sequence. False where the cache lacks what is before, or recurrent layers
         cannot go back so far: all of the sequence must be forgotten, or be set back to a snapshot."""
-        self._check_sequences(sequence)
+        _check_sequences(self.sequences, sequence)
         window = Metadata(self.file).count("attention.sliding_window", 0)
         # llama.cpp gives cells that a window has passed to other sequences: then its layers cannot go back.
         if window and end < 0 < start and self._context.kv_ends(sequence)[0] > max(0, start + 1 - window):
@@ -197,12 +197,12 @@ class ModelRunner(Closing):
 
     def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
         """Let sequence `target` share positions [start, end) of `source`, at no cost in memory."""
-        self._check_sequences(source, target)
+        _check_sequences(self.sequences, source, target)
         self._context.kv_copy(source, target, start, end)
 
     def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
         """Add `delta` to positions [start, end) of a sequence. EngineError where this model's cache cannot."""
-        self._check_sequences(sequence)
+        _check_sequences(self.sequences, sequence)
         check_shift(self.file)
         self._context.kv_shift(sequence, start, end, delta)
 
@@ -223,12 +223,8 @@ class ModelRunner(Closing):
 
     def kv_last(self, sequence: int) -> int:
         """The last position held for a sequence; -1 if none."""
-        self._check_sequences(sequence)
+        _check_sequences(self.sequences, sequence)
         return self._context.kv_ends(sequence)[1]
-
-    def _check_sequences(self, *sequences: int) -> None:
-        if not all(0 <= sequence < self.sequences for sequence in sequences):  # llama.cpp would end the process
-            raise EngineError(f"sequences are from 0 to {self.sequences - 1}, not {', '.join(map(str, sequences))}")
 
     def close(self) -> None:
         """Free the context and the model."""
@@ -346,6 +342,11 @@ def load(
     size = path.stat().st_size
     with steps.step(f"Loading {path.name}", size) as show:
         return Engine(path, options, progress=lambda fraction: show(fraction * size), accounted=accounted)
+
+
+def _check_sequences(n_sequences: int, *sequences: int) -> None:
+    if not all(0 <= sequence < n_sequences for sequence in sequences):  # llama.cpp would end the process
+        raise EngineError(f"sequences are from 0 to {n_sequences - 1}, not {', '.join(map(str, sequences))}")
 
 
 def _new_batch(file: GgufFile, n_embd: int, capacity: int) -> llama.Batch:

@@ -25,10 +25,9 @@ from edge.constraints.constraint import never_given_up
 from edge.errors import EdgeError, EngineError
 from edge.llm.in_flight import InFlight, Rows, end_event, in_one_graph, room
 from edge.llm.interface import Drafter, TextEngine
-from edge.llm.latency import Came, LatencyTargets
 from edge.llm.requests import Event, Request, Running, prepare
 from edge.llm.slots import Slots
-from edge.llm.step_budget import StepBudget
+from edge.llm.step_budget import Came, LatencyTargets, StepBudget
 from partition.predict.drafts import most_windows
 
 HEADROOM = 32  # tokens: each answer has room for so many more before another request joins, which else soon waits again

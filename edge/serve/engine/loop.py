@@ -11,9 +11,9 @@ from edge.deployment.deployed import DeployedModel
 from edge.errors import EngineError
 from edge.llama.llama import Model
 from edge.llm.interface import Drafter, TextEngine
-from edge.llm.latency import LatencyTargets
 from edge.llm.requests import Event, Running
 from edge.llm.scheduler import Scheduler
+from edge.llm.step_budget import LatencyTargets
 from edge.serve.engine.embedder import MOST_TOKENS, Embedder
 from edge.serve.engine.inputs import InputProcessor
 from edge.serve.engine.jobs import EngineJobs

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from edge.llm.engine import Engine
-from edge.llm.latency import AIM, LONGEST_GAP_S, Came, LatencyTargets, Wait
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
-from edge.llm.step_budget import StepBudget
+from edge.llm.step_budget import AIM, LONGEST_GAP_S, Came, LatencyTargets, StepBudget, Wait
 from tests.conftest import Synthetic
 from tests.support.deployments import EXACT
 

@@ -14,14 +14,13 @@ import pytest
 
 from edge.errors import SamplingError
 from edge.llm.engine import Engine
-from edge.llm.latency import TILE_ROWS
 from edge.llm.options import PrefixOptions
 from edge.llm.requests import Event, Request, token_logprobs
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
 from edge.llm.slots import Slots
-from edge.llm.step_budget import STEP_S, StepBudget, parts
+from edge.llm.step_budget import STEP_S, TILE_ROWS, StepBudget, parts
 from tests.conftest import Synthetic
 from tests.engine.llm.test_scheduler import alone, one, random_requests  # noqa: F401 (a fixture)
 from tests.support.deployments import EXACT, deployed, pipeline, tensor
