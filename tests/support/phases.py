@@ -29,7 +29,7 @@ class Counting(Engine):
     def failed(self) -> Exception | None:
         return EngineError("it was lost") if self.lives < 0 else None
 
-    def _step(self, n: int) -> None:
+    def _count(self, n: int) -> None:
         assert self.gate.wait(TIMEOUT_S)
         self.lives -= 1
         if self.failed is not None:
@@ -37,11 +37,11 @@ class Counting(Engine):
         self.computed.append(n)
 
     def decode(self, tokens: Any, *arguments: Any, **how: Any) -> Any:
-        self._step(len(tokens))
+        self._count(len(tokens))
         return super().decode(tokens, *arguments, **how)
 
     def submit(self, tokens: Any, *arguments: Any, **how: Any) -> None:
-        self._step(len(tokens))
+        self._count(len(tokens))
         super().submit(tokens, *arguments, **how)
 
     def kv_remove(self, *arguments: int) -> bool:

@@ -113,7 +113,8 @@ def helpers(folder: Path, module: str) -> list[psutil.Process]:
 
 
 def test_workers_have_what_their_devices_have() -> None:
-    with Lab(parse_lab({"device": [A, B]})) as lab:
+    unlimited = {key: value for key, value in B.items() if key != "bandwidth_mbps"}
+    with Lab(parse_lab({"device": [A, unlimited]})) as lab:
         folder = lab.state.folder
         identity = lab_id(folder)
         assert not lab.shaped

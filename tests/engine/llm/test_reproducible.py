@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -71,6 +72,8 @@ def test_drafts_are_refused() -> None:
 
 class Noted:
     """An engine that notes what it computes."""
+
+    states = SimpleNamespace(snapshots=None)
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, list[int]]] = []
