@@ -42,9 +42,10 @@ class StageGroup:
         memory there is, so that more memory never makes a stage slower. PlanError if the model has too little to
         share."""
         self.work, self.links, self.members = work, links, members
-        # Rows of the steps that shares are made for, and tokens behind each.
-        self._rows, self._behind = (cost.chunk_rows(work.prompt), work.prompt / 2) if for_prompts else (1, 0.0)
+        # Rows of the steps that shares are made for, and seconds of a layer's attention to the tokens behind them.
+        self._rows, behind = (cost.chunk_rows(work.prompt), work.prompt / 2) if for_prompts else (1, 0.0)
         self.speeds = together([speeds[i] for i in members])
+        self._attention_s = [self._rows * behind * speed.row_token_s(prompt=for_prompts) for speed in self.speeds]
         self.devices = tuple(speed.device for speed in self.speeds)
         n = work.limits.sizes.layers
         self._k = _spans(work.before)
@@ -233,8 +234,8 @@ class StageGroup:
             for speed in self.speeds
         ]
         slopes = [
-            speed.part_s(1.0, rows) - speed.part_s(0.0, rows) + rows * self._behind * speed.token_s
-            for speed in self.speeds
+            speed.part_s(1.0, rows) - speed.part_s(0.0, rows) + attention_s
+            for speed, attention_s in zip(self.speeds, self._attention_s, strict=True)
         ]
         return parts(own, slopes, most)
 
