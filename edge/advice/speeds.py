@@ -100,6 +100,7 @@ def _interpolated(candidate: Candidate, known: Sequence[tuple[Candidate, Profile
                 half_layer_s=_curve([speed.half_layer_s for speed in of_each], layers),
                 head_s=_curve([speed.head_s for speed in of_each], heads),
                 token_s=widths.at([speed.token_s for speed in of_each]),
+                prompt_token_s=widths.at([speed.row_token_s(prompt=True) for speed in of_each]),
                 runtime_bytes=max(speed.runtime_bytes for speed in of_each),
                 disk_bytes_per_s=max(disks, default=None),
                 busy=any(speed.busy for speed in of_each),
@@ -131,5 +132,7 @@ class _Line:
 
 
 def _curve(curves: Sequence[Curve], line: _Line) -> Curve:
-    rows = [n for n, _ in curves[0].points]
-    return Curve(tuple((n, line.at([curve.at(n) for curve in curves])) for n in rows))
+    """The curve at the size, of the rows that all of these were timed with: beyond its own, a curve only goes on as a
+    straight line."""
+    rows = set.intersection(*({n for n, _ in curve.points} for curve in curves))
+    return Curve(tuple((n, line.at([curve.at(n) for curve in curves])) for n in sorted(rows)))

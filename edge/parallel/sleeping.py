@@ -236,7 +236,7 @@ class SleepingContext(PositionsContext):
         self._sleeper.begin()
         due_s = times.step_s(n)
         for layer in range(n_layers):
-            due_s = self._reach(due_s + times.attention_s(n, behind), n, weight=f"blk.{layer}.attn_output.weight")
+            due_s = self._reach(due_s + times.attention_s(n, *behind), n, weight=f"blk.{layer}.attn_output.weight")
             down = f"blk.{layer}.ffn_down.weight"
             is_dense = down in self._file.tensors
             due_s = self._reach(

@@ -49,18 +49,22 @@ class PositionsContext(Context):
         self.hold(batch.sequences[:n], batch.positions[:n])
         self.shift_pending = False
 
-    def hold(self, sequences: NDArray[np.int32], positions: NDArray[np.int32]) -> int:
-        """Hold the rows' positions: how many earlier ones all rows attend to together."""
-        behind = 0
+    def hold(self, sequences: NDArray[np.int32], positions: NDArray[np.int32]) -> tuple[int, int]:
+        """Hold the rows' positions. Return how many earlier ones the rows attend to together: those that are the only
+        one of their sequence, and those that share one."""
+        behind, behind_shared = 0, 0
         for sequence in np.unique(sequences).tolist():
             own = positions[sequences == sequence]
             first, last = self._ends.get(sequence, (int(own.min()), -1))
-            behind += len(own) * int(own.min())
+            if len(own) == 1:
+                behind += int(own.min())
+            else:
+                behind_shared += len(own) * int(own.min())
             self._ends[sequence] = first, max(last, int(own.max()))
         n_cells = sum(last + 1 - first for first, last in self._ends.values())
         if n_cells > self.n_ctx and len(self._ends) == 1:  # sequences may share positions
             raise EngineError(f"no room in the KV cache of {self.n_ctx} tokens for {n_cells}")
-        return behind
+        return behind, behind_shared
 
     def check_stopped(self) -> None:
         """Raise Interrupted after `stop`."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 STAGE_COLUMNS = ("stage", "device", "holds", "computes", "then sends", "memory")
 SPARE_COLUMNS = ("device", "keeps beside on its disk", "memory")
 _OLD_S = 60.0  # figures that are older are said to be
-_SPEEDS = ("layer_s", "half_layer_s", "head_s", "step_s", "token_s", "disk_bytes_per_s")
+_SPEEDS = ("layer_s", "half_layer_s", "head_s", "step_s", "token_s", "prompt_token_s", "disk_bytes_per_s")
 
 
 def known_json(space: PlanSpace) -> dict[str, Any]:

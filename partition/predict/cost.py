@@ -272,13 +272,13 @@ def answer_s(last: Sequence[str], owner: str, links: Links, rows: float) -> tupl
     return max(way.latency_s for way in ways), max(_ANSWER_BYTES * rows / way.bytes_per_s for way in ways)
 
 
-def ttft_s(passes: Numbers, busiest: Numbers, prompt: int) -> Numbers:
+def ttft_s(passes: Numbers, busiest: Numbers, prompt: int, stages: int = 2) -> Numbers:
     """A prompt in chunks that follow each other through the stages: busiest + (passes - busiest) / chunks.
 
-    passes: seconds of the whole prompt through all stages, busiest: through the slowest of them. The last chunk waits
-    for the others at the slowest stage, and only its own part of the rest comes on top.
+    passes: seconds of the whole prompt through all stages, busiest: through the slowest of them; stages: that compute.
+    The last chunk waits for the others at the slowest stage, and only its own part of the rest comes on top.
     """
-    return busiest + (passes - busiest) / chunks(prompt)
+    return busiest + (passes - busiest) / chunks(prompt, stages)
 
 
 def pair_ttft_s(prompt_s: Numbers, to_owner_s: Numbers, from_owner_s: Numbers, pass_s: Numbers, prompt: int) -> Numbers:
@@ -300,9 +300,9 @@ def chunk_rows(prompt: int, stages: int = 2) -> int:
     return min(MOST_CHUNK, prompt, max(LEAST_CHUNK, -(-even // LEAST_CHUNK) * LEAST_CHUNK))
 
 
-def chunks(prompt: int) -> int:
-    """Return the number of chunks of a prompt where there are several stages."""
-    return -(-prompt // chunk_rows(prompt))
+def chunks(prompt: int, stages: int = 2) -> int:
+    """Return the number of chunks of a prompt, by the number of stages that compute."""
+    return -(-prompt // chunk_rows(prompt, stages))
 
 
 def groups(concurrency: int, microbatches: int) -> int:

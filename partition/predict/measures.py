@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -53,6 +55,7 @@ class Measures:
         self._work, self._objectives, self.microbatches = work, objectives, microbatches
         self.key = (objectives, microbatches)  # by which what stages cost may be remembered
         self.rows = work.concurrency / microbatches
+        self.prompt_stages = 2  # stages by which a prompt is cut into chunks; more have those of two
         self._is_single = work.concurrency == 1
         needed = {name for objective in objectives for name in self._needed(objective)}
         if self.rows == 1 and "alone" in needed and work.draft is None:
@@ -65,6 +68,17 @@ class Measures:
         self._busy = [f"busy {host}" for host in hosts if "busy" in needed and microbatches > 1]
         self._prompt = [f"prompt {host}" for host in hosts if "prompt" in needed]
         self.sums += [*self._alone, *self._busy, *self._prompt]
+
+    @cached_property
+    def of_one_stage(self) -> Measures:
+        """The same where one stage computes, which has longer chunks of a prompt."""
+        measures = copy.copy(self)
+        measures.prompt_stages = 1
+        return measures
+
+    @property
+    def _chunks(self) -> int:
+        return cost.chunks(self._work.prompt, self.prompt_stages)
 
     def _needed(self, objective: str) -> tuple[str, ...]:
         """Return the measures an objective needs. With one request, throughput follows from latency."""
@@ -82,11 +96,36 @@ class Measures:
                 pass_s = measures["pass"] if "pass" in measures else measures["alone"]
                 values.append(cost.per_token_s(pass_s, busy_s, self.rows, self._work.concurrency))
             elif name == "ttft":  # cost.ttft_s, with the sum divided by the chunks already
-                busy_s = np.maximum.reduce([measures["prompt_busy"], *(measures[host] for host in self._prompt)])
-                values.append(measures["prompt"] + busy_s * (1 - 1 / cost.chunks(self._work.prompt)))
+                values.append(self._ttft_s(measures))
             else:
                 values.append(measures[{"memory": "bytes", "energy": "joules"}[name]])
         return np.array(values)
+
+    def _ttft_s(self, measures: Mapping[str, Array]) -> Array:
+        busy_s = np.maximum.reduce([measures["prompt_busy"], *(measures[host] for host in self._prompt)])
+        return np.asarray(measures["prompt"] + busy_s * (1 - 1 / self._chunks))
+
+    def only_stage(
+        self, sums: Array, peaks: Array, enter: tuple[Array, Array], enter_alone: tuple[Array, Array]
+    ) -> Array:
+        """Return the sums [S] of the stage that has all layers, behind a thin owner, from these and its peaks [P].
+
+        enter, enter_alone: the thin owner's and the way's, as these measures have them and as `of_one_stage` has them.
+        The search adds `enter`, so the stage's own sum of a prompt makes up for the difference.
+        """
+        if "prompt" not in self.sums or not np.isfinite(sums).all():
+            return sums
+        at = self.sums.index("prompt")
+        ttft_s = []
+        for measures, entering in ((self, enter), (self.of_one_stage, enter_alone)):
+            own = sums + entering[0]
+            own[at] += sums[at] * (self._chunks / measures._chunks - 1)  # its part of the prompt is that of a chunk
+            values = dict(zip(self.sums, own, strict=True))
+            values |= dict(zip(self.peaks, np.maximum(peaks, entering[1]), strict=True))
+            ttft_s.append(float(measures._ttft_s(values)))
+        changed: Array = sums.copy()
+        changed[at] = max(0.0, changed[at] + ttft_s[1] - ttft_s[0])
+        return changed
 
     def _alone_s(self, measures: Mapping[str, Array]) -> Array:
         """A token of one request."""
@@ -99,7 +138,7 @@ class Measures:
     def for_hop(self, hop: Hop, answer: bool = False) -> tuple[Array, Array]:
         """Return what a hop to the next stage adds [S], and how long it is busy [P]. answer: it goes to the owner, with
         the logits of one row of a prompt."""
-        n = cost.chunks(self._work.prompt)
+        n = self._chunks
         values = dict.fromkeys((*self.sums, *_SUMS, *_PEAKS), 0.0)
         alone = hop(self._work.alone_rows)
         values["alone"], values["alone_busy"] = sum(alone), alone[1]
@@ -135,7 +174,7 @@ class Measures:
             values["joules"] = values["busy"] * watts / self.rows
         if "prompt" in self.sums:
             values["prompt_busy"] = prompt_s()
-            values["prompt"] = values["prompt_busy"] / cost.chunks(self._work.prompt)
+            values["prompt"] = values["prompt_busy"] / self._chunks
         for names, peak in ((self._alone, "alone_busy"), (self._busy, "busy"), (self._prompt, "prompt_busy")):
             for name in names:
                 part = parts.get(name.partition(" ")[2], 0.0)

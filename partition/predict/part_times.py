@@ -49,10 +49,12 @@ class PartTimes:
         """Return the seconds beside layers and head."""
         return self._speed.step_s.at(rows)
 
-    def attention_s(self, rows: int, behind: int) -> float:
+    def attention_s(self, rows: int, behind: int, behind_shared: int = 0) -> float:
         """Return the seconds of a layer before its first sum. behind: earlier tokens that the rows attend to, each row
-        counted by itself."""
-        own = behind * self._speed.token_s * self._heads
+        counted by itself; behind_shared: likewise, of rows that have their sequence with others of the step, as those
+        of a prompt."""
+        token_s, prompt_token_s = self._speed.row_token_s(prompt=False), self._speed.row_token_s(prompt=True)
+        own = (behind * token_s + behind_shared * prompt_token_s) * self._heads
         if self._is_one:
             return self._whole * self._speed.layer_s.at(rows) + own
         constant, slope = self._line(rows)

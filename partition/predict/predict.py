@@ -160,7 +160,7 @@ class _Stage:
 
     def prompt_s(self) -> float:
         """Return seconds of the whole prompt."""
-        rows = cost.chunk_rows(self._work.prompt, self._n_stages if self.computes else 2)
+        rows = cost.chunk_rows(self._work.prompt, self._n_stages)
         return float(self._group.prompt_s(self._k, not self._after, rows, self._group.disk_s(self._paged)))
 
     def turn_s(self, rows: float) -> tuple[float, float]:
@@ -215,12 +215,14 @@ class _Stage:
 
 
 def _ttft_s(stages: list[_Stage], prompt: int) -> float:
-    """A prompt of one request through all stages. A chunk crosses a way while stages compute others."""
-    n = cost.chunks(prompt)
+    """A prompt of one request through all stages. A chunk crosses a way while stages compute others. Behind a thin
+    owner, too, one stage that computes has longer chunks."""
+    n_stages = sum(stage.computes for stage in stages)
+    n = cost.chunks(prompt, n_stages)
     whole = [stage.prompt_s() for stage in stages]
     hops = [stage.hop(prompt / n) for stage in stages[:-1]]
     ways = [n * busy_s for _, busy_s in hops]
     crowd = crowding([(stage.hosts, seconds) for stage, seconds in zip(stages, whole, strict=True)])
     busiest = max(*(seconds * times for seconds, times in zip(whole, crowd, strict=True)), *ways, 0.0)
     latency_s = sum(latency_s for latency_s, _ in hops)
-    return float(cost.ttft_s(sum(whole) + sum(ways), busiest, prompt)) + latency_s + sum(stages[-1].hop(1))
+    return float(cost.ttft_s(sum(whole) + sum(ways), busiest, prompt, n_stages)) + latency_s + sum(stages[-1].hop(1))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations, pairwise
 from math import ceil
 
@@ -172,7 +173,7 @@ class Planner:
         stages = self._pipeline and len(self.speeds) > 1
         measures = Measures(self.work, tuple(objectives), microbatches, hosts, stages=stages)
         check_watts(objectives, self.speeds)
-        thin = self._groups[0].thin_costs(measures) if self._thin else None
+        thin = cache(self._groups[0].thin_costs) if self._thin else None
         groups = [group.costs(measures, LOCAL, thin) for group in self._groups]
         n = self.work.limits.sizes.layers
         problem = Problem(n, tuple(groups), lambda a, b: self._hop(measures, a, b), measures)

@@ -20,6 +20,7 @@ from partition.predict.speeds import DeviceSpeed, Links, together
 from partition.search.problem import Group
 
 Array = NDArray[np.float64]
+ThinCosts = Callable[[Measures], tuple[Array, Array]]  # -> sums [S], peaks [P]
 _LENGTHS = 4  # stage lengths with shares of their own, where memory does not allow those by speed
 _BUDGET_STEP = 64 << 20  # bytes
 _TIGHT = 0.98  # of the memory that shares are made for: heads and columns go out in whole units
@@ -41,9 +42,10 @@ class StageGroup:
         memory there is, so that more memory never makes a stage slower. PlanError if the model has too little to
         share."""
         self.work, self.links, self.members = work, links, members
-        # Rows of the steps that shares are made for, and tokens behind each.
-        self._rows, self._behind = (cost.chunk_rows(work.prompt), work.prompt / 2) if for_prompts else (1, 0.0)
+        # Rows of the steps that shares are made for, and seconds of a layer's attention to the tokens behind them.
+        self._rows, behind = (cost.chunk_rows(work.prompt), work.prompt / 2) if for_prompts else (1, 0.0)
         self.speeds = together([speeds[i] for i in members])
+        self._attention_s = [self._rows * behind * speed.row_token_s(prompt=for_prompts) for speed in self.speeds]
         self.devices = tuple(speed.device for speed in self.speeds)
         n = work.limits.sizes.layers
         self._k = _spans(work.before)
@@ -76,7 +78,7 @@ class StageGroup:
             for shard, speed, n in zip(chosen.shards, self.speeds, paged, strict=True)
         )
 
-    def costs(self, measures: Measures, owner: str, thin: tuple[Array, Array] | None = None) -> Group:
+    def costs(self, measures: Measures, owner: str, thin: ThinCosts | None = None) -> Group:
         """Return the costs for the search. A group without the owner can be first behind a thin owner; every group can
         be last. thin: `thin_costs` of the owner; None: it has to have layers."""
         if measures.key not in self._by_measures:
@@ -85,8 +87,16 @@ class StageGroup:
         is_first = 0.0 if owner in self.devices else np.inf
         enter = np.full(len(sums), is_first), np.full(len(peaks), is_first)
         if thin is not None and owner not in self.devices:
-            hop = measures.for_hop(lambda rows: cost.hop_s(self.work, (owner,), self.devices, self.links, rows))
-            enter = thin[0] + hop[0], np.maximum(thin[1], hop[1])
+
+            def entering(measures: Measures) -> tuple[Array, Array]:
+                hop = measures.for_hop(lambda rows: cost.hop_s(self.work, (owner,), self.devices, self.links, rows))
+                own = thin(measures)
+                return own[0] + hop[0], np.maximum(own[1], hop[1])
+
+            enter, sums = entering(measures), sums.copy()
+            sums[:, 0, -1] = measures.only_stage(
+                sums[:, 0, -1], peaks[:, 0, -1], enter, entering(measures.of_one_stage)
+            )
         leave = measures.for_hop(lambda rows: cost.answer_s(self.devices, owner, self.links, rows), answer=True)
         return Group(self.members, sums, peaks, *enter, *leave)
 
@@ -109,7 +119,9 @@ class StageGroup:
         room = 0.0 if speed.runtime_bytes <= speed.memory_bytes else np.inf
         sums, peaks = measures.for_stages(
             lambda rows: np.full((1, 1), group.seconds(0.0, rows, False)),
-            lambda: np.full((1, 1), group.prompt_s(0.0, False, cost.chunk_rows(self.work.prompt))),
+            lambda: np.full(
+                (1, 1), group.prompt_s(0.0, False, cost.chunk_rows(self.work.prompt, measures.prompt_stages))
+            ),
             self._watts,
             np.full((1, 1), float(speed.runtime_bytes)),
             used([speed.host]),
@@ -222,8 +234,8 @@ class StageGroup:
             for speed in self.speeds
         ]
         slopes = [
-            speed.part_s(1.0, rows) - speed.part_s(0.0, rows) + rows * self._behind * speed.token_s
-            for speed in self.speeds
+            speed.part_s(1.0, rows) - speed.part_s(0.0, rows) + attention_s
+            for speed, attention_s in zip(self.speeds, self._attention_s, strict=True)
         ]
         return parts(own, slopes, most)
 

@@ -95,11 +95,11 @@ def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
 
 
 def chunk_rows(prompt: int, stages: int) -> float:
-    """Rows of each chunk of a prompt, while there are no answers beside it: even ones, as `partition.predict.cost` has
-    them. One stage has nothing to overlap: one chunk."""
+    """Rows of each chunk of a prompt, while there are no answers beside it: even ones, as many as
+    `partition.predict.cost` has. stages: that compute."""
     from partition.predict.cost import chunks  # loads numpy
 
-    return prompt / chunks(prompt) if stages > 1 else prompt
+    return prompt / chunks(prompt, stages)
 
 
 def _through(curve: Curve, rows: int, seconds: float) -> Curve:

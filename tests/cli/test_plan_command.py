@@ -90,7 +90,8 @@ def test_json_has_what_is_documented(edge: Run, one: Worker) -> None:
         assert not device["estimate"]
         assert device["measured_age_s"] >= 0
         speeds = device["speeds"]
-        assert {*speeds} == {"layer_s", "half_layer_s", "head_s", "step_s", "token_s", "disk_bytes_per_s"}
+        numbers = {"token_s", "prompt_token_s", "disk_bytes_per_s"}
+        assert {*speeds} == {"layer_s", "half_layer_s", "head_s", "step_s", *numbers}
         assert all(rows >= 1 and seconds > 0 for rows, seconds in speeds["layer_s"])
     assert {(way["from"], way["to"]) for way in found["links"]} == {("local", "one"), ("one", "local")}
     assert all(way["latency_s"] > 0 and way["age_s"] >= 0 and not way["estimate"] for way in found["links"])

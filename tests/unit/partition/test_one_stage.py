@@ -53,3 +53,24 @@ def test_the_search_prices_it_as_it_is_predicted() -> None:
     in_two, _ = planner.front(("latency", "throughput"), [2])
     assert in_two
     assert all(placed.microbatches == min(2, len(placed.plan.computing)) for placed in in_two)
+
+
+@pytest.mark.parametrize(("prompt", "seconds"), [(8, 0.38608), (512, 23.12656), (1100, 45.90245)])
+def test_a_prompt_goes_through_it_in_the_steps_of_one_stage(prompt: int, seconds: float) -> None:
+    """Up to 512 tokens are one step, whose way nothing overlaps: at 0.1 MB/s 512 bytes a token and 40 ms of computing.
+
+    Behind it come a chunk's way, and the latencies of 10 ms there and back.
+    """
+    speeds = [device(layer_s=100 * MS, by_row=True), device("laptop", 10 * MS, by_row=True)]
+    to_do, links = work(4, prompt=prompt), linked([LOCAL, "laptop"], LinkSpeed(10 * MS, 1e5))
+    planner = Planner(to_do, speeds, links, "m", "", tensor=False)
+    [placed], exact = planner.front(("ttft",))
+    assert exact
+    assert placed.plan.thin_owner
+    assert len(placed.plan.computing) == 1
+    predicted = predict(placed.plan, to_do, {speed.device: speed for speed in speeds}, links)
+    assert predicted.ttft_s == pytest.approx(seconds, rel=1e-3)
+    assert placed.objectives[0] == pytest.approx(predicted.ttft_s, rel=1e-9)
+    simulated = simulate(predicted, closed(1, 1, prompt, 1))
+    assert simulated.ttft_s is not None
+    assert simulated.ttft_s.p50 == pytest.approx(predicted.ttft_s, rel=0.01)

@@ -18,6 +18,7 @@ from partition.predict.speeds import Curve, LinkSpeed
 from partition.search.explain import best
 from partition.search.phases import Phases, paired, prefill_reason
 from partition.search.planner import Placed, Planner, non_dominated
+from partition.search.stage_group import StageGroup
 from tests.support.planning import MIB, MS, device, linked, model, work
 from tests.support.random_plans import Case, objectives
 from tests.support.thorough import some
@@ -203,6 +204,14 @@ def test_below_the_break_even_length_nothing_moves() -> None:
         return alone - both
 
     assert gain_s(breaks_even) > 0 >= gain_s(breaks_even - 1)
+
+
+def test_ranks_share_layers_of_a_prompt_by_its_own_attention() -> None:
+    """Chunks of 32 rows have 64 tokens behind them on average: that doubles what a layer takes on one of the two, and
+    what a decoding row takes for them does not matter."""
+    pair = [device(token_s=1e-6, prompt_token_s=0.0), device("b", token_s=0.0, prompt_token_s=MS / (32 * 64))]
+    group = StageGroup(work(4, prompt=128), pair, linked([LOCAL, "b"]), (0, 1), for_prompts=True)
+    assert group.parts == pytest.approx([2 / 3, 1 / 3])
 
 
 def test_a_pair_is_taken_only_where_it_is_clearly_better() -> None:

@@ -198,6 +198,24 @@ def test_a_survey_gets_the_profile_without_waiting(tmp_path: Path, monkeypatch: 
     assert deep.seconds - one.seconds == pytest.approx(8 * layers * 1e-5, rel=1e-3)
 
 
+def test_rows_of_a_prompt_read_keys_together(tmp_path: Path) -> None:
+    """Rows behind 12 tokens take as much longer than without: alone 10 us for each token, and a tenth in one
+    sequence."""
+    profile = profile_json(replace(uneven("x"), prompt_token_s=1e-6), SIZES)
+    engine, clock = sleeping(tmp_path, plan_of("pipeline", [1.0]), 0, profile)
+
+    def taken_s(sequences: list[int], at: list[int]) -> float:
+        rows, began = engine.rows, clock.now
+        rows.sequences[: len(at)], rows.positions[: len(at)], rows.outputs[: len(at)] = sequences, at, 1
+        engine.decode_rows(rows, len(at))
+        return clock.now - began
+
+    with closing(engine):
+        first_s = taken_s([0, 0, 0, 1], [0, 1, 2, 0])
+        behind_s = taken_s([0, 0, 0, 1], [12, 13, 14, 12])
+    assert behind_s - first_s == pytest.approx(SIZES.layers * (12 * 1e-5 + 3 * 12 * 1e-6), rel=1e-6)
+
+
 def test_what_computes_has_no_clock_of_its_own() -> None:
     with closing(ModelRunner(MODEL_PATH, OPTIONS)) as engine, timing_clock(engine) as clock:
         assert clock is None
