@@ -172,7 +172,8 @@ class Planner:
         stages = self._pipeline and len(self.speeds) > 1
         measures = Measures(self.work, tuple(objectives), microbatches, hosts, stages=stages)
         check_watts(objectives, self.speeds)
-        thin = self._groups[0].thin_costs(measures) if self._thin else None
+        may_be_thin = self._thin and (self._for_prompts or self.work.drafts_thin)
+        thin = self._groups[0].thin_costs(measures) if may_be_thin else None
         groups = [group.costs(measures, LOCAL, thin) for group in self._groups]
         n = self.work.limits.sizes.layers
         problem = Problem(n, tuple(groups), lambda a, b: self._hop(measures, a, b), measures)
