@@ -192,7 +192,7 @@ class Phases:
                 ("ttft",), [1], further=lambda group: [group.moved_s(LOCAL, to_owner=True)]
             )
             self.exact &= exact
-            self._by_room[rooms] = [_Prefill(one.plan, *one.objectives) for one in placed]
+            self._by_room[rooms] = [_Prefill(candidate.plan, *candidate.objectives) for candidate in placed]
         return self._by_room[rooms]
 
     def _predicted(self, placed: Placed) -> Prediction:
