@@ -93,8 +93,8 @@ def _targets(args: argparse.Namespace, predicted: Prediction) -> Targets | None:
     """Return the latency targets; None where there are none. UsageError for a model that has no tokens."""
     from partition.simulate.result import Targets
 
-    given = {"ttft_s": args.target_ttft, "itl_s": args.target_itl}
-    limits = {name: ms / 1e3 for name, ms in given.items() if ms is not None}
+    targets_ms = {"ttft_s": args.target_ttft, "itl_s": args.target_itl}
+    limits = {name: ms / 1e3 for name, ms in targets_ms.items() if ms is not None}
     if limits and predicted.prompt is None:
         raise UsageError("--target-ttft and --target-itl are of language models; this plan is of an ONNX model")
     return Targets(**limits) if limits else None
@@ -136,10 +136,11 @@ def _show(result: Simulated, arrivals: Arrivals, point: str | None) -> None:
         f" {number_text(result.waiting_mean)} wait for a place, {result.waiting_max} at most"
     )
     if (goodput := result.goodput) is not None:
-        rate = number_text(goodput.most_arrivals_per_s or 0.0)
+        most = goodput.most_arrivals_per_s
+        rate = "at an unknown rate" if most is None else f"up to {number_text(most)} arrivals a second"
         print_note(
             f"goodput: {100 * goodput.within:.1f} % of the requests within the targets,"
-            f" {number_text(goodput.requests_per_s)} a second; 90 % are up to {rate} arrivals a second"
+            f" {number_text(goodput.requests_per_s)} a second; 90 % are {rate}"
         )
     print_note(f"at its limit: {result.saturates or 'nothing'}")
     print_notes(result.notes)

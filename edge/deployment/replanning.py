@@ -22,9 +22,9 @@ from partition.predict.hysteresis import NEW_PLAN, PREFILL, clearly_better, plan
 from partition.predict.objectives import OBJECTIVES
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
-from partition.search.explain import is_busy
+from partition.search.explain import is_busy, reason
 from partition.search.phases import paired, prefill_reason
-from partition.search.planner import Planner
+from partition.search.planner import Placed, Planner
 from quant.gguf.file import GgufFile
 from quant.text import number_text
 
@@ -72,16 +72,30 @@ class Replanner(Deciding[Plan]):
         there = [speed for speed in self.planner.speeds if device(speed.device) in (LOCAL, *workers)]
         planner = self.planner.like(there, self.planner.links)
         try:
-            placed, why = chosen(planner, self._objective, self._limits)
+            placed, why = self._placed(planner, self._limits)
         except PlanError:  # fewer devices may not keep to the limits
             if not self._limits:
                 raise
-            placed, why = chosen(planner, self._objective)
-        # A plan that was made with a placement for prompts keeps one, where it pays on the devices that are left.
-        pair = paired(planner, placed, self._objective, {}) if self._first.prefill is not None else None
-        if pair is not None:
-            placed, why = pair, f"{why}; {prefill_reason(planner, pair)}"
+            placed, why = self._placed(planner, {})
         return by_device(placed.plan), why
+
+    def _placed(self, planner: Planner, limits: Mapping[str, float]) -> tuple[Placed, str]:
+        """Return the best plan within limits, and why. One that was made with a placement for prompts keeps one, where
+        it pays on the devices that are left, or alone keeps to the limits. PlanError where nothing fits."""
+        plain, why, refused = None, "", None
+        try:
+            plain, why = chosen(planner, self._objective, limits)
+        except PlanError as error:
+            refused = error
+        pair = paired(planner, plain, self._objective, limits) if self._first.prefill is not None else None
+        if pair is None:
+            if plain is None:
+                assert refused is not None
+                raise refused
+            return plain, why
+        if plain is None or pair.plan.placements[0] != plain.plan:
+            why = reason(planner, pair, self._objective, limits)
+        return pair, f"{why}; {prefill_reason(planner, pair)}"
 
     def pays(self, plan: Plan, current: Plan) -> bool:
         """Return whether a plan is clearly better than the one that runs. Of plans that were given, the fullest is."""
@@ -95,7 +109,7 @@ class Replanner(Deciding[Plan]):
             return True
         if plan.prefill is None or new > old:
             return False
-        new, old = (self._value(at_best, one, "ttft") for one in (plan, current))
+        new, old = (self._value(at_best, candidate, "ttft") for candidate in (plan, current))
         return clearly_better(new, old, by=plan_threshold(is_busy(self.planner.speeds, plan.prefill.devices), PREFILL))
 
     def _value(self, planner: Planner, plan: Plan, name: str = "") -> float:

@@ -34,11 +34,11 @@ _OVERHEAD_BYTES = 256  # of each, beside its own
 
 def borders(n_tokens: int, block: int) -> list[int]:
     """The positions, in order, at which a prompt of so many tokens gets snapshots: ends of blocks."""
-    distance, found = LAST_TOKENS, list[int]()
+    distance, from_the_end = LAST_TOKENS, list[int]()
     while (at := (n_tokens - distance) // block * block) > 0:
-        found.append(at)
+        from_the_end.append(at)
         distance *= 2
-    return found[::-1]
+    return from_the_end[::-1]
 
 
 class SnapshotPlan:

@@ -18,11 +18,12 @@ from edge.speculate.small_model import check_vocabulary
 from edge.survey.llm_survey import llm_speeds
 from edge.survey.profile import ClusterProfile
 from edge.tasks import Steps
+from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.architectures.table import RULES
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
 from partition.predict.cost import Work
-from partition.predict.drafts import ACCEPTANCE, FREE, MODEL_ACCEPTANCE, MTP, ROWS, SELF, Draft
+from partition.predict.drafts import ACCEPTANCE, FREE, MODEL_ACCEPTANCE, MTP, ROLLBACK_ROWS, SELF, Draft
 from partition.predict.speeds import DeviceSpeed, Links
 from partition.search.planner import Planner
 from quant.gguf.file import GgufFile
@@ -35,18 +36,33 @@ def draft_of(
     worker that does not encrypt.
 
     A drafting model is measured on the device that is to draft, as other models are. PlanError for a model that cannot
-    forget drafts and for an acceptance that cannot be; the errors of `drafts`, of vocabularies that differ, of
-    measuring, and of Fleet.
+    forget drafts, or not those of several requests, and for an acceptance that cannot be; the errors of `drafts`, of
+    vocabularies that differ, of measuring, and of Fleet.
     """
-    what = str(options.draft)
-    rules = RULES.get(file.architecture)
-    forgets = rules is None or rules.rolls_back
+    what, rules = str(options.draft), RULES.get(file.architecture)
+    is_recurrent = file.architecture in RECURRENT_ARCHITECTURES
+    forgets = rules is None or (rules.rolls_back and not (is_recurrent and work.concurrency > 1))
     if what == "off" or (what == "auto" and not forgets):
         return None
     if not forgets:
+        several = rules is not None and rules.rolls_back
         raise PlanError(
-            f"{file.path.name} has recurrent layers, which cannot forget a draft that was wrong; use --draft off"
+            f"{file.path.name} has recurrent layers, which cannot forget a draft that was wrong"
+            + (
+                " with several requests at once; use --draft off, or --concurrency 1"
+                if several
+                else "; use --draft off"
+            )
         )
+    draft = _measured_draft(options, file, cluster, work, steps, insecure=insecure)
+    return replace(draft, rollback=ROLLBACK_ROWS) if is_recurrent else draft
+
+
+def _measured_draft(
+    options: PlanOptions, file: GgufFile, cluster: Cluster, work: Work, steps: Steps, *, insecure: bool
+) -> Draft:
+    """Return the draft of a model that can forget drafts, as `draft_of`."""
+    what = str(options.draft)
     drafts_of_model = drafts(options.draft, file.path, steps, worker=options.draft_worker, insecure=insecure)
     own_layers = isinstance(drafts_of_model, MtpDraft) and not (drafts_of_model.is_auto and options.memory)
     kind = MTP if own_layers else FREE[0] if what == "auto" else what
@@ -87,7 +103,7 @@ def with_drafts(work: Work, draft: Draft | None, devices: int = 1) -> list[Work]
     windows of one row."""
     if draft is None or not draft.acceptance:
         return [work]
-    sizes = ROWS if devices > 1 else ROWS[1:]
+    sizes = [rows for rows in draft.possible_rows if rows > 1 or (devices > 1 and len(draft.possible_windows) > 1)]
     return [work, *(replace(work, draft=replace(draft, rows=rows)) for rows in sizes)]
 
 

@@ -201,9 +201,7 @@ class LlmSpace(PlanSpace):
             plain, why = explained(planner, plain, objective, caps)
         except PlanError as error:
             refused = error
-        matters = "ttft" in (objective, *caps)
-        is_planned = self._phases and (refused is None or matters) and (planner.work.draft is None or not matters)
-        placed = paired(planner, plain, objective, caps) if is_planned else None
+        placed = paired(planner, plain, objective, caps) if self._phases else None
         if placed is None:
             if plain is None:
                 assert refused is not None

@@ -26,7 +26,7 @@ from edge.speculate.small_model import DraftPace, ModelDrafts, check_vocabulary
 from edge.speculate.speculation import Speculation
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
-from partition.predict.drafts import FREE, KINDS, MTP, SELF
+from partition.predict.drafts import FREE, KINDS, MTP, ROLLBACK_ROWS, SELF
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
@@ -61,7 +61,6 @@ Draft = str | Path | WorkerDraft | MtpDraft
 """Source of drafts: one of KINDS, the file of a model on this device, a model on a worker, or the model itself."""
 
 _FEWER_BITS = "q2_k"
-ROLLBACK_ROWS = 7  # that recurrent layers can forget: for each, all that they hold is held once more
 _SMALLER = 0.9  # of the model's size at most: else there is nothing to win
 
 
@@ -88,18 +87,18 @@ def drafts(
     return path if worker is None else WorkerDraft(path, worker, insecure)
 
 
-def _own_layers(asked: str, model: PathLike | None) -> Draft:
-    """MtpDraft where that is asked for, or left open and possible; else what was asked."""
-    if asked not in (MTP, "auto"):
-        return asked
+def _own_layers(kind: str, model: PathLike | None) -> Draft:
+    """MtpDraft where that is asked for, or left open and possible; else the kind itself."""
+    if kind not in (MTP, "auto"):
+        return kind
     path = model_path(model)
     try:
         check_mtp(GgufFile.open(path))
     except EngineError:
-        if asked == MTP:
+        if kind == MTP:
             raise
-        return asked
-    return MtpDraft(path, asked == "auto")
+        return kind
+    return MtpDraft(path, kind == "auto")
 
 
 def _fewer_bits(path: Path, steps: Steps) -> Path:

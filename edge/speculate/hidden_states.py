@@ -79,7 +79,7 @@ class HiddenStates:
         if stretch is None or stretch.first + stretch.n < end or end <= max(start, stretch.first):
             return end, np.empty((0, self.n_embd), np.float32)
         first = max(start, stretch.first)
-        held = slice(first - stretch.first, end - stretch.first)
-        other = np.flatnonzero(stretch.tokens[held] != text[first - start : -1])
+        of_text = slice(first - stretch.first, end - stretch.first)
+        other = np.flatnonzero(stretch.tokens[of_text] != text[first - start : -1])
         first += int(other[-1]) + 1 if len(other) else 0
         return first, stretch.rows[first - stretch.first : end - stretch.first]

@@ -32,8 +32,8 @@ def why_no_predictor(file: GgufFile) -> str:
         return f"it says that it has layers that predict further tokens, and lacks blk.{layer}.{lacking[0]}"
     if "ffn_gate_inp.weight" in known.needs and meta.count("leading_dense_block_count", 0, most=MAX_COUNT) > layer:
         return "its layer that predicts further tokens is said to have no experts"
-    held = [name for name in known.zero if file.metadata.get(meta.key(name))]
-    return f"llama.cpp computes no such layers where {meta.key(held[0])} is set" if held else ""
+    not_zero = [name for name in known.zero if file.metadata.get(meta.key(name))]
+    return f"llama.cpp computes no such layers where {meta.key(not_zero[0])} is set" if not_zero else ""
 
 
 def predictor_tensors(file: GgufFile) -> list[TensorInfo]:

@@ -18,7 +18,7 @@ import numpy as np
 from partition.model.model import ModelShape
 from partition.plan.plan import Shard
 from partition.plan.tensor import Limits, attention_bytes, kv_heads
-from partition.predict.drafts import WINDOWS, Draft, most_windows
+from partition.predict.drafts import Draft, most_windows
 from partition.predict.speeds import DeviceSpeed, Links, LinkSpeed
 from quant.types import TensorType
 from quant.wire import WIRES
@@ -50,6 +50,11 @@ class Work:
     draft: Draft | None = None  # speculative decoding of a request that is alone; None: off
 
     @property
+    def drafts_thin(self) -> bool:
+        """Return whether a thin owner has the drafts, too: not where recurrent layers are to forget some."""
+        return self.draft is None or self.draft.rollback is None
+
+    @property
     def alone_rows(self) -> int:
         """Rows of a pass where there is one request."""
         return 1 if self.draft is None else self.draft.rows
@@ -70,12 +75,12 @@ class Work:
         """
         if self.draft is None:
             return pass_s, 1
-        times = []
-        for windows in WINDOWS:
+        times, possible = [], self.draft.possible_windows
+        for windows in possible:
             least = next(n for n in count(1) if most_windows(n) >= windows)
             token_s = replace(self.draft, windows=windows).token_s(pass_s, busy_s)
             times.append(np.where(stages >= least, token_s, np.inf))
-        return np.minimum.reduce(times), np.take(WINDOWS, np.argmin(times, axis=0))
+        return np.minimum.reduce(times), np.take(possible, np.argmin(times, axis=0))
 
     @cached_property
     def before(self) -> tuple[float, ...]:

@@ -22,6 +22,7 @@ ACCEPTANCE = {
     MTP: 0.8,
 }  # of each, where none is given; docs/planning.md says whose figures these are
 MODEL_ACCEPTANCE = 0.7  # of any other model
+ROLLBACK_ROWS = 7  # that recurrent layers can forget: for each, all that they hold is held once more
 ROWS = (1, 2, 4, 8, 16)  # rows of a pass: the last token, and the draft tokens behind it
 WINDOWS = (1, 2, 4, 8, 16)  # windows of rows in flight over stages
 _A_STAGE = 2  # windows: one that is computed, and one on its way over a link
@@ -51,10 +52,22 @@ class Draft:
     windows: Annotated[int, Bounds(WINDOWS[-1], 1)] = 1  # windows of `rows` rows in flight
     worker: str | None = None  # the address of the device that drafts; None: this one
     ask_s: Annotated[float, Bounds(3600.0)] = 0.0  # seconds of the ways to it and back
+    # Rows that the model's recurrent layers can forget, of one window at a time and not with a thin owner; None: any.
+    rollback: Annotated[int | None, Bounds(ROLLBACK_ROWS, 1)] = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.acceptance <= 1:
             raise PlanError(f"an acceptance of {self.acceptance:g}; needed is a part of drafts, from 0 to 1")
+
+    @property
+    def possible_rows(self) -> tuple[int, ...]:
+        """Numbers of rows that a pass can have."""
+        return ROWS if self.rollback is None else tuple(rows for rows in ROWS if rows <= 1 + self.rollback)
+
+    @property
+    def possible_windows(self) -> tuple[int, ...]:
+        """Numbers of windows that can be in flight over any number of stages."""
+        return WINDOWS if self.rollback is None else WINDOWS[:1]
 
     @property
     def tokens(self) -> float:

@@ -38,6 +38,8 @@ def predict(
     """
     if plan.prefill is not None:
         return _of_pair(plan, work, speeds, links, microbatches)
+    if plan.thin_owner and not work.drafts_thin:
+        work = replace(work, draft=None)
     by_turns = groups > 1 and len(plan.stages) == 1 and plan.world_size > 1
     in_turn = microbatches or plan.microbatches or len(plan.computing)
     at_once = groups if by_turns else in_turn if len(plan.computing) > 1 else 1  # one stage has one step at a time

@@ -192,7 +192,7 @@ class Phases:
                 ("ttft",), [1], further=lambda group: [group.moved_s(LOCAL, to_owner=True)]
             )
             self.exact &= exact
-            self._by_room[rooms] = [_Prefill(one.plan, *one.objectives) for one in placed]
+            self._by_room[rooms] = [_Prefill(candidate.plan, *candidate.objectives) for candidate in placed]
         return self._by_room[rooms]
 
     def _predicted(self, placed: Placed) -> Prediction:
@@ -203,14 +203,16 @@ class Phases:
 def paired(planner: Planner, plain: Placed | None, objective: str, caps: Mapping[str, float]) -> Placed | None:
     """Return the pair to take instead of the best plan with one placement, `plain`; None where none is clearly better.
 
-    Where the time to the first token is neither objective nor limited, the placement of `plain` generates. plain: None
-    where there is none within the caps.
+    Where the time to the first token is neither objective nor limited, the placement of `plain` generates; where it is,
+    the planner has to be without drafts. plain: None where there is none within the caps.
     """
     if objective == "memory" or len(planner.speeds) == 1:
         return None
+    if "ttft" not in (objective, *caps):
+        return None if plain is None else Phases(planner, caps.get("memory", math.inf)).with_prefill(plain)
+    if planner.work.draft is not None:  # whose row on the placement that generates is not that of a pair's first token
+        return None
     phases = Phases(planner, caps.get("memory", math.inf))
-    if plain is not None and objective != "ttft" and "ttft" not in caps:
-        return phases.with_prefill(plain)
     pairs = phases.pairs(tuple(dict.fromkeys((objective, "ttft"))), caps)
     if not pairs:
         return None

@@ -25,7 +25,7 @@ from partition.predict.cost import Work
 from partition.predict.hosts import crowded
 from partition.predict.measures import Measures
 from partition.predict.speeds import DeviceSpeed, Links
-from partition.search.problem import Problem, check_watts, with_peaks
+from partition.search.problem import Problem, check_watts, one_stage, with_peaks
 from partition.search.search import Front, Solution, front
 from partition.search.stage_group import StageGroup
 
@@ -95,10 +95,9 @@ class Planner:
         counts = self.microbatches if microbatches is None else microbatches
         in_groups = {cost.groups(self.work.concurrency, n) for n in counts}
         for n_groups in sorted({1, *in_groups}):
-            result = self._search(objectives, n_groups, caps, further, outdone)
+            result = self._search(objectives, n_groups, caps, further, outdone, several_stages=n_groups in in_groups)
             exact &= result.exact
-            solutions = [one for one in result.solutions if n_groups in in_groups or len(one.groups) == 1]
-            plans += [Placed(self.plan(solution), n_groups, solution.objectives) for solution in solutions]
+            plans += [Placed(self.plan(solution), n_groups, solution.objectives) for solution in result.solutions]
         return non_dominated(plans), exact
 
     def like(self, speeds: Sequence[DeviceSpeed], links: Links) -> Planner:
@@ -173,7 +172,8 @@ class Planner:
         stages = self._pipeline and len(self.speeds) > 1
         measures = Measures(self.work, tuple(objectives), microbatches, hosts, stages=stages)
         check_watts(objectives, self.speeds)
-        thin = cache(self._groups[0].thin_costs) if self._thin else None
+        may_be_thin = self._thin and (self._for_prompts or self.work.drafts_thin)
+        thin = cache(self._groups[0].thin_costs) if may_be_thin else None
         groups = [group.costs(measures, LOCAL, thin) for group in self._groups]
         n = self.work.limits.sizes.layers
         problem = Problem(n, tuple(groups), lambda a, b: self._hop(measures, a, b), measures)
@@ -196,8 +196,13 @@ class Planner:
         caps: Sequence[float] | None,
         further: Further | None,
         outdone: Outdone | None,
+        *,
+        several_stages: bool,
     ) -> Front:
+        """several_stages: whether several may compute; without, none of them outdoes those where one does."""
         problem = self.problem(objectives, microbatches, further)
+        if not several_stages:
+            problem = one_stage(problem)
         count = len(objectives) + (0 if further is None else len(further(self._groups[0])))
         of_memory = "memory" in objectives or count > len(objectives) + 1  # the fullest device's, or that of several
         beam = None if len(self.speeds) <= MOST_EXACT else BEAM

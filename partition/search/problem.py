@@ -73,6 +73,16 @@ def with_peaks(problem: Problem, peaks: Sequence[Array]) -> Problem:
     return replace(problem, groups=tuple(groups), hop=hop, objectives=objectives)
 
 
+def one_stage(problem: Problem) -> Problem:
+    """The same problem, of which only solutions with one group are possible."""
+
+    def hop(a: int, b: int) -> tuple[Array, Array]:
+        sums, peaks = problem.hop(a, b)
+        return np.full_like(sums, np.inf), np.full_like(peaks, np.inf)
+
+    return replace(problem, hop=hop)
+
+
 def check_watts(objectives: Iterable[str], speeds: Sequence[DeviceSpeed | OnnxDevice]) -> None:
     """PlanError where an objective needs the power of a device that is not known."""
     needing = [name for name in objectives if OBJECTIVES[name].power]

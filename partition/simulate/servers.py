@@ -48,6 +48,10 @@ class Step:
         return bool(self.requests)
 
 
+class TooManyEvents(PlanError):
+    """A simulation that would take more than MOST_EVENTS."""
+
+
 class Clock:
     """Clock of a simulation, with its future events."""
 
@@ -67,14 +71,14 @@ class Clock:
         heapq.heappush(self._events, (self.now, _BEHIND + self._n, then, argument))
 
     def run(self, until_s: float) -> None:
-        """Let everything before `until_s` happen; PlanError if that is more than MOST_EVENTS."""
+        """Let everything before `until_s` happen; TooManyEvents if that is more than MOST_EVENTS."""
         done, events = 0, self._events
         while events and events[0][0] < until_s:
             self.now, _, then, argument = heapq.heappop(events)
             then(argument)
             done += 1
             if done > MOST_EVENTS:
-                raise PlanError(
+                raise TooManyEvents(
                     f"the simulation has come to {self.now:.4g} s after {MOST_EVENTS:,} events, the most it may take;"
                     " use fewer requests, or fewer tokens of each"
                 )

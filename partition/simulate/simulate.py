@@ -17,7 +17,7 @@ from partition.predict.prediction import Prediction
 from partition.simulate.arrivals import Arrivals, poisson
 from partition.simulate.requests import Inputs, State, Texts
 from partition.simulate.result import REQUIRED, Goodput, Simulated, Spread, Targets, Use
-from partition.simulate.servers import Clock, Jitter, Server, Slow
+from partition.simulate.servers import Clock, Jitter, Server, Slow, TooManyEvents
 from partition.simulate.times import Part, capacity_per_s, parts
 
 _LEAST_LOAD, _RATE_WITHIN = 200, 0.01  # of the search for a rate: the interval's width at first and in the end
@@ -57,8 +57,8 @@ def simulate(
 
     When a device leaves, all requests that are not completed fail, and so do those that arrive later. owner: the name
     of the device that sends requests and gets the answers. targets: of a language model, for goodput. PlanError for
-    conditions of devices that are not in the plan, for a plan that uses a device twice, and for more than MOST_EVENTS
-    events.
+    conditions of devices that are not in the plan, for a plan that uses a device twice, and TooManyEvents for more than
+    MOST_EVENTS.
     """
     deviations = conditions or Conditions()
     deviations.check([device for stage in predicted.stages for device in stage.devices])
@@ -122,12 +122,16 @@ def most_arrivals_per_s(
     *,
     seed: int = 0,
     owner: str = LOCAL,
-) -> float:
+) -> float | None:
     """Return the highest rate of arrivals at random at which REQUIRED of the requests meet the targets, within 1 %; 0
-    where they do not even at a hundredth of what the plan can do. Requests have the mean tokens of these.
+    where they do not even at a hundredth of what the plan can do. Requests have the mean tokens of these. None:
+    unknown, because the search takes too many events, or devices are slow or leave at a given second, which is another
+    part of the requests at each rate.
 
     Halves the interval between rates at which they do and do not, up to twice what the plan can do by formula.
     """
+    if conditions is not None and (conditions.slow or conditions.leave):
+        return None
     prompt, tokens = _mean_tokens(arrivals)
     most = 2 * capacity_per_s(predicted, prompt, tokens)
 
@@ -137,13 +141,16 @@ def most_arrivals_per_s(
         return goodput is not None and goodput.within >= REQUIRED
 
     low, high = most / _LEAST_LOAD, most
-    if not is_enough(low):
-        return 0.0
-    if is_enough(high):  # so short a run ends before a queue shows
-        return high
-    while high > low * (1 + _RATE_WITHIN):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if is_enough(middle) else (low, middle)
+    try:
+        if not is_enough(low):
+            return 0.0
+        if is_enough(high):  # so short a run ends before a queue shows
+            return high
+        while high > low * (1 + _RATE_WITHIN):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if is_enough(middle) else (low, middle)
+    except TooManyEvents:
+        return None
     return low
 
 
@@ -160,7 +167,7 @@ def _goodput(completed: Sequence[State], requests: int, seconds: float, targets:
 def _mean_tokens(arrivals: Arrivals) -> tuple[int, int]:
     """Return the mean tokens of prompts and of answers, rounded."""
     requests = arrivals.requests
-    prompts, answers = sum(one.prompt for one in requests), sum(one.tokens for one in requests)
+    prompts, answers = sum(request.prompt for request in requests), sum(request.tokens for request in requests)
     return round(prompts / len(requests)), round(answers / len(requests))
 
 

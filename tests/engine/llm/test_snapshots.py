@@ -20,8 +20,9 @@ from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
 from edge.llm.snapshots import ANSWER_TOKENS, LAST_TOKENS, affordable
 from edge.prefixes.keys import derived
-from edge.speculate.factory import ROLLBACK_ROWS, speculation, with_room
+from edge.speculate.factory import speculation, with_room
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
+from partition.predict.drafts import ROLLBACK_ROWS
 from quant.gguf.file import GgufFile
 from tests.support.architectures import CLOSE, ROLLS_BACK
 from tests.support.deployments import pipeline, tensor

@@ -13,11 +13,12 @@ from edge.planning.drafted import with_draft_held, with_drafts
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
-from partition.predict.drafts import ROWS, WINDOWS, Draft, most_windows
+from partition.predict.drafts import ROLLBACK_ROWS, ROWS, WINDOWS, Draft, most_windows
 from partition.predict.hosts import Host
 from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import Curve, DeviceSpeed, LinkSpeed
+from partition.search.planner import Planner
 from partition.simulate.arrivals import Arrivals, Request, closed
 from partition.simulate.simulate import simulate
 from tests.support.planning import MS, device, linked, work
@@ -239,3 +240,30 @@ def test_one_row_is_tried_where_there_can_be_stages() -> None:
     draft = Draft("ngram", 0.4, 1)
     rows = [[one.draft.rows for one in with_drafts(work(4), draft, devices) if one.draft] for devices in (1, 2)]
     assert rows == [[2, 4, 8, 16], [1, 2, 4, 8, 16]]
+
+
+def test_recurrent_layers_have_one_window_of_eight_rows_at_most() -> None:
+    """As the engine makes them; windows, or 16 rows, would be faster here."""
+    draft = Draft("ngram", 0.99, 1, rollback=ROLLBACK_ROWS)
+    works = [drafted_work.draft for drafted_work in with_drafts(work(4), draft, 4) if drafted_work.draft]
+    assert [possible.rows for possible in works] == [2, 4, 8]
+    speeds = [stage(LOCAL if i == 0 else f"d{i}", MS) for i in range(4)]
+    recurrent, free = (several(replace(draft, rows=2, rollback=most), speeds, MS).draft for most in (7, None))
+    assert recurrent is not None
+    assert free is not None
+    assert (recurrent.windows, free.windows) == (1, 8)
+    assert Draft.from_json(recurrent.to_json(), "draft") == recurrent
+
+
+def test_a_thin_owner_has_no_drafts_that_recurrent_layers_are_to_forget() -> None:
+    """A laptop ten times as fast as its owner's phone has all layers, or the ones behind the phone's."""
+    for rollback, is_thin in ((ROLLBACK_ROWS, False), (None, True)):
+        to_do = replace(work(4), draft=Draft("ngram", 0.9, 4, rollback=rollback))
+        speeds = [stage(LOCAL, 100 * MS), stage("b", MS)]
+        planner = Planner(to_do, speeds, linked([LOCAL, "b"]), "m", "", tensor=False)
+        [placed], _ = planner.front(("latency",))
+        assert placed.plan.thin_owner == is_thin
+        thin = make_plan(to_do.limits, "m", "", [LOCAL, "b"], "pipeline", [0, 1])
+        predicted = predict(thin, to_do, {speed.device: speed for speed in speeds}, planner.links)
+        assert (predicted.draft is not None) == is_thin
+        assert (predicted.latency_s < predicted.plain_s) == is_thin

@@ -6,8 +6,10 @@ import pytest
 
 from partition.predict.prediction import Prediction, StagePrediction
 from partition.predict.speeds import Curve
+from partition.simulate import servers as simulate_servers
 from partition.simulate.arrivals import Arrivals, Request
 from partition.simulate.result import Targets
+from partition.simulate.servers import Slow
 from partition.simulate.simulate import Conditions, most_arrivals_per_s, simulate
 from partition.simulate.times import capacity_per_s
 
@@ -75,7 +77,9 @@ def test_the_highest_rate_is_where_nine_of_ten_meet_the_targets() -> None:
     assert capacity == pytest.approx(1 / 3)
 
     def most(targets: Targets) -> float:
-        return most_arrivals_per_s(predicted, requests, targets, seed=1)
+        rate = most_arrivals_per_s(predicted, requests, targets, seed=1)
+        assert rate is not None
+        return rate
 
     assert most(Targets(ttft_s=0.9)) == 0.0
     strict, loose = most(Targets(ttft_s=2.0, itl_s=0.6)), most(Targets(ttft_s=10.0, itl_s=0.6))
@@ -84,4 +88,16 @@ def test_the_highest_rate_is_where_nine_of_ten_meet_the_targets() -> None:
     assert strict * 3 == pytest.approx(0.15, abs=0.05)
     assert most(Targets(ttft_s=2.0, itl_s=0.4)) == 0.0
     slow = replace(predicted, in_flight=1, stages=(replace(predicted.stages[0], crowding=2.0),))
-    assert most_arrivals_per_s(slow, requests, Targets(ttft_s=10.0, itl_s=1.1), seed=1) < 0.7 * loose
+    slower = most_arrivals_per_s(slow, requests, Targets(ttft_s=10.0, itl_s=1.1), seed=1)
+    assert slower is not None
+    assert slower < 0.7 * loose
+
+
+def test_the_highest_rate_is_unknown_where_it_cannot_be_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation that is asked for has been done by then."""
+    predicted, requests, targets = one_at_a_time(), coming(*[0.0] * 20), Targets(ttft_s=2.0)
+    for conditions in (Conditions(leave=(("local", 60.0),)), Conditions(slow=(Slow("local", 2.0, 30.0),))):
+        assert most_arrivals_per_s(predicted, requests, targets, conditions) is None
+    assert most_arrivals_per_s(predicted, requests, targets, Conditions(jitter=0.1)) is not None
+    monkeypatch.setattr(simulate_servers, "MOST_EVENTS", 10)
+    assert most_arrivals_per_s(predicted, requests, targets) is None

@@ -74,3 +74,18 @@ def test_a_prompt_goes_through_it_in_the_steps_of_one_stage(prompt: int, seconds
     simulated = simulate(predicted, closed(1, 1, prompt, 1))
     assert simulated.ttft_s is not None
     assert simulated.ttft_s.p50 == pytest.approx(predicted.ttft_s, rel=0.01)
+
+
+def test_one_stage_is_found_where_several_stages_would_be_better_in_one_step() -> None:
+    """4 layers of 2 ms here, of 1 ms on the other device, for any rows: 8 ms for 4 tokens on one stage. Two stages
+    take 5 ms where all rows are in one step, which is not asked for, and 3 ms for each row where it has its own."""
+    speeds = [device(layer_s=2 * MS), device("laptop")]
+    names = [LOCAL, "laptop"]
+    planner = Planner(work(4, concurrency=4), speeds, linked(names), "m", "", tensor=False, thin=False)
+    [any_number], _ = planner.front(("throughput",))
+    assert len(any_number.plan.computing) == 2
+    assert any_number.objectives[0] == pytest.approx(5 * MS / 4, rel=1e-3)
+    [in_four], exact = planner.front(("throughput",), [4])
+    assert exact
+    assert len(in_four.plan.computing) == 1
+    assert in_four.objectives[0] == pytest.approx(8 * MS / 4, rel=1e-3)

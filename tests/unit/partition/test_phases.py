@@ -11,6 +11,7 @@ import pytest
 
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Plan
+from partition.predict.drafts import Draft
 from partition.predict.hysteresis import PREFILL
 from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
@@ -270,6 +271,8 @@ def test_the_first_token_within_a_limit_on_the_others() -> None:
     assert limited.objectives[0] <= cap["latency"]
     assert limited.objectives[1] <= 6.0
     assert paired(planner, None, "latency", {"ttft": 0.1}) is None
+    planner.work = replace(planner.work, draft=Draft("ngram", 0.4, 2))  # a pair's first token has a row of its own
+    assert paired(planner, None, "latency", {"ttft": 6.0}) is None
 
 
 def test_a_prediction_of_both_is_read_again() -> None:

@@ -16,6 +16,7 @@ from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import NEW_PLAN
+from partition.predict.predict import predict
 from partition.predict.speeds import Curve, LinkSpeed
 from partition.search.planner import Planner
 from partition.slices.gguf_slice import limits, slice_recipe
@@ -165,17 +166,24 @@ def test_of_too_many_devices_the_weakest_are_left_out() -> None:
     assert set(plan.devices) == set(names) - {"b:1", "d:1"}
 
 
-def test_a_plan_with_phases_keeps_them_where_they_pay() -> None:
-    """A laptop computes a prompt ten times as fast, and a token no faster: planned again, prompts stay there. A device
-    that is gone takes them along; when it is back, that pays although a token takes as long as before."""
+ALONE = make_plan(WORK.limits, "made up", "", [LOCAL], "pipeline")
+PAIR = replace(ALONE, prefill=make_plan(WORK.limits, "made up", "", [LOCAL, A], "pipeline", [0, 1]), prefill_from=100)
+
+
+def prompts_elsewhere(**laptop_has: Any) -> Planner:
+    """Return the planner of this device and a laptop that computes a prompt ten times as fast, and a token no
+    faster."""
     way = LinkSpeed(5e-3, 125e6)
     own, laptop = planning.device(LOCAL, 10 * MS, by_row=True), planning.device(A, 10 * MS, by_row=True)
-    laptop = replace(laptop, layer_s=Curve(((1, 10 * MS), (512, 512 * MS))))
-    planner = Planner(planning.work(8, prompt=1000), [own, laptop], planning.linked((LOCAL, A), way), "made up", "")
-    alone = make_plan(WORK.limits, "made up", "", [LOCAL], "pipeline")
-    prompts = make_plan(WORK.limits, "made up", "", [LOCAL, A], "pipeline", [0, 1])
-    pair = replace(alone, prefill=prompts, prefill_from=100)
-    replanner = Replanner(PlanChoice(MODEL_PATH, pair, "planned", planner=planner), FILE, "")
+    laptop = replace(laptop, layer_s=Curve(((1, 10 * MS), (512, 512 * MS))), **laptop_has)
+    return Planner(planning.work(8, prompt=1000), [own, laptop], planning.linked((LOCAL, A), way), "made up", "")
+
+
+def test_a_plan_with_phases_keeps_them_where_they_pay() -> None:
+    """Planned again, prompts stay on the laptop. A device that is gone takes them along; when it is back, that pays
+    although a token takes as long as before."""
+    planner, alone = prompts_elsewhere(), ALONE
+    replanner = Replanner(PlanChoice(MODEL_PATH, PAIR, "planned", planner=planner), FILE, "")
     again, why = replanner.plan([A])
     assert again.prefill is not None
     assert A in again.prefill.devices
@@ -185,3 +193,34 @@ def test_a_plan_with_phases_keeps_them_where_they_pay() -> None:
     assert not replanner.pays(again, again)
     plain = Replanner(PlanChoice(MODEL_PATH, alone, "planned", planner=planner), FILE, "")
     assert plain.plan([A])[0].prefill is None  # nobody asked for a second placement
+
+
+def test_a_pair_keeps_to_the_limits_of_the_plan() -> None:
+    """The laptop's runtime takes more than any device may hold, so only this device is within that limit."""
+    planner = prompts_elsewhere(runtime_bytes=500 * MIB)
+    free, limited = (
+        Replanner(PlanChoice(MODEL_PATH, PAIR, "planned", planner=planner, limits=limits), FILE, "").plan([A])[0]
+        for limits in ({}, {"memory": 400.0 * MIB})
+    )
+    assert free.prefill is not None
+    assert limited.prefill is None
+    assert limited.devices == (LOCAL,)
+
+
+def test_a_limit_that_only_a_pair_meets_stays() -> None:
+    """A first token within 20 s, of the least latency: no single placement has both, and the pair has."""
+    planner = prompts_elsewhere()
+    speeds = {speed.device: speed for speed in planner.speeds}
+    pair, _ = Replanner(PlanChoice(MODEL_PATH, PAIR, "planned", planner=planner), FILE, "").plan([A])
+    pair_s, least_s = (predict(plan, planner.work, speeds, planner.links) for plan in (pair, ALONE))
+    assert pair_s.ttft_s is not None
+    assert least_s.ttft_s is not None
+    assert pair_s.ttft_s < least_s.ttft_s / 2
+    limits = {"ttft": 1.05 * pair_s.ttft_s, "latency": 1.001 * least_s.latency_s}
+    with pytest.raises(PlanError):
+        arrange.chosen(planner, "latency", limits)
+    choice = PlanChoice(MODEL_PATH, PAIR, "planned", planner=planner, limits=limits)
+    again, why = Replanner(choice, FILE, "").plan([A])
+    assert again.prefill is not None
+    assert "prompts of" in why
+    assert (predict(again, planner.work, speeds, planner.links).ttft_s or 0.0) <= limits["ttft"]

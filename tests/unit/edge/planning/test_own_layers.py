@@ -12,8 +12,9 @@ from edge.planning.plan_options import PlanOptions
 from edge.speculate.mtp import mtp_bytes
 from edge.survey.profile import ClusterProfile
 from edge.tasks import SILENT
+from partition.errors import PlanError
 from partition.plan.plan import LOCAL
-from partition.predict.drafts import ACCEPTANCE, Draft
+from partition.predict.drafts import ACCEPTANCE, ROLLBACK_ROWS, Draft
 from partition.predict.speeds import Curve, DeviceSpeed, Links
 from quant.gguf.file import GgufFile
 from tests.support.mtp import with_predictor
@@ -39,8 +40,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def of(path: Path, depth: int = 300, **how: Any) -> Draft | None:
     file = GgufFile.open(path)
-    work = work_of(file, context=512, depth=depth)
-    return drafted.draft_of(PlanOptions(**how), file, Cluster.of_addresses([]), work, SILENT)
+    options = PlanOptions(**how)
+    work = work_of(file, context=512, depth=depth, concurrency=options.concurrency or 1)
+    return drafted.draft_of(options, file, Cluster.of_addresses([]), work, SILENT)
 
 
 def test_a_draft_takes_a_layer_and_the_head(tmp_path: Path, measured: list[str]) -> None:
@@ -67,3 +69,19 @@ def test_auto_counts_on_them_as_it_drafts(tmp_path: Path, measured: list[str]) -
     assert kinds == {
         "auto": ("mtp", 0.8), "within a budget": ("ngram", 0.4), "asked": ("mtp", 0.5), "ngram": ("ngram", 0.4),
     }  # fmt: skip
+
+
+@pytest.mark.usefixtures("measured")
+def test_recurrent_layers_have_the_drafts_that_they_can_forget(tmp_path: Path) -> None:
+    """Those of one window, of one request."""
+    path = with_predictor(tmp_path, "qwen35")
+    for how in ("auto", "mtp", "ngram"):
+        draft = of(path, draft=how)
+        assert draft is not None
+        assert draft.rollback == ROLLBACK_ROWS
+    assert of(path, draft="auto", concurrency=2) is None
+    with pytest.raises(PlanError, match="cannot forget a draft that was wrong with several requests at once"):
+        of(path, draft="ngram", concurrency=2)
+    other = of(with_predictor(tmp_path), draft="auto", concurrency=2)
+    assert other is not None
+    assert other.rollback is None
