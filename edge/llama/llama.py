@@ -289,7 +289,8 @@ class Context(Sequences):
             raise
         if not self._handle:
             raise EngineError(f"llama.cpp cannot make a context of {sizes.context} tokens: {_why()}")
-        Sequences.__init__(self, self._handle, scratch, is_recurrent=model.is_recurrent)
+        # A predictor is a layer of attention, in a model of recurrent layers, too.
+        Sequences.__init__(self, self._handle, scratch, is_recurrent=model.is_recurrent and not sizes.predicts)
         rope = L.llama_model_rope_type(model._handle)
         self._has_sections = rope in (L.LLAMA_ROPE_TYPE_MROPE, L.LLAMA_ROPE_TYPE_IMROPE)
         self.can_shift = bool(model.rotates and not model.is_recurrent and L.llama_memory_can_shift(self._memory))

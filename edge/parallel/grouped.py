@@ -210,6 +210,17 @@ class GroupedStates:
 
     snapshots = None  # a group computes behind the calls for others, and a snapshot is of what is computed
 
+    @property
+    def keeps(self) -> bool:
+        """As `States.keeps`. Blocks of a model with recurrent layers would be of no use without snapshots."""
+        return self._engine.first.states.keeps and not self._engine.model.is_recurrent
+
+    def describe(self) -> str:
+        """As `States.describe`."""
+        if self._engine.model.is_recurrent:
+            return "nothing on disk: groups of requests have no snapshots of recurrent layers"
+        return self._engine.first.states.describe()
+
     def read(self, sequence: int, positions: Range) -> KVBlock:
         """As `States.read`."""
         return self._engine.on_sequence(sequence, lambda engine, own: engine.states.read(own, positions))

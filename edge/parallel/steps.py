@@ -14,10 +14,11 @@ stage.
 |       | of masks; |
 |       | remove: sequence, start, end, whether rank 0 could (ASKED: it asks); copy: source, target, start, end; |
 |       | shift: sequence, start, end, delta; read and write: sequence, start, end, 0; |
-|       | keep, count and restore: sequence, start, hashes, 0 |
+|       | keep, count and restore: sequence, start, hashes, 0; |
+|       | snapshot: sequence, 0, 1 (hash), 0; set back: sequence, its new length, 1 (hash), 0 |
 | 20-   | decode only: positions int32 [rows], sequences int32 [rows], outputs int8 [rows], masks |
 |       | (edge/parallel/masks.py); |
-|       | keep, count and restore: block hashes of 32 bytes |
+|       | keep, count, restore, snapshot and set back: block hashes of 32 bytes |
 
 Behind a step that writes, rank 0 sends each rank its part of the keys and values over the link between the two; for one
 that reads, each rank sends its part to rank 0: as partition/state/sequence.py lays them out, in DATA frames as above.
@@ -52,7 +53,9 @@ _CHUNKS_A_STAGE = 4  # of a long prompt: so many keep all stages busy four fifth
 PART_FLOATS = 256 << 10  # 1 MiB: far below what frames and gRPC messages may hold
 _PART_BYTES = 4 * PART_FLOATS
 
-ASKED = 2  # of a removal: rank 0 holds no layer, and each rank is to tell it whether it could
+# Of a removal: rank 0 has no layer, and others may be unable to forget part of a sequence (windows, recurrent layers),
+# so each rank is to tell it whether it could.
+ASKED = 2
 
 _HEAD = struct.Struct("<BBBBiiii")
 _BYTES_A_ROW = 9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
@@ -66,20 +67,24 @@ class SpeculationResult:
         )
 
 
-def pass_ms(engine: TextEngine, prompt: list[int]) -> dict[int, float]:
-    """Milliseconds of a pass of each size behind a prompt, by rows. What they computed is forgotten."""
+def pass_ms(engine: TextEngine, prompt: list[int], clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
+    """Milliseconds of a pass of each size that drafts may have, behind a prompt, by rows. What they computed is
+    forgotten. clock: in seconds."""
     engine.kv_clear()
     slot = Slot(engine)
     slot.prefill(prompt, top=1)
     most = min(engine.outputs, engine.batch, engine.context - len(prompt))
-    return {size: median(_milliseconds(slot, size) for _ in range(_PASSES)) for size in SIZES if size <= most}
+    if engine.rollback is not None:
+        most = min(most, 1 + engine.rollback)
+    return {size: median(_milliseconds(slot, size, clock) for _ in range(_PASSES)) for size in SIZES if size <= most}
 
 
-def _milliseconds(slot: Slot, size: int) -> float:
-    began = time.perf_counter()
+def _milliseconds(slot: Slot, size: int, clock: Callable[[], float]) -> float:
+    began = clock()
     slot.decode([0] * size, "all", top=1)
-    slot.forget(size)
-    return (time.perf_counter() - began) * 1e3
+    seconds = clock() - began
+    slot.forget(size)  # with recurrent layers, by a snapshot and the tokens behind it: no part of a pass
+    return seconds * 1e3
 
 
 def _tokens_per_s(engine: TextEngine, prompt: list[int], most: int, drafter: Drafter | None) -> float:

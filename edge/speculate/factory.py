@@ -25,6 +25,7 @@ from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.small_model import DraftPace, ModelDrafts, check_vocabulary
 from edge.speculate.speculation import Speculation
 from edge.tasks import SILENT, Steps
+from partition.architectures.table import RULES
 from partition.model.check import check_loadable
 from partition.predict.drafts import FREE, KINDS, MTP, ROLLBACK_ROWS, SELF
 from quant.gguf.file import GgufFile
@@ -184,9 +185,8 @@ def speculation(
     if draft == "off" or (is_auto and engine.rollback == 0):
         return None
     if engine.rollback == 0:
-        why = "several requests at once" if engine.sequences > 1 else f"{engine.file.architecture} models"
         raise EngineError(
-            f"{engine.path.name} has recurrent layers, which cannot forget a draft that was wrong with {why};"
+            f"{engine.path.name} has recurrent layers, which cannot forget a draft that was wrong {_why_not(engine)};"
             " use --draft off"
         )
     if isinstance(draft, MtpDraft):
@@ -212,6 +212,17 @@ def speculation(
     options = EngineOptions(context=engine.context, threads=engine.threads, repack=False if budgeted else None)
     small = GreedyDrafter(enter(Engine(draft, options)))
     return Speculation(partial(ModelDrafts, small, DraftPace(), clock), draft.name, 1, clock=clock)
+
+
+def _why_not(engine: TextEngine) -> str:
+    """The cause for which recurrent layers of an engine forget no rows, as the end of a sentence."""
+    rules = RULES.get(engine.file.architecture)
+    if rules is None or not rules.rolls_back:
+        return f"with {engine.file.architecture} models"
+    if engine.sequences > 1:
+        return "with several requests at once"
+    is_thin = engine.gpu_layers is None and not engine.memory.parts["weights"]
+    return "on a device without layers" if is_thin else "in the memory there is"
 
 
 def _predictor(draft: MtpDraft, engine: TextEngine, enter: Enter, steps: Steps) -> Predictor | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Lock
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,6 +53,7 @@ class HiddenStates:
         """most: tokens of a sequence."""
         self.n_embd, self._most = n_embd, most
         self._stretches: dict[int, _Stretch] = {}  # by sequence; the one added to last comes last
+        self._lock = Lock()  # each group of sequences adds in a thread of its own
 
     @staticmethod
     def most_bytes(n_embd: int, sequences: int) -> int:
@@ -63,23 +66,26 @@ class HiddenStates:
         each = np.unique(sequences).tolist()
         if len(each) > FEW:
             return
-        for sequence in each:
-            own = sequences == sequence
-            stretch = self._stretches.pop(sequence, None)
-            if stretch is None and len(self._stretches) >= FEW:
-                self._stretches.pop(next(iter(self._stretches)))
-            stretch = self._stretches[sequence] = stretch or _Stretch(self.n_embd)
-            stretch.add(int(positions[own][0]), tokens[own], rows[own], self._most)
+        with self._lock:
+            for sequence in each:
+                own = sequences == sequence
+                stretch = self._stretches.pop(sequence, None)
+                if stretch is None and len(self._stretches) >= FEW:
+                    self._stretches.pop(next(iter(self._stretches)))
+                stretch = self._stretches[sequence] = stretch or _Stretch(self.n_embd)
+                stretch.add(int(positions[own][0]), tokens[own], rows[own], self._most)
 
     def behind(self, sequence: int, text: Tokens, start: int) -> tuple[int, Floats]:
         """The hidden states [n, n_embd] of the last tokens of a text but its last one, and the position of the first of
         these. text: tokens of the sequence from position `start` on, the last of which is not computed yet. None of
         them where what was computed is another text."""
-        stretch, end = self._stretches.get(sequence), start + len(text) - 1
-        if stretch is None or stretch.first + stretch.n < end or end <= max(start, stretch.first):
-            return end, np.empty((0, self.n_embd), np.float32)
-        first = max(start, stretch.first)
-        of_text = slice(first - stretch.first, end - stretch.first)
-        other = np.flatnonzero(stretch.tokens[of_text] != text[first - start : -1])
-        first += int(other[-1]) + 1 if len(other) else 0
-        return first, stretch.rows[first - stretch.first : end - stretch.first]
+        end = start + len(text) - 1
+        with self._lock:
+            stretch = self._stretches.get(sequence)
+            if stretch is None or stretch.first + stretch.n < end or end <= max(start, stretch.first):
+                return end, np.empty((0, self.n_embd), np.float32)
+            first = max(start, stretch.first)
+            of_text = slice(first - stretch.first, end - stretch.first)
+            other = np.flatnonzero(stretch.tokens[of_text] != text[first - start : -1])
+            first += int(other[-1]) + 1 if len(other) else 0
+            return first, stretch.rows[first - stretch.first : end - stretch.first]

@@ -151,7 +151,7 @@ def test_paging() -> None:
 def test_planner() -> None:
     rows = run("bench_planner")["rows"]
     assert all(row["seconds"] > 0 and row["points"] for row in rows)
-    assert [row["exact"] for row in rows[:-1]] == [True] * 4
+    assert all(row["exact"] for row in rows if "beam" not in row["case"])
 
 
 def test_pool() -> None:
@@ -166,16 +166,16 @@ def test_pool() -> None:
 
 def test_prefixes() -> None:
     result = run("bench_prefixes")
-    assert result["reading"]["state_bytes"] > 0
-    assert all(rate > 0 for rate in result["reading"]["median"].values())
+    [measured] = result["hybrid"]["measured"]
+    assert [measured[f"{name}_computed"] for name in ("first", "second", "restarted")] == [88, 24, 24]
     if not THOROUGH:
         return
+    assert result["reading"]["state_bytes"] > 0
+    assert all(rate > 0 for rate in result["reading"]["median"].values())
     for side, (measured,) in result["restart"]["measured"].items():
         assert measured["first_computed"] == 100, side
         assert measured["again_computed"] < 10, side
         assert measured["shared_computed"] < 40, side
-    [measured] = result["hybrid"]["measured"]
-    assert [measured[f"{name}_computed"] for name in ("first", "second", "restarted")] == [88, 24, 24]
 
 
 def test_quantize() -> None:

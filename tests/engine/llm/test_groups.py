@@ -30,6 +30,7 @@ from tests.support.deployments import EXACT, tensor
 from tests.support.drafting import Known, always, ids, run, speculate
 from tests.support.links import WAIT_S
 from tests.support.ranks_here import ranks_here
+from tests.support.slices import synthetic as model_of_arch
 from transport.errors import TransportError
 
 GROUPS = replace(EXACT, context=200, batch=16, outputs=4, sequences=4, groups=2)
@@ -287,3 +288,20 @@ def test_within_a_budget_both_contexts_are_counted_and_weights_may_not_be_paged(
 def test_so_many_groups_there_are_not(groups: int) -> None:
     with pytest.raises(EngineError, match=f"groups must be from 1 to {MAX_GROUPS}, it is {groups}"):
         EngineOptions(groups=groups)
+
+
+def test_nothing_is_kept_of_recurrent_layers(tmp_path: Path) -> None:
+    """Without snapshots nobody could go on from it. Answers are those of one device."""
+    (tmp_path / "key").mkdir()
+    model = model_of_arch(tmp_path / "lfm2.gguf", "lfm2", layers=4, vocab=320, embd=64, ff=96)
+    options = replace(GROUPS, prefixes=PrefixOptions(1 << 22, tmp_path / "kept", tmp_path / "key"))
+    requests = [Request(list(range(5 + i, 45 + i)), 4, GREEDY, ends=False) for i in range(2)]
+    with Engine(model, replace(EXACT, context=200)) as single:
+        expected = Scheduler(single).run(requests)
+    with ranks_here(model, tensor(1, 1), options, tmp_path) as engine, Scheduler(engine, keep=True) as scheduler:
+        assert isinstance(engine, GroupedEngine)
+        assert engine.first.states.keeps
+        assert not engine.states.keeps
+        assert engine.states.describe() == "nothing on disk: groups of requests have no snapshots of recurrent layers"
+        assert scheduler.run(requests) == expected
+        assert not any(slot._n_stored for slot in scheduler.slots.all)

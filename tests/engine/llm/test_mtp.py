@@ -87,6 +87,28 @@ def test_drafts_are_those_of_llama_cpp(folder: Path, arch: str) -> None:
         assert predictor.propose(0, text([1, 2, 3]), 0, 3) == []  # another text than what was computed
 
 
+@pytest.mark.parametrize("arch", ["glm4moe", "qwen35"])
+def test_a_text_that_goes_on_keeps_what_its_drafts_attend_to(folder: Path, arch: str) -> None:
+    """In a hybrid model, too: drafts leave the predictor's cache, and the text before them stays."""
+    path = with_predictor(folder, arch)
+    history = [int(token) for token in np.random.default_rng(3).integers(4, 320, 48)]
+    with Engine(path, ROOM) as engine, open_predictor(engine) as predictor:
+        engine.decode(history[:16], 0)
+        predictor.take_in(0, text(history[:17]), 0, whole=True)
+        for n in range(17, 49):
+            assert len(predictor.propose(0, text(history[:n]), 0, 3)) == 3
+            assert (predictor._held[0][0], len(predictor._held[0][1])) == (1, n - 1)
+            if n < 48:
+                engine.decode(history[n - 1 : n], n - 1)
+        state = predictor._chains[0].state
+        drafts_of_parts = predictor.propose(0, text(history), 0, 3)
+        predictor._held.clear()
+        predictor._chains.clear()
+        predictor.take_in(0, text(history), 0, whole=True)
+        assert predictor.propose(0, text(history), 0, 3) == drafts_of_parts
+        assert np.abs(predictor._chains[0].state - state).max() < 1e-2 * state.std()
+
+
 def test_hidden_states_matter(folder: Path) -> None:
     """A predictor that is given others drafts something else."""
     path = with_predictor(folder)

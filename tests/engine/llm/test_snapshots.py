@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.errors import EngineError, Interrupted
+from edge.llm import snapshots
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions
@@ -20,6 +21,7 @@ from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
 from edge.llm.snapshots import ANSWER_TOKENS, LAST_TOKENS, affordable
 from edge.prefixes.keys import derived
+from edge.speculate.bench import pass_ms
 from edge.speculate.factory import speculation, with_room
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.predict.drafts import ROLLBACK_ROWS
@@ -315,16 +317,44 @@ def test_an_answer_with_drafts_outlives_its_engine(tmp_path: Path) -> None:
         assert drafter.stats.accepted > 10
 
 
-def test_drafts_where_rows_cannot_be_forgotten(tmp_path: Path) -> None:
-    """`auto` drafts nothing, and who asks for drafts is told: of other models, and of several requests at once."""
-    assert with_room(replace(OPTIONS, sequences=2), "ngram").rollback == 0
-    for arch, sequences, why in (("mamba2", 1, "with mamba2 models"), ("lfm2", 2, "with several requests at once")):
-        options = with_room(replace(OPTIONS, sequences=sequences), "ngram")
-        with Engine(model_of(arch, tmp_path), options) as engine:
-            assert engine.rollback == 0
-            assert speculation("auto", engine, _no_engine) is None
-            with pytest.raises(EngineError, match=f"forget a draft that was wrong {why}; use --draft off"):
-                speculation("ngram", engine, _no_engine)
+@pytest.mark.parametrize(
+    ("where", "sequences", "memory", "why"),
+    [
+        ("mamba2 alone", 1, 1 << 40, "with mamba2 models"),
+        ("mamba2 alone", 2, 1 << 40, "with mamba2 models"),
+        ("lfm2 alone", 2, 1 << 40, "with several requests at once"),
+        ("qwen35 alone", 1, 1 << 20, "in the memory there is"),
+        ("lfm2 thin", 1, 1 << 40, "on a device without layers"),
+    ],
+)
+def test_drafts_where_rows_cannot_be_forgotten(
+    where: str, sequences: int, memory: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` drafts nothing, and who asks for drafts is told why."""
+    monkeypatch.setattr(snapshots, "available_memory", lambda: memory)
+    arch, how = where.split()
+    options = with_room(replace(OPTIONS, sequences=sequences), "ngram")
+    assert (options.rollback == 0) == (sequences > 1)
+    with engine_of(model_of(arch, tmp_path), how, options, tmp_path) as engine:
+        assert engine.rollback == 0
+        assert speculation("auto", engine, _no_engine) is None
+        with pytest.raises(EngineError, match=f"forget a draft that was wrong {why}; use --draft off"):
+            speculation("ngram", engine, _no_engine)
+
+
+def test_passes_are_timed_without_what_forgets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of the test, in which a row takes a second. None is larger than drafts may make it."""
+    now, decode = [0.0], Slot.decode
+
+    def timed(slot: Slot, tokens: Any, *args: Any, **how: Any) -> Any:
+        now[0] += len(tokens)
+        return decode(slot, tokens, *args, **how)
+
+    monkeypatch.setattr(Slot, "decode", timed)
+    with Engine(model_of("qwen35", tmp_path), with_room(OPTIONS, "ngram")) as engine:
+        assert engine.outputs == 16
+        passes = pass_ms(engine, FIRST[:40], lambda: now[0])
+    assert passes == {1: 1e3, 2: 2e3, 4: 4e3, 8: 8e3}
 
 
 def _no_engine(engine: Any) -> Any:

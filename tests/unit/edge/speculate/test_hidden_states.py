@@ -1,5 +1,7 @@
 """Hidden states of the last tokens: each of a token that a text has at its place, and as many as are held in a row."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -89,3 +91,24 @@ def test_many_sequences_have_none() -> None:
     for one in many:
         add(states, [one], [1], [0])
     assert [len(states.behind(one, np.array([1, 2], np.int32), 0)[1]) for one in many] == [0, *[1] * FEW]
+
+
+def test_one_thread_at_a_time_looks_up_and_adds() -> None:
+    """Groups of sequences add theirs in threads of their own, and drafts are made in another."""
+    states, locked = HiddenStates(N_EMBD), list[bool]()
+
+    class Watched(dict[int, Any]):
+        def get(self, *args: Any) -> Any:
+            locked.append(states._lock.locked())
+            return super().get(*args)
+
+        def pop(self, *args: Any) -> Any:
+            locked.append(states._lock.locked())
+            return super().pop(*args)
+
+    states._stretches = Watched()
+    for sequence in range(FEW + 1):
+        add(states, [sequence], [1], [0])
+        assert len(states.behind(sequence, np.array([1, 2], np.int32), 0)[1]) == 1
+    assert locked == [True] * (2 * (FEW + 1) + 1)
+    assert not states._lock.locked()
