@@ -343,3 +343,21 @@ def test_requests_that_share_steps_are_answered_as_each_alone(how: str, tmp_path
         alone = Scheduler(engine).run(requests)
     with engine_of(model, how, replace(OPTIONS, sequences=4), tmp_path) as ranks:
         assert Scheduler(ranks).run(requests) == alone
+
+
+@pytest.mark.parametrize(("how", "groups"), [("alone", 1), ("tensor", 2)])
+def test_how_fast_steps_are_is_learned(how: str, groups: int, tmp_path: Path) -> None:
+    """Though prompts and answers are computed in graphs of their own."""
+    now = iter(range(10_000))
+    options = replace(OPTIONS, sequences=4, groups=groups)
+    with engine_of(model_of("lfm2", tmp_path), how, options, tmp_path) as engine:
+        scheduler = Scheduler(engine, clock=lambda: float(next(now)))
+        for _ in range(groups):
+            scheduler.add(Request(FIRST[:9], 12, GREEDY))
+        scheduler.step()
+        scheduler.add(Request(FIRST, 2, GREEDY))
+        assert scheduler.running
+        before = scheduler._budget.rows
+        while scheduler.running or scheduler.waiting:
+            scheduler.step()
+        assert scheduler._budget.rows != before
