@@ -145,6 +145,32 @@ def test_ranks_whose_files_are_of_other_snapshots_agree(tmp_path: Path) -> None:
         assert slot.restored == 72
 
 
+@pytest.mark.parametrize(("how", "n_lost"), [("stages", 0), ("thin", 0), ("stages", 1), ("stages", 4)])
+def test_what_takes_several_steps_to_restore_has_one_snapshot(
+    how: str, n_lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snapshots lie near the end of a prompt; where the last are lost, the one before counts, in whichever step."""
+    monkeypatch.setattr("edge.parallel.states.MOST_HASHES", 16)
+    model, options = model_of("lfm2", tmp_path), on_disk(OPTIONS, tmp_path)
+    prompt = [*FIRST, *FIRST, *FIRST[:80]]  # snapshots behind 64, 192, 256 and 288 tokens, steps of 128
+    expected, ends = at_once(model, prompt), [0, 64, 192, 256, 288]
+    for is_first in (True, False):
+        shards = list[Any]()
+        with ranks_here(model, SPREAD[how], options, tmp_path, shards) as ranks:
+            slot = Slot(ranks)
+            if is_first:
+                slot.prefill(prompt)
+                slot.keep()
+                sealed = shards[1].engine.states.sealed
+                assert sealed.flush(60)
+                for length in ends[len(ends) - n_lost :]:
+                    last = ranks.states.block_hashes(prompt[:length])[-1]
+                    sealed.store.remove(sealed._name(derived(last, b"snapshot")))
+            else:
+                assert apart(slot.prefill(prompt), expected) < 1e-5
+                assert slot.restored == ends[-1 - n_lost]
+
+
 def test_an_answer_gets_snapshots_too(tmp_path: Path) -> None:
     """So that a prompt that begins with most of it goes on from within it."""
     model = model_of("lfm2", tmp_path)
