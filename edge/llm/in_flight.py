@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -88,6 +88,11 @@ def batch(rows: Sequence[Rows]) -> Batch:
         sequences += [own.slot.sequence] * n_rows
         outputs += [0] * (n_rows - own.logits) + [1] * own.logits
     return Batch(tokens, np.array(positions), np.array(sequences), np.array(outputs, np.int8))
+
+
+def prompt_rows(rows: Sequence[Rows]) -> int:
+    """Rows of prompts among these: those of whoever has more of them than give logits."""
+    return sum(len(own.tokens) for own in rows if len(own.tokens) > own.logits)
 
 
 def logits_request(rows: Sequence[Rows]) -> LogitsRequest:
@@ -183,14 +188,12 @@ class InFlight:
         """Submit rows in a step: the requests that wait for its logits now, and did not before. windows: as in `Step`.
         The errors of the engine."""
         giving, whole = [own for own in rows if own.logits], batch(rows)
-        prompts = sum(len(own.tokens) for own in rows if len(own.tokens) > own.logits)
+        prompts = prompt_rows(rows)
         # Where logits are on this device all are there, and masks would be made for nothing.
         top, masks = logits_request(giving) if engine.logits_cross else LogitsRequest()
         began, in_groups = time.perf_counter(), engine.contexts > 1
         try:
-            # In groups a step is computed behind this call: it is timed once its logits have come.
-            with self._budget.timed(len(whole.tokens), prompts) if prompts and not in_groups else nullcontext():
-                engine.submit(*whole, top=top, masks=masks)
+            engine.submit(*whole, top=top, masks=masks)
         except BaseException:
             for own in rows:
                 own.slot.failed()
@@ -204,6 +207,21 @@ class InFlight:
         for own in rows:
             own.slot.submitted(own.tokens)
         return [own.running for own in giving if own.is_first]
+
+    @contextmanager
+    def timed(self, engine: TextEngine, rows: Sequence[Rows]) -> Iterator[None]:
+        """Around the submitting of rows that answers wait for together, in one step or in parts: the budget learns of
+        all of them, as a part alone has rows of prompts or of answers."""
+        n_rows, prompts = sum(len(own.tokens) for own in rows), prompt_rows(rows)
+        if engine.contexts == 1:
+            with self._budget.timed(n_rows, prompts) if prompts else nullcontext():
+                yield
+            return
+        # In groups a step is computed behind `submit`: it is timed once its logits have come.
+        began = time.perf_counter()
+        yield
+        last = self.steps[-1]
+        last.began, last.n_rows, last.prompt_rows = min(began, last.began), n_rows, prompts
 
     def rows_of(self, running: Running) -> list[Rows]:
         """The rows of a request that were not cancelled."""

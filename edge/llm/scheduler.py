@@ -240,11 +240,12 @@ class Scheduler(Closing):
         if not chosen:
             return False
         rows = [Rows.pending(running, n_rows) for running, n_rows in chosen]
-        for step in in_one_graph(rows, self.engine):
-            while self.engine.stages == 1 and self._in_flight.has(step[0].slot.group):  # of one before it
-                self._collect()
-            for running in self._in_flight.submit(self.engine, step):
-                self._ready.remove(running)
+        with self._in_flight.timed(self.engine, rows):
+            for step in in_one_graph(rows, self.engine):
+                while self.engine.stages == 1 and self._in_flight.has(step[0].slot.group):  # of one before it
+                    self._collect()
+                for running in self._in_flight.submit(self.engine, step):
+                    self._ready.remove(running)
         for running, _ in chosen:
             running.tell_prefill()
         return True

@@ -6,6 +6,7 @@ import secrets
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from enum import IntFlag
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
@@ -62,6 +63,14 @@ def held_bytes(shape: ModelShape) -> int:
 def blocks_of(positions: Range, most: int) -> list[Range]:
     """These positions in blocks of at most so many."""
     return [Range(start, min(start + most, positions.stop)) for start in range(positions.start, positions.stop, most)]
+
+
+class Part(IntFlag):
+    """The part that some blocks are of those that are counted or restored, which have one snapshot at the end."""
+
+    WHOLE = 0
+    BEFORE = 1  # others follow
+    BEHIND = 2  # others were before these
 
 
 class CacheOwner(Protocol):
@@ -230,24 +239,26 @@ class States:
                 self.sealed.keep(hashes[first:end], encode(self.read(sequence, positions), self.shape).data)
                 first = end
 
-    def n_cached(self, hashes: Sequence[bytes]) -> int:
-        """Return how many leading ones of these blocks are kept; with recurrent layers, up to the last with a snapshot.
-        The first must start a group."""
+    def n_cached(self, hashes: Sequence[bytes], part: Part = Part.WHOLE) -> int:
+        """Return how many leading ones of these blocks are kept; with recurrent layers, up to the last with a snapshot,
+        unless others follow. The first must start a group."""
         if self.sealed is None or not self.keeps:
             return 0
         n_blocks = self.sealed.count(hashes) if self.shape.layers else len(hashes)
-        return self.snapshots.up_to_last(hashes[:n_blocks]) if self.snapshots is not None else n_blocks
+        if self.snapshots is None or Part.BEFORE in part:
+            return n_blocks
+        return self.snapshots.up_to_last(hashes[:n_blocks])
 
-    def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:
+    def restore(self, sequence: int, start: int, hashes: Sequence[bytes], part: Part = Part.WHOLE) -> int:
         """Add kept blocks to a sequence that ends at position `start`, where a group starts: how many leading ones were
-        there. With recurrent layers the last of them must have a snapshot, and whatever is held from `start` on is
-        dropped; where not all are there, the sequence is to be cleared."""
+        there. With recurrent layers the last of them must have a snapshot, unless others follow, and whatever is held
+        from `start` on is dropped; where not all are there, the sequence is to be cleared."""
         if self.sealed is None or not self.keeps:
             return 0
-        if self.snapshots is not None:
+        if self.snapshots is not None and Part.BEHIND not in part:
             self.snapshots.drop(sequence, start)
         done = self._restore_blocks(sequence, start, hashes) if self.shape.layers else len(hashes)
-        if self.snapshots is not None and done == len(hashes):
+        if self.snapshots is not None and done == len(hashes) and Part.BEFORE not in part:
             done *= self.snapshots.set_back(sequence, start + done * self.block, hashes[-1])
         return done
 

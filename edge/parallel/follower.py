@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError
-from edge.llm.states import States
+from edge.llm.states import Part, States
 from edge.net.relink import Order, Relink, Report
 from edge.parallel import logits, masks, steps
 from edge.parallel.shard import Shard
@@ -135,13 +135,15 @@ def _exchange_block(step: Step, shard: Shard, home: Link) -> None:
 def _keep_blocks(step: Step, shard: Shard, home: Link) -> None:
     """Keep this rank's part of blocks, count what is kept, or restore it; tell rank 0 how many blocks that are."""
     states = _states_for(step, shard)
-    sequence, start, number, _ = step.numbers
+    sequence, start, number, part = step.numbers
+    if part not in range(4):
+        raise ProtocolError(f"{part} as the part that blocks are of others; update both devices")
     if step.op is Op.KEEP:
         states.keep(sequence, start, step.hashes)
     elif step.op is Op.COUNT:
-        number = states.n_cached(step.hashes)
+        number = states.n_cached(step.hashes, Part(part))
     else:
-        number = states.restore(sequence, start, step.hashes)
+        number = states.restore(sequence, start, step.hashes, Part(part))
     home.send(json.dumps(number).encode(), Kind.CONTROL)
 
 

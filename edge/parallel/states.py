@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
 
 from edge.llm.snapshots import Snapshots
-from edge.llm.states import CacheUse, blocks_of
+from edge.llm.states import CacheUse, Part, blocks_of
 from edge.parallel import steps
 from edge.parallel.shard import Shard
 from edge.parallel.steps import MOST_HASHES, Op, Step
@@ -144,18 +144,24 @@ class SpreadStates:
         return n_blocks
 
     def _least_cached(self, hashes: Sequence[bytes]) -> int:
-        return self._least(self._steps(Op.COUNT, 0, 0, hashes), lambda step: self._own.n_cached(step.hashes))
+        counts = self._steps(Op.COUNT, 0, 0, hashes)
+        return self._least(counts, lambda step: self._own.n_cached(step.hashes, Part(step.numbers[3])))
 
     def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:
         """As `States.restore`, on all ranks. Some may have added more than all have: whoever asks removes that."""
-        steps_ = self._steps(Op.RESTORE, sequence, start, hashes)
-        return self._least(steps_, lambda step: self._own.restore(sequence, step.numbers[1], step.hashes))
+
+        def restore(step: Step) -> int:
+            return self._own.restore(sequence, step.numbers[1], step.hashes, Part(step.numbers[3]))
+
+        return self._least(self._steps(Op.RESTORE, sequence, start, hashes), restore)
 
     def _steps(self, op: Op, sequence: int, start: int, hashes: Sequence[bytes]) -> Iterator[Step]:
-        """Steps with so many hashes each."""
+        """Steps with so many hashes each. The snapshot of them all is behind the last."""
         for lo in range(0, len(hashes), MOST_HASHES):
             some = tuple(hashes[lo : lo + MOST_HASHES])
-            yield Step(op, numbers=(sequence, start + lo * self.block, len(some), 0), hashes=some)
+            part = (Part.BEHIND if lo else Part.WHOLE) | (Part.BEFORE if lo + len(some) < len(hashes) else Part.WHOLE)
+            numbers = (sequence, start + lo * self.block, len(some), part if op is not Op.KEEP else 0)
+            yield Step(op, numbers=numbers, hashes=some)
 
     def _least(self, queries: Iterator[Step], own: Callable[[Step], int]) -> int:
         """The least number of leading blocks that any rank says of these steps."""

@@ -76,7 +76,7 @@ class Op(IntEnum):
     READ = 9  # send keys and values to rank 0
     WRITE = 10  # add keys and values that rank 0 sends
     KEEP = 11  # keep blocks of a sequence on disk, and tell rank 0; this and what follows names blocks by hashes
-    COUNT = 12  # tell rank 0 how many leading blocks are kept
+    COUNT = 12  # tell rank 0 how many leading blocks are kept; of this and the next, the last number is a `Part`
     RESTORE = 13  # add kept blocks to a sequence, and tell rank 0 how many leading ones were there
     SNAPSHOT = 14  # hold a snapshot of a sequence, which ends with this block
     SET_BACK = 15  # set a sequence back to a length, by the snapshot behind a block; tell rank 0 whether there is one

@@ -22,7 +22,7 @@ from edge.llama.llama import Batch, Context, ContextSizes, Model
 from edge.llm.engine import Accounted, ModelRunner, has_windows
 from edge.llm.options import EngineOptions
 from edge.llm.snapshots import Snapshots
-from edge.llm.states import States
+from edge.llm.states import Part, States
 from edge.paging.mapped import ModelInMemory
 from edge.paging.memory import MIB, MemoryNeed
 from partition.architectures.table import RULES
@@ -238,11 +238,11 @@ class PositionStates(States):
     def keep(self, sequence: int, start: int, hashes: Sequence[bytes]) -> None:
         """Keep nothing: there is nothing here."""
 
-    def n_cached(self, hashes: Sequence[bytes]) -> int:
+    def n_cached(self, hashes: Sequence[bytes], part: Part = Part.WHOLE) -> int:
         """All of them: nothing is lacking here."""
         return len(hashes) if self.keeps else 0
 
-    def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:
+    def restore(self, sequence: int, start: int, hashes: Sequence[bytes], part: Part = Part.WHOLE) -> int:
         """Note that the other ranks hold the blocks' positions."""
         if not self.keeps:
             return 0

@@ -148,6 +148,32 @@ def test_ranks_whose_files_are_of_other_snapshots_agree(tmp_path: Path) -> None:
         assert slot.restored == 72
 
 
+@pytest.mark.parametrize(("how", "n_lost"), [("stages", 0), ("thin", 0), ("stages", 1), ("stages", 4)])
+def test_what_takes_several_steps_to_restore_has_one_snapshot(
+    how: str, n_lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snapshots lie near the end of a prompt; where the last are lost, the one before counts, in whichever step."""
+    monkeypatch.setattr("edge.parallel.states.MOST_HASHES", 16)
+    model, options = model_of("lfm2", tmp_path), on_disk(OPTIONS, tmp_path)
+    prompt = [*FIRST, *FIRST, *FIRST[:80]]  # snapshots behind 64, 192, 256 and 288 tokens, steps of 128
+    expected, ends = at_once(model, prompt), [0, 64, 192, 256, 288]
+    for is_first in (True, False):
+        shards = list[Any]()
+        with ranks_here(model, SPREAD[how], options, tmp_path, shards) as ranks:
+            slot = Slot(ranks)
+            if is_first:
+                slot.prefill(prompt)
+                slot.keep()
+                sealed = shards[1].engine.states.sealed
+                assert sealed.flush(60)
+                for length in ends[len(ends) - n_lost :]:
+                    last = ranks.states.block_hashes(prompt[:length])[-1]
+                    sealed.store.remove(sealed._name(derived(last, b"snapshot")))
+            else:
+                assert apart(slot.prefill(prompt), expected) < 1e-5
+                assert slot.restored == ends[-1 - n_lost]
+
+
 def test_an_answer_gets_snapshots_too(tmp_path: Path) -> None:
     """So that a prompt that begins with most of it goes on from within it."""
     model = model_of("lfm2", tmp_path)
@@ -374,3 +400,21 @@ def test_requests_that_share_steps_are_answered_as_each_alone(how: str, tmp_path
         alone = Scheduler(engine).run(requests)
     with engine_of(model, how, replace(OPTIONS, sequences=4), tmp_path) as ranks:
         assert Scheduler(ranks).run(requests) == alone
+
+
+@pytest.mark.parametrize(("how", "groups"), [("alone", 1), ("tensor", 2)])
+def test_how_fast_steps_are_is_learned(how: str, groups: int, tmp_path: Path) -> None:
+    """Though prompts and answers are computed in graphs of their own."""
+    now = iter(range(10_000))
+    options = replace(OPTIONS, sequences=4, groups=groups)
+    with engine_of(model_of("lfm2", tmp_path), how, options, tmp_path) as engine:
+        scheduler = Scheduler(engine, clock=lambda: float(next(now)))
+        for _ in range(groups):
+            scheduler.add(Request(FIRST[:9], 12, GREEDY))
+        scheduler.step()
+        scheduler.add(Request(FIRST, 2, GREEDY))
+        assert scheduler.running
+        before = scheduler._budget.rows
+        while scheduler.running or scheduler.waiting:
+            scheduler.step()
+        assert scheduler._budget.rows != before
