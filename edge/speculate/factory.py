@@ -221,7 +221,7 @@ def _why_not(engine: TextEngine) -> str:
         return f"with {engine.file.architecture} models"
     if engine.sequences > 1:
         return "with several requests at once"
-    is_thin = engine.gpu_layers is None and not engine.memory.parts["weights"]
+    is_thin = engine.gpu_layers is None and engine.memory.parts.get("weights") == 0  # a budget has other parts
     return "on a device without layers" if is_thin else "in the memory there is"
 
 

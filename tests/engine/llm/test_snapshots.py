@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.errors import EngineError, Interrupted
+from edge.llm import engine as engine_module
 from edge.llm import snapshots
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
@@ -29,6 +30,7 @@ from quant.gguf.file import GgufFile
 from tests.support.architectures import CLOSE, ROLLS_BACK
 from tests.support.deployments import pipeline, tensor
 from tests.support.drafting import GREEDY, Known, always, ids, run, speculate
+from tests.support.paging import ALL_FITS, least, paged
 from tests.support.ranks_here import ranks_here
 from tests.support.replaceable import replaceable
 from tests.support.slices import synthetic
@@ -366,6 +368,16 @@ def test_drafts_where_rows_cannot_be_forgotten(
         assert speculation("auto", engine, _no_engine) is None
         with pytest.raises(EngineError, match=f"forget a draft that was wrong {why}; use --draft off"):
             speculation("ngram", engine, _no_engine)
+
+
+def test_a_budget_without_memory_for_drafts_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "affordable", lambda *_: 0)
+    model, options = model_of("qwen35", tmp_path), with_room(replace(OPTIONS, memory=ALL_FITS), "ngram")
+    with (
+        paged(model, least(model, options), options) as engine,
+        pytest.raises(EngineError, match="wrong in the memory there is"),
+    ):
+        speculation("ngram", engine, _no_engine)
 
 
 def test_passes_are_timed_without_what_forgets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
