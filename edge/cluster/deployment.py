@@ -11,7 +11,7 @@ from typing import Any
 
 from devices.probe import default_threads
 from edge.cluster.fleet import Fleet, device
-from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room, groups_of
+from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room, groups_of, shared_rollback
 from edge.cluster.rank_group import DEADLINES, RankGroup
 from edge.cluster.session import EngineSession
 from edge.errors import EdgeError, EngineError, SliceError, WorkerError
@@ -158,6 +158,8 @@ class Deployment(RankGroup):
         cuts = enumerate(map(plan.slice, range(plan.world_size)))
         recipes = {rank: rank_recipe(file, digest, cut) for rank, cut in cuts if cut.layers}
         check_room(self._fleet, [(plan, recipes)], shape, options)
+        # Ranks have to agree on it, whatever memory each has.
+        options = replace(options, rollback=shared_rollback(self._fleet, plan, recipes, file, shape, options))
         total = AggregateProgress(progress, 3 * sum(recipe.n_bytes for recipe in recipes.values()), self._closing.check)
 
         pool = ThreadPoolExecutor(plan.world_size, "deploy")

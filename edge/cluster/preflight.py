@@ -9,6 +9,7 @@ from devices.probe import available_memory, own_rss
 from edge.cluster.fleet import Fleet, device
 from edge.errors import NotEnoughMemory
 from edge.llm.options import EngineOptions, resolve
+from edge.llm.snapshots import ROLLBACK_PART, affordable
 from edge.paging.memory import MIB
 from partition.model.model import ModelShape
 from partition.plan.plan import LOCAL, Plan
@@ -42,6 +43,30 @@ def check_room(
         "give it a smaller share, a smaller --context, or a budget (--memory, on a worker or here) so that it pages, or"
         " add a device",
     )
+
+
+def shared_rollback(
+    fleet: Fleet, plan: Plan, recipes: Mapping[int, Recipe], file: GgufFile, shape: ModelShape, options: EngineOptions
+) -> int:
+    """Rows that the recurrent layers of all ranks can be able to forget, at most those of the options: as many as every
+    device has memory for, beside weights and KV cache. A thin owner has no state to forget rows of: none."""
+    if plan.thin_owner:
+        return 0
+    rollback, own = options.rollback, defaultdict[str, list[int]](list)
+    for rank, address in enumerate(plan.devices):
+        own[address].append(rank)
+    for address, ranks in own.items():
+        have = (options.memory or available_memory()) if device(address) == LOCAL else fleet.memory_of(address)
+        have = min([have, *(memory for rank in ranks if (memory := plan.shard(rank).memory) is not None)])
+        used = sum(
+            kv_bytes(plan, rank, shape, options) + (0 if _pages(fleet, plan, rank, options) else recipes[rank].n_bytes)
+            for rank in ranks
+        )
+        spare = max(0, have - used - LEAST_PROCESS_BYTES) // 2  # the other half is for compute buffers
+        layers = sum(len(plan.slice(rank).layers) for rank in ranks)
+        budget = max(1, min(have, ROLLBACK_PART * spare))
+        rollback = affordable(rollback, file, budget, groups_of(plan, options) * layers)
+    return rollback
 
 
 def left_here(plan: Plan, file: GgufFile, digest: str, options: EngineOptions) -> int:

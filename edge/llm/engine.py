@@ -81,7 +81,7 @@ class ModelRunner(Closing):
             outputs=min(options.outputs or options.sequences, batch),
             flash_attention=options.flash_attention,
             contexts=options.groups if embeddings else 1,  # a model that is alone has no sums to wait for
-            # Ranks have to agree on it, whatever memory each has.
+            # Ranks have agreed on it (`shared_rollback`), whatever memory each has.
             rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.memory),
         )
         self.sequences, self.outputs = options.sequences, sizes.outputs

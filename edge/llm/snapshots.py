@@ -80,11 +80,11 @@ def snapshot_bytes(budget: int | None) -> int:
     return (budget or available_memory()) // MEMORY_PART
 
 
-def affordable(rollback: int, file: GgufFile, budget: int | None) -> int:
+def affordable(rollback: int, file: GgufFile, budget: int | None, layers: int | None = None) -> int:
     """Rows that recurrent layers can be able to forget, at most `rollback`, where what they hold for that of a sequence
     and of the one that states are read by takes no more than a sixteenth of the memory. budget: as of
-    `snapshot_bytes`."""
-    meta, layers = Metadata(file), ModelShape.from_gguf(file).n_layers
+    `snapshot_bytes`. layers: that a slice has; None: all."""
+    meta, layers = Metadata(file), ModelShape.from_gguf(file).n_layers if layers is None else max(1, layers)
     values = meta.count("ssm.state_size", 0) * meta.count("ssm.inner_size", 0)  # Mamba and the delta rule
     values = values or meta.count("kda.head_dim", 0) ** 2 * meta.count("attention.head_count", 0)
     states = (budget or available_memory()) // (ROLLBACK_PART * 2 * 4 * layers * values) if values and rollback else 0

@@ -28,8 +28,9 @@ from edge.llm.engine import Accounted, ModelRunner
 from edge.llm.options import EngineOptions
 from edge.paging.mapped import ModelInMemory
 from edge.paging.memory import MIB, MemoryNeed, cache_bytes
-from edge.parallel.thin import PositionsContext, ThinEngine
+from edge.parallel.thin import PositionsContext, PositionSnapshots, ThinEngine
 from edge.parallel.topology import Topology
+from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.architectures.table import RULES
 from partition.model.model import ModelShape
 from partition.plan.plan import Range
@@ -70,7 +71,10 @@ def open_runner(
     values = json.loads(profile.read_text())
     sizes = PartSizes.from_file(GgufFile.open(path))
     times = PartTimes(values, sizes, last=place.last, alone=len(place.group) == 1)
-    return SleepingEngine(path, options, hooks, times)
+    engine = SleepingEngine(path, options, hooks, times)
+    if place.rank:
+        engine.follow_snapshots()
+    return engine
 
 
 @contextmanager
@@ -140,6 +144,11 @@ class SleepingEngine(ModelRunner):
         self._times, self.sleeper, self._most_bytes = times, sleeper or Sleeper(), options.memory
         super().__init__(path, replace(options, memory=None, prefixes=None), hooks, embeddings=True)
         self.hidden = _NoHidden(self._context, self.shape.n_embd)
+
+    def follow_snapshots(self) -> None:
+        """Note the snapshots that a thin owner has its ranks make of recurrent layers, of which there is no state."""
+        if self.file.architecture in RECURRENT_ARCHITECTURES:
+            self.states.snapshots = PositionSnapshots(self._context)
 
     def _load(
         self,

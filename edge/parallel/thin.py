@@ -198,6 +198,13 @@ class PositionSnapshots(Snapshots):
         """Hold the first positions alone."""
         return self._context.kv_remove(sequence, length, -1)
 
+    def drop(self, sequence: int, start: int) -> None:
+        """Hold the positions before `start` alone."""
+        self._context.kv_remove(sequence, start, -1)
+
+    def keep(self, hashes: Sequence[bytes]) -> None:
+        """Keep nothing: there is nothing here."""
+
 
 class PositionStates(States):
     """States of a rank without layers: blocks are of other ranks, and only their names are made here."""

@@ -5,12 +5,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from devices.sleeping import VARIABLE
+from edge.cluster.preflight import shared_rollback
 from edge.errors import EngineError, Interrupted
 from edge.llm import engine as engine_module
 from edge.llm import snapshots
@@ -25,7 +28,10 @@ from edge.prefixes.keys import derived
 from edge.speculate.bench import pass_ms
 from edge.speculate.factory import speculation, with_room
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
+from partition.model.model import ModelShape
+from partition.plan.arrange import make_plan
 from partition.predict.drafts import ROLLBACK_ROWS
+from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 from tests.support.architectures import CLOSE, ROLLS_BACK
 from tests.support.deployments import pipeline, tensor
@@ -111,6 +117,44 @@ def test_ranks_go_on_from_snapshots_of_their_own(arch: str, how: str, tmp_path: 
                 slot.keep()
             assert apart(slot.prefill(NEXT), expected) < CLOSE.get(arch, 1e-5)
             assert (slot.computed, slot.restored) == (len(NEXT) - BORDER, 0 if is_first else BORDER)
+
+
+def test_sleeping_ranks_of_a_thin_owner_note_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text('{"preset": "pi4"}')
+    monkeypatch.setenv(VARIABLE, str(profile))
+    model, options, shards = model_of("lfm2", tmp_path), on_disk(OPTIONS, tmp_path), list[Any]()
+    with ranks_here(model, SPREAD["thin"], options, tmp_path, shards) as ranks:
+        slot = Slot(ranks)
+        slot.prefill(FIRST)
+        slot.keep()
+        slot.prefill(NEXT)
+        last = ranks.states.block_hashes(FIRST[:BORDER])[-1]
+        assert [shard.engine.states.snapshots.has(last) for shard in shards] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("how", "there", "here", "rows"),
+    [("stages", 1 << 30, 1 << 30, 4), ("stages", 64 << 20, 1 << 30, 0), ("stages", 1 << 30, 70 << 20, 0),
+     ("thin", 1 << 30, 1 << 30, 0)],
+)  # fmt: skip
+def test_ranks_forget_as_many_rows_as_the_smallest_has_memory_for(
+    how: str, there: int, here: int, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a plan that fits without drafts fits with them."""
+    monkeypatch.setattr("edge.cluster.preflight.available_memory", lambda: here)
+    path = synthetic(tmp_path / "m.gguf", "qwen35", layers=9, vocab=320, embd=64, ff=96)
+    file = GgufFile.open(path)
+    shares = SPREAD[how]["shares"]
+    devices = ["local", *(f"rank-{i}" for i in range(1, len(shares)))]
+    plan = make_plan(limits(file), "m", "", devices, **SPREAD[how])
+    fleet: Any = SimpleNamespace(
+        profiles={name: SimpleNamespace(memory_limit_bytes=there) for name in devices},
+        memory_of=lambda address: there if address == devices[-1] else 1 << 30,
+    )
+    recipes: Any = {rank: SimpleNamespace(n_bytes=6 << 20) for rank in range(len(devices))}
+    options = replace(OPTIONS, rollback=4)
+    assert shared_rollback(fleet, plan, recipes, file, ModelShape.from_gguf(file), options) == rows
 
 
 def test_a_rank_that_lost_its_snapshot_is_asked_for_the_one_before(tmp_path: Path) -> None:
