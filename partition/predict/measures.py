@@ -102,6 +102,8 @@ class Measures:
         return np.array(values)
 
     def _ttft_s(self, measures: Mapping[str, Array]) -> Array:
+        if self._chunks == 1:
+            return np.asarray(measures["prompt"])  # also where a stage is busy for ever
         busy_s = np.maximum.reduce([measures["prompt_busy"], *(measures[host] for host in self._prompt)])
         return np.asarray(measures["prompt"] + busy_s * (1 - 1 / self._chunks))
 
@@ -113,8 +115,10 @@ class Measures:
         enter, enter_alone: the thin owner's and the way's, as these measures have them and as `of_one_stage` has them.
         The search adds `enter`, so the stage's own sum of a prompt makes up for the difference.
         """
-        if "prompt" not in self.sums or not np.isfinite(sums).all():
+        if "prompt" not in self.sums:
             return sums
+        if not all(np.isfinite(values).all() for values in (sums, peaks, *enter, *enter_alone)):
+            return sums  # there is no room for the stage, or none for the owner
         at = self.sums.index("prompt")
         ttft_s = []
         for measures, entering in ((self, enter), (self.of_one_stage, enter_alone)):

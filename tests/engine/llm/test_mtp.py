@@ -147,7 +147,7 @@ def test_greedy_answers_are_the_same(folder: Path, tmp_path: Path, where: str) -
             drafter = speculating(predictor, choice=lambda: windows)
             for prompt in prompts:
                 assert ids(run(engine, prompt, drafter, max_tokens=40)) == answers[tuple(prompt)]
-            assert windows.behind > 2
+            assert windows.behind
             assert windows.cancelled
 
 
