@@ -35,6 +35,7 @@ from tests.support.links import start
 from tests.support.thorough import each_once
 from tests.support.workers import Worker, running, worker
 from transport.errors import LinkTimeout, TransportError
+from transport.link import Deadlines
 
 pytestmark = pytest.mark.usefixtures("two")
 
@@ -129,9 +130,11 @@ def test_a_daemon_that_is_killed(tmp_path: Path, two: list[Worker], how: dict[st
 
 
 def test_a_rank_that_stands_still(two: list[Worker]) -> None:
-    with deployed(two, MODEL_PATH, tensor(1, 1, 1)) as deployment:
+    exchange = Exchange(deadlines=Deadlines(step_timeout_s=47.0))
+    with deployed(two, MODEL_PATH, tensor(1, 1, 1), exchange=exchange) as deployment:
         deployment.engine.decode([5], 0)
         link = deployment.engine.group.links[2]
+        assert link.deadlines.step_timeout_s == 47.0
         link.deadlines = replace(link.deadlines, step_timeout_s=1.5)  # not before: beside a load a start takes longer
         stand_still(pid_of(deployment, 2))
         began = time.monotonic()

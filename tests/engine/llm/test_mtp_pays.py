@@ -69,6 +69,6 @@ def test_the_gain_is_that_of_the_formula(tmp_path: Path, where: str, right: floa
         gain = (TOKENS - 1) / (clock.now - began - COSTS[where][16])  # without the prompt
     best = min(Draft("mtp", right, rows, DRAFT_S).token_s(COSTS[where][rows]) for rows in ROWS)
     formula = 1 / best if clearly_faster(1 / best, 1.0, by=DRAFT) else 1.0
-    # Where two rows do not pay and four would, by a tenth, trials do not get so far.
-    assert gain == pytest.approx(formula, rel=0.11)
+    # Where two rows do not pay and four would, by a tenth, trials do not get so far: plain passes are 0.998 of that.
+    assert gain == pytest.approx(formula, rel=0.11 if (where, right) == ("in memory", 0.9) else 0.1)
     assert gain >= 0.98

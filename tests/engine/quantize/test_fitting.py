@@ -286,6 +286,14 @@ def test_slow_types_are_taken_where_no_others_will_do(
     assert "iq2_xxs" in tight.slow
 
 
+def test_experts_fill_a_budget(synthetic: Synthetic, tmp_path: Path) -> None:
+    file, out = GgufFile.open(synthetic("qwen3moe")), tmp_path / "out.gguf"
+    budget = int(file.size_bytes * 0.6)
+    result, _ = fitted(file, out, budget, SHORT, QUICK)
+    assert 0.995 * budget <= result.outcome.n_bytes <= budget
+    assert result.measured_divergence > 0
+
+
 def test_experts(synthetic: Synthetic, tmp_path: Path) -> None:
     """A file between two types in size fills its budget, and its answers are nearer than those of the smaller type."""
     file, out, smaller = GgufFile.open(synthetic("qwen3moe")), tmp_path / "out.gguf", tmp_path / "q4_0.gguf"

@@ -35,9 +35,11 @@ def test_a_tcp_link_on_this_machine() -> None:
 
 
 def test_a_shaped_link_is_as_it_was_shaped() -> None:
-    """5 ms one way; 20 MB/s there, 5 MB/s back. Other work makes some measurements worse, and not all. Round trips are
-    never shorter; a rate comes out too high where frames have waited for a receiver that had no processor, and not
-    always."""
+    """5 ms one way; 20 MB/s there, 5 MB/s back. Other work makes some measurements worse, and not all.
+
+    None is better. A rate is that of 1 MiB or more, which takes 50 ms at 20 MB/s, in the time without the best round
+    trip: where all of these were late by d ms, it may come out too high by d / 50.
+    """
     shape = Shape(delay_s=0.005)
     measurements = []
     for _ in range(6):
@@ -49,16 +51,16 @@ def test_a_shaped_link_is_as_it_was_shaped() -> None:
         )
         assert figures.round_trip_best_s >= 0.010
         assert figures.latency_s >= 0.005
+        late = max(1 - (figures.round_trip_best_s - 0.010) / 0.050, 0.1)
+        assert figures.send_bytes_per_s < 20e6 * 1.1 / late
+        assert figures.receive_bytes_per_s < 5e6 * 1.1 / late
         measurements.append(figures)
         best = [min(each.round_trip_best_s for each in measurements), min(each.latency_s for each in measurements)]
-        there = [each.send_bytes_per_s for each in measurements]
-        back = [each.receive_bytes_per_s for each in measurements]
-        rates = [min(there), max(there), min(back), max(back)]
-        if (
-            best[0] < 0.013 and best[1] < 0.009
-            and rates[0] < 20e6 * 1.1 and rates[1] > 20e6 * 0.6
-            and rates[2] < 5e6 * 1.1 and rates[3] > 5e6 * 0.6
-        ):  # fmt: skip
+        rates = [
+            max(each.send_bytes_per_s for each in measurements),
+            max(each.receive_bytes_per_s for each in measurements),
+        ]
+        if best[0] < 0.013 and best[1] < 0.009 and rates[0] > 20e6 * 0.6 and rates[1] > 5e6 * 0.6:
             return
     pytest.fail(f"{best}, {rates}")
 
