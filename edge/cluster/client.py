@@ -175,8 +175,8 @@ class _Upload:
     def __init__(self, source: Generator[bytes], n_sent: int, n_bytes: int, progress: Progress | None) -> None:
         self._source = source
         self._lock = threading.Lock()  # of the source
-        self._held = n_sent
-        self._of = n_bytes
+        self._n_sent = n_sent
+        self._n_bytes = n_bytes
         self._progress = progress
         self.n_bytes = 0
         # The worker first hashes what it holds, at the speed of a slow card.
@@ -193,7 +193,7 @@ class _Upload:
             self.n_bytes += len(chunk)
             self.moved_at = time.monotonic()
             if self._progress:
-                self._progress(self._held + self.n_bytes, self._of)
+                self._progress(self._n_sent + self.n_bytes, self._n_bytes)
         except StopIteration:
             raise
         except Exception as error:  # gRPC, whose thread this is, would only say that iterating failed

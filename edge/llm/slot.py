@@ -141,10 +141,10 @@ class Slot:
         """
         states = self.engine.states
         exact = len(self.tokens) if self.exact is None else self.exact
-        whole, kept = exact // states.block, self._n_stored // states.block
-        if not states.keeps or self._shifting or whole <= kept:
+        whole, n_stored = exact // states.block, self._n_stored // states.block
+        if not states.keeps or self._shifting or whole <= n_stored:
             return
-        first = group_start(kept)
+        first = group_start(n_stored)
         with suppress(EdgeError):
             hashes = states.block_hashes(self.tokens[: whole * states.block], self.namespace)
             states.keep(self.sequence, first * states.block, hashes[first:])

@@ -184,15 +184,15 @@ class PositionSnapshots(Snapshots):
     """Snapshots that are of other ranks: which of them were made."""
 
     def __init__(self, context: Context) -> None:
-        self._context, self._made = context, set[bytes]()
+        self._context, self._hashes = context, set[bytes]()
 
     def make(self, sequence: int, block_hash: bytes) -> None:
         """Note that the others make one."""
-        self._made.add(block_hash)
+        self._hashes.add(block_hash)
 
     def has(self, block_hash: bytes) -> bool:
         """Return whether they made one."""
-        return block_hash in self._made
+        return block_hash in self._hashes
 
     def set_back(self, sequence: int, length: int, block_hash: bytes) -> bool:
         """Hold the first positions alone."""

@@ -101,7 +101,7 @@ class Predictor(Closing):
             )
         n_embd = ModelShape.from_gguf(file).n_embd
         self.hidden = HiddenStates(n_embd)
-        self._held: dict[int, tuple[int, Tokens]] = {}  # by sequence: the first position, and the tokens from there on
+        self._computed: dict[int, tuple[int, Tokens]] = {}  # by sequence: its first position, tokens from there on
         self._chains: dict[int, _Chain] = {}  # by sequence
         self._places: dict[int, int] = {}  # by sequence of the model: which one is its own; the last used comes last
         sizes = _sizes(sequences)
@@ -161,7 +161,7 @@ class Predictor(Closing):
 
     def _same(self, sequence: int, text: Tokens, start: int) -> int:
         """The position up to which what is held of a sequence is this text."""
-        first, tokens = self._held.get(sequence, (start, text[:0]))
+        first, tokens = self._computed.get(sequence, (start, text[:0]))
         own = tokens[max(0, start - first) :]
         n = min(len(own), start + len(text) - max(start, first))
         if n <= 0:  # a shorter text, which ends before what is held, or another part of one
@@ -175,7 +175,7 @@ class Predictor(Closing):
         last = start + len(text) - 1
         least = self.hidden.behind(sequence, text, start)[0] + 1
         same = min(self._same(sequence, text, start), last)
-        first = self._held[sequence][0] if sequence in self._held else last
+        first = self._computed[sequence][0] if sequence in self._computed else last
         if whole:
             goes_on = first <= max(least, last - MOST_TOKENS // 2)
         else:
@@ -189,7 +189,7 @@ class Predictor(Closing):
         at = self._first(sequence, text, start, whole)
         if at >= end:
             return
-        first, tokens = self._held.pop(sequence, (at, text[:0]))
+        first, tokens = self._computed.pop(sequence, (at, text[:0]))
         self._chains.pop(sequence, None)
         place = self._place(sequence)
         if not first < at <= first + len(tokens) or not self._context.kv_remove(place, at, -1):
@@ -205,7 +205,7 @@ class Predictor(Closing):
             own = text[chunk - start : stop - start]
             gives = stop == start + len(text)
             self._decode(sequence, own, chunk, states[chunk - 1 - known : stop - 1 - known], gives=gives)
-        self._held[sequence] = first, tokens
+        self._computed[sequence] = first, tokens
 
     def _decode(
         self, sequence: int, tokens: Tokens, position: int, states: NDArray[np.float32], *, gives: bool
@@ -228,7 +228,7 @@ class Predictor(Closing):
         """The sequence here that one of the model has; where all are taken, the one that was used first is let go."""
         if sequence not in self._places and not self._free:
             oldest = next(iter(self._places))
-            self._held.pop(oldest, None)
+            self._computed.pop(oldest, None)
             self._chains.pop(oldest, None)
             self._free.append(self._places.pop(oldest))
         place = self._places.pop(sequence) if sequence in self._places else self._free.pop()

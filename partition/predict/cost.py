@@ -286,14 +286,17 @@ def ttft_s(passes: Numbers, busiest: Numbers, prompt: int, stages: int = 2) -> N
     return busiest + (passes - busiest) / chunks(prompt, stages)
 
 
-def pair_ttft_s(prompt_s: Numbers, to_owner_s: Numbers, from_owner_s: Numbers, pass_s: Numbers, prompt: int) -> Numbers:
+def pair_ttft_s(
+    prompt_s: Numbers, to_owner_s: Numbers, from_owner_s: Numbers, pass_s: Numbers, prompt: int, stages: int = 2
+) -> Numbers:
     """Time to first token where one placement computes the prompt and another one generates: chunks are computed, their
     keys and values go to the owner and from there to the other placement, one behind the other; then it computes a row.
 
     prompt_s, to_owner_s, from_owner_s: seconds of the whole prompt and of all its keys and values. pass_s: a row.
+    stages: that compute the prompt; one alone has longer chunks.
     """
     busiest_s = np.maximum(np.maximum(prompt_s, to_owner_s), from_owner_s)
-    return ttft_s(prompt_s + to_owner_s + from_owner_s, busiest_s, prompt) + pass_s
+    return ttft_s(prompt_s + to_owner_s + from_owner_s, busiest_s, prompt, stages) + pass_s
 
 
 def chunk_rows(prompt: int, stages: int = 2) -> int:

@@ -81,7 +81,8 @@ def _of_pair(
     prompt_s = prefill.ttft_s or 0.0
     to_owner_s = moved_s(computes_prompts, work, speeds, links, to_owner=True)
     from_owner_s = moved_s(generates, work, speeds, links, to_owner=False)
-    both_s = float(cost.pair_ttft_s(prompt_s, to_owner_s, from_owner_s, 0.0, work.prompt))
+    n_stages = len(computes_prompts.computing)
+    both_s = float(cost.pair_ttft_s(prompt_s, to_owner_s, from_owner_s, 0.0, work.prompt, n_stages))
     predicted = replace(
         decode, ttft_s=both_s + decode.plain_s, prefill=prefill, hand_over_s=max(0.0, both_s - prompt_s)
     )

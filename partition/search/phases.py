@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from partition.predict.prediction import Prediction
 from partition.search.explain import is_busy
 from partition.search.planner import Placed, Planner, non_dominated
 from partition.search.problem import Array
+from partition.search.stage_group import StageGroup
 from partition.search.tables import rounded
 from quant.text import number_text
 
@@ -39,6 +41,11 @@ class _Prefill:
     plan: Plan
     prompt_s: float
     to_owner_s: float  # of the prompt's keys and values
+
+    def ttft_s(self, from_owner_s: Any, pass_s: Any, prompt: int) -> Any:
+        """Return the time to the first token beside a placement that generates, as `cost.pair_ttft_s`."""
+        stages = len(self.plan.computing)
+        return cost.pair_ttft_s(self.prompt_s, self.to_owner_s, from_owner_s, pass_s, prompt, stages)
 
 
 @dataclass(frozen=True)
@@ -88,11 +95,7 @@ class Phases:
 
         def least_s(from_owner_s: Array, pass_s: Array) -> Array:
             """Return the least time to the first token beside such placements, were all memory for prompts."""
-            each = [
-                cost.pair_ttft_s(prefill.prompt_s, prefill.to_owner_s, from_owner_s, pass_s, prompt)
-                for prefill in prefills
-            ]
-            return rounded(np.minimum.reduce(each))
+            return rounded(np.minimum.reduce([prefill.ttft_s(from_owner_s, pass_s, prompt) for prefill in prefills]))
 
         def outdone(values: Array) -> NDArray[np.bool_]:
             """Return which placements cannot lead to a new pair, by (names, way of the prompt's keys and values)."""
@@ -150,14 +153,8 @@ class Phases:
         """Return the least time until the keys and values of the prompt are where `from_owner_s` is the way to, and the
         placement for prompts that has it; None without any. free: bytes of each device."""
         prompt = self._planner.work.prompt
-        return min(
-            (
-                (float(cost.pair_ttft_s(prefill.prompt_s, prefill.to_owner_s, from_owner_s, 0.0, prompt)), prefill)
-                for prefill in self._prefills(free)
-            ),
-            key=lambda pair: pair[0],
-            default=None,
-        )
+        pairs = [(float(prefill.ttft_s(from_owner_s, 0.0, prompt)), prefill) for prefill in self._prefills(free)]
+        return min(pairs, key=lambda pair: pair[0], default=None)
 
     def _pair(self, placed: Placed, prefill: _Prefill) -> Placed:
         """Return a pair, with the number of new prompt tokens from which its placement for prompts is used: the fewest
@@ -171,7 +168,7 @@ class Phases:
             there_s = moved_s(prefill.plan, work, devices, links, to_owner=True)
             back_s = moved_s(placed.plan, work, devices, links, to_owner=False)
             prompt_s = first_token_s(prefill.plan, work, devices, links)
-            both_s = float(cost.pair_ttft_s(prompt_s, there_s, back_s, row_s, tokens))
+            both_s = float(_Prefill(prefill.plan, prompt_s, there_s).ttft_s(back_s, row_s, tokens))
             return both_s < first_token_s(placed.plan, work, devices, links)
 
         low, high = 0, planner.work.prompt  # where it does not pay and where it does, if it does anywhere
@@ -181,23 +178,30 @@ class Phases:
         return replace(placed, plan=replace(plan, prefill_from=high))
 
     def _prefills(self, free: Mapping[str, float]) -> list[_Prefill]:
-        """Return the placements for prompts on so much memory of each device that none other is better than in both,
-        the prompt and the way to the owner."""
+        """Return the placements for prompts on so much memory of each device that none other is better than in the
+        prompt, the way to the owner and the chunks, of which one stage alone has fewer."""
         planner = self._planner
         # What is more than enough makes no difference.
         rooms = tuple(max(0, int(min(free[speed.device], self._whole[i]))) for i, speed in enumerate(planner.speeds))
         if rooms not in self._by_room:
             short = {i: room for i, room in enumerate(rooms) if room < self._whole[i]}
-            placed, exact = self._for_prompts.with_memory(short).front(
-                ("ttft",), [1], further=lambda group: [group.moved_s(LOCAL, to_owner=True)]
-            )
+            placed, exact = self._for_prompts.with_memory(short).front(("ttft",), [1], further=_way_and_chunks)
             self.exact &= exact
-            self._by_room[rooms] = [_Prefill(candidate.plan, *candidate.objectives) for candidate in placed]
+            self._by_room[rooms] = [_Prefill(candidate.plan, *candidate.objectives[:2]) for candidate in placed]
         return self._by_room[rooms]
 
     def _predicted(self, placed: Placed) -> Prediction:
         planner = self._planner
         return predict(placed.plan, planner.work, self._by_device, planner.links, placed.microbatches)
+
+
+def _way_and_chunks(group: StageGroup) -> list[Array]:
+    """Return what counts of a placement for prompts beside its ttft, for each stage: the way of keys and values to the
+    owner, and 1 for a stage that computes alone, which has fewer chunks than several."""
+    moved_s = group.moved_s(LOCAL, to_owner=True)
+    alone = np.zeros_like(moved_s)
+    alone[0, -1] = 1.0
+    return [moved_s, alone]
 
 
 def paired(planner: Planner, plain: Placed | None, objective: str, caps: Mapping[str, float]) -> Placed | None:

@@ -1,7 +1,10 @@
 """Engines that another one takes over from, for tests."""
 
 from collections.abc import Callable
+from typing import Any
 
+from edge.errors import EngineError
+from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.parallel.mirror import Mirror
 from edge.parallel.replacements import ReplaceableEngine, Replacements
@@ -12,3 +15,19 @@ def replaceable(
 ) -> ReplaceableEngine:
     """This engine, with those that `recovered` gives in reserve."""
     return ReplaceableEngine(engine, engine.model, Replacements(engine, recovered, mirror))
+
+
+class Mortal(Engine):
+    """An engine that is lost for good at its `lives`th step."""
+
+    lives = 1 << 30
+
+    @property
+    def failed(self) -> Exception | None:
+        return EngineError("lost") if self.lives <= 0 else None
+
+    def submit(self, *args: Any, **how: Any) -> None:
+        self.lives -= 1
+        if self.failed is not None:
+            raise self.failed
+        super().submit(*args, **how)

@@ -97,12 +97,12 @@ def test_a_text_that_goes_on_keeps_what_its_drafts_attend_to(folder: Path, arch:
         predictor.take_in(0, text(history[:17]), 0, whole=True)
         for n in range(17, 49):
             assert len(predictor.propose(0, text(history[:n]), 0, 3)) == 3
-            assert (predictor._held[0][0], len(predictor._held[0][1])) == (1, n - 1)
+            assert (predictor._computed[0][0], len(predictor._computed[0][1])) == (1, n - 1)
             if n < 48:
                 engine.decode(history[n - 1 : n], n - 1)
         state = predictor._chains[0].state
         drafts_of_parts = predictor.propose(0, text(history), 0, 3)
-        predictor._held.clear()
+        predictor._computed.clear()
         predictor._chains.clear()
         predictor.take_in(0, text(history), 0, whole=True)
         assert predictor.propose(0, text(history), 0, 3) == drafts_of_parts
@@ -118,7 +118,7 @@ def test_hidden_states_matter(folder: Path) -> None:
         first, rows = predictor.hidden.behind(0, text(PROMPT), 0)
         at = np.arange(first, first + len(rows), dtype=np.int32)
         predictor.hidden.add(text(PROMPT[first:-1]), at, 0 * at, -rows.copy())
-        predictor._held.clear()
+        predictor._computed.clear()
         predictor._chains.clear()
         assert predictor.propose(0, text(PROMPT), 0, 8) != before
 
@@ -263,7 +263,7 @@ def test_a_long_text_is_seen_at_its_end(folder: Path, monkeypatch: pytest.Monkey
             drafter = speculating(predictor, 8)
             scheduler = one_slot(engine, drafter)
             assert scheduler.run([request]) == [answer]
-            ((first, tokens),) = predictor._held.values()
+            ((first, tokens),) = predictor._computed.values()
             assert len(tokens) <= 48
             assert first > 100
             assert drafter.stats.drafted > 200
@@ -276,7 +276,7 @@ def test_a_shorter_text_comes_after_a_long_one(folder: Path) -> None:
     with Engine(path, ROOM) as engine, open_predictor(engine) as predictor:
         engine.decode(history[:-1], 0)
         assert len(predictor.propose(0, text(history), 0, 3)) == 3
-        assert predictor._held[0][0] > len(PROMPT)
+        assert predictor._computed[0][0] > len(PROMPT)
         engine.kv_remove(0, 0)
         engine.decode(PROMPT[:-1], 0)
         assert predictor.behind(0, text(PROMPT), 0, whole=False) == len(PROMPT) - 2
@@ -296,7 +296,7 @@ def test_there_is_room_for_a_text_that_went_on_without_drafts(folder: Path, monk
             own = text(history[start : last + 1])
             predictor.take_in(0, own, start, whole=True)
             assert len(predictor.propose(0, own, start, 8)) == 8
-        first, tokens = predictor._held[0]
+        first, tokens = predictor._computed[0]
         assert first + len(tokens) == 481
         assert 124 <= len(tokens) <= 248
 
@@ -317,12 +317,12 @@ def test_the_text_is_taken_in_as_far_as_it_pays(folder: Path) -> None:
         asked: list[float] = []
         assert own.behind_s == 0.0  # nobody knows yet
         assert own.catch_up(lambda seconds: bool(asked.append(seconds))) == 1.0
-        assert (asked, predictor._held[0][0]) == ([0.0], 87)
+        assert (asked, predictor._computed[0][0]) == ([0.0], 87)
         assert len(own.draft(3)) == 3
         assert own.behind_s == 0.0
         assert own.catch_up(lambda seconds: bool(asked.append(seconds)) or seconds == 98 / 12) == 1.0
         assert asked[1:] == [98 / 12]
-        assert predictor._held[0][0] == 1
+        assert predictor._computed[0][0] == 1
         assert own.draft(4) == drafts_by_llama_cpp(path, history, 4)
         assert own.catch_up(lambda _: True) == 0.0
 

@@ -3,12 +3,11 @@ matter."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from edge.errors import EngineError, SamplingError
+from edge.errors import SamplingError
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine, VerifyResult
 from edge.llm.requests import Event, Request
@@ -23,7 +22,7 @@ from tests.engine.llm.test_speculation import Known
 from tests.support.deployments import EXACT, pipeline, stages, tensor
 from tests.support.drafting import always
 from tests.support.ranks_here import ranks_here
-from tests.support.replaceable import replaceable
+from tests.support.replaceable import Mortal, replaceable
 from tests.support.thorough import thorough
 
 GREEDY = SamplingParams(temperature=0)
@@ -174,22 +173,6 @@ def test_a_request_that_is_cancelled_or_fails_leaves_the_others_in_order(
             assert found[first.number] == plain[0]
         assert not drafter._drafts
         assert tokens(answered(engine, [requests[1]] * 2, drafter)[0]) == plain[1]
-
-
-class Mortal(Engine):
-    """An engine that is lost after so many steps."""
-
-    lives = 1 << 30
-
-    @property
-    def failed(self) -> Exception | None:
-        return EngineError("lost") if self.lives <= 0 else None
-
-    def submit(self, *args: Any, **how: Any) -> None:
-        self.lives -= 1
-        if self.failed is not None:
-            raise self.failed
-        super().submit(*args, **how)
 
 
 @pytest.mark.parametrize("wrong", [0, 2])

@@ -38,7 +38,7 @@ from tests.support.deployments import pipeline, tensor
 from tests.support.drafting import GREEDY, Known, always, ids, run, speculate
 from tests.support.paging import ALL_FITS, least, paged
 from tests.support.ranks_here import ranks_here
-from tests.support.replaceable import replaceable
+from tests.support.replaceable import Mortal, replaceable
 from tests.support.slices import synthetic
 from tests.support.thorough import thorough
 
@@ -357,22 +357,6 @@ def test_answers_with_drafts_are_those_without(where: str, wrong: int, tmp_path:
         assert ids(run(drafting, prompt, drafter, max_tokens=40)) == plain
         assert drafter.stats.drafted > 20
         assert (drafter.stats.accepted > 20) == (wrong != 1)
-
-
-class Mortal(Engine):
-    """An engine that is lost after so many steps."""
-
-    lives = 1 << 30
-
-    @property
-    def failed(self) -> Exception | None:
-        return EngineError("lost") if self.lives <= 0 else None
-
-    def submit(self, *args: Any, **how: Any) -> None:
-        self.lives -= 1
-        if self.failed is not None:
-            raise self.failed
-        super().submit(*args, **how)
 
 
 def test_an_answer_with_drafts_outlives_its_engine(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,7 +41,7 @@ from tests.support.drafting import (
 )
 from tests.support.paging import ALL_FITS, MIB, least, paged, streams
 from tests.support.ranks_here import ranks_here
-from tests.support.replaceable import replaceable
+from tests.support.replaceable import Mortal, replaceable
 from tests.support.thorough import THOROUGH, some, thorough
 
 PROMPT = [5, 300, 17, 401, 88, 260, 33, 499]
@@ -240,22 +239,6 @@ def test_what_a_cache_cannot_forget_is_computed_again(llama: Engine, monkeypatch
         known = Known({tuple(PROMPT): wanted}, 2)
         assert ids(run(llama, PROMPT, speculate(known))) == wanted
         assert llama.outputs == 1 or max(forgotten) > len(PROMPT)
-
-
-class Mortal(Engine):
-    """An engine that is lost for good at its `lives`th step."""
-
-    lives = 1 << 30
-
-    @property
-    def failed(self) -> Exception | None:
-        return EngineError("lost") if self.lives <= 0 else None
-
-    def submit(self, *args: Any, **how: Any) -> None:
-        self.lives -= 1
-        if self.failed is not None:
-            raise self.failed
-        super().submit(*args, **how)
 
 
 def test_an_answer_with_drafts_outlives_its_engine(asked: list[list[int]], plain: Answers) -> None:

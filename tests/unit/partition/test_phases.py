@@ -157,6 +157,22 @@ def own(planner: Planner) -> Placed:
     return placed
 
 
+def test_several_stages_hand_a_prompt_over_in_smaller_chunks() -> None:
+    """512 tokens on "b" alone: 2.05 s and then 4 s on the way, as one chunk. With a layer of four on "c" both take
+    longer, 2.24 s and 4.1 s, and go in 8 chunks: an eighth of the former comes before the latter."""
+    slow, slower = LinkSpeed(0.0, 512 * 4 * 256 / 4.0), LinkSpeed(0.0, 512 * 256 / 4.1)
+    speeds = [device(layer_s=100 * MS, by_row=True), *(device(n, t * MS, by_row=True) for n, t in (("b", 1), ("c", 4)))]
+    links = linked([LOCAL, "b", "c"], LinkSpeed(0.0, 1e10), {("b", LOCAL): slow, ("c", LOCAL): slower})
+    planner = Planner(work(4, prompt=512), speeds, links, "m", "", tensor=False)
+    pair = Phases(planner).with_prefill(own(planner))
+    assert pair is not None
+    assert pair.plan.prefill is not None
+    assert {stage.shards[0].device: len(stage.layers) for stage in pair.plan.prefill.computing} == {"b": 3, "c": 1}
+    both = predicted(planner, pair.plan)
+    assert both.ttft_s is not None
+    assert both.ttft_s - both.plain_s == pytest.approx(4.1 + (2.048 + 1.536 / 8) / 8, rel=0.01)
+
+
 def test_the_laptop_computes_prompts_and_the_phone_generates() -> None:
     planner = phone_and_laptop()
     plain = own(planner)
