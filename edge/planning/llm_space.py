@@ -294,6 +294,7 @@ class LlmSpace(PlanSpace):
             memory=memory,
             reserved=draft.held_bytes if draft and draft.worker is None and memory else 0,
             outputs=max(ROWS[-1], self.work.concurrency) if draft else None,
+            rollback=(draft.rollback or 0) if draft else 0,
         )
         if plan.world_size == 1:
             with Engine(self.path, options) as engine:

@@ -110,7 +110,8 @@ def token_s(engine: TextEngine, depth: int, rows: int = 1) -> BestTime:
     def step() -> None:
         nonlocal position
         if position >= end:
-            engine.kv_remove(0, start)
+            if not engine.kv_remove(0, start):  # recurrent layers cannot go back so far
+                _read(engine, start)
             position = start
         engine.decode([1] * rows, position, top=1)
         position += rows

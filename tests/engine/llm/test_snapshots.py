@@ -24,6 +24,7 @@ from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
 from edge.llm.snapshots import ANSWER_TOKENS, LAST_TOKENS, affordable
+from edge.planning import measure
 from edge.prefixes.keys import derived
 from edge.speculate.bench import pass_ms
 from edge.speculate.factory import speculation, with_room
@@ -357,6 +358,18 @@ def test_answers_with_drafts_are_those_without(where: str, wrong: int, tmp_path:
         assert ids(run(drafting, prompt, drafter, max_tokens=40)) == plain
         assert drafter.stats.drafted > 20
         assert (drafter.stats.accepted > 20) == (wrong != 1)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_plan_is_measured_that_cannot_go_back(tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its last step the text is read again, where the recurrent layers of others would go back."""
+    with Engine(model_of("qwen35", tmp_path), with_room(OPTIONS, "ngram")) as engine:
+        read: list[int] = []
+        decode = engine.decode
+        monkeypatch.setattr(engine, "decode", lambda *args, **how: read.append(args[1]) or decode(*args, **how))
+        monkeypatch.setattr(measure, "_STEPS", 2 * rows)
+        assert measure.token_s(engine, 40, rows).seconds > 0
+        assert read.count(0) > 1
 
 
 def test_an_answer_with_drafts_outlives_its_engine(tmp_path: Path) -> None:
