@@ -2,173 +2,190 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from edge.serve.tools.functions import CallFormat
+from edge.serve.tools.formats import CallFormat
+from edge.serve.tools.reader import NoCallError, Reader, Reading
+from edge.serve.tools.styles import read_call
 from quant.text import overlap
-
-_MARK = re.compile(r'["\\{}\[\]]')
 
 
 @dataclass(frozen=True)
-class ParsedCall:
-    """A call of a function of the request."""
+class CallStart:
+    """A call of a function of the request begins."""
 
     name: str
-    arguments: str  # JSON of an object
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """More of a call's arguments: the next part of the JSON of an object."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallEnd:
+    """A call ends. Its arguments are complete, or the text stopped being a call."""
+
+    is_complete: bool = True
+
+
+Part = str | CallStart | CallArguments | CallEnd
 
 
 class CallParser:
-    """Separates text and calls. Text that may begin a call is held back until that is known. A call with broken JSON,
-    or of an unknown function, is text."""
+    """Separates text and calls. Text that may begin a call is held back until that is known. What is no call, or a call
+    of an unknown function, is text.
 
-    def __init__(self, form: CallFormat, names: Collection[str]) -> None:
-        """names: of the functions of the request."""
-        self._form = form
-        self._names = frozenset(names)
-        self._pending = ""  # text that was not returned yet
-        self._scan: _JsonEnd | None = None  # search for the end of JSON in it
-        self._is_start = True  # only white space came before
-        self._after_call = False  # white space, a closing mark and separators of calls are left out
+    A call that streams is given as soon as its name is known and its arguments have begun. If it breaks behind that, its
+    arguments stay incomplete, so that nobody takes them for whole ones, and what was not given of it is text.
+    """
 
-    def add(self, text: str) -> list[str | ParsedCall]:
+    def __init__(
+        self, form: CallFormat, functions: Mapping[str, Any], *, streams: bool = False, is_constrained: bool = False
+    ) -> None:
+        """functions: schemas of parameters by name. streams: give calls as they come, else only complete ones.
+        is_constrained: a grammar of this format holds the answer, so that calls begin as it says."""
+        self._form, self._functions, self._streams = form, functions, streams
+        self._starts = form.starts
+        if is_constrained:
+            self._starts = () if form.bare else form.starts[:1]
+        self._reader = Reader()
+        self._parts: list[Part] = []  # that are known, and were not returned
+        self._held: list[Part] = []  # of a call that may still be text
+        self._given_at = 0  # text before this place was given, in whichever form
+        self._is_open = self._is_refused = False
+        self._running = self._answer()
+        next(self._running)
+
+    def add(self, text: str) -> list[Part]:
         """Add text, and return the parts that are now known, in order."""
-        self._pending += text
-        return self._known(final=False)
+        self._reader.text += text
+        return self._known()
 
-    def end(self) -> list[str | ParsedCall]:
+    def end(self) -> list[Part]:
         """Return the rest."""
-        return self._known(final=True)
+        self._reader.is_final = True
+        return self._known()
 
-    def _known(self, final: bool) -> list[str | ParsedCall]:
-        known: list[str | ParsedCall] = []
-        while self._pending:
-            before = len(self._pending), self._scan, self._after_call
-            if self._after_call:
-                self._leave_out(final)
-            elif self._scan is not None:
-                known += self._json(final)
-            else:
-                known += self._text(final)
-            if (len(self._pending), self._scan, self._after_call) == before:
-                break  # it takes more text
+    def _known(self) -> list[Part]:
+        next(self._running, None)
+        known, self._parts = self._parts, []
         return known
 
-    def _text(self, final: bool) -> list[str]:
-        """Return text up to a possible beginning of a call."""
-        form, pending = self._form, self._pending
-        start = len(pending) - len(pending.lstrip())
-        if self._is_start and form.bare:
-            if pending.startswith(form.bare, start):
-                self._scan = _JsonEnd(start)
-                return []
-            if not final and form.bare.startswith(pending[start:]):
-                return []
-        at = pending.find(form.opens) if form.opens else -1
-        if at >= 0:
-            if at > 0:
-                return self._give(at)
-            json_at = _next_character(pending, len(form.opens))
-            if json_at is None:
-                return self._give(len(pending)) if final else []
-            if pending[json_at] == ("[" if form.is_list else "{"):
-                self._scan = _JsonEnd(json_at)
-                return []
-            return self._give(json_at)
-        return self._give(len(pending) - (0 if final else overlap(pending, form.opens)))
+    # What `read_call` finds.
 
-    def _json(self, final: bool) -> list[str | ParsedCall]:
-        """Return the calls if the JSON is complete; text if it is none."""
-        assert self._scan is not None
-        end = self._scan.find(self._pending)
-        if end is None and not final:
-            return []
-        scan, self._scan = self._scan, None
-        calls = self._calls(self._pending[scan.start : end]) if end is not None else None
-        if calls is None:
-            return [*self._give(end or len(self._pending))]
-        self._pending = self._pending[end:]
-        self._is_start, self._after_call = False, True
-        return [*calls]
+    def begin(self, name: str) -> None:
+        """A call of this function begins; of an unknown one nothing is given."""
+        self._is_refused = name not in self._functions
+        self._put(CallStart(name))
+        self._is_open = True
 
-    def _leave_out(self, final: bool) -> None:
-        """Drop the marks that follow a call and are no text."""
-        form, pending = self._form, self._pending.lstrip()
-        if form.closes and pending.startswith(form.closes):
-            self._pending = pending[len(form.closes) :]
-            return
-        if form.closes and form.closes.startswith(pending) and not final:
-            return  # it may become the closing mark
-        separator = form.between.strip()
-        if not form.opens and separator and pending.startswith(separator):
-            self._pending, self._is_start = pending[len(separator) :], True
-            return
-        if not pending:
-            self._pending = pending if final else self._pending
-            return
-        self._pending, self._after_call = pending, False
-        self._is_start = not form.opens and pending.startswith(form.bare)
+    def give(self, text: str) -> None:
+        """More arguments."""
+        self._put(CallArguments(text))
 
-    def _calls(self, text: str) -> list[ParsedCall] | None:
-        """Return the calls of complete JSON; None if it has no calls of known functions."""
+    def end_call(self) -> None:
+        """The arguments are complete. NoCallError for an unknown function."""
+        if self._is_refused:
+            raise NoCallError("there is no such function")
+        self._put(CallEnd())
+        self._parts += self._held
+        self._held, self._is_open, self._given_at = [], False, self._reader.at
+
+    def _put(self, part: Part) -> None:
+        if self._is_refused:
+            return
+        parts = self._parts if self._streams else self._held
+        if isinstance(part, CallArguments) and parts and isinstance(before := parts[-1], CallArguments):
+            parts[-1] = CallArguments(before.text + part.text)
+        else:
+            parts.append(part)
+        if self._streams:
+            self._given_at = self._reader.at
+
+    # The answer, from its beginning to its end.
+
+    def _answer(self) -> Reading[None]:
+        reader = self._reader
+        yield
+        if self._form.bare and (yield from self._is_bare()):
+            yield from self._calls()
+        while True:
+            reader.drop()
+            self._given_at = 0
+            if not (yield from self._text()):
+                return
+            yield from self._calls()
+
+    def _is_bare(self) -> Reading[bool]:
+        """Return whether a call begins the answer without a mark; white space before it is read then."""
+        yield from self._reader.space()
+        is_bare = bool((yield from self._reader.begins(self._form.bare)))
+        if not is_bare:
+            self._reader.at = 0
+        return is_bare
+
+    def _text(self) -> Reading[bool]:
+        """Give text up to a mark; return False at the end of the answer."""
+        reader = self._reader
+        while True:
+            places = [place for mark in self._starts if (place := reader.text.find(mark, reader.at)) >= 0]
+            holds = 0 if reader.is_final else max((overlap(reader.text, mark) for mark in self._starts), default=0)
+            self._give_text(min(places, default=max(reader.at, len(reader.text) - holds)))
+            if places or reader.is_final:
+                return bool(places)
+            reader.drop()
+            self._given_at = 0
+            yield
+
+    def _give_text(self, end: int) -> None:
+        reader = self._reader
+        if text := reader.text[self._given_at : end]:
+            self._parts.append(text)
+        self._given_at = reader.at = end
+
+    def _calls(self) -> Reading[None]:
+        """Read calls, and the white space and marks behind them; or give as text what is none."""
+        reader, form = self._reader, self._form
+        start = reader.at
         try:
-            value = json.loads(text, parse_constant=_refuse)
-            values = value if self._form.is_list else [value]
-            return [self._call(call) for call in values] or None
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return None
+            if form.begins not in form.opens:
+                yield from reader.may_take(*form.opens)
+            while True:
+                yield from reader.space()
+                if form.begins:
+                    yield from reader.take(form.begins)
+                yield from read_call(reader, form, self._functions, self)
+                if not (yield from self._goes_on()):
+                    return
+        except NoCallError:
+            self._held = []
+            if self._is_open and self._streams and not self._is_refused:
+                self._parts.append(CallEnd(is_complete=False))
+            self._is_open = self._is_refused = False
+            # What was read is not read again, so that no text takes more than once its length.
+            self._give_text(len(reader.text) if reader.is_final else max(reader.at, start + 1))
 
-    def _call(self, value: dict[str, Any]) -> ParsedCall:
-        name, arguments = value["name"], value[self._form.arguments]
-        if name not in self._names or not isinstance(arguments, dict):
-            raise ValueError("no call")
-        return ParsedCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
-
-    def _give(self, length: int) -> list[str]:
-        """Return the first characters of the pending text."""
-        text, self._pending = self._pending[:length], self._pending[length:]
-        self._is_start = self._is_start and not text.strip()
-        return [text] if text else []
-
-
-class _JsonEnd:
-    """Finds the end of an object or a list in a growing text. Each character is read once."""
-
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self._at = start
-        self._depth = 0
-        self._in_string = False
-
-    def find(self, text: str) -> int | None:
-        """Return the place after it; None while it has not ended."""
-        while (mark := _MARK.search(text, self._at)) is not None:
-            self._at = mark.end()
-            character = mark.group()
-            if character == "\\":
-                if self._at == len(text):
-                    self._at -= 1  # the character after the backslash has not come yet
-                    return None
-                self._at += 1
-            elif character == '"':
-                self._in_string = not self._in_string
-            elif not self._in_string:
-                self._depth += 1 if character in "{[" else -1
-                if self._depth == 0:
-                    return self._at
-        self._at = len(text)
-        return None
-
-
-def _next_character(text: str, start: int) -> int | None:
-    """Return the place of the first character that is no white space."""
-    rest = text[start:].lstrip()
-    return len(text) - len(rest) if rest else None
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    def _goes_on(self) -> Reading[bool]:
+        """Read what comes behind a call; return whether another follows."""
+        reader, form = self._reader, self._form
+        yield from reader.space()
+        while (yield from reader.may_take(*filter(None, (form.ends.strip(), *form.skipped)))):
+            yield from reader.space()
+        self._given_at = reader.at
+        if form.closes and (yield from reader.may_take(form.closes)):
+            yield from reader.space()
+        elif form.begins and (yield from reader.begins(form.begins)):
+            return True
+        elif form.bare and form.style == "json":
+            yield from reader.may_take(form.between.strip())
+            yield from reader.space()
+            if (yield from reader.begins(form.bare)):
+                return True
+            reader.at = self._given_at
+        self._given_at = reader.at
+        return False

@@ -1,0 +1,222 @@
+"""The four styles of calls, read from a text that comes in pieces."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from edge.serve.tools.formats import JSON, CallFormat
+from edge.serve.tools.reader import NoCallError, Reader, Reading
+from edge.serve.tools.schemas import as_json, is_text, types
+from edge.serve.tools.values import Give, captured, json_string, value
+from quant.text import overlap
+
+MAX_HEADER = 300  # characters of what comes before arguments, and of a key
+_NAME = re.compile(r"[\w.-]*", re.ASCII)
+_KEY = re.compile(r"\w*")
+_ARGUMENTS = ("arguments", "parameters")  # models take the one for the other
+
+
+class CallSink(Protocol):
+    """Takes calls as they are read."""
+
+    def begin(self, name: str) -> None:
+        """A call of this function begins: its arguments follow."""
+
+    def give(self, text: str) -> None:
+        """More JSON of the arguments."""
+
+    def end_call(self) -> None:
+        """The arguments are complete. NoCallError if there is no such function."""
+
+
+def read_call(reader: Reader, form: CallFormat, schemas: Mapping[str, Any], sink: CallSink) -> Reading[None]:
+    """Read a call behind its `begins`, up to its `ends`; in a list all of them. schemas: of the parameters, by the
+    function's name. NoCallError."""
+    if form.style == "named":
+        yield from _named(reader, form, sink)
+    elif form.style == "parameters":
+        yield from _parameters(reader, form, schemas, sink)
+    elif form.style == "pythonic":
+        yield from _pythonic(reader, form, sink)
+    elif form.is_list:
+        yield from _list(reader, form, sink)
+    else:
+        yield from _object(reader, form, sink)
+
+
+def _list(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]:
+    yield from reader.take("[")
+    while True:
+        yield from reader.space()
+        yield from _object(reader, form, sink)
+        yield from reader.space()
+        if (yield from reader.take(",", "]")) == "]":
+            return
+
+
+def _object(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]:
+    """Read an object with a name and arguments. These stream if the name comes first."""
+    yield from reader.take("{")
+    name, arguments, has_begun = None, None, False
+    while True:
+        yield from reader.space()
+        key = json.loads((yield from _text(reader)))
+        yield from reader.space()
+        yield from reader.take(":")
+        yield from reader.space()
+        if key == form.name_key and not has_begun:
+            name = json.loads((yield from _text(reader)))
+        elif key in _ARGUMENTS and (yield from reader.begins("{")) and name is not None and not has_begun:
+            has_begun = True
+            sink.begin(name)
+            yield from value(reader, JSON, sink.give)
+        else:
+            other = yield from captured(reader, JSON)
+            if key in _ARGUMENTS:
+                if has_begun:
+                    raise NoCallError("a call has its arguments twice")
+                arguments = _unquoted(other)
+        yield from reader.space()
+        if (yield from reader.take(",", "}")) == "}":
+            break
+    if not has_begun:
+        if name is None or arguments is None:
+            raise NoCallError("a call has a name and arguments")
+        sink.begin(name)
+        sink.give(arguments)
+    sink.end_call()
+
+
+def _text(reader: Reader) -> Reading[str]:
+    """Read a string of JSON, and return it with its quotes."""
+    if not (yield from reader.begins('"')):
+        raise NoCallError("a text was needed")
+    return (yield from captured(reader, JSON))
+
+
+def _unquoted(arguments: str) -> str:
+    """Return an object's JSON, which may be in a string. NoCallError if it is none."""
+    try:
+        source = json.loads(arguments) if arguments.startswith('"') else arguments
+        if isinstance(values := json.loads(source), dict):
+            return json.dumps(values, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        pass
+    raise NoCallError("arguments are an object")
+
+
+def _named(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]:
+    start = reader.at
+    header = yield from reader.until((form.before or "{",), MAX_HEADER)
+    if (name := form.name_in(header)) is None:
+        reader.at = start
+        raise NoCallError("no name")
+    yield from reader.may_take(form.before)
+    yield from reader.space()
+    if not (yield from reader.begins("{")):
+        raise NoCallError("arguments are an object")
+    sink.begin(name)
+    yield from value(reader, form.notation, sink.give)
+    sink.end_call()
+
+
+def _pythonic(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]:
+    yield from reader.take("[")
+    while True:
+        yield from reader.space()
+        name = yield from reader.run(_NAME, MAX_HEADER)
+        yield from reader.take("(")
+        sink.begin(name)
+        sink.give("{")
+        yield from reader.space()
+        is_first = True
+        while not (yield from reader.may_take(")")):
+            if not is_first:
+                yield from reader.take(",")
+                yield from reader.space()
+            key = yield from reader.run(_KEY, MAX_HEADER)
+            yield from reader.space()
+            yield from reader.take("=")
+            sink.give(f'{"" if is_first else ", "}"{json_string(key)}": ')
+            yield from value(reader, form.notation, sink.give)
+            yield from reader.space()
+            is_first = False
+        sink.give("}")
+        sink.end_call()
+        yield from reader.space()
+        if (yield from reader.take(",", "]")) == "]":
+            return
+
+
+def _parameters(reader: Reader, form: CallFormat, schemas: Mapping[str, Any], sink: CallSink) -> Reading[None]:
+    yield from reader.space()
+    name = yield from reader.run(_NAME, MAX_HEADER)
+    if form.name_end:
+        yield from reader.take(form.name_end)
+    yield from reader.space()
+    ends = tuple(mark for mark in (form.ends, form.closes) if mark)
+    if not name or not (yield from reader.begins(form.key, *ends)):
+        raise NoCallError("parameters were needed")
+    root = schemas.get(name) or {}
+    properties = root.get("properties")
+    sink.begin(name)
+    sink.give("{")
+    is_first = True
+    while (yield from reader.may_take(form.key)):
+        key_ends = tuple(mark for mark in (form.key_end, form.other_key_end) if mark)
+        key = yield from reader.until(key_ends, MAX_HEADER)
+        key_end = yield from reader.take(*key_ends)
+        if form.value:
+            yield from reader.space()
+            yield from reader.take(form.value)
+        sink.give(f'{"" if is_first else ", "}"{json_string(key.strip())}": ')
+        allowed = types(properties.get(key.strip()) if isinstance(properties, Mapping) else None, root)
+        if key_end == form.other_key_end:
+            allowed -= {"string"}
+        if is_text(allowed) or (form.other_key_end and key_end == form.key_end):
+            sink.give('"')
+            yield from _raw(reader, form, ends, lambda text: sink.give(json_string(text)))
+            sink.give('"')
+        else:
+            pieces: list[str] = []
+            yield from _raw(reader, form, ends, pieces.append)
+            sink.give(as_json("".join(pieces), allowed))
+        yield from reader.space()
+        is_first = False
+    if not (yield from reader.begins(*ends)):
+        raise NoCallError("parameters do not end")
+    yield from reader.may_take(form.ends)
+    sink.give("}")
+    sink.end_call()
+
+
+def _raw(reader: Reader, form: CallFormat, ends: tuple[str, ...], give: Give) -> Reading[None]:
+    """Read a value that is written as it is, and the mark behind it. The mark is part of the value unless another
+    parameter or the end of the call follows."""
+    end = form.value_end
+    if form.padding:
+        yield from reader.may_take(form.padding)
+    while True:
+        place = reader.text.find(end, reader.at)
+        if place < 0:
+            read = len(reader.text) - max(overlap(reader.text, form.padding + end), overlap(reader.text, end))
+            if read > reader.at:
+                text, reader.at = reader.text[reader.at : read], read
+                give(text)
+            if reader.is_final:
+                raise NoCallError("a value does not end")
+            yield
+            continue
+        start, reader.at = reader.at, place + len(end)
+        yield from reader.space()
+        is_end, reader.at = (yield from reader.begins(form.key, *ends)), place + len(end)
+        if is_end:
+            text = reader.text[start:place]
+            if form.padding:
+                text = text.removesuffix(form.padding)
+            give(text)
+            return
+        give(reader.text[start : reader.at])

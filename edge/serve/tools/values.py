@@ -1,0 +1,151 @@
+"""Values in the notations of calls, turned into JSON while they come: what was given is always the beginning of JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable
+
+from edge.serve.tools.formats import Notation
+from edge.serve.tools.reader import NoCallError, Reader, Reading
+
+Give = Callable[[str], None]
+"""Takes more JSON text. The reader has then read all that it was made from."""
+
+MAX_DEPTH = 100
+MAX_SCALAR = 300  # characters of a number, or a key without quotes
+_SCALAR = re.compile(r"[\w.+-]*")
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+_KEY = re.compile(r"[^\s\"'{}\[\],:<]*")
+_ESCAPES = {"\\": "\\", '"': '"', "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+_OTHER_ESCAPES = {"json": {"/": "/"}, "python": {"'": "'", "a": "\a", "v": "\v", "0": "\0"}}
+_HEX = {"json": {"u": 4}, "python": {"x": 2, "u": 4, "U": 8}}
+
+
+def json_string(text: str) -> str:
+    """Return the inner part of a JSON string. Half of a pair of surrogates stays an escape."""
+    return json.dumps(text, ensure_ascii="\ud800" <= text <= "\udfff")[1:-1]
+
+
+def value(reader: Reader, notation: Notation, give: Give, depth: int = 0) -> Reading[None]:
+    """Read one value. NoCallError where it is broken."""
+    if depth > MAX_DEPTH:
+        raise NoCallError("nested too deep")
+    yield from reader.space()
+    character = yield from reader.character()
+    if character == "{":
+        yield from _members(reader, notation, give, depth)
+    elif character == "[":
+        yield from _items(reader, notation, give, depth)
+    elif quote := (yield from reader.may_take(*notation.quotes)):
+        yield from _string(reader, notation, quote, give)
+    else:
+        start = reader.at
+        word = yield from reader.run(_SCALAR, MAX_SCALAR)
+        if word in notation.words:
+            give(notation.words[word])
+        elif _NUMBER.fullmatch(word) and math.isfinite(float(word)):
+            give(word)
+        else:
+            reader.at = start
+            raise NoCallError("no value")
+
+
+def captured(reader: Reader, notation: Notation) -> Reading[str]:
+    """Read one value, and return its JSON."""
+    pieces: list[str] = []
+    yield from value(reader, notation, pieces.append)
+    return "".join(pieces)
+
+
+def _members(reader: Reader, notation: Notation, give: Give, depth: int) -> Reading[None]:
+    yield from reader.take("{")
+    give("{")
+    yield from reader.space()
+    is_first = True
+    while not (yield from reader.may_take("}")):
+        if not is_first:
+            yield from reader.take(",")
+            yield from reader.space()
+        quote = yield from reader.may_take(*notation.quotes)
+        if not quote and not notation.bare_keys:
+            raise NoCallError("a key was needed")
+        if not is_first:
+            give(", ")
+        if quote:
+            give('"')
+            yield from _inside(reader, notation, quote, give)
+        else:
+            key = yield from reader.run(_KEY, MAX_SCALAR)
+            if not key:
+                raise NoCallError("a key was needed")
+            give(f'"{json_string(key)}')
+        yield from reader.space()
+        yield from reader.take(":")
+        give('": ')
+        yield from value(reader, notation, give, depth + 1)
+        yield from reader.space()
+        is_first = False
+    give("}")
+
+
+def _items(reader: Reader, notation: Notation, give: Give, depth: int) -> Reading[None]:
+    yield from reader.take("[")
+    give("[")
+    yield from reader.space()
+    is_first = True
+    while not (yield from reader.may_take("]")):
+        if not is_first:
+            yield from reader.take(",")
+            give(", ")
+        yield from value(reader, notation, give, depth + 1)
+        yield from reader.space()
+        is_first = False
+    give("]")
+
+
+def _string(reader: Reader, notation: Notation, quote: str, give: Give) -> Reading[None]:
+    give('"')
+    yield from _inside(reader, notation, quote, give)
+    give('"')
+
+
+def _inside(reader: Reader, notation: Notation, quote: str, give: Give) -> Reading[None]:
+    """Read the text of a string, up to and with the quote that ends it."""
+    while not (yield from reader.may_take(quote)):
+        start = reader.at
+        character = yield from reader.character()
+        if not character:
+            raise NoCallError("the text does not end")
+        if character == "\\" and notation.escapes:
+            text = yield from _escaped(reader, notation.escapes)
+        else:
+            places = [place for mark in (quote[0], "\\") if (place := reader.text.find(mark, start + 1)) >= 0]
+            reader.at = min(places, default=len(reader.text))
+            text = reader.text[start : reader.at]
+        give(json_string(text))
+
+
+def _escaped(reader: Reader, rules: str) -> Reading[str]:
+    """Read a backslash and what it escapes. Return the text, which may be half of a pair of surrogates."""
+    start = reader.at
+    reader.at += 1
+    kind = yield from reader.character()
+    end = reader.at + 1
+    if text := {**_ESCAPES, **_OTHER_ESCAPES[rules]}.get(kind):
+        reader.at = end
+        return text
+    if n_digits := _HEX[rules].get(kind):
+        while len(reader.text) < end + n_digits and not reader.is_final:
+            yield
+        digits = reader.text[end : end + n_digits]
+        if re.fullmatch(rf"[0-9a-fA-F]{{{n_digits}}}", digits) and int(digits, 16) <= sys.maxunicode:
+            reader.at = end + n_digits
+            return chr(int(digits, 16))
+    elif rules == "python" and kind:
+        reader.at = end
+        return "" if kind == "\n" else f"\\{kind}"
+    reader.at = start
+    raise NoCallError("a backslash escapes nothing")
