@@ -31,6 +31,7 @@ class Continuation:
         stop: Sequence[str] = (),  # more of them than `sampling` has, such as those of a template
         ends: bool = True,  # False: also after a token that ends a text, for measuring
         thinking: Thinking | None = None,  # None: all of it is the answer itself
+        marks: Sequence[str] = (),  # their control tokens have text, too
         given_up: Callable[[], bool] = never_given_up,  # as of a TokenSampler
         sampler: TokenSampler | None = None,  # None: one of these options
     ) -> None:
@@ -47,7 +48,10 @@ class Continuation:
         self._characters = TextStream(())
         self._thoughts: ThoughtTracker | None = None
         if thinking is not None:
+            marks = (*marks, *thinking.form.marks)
             self._thoughts = ThoughtTracker(model, thinking, constrained=self._sampler.is_constrained)
+        ids = {token for mark in marks for token in model.tokenize(mark, add_special=False, parse_special=True)}
+        self._named = {token for token in ids if not model.piece(token)}  # control tokens that have text here
         self.tokens: list[int] = []  # chosen so far; one that ends a text is not among them
         self.finish_reason: str | None = None  # "stop", "length", "repetition", or None while it goes on
         self.repetition: Repetition | None = None  # the loop that ended it
@@ -110,9 +114,10 @@ class Continuation:
         self.tokens.append(token)
         if self._detector is not None:
             self.repetition = self._detector.add(token)
+        piece = self._model.piece(token, special=token in self._named)
         if thoughts is None:
-            return Split(text=self._text.push(self._model.piece(token)))
-        thought, text = thoughts.add(token, self._characters.push(thoughts.piece(token)))
+            return Split(text=self._text.push(piece))
+        thought, text = thoughts.add(token, self._characters.push(piece))
         return Split(thought, self._text.add(text))
 
     @property

@@ -50,6 +50,7 @@ class Request:
     stop: Sequence[str] = ()  # strings that end the answer; the token that completes one is its last
     ends: bool = True  # False: also after a token that ends a text, for measuring
     thinking: Thinking | None = None  # None: all of the answer is its text
+    marks: Sequence[str] = ()  # of calls: their control tokens have text in the answer
     logprobs: int | None = None  # how many alternatives are reported with each token; None: no probabilities at all
     generated: Sequence[int] = ()  # the beginning of the answer, where it was sent already
     namespace: str = ""  # of those whose prompts it may share keys and values with
@@ -174,6 +175,7 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
         stop=request.stop,
         ends=request.ends,
         thinking=request.thinking,
+        marks=request.marks,
         given_up=given_up,
     )
     try:

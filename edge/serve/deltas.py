@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edge.serve.served import Answer, Generation, Piece, ServedModel
-from edge.serve.tools.parser import CallParser, ParsedCall
+from edge.serve.tools.parser import CallArguments, CallEnd, CallParser, CallStart, Part
 
 Reason = Literal["stop", "length", "tool_calls"]
 AHEAD = 64  # deltas queued for a slow reader; with more, reading the engine's answer waits
@@ -41,11 +41,10 @@ class Thought:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function."""
+    """A call of a function begins. CallArguments follow, then a CallEnd."""
 
     id: str
     name: str
-    arguments: str  # JSON of an object
 
 
 @dataclass(frozen=True)
@@ -64,14 +63,14 @@ class End:
         return {"ended_by": self.ended_by} if self.ended_by else {}
 
 
-Delta = Begin | Thought | Text | Call | End
+Delta = Begin | Thought | Text | Call | CallArguments | CallEnd | End
 Deltas = AsyncIterator[tuple[int, Delta]]
 """Deltas of several answers, each with the answer's number, as they come."""
 
 
 async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator[Delta, None]:
     """Yield the deltas of one answer. The last is an End; EngineGone if its engine ended."""
-    begun, called = False, False
+    begun, called, broke = False, False, False
     tokens = thought_tokens = 0
     pieces: list[Piece] = []
     async for piece in answer:
@@ -84,20 +83,22 @@ async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator
         if piece.logprob is not None and piece.thought_tokens == thought_tokens:
             pieces.append(piece)
         thought_tokens = max(thought_tokens, piece.thought_tokens)
-        parts: list[str | ParsedCall] = parser.add(piece.text) if parser else [piece.text]
+        parts: list[Part] = parser.add(piece.text) if parser else [piece.text]
         if piece.finish_reason is not None and parser:
             parts += [*parser.end(), ""]  # "": the last tokens may have made no text
         for part in parts:
-            if isinstance(part, ParsedCall):
-                called = True
+            if not isinstance(part, str):
                 pieces.clear()  # tokens of a call are no tokens of a text
-                yield Call(f"call_{secrets.token_hex(12)}", part.name, part.arguments)
+                if isinstance(part, CallEnd):
+                    called, broke = called or part.is_complete, broke or not part.is_complete
+                yield Call(f"call_{secrets.token_hex(12)}", part.name) if isinstance(part, CallStart) else part
             elif part or pieces:
                 yield Text(part, tuple(pieces))
                 pieces.clear()
         if piece.finish_reason is not None:
             is_cut = piece.finish_reason in ("length", "repetition")
-            reason: Reason = "length" if is_cut else "tool_calls" if called else "stop"
+            # Nobody is to make calls of an answer in which one broke.
+            reason: Reason = "length" if is_cut else "tool_calls" if called and not broke else "stop"
             ended_by = "repetition" if piece.finish_reason == "repetition" else None
             yield End(reason, piece.stop_string, tokens, thought_tokens, ended_by)
 

@@ -18,6 +18,8 @@ class Generation:
     messages: Sequence[Mapping[str, Any]] | None = None  # of a chat, for the model's template
     tools: Sequence[Mapping[str, Any]] = ()  # JSON of functions, in the template's form
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, beside the usual ones
+    marks: Sequence[str] = ()  # of calls: their control tokens have text
+    ends_thought: Sequence[str] = ()  # those that end a thought which they come in
     think: int | None = None  # tokens of thoughts, as `edge.thinking.format.AUTO` says; None: the server's default
     max_tokens: int | None = None  # None: until the context is full
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that are given

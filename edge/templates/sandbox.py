@@ -60,6 +60,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.steps_left = MAX_STEPS
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, list) and attr in ("append", "pop"):
+            return True  # a list is the template's own, and calls are counted
         return super().is_safe_attribute(obj, attr, value) and (not isinstance(obj, str) or attr in TEXT_METHODS)
 
     def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -67,7 +69,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         text = getattr(obj, "__self__", None)
         bounded = _BOUNDED_METHODS.get(getattr(obj, "__name__", ""))
         if isinstance(text, str) and bounded is not None:
-            return bounded(text, *args, **kwargs)
+            own = {name: value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")}
+            return bounded(text, *args, **own)  # Jinja adds its own to calls within loops
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -154,6 +157,7 @@ def _check_length(length: int) -> None:
 
 def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
     # Jinja's own escapes <, > and &, which would change the prompt.
+    value = list(value) if isinstance(value, Iterator) else value
     return json.dumps(value, ensure_ascii=False, indent=None if indent is None else min(indent, MAX_INDENT))
 
 

@@ -6,10 +6,12 @@ A template gets the variables that Hugging Face gives it: messages, a few flags,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from edge.errors import TemplateError
+from edge.templates.calls import PROBE_TOOLS, CallForm, call_form, in_form
 from edge.templates.process import TemplateProcess
 from edge.thinking.format import AUTO, switches, thinking_format, with_thoughts
 
@@ -85,8 +87,15 @@ class ChatTemplate:
         messages, does not end, or takes more memory than it may."""
         if reserved := RESERVED & variables.keys():
             raise TemplateError(f"chat template: {', '.join(sorted(reserved))} cannot be given as a variable")
+        if any(message.get("tool_calls") for message in messages):
+            messages = in_form(messages, self._call_form)
         own = with_thoughts(messages, self.source)
         return self._ask(own, tools, {**switches(think), **variables}, add_generation_prompt)
+
+    @cached_property
+    def _call_form(self) -> CallForm:
+        """The form in which the template takes calls."""
+        return call_form(lambda messages: self._ask([dict(message) for message in messages], PROBE_TOOLS))
 
     def _ask(
         self,

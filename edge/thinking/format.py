@@ -30,6 +30,7 @@ class ThinkingFormat:
     again: bool = False  # a thought may follow some of the answer
     lead: str = ""  # white space that the template writes before `closes`
     tail: str = ""  # and behind it
+    calls: tuple[str, ...] = ()  # marks of calls, which end a thought, too, and are part of the answer
     signs: tuple[str, ...] = ()  # a template with all of these has this format; none: one with `closes`
 
     @property

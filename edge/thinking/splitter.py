@@ -65,10 +65,13 @@ class ThoughtSplitter:
     def _thought(self, final: bool) -> str:
         """Return more of a thought, up to its end."""
         form, pending = self._form, self._pending
-        at = pending.find(form.closes)
-        end = at if at >= 0 else len(pending) - (0 if final else overlap(pending, form.closes))
+        marks = (form.closes, *form.calls)
+        at, mark = min(((at, mark) for mark in marks if (at := pending.find(mark)) >= 0), default=(-1, ""))
+        is_call = mark in form.calls
+        end = at if at >= 0 else len(pending) - (0 if final else max(overlap(pending, mark) for mark in marks))
         thought = pending[:end].rstrip()
-        self._pending = pending[end + len(form.closes) :] if at >= 0 else "" if final else pending[len(thought) :]
+        rest = pending[end + (0 if is_call else len(mark)) :]
+        self._pending = rest if at >= 0 else "" if final else pending[len(thought) :]
         if self._strips:
             thought = thought.lstrip()
             if thought and self._has_thought:
@@ -76,7 +79,7 @@ class ThoughtSplitter:
         self._strips = self._strips and not thought
         self._has_thought = self._has_thought or bool(thought)
         if at >= 0:
-            self.state, self._strips = "start" if form.headers else "answer", True
+            self.state, self._strips = "start" if form.headers and not is_call else "answer", True
         return thought
 
     def _text(self, final: bool) -> str:

@@ -45,8 +45,6 @@ class ThoughtTracker:
         self._begun: list[int] = []  # the beginning of a mark before the answer
         opens = () if thinking.budget == 0 else (form.opens,)
         self._marks = [self._ids(mark) for mark in (*opens, *form.headers, *form.skipped)]
-        ids = {token for mark in form.marks for token in self._ids(mark)}
-        self._named = {token for token in ids if not model.piece(token)}  # control tokens
         if thinking.budget == 0 and thinking.state == "start" and form.headers:
             self._forced.extend(self._ids(form.headers[0]))
 
@@ -57,10 +55,6 @@ class ThoughtTracker:
 
     def _ids(self, text: str) -> list[int]:
         return self._model.tokenize(text, add_special=False, parse_special=True)
-
-    def piece(self, token: int) -> bytes:
-        """Return the bytes of a token; those of marks have their names, also where they are control tokens."""
-        return self._model.piece(token, special=token in self._named)
 
     def forced(self, *, is_whole: bool = True) -> int | None:
         """Return the token that must come next; None: any may. is_whole: no character is incomplete."""

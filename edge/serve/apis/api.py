@@ -39,6 +39,8 @@ class ParsedRequest:
             messages=conversation.messages,
             tools=conversation.tools,
             variables=conversation.variables,
+            marks=conversation.marks,
+            ends_thought=conversation.ends_thought,
             think=conversation.think,
             max_tokens=max_tokens,
             sampling=constrained(sampling, conversation.sampling),
@@ -46,9 +48,9 @@ class ParsedRequest:
         )
         return cls(repeated(generation, n), conversation)
 
-    def parsers(self) -> list[CallParser | None]:
-        """Return a parser for each answer."""
-        return [self.conversation.parser() if self.conversation else None for _ in self.generations]
+    def parsers(self, *, streams: bool) -> list[CallParser | None]:
+        """Return a parser for each answer. streams: calls are given as they come."""
+        return [self.conversation.parser(streams) if self.conversation else None for _ in self.generations]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from edge.serve.deltas import Begin, Call, Deltas, End, Text, Thought
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.conversation import conversation
 from edge.serve.tools.functions import Function, FunctionUse, Message
+from edge.serve.tools.parser import CallArguments, CallEnd
 
 Choice = Literal["auto", "none", "required"]
 
@@ -207,8 +208,9 @@ async def events(request: ChatRequest, model: str, deltas: Deltas) -> AsyncGener
             function = {"name": delta.name, "arguments": ""}
             begun = {"index": calls[index], "id": delta.id, "type": "function", "function": function}
             yield chunk(index, {"tool_calls": [begun]})
-            more = {"index": calls[index], "function": {"arguments": delta.arguments}}
-            yield chunk(index, {"tool_calls": [more]})
+        elif isinstance(delta, CallArguments):
+            yield chunk(index, {"tool_calls": [{"index": calls[index], "function": {"arguments": delta.text}}]})
+        elif isinstance(delta, CallEnd):
             calls[index] += 1
         elif isinstance(delta, End):
             yield chunk(index, {}, delta)

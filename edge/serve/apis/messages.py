@@ -14,6 +14,7 @@ from edge.serve.apis.messages_fields import MessagesInput, conversation_of
 from edge.serve.apis.openai_fields import new_id
 from edge.serve.deltas import Begin, Call, Deltas, End, Text, Thought
 from edge.serve.http.errors import Failure, error_body
+from edge.serve.tools.parser import CallArguments, CallEnd
 
 UNSIGNED = "unsigned"  # signature of all thoughts
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -37,7 +38,7 @@ def parse(request: MessagesRequest, template: str) -> ParsedRequest:
 
 
 class _Blocks:
-    """Numbers the blocks of a message; one of text or thought is open while more of it comes."""
+    """Numbers the blocks of a message; one is open while more of it comes."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -53,15 +54,17 @@ class _Blocks:
         return [*begun, _block_delta(self._count, f"{kind}_delta", kind, text)] if text else begun
 
     def call(self, call: Call) -> list[Event]:
-        """Return the events of a call."""
-        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        """Return the events of a call that begins."""
         events = [
             *self.end(),
-            self._start(block),
-            _block_delta(self._count, "input_json_delta", "partial_json", call.arguments),
+            self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}}),
         ]
         self._open = "tool_use"
-        return [*events, *self.end()]
+        return events
+
+    def arguments(self, text: str) -> Event:
+        """Return the event of more arguments."""
+        return _block_delta(self._count, "input_json_delta", "partial_json", text)
 
     def end(self) -> list[Event]:
         """Return the events that end the open block, if there is one."""
@@ -94,6 +97,11 @@ async def events(request: MessagesRequest, model: str, deltas: Deltas) -> AsyncG
                 yield event
         elif isinstance(delta, Call):
             for event in blocks.call(delta):
+                yield event
+        elif isinstance(delta, CallArguments):
+            yield blocks.arguments(delta.text)
+        elif isinstance(delta, CallEnd):
+            for event in blocks.end():
                 yield event
         elif isinstance(delta, End):
             for event in blocks.end():

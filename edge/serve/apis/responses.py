@@ -10,6 +10,7 @@ from edge.serve.apis.openai_fields import Usage, new_id, now, token_logprobs
 from edge.serve.apis.responses_fields import LOGPROBS, ResponsesRequest, conversation_of
 from edge.serve.deltas import Call, Deltas, End, Text, Thought
 from edge.serve.http.errors import Failure
+from edge.serve.tools.parser import CallArguments, CallEnd
 
 
 def parse(request: ResponsesRequest, template: str) -> ParsedRequest:
@@ -32,7 +33,12 @@ async def events(request: ResponsesRequest, model: str, deltas: Deltas) -> Async
             for event in stream.text(delta):
                 yield event
         elif isinstance(delta, Call):
-            for event in [*stream.end_text(), *stream.call(delta)]:
+            for event in [*stream.end_text(), stream.call(delta)]:
+                yield event
+        elif isinstance(delta, CallArguments):
+            yield stream.arguments(delta.text)
+        elif isinstance(delta, CallEnd):
+            for event in stream.end_call(delta):
                 yield event
         elif isinstance(delta, End):
             cut = delta.reason == "length"
@@ -100,6 +106,7 @@ class _Stream:
         self._is_thought = False  # whether that is a thought
         self._logprobs: list[dict[str, Any]] = []
         self._item = ""  # identifier of the current item
+        self._call: dict[str, Any] = {}  # the current call
 
     def event(self, kind: str, **fields: Any) -> Event:
         self._count += 1
@@ -141,23 +148,25 @@ class _Stream:
         self._output.append(item)
         return events
 
-    def call(self, call: Call) -> list[Event]:
+    def call(self, call: Call) -> Event:
+        """Return the event of a call that begins."""
         self._item = new_id("fc_")
-        item = {"id": self._item, "type": "function_call", "call_id": call.id, "name": call.name}
-        begun = {**item, "arguments": "", "status": "in_progress"}
-        done = {**item, "arguments": call.arguments, "status": "completed"}
-        events = [
-            self._item_event("response.output_item.added", item=begun),
-            self._item_event("response.function_call_arguments.delta", item_id=self._item, delta=call.arguments),
-            self._item_event(
-                "response.function_call_arguments.done",
-                item_id=self._item,
-                name=call.name,
-                arguments=call.arguments,
-            ),
-            self._item_event("response.output_item.done", item=done),
-        ]
-        self._output.append(done)
+        self._call = {"id": self._item, "type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""}
+        return self._item_event("response.output_item.added", item={**self._call, "status": "in_progress"})
+
+    def arguments(self, text: str) -> Event:
+        """Return the event of more arguments."""
+        self._call["arguments"] += text
+        return self._item_event("response.function_call_arguments.delta", item_id=self._item, delta=text)
+
+    def end_call(self, end: CallEnd) -> list[Event]:
+        """Return the events that end a call."""
+        name, arguments = self._call["name"], self._call["arguments"]
+        kind = "response.function_call_arguments.done"
+        done = [self._item_event(kind, item_id=self._item, name=name, arguments=arguments)] if end.is_complete else []
+        item = {**self._call, "status": "completed" if end.is_complete else "incomplete"}
+        events = [*done, self._item_event("response.output_item.done", item=item)]
+        self._output.append(item)
         return events
 
     def _item_event(self, kind: str, **fields: Any) -> Event:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from edge.errors import ContextFull, SamplingError
 from edge.llm.interface import TextEngine
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
+from edge.serve.engine.grammars import with_control_tokens
 from edge.serve.engine.texts import Tokenizer
 from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate
@@ -49,15 +51,19 @@ class InputProcessor:
         max_tokens = generation["max_tokens"]
         if max_tokens is not None and max_tokens < 1:
             raise SamplingError(f"max_tokens is {max_tokens}: an answer has 1 token or more")
-        biases = {int(token): bias for token, bias in generation["sampling"].get("logit_bias", {}).items()}
         stops = () if generation["messages"] is None else self.template.stops
+        sampling = generation["sampling"]
+        if sampling.get("lark") and generation["marks"]:
+            sampling = {**sampling, "lark": with_control_tokens(sampling["lark"], self._engine.model)}
+        biases = {int(token): bias for token, bias in sampling.get("logit_bias", {}).items()}
         seed = {"seed": generation["place"]} if self._reproducible else {}
         return Request(
             prompt,
             min(room, max_tokens or room),
-            SamplingParams(**{**seed, **generation["sampling"], "logit_bias": biases}),
+            SamplingParams(**{**seed, **sampling, "logit_bias": biases}),
             stops,
             thinking=thinking,
+            marks=generation["marks"],
             logprobs=generation["logprobs"],
             generated=generation["generated"],
             namespace=generation["namespace"],
@@ -72,7 +78,10 @@ class InputProcessor:
             text = self.render(messages, generation["tools"], generation["variables"], think)
             starts_with_bos = bool(self._bos) and text.startswith(self._bos)
             tokens = self._tokenizer.tokenize(text, most, add_special=not starts_with_bos, parse_special=True)
-            return tokens, Thinking.from_prompt(text, self.template.thinking, think)
+            form = self.template.thinking
+            if form is not None and generation["ends_thought"]:
+                form = replace(form, calls=tuple(generation["ends_thought"]))
+            return tokens, Thinking.from_prompt(text, form, think)
         tokens = self.tokens(generation["prompt"], most)
         if not tokens:
             raise ContextFull("the prompt is empty: there is nothing to continue")

@@ -49,7 +49,7 @@ def answers(api: Api[R], models: ServedModels, ping_s: float) -> Callable[[Reque
             if request.stream:  # while a model is being loaded, the stream has pings
                 return EventStream(_sent(api, request, beginning), beginning, ping_s, is_anthropic(api.path))
             begun = beginning.result()
-            deltas = merged(begun.answers, begun.parsed.parsers())
+            deltas = merged(begun.answers, begun.parsed.parsers(streams=False))
             return Json(api.fold(await unless_gone(http, _all(api.events(request, begun.model, deltas), deltas))))
         except BaseException:
             _end(beginning)
@@ -93,7 +93,7 @@ async def _sent(api: Api[R], request: R, beginning: asyncio.Future[_Accepted]) -
     count = 0
     try:
         begun = await beginning
-        deltas = merged(begun.answers, begun.parsed.parsers())
+        deltas = merged(begun.answers, begun.parsed.parsers(streams=True))
         async with aclosing(deltas), aclosing(api.events(request, begun.model, deltas)) as events:
             async for event in events:
                 yield _event(event)

@@ -1,4 +1,8 @@
-"""Grammars of answers with function calls, in llguidance's form of Lark."""
+"""Grammars of answers with function calls, in llguidance's form of Lark.
+
+A literal is a rule of its own, `lit_N: "..."`, and a text up to a mark is `free_N` or `raw_N`, so that the engine can
+put control tokens in place of marks (edge/serve/engine/grammars.py): which marks are tokens, its vocabulary knows.
+"""
 
 from __future__ import annotations
 
@@ -6,56 +10,103 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from edge.bounds.json_arrays import bounded
-from edge.serve.http.errors import BadRequest
-from edge.serve.tools.functions import CallFormat, Function, FunctionUse, json_text
-
-# Separators as in templates, so that a small model does not write white space without end.
-_STYLE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
-_ANYTHING = r"(.|\n)*"
+from edge.serve.tools.formats import JSON, CallFormat
+from edge.serve.tools.functions import Function, FunctionUse, json_text
+from edge.serve.tools.grammar import ANYTHING, Grammar, definitions, json_schema, root_of
+from edge.serve.tools.schemas import is_text, resolved, types
 
 
 def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any] | None = None) -> str | None:
     """Return the grammar of an answer: calls alone if a call must come; with a schema for text, calls or JSON of it;
-    with a strict function, text in which calls follow their schemas. None if any answer is allowed."""
+    with a strict function, text in which calls follow their schemas. None if any answer is allowed. BadRequest for a
+    schema that no grammar holds."""
     functions = use.callable
     strict = any(function.strict for function in functions)
     if not functions or not (use.must_call or text_schema is not None or strict):
         return None
+    grammar = Grammar(form.notation)
+    either = grammar.rule(" | ".join(_call(grammar, form, function) for function in functions))
+    mark, rest = _calls(grammar, form, either, several=use.several or not use.must_call)
+    calls = f"{grammar.literal(mark)} {rest}"
     if use.must_call:
-        start = ["start: calls"]
+        start = [f"start: {calls}"]
     elif text_schema is not None:
-        start = ["start: calls | text", f"text: %json {_json(text_schema, 'response_format')}"]
+        start = [f"start: {calls} | text", f"text: %json {json_schema(text_schema, 'response_format')}"]
     elif form.bare:
-        start = ["start: calls | TEXT?", rf"TEXT: /[^\s{{\[]{_ANYTHING}/"]
+        start = [f"start: {calls} | TEXT?", rf"TEXT: /[^\s{{\[]{ANYTHING}/"]
     else:
         # A call begins at the mark, and must go on as a call.
-        mark = f"mark[lazy]: /{_ANYTHING}/ {json.dumps(form.opens)}"
-        start = ["start: (mark inner)* TEXT", f"TEXT: /{_ANYTHING}/", mark]
-    either = " | ".join(f"inner_{number}" for number in range(len(functions)))
-    call = f"{json.dumps(form.opens)} inner" if form.opens and not form.is_list else "inner"
-    several = use.several or not use.must_call
-    calls = f"{call} ({json.dumps(form.between)} {call})*" if several else call
-    rules = [f'calls: "[" {calls} "]"' if form.is_list else f"calls: {calls}", f"inner: {either}"]
-    return "\n".join([*start, *rules, *(_inner(form, number, function) for number, function in enumerate(functions))])
+        start = [f"start: ({grammar.up_to(mark, 'free')} {rest})* TEXT", f"TEXT: /{ANYTHING}/"]
+    return "\n".join([*start, *grammar.lines])
 
 
-def _json(schema: Mapping[str, Any], param: str) -> str:
-    """Return a schema in its grammar's form. BadRequest as `json_text`."""
-    try:
-        limited, _ = bounded(schema)
-    except RecursionError:
-        raise BadRequest("the schema is nested too deep", param) from None
-    return json_text({**limited, **_STYLE}, param)
+def _calls(grammar: Grammar, form: CallFormat, call: str, *, several: bool) -> tuple[str, str]:
+    """Return the mark that begins calls, and what follows it."""
+    def more(mark: str, text: str) -> str:
+        # One literal: the lexer takes the longest one, so none may begin another.
+        return f"({grammar.literal(form.between + mark)} {text})*" if several else ""
+
+    opens = "" if form.bare else next(iter(form.opens), "")
+    closes = form.closes if opens else ""
+    if form.is_list or form.style == "pythonic":
+        return f"{opens}[", f"{call} {more('', call)} {grammar.literal(']' + closes)}"
+    if form.is_section:
+        begun = grammar.literal(form.space + form.begins)
+        return opens, f"{begun} {call} {more(form.begins, call)} {grammar.literal(form.space + closes)}"
+    inside = form.space + form.begins if opens and form.begins not in ("", opens) else ""
+    closed = f"{call} {grammar.literal((form.space if inside else '') + closes)}"
+    mark = opens or form.begins
+    return mark, f"{grammar.literal(inside)} {closed} {more(mark + inside, closed)}"
 
 
-def _inner(form: CallFormat, number: int, function: Function) -> str:
-    """Return the rules of a call, without the mark before it. The arguments are a grammar of their own, so that
-    references in their schema work."""
-    schema = _json({"type": "object", **function.parameters}, "tools")
-    space = "\n" if form.closes else ""
-    begin = f'{space}{{"name": {json.dumps(function.name)}, "{form.arguments}": '
-    arguments = f"arguments_{number}: %json {schema}"
-    return (
-        f"inner_{number}: {json.dumps(begin)} arguments_{number} {json.dumps('}' + space + form.closes)}\n{arguments}"
-    )
+def _call(grammar: Grammar, form: CallFormat, function: Function) -> str:
+    """Return the rule of a call, between `begins` and what follows its `ends`."""
+    schema, name = {"type": "object", **function.parameters}, function.name
+    if form.style == "json":
+        begin = f'{form.space}{{"{form.name_key}": {json.dumps(name)}, "{form.arguments_key}": '
+        parts = [grammar.literal(begin), grammar.json(schema), grammar.literal("}" + form.space)]
+    elif form.style == "named":
+        before, _, behind = form.header.format(name=name, index="\0").partition("\0")
+        index = "/[0-9]{1,4}/" if "{index}" in form.header else ""
+        arguments = grammar.json(schema) if form.notation == JSON else grammar.value(schema, root_of(schema))
+        parts = [grammar.literal(before), index, grammar.literal(behind + form.before), arguments]
+        parts.append(grammar.literal(form.ends))
+    elif form.style == "pythonic":
+        parts = [grammar.literal(name + "("), grammar.members(root_of(schema), "=", bare=True), grammar.literal(")")]
+    else:
+        parts = [grammar.literal(name + form.name_end + form.space), *_parameters(grammar, form, root_of(schema))]
+        parts.append(grammar.literal(form.ends))
+    return grammar.rule(" ".join(parts))
+
+
+def _parameters(grammar: Grammar, form: CallFormat, root: Mapping[str, Any]) -> list[str]:
+    """Return the rules of the parameters, in their order."""
+    rules = []
+    properties, required = root["properties"], root["required"]
+    for key, schema in properties.items():
+        rule = _parameter(grammar, form, grammar.literal(form.key + key), schema, root)
+        rules.append(rule if key in required else f"({rule})?")
+    if (more := root["additionalProperties"]) is not False:
+        rules.append(f"({_parameter(grammar, form, f'{grammar.literal(form.key)} {grammar.KEY}', more, root)})*")
+    return rules
+
+
+def _parameter(grammar: Grammar, form: CallFormat, key: str, schema: Any, root: Mapping[str, Any]) -> str:
+    allowed, end = types(schema, root), form.padding + form.value_end
+    between = (form.space + form.value if form.value else "") + form.padding
+    known = resolved(schema, root)
+    known = known if isinstance(known, Mapping) else {}
+    values = [known["const"]] if "const" in known else known.get("enum")
+    ways = []
+    if not allowed or "string" in allowed:
+        begin = grammar.literal(form.key_end + between)
+        if values is not None and is_text(allowed):
+            either = " | ".join(grammar.literal(value) for value in values)
+            ways.append(f"{begin} ({either}) {grammar.literal(end)}")
+        else:
+            ways.append(f"{begin} {grammar.up_to(end, 'raw')}")
+    if not ways or (form.other_key_end and not is_text(allowed)):
+        own = {**(schema if isinstance(schema, Mapping) else {}), **definitions(root)}
+        begin = grammar.literal((form.other_key_end or form.key_end) + between)
+        ways.append(f"{begin} {grammar.json(own)} {grammar.literal(end)}")
+    return grammar.rule(f"{key} ({' | '.join(ways)}) {grammar.literal(form.space)}")

@@ -8,17 +8,10 @@ from typing import Any
 
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.constraint import constraint
-from edge.serve.tools.functions import (
-    HERMES,
-    CallFormat,
-    FunctionUse,
-    Message,
-    format_of,
-    json_text,
-    plain_messages,
-    renders_tools,
-)
+from edge.serve.tools.formats import CallFormat, format_of
+from edge.serve.tools.functions import FunctionUse, Message, json_text
 from edge.serve.tools.parser import CallParser
+from edge.serve.tools.writing import introduced, plain, with_calls_as_text
 
 
 @dataclass(frozen=True)
@@ -29,13 +22,25 @@ class Conversation:
     tools: Sequence[Mapping[str, Any]]
     sampling: Mapping[str, Any]
     form: CallFormat | None  # None: there are no calls
-    names: frozenset[str]
+    functions: Mapping[str, Any]  # schemas of parameters, by name
     variables: Mapping[str, Any]  # of the template
     think: int | None = None  # tokens of thoughts; None: the server's default
 
-    def parser(self) -> CallParser | None:
-        """Return a parser for one answer; None if there are no calls."""
-        return None if self.form is None else CallParser(self.form, self.names)
+    def parser(self, streams: bool = False) -> CallParser | None:
+        """Return a parser for one answer; None if there are no calls. streams: calls are given as they come."""
+        if self.form is None:
+            return None
+        return CallParser(self.form, self.functions, streams=streams, is_constrained="lark" in self.sampling)
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """Texts of calls, whose control tokens are to have text."""
+        return self.form.marks if self.form else ()
+
+    @property
+    def ends_thought(self) -> Sequence[str]:
+        """Marks that end a thought where they come in one. A grammar begins behind a thought, so none ends it then."""
+        return self.form.starts if self.form and self.form.ends_thought and not self.sampling else ()
 
 
 def conversation(
@@ -51,23 +56,42 @@ def conversation(
     functions = use.functions if use.choice != "none" else ()
     for function in functions:
         json_text(function.to_json(), "tools")
-    known = renders_tools(template)
     if use.must_call and text_schema is not None:
         raise BadRequest(
             "a tool must be called, and the answer must follow a schema; ask for one of the two", "tool_choice"
         )
-    form = (format_of(template) if known else HERMES) if use.callable else None
+    form = format_of(template)
     sampling: dict[str, Any] = {}
-    if form is not None and (grammar := constraint(form, use, text_schema)) is not None:
+    if (grammar := constraint(form, use, text_schema)) is not None:
         sampling["lark"] = grammar
     elif text_schema is not None:
         sampling["json_schema"] = json_text(text_schema, "response_format")
+    knows_tools = "tools" in template
     return Conversation(
-        messages if known else plain_messages(messages, functions),
-        [function.to_json() for function in functions] if known else (),
+        _in_template_form(messages, functions, form, template),
+        [function.to_json() for function in functions] if knows_tools else (),
         sampling,
-        form,
-        frozenset(function.name for function in use.callable),
+        form if use.callable else None,
+        {function.name: function.parameters for function in use.callable},
         variables or {},
         think,
     )
+
+
+def _in_template_form(
+    messages: Sequence[Message], functions: Sequence[Any], form: CallFormat, template: str
+) -> Sequence[Message]:
+    """Return messages with what a template does not write itself, functions, calls or results, as text."""
+    names = {
+        call.get("id"): call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()
+    }
+    messages = [
+        {"name": names[message["tool_call_id"]], **message}
+        if message["role"] == "tool" and message.get("tool_call_id") in names
+        else message
+        for message in messages
+    ]
+    knows_calls = "tool_calls" in template
+    if "tools" in template:
+        return messages if knows_calls else [with_calls_as_text(message, form) for message in messages]
+    return introduced(messages if knows_calls else [plain(message, form) for message in messages], functions, form)

@@ -59,6 +59,7 @@ class CallFormat:
     skipped: tuple[str, ...] = ()  # other marks behind calls
     signs: tuple[str, ...] = ()  # a template with all of these has this format
     ends_thought: bool = False  # the marks are tokens that thoughts have no other use for, so calls end a thought
+    is_section: bool = False  # all calls are between one `opens` and `closes`
     space: str = ""  # white space to write inside marks
     between: str = ""  # what to write between two calls
     # Of json:
@@ -117,12 +118,12 @@ _GLM = CallFormat(
 )  # fmt: skip
 _DEEPSEEK = CallFormat(
     "deepseek", "named", ("<｜tool▁calls▁begin｜>",), "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>", before="<｜tool▁sep｜>", signs=("<｜tool▁sep｜>",), ends_thought=True,
+    "<｜tool▁call▁end｜>", is_section=True, before="<｜tool▁sep｜>", signs=("<｜tool▁sep｜>",), ends_thought=True,
 )  # fmt: skip
 _DSML = CallFormat(
     "deepseek-dsml", "parameters", ("<｜DSML｜function_calls>",), "</｜DSML｜function_calls>",
     '<｜DSML｜invoke name="', "</｜DSML｜invoke>", name_end='">', key='<｜DSML｜parameter name="',
-    key_end='" string="true">', other_key_end='" string="false">', value_end="</｜DSML｜parameter>", space="\n", between="\n",
+    is_section=True, key_end='" string="true">', other_key_end='" string="false">', value_end="</｜DSML｜parameter>", space="\n", between="\n",
     signs=("｜DSML｜", "function_calls"), ends_thought=True,
 )  # fmt: skip
 _LIST = CallFormat("list", "json", is_list=True, between=", ")
@@ -166,12 +167,12 @@ FORMATS = (
     ),
     CallFormat(
         "kimi", "named", ("<|tool_calls_section_begin|>",), "<|tool_calls_section_end|>", "<|tool_call_begin|>",
-        "<|tool_call_end|>", header="functions.{name}:{index}", headers=r"(?:functions\.)?(?P<name>[\w.-]+)(?::\d+)?",
+        "<|tool_call_end|>", is_section=True, header="functions.{name}:{index}", headers=r"(?:functions\.)?(?P<name>[\w.-]+)(?::\d+)?",
         before="<|tool_call_argument_begin|>", signs=("<|tool_call_begin|>",), ends_thought=True,
     ),
     CallFormat(
         "minimax", "parameters", ("<minimax:tool_call>",), "</minimax:tool_call>", '<invoke name="', "</invoke>",
-        name_end='">', key='<parameter name="', key_end='">', value_end="</parameter>", space="\n", between="\n",
+        is_section=True, name_end='">', key='<parameter name="', key_end='">', value_end="</parameter>", space="\n", between="\n",
         signs=("<minimax:tool_call>",), ends_thought=True,
     ),
     replace(_LIST, name="granite", opens=("<|tool_call|>",), signs=("<|tool_call|>",), ends_thought=True),
@@ -183,7 +184,7 @@ FORMATS = (
     ),
     CallFormat(
         "solar", "named", ("<|tool_calls|>",), "<|calls|>", "<|tool_call:begin|>", "<|tool_call:end|>",
-        header="{index}<|tool_call:name|>{name}", headers=r"[\w-]*<\|tool_call:name\|>(?P<name>[\w.-]+)",
+        is_section=True, header="{index}<|tool_call:name|>{name}", headers=r"[\w-]*<\|tool_call:name\|>(?P<name>[\w.-]+)",
         before="<|tool_call:args|>", signs=("<|tool_call:begin|>",), ends_thought=True,
     ),
     CallFormat(

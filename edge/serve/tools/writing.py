@@ -1,4 +1,4 @@
-"""Calls written in a format, for templates that write none, and for telling a model how to."""
+"""Calls written in a format, and prompts of models whose template writes no calls, or no functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge.serve.tools.formats import CallFormat, Notation
+from edge.serve.tools.formats import HERMES, CallFormat, Notation
+from edge.serve.tools.functions import Function, Message, json_text
 
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
 """Names and arguments."""
@@ -18,9 +19,10 @@ def written_calls(form: CallFormat, calls: Calls) -> str:
     opens = "" if form.begins in form.opens or form.bare else next(iter(form.opens), "")
     if form.is_list or form.style == "pythonic":
         return f"{opens}[{form.between.join(texts)}]{form.closes if opens else ''}"
-    if form.begins and form.begins not in form.opens:
+    if form.is_section:
         return f"{opens}{form.space}{form.between.join(texts)}{form.space}{form.closes}"
-    return form.between.join(f"{opens}{text}{form.closes}" for text in texts)
+    inside = form.space if opens and form.begins else ""
+    return form.between.join(f"{opens}{inside}{text}{inside}{form.closes}" for text in texts)
 
 
 def _call(form: CallFormat, index: int, name: str, arguments: Mapping[str, Any]) -> str:
@@ -65,3 +67,54 @@ def _text(text: str, quote: str, notation: Notation) -> str:
         inner = json.dumps(text, ensure_ascii=False)[1:-1]
         text = inner if quote == '"' else inner.replace('\\"', '"').replace(quote, f"\\{quote}")
     return f"{quote}{text}{quote}"
+
+
+_INTRODUCTION = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+{how}"""
+_HOW_HERMES = """For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call>"""
+
+
+def introduced(messages: Sequence[Message], functions: Sequence[Function], form: CallFormat) -> list[Message]:
+    """Return messages that begin with a system message which describes functions, and how they are called."""
+    if not functions:
+        return list(messages)
+    how = _HOW_HERMES
+    if form is not HERMES:
+        example = written_calls(form, [("<function-name>", {"<argument>": "<value>"})])
+        how = f"To call a function, write its name and its arguments in this form:\n{example}"
+    tools = "\n".join(json_text(function.to_json(), "tools") for function in functions)
+    text = _INTRODUCTION.format(tools=tools, how=how)
+    if messages and messages[0]["role"] == "system":
+        return [{"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def with_calls_as_text(message: Message, form: CallFormat) -> Message:
+    """Return a message whose calls are a part of its text."""
+    if "tool_calls" not in message:
+        return message
+    functions = [call["function"] for call in message["tool_calls"] or ()]
+    calls = written_calls(form, [(function["name"], function["arguments"]) for function in functions])
+    content = "\n".join(filter(None, (str(message.get("content") or ""), calls)))
+    return {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": content}
+
+
+def plain(message: Message, form: CallFormat) -> Message:
+    """Return a message with a role that every template knows, and text alone: also a call, or the result of one."""
+    content = str(message.get("content") or "")
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+    message = with_calls_as_text({**message, "content": content}, form)
+    thought = {"reasoning_content": message["reasoning_content"]} if message.get("reasoning_content") else {}
+    return {"role": message["role"], "content": message["content"], **thought}

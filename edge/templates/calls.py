@@ -1,0 +1,90 @@
+"""Earlier calls of functions in the form that a chat template takes: found by rendering two calls in each form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from edge.errors import TemplateError
+
+Message = Mapping[str, Any]
+
+
+class CallForm(NamedTuple):
+    """How a template takes calls."""
+
+    text_arguments: bool = False  # arguments as JSON text, not as an object
+    single: bool = False  # a message has one call, and its result follows
+
+
+_FORMS = tuple(CallForm(text, single) for single in (False, True) for text in (False, True))
+
+
+def _probe_call(number: int) -> dict[str, Any]:
+    function = {"name": "probe_function", "arguments": {"probe_key": f"probe_value_{number}"}}
+    return {"id": f"probe0000{number}", "type": "function", "function": function}
+
+
+_PROBE: tuple[Message, ...] = (
+    {"role": "user", "content": "probe"},
+    {"role": "assistant", "content": "", "tool_calls": [_probe_call(0), _probe_call(1)]},
+    *({"role": "tool", "content": "probe", "tool_call_id": f"probe0000{n}", "name": "probe_function"} for n in (0, 1)),
+)
+_PROBE_PARAMETERS = {"type": "object", "properties": {"probe_key": {"type": "string", "description": "probe"}}}
+_PROBE_FUNCTION = {"name": "probe_function", "description": "probe", "parameters": _PROBE_PARAMETERS}
+PROBE_TOOLS = ({"type": "function", "function": _PROBE_FUNCTION},)
+
+
+def call_form(render: Callable[[Sequence[Message]], str]) -> CallForm:
+    """Return the first form in which a template writes both calls, and no object as Python prints it; the plainest if
+    there is none. render: returns a prompt, with PROBE_TOOLS; TemplateError."""
+    for form in _FORMS:
+        try:
+            text = render(in_form(_PROBE, form))
+        except TemplateError:
+            continue
+        if all(f"probe_value_{number}" in text for number in (0, 1)) and "'probe_key'" not in text:
+            return form
+    return _FORMS[0]
+
+
+def in_form(messages: Sequence[Message], form: CallForm) -> list[Message]:
+    """Return messages with their calls in a form."""
+    if form.text_arguments:
+        messages = [_with_text_arguments(message) for message in messages]
+    if form.single:
+        messages = _single(messages)
+    return list(messages)
+
+
+def _with_text_arguments(message: Message) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _single(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with one call each, and its result behind it."""
+    split: list[Message] = []
+    rest = list(messages)
+    while rest:
+        message = rest.pop(0)
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            split.append(message)
+            continue
+        n_results = next((n for n, result in enumerate(rest) if result["role"] != "tool"), len(rest))
+        results, rest = rest[:n_results], rest[n_results:]
+        for number, call in enumerate(calls):
+            own = message if number == 0 else {"role": message["role"], "content": ""}
+            split.append({**own, "tool_calls": [call]})
+            matching = [result for result in results if result.get("tool_call_id") == call.get("id")] or results[:1]
+            split += matching[:1]
+            results = [result for result in results if result is not (matching or [None])[0]]
+        split += results
+    return split
