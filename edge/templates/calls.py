@@ -85,6 +85,6 @@ def _single(messages: Sequence[Message]) -> list[Message]:
             split.append({**own, "tool_calls": [call]})
             matching = [result for result in results if result.get("tool_call_id") == call.get("id")] or results[:1]
             split += matching[:1]
-            results = [result for result in results if result is not (matching or [None])[0]]
+            results = [result for result in results if result not in matching[:1]]
         split += results
     return split

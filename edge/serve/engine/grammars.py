@@ -1,4 +1,4 @@
-"""Control tokens in grammars of calls: a mark that is a token of the vocabulary must come as that token, not as text."""
+"""Control tokens in grammars of calls: a mark that is a token must come as that token, not as text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def with_control_tokens(lark: str, model: Model) -> str:
 def _rewritten(rule: re.Match[str], model: Model) -> str:
     kind, number, _, anything, literal = rule.groups()
     text = json.loads(literal)
-    parts, before = [], ""
+    parts: list[str] = []
+    before = ""
     for token in model.tokenize(text, add_special=False, parse_special=True):
         name = model.piece(token, special=True).decode(errors="replace")
         if name and not model.piece(token) and name in text:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge.serve.tools.formats import JSON, CallFormat
-from edge.serve.tools.functions import Function, FunctionUse, json_text
+from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.grammar import ANYTHING, Grammar, definitions, json_schema, root_of
 from edge.serve.tools.schemas import is_text, resolved, types
 
@@ -42,6 +42,7 @@ def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any
 
 def _calls(grammar: Grammar, form: CallFormat, call: str, *, several: bool) -> tuple[str, str]:
     """Return the mark that begins calls, and what follows it."""
+
     def more(mark: str, text: str) -> str:
         # One literal: the lexer takes the longest one, so none may begin another.
         return f"({grammar.literal(form.between + mark)} {text})*" if several else ""

@@ -123,8 +123,8 @@ _DEEPSEEK = CallFormat(
 _DSML = CallFormat(
     "deepseek-dsml", "parameters", ("<｜DSML｜function_calls>",), "</｜DSML｜function_calls>",
     '<｜DSML｜invoke name="', "</｜DSML｜invoke>", name_end='">', key='<｜DSML｜parameter name="',
-    is_section=True, key_end='" string="true">', other_key_end='" string="false">', value_end="</｜DSML｜parameter>", space="\n", between="\n",
-    signs=("｜DSML｜", "function_calls"), ends_thought=True,
+    is_section=True, key_end='" string="true">', other_key_end='" string="false">', value_end="</｜DSML｜parameter>",
+    space="\n", between="\n", signs=("｜DSML｜", "function_calls"), ends_thought=True,
 )  # fmt: skip
 _LIST = CallFormat("list", "json", is_list=True, between=", ")
 _PYTHONIC = CallFormat(
@@ -167,13 +167,14 @@ FORMATS = (
     ),
     CallFormat(
         "kimi", "named", ("<|tool_calls_section_begin|>",), "<|tool_calls_section_end|>", "<|tool_call_begin|>",
-        "<|tool_call_end|>", is_section=True, header="functions.{name}:{index}", headers=r"(?:functions\.)?(?P<name>[\w.-]+)(?::\d+)?",
+        "<|tool_call_end|>", is_section=True, header="functions.{name}:{index}",
+        headers=r"(?:functions\.)?(?P<name>[\w.-]+)(?::\d+)?",
         before="<|tool_call_argument_begin|>", signs=("<|tool_call_begin|>",), ends_thought=True,
     ),
     CallFormat(
         "minimax", "parameters", ("<minimax:tool_call>",), "</minimax:tool_call>", '<invoke name="', "</invoke>",
-        is_section=True, name_end='">', key='<parameter name="', key_end='">', value_end="</parameter>", space="\n", between="\n",
-        signs=("<minimax:tool_call>",), ends_thought=True,
+        is_section=True, name_end='">', key='<parameter name="', key_end='">', value_end="</parameter>",
+        space="\n", between="\n", signs=("<minimax:tool_call>",), ends_thought=True,
     ),
     replace(_LIST, name="granite", opens=("<|tool_call|>",), signs=("<|tool_call|>",), ends_thought=True),
     replace(_LIST, name="nemotron", opens=("<TOOLCALL>",), closes="</TOOLCALL>", signs=("<TOOLCALL>",)),
@@ -184,7 +185,8 @@ FORMATS = (
     ),
     CallFormat(
         "solar", "named", ("<|tool_calls|>",), "<|calls|>", "<|tool_call:begin|>", "<|tool_call:end|>",
-        is_section=True, header="{index}<|tool_call:name|>{name}", headers=r"[\w-]*<\|tool_call:name\|>(?P<name>[\w.-]+)",
+        is_section=True, header="{index}<|tool_call:name|>{name}",
+        headers=r"[\w-]*<\|tool_call:name\|>(?P<name>[\w.-]+)",
         before="<|tool_call:args|>", signs=("<|tool_call:begin|>",), ends_thought=True,
     ),
     CallFormat(

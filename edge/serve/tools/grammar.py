@@ -38,7 +38,9 @@ def root_of(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of an object with its `properties`, `required` and `additionalProperties` filled in. BadRequest
     if it says more than these."""
     if keyword := next((keyword for keyword in _NOT_HELD if keyword in schema), None):
-        raise BadRequest(f"{keyword} in the parameters of a tool cannot be held in the call format of this model", "tools")
+        raise BadRequest(
+            f"{keyword} in the parameters of a tool cannot be held in the call format of this model", "tools"
+        )
     required = [str(key) for key in schema.get("required", ())]
     properties = schema.get("properties", {})
     properties = {**properties, **{key: {} for key in required if key not in properties}}
@@ -154,7 +156,7 @@ class Grammar:
         for item, is_required in reversed(items):
             first, behind = f"{item} {rest[1]}", f"{comma} {item} {rest[1]}"
             if not is_required:
-                first, behind = (f"({some}) | {none}" if none else f"({some})?" for some, none in zip((first, behind), rest))
+                first, behind = f"({first})? | {rest[0]}".rstrip("| "), f"({behind})? | {rest[1]}".rstrip("| ")
             rest = self.rule(first), self.rule(behind)
         return rest[0]
 

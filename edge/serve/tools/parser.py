@@ -40,8 +40,8 @@ class CallParser:
     """Separates text and calls. Text that may begin a call is held back until that is known. What is no call, or a call
     of an unknown function, is text.
 
-    A call that streams is given as soon as its name is known and its arguments have begun. If it breaks behind that, its
-    arguments stay incomplete, so that nobody takes them for whole ones, and what was not given of it is text.
+    A call that streams is given as soon as its name is known and its arguments have begun. If it breaks behind that,
+    its arguments stay incomplete, so that nobody takes them for whole ones, and what was not given of it is text.
     """
 
     def __init__(

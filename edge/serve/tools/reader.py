@@ -84,7 +84,9 @@ class Reader:
     def until(self, marks: tuple[str, ...], most: int) -> Reading[str]:
         """Read the text before the next of these marks, and return it. NoCallError if none comes soon enough."""
         while True:
-            places = [place for mark in marks if (place := self.text.find(mark, self.at, self.at + most + len(mark))) >= 0]
+            places = [
+                place for mark in marks if (place := self.text.find(mark, self.at, self.at + most + len(mark))) >= 0
+            ]
             if places:
                 read, self.at = self.text[self.at : min(places)], min(places)
                 return read

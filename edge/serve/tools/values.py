@@ -1,4 +1,4 @@
-"""Values in the notations of calls, turned into JSON while they come: what was given is always the beginning of JSON."""
+"""Values in the notations of calls, turned into JSON while they come: it is always the beginning of JSON."""
 
 from __future__ import annotations
 

@@ -79,7 +79,8 @@ You are provided with function signatures within <tools></tools> XML tags:
 </tools>
 
 {how}"""
-_HOW_HERMES = """For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+_HOW_HERMES = """For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
 <tool_call>
 {"name": <function-name>, "arguments": <args-json-object>}
 </tool_call>"""
