@@ -95,7 +95,8 @@ class CallFormat:
 
     def name_in(self, header: str) -> str | None:
         """Return the name in the text between `begins` and `before`; None if it is no header."""
-        written = re.escape(self.header).replace(r"\{name\}", _NAME).replace(r"\{index\}", _INDEX)
+        header = header.strip()
+        written = re.escape(self.header.strip()).replace(r"\{name\}", _NAME).replace(r"\{index\}", _INDEX)
         match = re.fullmatch(written, header) or (re.fullmatch(self.headers, header) if self.headers else None)
         return match["name"] if match else None
 

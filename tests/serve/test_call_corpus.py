@@ -1,0 +1,54 @@
+"""Answers as models of each format write them, with what they mean: however they are split, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.serve.tools.formats import FORMATS, CallFormat
+from edge.thinking.format import ThinkingFormat
+from edge.thinking.splitter import ThoughtSplitter
+from tests.serve.calls import Parsed, parsed, splits
+
+CORPUS = sorted((Path(__file__).parents[1] / "corpus" / "calls").glob("*.toml"))
+BY_NAME = {form.name: form for form in FORMATS}
+THINKING = ThinkingFormat("<think>", "</think>")
+ANSWERS = [
+    pytest.param(BY_NAME[path.stem], answer, id=f"{path.stem}: {answer['is']}")
+    for path in CORPUS
+    for answer in tomllib.loads(path.read_text(encoding="utf-8"))["answer"]
+]
+
+
+def expected(parts: list[Any]) -> Parsed:
+    return [
+        {"name": part["name"], "arguments": json.loads(part["arguments"])}
+        if isinstance(part, dict) and "arguments" in part
+        else part
+        for part in parts
+    ]
+
+
+def test_each_format_has_twenty_answers_or_more() -> None:
+    assert len(CORPUS) >= 14
+    for path in CORPUS:
+        assert len(tomllib.loads(path.read_text(encoding="utf-8"))["answer"]) >= 20, path
+
+
+@pytest.mark.parametrize(("form", "answer"), ANSWERS)
+def test_an_answer_means_the_same_however_it_is_split(form: CallFormat, answer: dict[str, Any]) -> None:
+    whole, streamed = (expected(answer.get(key, answer["parts"])) for key in ("parts", "streamed"))
+    thinking = replace(THINKING, calls=form.starts if form.ends_thought else ())
+    for pieces in splits(answer["text"]):
+        if "thought" in answer:
+            splitter = ThoughtSplitter(thinking, "thought")
+            each = [*(splitter.add(piece) for piece in pieces), splitter.end()]
+            assert "".join(split.thought for split in each) == answer["thought"], pieces
+            pieces = [split.text for split in each]
+        assert parsed(form, pieces) == whole, pieces
+        assert parsed(form, pieces, streams=True) == streamed, pieces
