@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import tomllib
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,12 @@ from edge.serve.tools.formats import FORMATS, CallFormat
 from edge.thinking.format import ThinkingFormat
 from edge.thinking.splitter import ThoughtSplitter
 from tests.serve.calls import Parsed, parsed, splits
+from tests.support.thorough import THOROUGH
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 CORPUS = sorted((Path(__file__).parents[1] / "corpus" / "calls").glob("*.toml"))
 BY_NAME = {form.name: form for form in FORMATS}
@@ -44,11 +50,12 @@ def test_each_format_has_twenty_answers_or_more() -> None:
 def test_an_answer_means_the_same_however_it_is_split(form: CallFormat, answer: dict[str, Any]) -> None:
     whole, streamed = (expected(answer.get(key, answer["parts"])) for key in ("parts", "streamed"))
     thinking = replace(THINKING, calls=form.starts if form.ends_thought else ())
-    for pieces in splits(answer["text"]):
+    for number, pieces in enumerate(splits(answer["text"])):
         if "thought" in answer:
             splitter = ThoughtSplitter(thinking, "thought")
             each = [*(splitter.add(piece) for piece in pieces), splitter.end()]
             assert "".join(split.thought for split in each) == answer["thought"], pieces
             pieces = [split.text for split in each]
-        assert parsed(form, pieces) == whole, pieces
         assert parsed(form, pieces, streams=True) == streamed, pieces
+        if THOROUGH or number % 8 < 2:  # what is held back until it is whole is the same by then
+            assert parsed(form, pieces) == whole, pieces

@@ -1,201 +1,150 @@
-"""Calls of functions in answers: recognized however the text is split, and held to their schemas."""
+"""Calls of functions in answers: told apart from text, streamed, put into prompts."""
 
 import json
 from typing import Any
 
-import llguidance
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.serve.http.errors import BadRequest
-from edge.serve.tools.constraint import constraint
 from edge.serve.tools.conversation import conversation
-from edge.serve.tools.functions import HERMES, LLAMA3, MISTRAL, CallFormat, Function, FunctionUse, format_of
-from edge.serve.tools.parser import CallParser, ParsedCall
+from edge.serve.tools.formats import FORMATS, CallFormat, format_of
+from edge.serve.tools.functions import Function, FunctionUse
+from edge.serve.tools.parser import CallArguments, CallEnd, CallParser, CallStart
+from edge.serve.tools.values import MAX_DEPTH
+from edge.serve.tools.writing import written_calls
+from tests.serve.calls import FUNCTIONS, merged, parsed, splits
+from tests.support.thorough import some
 
-FORMATS = (HERMES, LLAMA3, MISTRAL)
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"$ref": "#/$defs/city"}},
-    "required": ["city"],
-    "additionalProperties": False,
-    "$defs": {"city": {"enum": ["Rome", "Oslo"]}},
-}
-WEATHER = Function("weather", "Tells the weather.", SCHEMA)
-TIME = Function("time", "", {})
+BY_NAME = {form.name: form for form in reversed(FORMATS)}
+HERMES = BY_NAME["hermes"]
+WEATHER, TIME = Function("weather", "Tells the weather.", FUNCTIONS["weather"]), Function("time", "", {})
 USER = {"role": "user", "content": "Hi"}
+every_form = pytest.mark.parametrize("form", BY_NAME.values(), ids=str)
 
-
-def parsed(form: CallFormat, parts: list[str]) -> list[str | ParsedCall]:
-    """Return what a parser makes of an answer, with neighbouring texts as one."""
-    parser = CallParser(form, ["weather", "time"])
-    response: list[str | ParsedCall] = []
-    for one in [x for part in parts for x in parser.add(part)] + parser.end():
-        if isinstance(one, str) and response and isinstance(response[-1], str):
-            response[-1] += one
-        else:
-            response.append(one)
-    return response
-
-
-def written(form: CallFormat, name: str, arguments: Any) -> str:
-    call = json.dumps({"name": name, form.arguments: arguments})
-    return f"{form.opens}{f'[{call}]' if form.is_list else call}{form.closes}"
-
-
-MARKS = [
-    "<tool_call>",
-    "</tool_call>",
-    "<tool",
-    "[TOOL_CALLS]",
-    "[{",
-    '{"name": "time", "',
-    "{",
-    "}",
+PIECES = [
+    "<",
+    "</",
+    ">",
+    "|",
     "[",
     "]",
+    "{",
+    "}",
+    "(",
+    ")",
     '"',
+    "'",
     "\\",
+    "\\u00",
+    "=",
+    ":",
+    ",",
+    "\n",
+    " ",
+    "Hello",
+    "3",
+    "tr",
 ]
-CALLS = [
-    written(form, name, {"city": text})
-    for form in FORMATS
-    for name in ("weather", "other")
-    for text in ("R", '</tool_call>"}')
-]
-ANSWERS = st.lists(st.sampled_from([*MARKS, *CALLS, " ", "\n", ";", "Hello"]), max_size=8).map("".join)
 
 
-@given(st.sampled_from(FORMATS), ANSWERS, st.data())
-def test_how_an_answer_is_split_changes_nothing(form: CallFormat, answer: str, data: st.DataObject) -> None:
+def pieces_of(form: CallFormat) -> list[str]:
+    """Parts of answers that are likely to mislead a parser of a format."""
+    calls = [
+        written_calls(form, [(name, {"city": text})])
+        for name in ("weather", "nobody")
+        for text in ("R", f'{form.closes or form.ends or "}"}"}}')
+    ]
+    return [*PIECES, *form.marks, *(mark[: len(mark) // 2] for mark in form.marks), *calls, *(c[:-9] for c in calls)]
+
+
+@given(st.sampled_from(FORMATS), st.booleans(), st.data())
+def test_how_an_answer_is_split_changes_nothing(form: CallFormat, streams: bool, data: st.DataObject) -> None:
+    answer = "".join(data.draw(st.lists(st.sampled_from(pieces_of(form)), max_size=8)))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=12)))
     parts = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
-    assert parsed(form, parts) == parsed(form, [answer]) == parsed(form, list(answer))
+    whole = parsed(form, [answer], streams=streams)
+    assert parsed(form, parts, streams=streams) == whole == parsed(form, list(answer), streams=streams)
 
 
-@given(st.sampled_from(FORMATS), ANSWERS)
-def test_text_without_calls_is_given_as_it_is(form: CallFormat, answer: str) -> None:
-    response = parsed(form, [answer])
-    if not any(isinstance(one, ParsedCall) for one in response):
-        assert "".join(one for one in response if isinstance(one, str)) == answer
+@given(st.sampled_from(FORMATS), st.data())
+def test_what_is_no_call_is_text_as_it_came(form: CallFormat, data: st.DataObject) -> None:
+    answer = "".join(data.draw(st.lists(st.sampled_from(pieces_of(form)), max_size=8)))
+    response = parsed(form, [answer], {})
+    assert response == ([answer] if answer else [])
 
 
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-@given(
-    arguments=st.dictionaries(st.text(max_size=5), st.text(max_size=20) | st.integers() | st.lists(st.text(max_size=5)))
+@given(st.sampled_from(FORMATS), st.data())
+def test_a_call_that_streams_is_the_one_that_came_whole(form: CallFormat, data: st.DataObject) -> None:
+    """Unless it broke: then its arguments are no JSON."""
+    answer = "".join(data.draw(st.lists(st.sampled_from(pieces_of(form)), max_size=8)))
+    streamed, whole = parsed(form, [answer], streams=True), parsed(form, [answer])
+    complete = [part for part in streamed if isinstance(part, dict) and "arguments" in part]
+    assert complete == [part for part in whole if isinstance(part, dict)]
+    for part in streamed:
+        if isinstance(part, dict) and "partial" in part and not part["partial"].endswith("}"):
+            with pytest.raises(ValueError, match=r"."):
+                json.loads(part["partial"])
+
+
+KEYS = st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True)
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=12)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=5,
 )
-def test_any_arguments_are_told_unchanged(form: CallFormat, arguments: dict[str, Any]) -> None:
-    [call] = parsed(form, list(written(form, "time", arguments)))
-    assert isinstance(call, ParsedCall)
-    assert (call.name, json.loads(call.arguments)) == ("time", arguments)
 
 
-def test_text_and_several_calls() -> None:
-    answer = f"Let me see.\n{written(HERMES, 'time', {})}\n{written(HERMES, 'weather', {'city': 'Oslo'})}\nDone."
-    response = parsed(HERMES, [answer])
-    assert response == ["Let me see.\n", ParsedCall("time", "{}"), ParsedCall("weather", '{"city": "Oslo"}'), "Done."]
-    several = '{"name": "time", "parameters": {}}; {"name": "time", "parameters": {}}'
-    assert parsed(LLAMA3, [several]) == [ParsedCall("time", "{}")] * 2
-    both = '[TOOL_CALLS][{"name": "time", "arguments": {}}, {"name": "time", "arguments": {}}]'
-    assert (
-        parsed(MISTRAL, [both])
-        == parsed(MISTRAL, [both.removeprefix("[TOOL_CALLS]")])
-        == [ParsedCall("time", "{}")] * 2
-    )
+@every_form
+@settings(max_examples=some(15, 200))
+@given(arguments=st.dictionaries(KEYS, VALUES, max_size=4), times=st.integers(1, 3))
+def test_any_arguments_arrive_unchanged(form: CallFormat, arguments: dict[str, Any], times: int) -> None:
+    types = {key: {"type": "string"} for key, value in arguments.items() if isinstance(value, str)}
+    functions = {"save": {"type": "object", "properties": types}}
+    text = written_calls(form, [("save", arguments)] * times)
+    if any(mark in json.dumps(arguments, ensure_ascii=False) for mark in form.notation.quotes if len(mark) > 1):
+        return  # no text of Gemma has its quote
+    for streams in (False, True):
+        response = parsed(form, list(text), functions, streams=streams)
+        assert response == [{"name": "save", "arguments": arguments}] * times, text
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        "<tool_call>",
-        '<tool_call>{"name": "time", "arguments": {}',
-        '<tool_call>{"name": "time", "arguments": }</tool_call>',
-        '<tool_call>{"name": "nobody", "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "time", "arguments": [1]}</tool_call>',
-        '<tool_call>{"name": "time", "arguments": {"x": NaN}}</tool_call>',
-        '<tool_call>{"name": "time", "arguments": {"x": 1e999}}</tool_call>',
-        '<tool_call>{"name": ["time"], "arguments": {}}</tool_call>',
-        "<tool_call>" + '{"name": ' + "[" * 100_000 + "]" * 100_000 + "}</tool_call>",
-    ],
-    ids=range(9),
-)
-def test_what_is_no_call_is_text(broken: str) -> None:
-    assert parsed(HERMES, [broken]) == [broken]
+def test_arguments_stream_as_they_come() -> None:
+    parser = CallParser(HERMES, FUNCTIONS, streams=True)
+    assert parser.add('<tool_call>{"name": "weather", "argum') == []
+    assert parser.add('ents": {"city": "Be') == [CallStart("weather"), CallArguments('{"city": "Be')]
+    assert parser.add("rn") == [CallArguments("rn")]
+    assert parser.add('"}}') == [CallArguments('"}'), CallEnd()]
+    parser = CallParser(BY_NAME["qwen-xml"], FUNCTIONS, streams=True)
+    assert parser.add("<tool_call><function=weather><parameter=city>\nBe")[-1] == CallArguments('{"city": "Be')
+    assert parser.add("rn\n</para") == [CallArguments("rn")]  # what may be the end waits
+    assert parser.add("meter></function>") == [CallArguments('"}'), CallEnd()]
 
 
 def test_text_that_cannot_begin_a_call_does_not_wait() -> None:
-    parser = CallParser(HERMES, ["time"])
+    parser = CallParser(HERMES, FUNCTIONS)
     assert parser.add("Hello <b") == ["Hello <b"]
     assert parser.add("r> <tool_") == ["r> "]
     assert parser.add("bar>") == ["<tool_bar>"]
 
 
-def accepts(grammar: str, text: str) -> bool:
-    """Return whether a grammar allows this and nothing more must come."""
-    tokens = llguidance.LLTokenizer("byte")
-    matcher = llguidance.LLMatcher(tokens, llguidance.LLMatcher.grammar_from_lark(grammar))
-    assert not matcher.is_error(), matcher.get_error()
-    response = tokens.tokenize_str(text)
-    return matcher.try_consume_tokens(response) == len(response) and matcher.is_accepting()
+@pytest.mark.parametrize("nested", ["[" * 100_000 + "]" * 100_000, '{"a": ' * 300 + "1" + "}" * 300])
+def test_what_is_nested_too_deep_is_text(nested: str) -> None:
+    answer = f'<tool_call>{{"name": "time", "arguments": {{"x": {nested}}}}}</tool_call>'
+    assert parsed(HERMES, [answer]) == [answer]
+    deep = "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1)
+    [call] = parsed(HERMES, [f'<tool_call>{{"name": "time", "arguments": {{"x": {deep}}}}}</tool_call>'])
+    assert isinstance(call, dict)
 
 
-def a_call(form: CallFormat, name: str, arguments: Any, *, several: int = 1) -> str:
-    """As a constraint has it."""
-    inner = json.dumps({"name": name, form.arguments: arguments})
-    if form.is_list:
-        return "[" + ", ".join([inner] * several) + "]"
-    one = f"<tool_call>\n{inner}\n</tool_call>" if form.opens else inner
-    return form.between.join([one] * several)
-
-
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_a_call_that_must_come_follows_its_schema_and_is_recognized(form: CallFormat) -> None:
-    grammar = constraint(form, FunctionUse([WEATHER, TIME], "required")) or ""
-    good = a_call(form, "weather", {"city": "Oslo"})
-    assert accepts(grammar, good)
-    assert parsed(form, [good]) == [ParsedCall("weather", '{"city": "Oslo"}')]
-    assert accepts(grammar, a_call(form, "time", {}))
-    for bad in (
-        "",
-        "Hello",
-        a_call(form, "weather", {"city": "Bonn"}),
-        a_call(form, "x", {}),
-        a_call(form, "time", {}, several=2),
-    ):
-        assert not accepts(grammar, bad)
-    several = constraint(form, FunctionUse([WEATHER, TIME], "required", several=True)) or ""
-    assert accepts(several, a_call(form, "time", {}, several=3))
-    named = constraint(form, FunctionUse([WEATHER, TIME], name="weather")) or ""
-    assert accepts(named, good)
-    assert not accepts(named, a_call(form, "time", {}))
-
-
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_a_strict_function_may_be_called_only_as_its_schema_says(form: CallFormat) -> None:
-    strict = Function("weather", "", SCHEMA, strict=True)
-    grammar = constraint(form, FunctionUse([strict])) or ""
-    for good in (
-        "",
-        "Hello.",
-        a_call(form, "weather", {"city": "Rome"}),
-        a_call(form, "weather", {"city": "Rome"}, several=2),
-    ):
-        assert accepts(grammar, good), good
-    for bad in (a_call(form, "weather", {"city": "Bonn"}), a_call(form, "weather", {})):
-        assert not accepts(grammar, bad)
-
-
-def test_with_a_schema_for_text_the_answer_is_a_call_or_follows_it() -> None:
-    grammar = constraint(HERMES, FunctionUse([WEATHER]), {"type": "integer"}) or ""
-    assert accepts(grammar, "12")
-    assert accepts(grammar, a_call(HERMES, "weather", {"city": "Rome"}))
-    assert not accepts(grammar, "Hello")
-
-
-def test_nothing_is_held_to_anything_without_need() -> None:
-    assert constraint(HERMES, FunctionUse([WEATHER])) is None
-    assert constraint(HERMES, FunctionUse([WEATHER], "none"), {"type": "object"}) is None
+def test_a_grammar_says_where_calls_begin() -> None:
+    """So that none comes in a text which the grammar leaves free."""
+    inner = "<function=weather>\n<parameter=city>\nBern\n</parameter>\n</function>"
+    held = CallParser(BY_NAME["qwen-xml"], FUNCTIONS, is_constrained=True)
+    assert merged([*held.add(inner), *held.end()]) == [inner]
+    assert parsed(BY_NAME["qwen-xml"], [inner]) == [{"name": "weather", "arguments": {"city": "Bern"}}]
 
 
 @pytest.mark.parametrize(
@@ -213,24 +162,66 @@ def test_functions_that_cannot_be(wrong: dict[str, Any]) -> None:
         FunctionUse(**wrong)
 
 
-def test_the_format_is_the_one_that_the_template_teaches() -> None:
-    assert format_of("{% for t in tools %}{{ t | tojson }}{% endfor %}<tool_call>") is HERMES
-    assert format_of("{{ tools }} [TOOL_CALLS][") is MISTRAL
-    assert format_of('{% if tools %}{"name": function name, "parameters": dictionary}') is LLAMA3
+@every_form
+def test_the_format_is_the_one_that_the_template_writes(form: CallFormat) -> None:
+    signs = next(other for other in FORMATS if other.name == form.name).signs
+    assert format_of(f"{{% for tool in tools %}}{{{{ tool }}}}{{% endfor %}} {' ... '.join(signs)}").name == form.name
+
+
+def test_a_template_without_a_known_format_has_that_of_hermes() -> None:
     assert format_of("{{ messages }}") is HERMES
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "time", "arguments": {}}}
+LOOP = [
+    USER,
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "noon", "tool_call_id": "1"},
+]
+
+
 def test_a_template_that_knows_no_tools_gets_them_as_text() -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "time", "arguments": {}}}
-    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "noon"}]
-    said = conversation(messages, FunctionUse([WEATHER]), "{{ messages }}")
-    assert [one["role"] for one in said.messages] == ["system", "user", "assistant", "user"]
-    assert '"weather"' in said.messages[0]["content"]
-    assert said.messages[2]["content"] == '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
-    assert said.messages[3]["content"] == "<tool_response>\nnoon\n</tool_response>"
-    assert not said.tools
-    known = conversation(messages, FunctionUse([WEATHER]), "{{ tools }}<tool_call>")
-    assert list(known.messages) == messages
-    assert [one["function"]["name"] for one in known.tools] == ["weather"]
+    plain = conversation(LOOP, FunctionUse([WEATHER]), "{{ messages }}")
+    assert [message["role"] for message in plain.messages] == ["system", "user", "assistant", "user"]
+    assert '"weather"' in plain.messages[0]["content"]
+    assert plain.messages[2]["content"] == '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+    assert plain.messages[3]["content"] == "<tool_response>\nnoon\n</tool_response>"
+    assert not plain.tools
     silent = conversation([USER], FunctionUse([WEATHER], "none"), "{{ messages }}")
     assert (list(silent.messages), silent.parser()) == ([USER], None)
+
+
+def test_results_have_the_names_of_their_functions() -> None:
+    known = conversation(LOOP, FunctionUse([WEATHER]), "{{ tools }}{{ m.tool_calls }}<tool_call>")
+    assert list(known.messages[:2]) == LOOP[:2]
+    assert known.messages[2] == {**LOOP[2], "name": "time"}
+    assert [tool["function"]["name"] for tool in known.tools] == ["weather"]
+
+
+def test_a_template_that_writes_no_calls_gets_them_as_text_in_its_format() -> None:
+    known = conversation(LOOP, FunctionUse([WEATHER]), "{{ tools }}<|tool_call|>")
+    assert known.messages[1] == {"role": "assistant", "content": '<|tool_call|>[{"name": "time", "arguments": {}}]'}
+    assert known.messages[2]["role"] == "tool"
+
+
+def test_a_template_that_writes_calls_and_no_tools_is_told_the_tools_in_its_format() -> None:
+    known = conversation(LOOP, FunctionUse([WEATHER]), "{{ m.tool_calls }}<｜tool▁sep｜>")
+    assert known.messages[2]["tool_calls"] == [CALL]
+    example = '<｜tool▁call▁begin｜><function-name><｜tool▁sep｜>{"<argument>": "<value>"}<｜tool▁call▁end｜>'
+    assert example in known.messages[0]["content"]
+
+
+def test_control_tokens_of_calls_have_text_and_end_a_thought_where_nothing_else_begins_behind_it() -> None:
+    template = "{{ tools }}{{ m.tool_calls }}<|tool_call_begin|>"
+    free = conversation([USER], FunctionUse([WEATHER]), template)
+    assert "<|tool_call_argument_begin|>" in free.marks
+    assert "<|tool_calls_section_begin|>" in free.ends_thought
+    assert not conversation([USER], FunctionUse([WEATHER], "required"), template).ends_thought
+    assert not conversation([USER], FunctionUse([WEATHER]), "{{ tools }}<tool_call>").ends_thought
+    none = conversation([USER], FunctionUse([WEATHER], "none"), template)
+    assert not none.marks
+    assert not none.ends_thought
+
+
+def test_splits_are_all_there_are() -> None:
+    assert list(splits("abc")) == [["abc"], ["a", "b", "c"], ["a", "bc"], ["ab", "c"]]

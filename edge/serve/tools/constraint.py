@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from edge.serve.http.errors import BadRequest
 from edge.serve.tools.formats import JSON, CallFormat
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.grammar import ANYTHING, Grammar, definitions, json_schema, root_of
@@ -25,7 +26,10 @@ def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any
     if not functions or not (use.must_call or text_schema is not None or strict):
         return None
     grammar = Grammar(form.notation)
-    either = grammar.rule(" | ".join(_call(grammar, form, function) for function in functions))
+    try:
+        either = grammar.rule(" | ".join(_call(grammar, form, function) for function in functions))
+    except (TypeError, ValueError, AttributeError, RecursionError):
+        raise BadRequest("the parameters of a tool are no JSON schema, or nested too deep", "tools") from None
     mark, rest = _calls(grammar, form, either, several=use.several or not use.must_call)
     calls = f"{grammar.literal(mark)} {rest}"
     if use.must_call:

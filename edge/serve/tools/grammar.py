@@ -62,6 +62,8 @@ class Grammar:
     def rule(self, body: str, name: str = "rule") -> str:
         """Return the name of a rule with this body."""
         key = f"{name}: {body}"
+        if not body.strip("() ?|"):
+            raise ValueError("a schema allows no value")
         if key not in self._rules:
             self._rules[key] = self._named(name)
             self.lines.append(f"{self._rules[key]}: {body}")
