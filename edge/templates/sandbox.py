@@ -45,6 +45,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
         self.steps_left = 0
+        self._given: set[int] = set()
         self.globals = {name: self.globals[name] for name in ("range", "namespace", "dict")}
         bounded = {"replace": _replace, "join": _join, "indent": _indent, "tojson": _tojson}
         own = {"_counted": self._counted, "_joined": _join}
@@ -55,13 +56,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         code = self.compile(_Bounded().visit(self.parse(source)))
         return jinja2.Template.from_code(self, code, self.make_globals(None))
 
-    def start(self) -> None:
-        """Reset the step count to MAX_STEPS."""
+    def start(self, *given: Any) -> None:
+        """Reset the step count to MAX_STEPS. given: values whose lists the template must not change."""
         self.steps_left = MAX_STEPS
+        self._given = set(_lists(given))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, list) and attr in ("append", "pop"):
-            return True  # a list is the template's own, and calls are counted
+        if isinstance(obj, list) and attr in ("append", "pop") and id(obj) not in self._given:
+            return True  # the template made it, and calls are counted
         return super().is_safe_attribute(obj, attr, value) and (not isinstance(obj, str) or attr in TEXT_METHODS)
 
     def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,6 +97,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.steps_left -= 1
         if self.steps_left < 0:
             raise TemplateError(f"chat template does not end: over {MAX_STEPS} steps")
+
+
+def _lists(value: Any) -> Iterator[int]:
+    """Yield the identity of each list in a value."""
+    if isinstance(value, list):
+        yield id(value)
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        yield from _lists(inner)
 
 
 class _Bounded(NodeTransformer):

@@ -53,7 +53,7 @@ BAD: tuple[dict[str, Any], ...] = (
 WEATHER, TIME = Function("weather", "Tells the weather.", SCHEMA), Function("time", "", {})
 BY_NAME = {form.name: form for form in reversed(FORMATS)}
 HERMES = BY_NAME["hermes"]
-every_form = pytest.mark.parametrize("form", BY_NAME.values(), ids=str)
+every_form = pytest.mark.parametrize("form", BY_NAME.values(), ids=BY_NAME)
 
 
 def accepts(grammar: str | None, text: str) -> bool:

@@ -24,7 +24,7 @@ from edge.serve.engine.status import EngineStatus
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
 from edge.serve.served import Generation
-from edge.serve.tools.functions import MISTRAL
+from edge.serve.tools.formats import format_of
 from edge.serve.tools.parser import CallParser
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
@@ -43,7 +43,7 @@ def test_names_of_hosts_have_no_case(host: str) -> None:
 
 
 def test_an_empty_list_is_an_answer_and_no_call() -> None:
-    parser = CallParser(MISTRAL, ["weather"])
+    parser = CallParser(format_of("[TOOL_CALLS]"), {"weather": {}})
     parts = [*parser.add("[TOOL_CALLS][]"), *parser.end()]
     assert all(isinstance(part, str) for part in parts)
     assert "[]" in "".join(map(str, parts))

@@ -16,13 +16,15 @@ from edge.errors import ContextFull, EdgeError, EngineGone, NotEnoughMemory, Ove
 from edge.serve.app import create_app
 from edge.serve.http import generating
 from edge.serve.options import ServeOptions
+from edge.serve.tools.formats import FORMATS, CallFormat
+from edge.serve.tools.writing import written_calls
 from tests.serve.scripted import Scripted, ScriptedModels
 from tests.serve.serving import events_of, serving
 from tests.support.helpers import until
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 HI = [{"role": "user", "content": "Hi"}]
-SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "string"}}}
 ASK: dict[str, dict[str, Any]] = {
     CHAT: {"messages": HI},
     COMPLETIONS: {"prompt": "Hi", "max_tokens": 500},
@@ -34,6 +36,7 @@ TOOLS: dict[str, dict[str, Any]] = {
     RESPONSES: {"tools": [{"type": "function", "name": "f", "parameters": SCHEMA}]},
     MESSAGES: {"tools": [{"name": "f", "input_schema": SCHEMA}]},
 }
+OTHERS = list({form.name: form for form in reversed(FORMATS) if form.name != "hermes"}.values())
 CALL = 'Wait.\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 every_api = pytest.mark.parametrize("path", ASK)
 
@@ -95,12 +98,14 @@ def test_a_response(url: str, model: Scripted) -> None:
     reply = stream(url, RESPONSES, **TOOLS[RESPONSES])
     assert [event["sequence_number"] for event in reply] == list(range(len(reply)))
     kinds = [event["type"].removeprefix("response.") for event in reply]
-    texts = kinds.count("output_text.delta")
+    texts, arguments = kinds.count("output_text.delta"), kinds.count("function_call_arguments.delta")
+    assert arguments > 1
     assert kinds == [
         *("created", "in_progress", "output_item.added", "content_part.added"),
         *(["output_text.delta"] * texts),
         *("output_text.done", "content_part.done", "output_item.done"),
-        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),
+        *("output_item.added", *["function_call_arguments.delta"] * arguments),
+        *("function_call_arguments.done", "output_item.done"),
         "completed",
     ]
     whole = reply[-1]["response"]
@@ -121,10 +126,11 @@ def test_a_message(url: str, model: Scripted) -> None:
     }
     rest = [(event["type"], event.get("index")) for event in reply[1:] if event["type"] != "ping"]
     begin, more, end = "content_block_start", "content_block_delta", "content_block_stop"
-    texts = rest.count((more, 0))
+    texts, arguments = rest.count((more, 0)), rest.count((more, 1))
+    assert arguments > 1
     assert rest == [
         *[(begin, 0), *[(more, 0)] * texts, (end, 0)],
-        *[(begin, 1), (more, 1), (end, 1)],
+        *[(begin, 1), *[(more, 1)] * arguments, (end, 1)],
         *[("message_delta", None), ("message_stop", None)],
     ]
     assert reply[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
@@ -139,13 +145,94 @@ def plain(value: Any) -> Any:
     return [plain(one) for one in value] if isinstance(value, list) else value
 
 
+def pieces_of_calls(path: str, events: list[dict[str, Any]]) -> list[str]:
+    """The arguments in the events of a stream, piece by piece."""
+    if path == CHAT:
+        calls = [
+            call for event in events for choice in event["choices"] for call in choice["delta"].get("tool_calls", ())
+        ]
+        return [call["function"]["arguments"] for call in calls if "id" not in call]
+    if path == MESSAGES:
+        deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+        return [delta["partial_json"] for delta in deltas if "partial_json" in delta]
+    return [event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"]
+
+
+def texts_of(path: str, events: list[dict[str, Any]]) -> str:
+    if path == CHAT:
+        return "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
+    if path == MESSAGES:
+        deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+        return "".join(delta.get("text", "") for delta in deltas)
+    return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+
+
 @pytest.mark.parametrize("path", TOOLS)
-@pytest.mark.parametrize("says", ["Hello.", CALL, CALL.removeprefix("Wait.\n"), CALL + CALL, ""])
-def test_the_clients_make_of_a_stream_what_the_response_is(url: str, model: Scripted, path: str, says: str) -> None:
+@pytest.mark.parametrize("form", OTHERS, ids=[form.name for form in OTHERS])
+def test_arguments_stream_in_every_format(url: str, model: Scripted, path: str, form: CallFormat) -> None:
+    model.says = written_calls(form, [("f", {"x": 1, "y": "Zürich"}), ("f", {})])
+    model.template = " ".join(("tools tool_calls", *form.signs))
+    pieces = pieces_of_calls(path, stream(url, path, **TOOLS[path]))
+    assert "".join(pieces) == '{"x": 1, "y": "Zürich"}{}'
+    assert len(pieces) > 3
+
+
+@pytest.mark.parametrize("path", TOOLS)
+def test_a_call_that_breaks_while_it_streams_stays_incomplete(url: str, model: Scripted, path: str) -> None:
+    """And is text, all of it, where nothing was sent yet."""
+    broken = '<tool_call>{"name": "f", "arguments": {"x": 1, "y": tru}}</tool_call>'
+    model.says = f"{CALL}{broken}"
+    events = stream(url, path, **TOOLS[path])
+    assert "".join(pieces_of_calls(path, events)) == '{"x": 1}{"x": 1, "y": '
+    assert texts_of(path, events) == "Wait.\n tru}}</tool_call>"
+    whole = post(url, path, **TOOLS[path]).json()
+    if path == CHAT:
+        assert [event["choices"][0]["finish_reason"] for event in events][-1] == "stop"
+        message = whole["choices"][0]["message"]
+        assert (message["content"], len(message["tool_calls"])) == (f"Wait.\n{broken}", 1)
+        assert whole["choices"][0]["finish_reason"] == "tool_calls"
+    elif path == MESSAGES:
+        assert events[-2]["delta"]["stop_reason"] == "end_turn"
+        assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "text"]
+    else:
+        calls = [item for item in events[-1]["response"]["output"] if item["type"] == "function_call"]
+        assert [item["status"] for item in calls] == ["completed", "incomplete"]
+        assert [item["type"] for item in whole["output"]] == ["message", "function_call", "message"]
+
+
+@pytest.mark.parametrize("path", TOOLS)
+def test_a_call_that_is_cut_while_it_streams_says_so(url: str, model: Scripted, path: str) -> None:
+    model.says = CALL
+    limit = {"max_output_tokens" if path == RESPONSES else "max_tokens": CALL.index("1}") + 1}
+    events = stream(url, path, **TOOLS[path], **limit)
+    # A number is not known to be whole before something follows it.
+    assert "".join(pieces_of_calls(path, events)) == '{"x": '
+    last = {
+        CHAT: lambda: events[-1]["choices"][0]["finish_reason"],
+        MESSAGES: lambda: events[-2]["delta"]["stop_reason"],
+    }
+    assert last.get(path, lambda: events[-1]["response"]["status"])() in ("length", "max_tokens", "incomplete")
+
+
+@pytest.mark.parametrize("path", TOOLS)
+@pytest.mark.parametrize(
+    ("says", "template"),
+    [
+        *((says, "") for says in ("Hello.", CALL, CALL.removeprefix("Wait.\n"), CALL + CALL, "")),
+        *(
+            (f"{written_calls(form, [('f', {'x': 1}), ('f', {'x': -2, 'y': '{'})])}", " ".join(("tools", *form.signs)))
+            for form in OTHERS
+        ),
+    ],
+    ids=["text", "text and call", "call", "calls", "nothing", *(form.name for form in OTHERS)],
+)
+def test_the_clients_make_of_a_stream_what_the_response_is(
+    url: str, model: Scripted, path: str, says: str, template: str
+) -> None:
     """The fold here is not ours: it is the one of the APIs' own clients."""
     anthropic = pytest.importorskip("anthropic")
     openai = pytest.importorskip("openai")
-    model.says = says
+    model.says, model.template = says, template
     fields = {"model": model.name, **ASK[path], **TOOLS[path]}
     ours = post(url, path, **TOOLS[path]).json()
     if path == MESSAGES:

@@ -21,7 +21,7 @@ BY_NAME = {form.name: form for form in reversed(FORMATS)}
 HERMES = BY_NAME["hermes"]
 WEATHER, TIME = Function("weather", "Tells the weather.", FUNCTIONS["weather"]), Function("time", "", {})
 USER = {"role": "user", "content": "Hi"}
-every_form = pytest.mark.parametrize("form", BY_NAME.values(), ids=str)
+every_form = pytest.mark.parametrize("form", BY_NAME.values(), ids=BY_NAME)
 
 PIECES = [
     "<",

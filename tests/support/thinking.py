@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -34,12 +35,13 @@ TEMPLATE = (
 UNOPENED = TEMPLATE.replace("{% else %}{{ '<think>\\n' }}{% endif %}", "{% endif %}")
 
 
-def thinker(path: Path, template: str = TEMPLATE) -> Path:
-    """Write the bundled model with this template, and with control tokens for `<think>` and `</think>`."""
+def thinker(path: Path, template: str = TEMPLATE, marks: Mapping[int, str] = MappingProxyType({})) -> Path:
+    """Write the bundled model with this template, and with control tokens for `<think>`, `</think>`, and these marks,
+    by their ids."""
     file = GgufFile.open(MODEL_PATH)
     pairs = {key: file.raw_value(key) for key in file.metadata}
     tokens, types = (list(file.metadata[f"tokenizer.ggml.{name}"]) for name in ("tokens", "token_type"))  # type: ignore[arg-type]
-    for token, mark in ((OPENS, "<think>"), (CLOSES, "</think>")):
+    for token, mark in {OPENS: "<think>", CLOSES: "</think>", **marks}.items():
         tokens[token], types[token] = mark, _CONTROL
     pairs["tokenizer.ggml.tokens"] = encoded("arr[str]", tokens)
     pairs["tokenizer.ggml.token_type"] = encoded("arr[i32]", types)

@@ -106,8 +106,8 @@ def _parameter(grammar: Grammar, form: CallFormat, key: str, schema: Any, root: 
     if not allowed or "string" in allowed:
         begin = grammar.literal(form.key_end + between)
         if values is not None and is_text(allowed):
-            either = " | ".join(grammar.literal(value) for value in values)
-            ways.append(f"{begin} ({either}) {grammar.literal(end)}")
+            either = " | ".join(grammar.literal(value + end) for value in values)
+            ways.append(f"{begin} ({either})")
         else:
             ways.append(f"{begin} {grammar.up_to(end, 'raw')}")
     if not ways or (form.other_key_end and not is_text(allowed)):

@@ -19,7 +19,7 @@ from tests.support.helpers import stand_still, until
 from tests.support.thorough import thorough
 
 MESSAGES = [
-    {"role": "system", "content": "Be kind."},
+    {"role": "system", "content": "Be kind.", "tool_calls": []},
     {"role": "user", "content": "Hello <you> & me"},
     {"role": "assistant", "content": "Hi."},
     {"role": "user", "content": "Bye"},
@@ -112,6 +112,8 @@ def test_a_syntax_error_names_the_line() -> None:
     [
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
+        "{{ messages[0].tool_calls.pop() }}",
+        "{{ messages[0].update({}) }}",
         "{{ cycler.__init__.__globals__ }}",
         "{% include '/etc/passwd' %}",
         "{{ messages[99].content }}",

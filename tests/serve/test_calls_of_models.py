@@ -1,0 +1,75 @@
+"""Calls behind a real server, of models whose marks are control tokens: forced by a grammar, in each kind of format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from edge.api.config import EngineConfig
+from edge.serve.app import create_app
+from edge.serve.options import ServeOptions
+from edge.serve.router import Router
+from edge.serve.tools.formats import FORMATS
+from tests.serve.conftest import OPTIONS
+from tests.serve.serving import events_of, serving
+from tests.support.thinking import TEMPLATE, thinker
+
+BY_NAME = {form.name: form for form in reversed(FORMATS)}
+# A format of each style and notation, with the tokens of its vocabulary.
+CONTROL = {
+    "kimi": (
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+    ),
+    "gemma": ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "harmony": ("<|channel|>", "<|message|>", "<|constrain|>"),
+    "mistral": ("[TOOL_CALLS]",),
+    "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
+    "deepseek-dsml": ("｜DSML｜",),
+    "qwen-xml": (),
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+HI = [{"role": "user", "content": "What is the weather?"}]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
+
+
+@pytest.fixture(scope="module", params=CONTROL)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    name = request.param
+    marks = {2045 - number: mark for number, mark in enumerate(CONTROL[name])}
+    template = f"{TEMPLATE.replace('think>', 'thought>')}{{# tools tool_calls {' '.join(BY_NAME[name].signs)} #}}"
+    path = thinker(tmp_path_factory.mktemp(name) / f"{name}.gguf", template, marks)
+    router = Router({name: EngineConfig(str(path), OPTIONS, prefix_cache=0, think=0)})
+    with serving(create_app(router, ServeOptions()), at_end=router.close) as address:
+        yield address
+
+
+def follows(arguments: Any) -> bool:
+    days = arguments["days"]
+    return arguments["city"] in ("Rome", "Oslo") and isinstance(days, int)
+
+
+def test_a_call_that_must_come_arrives_whole_and_streamed(server: str) -> None:
+    body = {"messages": HI, "tools": TOOLS, "tool_choice": "required", "temperature": 0, "max_tokens": 200}
+    response = httpx.post(f"{server}/v1/chat/completions", json=body, timeout=300).json()
+    assert response["choices"][0]["finish_reason"] == "tool_calls", response
+    [call] = response["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather"
+    assert follows(json.loads(call["function"]["arguments"]))
+    assert not response["choices"][0]["message"]["content"]
+    text = httpx.post(f"{server}/v1/chat/completions", json={**body, "stream": True}, timeout=300).text
+    deltas = [choice["delta"] for event in events_of(text) for choice in event["choices"]]
+    calls = [part["function"]["arguments"] for delta in deltas for part in delta.get("tool_calls", ())]
+    assert "".join(calls) == call["function"]["arguments"]
+    assert len(calls) > 2
