@@ -73,7 +73,7 @@ class _Renderer:
         template = self._compiled(request["source"])
         if request["messages"] is None:
             return ""
-        self._environment.start(request["messages"], request["tools"], request["variables"])
+        self._environment.start(request)
         pieces, length = [], 0
         try:
             for piece in template.generate(

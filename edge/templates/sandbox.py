@@ -56,8 +56,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         code = self.compile(_Bounded().visit(self.parse(source)))
         return jinja2.Template.from_code(self, code, self.make_globals(None))
 
-    def start(self, *given: Any) -> None:
-        """Reset the step count to MAX_STEPS. given: values whose lists the template must not change."""
+    def start(self, given: Any = None) -> None:
+        """Reset the step count to MAX_STEPS. given: a value whose lists the template must not change."""
         self.steps_left = MAX_STEPS
         self._given = set(_lists(given))
 

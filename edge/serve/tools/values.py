@@ -44,6 +44,9 @@ def value(reader: Reader, notation: Notation, give: Give, depth: int = 0) -> Rea
     else:
         start = reader.at
         word = yield from reader.run(_SCALAR, MAX_SCALAR)
+        if reader.is_empty:
+            reader.at = start
+            raise NoCallError("cut off: more of the value may follow")
         if word in notation.words:
             give(notation.words[word])
         elif _NUMBER.fullmatch(word) and math.isfinite(float(word)):

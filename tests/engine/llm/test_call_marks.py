@@ -30,7 +30,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def answer(engine: Engine, marks: Sequence[str], thinking: Thinking | None) -> tuple[str, str]:
     """Return the thought and the text of an answer whose tokens are `a`, a mark, `b`, a mark."""
     a, b = (engine.model.tokenize(text, add_special=False, parse_special=False) for text in ("Hello", "there"))
-    prompt = engine.model.tokenize("Hi")
+    prompt = engine.model.tokenize("Hi", add_special=True, parse_special=False)
     request = Request(prompt, 20, SamplingParams(temperature=0), marks=marks, thinking=thinking)
     with says([*a, 2045, *b, 2044, END]):
         scheduler = Scheduler(engine)
