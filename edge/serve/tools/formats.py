@@ -78,6 +78,7 @@ class CallFormat:
     value: str = ""  # between a key and its value
     value_end: str = ""
     padding: str = ""  # around values, and no part of them
+    cdata: bool = False  # a value may stand in <![CDATA[...]]>
     # Of values:
     notation: Notation = JSON
 
@@ -192,7 +193,7 @@ FORMATS = (
     ),
     CallFormat(
         "minicpm", "parameters", begins='<function name="', name_end='">', ends="</function>", key='<param name="',
-        key_end='">', value_end="</param>", signs=('<function name="', '<param name="'),
+        key_end='">', value_end="</param>", cdata=True, signs=('<function name="', '<param name="'),
     ),
     CallFormat(
         "functionary", "named", begins="<function=", before=">", ends="</function>", signs=("<function=",)

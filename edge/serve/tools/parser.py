@@ -49,7 +49,7 @@ class CallParser:
     ) -> None:
         """functions: schemas of parameters by name. streams: give calls as they come, else only complete ones.
         is_constrained: a grammar of this format holds the answer, so that calls begin as it says."""
-        self._form, self._functions, self._streams = form, functions, streams
+        self.form, self._functions, self._streams = form, functions, streams
         self._starts = form.starts
         if is_constrained:
             self._starts = () if form.bare else form.starts[:1]
@@ -112,7 +112,7 @@ class CallParser:
     def _answer(self) -> Reading[None]:
         reader = self._reader
         yield
-        if self._form.bare and (yield from self._is_bare()):
+        if self.form.bare and (yield from self._is_bare()):
             yield from self._calls()
         while True:
             reader.drop()
@@ -124,7 +124,7 @@ class CallParser:
     def _is_bare(self) -> Reading[bool]:
         """Return whether a call begins the answer without a mark; white space before it is read then."""
         yield from self._reader.space()
-        is_bare = bool((yield from self._reader.begins(self._form.bare)))
+        is_bare = bool((yield from self._reader.begins(self.form.bare)))
         if not is_bare:
             self._reader.at = 0
         return is_bare
@@ -150,7 +150,7 @@ class CallParser:
 
     def _calls(self) -> Reading[None]:
         """Read calls, and the white space and marks behind them; or give as text what is none."""
-        reader, form = self._reader, self._form
+        reader, form = self._reader, self.form
         start = reader.at
         try:
             if form.begins not in form.opens:
@@ -172,7 +172,7 @@ class CallParser:
 
     def _goes_on(self) -> Reading[bool]:
         """Read what comes behind a call; return whether another follows."""
-        reader, form = self._reader, self._form
+        reader, form = self._reader, self.form
         yield from reader.space()
         while (yield from reader.may_take(*filter(None, (form.ends.strip(), *form.skipped)))):
             yield from reader.space()

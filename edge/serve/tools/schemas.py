@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 Schema = Mapping[str, Any]
 _DEPTH = 8  # of references and alternatives that are followed
@@ -53,29 +51,7 @@ def is_text(allowed: frozenset[str]) -> bool:
     return allowed == {"string"}
 
 
-def as_json(text: str, allowed: frozenset[str]) -> str:
-    """Return the JSON of a value that is written as it is: what it says in JSON where the types allow that, else a
-    text."""
-    stripped = text.strip()
-    words = {"True": "true", "False": "false", "None": "null"}
-    source = words.get(stripped, stripped)
-    try:
-        value = json.loads(source, parse_constant=_refuse, parse_float=_finite)
-    except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
-    if isinstance(value, str) and "string" in allowed:  # quotes are part of a text
-        return json.dumps(text, ensure_ascii=False)
-    names = {type_of(value), *(("number",) if type_of(value) == "integer" else ())}
-    if "string" in allowed and not names & allowed:
-        return json.dumps(text, ensure_ascii=False)
-    return source
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(value := float(text)):
-        _refuse(text)
-    return value
+def admits(allowed: frozenset[str], source: str) -> bool:
+    """Return whether types allow a value, given as JSON, as something else than a text."""
+    kinds = {'"': {"string"}, "{": {"object"}, "[": {"array"}, "t": {"boolean"}, "f": {"boolean"}, "n": {"null"}}
+    return "string" not in allowed or bool(kinds.get(source[0], {"number", "integer"}) & (allowed - {"string"}))

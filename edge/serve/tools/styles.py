@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from edge.serve.tools.formats import JSON, CallFormat
 from edge.serve.tools.reader import NoCallError, Reader, Reading
-from edge.serve.tools.schemas import as_json, is_text, types
-from edge.serve.tools.values import Give, captured, json_string, value
+from edge.serve.tools.schemas import is_text, types
+from edge.serve.tools.values import Give, as_json, captured, json_string, value
 from quant.text import overlap
 
 MAX_HEADER = 300  # characters of what comes before arguments, and of a key
@@ -199,6 +199,8 @@ def _raw(reader: Reader, form: CallFormat, ends: tuple[str, ...], give: Give) ->
     end = form.value_end
     if form.padding:
         yield from reader.may_take(form.padding)
+    if form.cdata and (yield from reader.may_take("<![CDATA[")):
+        end = f"]]>{end}"
     while True:
         place = reader.text.find(end, reader.at)
         if place < 0:

@@ -8,8 +8,9 @@ import re
 import sys
 from collections.abc import Callable
 
-from edge.serve.tools.formats import Notation
+from edge.serve.tools.formats import JSON, PYTHON, Notation
 from edge.serve.tools.reader import NoCallError, Reader, Reading
+from edge.serve.tools.schemas import admits
 
 Give = Callable[[str], None]
 """Takes more JSON text. The reader has then read all that it was made from."""
@@ -61,6 +62,22 @@ def captured(reader: Reader, notation: Notation) -> Reading[str]:
     pieces: list[str] = []
     yield from value(reader, notation, pieces.append)
     return "".join(pieces)
+
+
+def as_json(text: str, allowed: frozenset[str]) -> str:
+    """Return the JSON of a value that is written as it is: what it says in JSON or Python where the types allow that,
+    else a text."""
+    for notation in (JSON, PYTHON):
+        reader = Reader()
+        reader.text, reader.is_final = f"{text.strip()}\n", True
+        try:
+            next(captured(reader, notation))
+        except StopIteration as end:
+            if reader.text[reader.at :] == "\n" and admits(allowed, end.value):
+                return str(end.value)
+        except NoCallError:
+            pass
+    return f'"{json_string(text)}"'
 
 
 def _members(reader: Reader, notation: Notation, give: Give, depth: int) -> Reading[None]:

@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from edge.templates.template import CHATML, MAX_SOURCE, TRANSCRIPT, ChatTemplate
 from tests.support.helpers import stand_still, until
 from tests.support.thorough import thorough
 
-MESSAGES = [
+MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be kind.", "tool_calls": []},
     {"role": "user", "content": "Hello <you> & me"},
     {"role": "assistant", "content": "Hi."},

@@ -1,0 +1,77 @@
+"""Earlier calls reach a template in the form that it takes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edge.templates.calls import CallForm, in_form
+from edge.templates.process import TemplateProcess
+from edge.templates.template import ChatTemplate
+
+WRITES = "{{ '<' + c['function']['name'] + ' ' + %s + '>' }}"
+OBJECT = WRITES % "(c['function']['arguments'] | tojson)"
+TEXT = WRITES % "c['function']['arguments']"
+PRINTS = "{{ '<' + c['function']['name'] }} {{ c['function']['arguments'] }}>"
+EACH = "{%% for m in messages %%}{%% if m.tool_calls %%}%s{%% else %%}[{{ m.content }}]{%% endif %%}{%% endfor %%}"
+ALL = EACH % "{%% for c in m.tool_calls %%}%s{%% endfor %%}"
+FIRST = EACH % "{%% set c = m.tool_calls[0] %%}%s"
+
+
+def call(name: str, value: str) -> dict[str, Any]:
+    return {"id": f"id-{value}", "type": "function", "function": {"name": name, "arguments": {"k": value}}}
+
+
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "", "tool_calls": [call("f", "a"), call("g", "b")]},
+    {"role": "tool", "content": "B", "tool_call_id": "id-b"},
+    {"role": "tool", "content": "A", "tool_call_id": "id-a"},
+    {"role": "tool", "content": "C", "tool_call_id": "id-c"},
+]
+TOGETHER = '[hi]<f {"k": "a"}><g {"k": "b"}>[B][A][C]'
+APART = '[hi]<f {"k": "a"}>[A]<g {"k": "b"}>[B][C]'
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[TemplateProcess]:
+    process = TemplateProcess()
+    yield process
+    process.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "prompt"),
+    [
+        (ALL % OBJECT, TOGETHER),
+        (ALL % TEXT, TOGETHER),
+        (ALL % PRINTS, TOGETHER),
+        (FIRST % OBJECT, APART),
+        (FIRST % TEXT, APART),
+        ((ALL % OBJECT).replace("{% if m.tool_calls %}", "{% if m.content is none %}"), TOGETHER),
+        (
+            f"{{% if messages[1].tool_calls | length > 1 %}}{{{{ raise_exception('one') }}}}{{% endif %}}{ALL % TEXT}",
+            APART,
+        ),
+    ],
+    ids=["object", "text", "printed", "first", "first text", "no content", "raises"],
+)
+def test_calls_are_written_whatever_form_a_template_takes(process: TemplateProcess, source: str, prompt: str) -> None:
+    template = ChatTemplate(source, process=process)
+    assert template.render(MESSAGES) == prompt
+    assert template.render(MESSAGES[:1]) == "[hi]"
+
+
+def test_a_template_that_writes_no_calls_gets_them_as_they_are(process: TemplateProcess) -> None:
+    source = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    assert ChatTemplate(source, process=process).render(MESSAGES) == "[hi][][B][A][C]"
+    assert in_form(MESSAGES, CallForm()) == MESSAGES
+
+
+def test_a_template_may_keep_lists_of_its_own(process: TemplateProcess) -> None:
+    source = "{% set ns = namespace(ids=[]) %}{% for m in messages %}{% set _ = ns.ids.append(m.role) %}{% endfor %}"
+    assert ChatTemplate(f"{source}{{{{ ns.ids.pop(0) }}}} {{{{ ns.ids }}}}", process=process).render(MESSAGES[:2]) == (
+        "user ['assistant']"
+    )
+    loop = "{% for m in messages %}{{ m.content.replace('h', 'H') }}{% endfor %}{{ messages | map('upper') | tojson }}"
+    assert ChatTemplate(loop, process=process).render([{"role": "user", "content": "hi"}]).startswith("Hi[")
