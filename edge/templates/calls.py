@@ -13,7 +13,7 @@ Message = Mapping[str, Any]
 
 
 class CallForm(NamedTuple):
-    """How a template takes calls."""
+    """A form of calls in messages."""
 
     text_arguments: bool = False  # arguments as JSON text, not as an object
     no_content: bool = False  # a message with calls and no text has None as its content

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from edge.api.config import EngineConfig
+from edge.llm.engine import Engine
 from edge.serve.app import create_app
+from edge.serve.engine.inputs import InputProcessor
+from edge.serve.messages import generation_json
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
+from edge.serve.served import Generation
+from edge.serve.tools.conversation import conversation
 from edge.serve.tools.formats import FORMATS
+from edge.serve.tools.functions import Function, FunctionUse
 from tests.serve.conftest import OPTIONS
 from tests.serve.serving import events_of, serving
+from tests.support.deployments import EXACT
 from tests.support.thinking import TEMPLATE, thinker
 
 BY_NAME = {form.name: form for form in reversed(FORMATS)}
@@ -73,3 +82,19 @@ def test_a_call_that_must_come_arrives_whole_and_streamed(server: str) -> None:
     calls = [part["function"]["arguments"] for delta in deltas for part in delta.get("tool_calls", ())]
     assert "".join(calls) == call["function"]["arguments"]
     assert len(calls) > 2
+
+
+def test_a_grammar_of_calls_names_control_tokens(tmp_path: Path) -> None:
+    path = thinker(
+        tmp_path / "kimi.gguf", f"{TEMPLATE}{{# tools {' '.join(BY_NAME['kimi'].signs)} #}}", {2040: CONTROL["kimi"][0]}
+    )
+    use = FunctionUse([Function("weather", "", SCHEMA)], "required")
+    parsed = conversation(HI, use, "tools <|tool_call_begin|>")
+    generation = Generation(messages=HI, tools=parsed.tools, sampling=parsed.sampling, marks=parsed.marks)
+    with Engine(path, replace(EXACT, context=512)) as engine:
+        processor = InputProcessor(engine)
+        request = processor.request(generation_json(generation, []))
+        processor.close()
+    assert tuple(request.marks) == tuple(parsed.marks)
+    assert "<[2040]>" in str(request.sampling.lark)
+    assert '"<|tool_call_begin|>"' in str(request.sampling.lark)  # which this vocabulary does not have

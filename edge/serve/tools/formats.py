@@ -20,7 +20,7 @@ _NAME, _INDEX = r"(?P<name>[\w.-]+?)", r"\d+"
 
 @dataclass(frozen=True)
 class Notation:
-    """How values are written."""
+    """A way to write values."""
 
     quotes: tuple[str, ...] = ('"',)  # around texts; the first is the one to write
     escapes: Literal["", "json", "python"] = "json"  # what a backslash in a text does; "": nothing
@@ -46,7 +46,7 @@ GEMMA = Notation(('<|"|>',), escapes="", bare_keys=True, item=",", key=":")
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How calls are written: `opens`, then calls, each between `begins` and `ends`, then `closes`. White space between
+    """A way to write calls: `opens`, then calls, each between `begins` and `ends`, then `closes`. White space between
     these does not matter."""
 
     name: str

@@ -9,13 +9,23 @@ from edge.templates.calls import CallForm, in_form
 from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate
 
-WRITES = "{{ '<' + c['function']['name'] + ' ' + %s + '>' }}"
-OBJECT = WRITES % "(c['function']['arguments'] | tojson)"
-TEXT = WRITES % "c['function']['arguments']"
-PRINTS = "{{ '<' + c['function']['name'] }} {{ c['function']['arguments'] }}>"
-EACH = "{%% for m in messages %%}{%% if m.tool_calls %%}%s{%% else %%}[{{ m.content }}]{%% endif %%}{%% endfor %%}"
-ALL = EACH % "{%% for c in m.tool_calls %%}%s{%% endfor %%}"
-FIRST = EACH % "{%% set c = m.tool_calls[0] %%}%s"
+NAME, ARGUMENTS = "c['function']['name']", "c['function']['arguments']"
+OBJECT = f"{{{{ '<' + {NAME} + ' ' + ({ARGUMENTS} | tojson) + '>' }}}}"
+TEXT = f"{{{{ '<' + {NAME} + ' ' + {ARGUMENTS} + '>' }}}}"
+PRINTS = f"{{{{ '<' + {NAME} }}}} {{{{ {ARGUMENTS} }}}}>"
+
+
+def template_of(calls: str) -> str:
+    """Return a template with this for the calls of a message."""
+    return f"{{% for m in messages %}}{{% if m.tool_calls %}}{calls}{{% else %}}[{{{{ m.content }}}}]{{% endif %}}{{% endfor %}}"
+
+
+def every(call: str) -> str:
+    return template_of(f"{{% for c in m.tool_calls %}}{call}{{% endfor %}}")
+
+
+def first(call: str) -> str:
+    return template_of(f"{{% set c = m.tool_calls[0] %}}{call}")
 
 
 def call(name: str, value: str) -> dict[str, Any]:
@@ -43,14 +53,14 @@ def process() -> Iterator[TemplateProcess]:
 @pytest.mark.parametrize(
     ("source", "prompt"),
     [
-        (ALL % OBJECT, TOGETHER),
-        (ALL % TEXT, TOGETHER),
-        (ALL % PRINTS, TOGETHER),
-        (FIRST % OBJECT, APART),
-        (FIRST % TEXT, APART),
-        ((ALL % OBJECT).replace("{% if m.tool_calls %}", "{% if m.content is none %}"), TOGETHER),
+        (every(OBJECT), TOGETHER),
+        (every(TEXT), TOGETHER),
+        (every(PRINTS), TOGETHER),
+        (first(OBJECT), APART),
+        (first(TEXT), APART),
+        (every(OBJECT).replace("{% if m.tool_calls %}", "{% if m.content is none %}"), TOGETHER),
         (
-            f"{{% if messages[1].tool_calls | length > 1 %}}{{{{ raise_exception('one') }}}}{{% endif %}}{ALL % TEXT}",
+            f"{{% if messages[1].tool_calls | length > 1 %}}{{{{ raise_exception('one') }}}}{{% endif %}}{every(TEXT)}",
             APART,
         ),
     ],
