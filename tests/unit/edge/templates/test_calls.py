@@ -17,7 +17,8 @@ PRINTS = f"{{{{ '<' + {NAME} }}}} {{{{ {ARGUMENTS} }}}}>"
 
 def template_of(calls: str) -> str:
     """Return a template with this for the calls of a message."""
-    return f"{{% for m in messages %}}{{% if m.tool_calls %}}{calls}{{% else %}}[{{{{ m.content }}}}]{{% endif %}}{{% endfor %}}"
+    other = "{% else %}[{{ m.content }}]{% endif %}{% endfor %}"
+    return f"{{% for m in messages %}}{{% if m.tool_calls %}}{calls}{other}"
 
 
 def every(call: str) -> str:
@@ -60,7 +61,7 @@ def process() -> Iterator[TemplateProcess]:
         (first(TEXT), APART),
         (every(OBJECT).replace("{% if m.tool_calls %}", "{% if m.content is none %}"), TOGETHER),
         (
-            f"{{% if messages[1].tool_calls | length > 1 %}}{{{{ raise_exception('one') }}}}{{% endif %}}{every(TEXT)}",
+            f"{{% if messages[1] is defined and messages[1].tool_calls | length > 1 %}}{{{{ raise_exception('one') }}}}{{% endif %}}{every(TEXT)}",
             APART,
         ),
     ],
