@@ -118,6 +118,7 @@ class Continuation:
         if thoughts is None:
             return Split(text=self._text.push(piece))
         thought, text = thoughts.add(token, self._characters.push(piece))
+        self._sampler.constrain(thoughts.unread)
         return Split(thought, self._text.add(text))
 
     @property

@@ -192,6 +192,12 @@ class TokenSampler:
         if generated and self._constraint is not None:
             self._constraint.accept(token)
 
+    def constrain(self, tokens: Sequence[int]) -> None:
+        """Let the constraint read tokens that were accepted without it."""
+        for token in tokens:
+            if self._constraint is not None:
+                self._constraint.accept(token)
+
     def close(self) -> None:
         """Free the samplers."""
         self._chain.close()

@@ -20,6 +20,7 @@ class Generation:
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, beside the usual ones
     marks: Sequence[str] = ()  # of calls: their control tokens have text
     ends_thought: Sequence[str] = ()  # those that end a thought which they come in
+    answer: str = ""  # beginning of an answer which its constraint is to read, though a header begins like it
     think: int | None = None  # tokens of thoughts, as `edge.thinking.format.AUTO` says; None: the server's default
     max_tokens: int | None = None  # None: until the context is full
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that are given

@@ -31,6 +31,7 @@ class ThinkingFormat:
     lead: str = ""  # white space that the template writes before `closes`
     tail: str = ""  # and behind it
     calls: tuple[str, ...] = ()  # marks of calls, which end a thought, too, and are part of the answer
+    answers: tuple[str, ...] = ()  # begin an answer as headers do, and are a part of it, which its constraint reads
     signs: tuple[str, ...] = ()  # a template with all of these has this format; none: one with `closes`
 
     @property

@@ -44,7 +44,11 @@ class ThoughtTracker:
         self._closing = self._ids(form.closing(tail=not constrained))
         self._begun: list[int] = []  # the beginning of a mark before the answer
         opens = () if thinking.budget == 0 else (form.opens,)
-        self._marks = [self._ids(mark) for mark in (*opens, *form.headers, *form.skipped)]
+        self._answers = [self._ids(mark) for mark in form.answers]
+        self._marks = [self._ids(mark) for mark in (*opens, *form.headers, *form.skipped)] + self._answers
+        self.unread: list[
+            int
+        ] = []  # tokens of the answer that were taken for a mark, and which its constraint is to read
         if thinking.budget == 0 and thinking.state == "start" and form.headers:
             self._forced.extend(self._ids(form.headers[0]))
 
@@ -85,9 +89,12 @@ class ThoughtTracker:
         before, is_forced = self.state, bool(self._forced)
         if is_forced:
             self._forced.popleft()
+        begun = [*self._begun, token]
         if before == "start" and self._constrained:
             self._begin_mark(token)
         split = self._splitter.add(text)
+        has_begun = before == "start" and self.state == "answer" and self._constrained
+        self.unread = begun if has_begun and any(mark[: len(begun)] == begun for mark in self._answers) else []
         self._unknown += 1
         if before == "thought" or self.state == "thought" or (is_forced and self.tokens):
             self.tokens += self._unknown

@@ -42,7 +42,12 @@ CONTROL = {
     "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
     "deepseek-dsml": ("｜DSML｜",),
     "qwen-xml": (),
+    "gpt-oss": ("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>"),
 }
+GPT_OSS = (
+    "{{ bos_token }}{% for m in messages %}{{ '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}{% endfor %}"
+    "{# tools tool_calls <|channel|>analysis<|message|> <|channel|>commentary #}{{ '<|start|>assistant' }}"
+)
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 0, "maximum": 9}},
@@ -57,7 +62,9 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHE
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     name = request.param
     marks = {2045 - number: mark for number, mark in enumerate(CONTROL[name])}
-    template = f"{TEMPLATE.replace('think>', 'thought>')}{{# tools tool_calls {' '.join(BY_NAME[name].signs)} #}}"
+    template = GPT_OSS
+    if name in BY_NAME:
+        template = f"{TEMPLATE}{{# tools tool_calls {' '.join(BY_NAME[name].signs)} #}}"
     path = thinker(tmp_path_factory.mktemp(name) / f"{name}.gguf", template, marks)
     router = Router({name: EngineConfig(str(path), OPTIONS, prefix_cache=0, think=0)})
     with serving(create_app(router, ServeOptions()), at_end=router.close) as address:
@@ -69,8 +76,11 @@ def follows(arguments: Any) -> bool:
     return arguments["city"] in ("Rome", "Oslo") and isinstance(days, int)
 
 
-def test_a_call_that_must_come_arrives_whole_and_streamed(server: str) -> None:
+@pytest.mark.parametrize("budget", [0, 25])
+def test_a_call_that_must_come_arrives_whole_and_streamed(server: str, budget: int) -> None:
+    """Behind a thought, too."""
     body = {"messages": HI, "tools": TOOLS, "tool_choice": "required", "temperature": 0, "max_tokens": 200}
+    body["reasoning_budget"] = budget
     response = httpx.post(f"{server}/v1/chat/completions", json=body, timeout=300).json()
     assert response["choices"][0]["finish_reason"] == "tool_calls", response
     [call] = response["choices"][0]["message"]["tool_calls"]

@@ -41,6 +41,7 @@ class ParsedRequest:
             variables=conversation.variables,
             marks=conversation.marks,
             ends_thought=conversation.ends_thought,
+            answer=conversation.answer,
             think=conversation.think,
             max_tokens=max_tokens,
             sampling=constrained(sampling, conversation.sampling),

@@ -79,8 +79,9 @@ class InputProcessor:
             starts_with_bos = bool(self._bos) and text.startswith(self._bos)
             tokens = self._tokenizer.tokenize(text, most, add_special=not starts_with_bos, parse_special=True)
             form = self.template.thinking
-            if form is not None and generation["ends_thought"]:
-                form = replace(form, calls=tuple(generation["ends_thought"]))
+            if form is not None:
+                answers = (generation["answer"],) if generation["answer"] else ()
+                form = replace(form, calls=tuple(generation["ends_thought"]), answers=answers)
             return tokens, Thinking.from_prompt(text, form, think)
         tokens = self.tokens(generation["prompt"], most)
         if not tokens:

@@ -42,6 +42,11 @@ class Conversation:
         """Marks that end a thought where they come in one. A grammar begins behind a thought, so none ends it then."""
         return self.form.starts if self.form and self.form.ends_thought and not self.sampling else ()
 
+    @property
+    def answer(self) -> str:
+        """Beginning of an answer that is a call and follows a grammar, if it is also that of a header; else empty."""
+        return self.form.answer if self.form and "lark" in self.sampling else ""
+
 
 def conversation(
     messages: Sequence[Message],

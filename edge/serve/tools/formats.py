@@ -58,6 +58,7 @@ class CallFormat:
     bare: str = ""  # calls may begin an answer without `opens`, by this character; empty: they do not
     skipped: tuple[str, ...] = ()  # other marks behind calls
     signs: tuple[str, ...] = ()  # a template with all of these has this format
+    answer: str = ""  # what begins a call where an answer begins, if a header of an answer begins like it
     ends_thought: bool = False  # the marks are tokens that thoughts have no other use for, so calls end a thought
     is_section: bool = False  # all calls are between one `opens` and `closes`
     space: str = ""  # white space to write inside marks
@@ -153,6 +154,7 @@ FORMATS = (
     ),
     CallFormat(  # gpt-oss. The end of a message, <|call|>, ends the answer
         "harmony", "named", ("<|channel|>", " to=functions."), skipped=("<|call|>",),
+        answer="<|channel|>commentary to=functions.",
         header="commentary to=functions.{name} <|constrain|>json", before="<|message|>",
         headers=r"(?:(?:commentary|analysis) to=functions\.)?(?P<name>[\w.-]+)(?:<\|channel\|>(?:commentary|analysis))?"
         r"(?:(?: ?<\|constrain\|>| )json)?",

@@ -61,8 +61,8 @@ def process() -> Iterator[TemplateProcess]:
         (first(TEXT), APART),
         (every(OBJECT).replace("{% if m.tool_calls %}", "{% if m.content is none %}"), TOGETHER),
         (
-            "{% if messages[1] is defined and messages[1].tool_calls | length > 1 %}{{ raise_exception('one') }}{% endif %}"
-            + every(TEXT),
+            "{% if messages[1] is defined and messages[1].tool_calls | length > 1 %}"
+            "{{ raise_exception('one') }}{% endif %}" + every(TEXT),
             APART,
         ),
     ],
