@@ -46,9 +46,8 @@ class ThoughtTracker:
         opens = () if thinking.budget == 0 else (form.opens,)
         self._answers = [self._ids(mark) for mark in form.answers]
         self._marks = [self._ids(mark) for mark in (*opens, *form.headers, *form.skipped)] + self._answers
-        self.unread: list[
-            int
-        ] = []  # tokens of the answer that were taken for a mark, and which its constraint is to read
+        # Tokens of the answer that were taken for those of a mark: its constraint is to read them.
+        self.unread: list[int] = []
         if thinking.budget == 0 and thinking.state == "start" and form.headers:
             self._forced.extend(self._ids(form.headers[0]))
 

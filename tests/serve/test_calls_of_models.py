@@ -45,7 +45,7 @@ CONTROL = {
     "gpt-oss": ("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>"),
 }
 GPT_OSS = (
-    "{{ bos_token }}{% for m in messages %}{{ '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}{% endfor %}"
+    "{{ bos_token }}{% for m in messages %}{{ '<|start|>' + m.role + '<|message|>' + m.content }}{% endfor %}"
     "{# tools tool_calls <|channel|>analysis<|message|> <|channel|>commentary #}{{ '<|start|>assistant' }}"
 )
 SCHEMA = {

@@ -223,5 +223,26 @@ def test_control_tokens_of_calls_have_text_and_end_a_thought_where_nothing_else_
     assert not none.ends_thought
 
 
+@pytest.mark.parametrize(
+    ("types", "value", "json_text"),
+    [
+        (["string", "integer"], "12", "12"),
+        (["string", "integer"], "1.5", '"1.5"'),
+        (["string", "number"], "1.5", "1.5"),
+        (["string", "null"], "None", "null"),
+        (["string", "object"], '{"a": 1}', '{"a": 1}'),
+        (["string", "object"], "[1]", '"[1]"'),
+        ("string", "12", '"12"'),
+        ("integer", "soon", '"soon"'),
+        ("array", "['a', True]", '["a", true]'),
+        ("number", "1e999", '"1e999"'),
+    ],
+)
+def test_values_without_quotes_are_what_the_schema_says(types: Any, value: str, json_text: str) -> None:
+    functions = {"f": {"properties": {"a": {"type": types}}}}
+    answer = f"<tool_call>f<arg_key>a</arg_key><arg_value>{value}</arg_value></tool_call>"
+    assert parsed(BY_NAME["glm"], [answer], functions) == [{"name": "f", "arguments": {"a": json.loads(json_text)}}]
+
+
 def test_splits_are_all_there_are() -> None:
     assert list(splits("abc")) == [["abc"], ["a", "b", "c"], ["a", "bc"], ["ab", "c"]]

@@ -22,7 +22,7 @@ _NUMBERS = {
 }
 _ALL_TYPES = ("string", "number", "boolean", "null", "array", "object")
 _NOT_HELD = ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "dependentSchemas", "propertyNames")
-_MAX_RULES = 2000
+_MAX_RULES = 20_000
 
 
 def json_schema(schema: Mapping[str, Any], param: str = "tools") -> str:

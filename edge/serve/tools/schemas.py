@@ -53,5 +53,6 @@ def is_text(allowed: frozenset[str]) -> bool:
 
 def admits(allowed: frozenset[str], source: str) -> bool:
     """Return whether types allow a value, given as JSON, as something else than a text."""
-    kinds = {'"': {"string"}, "{": {"object"}, "[": {"array"}, "t": {"boolean"}, "f": {"boolean"}, "n": {"null"}}
-    return "string" not in allowed or bool(kinds.get(source[0], {"number", "integer"}) & (allowed - {"string"}))
+    kinds = {"{": {"object"}, "[": {"array"}, "t": {"boolean"}, "f": {"boolean"}, "n": {"null"}, '"': {"string"}}
+    numbers = {"number"} if set(".eE") & set(source) else {"number", "integer"}
+    return "string" not in allowed or bool(kinds.get(source[0], numbers) & (allowed - {"string"}))
