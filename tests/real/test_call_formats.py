@@ -16,7 +16,6 @@ from edge.templates.template import ChatTemplate
 from tests.real.templates import templates
 from tests.serve.calls import merged
 
-pytestmark = pytest.mark.real
 FORMATS = {
     "apriel": "Apriel-1.6-15b-Thinker-fixed unsloth-Apriel-1.5",
     "cohere": "Cohere2MoE CohereForAI-c4ai-command-r7b-12-2024-tool_use",
