@@ -57,7 +57,7 @@ def in_form(messages: Sequence[Message], form: CallForm) -> list[Message]:
         messages = [_with_text_arguments(message) for message in messages]
     if form.no_content:
         messages = [
-            {**message, "content": None} if message.get("tool_calls") and not message["content"] else message
+            {**message, "content": None} if message.get("tool_calls") and not message.get("content") else message
             for message in messages
         ]
     if form.single:
@@ -69,10 +69,14 @@ def _with_text_arguments(message: Message) -> Message:
     if not message.get("tool_calls"):
         return message
     calls = [
-        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        {**call, "function": {**call["function"], "arguments": _as_text(call["function"]["arguments"])}}
         for call in message["tool_calls"]
     ]
     return {**message, "tool_calls": calls}
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _single(messages: Sequence[Message]) -> list[Message]:
