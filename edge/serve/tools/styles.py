@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from edge.serve.tools.formats import JSON, CallFormat
 from edge.serve.tools.reader import NoCallError, Reader, Reading
 from edge.serve.tools.schemas import is_text, types
-from edge.serve.tools.values import Give, as_json, captured, json_string, value
+from edge.serve.tools.values import Give, as_json, captured, json_string, members, value
 from quant.text import overlap
 
 MAX_HEADER = 300  # characters of what comes before arguments, and of a key
@@ -72,7 +72,7 @@ def _object(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]:
         elif key in _ARGUMENTS and (yield from reader.begins("{")) and name is not None and not has_begun:
             has_begun = True
             sink.begin(name)
-            yield from value(reader, JSON, sink.give)
+            yield from members(reader, JSON, sink.give)
         else:
             other = yield from captured(reader, JSON)
             if key in _ARGUMENTS:
@@ -86,7 +86,8 @@ def _object(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]:
         if name is None or arguments is None:
             raise NoCallError("a call has a name and arguments")
         sink.begin(name)
-        sink.give(arguments)
+        sink.give(arguments.removesuffix("}"))
+    sink.give("}")  # not before the call is certain: without it arguments are no JSON
     sink.end_call()
 
 
@@ -119,7 +120,8 @@ def _named(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]:
     if not (yield from reader.begins("{")):
         raise NoCallError("arguments are an object")
     sink.begin(name)
-    yield from value(reader, form.notation, sink.give)
+    yield from members(reader, form.notation, sink.give)
+    sink.give("}")
     sink.end_call()
 
 

@@ -37,7 +37,8 @@ def value(reader: Reader, notation: Notation, give: Give, depth: int = 0) -> Rea
     yield from reader.space()
     character = yield from reader.character()
     if character == "{":
-        yield from _members(reader, notation, give, depth)
+        yield from members(reader, notation, give, depth)
+        give("}")
     elif character == "[":
         yield from _items(reader, notation, give, depth)
     elif quote := (yield from reader.may_take(*notation.quotes)):
@@ -80,7 +81,8 @@ def as_json(text: str, allowed: frozenset[str]) -> str:
     return f'"{json_string(text)}"'
 
 
-def _members(reader: Reader, notation: Notation, give: Give, depth: int) -> Reading[None]:
+def members(reader: Reader, notation: Notation, give: Give, depth: int = 0) -> Reading[None]:
+    """Read an object. Its last brace is not given."""
     yield from reader.take("{")
     give("{")
     yield from reader.space()
@@ -108,7 +110,6 @@ def _members(reader: Reader, notation: Notation, give: Give, depth: int) -> Read
         yield from value(reader, notation, give, depth + 1)
         yield from reader.space()
         is_first = False
-    give("}")
 
 
 def _items(reader: Reader, notation: Notation, give: Give, depth: int) -> Reading[None]:
