@@ -1,8 +1,15 @@
 """Models the tests run: the bundled one, and small random ones of each architecture, written once a session."""
 
+import os
+import sys
+
+# Four processes, and hundreds that they start, import the same. Bytecode is written before they do, also where
+# PYTHONDONTWRITEBYTECODE is set: a first run would compile everything each time, for a minute of CPU.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 import gc
 import importlib
-import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -80,10 +87,6 @@ os.environ["XDG_STATE_HOME"] = _STATE.name
 
 # Where a test keeps what it caches elsewhere, matplotlib would list all fonts of the system anew.
 os.environ.setdefault("MPLCONFIGDIR", str(Path(_STATE.name) / "matplotlib"))
-
-# Hundreds of processes are started. Where bytecode may not be written beside the sources, it is written there.
-if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-    os.environ["PYTHONPYCACHEPREFIX"] = str(Path(_STATE.name) / "bytecode")
 
 
 @pytest.fixture(autouse=True)
