@@ -72,8 +72,12 @@ def run_edge(
             process.wait()
         out.seek(0)
         errors.seek(0)
-        said = "".join(line for line in errors if not _PROGRESS.match(line))
-        return subprocess.CompletedProcess(["edge", *map(str, args)], code, out.read(), said)
+        return subprocess.CompletedProcess(["edge", *map(str, args)], code, out.read(), without_progress(errors.read()))
+
+
+def without_progress(text: str) -> str:
+    """Return what a command said on standard error, without lines of progress of a slow machine."""
+    return "".join(line for line in text.splitlines(keepends=True) if not _PROGRESS.match(line))
 
 
 def begin(
