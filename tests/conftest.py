@@ -127,10 +127,10 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked `thorough`, unless it was asked for. Files that take long come first: a long one at the
     end would leave a process without work."""
-    left_out = [] if THOROUGH else [item for item in items if item.get_closest_marker("thorough")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+    if not THOROUGH:
+        left_out = {item for item in items if item.get_closest_marker("thorough")}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: (item.path.name not in LONG_FILES, item.path.is_relative_to(TESTS / "unit")))
 
 
