@@ -15,7 +15,9 @@ from pathlib import Path
 
 from devices.paths import state_folder
 
-_temporary: list[Path] = []  # files and folders of this process that nobody else would remove
+# Files and folders of this process that nobody else would remove. Texts: those are found, added and removed at once,
+# while paths compare by code that lets other threads in.
+_temporary: set[str] = set()
 
 
 def write_whole(path: Path, content: bytes | bytearray | memoryview, *, sync: bool = True) -> None:
@@ -59,16 +61,16 @@ def write_private(path: Path, content: bytes) -> None:
 def removed_at_end(path: Path) -> Iterator[None]:
     """Register this file or folder during the block for `remove_temporary`, which a process calls before it ends at
     once."""
-    _temporary.append(path)
+    _temporary.add(str(path))
     try:
         yield
     finally:
-        _temporary.remove(path)
+        _temporary.remove(str(path))
 
 
 def remove_temporary() -> None:
     """Remove what would be left behind if this process ended now."""
-    for path in list(_temporary):
+    for path in map(Path, tuple(_temporary)):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

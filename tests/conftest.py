@@ -1,8 +1,15 @@
 """Models the tests run: the bundled one, and small random ones of each architecture, written once a session."""
 
+import os
+import sys
+
+# Four processes, and hundreds that they start, import the same. Bytecode is written before they do, also where
+# PYTHONDONTWRITEBYTECODE is set: a first run would compile everything each time, for a minute of CPU.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 import gc
 import importlib
-import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -81,10 +88,6 @@ os.environ["XDG_STATE_HOME"] = _STATE.name
 # Where a test keeps what it caches elsewhere, matplotlib would list all fonts of the system anew.
 os.environ.setdefault("MPLCONFIGDIR", str(Path(_STATE.name) / "matplotlib"))
 
-# Hundreds of processes are started. Where bytecode may not be written beside the sources, it is written there.
-if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-    os.environ["PYTHONPYCACHEPREFIX"] = str(Path(_STATE.name) / "bytecode")
-
 
 @pytest.fixture(autouse=True)
 def _nothing_is_kept_of_prompts() -> None:
@@ -124,10 +127,10 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked `thorough`, unless it was asked for. Files that take long come first: a long one at the
     end would leave a process without work."""
-    left_out = [] if THOROUGH else [item for item in items if item.get_closest_marker("thorough")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+    if not THOROUGH:
+        left_out = {item for item in items if item.get_closest_marker("thorough")}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: (item.path.name not in LONG_FILES, item.path.is_relative_to(TESTS / "unit")))
 
 

@@ -91,14 +91,6 @@ def _why() -> str:
     return line.split(": ", 1)[-1]  # without the function's name
 
 
-def release_free_memory() -> None:
-    """Return memory to the system that the C library keeps: up to 100 MiB after a model was closed, which would count
-    as used. Does nothing without glibc."""
-    trim = getattr(C.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 def has_gpu() -> bool:
     """Return whether this build of llama.cpp can run layers on a GPU that is present."""
     initialise()

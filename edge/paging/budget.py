@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from devices.probe import own_rss
+from devices.processes.limits import give_back_memory
 from edge.errors import NotEnoughMemory
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
@@ -105,7 +106,7 @@ def plan_budget(
     """Choose which weights stay and which are streamed, by measurement if not all can stay. NotEnoughMemory if even
     that is impossible."""
     budget, used = options.memory, shape.n_experts_used
-    llama.release_free_memory()
+    give_back_memory()  # up to 100 MiB after a model was closed, which would count as used
     outside = {"runtime": _runtime(budget, model.n_vocab * sizes.sequences), **options.uses.parts(model.n_vocab)}
     at_once = used * max(2, sizes.sequences)  # experts of each sequence, or of one and of the next layer
     read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)

@@ -204,11 +204,11 @@ def send_block(link: Link, block: KVBlock, shape: StateShape) -> None:
         link.send(data[lo : lo + _PART_BYTES])
 
 
-def receive_block(link: Link, shape: StateShape, positions: Range, timeout_s: float | None = None) -> KVBlock:
+def receive_block(link: Link, shape: StateShape, positions: Range) -> KVBlock:
     """Receive a block that `send_block` sent, of a slice of this shape. StateError for anything else."""
     data = np.empty(encoded_bytes(shape, len(positions)), np.uint8)
     for lo in range(0, data.size, _PART_BYTES):
-        link.receive_into(data[lo : lo + _PART_BYTES], timeout_s)
+        link.receive_into(data[lo : lo + _PART_BYTES])
     return decode(data, shape, positions)
 
 

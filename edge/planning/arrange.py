@@ -42,10 +42,10 @@ def explained(
     return placed, reason(planner, placed, objective, limits, in_use)
 
 
-def by_use(planner: Planner, placed: Placed, used: UsedPlans | None = None) -> tuple[Placed, str]:
+def by_use(planner: Planner, placed: Placed) -> tuple[Placed, str]:
     """The plan that is taken for the least latency, and a clause that says why where it is not the one given: this
     device alone, where that one took longer in use."""
-    took_s = (used or UsedPlans()).took_s(placed.plan) if placed.plan.world_size > 1 else None
+    took_s = UsedPlans().took_s(placed.plan) if placed.plan.world_size > 1 else None
     own = alone(planner, "latency") if took_s is not None else None
     if took_s is None or own is None or outdoes(planner, placed, own, "latency", took_s):
         return placed, ""

@@ -126,8 +126,8 @@ class UsedPlans:
     of one device shows.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._remembered = Remembered("plans-in-use", folder)
+    def __init__(self) -> None:
+        self._remembered = Remembered("plans-in-use")
 
     def learn(self, plan: Plan, predicted_s: float, took_s: float) -> bool:
         """Remember the seconds of a token, if they are FAR from the prediction; return whether they are."""

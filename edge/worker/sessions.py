@@ -17,6 +17,7 @@ import grpc
 
 from devices.probe import own_rss, rss
 from devices.processes.forking import ForkServer, available
+from devices.processes.limits import give_back_memory
 from edge import log
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.slices.store import SliceStore
@@ -209,7 +210,7 @@ class Sessions:
         """Raise NotEnoughMemory if the limit has no room for another engine process, loaded or not."""
         if self._memory_limit is None:
             return
-        daemon, others = own_rss() + _DAEMON_BYTES, sum(s.held_bytes for s in self._sessions.values())
+        daemon, others = _daemon_bytes(), sum(s.held_bytes for s in self._sessions.values())
         if daemon + others + _PROCESS_BYTES > self._memory_limit:
             left = max(0, self._memory_limit - daemon - others)
             raise NotEnoughMemory(
@@ -263,7 +264,7 @@ class Sessions:
             with self._lock:
                 session.has_turn = True
                 others = sum(s.held_bytes for s in self._sessions.values() if s is not session)
-            daemon = own_rss() + _DAEMON_BYTES
+            daemon = _daemon_bytes()
             left = self._memory_limit - daemon - others
             if left <= 0:
                 self._release(session)
@@ -324,3 +325,9 @@ class Sessions:
             if session.has_turn:
                 session.has_turn = False
                 self._turn.release()
+
+
+def _daemon_bytes() -> int:
+    """Bytes that the daemon holds and may need later, without received data that was freed."""
+    give_back_memory()
+    return own_rss() + _DAEMON_BYTES

@@ -41,34 +41,34 @@ def _start(module: str, arguments: Sequence[str], descriptors: Sequence[int]) ->
 def forked_module(command: Sequence[str], *, stdin: Any, stdout: Any, stderr: Any, start_new_session: bool) -> Any:
     """Return what subprocess.Popen returns for a command of `module_command`, as far as it is used."""
     assert start_new_session
-    given, taken = _pipe(stdin, os.O_WRONLY), _pipe(stdout, os.O_RDONLY)
+    to_process, from_process = _pipe(stdin, os.O_WRONLY), _pipe(stdout, os.O_RDONLY)
     with open(os.devnull, "r+b") as nothing:
         errors = nothing.fileno() if stderr == subprocess.DEVNULL else stderr.fileno()
-        process: Any = _start(command[_MODULE], command[_MODULE + 1 :], [given[0], taken[0], errors])
-    for theirs, ours in (given, taken):
+        process: Any = _start(command[_MODULE], command[_MODULE + 1 :], [to_process[0], from_process[0], errors])
+    for theirs, ours in (to_process, from_process):
         if ours is not None:
             os.close(theirs)
-    process.stdin, process.stdout = given[1], taken[1]
+    process.stdin, process.stdout = to_process[1], from_process[1]
     return process
 
 
-def _pipe(asked: int, flags: int) -> tuple[int, IO[bytes] | None]:
+def _pipe(stream: int, flags: int) -> tuple[int, IO[bytes] | None]:
     """The descriptor for the process, and the other end where a pipe is asked for."""
-    if asked != subprocess.PIPE:
-        return asked, None
+    if stream != subprocess.PIPE:
+        return stream, None
     read, write = os.pipe()
     return (read, os.fdopen(write, "wb")) if flags == os.O_WRONLY else (write, os.fdopen(read, "rb"))
 
 
 def running(module: str) -> list[psutil.Process]:
     """The processes of this one that run a module, forked or not."""
-    parents = [psutil.Process(), *(one for one in psutil.Process().children() if FORKED_COMMAND in one.cmdline())]
-    found = []
+    parents = [psutil.Process(), *(child for child in psutil.Process().children() if FORKED_COMMAND in child.cmdline())]
+    processes = []
     for child in (child for parent in parents for child in parent.children()):
         with suppress(psutil.NoSuchProcess):  # it has just ended
             if child.name() == module[-MOST_OF_A_NAME:] or module in child.cmdline():
-                found.append(child)
-    return found
+                processes.append(child)
+    return processes
 
 
 class _AsyncProcess:

@@ -63,8 +63,8 @@ def run_edge(
     process's environment."""
     environment = {**({} if only_env else os.environ), **(env or {})}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        with _given(stdin) as given:
-            process = begin(args, environment, (given, out, errors), preexec, on)
+        with _pipe_of(stdin) as text:
+            process = begin(args, environment, (text, out, errors), preexec, on)
         try:
             code = process.wait(timeout)
         finally:
@@ -72,8 +72,12 @@ def run_edge(
             process.wait()
         out.seek(0)
         errors.seek(0)
-        said = "".join(line for line in errors if not _PROGRESS.match(line))
-        return subprocess.CompletedProcess(["edge", *map(str, args)], code, out.read(), said)
+        return subprocess.CompletedProcess(["edge", *map(str, args)], code, out.read(), without_progress(errors.read()))
+
+
+def without_progress(text: str) -> str:
+    """Return what a command said on standard error, without lines of progress of a slow machine."""
+    return "".join(line for line in text.splitlines(keepends=True) if not _PROGRESS.match(line))
 
 
 def begin(
@@ -93,13 +97,13 @@ def begin(
     if available() and not THOROUGH and preexec is None:
         server = on.fork_server if on else fork_server
         return server.start([json.dumps({**env}), *words], [stream.fileno() for stream in streams])
-    given, out, errors, *logs = streams
+    stdin, out, errors, *logs = streams
     command = (sys.executable, "-c", _EDGE_THAT_TELLS, str(logs[0].fileno())) if logs else EDGE
     return subprocess.Popen(
         [*(on.under if on else ()), *command, *words],
         cwd=ROOT,
         env=env,
-        stdin=given,
+        stdin=stdin,
         stdout=out,
         stderr=errors,
         pass_fds=[stream.fileno() for stream in logs],
@@ -114,7 +118,7 @@ class OwnEngines:
         return fork_server.start([json.dumps({**os.environ}), ENGINE, os.getcwd(), *arguments], descriptors)
 
 
-def _given(stdin: str) -> TextIO:
+def _pipe_of(stdin: str) -> TextIO:
     """A pipe that holds the text: something that can be waited for, as `edge chat` does."""
     read, write = os.pipe()
     with os.fdopen(write, "w") as text:
@@ -128,8 +132,8 @@ def edge_here(*args: str | Path, stdin: str = "") -> "subprocess.CompletedProces
     stdin: has to fit into a pipe, 64 KiB.
     """
     out, errors = io.StringIO(), io.StringIO()
-    with _given(stdin) as given, redirect_stdout(out), redirect_stderr(errors), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "stdin", given)
+    with _pipe_of(stdin) as text, redirect_stdout(out), redirect_stderr(errors), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", text)
         try:
             code = cli.main([str(arg) for arg in args])
         except SystemExit as ended:  # of argparse

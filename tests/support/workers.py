@@ -84,9 +84,9 @@ class Worker:
     def says(self, pattern: str) -> re.Match[str]:
         """Wait until its log has a regular expression."""
         until(lambda: re.search(pattern, self.log()) is not None or self.process.poll() is not None, pattern)
-        found = re.search(pattern, self.log())
-        assert found, f"{pattern!r} is not in:\n{self.log()}"
-        return found
+        match = re.search(pattern, self.log())
+        assert match, f"{pattern!r} is not in:\n{self.log()}"
+        return match
 
     def remote(self) -> Remote:
         """A connection of its own to it."""
@@ -135,29 +135,29 @@ def worker(
 ) -> Iterator[Worker]:
     """A worker that listens, and is ended at the end unless the test has done so. files: it may have open.
     preexec: called in its process before it becomes the worker."""
-    one = Worker(folder, options, listen, files, preexec)
+    daemon = Worker(folder, options, listen, files, preexec)
     try:
-        one.port = int(one.says(r"INFO listening .*address=\S+:(\d+)\b")[1])
-        yield one
-        one.end()
+        daemon.port = int(daemon.says(r"INFO listening .*address=\S+:(\d+)\b")[1])
+        yield daemon
+        daemon.end()
     finally:
-        one.kill()
+        daemon.kill()
 
 
 @contextmanager
 def served(folder: Path) -> Iterator[Remote]:
     """A worker inside this process, so that a test can change its deadlines, and a connection to it."""
     options = inside.WorkerOptions("inside", "127.0.0.1", 1, None, None, None)
-    one = inside.Worker(options, SliceStore(folder / "slices", 1 << 30), Digests(folder), ConnectionLimiter(64))
-    server = grpc.server(ThreadPoolExecutor(4), interceptors=[rpc.Admission(one.admit)])
-    server.add_generic_rpc_handlers((one.handlers(),))
+    daemon = inside.Worker(options, SliceStore(folder / "slices", 1 << 30), Digests(folder), ConnectionLimiter(64))
+    server = grpc.server(ThreadPoolExecutor(4), interceptors=[rpc.Admission(daemon.admit)])
+    server.add_generic_rpc_handlers((daemon.handlers(),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
         with Remote(open_channel("127.0.0.1", port, None, 10.0)[0], "127.0.0.1", port, None) as remote:
             yield remote
     finally:
-        one.close()
+        daemon.close()
         server.stop(0).wait()
 
 
@@ -182,14 +182,14 @@ def health(channel: grpc.Channel, service: str = "", timeout_s: float = 10.0) ->
 
 
 @contextmanager
-def watched(one: Worker) -> Iterator[list[int]]:
+def watched(daemon: Worker) -> Iterator[list[int]]:
     """Ask for the worker's health all the time, and count the answers. Each must be SERVING."""
     answers = [0]
     failures: list[Exception] = []
     done = threading.Event()
 
     def ask() -> None:
-        with one.remote() as remote:
+        with daemon.remote() as remote:
             while not done.is_set():
                 try:
                     assert health(remote.channel)

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -152,20 +153,30 @@ def test_whoever_asks_notices_nothing(seed: int, synthetic: Synthetic, asked: li
 @pytest.mark.parametrize("lives", range(2, 60, some(2, 1)))
 def test_a_full_context_is_as_full_after_a_loss(lives: int, shifts: bool) -> None:
     """Also where the last token of an answer has no room, and where the engine is lost as the context is shifted."""
-    options = replace(OPTIONS, context=24, sequences=1)
+    with Lives(iter([lives]), options=FULL) as engine:
+        assert filled(engine, shifts) == filled_by_one(shifts)
 
-    def answer(engine: TextEngine) -> tuple[int, int, str | None]:
-        scheduler = Scheduler(engine, slots=1, keep=True)
-        stays = (lambda: 2) if shifts else None
-        request = Request([5, 6, 7, 8], 40 if shifts else None, ends=False, stays=stays)
-        running = scheduler.prepare(request)
-        scheduler.enqueue(running)
-        reasons = [event.finish_reason for _ in range(500) if scheduler.busy for event in scheduler.step()]
-        assert not scheduler.busy
-        return len(running.answer), running.dropped_tokens, reasons[-1]
 
-    with Engine(MODEL_PATH, options) as whole, Lives(iter([lives]), options=options) as engine:
-        assert answer(engine) == answer(whole)
+FULL = replace(OPTIONS, context=24, sequences=1)
+
+
+def filled(engine: TextEngine, shifts: bool) -> tuple[int, int, str | None]:
+    """Fill the context; return tokens of the answer, tokens that were dropped, and why it ended."""
+    scheduler = Scheduler(engine, slots=1, keep=True)
+    stays = (lambda: 2) if shifts else None
+    request = Request([5, 6, 7, 8], 40 if shifts else None, ends=False, stays=stays)
+    running = scheduler.prepare(request)
+    scheduler.enqueue(running)
+    reasons = [event.finish_reason for _ in range(500) if scheduler.busy for event in scheduler.step()]
+    assert not scheduler.busy
+    return len(running.answer), running.dropped_tokens, reasons[-1]
+
+
+@cache
+def filled_by_one(shifts: bool) -> tuple[int, int, str | None]:
+    """Return the same of an engine that is not lost."""
+    with Engine(MODEL_PATH, FULL) as engine:
+        return filled(engine, shifts)
 
 
 def test_an_error_of_what_was_asked_is_raised() -> None:

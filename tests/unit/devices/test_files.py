@@ -1,10 +1,15 @@
 """Files that are whole or not there."""
 
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
-from devices.files import write_whole
+from devices.files import remove_temporary, removed_at_end, write_whole
 from tests.support.small_disk import small_disk
 
 
@@ -23,3 +28,33 @@ def test_a_full_disk_is_said_with_the_file_and_leaves_nothing(tmp_path: Path) ->
             write_whole(path, bytes(1 << 20))
         assert caught.value.filename == str(path)
         assert [(one.name, one.read_bytes()) for one in disk.iterdir()] == [("plan.json", b"old")]
+
+
+@pytest.fixture
+def _threads_take_turns() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_threads_take_turns")
+def test_threads_register_what_is_to_be_removed_at_once(tmp_path: Path) -> None:
+    left, gone = tmp_path / "left", tmp_path / "gone"
+    for path in (left, gone):
+        path.touch()
+
+    together = Barrier(8)
+
+    def register(thread: int) -> None:
+        together.wait()
+        for _ in range(30):
+            with ExitStack() as stack:
+                for i in range(20):
+                    stack.enter_context(removed_at_end(tmp_path / f"{thread}-{i}"))
+
+    with ThreadPoolExecutor(8) as pool, removed_at_end(gone):
+        list(pool.map(register, range(8)))
+        remove_temporary()
+    assert left.exists()
+    assert not gone.exists()
