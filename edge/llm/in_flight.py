@@ -185,7 +185,7 @@ class InFlight:
         return Rows(running, tokens, len(tokens), [*assumed, *tokens[len(first) :]], not behind)
 
     def submit(self, engine: TextEngine, rows: Sequence[Rows], windows: int = 0) -> list[Running]:
-        """Submit rows in a step: the requests that wait for its logits now, and did not before. windows: as in `Step`.
+        """Submit rows in a step, all with the same adapters: the requests that wait for its logits now, and did not before. windows: as in `Step`.
         The errors of the engine."""
         giving, whole = [own for own in rows if own.logits], batch(rows)
         prompts = prompt_rows(rows)
@@ -193,7 +193,7 @@ class InFlight:
         top, masks = logits_request(giving) if engine.logits_cross else LogitsRequest()
         began, in_groups = time.perf_counter(), engine.contexts > 1
         try:
-            engine.submit(*whole, top=top, masks=masks)
+            engine.submit(*whole, top=top, masks=masks, adapters=rows[0].running.adapters)
         except BaseException:
             for own in rows:
                 own.slot.failed()

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError
+from edge.llm.adapters import Adapter, Scales, check_scales
 from edge.llm.engine import check_shift, has_windows
 from edge.parallel import steps
 from edge.parallel.follower import feed
@@ -54,12 +55,14 @@ class Leader:
         algorithm: str,
         wire: Wire | None,
         explain: Callable[[Exception], Exception],
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         """heads: tokens whose logits each rank of the last stage computes. explain: adds what is known beyond an
         error's own words, such as that a device has died."""
         self.file = file
         self.shard, self.group, self.algorithm, self.wire = shard, group, algorithm, wire
         self.heads, self._n_vocab = heads, n_vocab
+        self.adapters, self._scales = adapters, Scales()
         self.pending: deque[PendingStep] = deque()  # steps whose logits wait to be collected
         self.failed: Exception | None = None
         self.busy: set[int] = set()  # threads in a step, or what belongs to it
@@ -111,6 +114,14 @@ class Leader:
         else:
             shard.times.add(pending.time)
         self._done = time.perf_counter()
+
+    def use_adapters(self, scales: Scales) -> None:
+        """Compute with these scales of the adapters from the next step on, on all ranks, which hear of a change alone.
+        EngineError unless there is one for each."""
+        if scales != self._scales:
+            check_scales(scales, self.adapters)
+            self.on_cache(Step(Op.ADAPT, numbers=(len(scales), 0, 0, 0), scales=scales))
+            self._scales = scales
 
     def collect(self) -> Floats:
         """As `Engine.collect`. The logits hold until the next call."""

@@ -19,6 +19,7 @@ from devices.probe import available_memory, own_rss
 from edge.errors import EngineError, Interrupted, NotEnoughMemory
 from edge.llama.hooks import Hook
 from edge.llama.llama import Batch, Context, ContextSizes, Model
+from edge.llm.adapters import Scales
 from edge.llm.engine import Accounted, ModelRunner, has_windows
 from edge.llm.options import EngineOptions
 from edge.llm.snapshots import Snapshots
@@ -136,7 +137,7 @@ class ThinEngine(ModelRunner):
         """vocabulary: of the file; it stays the caller's. The errors of ModelRunner; NotEnoughMemory where the process
         alone is larger than the options allow."""
         self._vocabulary = vocabulary
-        super().__init__(path, replace(options, prefixes=None), embeddings=True)
+        super().__init__(path, replace(options, prefixes=None, lora=()), embeddings=True)
         self.states = PositionStates(self.file, self._context, self.states.kv)
 
     def _load(
@@ -166,6 +167,9 @@ class ThinEngine(ModelRunner):
             )
         context = PositionsContext(self._vocabulary, sizes.context, can_shift=self._others_shift())
         return ModelInMemory(self._vocabulary, context, sizes, None, need, ExitStack(), None)
+
+    def use_adapters(self, scales: Scales) -> None:
+        """Nothing is computed here."""
 
     def _others_shift(self) -> bool:
         """Return whether the caches of slices can shift positions, as far as the header says."""

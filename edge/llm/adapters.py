@@ -1,0 +1,167 @@
+"""LoRA adapters that a model is loaded with, and the scales that a request uses them with."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from edge.errors import EngineError
+from edge.llama.llama import Context
+from partition.model.check_adapter import adapter_pairs
+from quant.gguf.file import GgufFile
+
+_MOST_SCALE = 1e6
+_READ_BYTES = 1 << 20
+
+Scales = tuple[float, ...]
+"""The scale of each adapter that a model was loaded with, in their order; empty: none is used."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter that a model is loaded with."""
+
+    path: Path
+    scale: float = 1.0  # for requests that do not say
+
+    @classmethod
+    def from_text(cls, text: str) -> Adapter:
+        """Return the adapter that FILE or FILE:SCALE names. EngineError for a scale that cannot be."""
+        name, colon, scale = text.rpartition(":")
+        try:
+            value = float(scale) if colon and name else None
+        except ValueError:  # the colon is part of the name
+            value = None
+        if value is None:
+            return cls(Path(text))
+        check_scale(value, text)
+        return cls(Path(name), value)
+
+    @property
+    def name(self) -> str:
+        """The name that requests call it by: its file's, without the ending."""
+        return self.path.stem
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the file. EngineError if it cannot be read."""
+        digest = hashlib.sha256()
+        try:
+            with self.path.open("rb") as file:
+                while data := file.read(_READ_BYTES):
+                    digest.update(data)
+            return digest.digest()
+        except OSError as error:
+            raise EngineError(f"the adapter {self.path} cannot be read: {error.strerror or error}") from error
+
+
+def adapters_from(texts: Sequence[str], other_names: Collection[str] = ()) -> tuple[Adapter, ...]:
+    """Return the adapters that FILE[:SCALE] name. EngineError for a scale that cannot be, and where a name means two, or
+    one of `other_names`."""
+    adapters = tuple(map(Adapter.from_text, texts))
+    names = [*other_names, *(adapter.name for adapter in adapters)]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise EngineError(f"{twice!r:.90} is the name of two adapters or models; give one file another name")
+    return adapters
+
+
+def check_scale(scale: float, of: str) -> None:
+    """Raise EngineError for a scale that is no number, or absurd."""
+    if not (math.isfinite(scale) and abs(scale) <= _MOST_SCALE):
+        raise EngineError(
+            f"the scale of {of!r:.90} is {scale}, needed is a number from -{_MOST_SCALE:g} to {_MOST_SCALE:g}"
+        )
+
+
+def usual_scales(adapters: Sequence[Adapter]) -> Scales:
+    """Return the scales of a request that does not say any."""
+    return effective([adapter.scale for adapter in adapters])
+
+
+def effective(scales: Sequence[float]) -> Scales:
+    """Return scales as they are compared: 32-bit numbers, as llama.cpp has them, and none at all where all are 0."""
+    rounded = struct.unpack(f"<{len(scales)}f", struct.pack(f"<{len(scales)}f", *scales))
+    return rounded if any(rounded) else ()
+
+
+def check_scales(scales: Scales, adapters: Sequence[object]) -> None:
+    """Raise EngineError unless there is a scale for each adapter, or none at all."""
+    if scales and len(scales) != len(adapters):
+        raise EngineError(f"{len(scales)} scales of adapters were given, and the model was loaded with {len(adapters)}")
+    for scale in scales:
+        check_scale(scale, "an adapter")
+
+
+def namespace_with(namespace: str, adapters: Sequence[Adapter], scales: Scales) -> str:
+    """Return the namespace of keys and values that were computed with adapters: nothing else may share them."""
+    if not scales:
+        return namespace
+    used = [adapter.digest + struct.pack("<f", scale) for adapter, scale in zip(adapters, scales, strict=True) if scale]
+    return f"{namespace}\0{hashlib.sha256(b''.join(sorted(used))).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class LoadedAdapter:
+    """An adapter of a model, or of a slice of one, checked for it."""
+
+    path: Path
+    weights: frozenset[str]  # that it changes
+    n_bytes: int  # of its matrices
+    row_bytes: int  # that a row of a decode takes, at most, for its products beside those of the model
+
+    @classmethod
+    def from_file(cls, path: Path, model: GgufFile, experts_used: int) -> LoadedAdapter:
+        """Check an adapter. ModelFileError if it is none of this model."""
+        pairs = adapter_pairs(GgufFile.open(path), model)
+        sizes = [
+            (pair.b.shape[0] + model.tensors[name].shape[1]) * (max(1, experts_used) if len(pair.b.shape) > 2 else 1)
+            for name, pair in pairs.items()
+        ]
+        n_bytes = sum(pair.a.n_bytes + pair.b.n_bytes for pair in pairs.values())
+        return cls(path, frozenset(pairs), n_bytes, 4 * max(sizes, default=0))
+
+
+class AdaptersInUse:
+    """The adapters of one loaded model, or slice of one, and the scales that a context computes them with."""
+
+    def __init__(self, texts: Sequence[str], model: GgufFile, experts_used: int) -> None:
+        """texts: FILE[:SCALE] of each. ModelFileError where one is none of this model."""
+        files = [Adapter.from_text(text).path for text in texts]
+        self._adapters = [LoadedAdapter.from_file(path, model, experts_used) for path in files]
+        self._scales: Scales = ()
+
+    @property
+    def paths(self) -> list[Path]:
+        """Their files."""
+        return [adapter.path for adapter in self._adapters]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of their matrices, all of which stay in memory."""
+        return sum(adapter.n_bytes for adapter in self._adapters)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that each row of a decode takes for what they compute, at most."""
+        return max((adapter.row_bytes for adapter in self._adapters), default=0)
+
+    def memory_bytes(self, rows: int) -> int:
+        """Bytes that they take in memory, with a decode of so many rows."""
+        return self.n_bytes + rows * self.row_bytes
+
+    def use(self, context: Context, scales: Scales) -> None:
+        """Let a context compute with these scales from now on. EngineError unless there is one for each adapter."""
+        if scales != self._scales:
+            check_scales(scales, self._adapters)
+            context.use_adapters(scales)
+            self._scales = scales
+
+    def n_of(self, weight: str) -> int:
+        """Return how many of those in use change a weight."""
+        pairs = zip(self._adapters, self._scales, strict=False)
+        return sum(weight in adapter.weights for adapter, scale in pairs if scale)
