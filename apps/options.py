@@ -256,6 +256,12 @@ def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
             raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
+def add_lora_argument(parser: argparse._ActionsContainer) -> None:
+    """Add the option for LoRA adapters."""
+    words = "LoRA adapter of the model, GGUF, times SCALE (default: 1); repeatable"
+    option(parser, "--lora FILE[:SCALE]", words, action="append")
+
+
 def add_draft_arguments(parser: argparse._ActionsContainer, default: str) -> None:
     """Add the options for drafting tokens, so that one pass verifies several, and for the worker that drafts."""
     known = ", ".join((*KINDS, SELF))

@@ -21,6 +21,7 @@ from apps.options import (
     add,
     add_draft_arguments,
     add_engine_arguments,
+    add_lora_argument,
     apply_reproducible,
     argument,
     check_draft_worker,
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--resume NAME", "go on with the conversation of this name, and keep it; a new one begins")
     add(parser, "--prefix-cache")
     add_draft_arguments(parser, "auto")
+    add_lora_argument(parser)
     words = "tokens that the model thinks before an answer: off, auto (as its template has it) or N (default: auto)"
     option(parser, "--think HOW", words, argument(parse_think))
     option(parser, "--max-tokens N", "end the answer after N tokens", positive_int)
@@ -157,8 +159,8 @@ _SAMPLING = (
     "allow_repetition",
 )  # fmt: skip
 _OF_THIS_PROCESS = (
-    "resume", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full", "grammar", "context", "threads",
-    "affinity", "batch", "gpu_layers", "memory", "window", "workers", "plan", "shares", "parallel", "insecure", "spare",
+    "resume", "lora", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full", "grammar", "context",
+    "threads", "affinity", "batch", "gpu_layers", "memory", "window", "workers", "plan", "shares", "parallel", "insecure", "spare",
     "reproducible",
 )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,6 +66,7 @@ class _Talk:
             "/system": ("TEXT: set the system message; -: remove it; nothing: show it", self._system),
             "/save": ("FILE: save the conversation", self._save),
             "/load": ("FILE: continue a saved one", self._load),
+            "/lora": ("NAME SCALE: use an adapter so from the next answer on; nothing: show all", self._lora),
             "/stats": ("figures of the last answer", self._stats),
             "/exit": ("leave", self._exit),
         }
@@ -241,6 +243,18 @@ class _Talk:
     def _load(self, path: str) -> None:
         self._chat.load(Path(path).expanduser())
         self._changed(f"{len(self._chat.messages)} messages loaded")
+
+    def _lora(self, text: str) -> None:
+        adapters = self._chat.adapters
+        name, _, scale = text.strip().rpartition(" ")
+        if text.strip() and (name not in adapters or not re.fullmatch(r"-?\d{1,5}(\.\d*)?", scale)):
+            self._console.print(
+                f"[red]/lora NAME SCALE, such as 0.5; names: {escape(', '.join(adapters) or 'none')}[/]"
+            )
+            return
+        if name:
+            adapters[name] = float(scale)
+        print_columns(("adapter", "scale"), [(name, f"{scale:g}") for name, scale in adapters.items()])
 
     def _stats(self, _: str) -> None:
         rows = [("load", f"{self._load_s:.2f} s")]

@@ -1,9 +1,9 @@
 """Hooks: look at, and write into, chosen nodes while llama.cpp computes a graph.
 
 llama.cpp asks about every node of every graph (about 700 a token for a 1B model). The order of nodes depends only on
-how many rows a batch has, how many of them give logits, and which adapters are in use, so the first graph of a kind is learned by name and later
-ones are a counter and a list look-up. A shift of positions is a graph of its own, which comes before the next one: then
-all nodes are known by name again.
+how many rows a batch has, how many of them give logits, and which adapters are in use, so the first graph of a kind is
+learned by name and later ones are a counter and a list look-up. A shift of positions is a graph of its own, which comes
+before the next one: then all nodes are known by name again.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class NodeHooks:
             self.end(completed)
 
     def begin(self, rows: int, outputs: int, adapters: tuple[int, ...] = (), *, shifted: bool = False) -> None:
-        """A graph for `rows` rows, of which `outputs` give logits, comes next. adapters: those in use. shifted: one that
-        shifts positions may come before it."""
+        """A graph for `rows` rows, of which `outputs` give logits, comes next. adapters: those in use. shifted: one
+        that shifts positions may come before it."""
         self._key = None if shifted else (rows, outputs, adapters)
         cached = self._cache.get(self._key) if self._key else None
         self._learning = cached is None

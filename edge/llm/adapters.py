@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge.errors import EngineError
-from edge.llama.llama import Context
 from partition.model.check_adapter import adapter_pairs
 from quant.gguf.file import GgufFile
+
+if TYPE_CHECKING:  # a server names adapters, and loads nothing of what computes
+    from edge.llama.llama import Context
 
 _MOST_SCALE = 1e6
 _READ_BYTES = 1 << 20
@@ -61,13 +64,32 @@ class Adapter:
 
 
 def adapters_from(texts: Sequence[str], other_names: Collection[str] = ()) -> tuple[Adapter, ...]:
-    """Return the adapters that FILE[:SCALE] name. EngineError for a scale that cannot be, and where a name means two, or
-    one of `other_names`."""
+    """Return the adapters that FILE[:SCALE] name. EngineError for a scale that cannot be, and where a name means two,
+    or one of `other_names`."""
     adapters = tuple(map(Adapter.from_text, texts))
     names = [*other_names, *(adapter.name for adapter in adapters)]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise EngineError(f"{twice!r:.90} is the name of two adapters or models; give one file another name")
     return adapters
+
+
+def checked_for(model: Path, texts: Sequence[str]) -> list[str]:
+    """Return the same FILE[:SCALE] with absolute paths, after a check of each file's header. The errors of
+    `adapters_from`; ModelFileError for an adapter of another model."""
+    file = GgufFile.open(model) if texts else None
+    adapters = adapters_from(texts)
+    for adapter in adapters:
+        assert file is not None
+        adapter_pairs(GgufFile.open(adapter.path), file)
+    return [f"{adapter.path.absolute()}:{adapter.scale}" for adapter in adapters]
+
+
+def scales_by_name(adapters: Sequence[Adapter], scales: Mapping[str, float]) -> Scales:
+    """Return the scales of adapters by their names; of those that are not named 0. EngineError for an unknown name."""
+    names = [adapter.name for adapter in adapters]
+    if unknown := next((name for name in scales if name not in names), None):
+        raise EngineError(f"there is no adapter {unknown!r:.90}; there are {', '.join(names) or 'none'}")
+    return effective([scales.get(name, 0.0) for name in names])
 
 
 def check_scale(scale: float, of: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from edge.bounds.repetition import Repetition
 from edge.errors import EngineError
+from edge.llm.adapters import Scales
 from edge.llm.requests import PrefillProgress, Request, Running
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import USED_MEANWHILE, Scheduler
@@ -58,6 +59,7 @@ def generate(
     stop: Sequence[str] = (),  # strings that end the answer and are not part of it
     thinking: Thinking | None = None,  # as in `Request`
     on_prefill: PrefillProgress | None = None,
+    adapters: Scales | None = None,  # as in `Request`
     in_place: bool = False,  # as in `Request`
     beginning: Callable[[], int] | None = None,  # tokens that stay in a full context; None: the answer ends there
 ) -> Iterator[Response]:
@@ -77,6 +79,7 @@ def generate(
         sampling,
         stop,
         thinking=thinking,
+        adapters=adapters,
         in_place=in_place,
         stays=beginning,
         on_prefill=on_prefill,

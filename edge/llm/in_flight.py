@@ -185,8 +185,8 @@ class InFlight:
         return Rows(running, tokens, len(tokens), [*assumed, *tokens[len(first) :]], not behind)
 
     def submit(self, engine: TextEngine, rows: Sequence[Rows], windows: int = 0) -> list[Running]:
-        """Submit rows in a step, all with the same adapters: the requests that wait for its logits now, and did not before. windows: as in `Step`.
-        The errors of the engine."""
+        """Submit rows in a step, of requests with the same adapters: those that wait for its logits now, and did not
+        before. windows: as in `Step`. The errors of the engine."""
         giving, whole = [own for own in rows if own.logits], batch(rows)
         prompts = prompt_rows(rows)
         # Where logits are on this device all are there, and masks would be made for nothing.

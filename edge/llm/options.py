@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -70,7 +71,7 @@ class EngineOptions:
     verify: bool = False  # what is read again must be what it was the first time
     groups: int = 1  # of sequences: ranks that share every layer compute one while sums of the other travel
     rollback: int = 0  # rows at the end of a step that recurrent layers are to be able to forget, as drafts need it
-    lora: tuple[str, ...] = ()  # files of LoRA adapters, FILE or FILE:SCALE; a scale of 1 is usual
+    lora: Sequence[str] = ()  # files of LoRA adapters, FILE or FILE:SCALE; a scale of 1 is usual
     prefixes: PrefixOptions | None = None  # where what is computed of prompts is kept; None: nowhere
 
     def __post_init__(self) -> None:
@@ -95,6 +96,9 @@ class EngineOptions:
             if value is not None and not least <= value <= most:
                 raise EngineError(f"{name} must be from {least} to {most}, it is {value}")
         self.check_sequences(self.rows)
+        if isinstance(self.lora, str):
+            raise EngineError(f"lora is a list of files, not the text {self.lora!r:.80}; write [{self.lora!r:.80}]")
+        object.__setattr__(self, "lora", tuple(map(str, self.lora)))  # JSON has lists
         if len(self.lora) > MOST_ADAPTERS:
             raise EngineError(f"{len(self.lora)} adapters in lora; {MOST_ADAPTERS} are the most")
         if self.memory is None and (self.window or self.io_threads or self.io_chunk or self.verify):

@@ -111,8 +111,8 @@ class Slots:
         former: Former | None = None,
     ) -> Slot:
         """Let a request have a slot, which then holds what there is of its history: from before, from another slot or
-        from disk. adapters: that its keys and values are computed with, which the namespace tells apart. in_place: as in `Slot.begin`, where no other slot could share its cells. former: what an engine
-        before this one held of it."""
+        from disk. adapters: scales that it is computed with, which the namespace tells apart. in_place: as in
+        `Slot.begin`, where no other slot could share its cells. former: what an engine before this one held of it."""
         slot, source, evicted = placement
         for other in evicted:
             other.cut(0)

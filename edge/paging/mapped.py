@@ -47,8 +47,9 @@ def load_mapped(
     hooks: Sequence[Hook] = (),
     progress: Callable[[float], None] | None = None,
 ) -> ModelInMemory:
-    """Load a model. adapter_bytes: that its adapters take. repack: None: where there is room for copies. on_gpu, most_on_gpu and rows: as `requested`, `most`
-    and `rows` of `gpu_layers.for_model`. NotEnoughMemory, EngineError."""
+    """Load a model. adapters: their files. adapter_bytes: that they take. repack: None: where there is room for copies.
+    on_gpu, most_on_gpu and rows: as `requested`, `most` and `rows` of `gpu_layers.for_model`. NotEnoughMemory,
+    EngineError."""
     need = memory.check(path, shape, sizes).with_adapters(adapter_bytes)
     repack = need.fits if repack is None else repack
     layers = gpu_layers.for_model(

@@ -194,8 +194,8 @@ class Shard:
         return not isinstance(self.engine, ThinEngine) or self.engine.knows_removals
 
     def keep(self, step: Step) -> bool:
-        """Do an operation on the KV cache, or change the adapters in use; False where a removal has to be one of everything, and where there is no
-        snapshot."""
+        """Do an operation on the KV cache, or change the adapters in use; False where a removal has to be one of
+        everything, and where there is no snapshot."""
         a, b, c, d = step.numbers
         if step.op is Op.REMOVE:
             return self.engine.kv_remove(a, b, c)

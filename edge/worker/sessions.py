@@ -245,7 +245,8 @@ class Sessions:
         self._release(session)  # whatever was granted since `_watch` released it
 
     def _grant(self, session: Session, load: pb.Load) -> None:
-        """Fill in the fields that only the daemon knows: the slice's file, those of its adapters, and how much memory is left for it."""
+        """Fill in the fields that only the daemon knows: the files of the slice and its adapters, and how much memory
+        is left for it."""
         if session.slice:
             raise EdgeError("a slice is loaded already; unload it first")
         load.path = str(session.lease.enter_context(self._store.use(load.slice)))

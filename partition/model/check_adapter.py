@@ -1,8 +1,9 @@
 """Check of a LoRA adapter's file: all on which llama.cpp would stop the process, read past an end, or leave a part out.
 
-An adapter adds B(A x) * scale * alpha / rank to the product W x of each weight that it changes. Its file has the tensors
-NAME.lora_a [in, rank] and NAME.lora_b [rank, out], in ggml's order, for a weight NAME [in, out]; of experts each has as
-many matrices as the weight. Those of the token table, whose rows are looked up, are [rank, tokens] and [rank, values].
+An adapter adds B(A x) * scale * alpha / rank to the product W x of each weight that it changes. Its file has the
+tensors NAME.lora_a [in, rank] and NAME.lora_b [rank, out], in ggml's order, for a weight NAME [in, out]; of experts
+each has as many matrices as the weight. Those of the token table, whose rows are looked up, are [rank, tokens] and
+[rank, values].
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Pair(NamedTuple):
 
 
 def adapter_pairs(adapter: GgufFile, model: GgufFile) -> Mapping[str, Pair]:
-    """Return the matrices of an adapter by the name of the weight they change. ModelFileError unless llama.cpp takes all
-    of them for this model, or for this slice of one."""
+    """Return the matrices of an adapter by the name of the weight they change. ModelFileError unless llama.cpp takes
+    all of them for this model, or for this slice of one."""
     _check_metadata(adapter, model)
     names = [name for name in adapter.tensors if not name.endswith(_NORM)]
     pairs: dict[str, Pair] = {}
@@ -69,8 +70,8 @@ def _check_metadata(adapter: GgufFile, model: GgufFile) -> None:
     if _INVOCATION in adapter.metadata:
         raise _error(
             adapter,
-            "it is an activated LoRA, which acts only behind its invocation tokens, so that one text would have keys and"
-            " values of two kinds; that is not done here: use an adapter without them",
+            "it is an activated LoRA, which acts only behind its invocation tokens, so that one text would have keys"
+            " and values of two kinds; that is not done here: use an adapter without them",
         )
     alpha = adapter.metadata.get(ALPHA, 0.0)
     kind = adapter.value_type(ALPHA) if ALPHA in adapter.metadata else "f32"
@@ -92,8 +93,8 @@ def _check_pair(adapter: GgufFile, model: GgufFile, weight: TensorInfo, a: Tenso
         if "output.weight" not in model.tensors:
             raise _error(
                 adapter,
-                f"it changes {TOKEN_TABLE}, which is the output matrix of {model.path.name}, too, and llama.cpp would end"
-                " the process; use an adapter without it",
+                f"it changes {TOKEN_TABLE}, which is the output matrix of {model.path.name}, too, and llama.cpp would"
+                " end the process; use an adapter without it",
             )
         needed: tuple[tuple[int, ...], tuple[int, ...]] = (rank, n_out), (rank, n_in)
     else:

@@ -143,7 +143,7 @@ def _scaled(source: Source, tensor: TensorInfo, name: str, scale: float) -> Plac
 
 
 def layer_ranges(source: Source, cut: Slice, layer: int) -> dict[str, list[Range]]:
-    """Return for each unit of `Cut` the ranges of a layer that the rank holds; empty where it holds all of the layer."""
+    """Return for each unit of `Cut` the ranges of a layer that the rank holds; empty where it holds all of it."""
     return {} if source.is_whole(cut) else _head_ranges(source, cut) | _column_ranges(source, cut, layer)
 
 

@@ -38,9 +38,9 @@ def write_adapter(
     drop: Collection[str] = (),
     shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> Path:
-    """Write an adapter of a model. weights: those that it changes, by their names without "blk.<n>."; None: all matrices
-    of layers. size: of its noise. values: metadata (type, value) in place of the usual. drop: metadata and tensors that
-    are left out. shapes: of tensors, in place of those that fit."""
+    """Write an adapter of a model. weights: those that it changes, by their names without "blk.<n>."; None: all
+    matrices of layers. size: of its noise. values: metadata (type, value) in place of the usual. drop: metadata and
+    tensors that are left out. shapes: of tensors, in place of those that fit."""
     file, noise = GgufFile.open(model), np.random.default_rng(seed)
     pairs: dict[str, tuple[str, Scalar | Sequence[Scalar]]] = {
         "general.type": ("str", "adapter"),
@@ -53,18 +53,19 @@ def write_adapter(
     data: list[bytes] = []
     for name, tensor in file.tensors.items():
         short = name.split(".", 2)[2] if name.startswith("blk.") else name
-        is_chosen = len(tensor.shape) > 1 and name.startswith("blk.") if weights is None else short in weights
+        is_matrix = len(tensor.shape) > 1 and name.startswith("blk.") and name.endswith(".weight")
+        is_chosen = is_matrix if weights is None else short in weights
         if not is_chosen:
             continue
         n_in, n_out, *matrices = tensor.shape
         if name == "token_embd.weight":
-            fitting = ((rank, n_out), (rank, n_in))
+            fitting: tuple[tuple[int, ...], tuple[int, ...]] = ((rank, n_out), (rank, n_in))
         else:
             fitting = ((n_in, rank, *matrices), (rank, n_out, *matrices))
-        for suffix, shape in zip((".lora_a", ".lora_b"), fitting, strict=True):
+        for suffix, usual in zip((".lora_a", ".lora_b"), fitting, strict=True):
             if name + suffix in drop:
                 continue
-            shape = shapes.get(name + suffix, shape)
+            shape = shapes.get(name + suffix, usual)
             raw = (size * noise.standard_normal(shape[::-1])).astype(np.float32)
             tensors.append(NewTensor(name + suffix, shape, TYPES[type_name]))
             data.append(gguf.quantize(raw, _TYPE_IDS[type_name]).tobytes())
