@@ -37,8 +37,8 @@ class AdapterSlices:
         return sum(recipe.n_bytes for _, recipe in self._recipes.get(rank, ()))
 
     def use(self, rank: int, enter: Enter) -> tuple[str, ...]:
-        """Return the files of a rank on this device, cut where they are not there. enter: keeps them as long as they are
-        needed."""
+        """Return the files of a rank on this device, cut where they are not there. enter: keeps them there as long as
+        they are needed."""
         return tuple(
             str(enter(self._slices.use(recipe, path, self._slices.digest(recipe, path))))
             for path, recipe in self._recipes.get(rank, ())

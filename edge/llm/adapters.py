@@ -100,23 +100,22 @@ def check_scale(scale: float, of: str) -> None:
         )
 
 
-def usual_scales(adapters: Sequence[Adapter]) -> Scales:
-    """Return the scales of a request that does not say any."""
-    return effective([adapter.scale for adapter in adapters])
+def scales_of(adapters: Sequence[Adapter], scales: Sequence[float] | None) -> Scales:
+    """Return the scales of a request, `effective` ones. scales: as it says; None: those of the adapters. EngineError
+    unless there is a number for each adapter, or none at all."""
+    if scales is None:
+        scales = [adapter.scale for adapter in adapters]
+    if scales and len(scales) != len(adapters):
+        raise EngineError(f"{len(scales)} scales of adapters were given, and the model was loaded with {len(adapters)}")
+    for scale in scales:
+        check_scale(scale, "an adapter")
+    return effective(scales)
 
 
 def effective(scales: Sequence[float]) -> Scales:
     """Return scales as they are compared: 32-bit numbers, as llama.cpp has them, and none at all where all are 0."""
     rounded = struct.unpack(f"<{len(scales)}f", struct.pack(f"<{len(scales)}f", *scales))
     return rounded if any(rounded) else ()
-
-
-def check_scales(scales: Scales, adapters: Sequence[object]) -> None:
-    """Raise EngineError unless there is a scale for each adapter, or none at all."""
-    if scales and len(scales) != len(adapters):
-        raise EngineError(f"{len(scales)} scales of adapters were given, and the model was loaded with {len(adapters)}")
-    for scale in scales:
-        check_scale(scale, "an adapter")
 
 
 def namespace_with(namespace: str, adapters: Sequence[Adapter], scales: Scales) -> str:
@@ -178,8 +177,9 @@ class AdaptersInUse:
 
     def use(self, context: Context, scales: Scales) -> None:
         """Let a context compute with these scales from now on. EngineError unless there is one for each adapter."""
+        if scales and len(scales) != len(self._adapters):
+            raise EngineError(f"{len(scales)} scales came for {len(self._adapters)} adapters; update both devices")
         if scales != self._scales:
-            check_scales(scales, self._adapters)
             context.use_adapters(scales)
             self._scales = scales
 

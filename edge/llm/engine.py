@@ -20,7 +20,7 @@ from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
 from edge.llama.predicting import HiddenListener, HiddenRows
 from edge.llama.thread_choice import ThreadChoice, worth_threads
-from edge.llm.adapters import AdaptersInUse, Scales, adapters_from, usual_scales
+from edge.llm.adapters import AdaptersInUse, Scales, adapters_from, scales_of
 from edge.llm.options import DEFAULTS, EngineOptions, budget_of, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
@@ -313,7 +313,7 @@ class Engine(ModelRunner):
 
     def _step(self, n: int, adapters: Scales | None) -> None:
         rows = self.rows
-        self.use_adapters(usual_scales(self.adapters) if adapters is None else adapters)
+        self.use_adapters(scales_of(self.adapters, adapters))
         self.decode_rows(rows, n)
         if self.listener is not None:
             self.listener(rows.tokens[:n], rows.positions[:n], rows.sequences[:n], self.hidden.rows(n))

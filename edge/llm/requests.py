@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ContextFull, SamplingError
-from edge.llm.adapters import Adapter, Scales, check_scales, effective, namespace_with, usual_scales
+from edge.llm.adapters import Adapter, Scales, namespace_with, scales_of
 from edge.llm.continuation import Continuation
 from edge.llm.interface import RemotePrompt, TextEngine
 from edge.llm.sampler import SamplingParams
@@ -84,7 +84,7 @@ class Running:
     ) -> None:
         """adapters: of the engine."""
         self.number, self.request, self.continuation = number, request, continuation
-        self.adapters = usual_scales(adapters) if request.adapters is None else effective(request.adapters)
+        self.adapters = scales_of(adapters, request.adapters)
         self.namespace = namespace_with(request.namespace, adapters, self.adapters)
         self.tokens = [*request.prompt, *continuation.tokens]  # its history, without what context shifts dropped
         self.slot: Slot | None = None  # None while it waits
@@ -167,7 +167,7 @@ class Running:
 def prepare(number: int, request: Request, engine: TextEngine, given_up: Callable[[], bool]) -> Running:
     """A request that can run on an engine. The errors of `Scheduler.prepare`."""
     prompt, most = request.prompt, request.max_tokens
-    check_scales(request.adapters or (), engine.adapters)
+    scales_of(engine.adapters, request.adapters)  # for its errors, before anything is made
     if most is None or request.stays is not None:
         check_prompt(prompt, engine)
     elif not 0 < len(prompt) + most <= engine.context or not prompt:
