@@ -341,6 +341,8 @@ class Context(Sequences):
         without any."""
         if not self._handle:
             raise EngineError("the engine is closed")
+        if scales and len(scales) != len(self.model.adapters):
+            raise EngineError(f"{len(scales)} scales came for {len(self.model.adapters)} adapters; update both devices")
         active = [i for i, scale in enumerate(scales) if scale]
         n = len(active)
         adapters = (L.llama_adapter_lora_p_ctypes * n)(*(self.model.adapters[i] for i in active))

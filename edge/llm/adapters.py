@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 from edge.errors import EngineError
 from partition.model.check_adapter import adapter_pairs
@@ -127,8 +127,8 @@ def namespace_with(namespace: str, adapters: Sequence[Adapter], scales: Scales) 
 
 
 @dataclass(frozen=True)
-class LoadedAdapter:
-    """An adapter of a model, or of a slice of one, checked for it."""
+class AdapterFile:
+    """The file of an adapter, or of a slice of one, checked for its model."""
 
     path: Path
     weights: frozenset[str]  # that it changes
@@ -136,7 +136,7 @@ class LoadedAdapter:
     row_bytes: int  # that a row of a decode takes, at most, for its products beside those of the model
 
     @classmethod
-    def from_file(cls, path: Path, model: GgufFile, experts_used: int) -> LoadedAdapter:
+    def from_file(cls, path: Path, model: GgufFile, experts_used: int) -> AdapterFile:
         """Check an adapter. ModelFileError if it is none of this model."""
         pairs = adapter_pairs(GgufFile.open(path), model)
         sizes = [
@@ -147,43 +147,67 @@ class LoadedAdapter:
         return cls(path, frozenset(pairs), n_bytes, 4 * max(sizes, default=0))
 
 
-class AdaptersInUse:
-    """The adapters of one loaded model, or slice of one, and the scales that a context computes them with."""
+class EngineAdapters(Sequence[Adapter]):
+    """The adapters of an engine by their numbers, and the scales that it computes with now."""
 
-    def __init__(self, texts: Sequence[str], model: GgufFile, experts_used: int) -> None:
-        """texts: FILE[:SCALE] of each. ModelFileError where one is none of this model."""
+    def __init__(self, adapters: Sequence[Adapter], use: Callable[[Scales], Any]) -> None:
+        """use: makes the engine compute with other scales from its next decode on."""
+        self._adapters, self._use = tuple(adapters), use
+        self.scales: Scales = ()
+
+    @overload
+    def __getitem__(self, index: int) -> Adapter: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Adapter, ...]: ...
+    def __getitem__(self, index: int | slice) -> Adapter | tuple[Adapter, ...]:
+        return self._adapters[index]
+
+    def __len__(self) -> int:
+        return len(self._adapters)
+
+    def choose(self, scales: Sequence[float] | None) -> None:
+        """Compute with these scales from the next decode on; nothing is done where they are those of now. The errors of
+        `scales_of`, and of the engine."""
+        self.use(scales_of(self._adapters, scales))
+
+    def use(self, scales: Scales) -> None:
+        """The same of effective scales, as a rank hears them."""
+        if scales != self.scales:
+            self._use(scales)
+            self.scales = scales
+
+
+class LoadedAdapters(EngineAdapters):
+    """The adapters that a model, or a slice of one, is loaded with: of slices of adapters only numbers matter."""
+
+    def __init__(self, texts: Sequence[str], model: GgufFile, experts_used: int, *, are_slices: bool) -> None:
+        """texts: FILE[:SCALE] of each. ModelFileError where one is none of this model; the errors of
+        `adapters_from`."""
+        super().__init__(() if are_slices else adapters_from(texts), lambda scales: self.context.use_adapters(scales))
         files = [Adapter.from_text(text).path for text in texts]
-        self._adapters = [LoadedAdapter.from_file(path, model, experts_used) for path in files]
-        self._scales: Scales = ()
+        self._files = [AdapterFile.from_file(path, model, experts_used) for path in files]
+        self.context: Context  # of the model, once it is loaded
 
     @property
     def paths(self) -> list[Path]:
         """Their files."""
-        return [adapter.path for adapter in self._adapters]
+        return [file.path for file in self._files]
 
     @property
     def n_bytes(self) -> int:
         """Bytes of their matrices, all of which stay in memory."""
-        return sum(adapter.n_bytes for adapter in self._adapters)
+        return sum(file.n_bytes for file in self._files)
 
     @property
     def row_bytes(self) -> int:
         """Bytes that each row of a decode takes for what they compute, at most."""
-        return max((adapter.row_bytes for adapter in self._adapters), default=0)
+        return max((file.row_bytes for file in self._files), default=0)
 
     def memory_bytes(self, rows: int) -> int:
         """Bytes that they take in memory, with a decode of so many rows."""
         return self.n_bytes + rows * self.row_bytes
 
-    def use(self, context: Context, scales: Scales) -> None:
-        """Let a context compute with these scales from now on. EngineError unless there is one for each adapter."""
-        if scales and len(scales) != len(self._adapters):
-            raise EngineError(f"{len(scales)} scales came for {len(self._adapters)} adapters; update both devices")
-        if scales != self._scales:
-            context.use_adapters(scales)
-            self._scales = scales
-
     def n_of(self, weight: str) -> int:
         """Return how many of those in use change a weight."""
-        pairs = zip(self._adapters, self._scales, strict=False)
-        return sum(weight in adapter.weights for adapter, scale in pairs if scale)
+        pairs = zip(self._files, self.scales, strict=False)
+        return sum(weight in file.weights for file, scale in pairs if scale)

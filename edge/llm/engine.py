@@ -20,7 +20,7 @@ from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
 from edge.llama.predicting import HiddenListener, HiddenRows
 from edge.llama.thread_choice import ThreadChoice, worth_threads
-from edge.llm.adapters import AdaptersInUse, Scales, adapters_from, scales_of
+from edge.llm.adapters import LoadedAdapters, Scales
 from edge.llm.options import DEFAULTS, EngineOptions, budget_of, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
@@ -65,8 +65,6 @@ class ModelRunner(Closing):
         self.file = GgufFile.open(path)
         check_loadable(self.file)
         self._generates = generates(self.file)
-        # A rank has slices of adapters, and is told their scales.
-        self.adapters = () if embeddings else adapters_from(options.lora)
         self.shape = ModelShape.from_gguf(self.file)
         self.context, self.threads, kv = resolve(options, self.shape)
         self._choice: ThreadChoice | None = None  # where threads follow the load
@@ -75,8 +73,8 @@ class ModelRunner(Closing):
             self._choice = ThreadChoice(self.threads) if options.follows_load else None
         batch = min(options.rows, self.context)
         options.check_sequences(batch)
-        self._in_use = AdaptersInUse(options.lora, self.file, self.shape.n_experts_used)
-        self.n_adapters_of = self._in_use.n_of  # of those in use, how many change a weight
+        experts_used = self.shape.n_experts_used
+        self.adapters = LoadedAdapters(options.lora, self.file, experts_used, are_slices=embeddings)
         sizes = llama.ContextSizes(
             self.context,
             kv,
@@ -84,7 +82,7 @@ class ModelRunner(Closing):
             sequences=options.sequences,
             outputs=min(options.outputs or options.sequences, batch),
             flash_attention=options.flash_attention,
-            adapter_row_bytes=self._in_use.row_bytes,
+            adapter_row_bytes=self.adapters.row_bytes,
             contexts=options.groups if embeddings else 1,  # a model that is alone has no sums to wait for
             # Ranks have agreed on it (`shared_rollback`), whatever memory each has.
             rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.memory),
@@ -97,6 +95,7 @@ class ModelRunner(Closing):
             loaded = another_context(sharing._loaded, self.threads, hooks)
         self._loaded: ModelInMemory = loaded
         self.model, self._context = loaded.model, loaded.context
+        self.adapters.context = self._context
         self.hidden = HiddenRows(self._context)
         self.memory, self.gpu_layers = loaded.memory, loaded.gpu_layers
         self.paging, self.batch = loaded.weights, loaded.sizes.batch
@@ -106,7 +105,8 @@ class ModelRunner(Closing):
             keep_prefixes(self.states, self.file, options.prefixes, weights_bytes)
         self.rows = new_batch(self.batch)
         if self._choice is not None:
-            self._use(self._choice.begin())
+            self.threads = self._choice.begin()
+            self._context.use_threads(self.threads)
 
     def _load(
         self,
@@ -125,8 +125,8 @@ class ModelRunner(Closing):
                 self.path,
                 self.shape,
                 sizes,
-                adapters=self._in_use.paths,
-                adapter_bytes=self._in_use.memory_bytes(sizes.batch),
+                adapters=self.adapters.paths,
+                adapter_bytes=self.adapters.memory_bytes(sizes.batch),
                 threads=self.threads,
                 repack=options.repack,
                 on_gpu=options.gpu_layers,
@@ -138,9 +138,9 @@ class ModelRunner(Closing):
         return load_within(
             self.file,
             self.shape,
-            budget_of(options, options.memory, sizes, self.shape, self._in_use.n_bytes, embeddings=embeddings),
+            budget_of(options, options.memory, sizes, self.shape, self.adapters.n_bytes, embeddings=embeddings),
             sizes,
-            adapters=self._in_use.paths,
+            adapters=self.adapters.paths,
             choose_batch=options.batch is None,
             threads=self.threads,
             repack=options.repack is not False,
@@ -169,11 +169,6 @@ class ModelRunner(Closing):
         if paging is not None:
             paging.end()
 
-    def use_adapters(self, scales: Scales) -> None:
-        """Compute with each of the loaded adapters, times its scale, from the next decode on; (): without any.
-        EngineError unless there is a scale for each."""
-        self._in_use.use(self._context, scales)
-
     def logits(self, row: int) -> NDArray[np.float32]:
         """Logits [n_vocab] of batch row `row` of the last decode; a view that holds until the next one."""
         return self._context.logits(row)
@@ -182,11 +177,8 @@ class ModelRunner(Closing):
         """An answer is complete, whose tokens took so many seconds: the next one may have another number of threads,
         unless the options say one."""
         if self._choice is not None:
-            self._use(self._choice.answered(step_s))
-
-    def _use(self, threads: int) -> None:
-        self.threads = threads
-        self._context.use_threads(threads)
+            self.threads = self._choice.answered(step_s)
+            self._context.use_threads(self.threads)
 
     def stop(self) -> None:
         """Make a decode that runs in another thread, and later ones, raise Interrupted."""
@@ -271,8 +263,8 @@ class Engine(ModelRunner):
 
         outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array. They are
         views or copies that hold until the next decode. top: the caller needs only so many of the largest logits, and
-        as many of what the mask of each row with logits allows; here all are there at no cost. adapters: scales, as
-        `use_adapters` takes them; None: those that the options say.
+        as many of what the mask of each row with logits allows; here all are there at no cost. adapters: scales of
+        its adapters, (): without any; None: those that the options say.
         """
         n = len(tokens)
         rows = self.rows
@@ -313,7 +305,7 @@ class Engine(ModelRunner):
 
     def _step(self, n: int, adapters: Scales | None) -> None:
         rows = self.rows
-        self.use_adapters(scales_of(self.adapters, adapters))
+        self.adapters.choose(adapters)
         self.decode_rows(rows, n)
         if self.listener is not None:
             self.listener(rows.tokens[:n], rows.positions[:n], rows.sequences[:n], self.hidden.rows(n))

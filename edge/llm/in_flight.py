@@ -177,8 +177,8 @@ class InFlight:
         """The next window of a request, of at most so many rows; none, where nothing can be behind those in flight."""
         assert running.slot is not None
         behind = [token for rows in self.rows_of(running) for token in rows.tokens]
-        left = running.left - len(behind)
-        if behind and (left <= 0 or running.slot.is_full):
+        left, is_full = running.left - len(behind), len(running.slot.tokens) >= running.slot.engine.context
+        if behind and (left <= 0 or is_full):
             return Rows(running, [], 0)
         first, assumed = ([], behind[1:]) if behind else (running.tokens[-1:], [])
         tokens = [*drafter.draft(running, first, room(running, min(n_rows, left)), assumed)]

@@ -125,7 +125,7 @@ class Running:
     @property
     def fills_context(self) -> bool:
         """True if its next token has no room, however alone it is."""
-        return self.slot is not None and self.pending == 1 and self.slot.is_full
+        return self.slot is not None and self.pending == 1 and len(self.tokens) > self.slot.engine.context
 
     def shift(self) -> bool:
         """Drop half of its tokens that need not stay, from its slot, too. False where none may be dropped."""

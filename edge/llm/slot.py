@@ -52,11 +52,6 @@ class Slot:
         """Group of sequences of its engine that it is in."""
         return self.sequence % self.engine.contexts
 
-    @property
-    def is_full(self) -> bool:
-        """True if no further token fits."""
-        return len(self.tokens) >= self.engine.context
-
     # --- what it holds for a prompt ---
 
     def begin(self, history: Sequence[int], *, in_place: bool = False) -> None:

@@ -17,7 +17,7 @@ from edge.errors import EngineError, Interrupted
 from edge.llama import llama
 from edge.llama.predicting import HiddenListener
 from edge.llama.token_table import TokenTable
-from edge.llm.adapters import Adapter, Scales, scales_of
+from edge.llm.adapters import Adapter, Scales
 from edge.llm.engine import Outputs, check_room
 from edge.net.relink import LinkState, Relink
 from edge.parallel import steps
@@ -135,7 +135,7 @@ class DistributedEngine(Leader):
             self.rank_links.between_answers()
         if masks and len(masks) != n_outputs:
             raise EngineError(f"{len(masks)} masks were given for {n_outputs} rows that give logits")
-        self.use_adapters(scales_of(self.adapters, adapters))
+        self.adapters.choose(adapters)
         rows = self.shard.rows
         rows.positions[:n], rows.sequences[:n], rows.outputs[:n] = positions, sequences, outputs
         self._table.look_up(tokens, rows.embeddings[:n])

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError
-from edge.llm.adapters import Adapter, Scales
+from edge.llm.adapters import Adapter, EngineAdapters
 from edge.llm.engine import check_shift, has_windows
 from edge.parallel import steps
 from edge.parallel.follower import feed
@@ -61,8 +61,11 @@ class Leader:
         error's own words, such as that a device has died."""
         self.file = file
         self.shard, self.group, self.algorithm, self.wire = shard, group, algorithm, wire
-        self.heads, self._n_vocab = heads, n_vocab
-        self.adapters, self._scales = adapters, Scales()
+        self.heads = heads
+        # All ranks hear of other scales, in order with steps.
+        self.adapters = EngineAdapters(
+            adapters, lambda new: self.on_cache(Step(Op.ADAPT, numbers=(len(new), 0, 0, 0), scales=new))
+        )
         self.pending: deque[PendingStep] = deque()  # steps whose logits wait to be collected
         self.failed: Exception | None = None
         self.busy: set[int] = set()  # threads in a step, or what belongs to it
@@ -115,13 +118,6 @@ class Leader:
             shard.times.add(pending.time)
         self._done = time.perf_counter()
 
-    def use_adapters(self, scales: Scales) -> None:
-        """Compute with these scales of the adapters from the next step on, on all ranks, which hear of a change
-        alone."""
-        if scales != self._scales:
-            self.on_cache(Step(Op.ADAPT, numbers=(len(scales), 0, 0, 0), scales=scales))
-            self._scales = scales
-
     def collect(self) -> Floats:
         """As `Engine.collect`. The logits hold until the next call."""
         return self.guarded(self._collect)
@@ -139,7 +135,10 @@ class Leader:
     def _make_way(self, most_bytes: int = _ANSWERS_BYTES) -> None:
         """Take in the answers that are under way where they are large. The last stage could not send them off while
         we send a prompt, would not read it then, and each would wait for the other."""
-        if sum(step.answer_bytes(self._n_vocab, self.shard.engine.shape.n_embd) for step in self.pending) > most_bytes:
+        if (
+            sum(step.answer_bytes(self._logits.shape[1], self.shard.engine.shape.n_embd) for step in self.pending)
+            > most_bytes
+        ):
             for step in self.pending:
                 if step.logits is None:
                     step.logits = self._gathered(step).copy()
@@ -149,7 +148,7 @@ class Leader:
         if step.logits is not None:
             return step.logits
         if len(self._logits) < step.outputs:
-            self._logits = np.empty((step.outputs, self._n_vocab), np.float32)
+            self._logits = np.empty((step.outputs, self._logits.shape[1]), np.float32)
         logits = self._logits[: step.outputs]
         self.shard.begin()
         if step.query.top:

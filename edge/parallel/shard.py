@@ -215,7 +215,7 @@ class Shard:
         elif step.op is Op.CLEAR:
             self.engine.kv_clear()
         elif step.op is Op.ADAPT:
-            self.engine.use_adapters(step.scales)
+            self.engine.adapters.use(step.scales)
         return True
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ class Shard:
         if changed:
             hooks.append(Hook(lambda node: node.name == changed, self._take_input))
         if len(self.place.group) > 1:
-            hooks.append(Hook(_partial(rules, file, lambda weight: self.engine.n_adapters_of(weight)), self._sum))
+            hooks.append(Hook(_partial(rules, file, lambda weight: self.engine.adapters.n_of(weight)), self._sum))
         if not self.place.last:
             blocks = file.metadata.get(f"{file.architecture}.block_count")
             end = rules.end_node.format(int(blocks) - 1 if isinstance(blocks, int) else 0)

@@ -24,7 +24,6 @@ from edge.errors import EngineError, NotEnoughMemory
 from edge.llama.hooks import Hook
 from edge.llama.llama import Batch, Context, ContextSizes, Model
 from edge.llama.predicting import HiddenRows
-from edge.llm.adapters import Scales
 from edge.llm.engine import Accounted, ModelRunner
 from edge.llm.options import EngineOptions
 from edge.paging.mapped import ModelInMemory
@@ -145,9 +144,6 @@ class SleepingEngine(ModelRunner):
         self._times, self.sleeper, self._most_bytes = times, sleeper or Sleeper(), options.memory
         super().__init__(path, replace(options, memory=None, prefixes=None, lora=()), hooks, embeddings=True)
         self.hidden = _NoHidden(self._context, self.shape.n_embd)
-
-    def use_adapters(self, scales: Scales) -> None:
-        """Nothing is computed here."""
 
     def follow_snapshots(self) -> None:
         """Note the snapshots that a thin owner has its ranks make of recurrent layers, of which there is no state."""

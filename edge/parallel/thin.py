@@ -19,7 +19,6 @@ from devices.probe import available_memory, own_rss
 from edge.errors import EngineError, Interrupted, NotEnoughMemory
 from edge.llama.hooks import Hook
 from edge.llama.llama import Batch, Context, ContextSizes, Model
-from edge.llm.adapters import Scales
 from edge.llm.engine import Accounted, ModelRunner, has_windows
 from edge.llm.options import EngineOptions
 from edge.llm.snapshots import Snapshots
@@ -81,6 +80,9 @@ class PositionsContext(Context):
         self._stopped = False
 
     def use_threads(self, threads: int) -> None:
+        """None computes."""
+
+    def use_adapters(self, scales: Sequence[float]) -> None:
         """None computes."""
 
     def wait(self) -> None:
@@ -167,9 +169,6 @@ class ThinEngine(ModelRunner):
             )
         context = PositionsContext(self._vocabulary, sizes.context, can_shift=self._others_shift())
         return ModelInMemory(self._vocabulary, context, sizes, None, need, ExitStack(), None)
-
-    def use_adapters(self, scales: Scales) -> None:
-        """Nothing is computed here."""
 
     def _others_shift(self) -> bool:
         """Return whether the caches of slices can shift positions, as far as the header says."""

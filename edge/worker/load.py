@@ -11,7 +11,7 @@ from devices.sleeping import sleep_profile
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
-from edge.llm.adapters import AdaptersInUse
+from edge.llm.adapters import LoadedAdapters
 from edge.llm.engine import Engine, ModelRunner
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.prefixes import seal
@@ -144,7 +144,7 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
             contexts=options.groups if stages else 1,
             rollback=options.rollback,
         )
-        adapters = AdaptersInUse(options.lora, file, shape.n_experts_used)
+        adapters = LoadedAdapters(options.lora, file, shape.n_experts_used, are_slices=True)
         need = memory.need(request.path, sizes).with_adapters(adapters.memory_bytes(sizes.batch))
         _check_limit(need, limit)
     else:  # the engine accounts for itself, and pages what does not fit
