@@ -68,7 +68,7 @@ async def _begun(api: Api[R], models: ServedModels, request: R, namespace: str) 
     parsed = api.parse(request, template)
     scales = request_scales(request, models)
     generations = [replace(generation, namespace=namespace, adapters=scales) for generation in parsed.generations]
-    return _Accepted(model.name, parsed, await begin(model, generations))
+    return _Accepted(request.model or model.name, parsed, await begin(model, generations))
 
 
 async def _known(beginning: asyncio.Future[_Accepted], limit_s: float | None) -> None:
