@@ -200,8 +200,8 @@ def engine_config(
     draft: where no --draft is given. follows_load: on this device alone, use as many threads as other programs leave
     free. UsageError for options that do not go together.
     """
+    from edge.adapters.adapter import checked_for
     from edge.api.config import EngineConfig
-    from edge.llm.adapters import checked_for
 
     if args.save_plan is not None:
         check_output(args.save_plan, [path], force=True)

@@ -169,6 +169,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--insecure": {"action": "store_true", "help": "allow workers that run with --insecure"},
     "--json": {"action": "store_true", "help": "print one JSON object"},
     "--kv-type": {"choices": KV_TYPES, "help": "type of the KV cache (default: f16)"},
+    "--lora": {"action": "append", "metavar": "FILE[:SCALE]", "help": "LoRA adapter, times SCALE (1); repeatable"},
     "--memory": {"type": byte_size, "metavar": "SIZE"},
     "--plan": {"type": Path, "metavar": "FILE", "help": "run as a saved plan says, instead of --workers"},
     "--png": {"type": Path, "metavar": "FILE", "help": "draw size against divergence"},
@@ -254,12 +255,6 @@ def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
     for name in names:
         if (value := getattr(args, name, None)) is not None and value is not False:
             raise UsageError(f"--{name.replace('_', '-')} {why}")
-
-
-def add_lora_argument(parser: argparse._ActionsContainer) -> None:
-    """Add the option for LoRA adapters."""
-    words = "LoRA adapter of the model, GGUF, times SCALE (default: 1); repeatable"
-    option(parser, "--lora FILE[:SCALE]", words, action="append")
 
 
 def add_draft_arguments(parser: argparse._ActionsContainer, default: str) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Section, bench, parser_of, table
-from edge.llm.adapters import Scales
+from edge.adapters.adapter import Scales
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions

@@ -21,7 +21,6 @@ from apps.options import (
     add,
     add_draft_arguments,
     add_engine_arguments,
-    add_lora_argument,
     apply_reproducible,
     argument,
     check_draft_worker,
@@ -66,9 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--system TEXT", "system message")
     option(parser, "--file FILE", "text before the question; repeatable", Path, action="append", default=[])
     option(parser, "--resume NAME", "go on with the conversation of this name, and keep it; a new one begins")
-    add(parser, "--prefix-cache")
+    add(parser, "--prefix-cache", "--lora")
     add_draft_arguments(parser, "auto")
-    add_lora_argument(parser)
     words = "tokens that the model thinks before an answer: off, auto (as its template has it) or N (default: auto)"
     option(parser, "--think HOW", words, argument(parse_think))
     option(parser, "--max-tokens N", "end the answer after N tokens", positive_int)

@@ -15,7 +15,6 @@ from apps.options import (
     add,
     add_draft_arguments,
     add_engine_arguments,
-    add_lora_argument,
     apply_reproducible,
     argument,
     check_draft_worker,
@@ -74,9 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--target-ttft MS", words, target)
     words = f"that may wait beside them; more are refused, and asked to come later (default: {QUEUE})"
     option(group, "--queue N", words, queue, default=QUEUE)
-    add(group, "--prefix-cache")
+    add(group, "--prefix-cache", "--lora")
     add_draft_arguments(group, "auto")
-    add_lora_argument(group)
     words = "tokens that models think before an answer, where a request does not say: off, auto or N (default: auto)"
     option(group, "--think HOW", words, argument(parse_think))
     add(group, "--reproducible")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from edge.adapters.adapter import Adapter
 from edge.cluster.client import Remote
-from edge.llm.adapters import Adapter
 from edge.slices.local import OwnSlices
 from partition.plan.plan import Slice
 from partition.slices.adapter_slice import adapter_recipe

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from devices.probe import default_threads
+from edge.adapters.adapter import adapters_from
 from edge.cluster.adapter_slices import AdapterSlices
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room, groups_of, shared_rollback
@@ -17,7 +18,6 @@ from edge.cluster.rank_group import DEADLINES, RankGroup
 from edge.cluster.session import EngineSession
 from edge.errors import EdgeError, EngineError, SliceError, WorkerError
 from edge.llama import llama
-from edge.llm.adapters import adapters_from
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import name_histories, rank_key, seal
 from edge.llm.states import held_bytes

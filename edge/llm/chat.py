@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 
 from devices.files import write_whole
 from devices.paths import state_folder
+from edge.adapters.adapter import scales_by_name
 from edge.errors import ChatFileError, EngineError
-from edge.llm.adapters import scales_by_name
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.model import Model

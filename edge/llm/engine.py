@@ -12,6 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.adapters.adapter import Scales
+from edge.adapters.loaded import LoadedAdapters
 from edge.closing import Closing
 from edge.constraints.constraint import Mask
 from edge.errors import ContextFull, EngineError
@@ -20,7 +22,6 @@ from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
 from edge.llama.predicting import HiddenListener, HiddenRows
 from edge.llama.thread_choice import ThreadChoice, worth_threads
-from edge.llm.adapters import LoadedAdapters, Scales
 from edge.llm.options import DEFAULTS, EngineOptions, budget_of, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from edge.adapters.adapter import Scales
 from edge.bounds.repetition import Repetition
 from edge.errors import EngineError
-from edge.llm.adapters import Scales
 from edge.llm.requests import PrefillProgress, Request, Running
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import USED_MEANWHILE, Scheduler

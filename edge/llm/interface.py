@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.adapters.adapter import Adapter, Scales
 from edge.constraints.constraint import Mask
 from edge.llama.llama import Model
 from edge.llama.predicting import HiddenListener
-from edge.llm.adapters import Adapter, Scales
 from edge.llm.engine import Outputs
 from edge.llm.states import CacheUse
 from edge.paging.gpu_layers import GpuLayers

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from edge.adapters.adapter import Scales, scales_by_name
 from edge.closing import Closing
-from edge.llm.adapters import Scales, scales_by_name
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.requests import Event, Request

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.adapters.adapter import Adapter, Scales, namespace_with, scales_of
 from edge.errors import ContextFull, SamplingError
-from edge.llm.adapters import Adapter, Scales, namespace_with, scales_of
 from edge.llm.continuation import Continuation
 from edge.llm.interface import RemotePrompt, TextEngine
 from edge.llm.sampler import SamplingParams

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.adapters.adapter import Scales
 from edge.errors import ContextFull, EdgeError
-from edge.llm.adapters import Scales
 from edge.llm.engine import Outputs
 from edge.llm.interface import TextEngine
 from edge.llm.snapshots import NoPlan, SnapshotPlan

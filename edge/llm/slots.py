@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from edge.adapters.adapter import Scales
 from edge.errors import EdgeError, Interrupted
-from edge.llm.adapters import Scales
 from edge.llm.interface import TextEngine
 from edge.llm.requests import Running
 from edge.llm.slot import Former, Slot, common_prefix

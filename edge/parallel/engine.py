@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.adapters.adapter import Adapter, Scales
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError, Interrupted
 from edge.llama import llama
 from edge.llama.predicting import HiddenListener
 from edge.llama.token_table import TokenTable
-from edge.llm.adapters import Adapter, Scales
 from edge.llm.engine import Outputs, check_room
 from edge.net.relink import LinkState, Relink
 from edge.parallel import steps

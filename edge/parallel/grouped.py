@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.adapters.adapter import Scales
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError, Interrupted
 from edge.llama.predicting import HiddenListener
-from edge.llm.adapters import Scales
 from edge.llm.engine import Outputs
 from edge.llm.states import CacheUse
 from edge.parallel.engine import DistributedEngine, Floats

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.adapters.adapter import Adapter
+from edge.adapters.loaded import EngineAdapters
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError
-from edge.llm.adapters import Adapter, EngineAdapters
 from edge.llm.engine import check_shift, has_windows
 from edge.parallel import steps
 from edge.parallel.follower import feed

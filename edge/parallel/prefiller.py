@@ -18,9 +18,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 
+from edge.adapters.adapter import Scales
 from edge.closing import Closing
 from edge.errors import EngineError
-from edge.llm.adapters import Scales
 from edge.llm.interface import TextEngine
 from edge.llm.slot import Slot, common_prefix
 from edge.llm.slots import Slots

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from edge.llm.adapters import adapters_from
+from edge.adapters.adapter import adapters_from
 
 
 class ServedAdapters:

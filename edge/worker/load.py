@@ -8,10 +8,10 @@ from pathlib import Path
 
 from devices.machine_disk import disk_read_rate
 from devices.sleeping import sleep_profile
+from edge.adapters.loaded import LoadedAdapters
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
-from edge.llm.adapters import LoadedAdapters
 from edge.llm.engine import Engine, ModelRunner
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.prefixes import seal

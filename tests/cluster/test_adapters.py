@@ -48,7 +48,7 @@ def engine_of(model: Path, how: dict[str, Any] | None, folder: Path, options: En
 
 
 def logits(engine: TextEngine, scales: tuple[float, ...] | None = None) -> Any:
-    """Of all tokens, with these adapters."""
+    """Return those of all tokens, with these adapters."""
     engine.kv_clear()
     return engine.decode(TOKENS, 0, outputs="all", adapters=scales).copy()
 

@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 import edge
+from edge.adapters.adapter import Scales
 from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError
-from edge.llm.adapters import Scales
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router

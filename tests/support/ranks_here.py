@@ -7,9 +7,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from edge.adapters.adapter import adapters_from
 from edge.cluster.adapter_slices import AdapterSlices
 from edge.llama import llama
-from edge.llm.adapters import adapters_from
 from edge.llm.options import EngineOptions
 from edge.llm.prefixes import name_histories, rank_key, seal
 from edge.parallel.engine import DistributedEngine

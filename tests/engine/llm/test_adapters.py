@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge.adapters.adapter import Adapter, Scales, adapters_from
 from edge.errors import EngineError, NotEnoughMemory
-from edge.llm.adapters import Adapter, Scales, adapters_from
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.model import Model

@@ -116,7 +116,7 @@ def test_experts_have_as_many_matrices_as_the_weight(experts: Path, tmp_path: Pa
 
 
 def test_damaged_headers_never_end_the_process(model: Path, tmp_path: Path) -> None:
-    """What the check lets pass, llama.cpp loads, or says why not: in a process of its own, which must not die."""
+    """Files that the check lets pass are loaded by llama.cpp, or refused: a process of its own must not die."""
     whole_file = write_adapter(tmp_path / "adapter.gguf", model, rank=2).read_bytes()
     n_header = GgufFile.open(tmp_path / "adapter.gguf").header_bytes(tmp_path / "adapter.gguf")
     noise, path, passed = random.Random(3), tmp_path / "damaged.gguf", []
@@ -145,7 +145,7 @@ def load_all(model: Path, files: list[bytes], path: Path) -> None:
 
 
 def ends_well(work: Callable[[], None]) -> bool:
-    """Whether a child process does this and ends by itself."""
+    """Return whether a child process does this and ends by itself."""
     child = os.fork()
     if not child:
         code = 1
