@@ -211,6 +211,9 @@ class _Node:
     def __init__(self, shape: tuple[int, int], name: str = "", weight: str = "") -> None:
         self.shape, self.name, self.weight = shape, name, weight
 
+    def adapted_weight(self) -> None:
+        """None: no adapter is computed."""
+
     def view(self) -> Floats:
         """Its values."""
         return np.zeros(self.shape, np.float32)
