@@ -22,6 +22,7 @@ from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
 from edge.parallel import moving
 from edge.parallel.mirror import Mirror
+from edge.parallel.prefiller import PrefillPlacement
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.speculation import Speculation
 from quant.gguf.file import GgufFile
@@ -259,3 +260,14 @@ def test_names_and_scales_of_files(tmp_path: Path) -> None:
         EngineOptions(lora="x.gguf")
     with pytest.raises(EngineError, match="65 adapters in lora; 64 are the most"):
         EngineOptions(lora=["x"] * 65)
+
+
+def test_a_placement_of_prompts_has_them(model: Path, options: EngineOptions, alone: dict[Scales, list[int]]) -> None:
+    """It computes a prompt with the adapters of its request."""
+    with Engine(model, options) as engine, Engine(model, options) as other:
+        with PrefillPlacement(other, 2) as placement:
+            engine.states.prefiller = placement
+            scheduler = Scheduler(engine, keep=True)
+            assert scheduler.run([request(scales) for scales in SETS]) == [alone[scales] for scales in SETS]
+            assert placement.failed is None
+        assert other.adapters.scales in SETS[1:]
