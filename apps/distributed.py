@@ -200,6 +200,7 @@ def engine_config(
     draft: where no --draft is given. follows_load: on this device alone, use as many threads as other programs leave
     free. UsageError for options that do not go together.
     """
+    from edge.adapters.adapter import checked_for
     from edge.api.config import EngineConfig
 
     if args.save_plan is not None:
@@ -212,10 +213,11 @@ def engine_config(
             several |= {"plan": devices.plan.to_json(), "plan_name": str(args.plan)}
         if args.save_plan is not None:
             several["save_plan"] = str(args.save_plan)
+    lora = {"lora": checked_for(path, args.lora)} if getattr(args, "lora", None) else {}
     follows = {"sequences": sequences, "follows_load": follows_load and devices is None}
     return EngineConfig(
         str(path.absolute()),
-        {**engine_values(args), **follows, **given_options(args, ("groups",))},
+        {**engine_values(args), **follows, **given_options(args, ("groups",)), **lora},
         getattr(args, "prefix_cache", 0),
         draft=getattr(args, "draft", None) or draft,
         draft_worker=getattr(args, "draft_worker", None),

@@ -224,7 +224,7 @@ class LinkState(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., kind: _Optional[str] = ..., tcp_round_trip_s: _Optional[float] = ..., grpc_round_trip_s: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("slice", "path", "memory_limit_bytes", "stages", "options", "stage", "prefix_key", "prefix_folder", "prefix_bytes")
+    __slots__ = ("slice", "path", "memory_limit_bytes", "stages", "options", "stage", "prefix_key", "prefix_folder", "prefix_bytes", "adapters", "adapter_paths")
     SLICE_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +234,8 @@ class Load(_message.Message):
     PREFIX_KEY_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FOLDER_FIELD_NUMBER: _ClassVar[int]
     PREFIX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_PATHS_FIELD_NUMBER: _ClassVar[int]
     slice: str
     path: str
     memory_limit_bytes: int
@@ -243,7 +245,9 @@ class Load(_message.Message):
     prefix_key: bytes
     prefix_folder: str
     prefix_bytes: int
-    def __init__(self, slice: _Optional[str] = ..., path: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[EngineOptions, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., prefix_key: _Optional[bytes] = ..., prefix_folder: _Optional[str] = ..., prefix_bytes: _Optional[int] = ...) -> None: ...
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    adapter_paths: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, slice: _Optional[str] = ..., path: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[EngineOptions, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., prefix_key: _Optional[bytes] = ..., prefix_folder: _Optional[str] = ..., prefix_bytes: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ..., adapter_paths: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EngineOptions(_message.Message):
     __slots__ = ("context", "batch", "sequences", "outputs", "threads", "follows_load", "gpu_layers", "repack", "flash_attention", "kv_type", "memory", "reserved", "window", "io_threads", "io_chunk", "verify", "groups", "rollback")

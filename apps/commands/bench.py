@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--repeats N", "after one warm-up (default: 5)", positive_int, default=5)
     option(parser, "--requests N", "measure also with N in flight (default: 1)", positive_int, default=1)
     add_draft_arguments(parser, "off")
+    add(parser, "--lora")
     add(parser, "--json")
     add_engine_arguments(parser)
     distributed.add_arguments(parser)

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--system TEXT", "system message")
     option(parser, "--file FILE", "text before the question; repeatable", Path, action="append", default=[])
     option(parser, "--resume NAME", "go on with the conversation of this name, and keep it; a new one begins")
-    add(parser, "--prefix-cache")
+    add(parser, "--prefix-cache", "--lora")
     add_draft_arguments(parser, "auto")
     words = "tokens that the model thinks before an answer: off, auto (as its template has it) or N (default: auto)"
     option(parser, "--think HOW", words, argument(parse_think))
@@ -157,9 +157,9 @@ _SAMPLING = (
     "allow_repetition",
 )  # fmt: skip
 _OF_THIS_PROCESS = (
-    "resume", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full", "grammar", "context", "threads",
-    "affinity", "batch", "gpu_layers", "memory", "window", "workers", "plan", "shares", "parallel", "insecure", "spare",
-    "reproducible",
+    "resume", "lora", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full", "grammar", "context",
+    "threads", "affinity", "batch", "gpu_layers", "memory", "window", "workers", "plan", "shares", "parallel",
+    "insecure", "spare", "reproducible",
 )  # fmt: skip
 
 

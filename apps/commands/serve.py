@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--target-ttft MS", words, target)
     words = f"that may wait beside them; more are refused, and asked to come later (default: {QUEUE})"
     option(group, "--queue N", words, queue, default=QUEUE)
-    add(group, "--prefix-cache")
+    add(group, "--prefix-cache", "--lora")
     add_draft_arguments(group, "auto")
     words = "tokens that models think before an answer, where a request does not say: off, auto or N (default: auto)"
     option(group, "--think HOW", words, argument(parse_think))
@@ -111,9 +111,12 @@ def run(args: argparse.Namespace) -> int:
         _check_front(args.front)
     if args.draft and args.draft not in DRAFTS:
         args.draft = str(model_path(args.draft).absolute())  # the engine process makes what has to be made
+    models = _models(args.models, devices is None)
+    if len(models) > 1:
+        refuse(args, ("lora",), f"is of one model, and there are {len(models)}; name one")
     configs = {
         name: replace(distributed.engine_config(args, path, devices, args.requests, draft=DRAFTS[0]), **targets)
-        for name, path in _models(args.models, devices is None).items()
+        for name, path in models.items()
     }
     if devices is not None and len(configs) > 1:
         raise UsageError(f"several devices serve one model, {len(configs)} were given")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +20,7 @@ from apps.show.table import print_columns
 from edge.ending import signals_are_for_the_program
 from edge.errors import EdgeError, EngineError, Interrupted, WorkerError
 from edge.llama.interrupt import interrupt_stops
+from edge.llm.chat import Chat
 from edge.llm.generate import Response
 from edge.llm.sampler import MAX_SEED, SamplingParams
 from edge.paging.describe import paging_rows
@@ -65,6 +68,10 @@ class _Talk:
             "/system": ("TEXT: set the system message; -: remove it; nothing: show it", self._system),
             "/save": ("FILE: save the conversation", self._save),
             "/load": ("FILE: continue a saved one", self._load),
+            "/lora": (
+                "NAME SCALE: use an adapter so from the next answer on; nothing: show all",
+                partial(_use_adapter, self._chat),
+            ),
             "/stats": ("figures of the last answer", self._stats),
             "/exit": ("leave", self._exit),
         }
@@ -280,3 +287,14 @@ class _Talk:
 
     def _exit(self, _: str) -> None:
         self._leaving = True
+
+
+def _use_adapter(chat: Chat, text: str) -> None:
+    """NAME SCALE changes an adapter's scale from the next answer on. All of them are shown, or how to say it."""
+    name, _, scale = text.rpartition(" ")
+    notes = []
+    if name in chat.adapters and re.fullmatch(r"-?\d{1,5}(\.\d*)?", scale):
+        chat.adapters[name] = float(scale)
+    elif text:
+        notes = ["/lora NAME SCALE, such as 0.5, for one of these"]
+    print_columns(("adapter", "scale"), [(name, f"{scale:g}") for name, scale in chat.adapters.items()], notes=notes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any
 
 from devices.probe import default_threads
+from edge.adapters.adapter import adapters_from
+from edge.cluster.adapter_slices import AdapterSlices
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room, groups_of, shared_rollback
 from edge.cluster.rank_group import DEADLINES, RankGroup
@@ -155,9 +157,11 @@ class Deployment(RankGroup):
             )
         options = replace(options, groups=groups, sequences=-(-sequences // groups))
         options = replace(options, context=resolve(options, shape)[0], batch=options.rows)  # the same for all ranks
-        cuts = enumerate(map(plan.slice, range(plan.world_size)))
-        recipes = {rank: rank_recipe(file, digest, cut) for rank, cut in cuts if cut.layers}
-        check_room(self._fleet, [(plan, recipes)], shape, options)
+        cuts = {rank: cut for rank in range(plan.world_size) if (cut := plan.slice(rank)).layers}
+        recipes = {rank: rank_recipe(file, digest, cut) for rank, cut in cuts.items()}
+        adapters = adapters_from(options.lora)
+        self._adapters = AdapterSlices(adapters, file, cuts, self._slices)
+        check_room(self._fleet, [(plan, recipes)], shape, options, self._adapters.n_bytes)
         # Ranks have to agree on it, whatever memory each has.
         options = replace(options, rollback=shared_rollback(self._fleet, plan, recipes, file, shape, options))
         total = AggregateProgress(progress, 3 * sum(recipe.n_bytes for recipe in recipes.values()), self._closing.check)
@@ -167,12 +171,12 @@ class Deployment(RankGroup):
             own = pool.submit(self._load_here, recipes.get(0), options, total)
             ranks = range(1, plan.world_size)
             opening = [pool.submit(self._open, rank, recipes[rank], total) for rank in ranks]
-            digests = results(opening, also_watched=(own,))
+            named = results(opening, also_watched=(own,))
             threads = plan.shard(0).threads or options.threads or default_threads()
             group, relink, links = self._join(1 if plan.thin_owner else threads)
             loading = [
-                pool.submit(self._load, rank, digest, recipes[rank], options, total)
-                for rank, digest in zip(ranks, digests, strict=True)
+                pool.submit(self._load, rank, digests, recipes[rank], options, total)
+                for rank, digests in zip(ranks, named, strict=True)
             ]
             results(loading, also_watched=(own,))
             model, shards = own.result()
@@ -185,7 +189,7 @@ class Deployment(RankGroup):
         engines = [
             DistributedEngine(
                 file, model, plan, shard, lane, exchange.algorithm, WIRES[exchange.wire], options.outputs,
-                self._explained, relink if groups == 1 else None, states,
+                self._explained, relink if groups == 1 else None, states, adapters,
             )
             for shard, lane in zip(shards, group.lanes(groups) if groups > 1 else [group], strict=True)
         ]  # fmt: skip
@@ -205,6 +209,7 @@ class Deployment(RankGroup):
         here = place(0, self.plan.widths)
         if not here.last:
             own = replace(own, outputs=own.rows)
+        own = replace(own, lora=self._adapters.use(0, self._closing.enter))
         if recipe is None:
             shard = Shard(self._file.path, own, here, vocabulary=model)
             self._closing.then(shard.close)
@@ -236,17 +241,21 @@ class Deployment(RankGroup):
         with total.part(recipe.n_bytes) as read:
             return self._slices.digest(recipe, self._file.path, read)
 
-    def _open(self, rank: int, recipe: Recipe, total: AggregateProgress) -> str:
-        """A rank's slice on its worker, and its engine process: the slice's digest."""
+    def _open(self, rank: int, recipe: Recipe, total: AggregateProgress) -> list[str]:
+        """A rank's slice on its worker, with those of adapters, and its engine process: the digests of the slices."""
         part = self.plan.shard(rank)
         worker = self._fleet.workers[part.device]
         digest = self._digest(recipe, total)
         with self._named(rank), total.part(recipe.n_bytes) as sent:
             worker.send_slice(recipe, self._file.path, digest, sent)
+            adapters = self._adapters.send(rank, worker)
             self._open_session(rank, part.device, part.affinity)
-        return digest
+        return [digest, *adapters]
 
-    def _load(self, rank: int, digest: str, recipe: Recipe, options: EngineOptions, total: AggregateProgress) -> None:
+    def _load(
+        self, rank: int, digests: Sequence[str], recipe: Recipe, options: EngineOptions, total: AggregateProgress
+    ) -> None:
+        digest, *adapters = digests
         part = self.plan.shard(rank)
         values: dict[str, Any] = {name: getattr(DEFAULTS, name) for name in _OF_A_DEVICE}
         ranks = [device(other) for other in self.plan.devices].count(device(part.device))
@@ -259,7 +268,7 @@ class Deployment(RankGroup):
         values |= _own(part)
         key = rank_key(self._prefix_key, digest) if self._prefix_key else b""
         message = options_message(replace(options, **values))
-        command = pb.Load(slice=digest, options=message, stages=self.plan.widths, prefix_key=key)
+        command = pb.Load(slice=digest, options=message, stages=self.plan.widths, prefix_key=key, adapters=adapters)
         with self._named(rank), total.part(recipe.n_bytes) as shown:
             loaded = self._by_rank[rank].ask(
                 pb.Command(load=command),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from devices.probe import available_memory, own_rss
 from edge.cluster.fleet import Fleet, device
@@ -22,10 +22,15 @@ LEAST_PROCESS_BYTES = 64 << 20  # Python, numpy and llama.cpp take more before a
 
 
 def check_room(
-    fleet: Fleet, placements: Iterable[tuple[Plan, Mapping[int, Recipe]]], shape: ModelShape, options: EngineOptions
+    fleet: Fleet,
+    placements: Iterable[tuple[Plan, Mapping[int, Recipe]]],
+    shape: ModelShape,
+    options: EngineOptions,
+    adapter_bytes: Callable[[int], int] = lambda rank: 0,
 ) -> None:
     """NotEnoughMemory names every device without room for the weights and KV cache of its ranks: need and have.
     placements: that are to run beside each other, each with the slices of its ranks, by rank; a thin owner has none.
+    adapter_bytes: of a rank's adapters, which stay in memory.
 
     Compute buffers come on top; what they take is known when a rank loads, and checked again then. A rank with a budget
     pages the weights that do not fit, so its process is counted in their place.
@@ -36,6 +41,7 @@ def check_room(
             paged = _pages(fleet, plan, rank, options)
             weights = recipes[rank].n_bytes if rank in recipes else 0
             parts = {"runtime": LEAST_PROCESS_BYTES} if paged else {"weights": weights}
+            parts |= {"adapters": n_bytes} if (n_bytes := adapter_bytes(rank)) else {}
             needs.append((address, {**parts, "KV cache": kv_bytes(plan, rank, shape, options)}))
     check_memory(
         fleet,

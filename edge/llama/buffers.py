@@ -159,6 +159,7 @@ class CallerBuffer:
     def __init__(self) -> None:
         """Raise EngineError if this build of ggml lays its buffers out differently."""
         self.weights: dict[str, Weight] = {}
+        self.is_ordinary = False  # what comes from now on is no weight of the model, and has memory
         self._spaces: list[AddressSpace] = []
         self._callbacks = (_Alloc(self._allocate), _InitTensor(self._note), _SetTensor(lambda *_: None))
         allocate, self._init, self._set = (C.cast(callback, _P).value for callback in self._callbacks)
@@ -179,6 +180,8 @@ class CallerBuffer:
             space.close()
 
     def _allocate(self, _: int, n_bytes: int) -> int | None:
+        if self.is_ordinary:
+            return _alloc_buffer(_cpu_type(), n_bytes)  # type: ignore[no-any-return]
         try:
             space = AddressSpace(n_bytes)
         except (OSError, ValueError):

@@ -162,6 +162,17 @@ class Node:
         name = bytes(_get_name(source)).decode(errors="replace") if source else ""
         return name.split("#")[1] if name.count("#") == 2 else name
 
+    def adapted_weight(self) -> tuple[str, int] | None:
+        """The weight whose product, with what an adapter makes of its input, is summed here, and how many adapters were
+        added by now; None for any other node."""
+        product, added = (_Tensor.from_address(self.address).src[i] for i in (0, 1))
+        scaled = _Tensor.from_address(added).src[0] if product and added and self.op == "ADD" else None
+        matrix = Node(scaled).weight if scaled else ""
+        if not matrix.endswith(".lora_b"):
+            return None
+        _, before = Node(product).adapted_weight() or ("", 0)
+        return matrix.removesuffix(".lora_b"), before + 1
+
     @property
     def op(self) -> str:
         """Name of the node's operation in ggml: "MUL_MAT"."""

@@ -1,9 +1,9 @@
 """Hooks: look at, and write into, chosen nodes while llama.cpp computes a graph.
 
 llama.cpp asks about every node of every graph (about 700 a token for a 1B model). The order of nodes depends only on
-how many rows a batch has and how many of them give logits, so the first graph of a kind is learned by name and later
-ones are a counter and a list look-up. A shift of positions is a graph of its own, which comes before the next one: then
-all nodes are known by name again.
+how many rows a batch has, how many of them give logits, and which adapters are in use, so the first graph of a kind is
+learned by name and later ones are a counter and a list look-up. A shift of positions is a graph of its own, which comes
+before the next one: then all nodes are known by name again.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Hook:
 
 
 _Hooks = tuple[Hook, ...]
+_Key = tuple[int, int, tuple[int, ...]]  # kind of graph: rows, outputs, adapters
 _Readies = tuple[Callable[[], bool], ...]
 
 
@@ -40,10 +41,10 @@ class NodeHooks:
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = tuple(hooks)
-        self._cache: dict[tuple[int, int], tuple[list[_Hooks], list[_Readies]]] = {}
+        self._cache: dict[_Key, tuple[list[_Hooks], list[_Readies]]] = {}
         self._plan: list[_Hooks] = []  # by node index: the hooks that want it
         self._next: list[_Readies] = []  # by node index: what the node behind it may have to wait for
-        self._key: tuple[int, int] | None = None  # of the graph that comes; None: it is not to be remembered
+        self._key: _Key | None = None  # of the graph that comes; None: it is not to be remembered
         self._learning = True
         self._index = 0
         self._current: _Hooks = ()
@@ -53,7 +54,7 @@ class NodeHooks:
     def decode(self, context: Context, rows: Batch, n: int, outputs: int) -> None:
         """Decode the first `n` rows, of which `outputs` give logits. Errors of `Context.decode`, of hooks and of
         `end`."""
-        self.begin(n, outputs, shifted=context.shift_pending)
+        self.begin(n, outputs, context.active_adapters, shifted=context.shift_pending)
         completed = False
         try:
             context.decode(rows, n)
@@ -61,10 +62,10 @@ class NodeHooks:
         finally:
             self.end(completed)
 
-    def begin(self, rows: int, outputs: int, *, shifted: bool = False) -> None:
-        """A graph for `rows` rows, of which `outputs` give logits, comes next. shifted: one that shifts positions may
-        come before it."""
-        self._key = None if shifted else (rows, outputs)
+    def begin(self, rows: int, outputs: int, adapters: tuple[int, ...] = (), *, shifted: bool = False) -> None:
+        """A graph for `rows` rows, of which `outputs` give logits, comes next. adapters: those in use. shifted: one
+        that shifts positions may come before it."""
+        self._key = None if shifted else (rows, outputs, adapters)
         cached = self._cache.get(self._key) if self._key else None
         self._learning = cached is None
         self._plan, self._next = cached if cached is not None else ([], [])
@@ -86,7 +87,7 @@ class NodeHooks:
             del self._cache[self._key]
             raise EngineError(
                 f"a graph of {self._index} nodes came where one of {len(self._plan)} was remembered for"
-                f" (rows, outputs) = {self._key}; its hooks may have run at the wrong nodes"
+                f" (rows, outputs, adapters) = {self._key}; its hooks may have run at the wrong nodes"
             )
 
     def callback(self, address: int, ask: bool, _: Any) -> bool:

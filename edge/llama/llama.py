@@ -10,7 +10,7 @@ import collections
 import ctypes as C
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -135,6 +135,7 @@ class Model:
         self.path = os.path.abspath(path)
         self.at_close = ExitStack()  # what is made of this model, and ends with it
         self.own_memory = own  # llama.cpp points into it
+        self.adapters: list[Any] = []  # in the order they were loaded
 
         @L.llama_progress_callback  # type: ignore[untyped-decorator]
         def on_progress(fraction: float, _: Any) -> bool:
@@ -178,6 +179,18 @@ class Model:
         if self._handle:
             L.llama_model_free(self._handle)
             self._handle = None
+
+    def load_adapter(self, path: str | os.PathLike[str]) -> None:
+        """Load a LoRA adapter, which is freed with the model. Contexts that are made later have room for it in their
+        graphs. The file must have been checked for this model. EngineError if llama.cpp refuses it."""
+        if self.own_memory is not None:
+            self.own_memory.is_ordinary = True  # all weights have their addresses by now
+        _complaints.clear()
+        with deferred_interrupts():
+            adapter = L.llama_adapter_lora_init(self._handle, os.fsencode(path))
+        if not adapter:
+            raise EngineError(f"{os.fspath(path)}: llama.cpp cannot load this adapter: {_why()}")
+        self.adapters.append(adapter)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of `text`. add_special: put in what the vocabulary wants around a text (BOS)."""
@@ -233,6 +246,7 @@ class ContextSizes:
     flash_attention: str = "auto"
     contexts: int = 1  # of these sizes, over one model
     predicts: bool = False  # it computes the first of the model's `predictors`, and no other layer
+    adapter_row_bytes: int = 0  # that a row of a decode takes for what adapters compute, beside what llama.cpp says
     rollback: int = 0  # rows at the end of a decode that recurrent layers can forget, where llama.cpp can for a model
 
 
@@ -272,6 +286,7 @@ class Context(Sequences):
             params.cb_eval = self._on_node
         _complaints.clear()
         self.model = model
+        self.active_adapters: tuple[int, ...] = ()  # numbers of those in the graphs from now on
         self._handle = None
         try:
             with deferred_interrupts():
@@ -312,6 +327,20 @@ class Context(Sequences):
         if code == 1:
             raise EngineError(f"no room in the KV cache of {self.n_ctx} tokens for {n} more")
         raise EngineError(f"llama_decode failed with code {code}: {_why()}")
+
+    def use_adapters(self, scales: Sequence[float]) -> None:
+        """Compute with the model's adapters from the next decode on, each times its scale; 0: without it. No scales:
+        without any."""
+        if not self._handle:
+            raise EngineError("the engine is closed")
+        if scales and len(scales) != len(self.model.adapters):
+            raise EngineError(f"{len(scales)} scales came for {len(self.model.adapters)} adapters; update both devices")
+        active = [i for i, scale in enumerate(scales) if scale]
+        n = len(active)
+        adapters = (L.llama_adapter_lora_p_ctypes * n)(*(self.model.adapters[i] for i in active))
+        if L.llama_set_adapters_lora(self._handle, adapters, n, (C.c_float * n)(*(scales[i] for i in active))):
+            raise EngineError(f"llama.cpp cannot use these adapters: {_why()}")
+        self.active_adapters = tuple(active)
 
     def wait(self) -> None:
         """Wait until what was decoded is computed: a GPU computes asynchronously."""

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from devices.files import write_whole
 from devices.paths import state_folder
+from edge.adapters.adapter import scales_by_name
 from edge.errors import ChatFileError, EngineError
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine
@@ -69,6 +70,7 @@ class Chat:
         if think < AUTO:
             raise ValueError(f"think is a number of tokens, 0 or -1, not {think}")
         self.think = think
+        self.adapters = {adapter.name: adapter.scale for adapter in engine.adapters}  # scales, by name
         self.when_full: WhenFull = when_full or ("shift" if engine.can_shift else "forget")
         self._scheduler = Scheduler(engine, slots=1, keep=True, drafter=self.drafter)
         self.dropped = 0  # messages forgotten by the last `ask` because the context was full
@@ -182,6 +184,7 @@ class Chat:
                 max_tokens=max_tokens,
                 stop=(*self._template.stops, *stop),
                 thinking=self._thinking(),
+                adapters=scales_by_name(self.engine.adapters, self.adapters),
                 on_prefill=on_prefill,
                 in_place=shifts and not is_whole,
                 beginning=(lambda: self._beginning(prompt)) if shifts else None,

@@ -12,6 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.adapters.adapter import Scales
+from edge.adapters.loaded import LoadedAdapters
 from edge.closing import Closing
 from edge.constraints.constraint import Mask
 from edge.errors import ContextFull, EngineError
@@ -20,11 +22,10 @@ from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
 from edge.llama.predicting import HiddenListener, HiddenRows
 from edge.llama.thread_choice import ThreadChoice, worth_threads
-from edge.llm.options import DEFAULTS, EngineOptions, resolve
+from edge.llm.options import DEFAULTS, EngineOptions, budget_of, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
 from edge.llm.states import States, held_bytes
-from edge.paging.budget import BudgetOptions, OtherUses
 from edge.paging.load import load_within
 from edge.paging.mapped import ModelInMemory, another_context, load_mapped
 from edge.paging.memory import MemoryNeed
@@ -73,6 +74,8 @@ class ModelRunner(Closing):
             self._choice = ThreadChoice(self.threads) if options.follows_load else None
         batch = min(options.rows, self.context)
         options.check_sequences(batch)
+        experts_used = self.shape.n_experts_used
+        self.adapters = LoadedAdapters(options.lora, self.file, experts_used, are_slices=embeddings)
         sizes = llama.ContextSizes(
             self.context,
             kv,
@@ -80,6 +83,7 @@ class ModelRunner(Closing):
             sequences=options.sequences,
             outputs=min(options.outputs or options.sequences, batch),
             flash_attention=options.flash_attention,
+            adapter_row_bytes=self.adapters.row_bytes,
             contexts=options.groups if embeddings else 1,  # a model that is alone has no sums to wait for
             # Ranks have agreed on it (`shared_rollback`), whatever memory each has.
             rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.memory),
@@ -92,6 +96,7 @@ class ModelRunner(Closing):
             loaded = another_context(sharing._loaded, self.threads, hooks)
         self._loaded: ModelInMemory = loaded
         self.model, self._context = loaded.model, loaded.context
+        self.adapters.context = self._context
         self.hidden = HiddenRows(self._context)
         self.memory, self.gpu_layers = loaded.memory, loaded.gpu_layers
         self.paging, self.batch = loaded.weights, loaded.sizes.batch
@@ -101,7 +106,8 @@ class ModelRunner(Closing):
             keep_prefixes(self.states, self.file, options.prefixes, weights_bytes)
         self.rows = new_batch(self.batch)
         if self._choice is not None:
-            self._use(self._choice.begin())
+            self.threads = self._choice.begin()
+            self._context.use_threads(self.threads)
 
     def _load(
         self,
@@ -120,6 +126,8 @@ class ModelRunner(Closing):
                 self.path,
                 self.shape,
                 sizes,
+                adapters=self.adapters.paths,
+                adapter_bytes=self.adapters.memory_bytes(sizes.batch),
                 threads=self.threads,
                 repack=options.repack,
                 on_gpu=options.gpu_layers,
@@ -131,8 +139,9 @@ class ModelRunner(Closing):
         return load_within(
             self.file,
             self.shape,
-            _budget(options, options.memory, sizes, self.shape, embeddings),
+            budget_of(options, options.memory, sizes, self.shape, self.adapters.n_bytes, embeddings=embeddings),
             sizes,
+            adapters=self.adapters.paths,
             choose_batch=options.batch is None,
             threads=self.threads,
             repack=options.repack is not False,
@@ -169,11 +178,8 @@ class ModelRunner(Closing):
         """An answer is complete, whose tokens took so many seconds: the next one may have another number of threads,
         unless the options say one."""
         if self._choice is not None:
-            self._use(self._choice.answered(step_s))
-
-    def _use(self, threads: int) -> None:
-        self.threads = threads
-        self._context.use_threads(threads)
+            self.threads = self._choice.answered(step_s)
+            self._context.use_threads(self.threads)
 
     def stop(self) -> None:
         """Make a decode that runs in another thread, and later ones, raise Interrupted."""
@@ -252,12 +258,14 @@ class Engine(ModelRunner):
         outputs: Outputs = "last",
         top: int = 0,
         masks: Sequence[Mask | None] = (),
+        adapters: Scales | None = None,
     ) -> NDArray[np.float32]:
         """Compute tokens at positions start, start + 1, ... of a sequence, and keep their keys and values.
 
         outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array. They are
         views or copies that hold until the next decode. top: the caller needs only so many of the largest logits, and
-        as many of what the mask of each row with logits allows; here all are there at no cost.
+        as many of what the mask of each row with logits allows; here all are there at no cost. adapters: scales of
+        its adapters, (): without any; None: those that the options say.
         """
         n = len(tokens)
         rows = self.rows
@@ -267,7 +275,7 @@ class Engine(ModelRunner):
         rows.sequences[:n] = sequence
         rows.outputs[:n] = outputs == "all"
         rows.outputs[n - 1] = outputs != "none"
-        self._step(n)
+        self._step(n, adapters)
         if outputs == "all":
             return np.stack([self._context.logits(i) for i in range(n)])
         return self._context.logits(-1) if outputs == "last" else np.empty(0, np.float32)
@@ -281,6 +289,7 @@ class Engine(ModelRunner):
         *,
         top: int = 0,
         masks: Sequence[Mask | None] = (),
+        adapters: Scales | None = None,
     ) -> None:
         """Decode rows of any sequences and positions, all arrays [n]. `collect` returns the logits of those marked in
         `outputs`, in the order of submission. On one device nothing is left to wait for then."""
@@ -291,12 +300,13 @@ class Engine(ModelRunner):
             sequences,
             outputs,
         )
-        self._step(n)
+        self._step(n, adapters)
         if giving := outputs.nonzero()[0].tolist():
             self._submitted.append(np.array([self._context.logits(i) for i in giving]))
 
-    def _step(self, n: int) -> None:
+    def _step(self, n: int, adapters: Scales | None) -> None:
         rows = self.rows
+        self.adapters.choose(adapters)
         self.decode_rows(rows, n)
         if self.listener is not None:
             self.listener(rows.tokens[:n], rows.positions[:n], rows.sequences[:n], self.hidden.rows(n))
@@ -351,17 +361,6 @@ def _check_sequences(n_sequences: int, *sequences: int) -> None:
 
 def _new_batch(file: GgufFile, n_embd: int, capacity: int) -> llama.Batch:
     return llama.Batch(capacity, n_embd, as_tokens=takes_tokens(file.architecture))
-
-
-def _budget(
-    options: EngineOptions, budget: int, sizes: llama.ContextSizes, shape: ModelShape, embeddings: bool
-) -> BudgetOptions:
-    """Options of a budget, with what else it has to hold."""
-    prefix_bytes = held_bytes(shape) if options.prefixes else 0
-    more_rows = max(0, sizes.outputs - sizes.sequences)
-    reserved, draft_rows = options.reserved - options.draft_bytes, min(options.draft_rows, more_rows)
-    uses = OtherUses(reserved, prefix_bytes, 0 if embeddings else more_rows, draft_rows, options.draft_bytes)
-    return BudgetOptions(budget, options.window, options.io_threads, options.io_chunk, options.verify, uses)
 
 
 def check_room(n: int, start: int, batch: int, context: int) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from edge.adapters.adapter import Scales
 from edge.bounds.repetition import Repetition
 from edge.errors import EngineError
 from edge.llm.requests import PrefillProgress, Request, Running
@@ -58,6 +59,7 @@ def generate(
     stop: Sequence[str] = (),  # strings that end the answer and are not part of it
     thinking: Thinking | None = None,  # as in `Request`
     on_prefill: PrefillProgress | None = None,
+    adapters: Scales | None = None,  # as in `Request`
     in_place: bool = False,  # as in `Request`
     beginning: Callable[[], int] | None = None,  # tokens that stay in a full context; None: the answer ends there
 ) -> Iterator[Response]:
@@ -77,6 +79,7 @@ def generate(
         sampling,
         stop,
         thinking=thinking,
+        adapters=adapters,
         in_place=in_place,
         stays=beginning,
         on_prefill=on_prefill,

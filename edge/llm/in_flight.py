@@ -177,23 +177,23 @@ class InFlight:
         """The next window of a request, of at most so many rows; none, where nothing can be behind those in flight."""
         assert running.slot is not None
         behind = [token for rows in self.rows_of(running) for token in rows.tokens]
-        left = running.left - len(behind)
-        if behind and (left <= 0 or running.slot.is_full):
+        left, is_full = running.left - len(behind), len(running.slot.tokens) >= running.slot.engine.context
+        if behind and (left <= 0 or is_full):
             return Rows(running, [], 0)
         first, assumed = ([], behind[1:]) if behind else (running.tokens[-1:], [])
         tokens = [*drafter.draft(running, first, room(running, min(n_rows, left)), assumed)]
         return Rows(running, tokens, len(tokens), [*assumed, *tokens[len(first) :]], not behind)
 
     def submit(self, engine: TextEngine, rows: Sequence[Rows], windows: int = 0) -> list[Running]:
-        """Submit rows in a step: the requests that wait for its logits now, and did not before. windows: as in `Step`.
-        The errors of the engine."""
+        """Submit rows in a step, of requests with the same adapters: those that wait for its logits now, and did not
+        before. windows: as in `Step`. The errors of the engine."""
         giving, whole = [own for own in rows if own.logits], batch(rows)
         prompts = prompt_rows(rows)
         # Where logits are on this device all are there, and masks would be made for nothing.
         top, masks = logits_request(giving) if engine.logits_cross else LogitsRequest()
         began, in_groups = time.perf_counter(), engine.contexts > 1
         try:
-            engine.submit(*whole, top=top, masks=masks)
+            engine.submit(*whole, top=top, masks=masks, adapters=rows[0].running.adapters)
         except BaseException:
             for own in rows:
                 own.slot.failed()

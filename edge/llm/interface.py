@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.adapters.adapter import Adapter, Scales
 from edge.constraints.constraint import Mask
 from edge.llama.llama import Model
 from edge.llama.predicting import HiddenListener
@@ -107,6 +108,10 @@ class TextEngine(Protocol):
         """The model's sizes."""
 
     @property
+    def adapters(self) -> Sequence[Adapter]:
+        """The LoRA adapters that it was loaded with."""
+
+    @property
     def context(self) -> int:
         """Tokens."""
 
@@ -180,6 +185,7 @@ class TextEngine(Protocol):
         outputs: Outputs = "last",
         top: int = 0,
         masks: Sequence[Mask | None] = (),
+        adapters: Scales | None = None,
     ) -> NDArray[np.float32]:
         """Compute tokens of one sequence, and keep their keys and values."""
 
@@ -192,6 +198,7 @@ class TextEngine(Protocol):
         *,
         top: int = 0,
         masks: Sequence[Mask | None] = (),
+        adapters: Scales | None = None,
     ) -> None:
         """Begin a decode of any rows; `collect` returns the logits in the order of submission."""
 
@@ -254,7 +261,9 @@ class RemotePrompt(Protocol):
 class Prefiller(Protocol):
     """The placement that computes prompts, `edge.parallel.prefiller.PrefillPlacement`, which documents the method."""
 
-    def begin(self, tokens: Sequence[int], n_held: int, namespace: str, *, keep: bool) -> RemotePrompt | None:
+    def begin(
+        self, tokens: Sequence[int], n_held: int, namespace: str, adapters: Scales, *, keep: bool
+    ) -> RemotePrompt | None:
         """Compute a prompt; None where that does not pay."""
 
 

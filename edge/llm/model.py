@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from edge.adapters.adapter import Scales, scales_by_name
 from edge.closing import Closing
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine
@@ -29,11 +30,13 @@ class RequestStream(Closing):
         *,
         max_tokens: int,
         stop: Sequence[str] = (),
+        adapters: Mapping[str, float] | None = None,
     ) -> int:
         """Continue a text or token ids; the number that this request's events carry. It waits where all sequences are
-        taken. ContextFull where it alone does not fit."""
+        taken. adapters: as of `Model.generate`. ContextFull where it alone does not fit."""
         tokens = self._model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._scheduler.add(Request(tokens, max_tokens, sampling or SamplingParams(), stop))
+        scales = self._model.scales(adapters)
+        return self._scheduler.add(Request(tokens, max_tokens, sampling or SamplingParams(), stop, adapters=scales))
 
     def cancel(self, number: int) -> None:
         """End a request; an event with the reason "cancelled" follows, unless it has ended already."""
@@ -76,15 +79,24 @@ class Model(Closing):
         *,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
+        adapters: Mapping[str, float] | None = None,
     ) -> Iterator[Response]:
         """Continue a text or token ids as they are, without a chat template. Responses as they come.
 
-        max_tokens: None goes on until the context is full. stop: texts that end it and are not part of it.
+        max_tokens: None goes on until the context is full. stop: texts that end it and are not part of it. adapters:
+        the scale of each LoRA adapter that is to be used, by its name; None: as the model was loaded.
         ContextFull for a prompt that leaves no room; SamplingError for options that cannot be used. Only one
         generation or conversation runs at a time; `stream` runs several.
         """
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
-        return generate(self._scheduler, tokens, sampling or SamplingParams(), max_tokens=max_tokens, stop=stop)
+        scales = self.scales(adapters)
+        return generate(
+            self._scheduler, tokens, sampling or SamplingParams(), max_tokens=max_tokens, stop=stop, adapters=scales
+        )
+
+    def scales(self, adapters: Mapping[str, float] | None) -> Scales | None:
+        """Return the scales of adapters, by name, as requests have them. EngineError for an unknown name."""
+        return None if adapters is None else scales_by_name(self.engine.adapters, adapters)
 
     def stream(self) -> RequestStream:
         """Several requests at once, which come and go while others are answered. Load the model with as many

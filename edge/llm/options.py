@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from devices.paths import state_folder
 from devices.probe import default_threads
 from edge.errors import EngineError
 from edge.llama import llama
-from edge.paging.budget import context_within
+from edge.llm.states import held_bytes
+from edge.paging.budget import BudgetOptions, OtherUses, context_within
 from edge.prefixes.store import DEFAULT_BYTES, default_folder
 from partition.model.model import ModelShape
 from quant.errors import UnknownTypeError
@@ -25,6 +27,7 @@ MAX_GPU_LAYERS = (1 << 31) - 1  # llama.cpp takes 32 bits, and more would wrap t
 MAX_BYTES = 1 << 60
 MAX_IO_THREADS = 64
 MAX_IO_CHUNK = 256 << 20  # bytes
+MOST_ADAPTERS = 64  # of one model; llama.cpp has room for all of them in each graph
 DEFAULT_BATCH = 512  # tokens of a prompt in one pass over the weights
 _WITHOUT_FLASH = ("f16", "f32", "bf16")  # types of a KV cache that need no flash attention
 
@@ -68,6 +71,7 @@ class EngineOptions:
     verify: bool = False  # what is read again must be what it was the first time
     groups: int = 1  # of sequences: ranks that share every layer compute one while sums of the other travel
     rollback: int = 0  # rows at the end of a step that recurrent layers are to be able to forget, as drafts need it
+    lora: Sequence[str] = ()  # files of LoRA adapters, FILE or FILE:SCALE; a scale of 1 is usual
     prefixes: PrefixOptions | None = None  # where what is computed of prompts is kept; None: nowhere
 
     def __post_init__(self) -> None:
@@ -92,6 +96,11 @@ class EngineOptions:
             if value is not None and not least <= value <= most:
                 raise EngineError(f"{name} must be from {least} to {most}, it is {value}")
         self.check_sequences(self.rows)
+        if isinstance(self.lora, str):
+            raise EngineError(f"lora is a list of files, not the text {self.lora!r:.80}; write [{self.lora!r:.80}]")
+        object.__setattr__(self, "lora", tuple(map(str, self.lora)))  # JSON has lists
+        if len(self.lora) > MOST_ADAPTERS:
+            raise EngineError(f"{len(self.lora)} adapters in lora; {MOST_ADAPTERS} are the most")
         if self.memory is None and (self.window or self.io_threads or self.io_chunk or self.verify):
             raise EngineError("window, io_threads, io_chunk and verify are about a budget; give one with memory")
         if self.memory is not None and self.gpu_layers:
@@ -161,3 +170,22 @@ def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, Tensor
         if options.memory is not None:
             context = context_within(shape, kv, context, options.memory)
     return context, options.threads or default_threads(), kv
+
+
+def budget_of(
+    options: EngineOptions,
+    memory: int,
+    sizes: llama.ContextSizes,
+    shape: ModelShape,
+    adapters: int,
+    *,
+    embeddings: bool,
+) -> BudgetOptions:
+    """Return the options of a budget of `memory` bytes, with what else it has to hold. adapters: bytes of theirs.
+    embeddings: batches bring hidden states."""
+    prefix_bytes = held_bytes(shape) if options.prefixes else 0
+    more_rows = max(0, sizes.outputs - sizes.sequences)
+    reserved, draft_rows = options.reserved - options.draft_bytes, min(options.draft_rows, more_rows)
+    more_logits = 0 if embeddings else more_rows
+    uses = OtherUses(reserved, prefix_bytes, more_logits, draft_rows, options.draft_bytes, adapters)
+    return BudgetOptions(memory, options.window, options.io_threads, options.io_chunk, options.verify, uses)

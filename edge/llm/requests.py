@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.adapters.adapter import Adapter, Scales, namespace_with, scales_of
 from edge.errors import ContextFull, SamplingError
 from edge.llm.continuation import Continuation
 from edge.llm.interface import RemotePrompt, TextEngine
@@ -54,6 +55,7 @@ class Request:
     logprobs: int | None = None  # how many alternatives are reported with each token; None: no probabilities at all
     generated: Sequence[int] = ()  # the beginning of the answer, where it was sent already
     namespace: str = ""  # of those whose prompts it may share keys and values with
+    adapters: Scales | None = None  # scale of each adapter; None: those that the engine's options say
     in_place: bool = False  # a stretch that the prompt lacks of what is held is dropped in place, and the rest shifted
     stays: Callable[[], int] | None = None  # tokens that a context shift keeps; None: the answer ends in a full context
     on_prefill: PrefillProgress | None = None
@@ -78,8 +80,13 @@ class Event:
 class Running:
     """A request that was added, and its answer."""
 
-    def __init__(self, number: int, request: Request, continuation: Continuation) -> None:
+    def __init__(
+        self, number: int, request: Request, continuation: Continuation, adapters: Sequence[Adapter] = ()
+    ) -> None:
+        """adapters: of the engine."""
         self.number, self.request, self.continuation = number, request, continuation
+        self.adapters = scales_of(adapters, request.adapters)
+        self.namespace = namespace_with(request.namespace, adapters, self.adapters)
         self.tokens = [*request.prompt, *continuation.tokens]  # its history, without what context shifts dropped
         self.slot: Slot | None = None  # None while it waits
         self.former: Former | None = None  # what an engine before this one held of it
@@ -119,7 +126,7 @@ class Running:
     @property
     def fills_context(self) -> bool:
         """True if its next token has no room, however alone it is."""
-        return self.slot is not None and self.pending == 1 and self.slot.is_full
+        return self.slot is not None and self.pending == 1 and len(self.tokens) > self.slot.engine.context
 
     def shift(self) -> bool:
         """Drop half of its tokens that need not stay, from its slot, too. False where none may be dropped."""
@@ -161,6 +168,7 @@ class Running:
 def prepare(number: int, request: Request, engine: TextEngine, given_up: Callable[[], bool]) -> Running:
     """A request that can run on an engine. The errors of `Scheduler.prepare`."""
     prompt, most = request.prompt, request.max_tokens
+    scales_of(engine.adapters, request.adapters)  # for its errors, before anything is made
     if most is None or request.stays is not None:
         check_prompt(prompt, engine)
     elif not 0 < len(prompt) + most <= engine.context or not prompt:
@@ -183,4 +191,4 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
     except SamplingError:
         continuation.close()
         raise
-    return Running(number, request, continuation)
+    return Running(number, request, continuation, engine.adapters)

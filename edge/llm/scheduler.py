@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from edge.closing import Closing
@@ -196,14 +196,19 @@ class Scheduler(Closing):
                     self._events.append(self._ended(running, "length"))
                 continue
             growth = sum(min(other.left, HEADROOM) for other in (running, *others)) if others else min(1, left)
-            placement = self.slots.place(running.tokens, growth, request.namespace)
+            placement = self.slots.place(running.tokens, growth, running.namespace)
             if placement is None:
                 return True
-            former = running.former = running.former or self.slots.former(running.tokens, request.namespace)
+            former = running.former = running.former or self.slots.former(running.tokens, running.namespace)
             if (former or self.slots.restores) and self._in_flight.steps:
                 return False
             slot = self.slots.admit(
-                placement, running.tokens, request.namespace, in_place=request.in_place, former=former
+                placement,
+                running.tokens,
+                running.namespace,
+                adapters=running.adapters,
+                in_place=request.in_place,
+                former=former,
             )
             self.waiting.popleft()
             running.slot = slot
@@ -234,7 +239,7 @@ class Scheduler(Closing):
         if not self._ready or len(self._in_flight.awaited) >= self._in_flight.most:
             return False
         ready = self._ready if self.engine.contexts == 1 else self._in_flight.of_free_group(self._ready)
-        chosen = self._budget.choose(ready, self._in_flight.n_requests, self.engine.chunk)
+        chosen = self._budget.choose(self._of_one_set(ready), self._in_flight.n_requests, self.engine.chunk)
         while not self.slots.make_room(sum(n_rows for _, n_rows in chosen)):
             self._preempt(chosen)
         if not chosen:
@@ -249,6 +254,17 @@ class Scheduler(Closing):
         for running, _ in chosen:
             running.tell_prefill()
         return True
+
+    def _of_one_set(self, ready: Collection[Running]) -> list[Running]:
+        """Return those of the requests that have the adapters of the first: a pass computes with one set of them. They
+        are the last ones for the next pass, so that sets take turns."""
+        adapters = next((running.adapters for running in ready), ())
+        same = [running for running in ready if running.adapters == adapters]
+        if len(same) < len(ready):
+            for running in same:
+                self._ready.remove(running)
+            self._ready.extend(same)
+        return same
 
     def _preempt(self, chosen: list[tuple[Running, int]]) -> None:
         """Let the request that was admitted last wait again: those before it need its place."""
@@ -270,7 +286,9 @@ class Scheduler(Closing):
         beside these tokens, or no room for drafts, which nobody has to wait for."""
         group, n = self.running, len(self.running)
         most = self.engine.rollback
-        if not n or (most is not None and (n > 1 or not most)):  # recurrent layers cannot forget a wrong draft
+        if len({member.adapters for member in group}) != 1 or (
+            most is not None and (n > 1 or not most)
+        ):  # recurrent layers cannot forget a wrong draft
             return False
         if self._in_flight.awaited:
             if n > 1 or not self._in_flight.has_windows:

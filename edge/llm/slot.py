@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.adapters.adapter import Scales
 from edge.errors import ContextFull, EdgeError
 from edge.llm.engine import Outputs
 from edge.llm.interface import TextEngine
@@ -33,6 +34,7 @@ class Slot:
         self.engine, self.sequence = engine, sequence
         self.tokens: list[int] = []
         self.namespace = ""  # requests of other namespaces must not notice what it holds
+        self.adapters: Scales | None = None  # of the request that it runs, as of `Engine.decode`
         self.busy = False  # a request runs in it
         self.used = 0  # when a request left it; the lowest number is evicted first
         self.restored = 0  # tokens that the last `begin` read from disk
@@ -49,11 +51,6 @@ class Slot:
     def group(self) -> int:
         """Group of sequences of its engine that it is in."""
         return self.sequence % self.engine.contexts
-
-    @property
-    def is_full(self) -> bool:
-        """True if no further token fits."""
-        return len(self.tokens) >= self.engine.context
 
     # --- what it holds for a prompt ---
 
@@ -199,7 +196,9 @@ class Slot:
     def decode(self, tokens: Sequence[int], outputs: Outputs = "last", *, top: int = 0) -> NDArray[np.float32]:
         """Append tokens in one pass, while no other step is in flight; logits as `Engine.decode` gives them."""
         try:
-            logits = self.engine.decode(tokens, len(self.tokens), sequence=self.sequence, outputs=outputs, top=top)
+            logits = self.engine.decode(
+                tokens, len(self.tokens), sequence=self.sequence, outputs=outputs, top=top, adapters=self.adapters
+            )
         except BaseException:
             self.failed()
             raise

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from edge.adapters.adapter import Scales
 from edge.errors import EdgeError, Interrupted
 from edge.llm.interface import TextEngine
 from edge.llm.requests import Running
@@ -105,12 +106,13 @@ class Slots:
         history: Sequence[int],
         namespace: str = "",
         *,
+        adapters: Scales | None = None,
         in_place: bool = False,
         former: Former | None = None,
     ) -> Slot:
         """Let a request have a slot, which then holds what there is of its history: from before, from another slot or
-        from disk. in_place: as in `Slot.begin`, where no other slot could share its cells. former: what an engine
-        before this one held of it."""
+        from disk. adapters: scales that it is computed with, which the namespace tells apart. in_place: as in
+        `Slot.begin`, where no other slot could share its cells. former: what an engine before this one held of it."""
         slot, source, evicted = placement
         for other in evicted:
             other.cut(0)
@@ -118,7 +120,7 @@ class Slots:
             slot.copy_from(source)
         if not self.keeps or slot.namespace != namespace:
             slot.cut(0)
-        slot.namespace = namespace
+        slot.namespace, slot.adapters = namespace, adapters
         if self.keeps:
             slot.begin(history, in_place=in_place and len(slot.tokens) == self.n_cached)
         if former is not None:
@@ -197,8 +199,9 @@ class RemotePrompts:
         prefiller = self._engine.states.prefiller
         if prefiller is None or running.slot is None:
             return False
-        n_cached, namespace = len(running.slot.tokens), running.request.namespace
-        running.remote = prefiller.begin(running.tokens, n_cached, namespace, keep=self._slots.keeps)
+        running.remote = prefiller.begin(
+            running.tokens, len(running.slot.tokens), running.namespace, running.adapters, keep=self._slots.keeps
+        )
         if running.remote is not None:
             self.requests.append(running)
         return running.remote is not None

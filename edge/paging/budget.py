@@ -44,12 +44,14 @@ class OtherUses:
     more_rows: int = 0  # rows with logits beside one a sequence: their logits are copied when they are collected
     draft_rows: int = 0  # of these, those that only check drafts
     draft_model: int = 0  # bytes, of a model that drafts
+    adapters: int = 0  # bytes, which stay in memory
 
     def parts(self, n_vocab: int) -> dict[str, int]:
         """Bytes by part."""
         named = {
             "results": self.results,
             "draft model": self.draft_model,
+            "adapters": self.adapters,
             "prefix cache": self.prefix_cache,
             "logits": 4 * n_vocab * self.more_rows,
         }
@@ -196,6 +198,7 @@ def _context_parts(
     parts = context_parts(lines)
     rows = sizes.batch
     # ggml's room for a product's rows in another type, for the choices of experts, and for attention that is not fused.
+    parts["compute buffers"] += rows * sizes.adapter_row_bytes
     parts["compute buffers"] += MIB + 2 * rows * widest + 8 * rows * shape.n_experts * shape.n_experts_used
     if not any("FLASH_ATTN_EXT" in line for line in lines):
         parts["compute buffers"] += 2 * sizes.context * rows * max(shape.n_heads, default=0)

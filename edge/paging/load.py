@@ -44,6 +44,7 @@ def load_within(
     options: BudgetOptions,
     sizes: ContextSizes,
     *,
+    adapters: Sequence[Path] = (),
     choose_batch: bool,
     threads: int,
     repack: bool,
@@ -65,6 +66,8 @@ def load_within(
     weights: PagedWeights | None = None
     try:
         check_generates_text(model, file.path)
+        for adapter in adapters:
+            model.load_adapter(adapter)
         for path in file.paths:
             opened[path] = DirectFile(path, *file.stamp(path))
             files.append(opened[path])

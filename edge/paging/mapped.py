@@ -37,6 +37,8 @@ def load_mapped(
     shape: ModelShape,
     sizes: ContextSizes,
     *,
+    adapters: Sequence[Path] = (),
+    adapter_bytes: int = 0,
     threads: int,
     repack: bool | None,
     on_gpu: int | None,
@@ -45,9 +47,10 @@ def load_mapped(
     hooks: Sequence[Hook] = (),
     progress: Callable[[float], None] | None = None,
 ) -> ModelInMemory:
-    """Load a model. repack: None: where there is room for copies. on_gpu, most_on_gpu and rows: as `requested`, `most`
-    and `rows` of `gpu_layers.for_model`. NotEnoughMemory, EngineError."""
-    need = memory.check(path, shape, sizes)
+    """Load a model. adapters: their files. adapter_bytes: that they take. repack: None: where there is room for copies.
+    on_gpu, most_on_gpu and rows: as `requested`, `most` and `rows` of `gpu_layers.for_model`. NotEnoughMemory,
+    EngineError."""
+    need = memory.check(path, shape, sizes).with_adapters(adapter_bytes)
     repack = need.fits if repack is None else repack
     layers = gpu_layers.for_model(
         path, shape, sizes, threads,
@@ -62,6 +65,8 @@ def load_mapped(
         model = llama.Model(path, gpu_layers=layers.native if layers else 0, repack=repack, progress=progress)
         closing.callback(model.close)
         check_generates_text(model, path)
+        for adapter in adapters:
+            model.load_adapter(adapter)
         on_node = node_hooks.callback if node_hooks else None
         context = llama.Context(model, sizes, threads=threads, on_node=on_node)
         closing.callback(context.close)

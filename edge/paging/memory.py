@@ -31,6 +31,10 @@ class MemoryNeed:
     available: int  # bytes a new allocation could have now; under a budget, all of it
     budget: int | None = None  # bytes that the whole process may hold
 
+    def with_adapters(self, n_bytes: int) -> MemoryNeed:
+        """The same with the bytes of adapters, where there are any."""
+        return replace(self, parts={**self.parts, "adapters": n_bytes}) if n_bytes else self
+
     @property
     def total(self) -> int:
         """Bytes in all."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.adapters.adapter import Adapter, Scales
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError, Interrupted
 from edge.llama import llama
@@ -52,10 +53,12 @@ class DistributedEngine(Leader):
         explain: Callable[[Exception], Exception] = lambda error: error,
         relink: Relink | None = None,
         links: Sequence[LinkState] = (),
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         """model: the vocabulary of `file`. group: links to all ranks, which follow. outputs: as in EngineOptions, of
         the last stage. explain: what is known beyond an error's own words, such as that a device has died. relink: the
-        links that may change between answers; links: those of all ranks, as they are."""
+        links that may change between answers; links: those of all ranks, as they are. adapters: of which each
+        rank has loaded its part."""
         self.path: Path = file.path
         self.plan, self.model = plan, model
         self.shape = ModelShape.from_gguf(file)
@@ -69,7 +72,7 @@ class DistributedEngine(Leader):
         self.groups = (plan.microbatches or self.stages) if self.stages > 1 else 1
         self._table = TokenTable(file)
         heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
-        super().__init__(file, shard, group, heads, self.shape.n_vocab, algorithm, wire, explain)
+        super().__init__(file, shard, group, heads, self.shape.n_vocab, algorithm, wire, explain, adapters)
         self.rank_links = RankLinks(self, plan, self.shape.n_embd, relink, links)
         self.states = SpreadStates(file, plan, shard, group, self.ordered, self.guarded, self.reports, self.on_cache)
         self._stopped = False
@@ -86,6 +89,7 @@ class DistributedEngine(Leader):
         outputs: Outputs = "last",
         top: int = 0,
         masks: Sequence[Mask | None] = (),
+        adapters: Scales | None = None,
     ) -> Floats:
         """As `Engine.decode`. Logits that `top` and `masks` do not ask for may be -inf."""
         n = len(tokens)
@@ -95,7 +99,9 @@ class DistributedEngine(Leader):
         gives = np.zeros(n, np.int8)
         gives[:] = outputs == "all"
         gives[-1] = outputs != "none"
-        self.submit(tokens, np.arange(start, start + n), np.full(n, sequence), gives, top=top, masks=masks)
+        self.submit(
+            tokens, np.arange(start, start + n), np.full(n, sequence), gives, top=top, masks=masks, adapters=adapters
+        )
         if outputs == "none":
             return np.empty(0, np.float32)
         rows = self.collect()
@@ -110,6 +116,7 @@ class DistributedEngine(Leader):
         *,
         top: int = 0,
         masks: Sequence[Mask | None] = (),
+        adapters: Scales | None = None,
     ) -> None:
         """Begin a decode step: it is computed here, and goes on to the other stages. All arrays are [n]. `collect`
         returns its logits, if any, in the order of submission. Interrupted after `stop`."""
@@ -128,6 +135,7 @@ class DistributedEngine(Leader):
             self.rank_links.between_answers()
         if masks and len(masks) != n_outputs:
             raise EngineError(f"{len(masks)} masks were given for {n_outputs} rows that give logits")
+        self.adapters.choose(adapters)
         rows = self.shard.rows
         rows.positions[:n], rows.sequences[:n], rows.outputs[:n] = positions, sequences, outputs
         self._table.look_up(tokens, rows.embeddings[:n])

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.adapters.adapter import Scales
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError, Interrupted
 from edge.llama.predicting import HiddenListener
@@ -80,6 +81,7 @@ class GroupedEngine(DistributedEngine):
         *,
         top: int = 0,
         masks: Sequence[Mask | None] = (),
+        adapters: Scales | None = None,
     ) -> None:
         """Begin a step of sequences of one group, and return. `collect` waits for it, also where it gives no logits.
         Its errors come there; Interrupted after `stop`."""
@@ -93,7 +95,7 @@ class GroupedEngine(DistributedEngine):
         gives = bool(np.any(outputs))
 
         def step(engine: DistributedEngine) -> Floats:
-            engine.submit(tokens, positions, own, outputs, top=top, masks=masks)
+            engine.submit(tokens, positions, own, outputs, top=top, masks=masks, adapters=adapters)
             return engine.collect() if gives else np.empty((0, engine.shape.n_vocab), np.float32)
 
         group = int(groups[0])
@@ -120,6 +122,7 @@ class GroupedEngine(DistributedEngine):
         outputs: Outputs = "last",
         top: int = 0,
         masks: Sequence[Mask | None] = (),
+        adapters: Scales | None = None,
     ) -> Floats:
         """As `Engine.decode`."""
         if self._submitted:
@@ -128,7 +131,9 @@ class GroupedEngine(DistributedEngine):
             raise Interrupted("stopped on request")
         return self.on_sequence(
             sequence,
-            lambda engine, own: engine.decode(tokens, start, sequence=own, outputs=outputs, top=top, masks=masks),
+            lambda engine, own: engine.decode(
+                tokens, start, sequence=own, outputs=outputs, top=top, masks=masks, adapters=adapters
+            ),
         )
 
     def listen(self, listener: HiddenListener) -> None:

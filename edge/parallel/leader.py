@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.adapters.adapter import Adapter
+from edge.adapters.loaded import EngineAdapters
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError
 from edge.llm.engine import check_shift, has_windows
@@ -54,12 +56,17 @@ class Leader:
         algorithm: str,
         wire: Wire | None,
         explain: Callable[[Exception], Exception],
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         """heads: tokens whose logits each rank of the last stage computes. explain: adds what is known beyond an
         error's own words, such as that a device has died."""
         self.file = file
         self.shard, self.group, self.algorithm, self.wire = shard, group, algorithm, wire
-        self.heads, self._n_vocab = heads, n_vocab
+        self.heads = heads
+        # All ranks hear of other scales, in order with steps.
+        self.adapters = EngineAdapters(
+            adapters, lambda new: self.on_cache(Step(Op.ADAPT, numbers=(len(new), 0, 0, 0), scales=new))
+        )
         self.pending: deque[PendingStep] = deque()  # steps whose logits wait to be collected
         self.failed: Exception | None = None
         self.busy: set[int] = set()  # threads in a step, or what belongs to it
@@ -129,7 +136,10 @@ class Leader:
     def _make_way(self, most_bytes: int = _ANSWERS_BYTES) -> None:
         """Take in the answers that are under way where they are large. The last stage could not send them off while
         we send a prompt, would not read it then, and each would wait for the other."""
-        if sum(step.answer_bytes(self._n_vocab, self.shard.engine.shape.n_embd) for step in self.pending) > most_bytes:
+        if (
+            sum(step.answer_bytes(self._logits.shape[1], self.shard.engine.shape.n_embd) for step in self.pending)
+            > most_bytes
+        ):
             for step in self.pending:
                 if step.logits is None:
                     step.logits = self._gathered(step).copy()
@@ -139,7 +149,7 @@ class Leader:
         if step.logits is not None:
             return step.logits
         if len(self._logits) < step.outputs:
-            self._logits = np.empty((step.outputs, self._n_vocab), np.float32)
+            self._logits = np.empty((step.outputs, self._logits.shape[1]), np.float32)
         logits = self._logits[: step.outputs]
         self.shard.begin()
         if step.query.top:

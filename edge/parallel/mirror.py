@@ -122,7 +122,7 @@ class Mirror:
     def restore(self, engine: TextEngine, slot: Slot, tokens: Sequence[int]) -> None:
         """Give a slot of another engine what is copied of these tokens, of which it may hold some."""
         start, block = len(slot.tokens), engine.states.most_read
-        chain = block_hashes(self._key, tokens, block)
+        chain = block_hashes(self._key, tokens, block, slot.namespace)
         there = next((i for i, block_hash in enumerate(chain) if block_hash not in self._blocks), len(chain))
         if there * block <= start or slot.exact is not None:
             return
@@ -143,7 +143,7 @@ class Mirror:
         copied, exact = slot.mirrored // block * block, len(slot.tokens) if slot.exact is None else slot.exact
         if exact - copied < block:
             return None
-        chain = block_hashes(self._key, slot.tokens[:exact], block)
+        chain = block_hashes(self._key, slot.tokens[:exact], block, slot.namespace)
         while copied // block < len(chain) and chain[copied // block] in self._blocks:
             copied += block
         slot.mirrored = copied
@@ -169,7 +169,7 @@ class Mirror:
         """Drop copies of what no slot holds any more."""
         used: set[bytes] = set()
         for slot in slots:
-            used.update(block_hashes(self._key, slot.tokens[: slot.exact], block))
+            used.update(block_hashes(self._key, slot.tokens[: slot.exact], block, slot.namespace))
         self._blocks = {name: copy for name, copy in self._blocks.items() if name in used}
         self.held_bytes = sum(copy.n_bytes for copy in self._blocks.values())
 

@@ -48,9 +48,10 @@ def beginnings(slots: Sequence[Slot]) -> Iterator[Beginning]:
             continue
         # What was shifted depends on tokens that are no longer there.
         exact = slot.tokens[: slot.exact]
-        shared = ((common_prefix(other.tokens[: other.exact], exact), other.sequence) for other in done)
-        start, like = max(shared, default=(0, 0))
-        yield Beginning(slot.sequence, len(slot.tokens), like, start)
+        like = [other for other in done if other.namespace == slot.namespace]  # others may have other adapters
+        shared = ((common_prefix(other.tokens[: other.exact], exact), other.sequence) for other in like)
+        start, sequence = max(shared, default=(0, 0))
+        yield Beginning(slot.sequence, len(slot.tokens), sequence, start)
         done.append(slot)
 
 

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 
+from edge.adapters.adapter import Scales
 from edge.closing import Closing
 from edge.errors import EngineError
 from edge.llm.interface import TextEngine
@@ -34,9 +35,10 @@ END_S = 30.0  # for it to end then
 class RemotePrompt:
     """A prompt that is computed here for a request elsewhere."""
 
-    def __init__(self, tokens: Sequence[int], n_held: int, namespace: str, keep: bool) -> None:
-        """n_held: tokens that the placement that generates has already. keep: as of `Slots`."""
+    def __init__(self, tokens: Sequence[int], n_held: int, namespace: str, adapters: Scales, keep: bool) -> None:
+        """n_held: tokens that the placement that generates has already. adapters: their scales. keep: as of `Slots`."""
         self.tokens, self.n_held, self.namespace, self.keep = list(tokens), n_held, namespace, keep
+        self.adapters = adapters
         self.is_released = False
         self._blocks: list[KVBlock] = []
         self._is_over = False
@@ -94,7 +96,9 @@ class PrefillPlacement(Closing):
         self._thread = threading.Thread(target=self._compute_all, name="prefill", daemon=True)
         self._thread.start()
 
-    def begin(self, tokens: Sequence[int], n_held: int, namespace: str, *, keep: bool) -> RemotePrompt | None:
+    def begin(
+        self, tokens: Sequence[int], n_held: int, namespace: str, adapters: Scales = (), *, keep: bool
+    ) -> RemotePrompt | None:
         """Compute a prompt, all but its last token, of which the placement that generates holds the first `n_held`.
         None where it has too few new tokens. What is held there and not here has to be computed here as well, and so
         counts against it. keep: later prompts of this namespace may find here what it leaves.
@@ -103,7 +107,7 @@ class PrefillPlacement(Closing):
         here = max((common_prefix(cached, tokens) for cached in own), default=0)
         if len(tokens) - n_held < max(2, self._least + max(0, n_held - here)):
             return None
-        prompt = RemotePrompt(tokens, n_held, namespace, keep)
+        prompt = RemotePrompt(tokens, n_held, namespace, adapters, keep)
         with self._lock:
             if self.failed is not None:
                 return None
@@ -154,7 +158,7 @@ class PrefillPlacement(Closing):
         placement = self._slots.place(prompt.tokens, 0, prompt.namespace)
         if placement is None:  # requests that are being handed over fill the cache
             return
-        slot = self._slots.admit(placement, prompt.tokens, prompt.namespace)
+        slot = self._slots.admit(placement, prompt.tokens, prompt.namespace, adapters=prompt.adapters)
         self._in_use.append((prompt, slot))
         n_submitted, stop = prompt.n_held, len(prompt.tokens) - 1
         chunk = self._engine.chunk(stop - len(slot.tokens))

@@ -194,8 +194,8 @@ class Shard:
         return not isinstance(self.engine, ThinEngine) or self.engine.knows_removals
 
     def keep(self, step: Step) -> bool:
-        """Do an operation on the KV cache; False where a removal has to be one of everything, and where there is no
-        snapshot."""
+        """Do an operation on the KV cache, or change the adapters in use; False where a removal has to be one of
+        everything, and where there is no snapshot."""
         a, b, c, d = step.numbers
         if step.op is Op.REMOVE:
             return self.engine.kv_remove(a, b, c)
@@ -214,6 +214,8 @@ class Shard:
             self.engine.kv_shift(a, b, c, d)
         elif step.op is Op.CLEAR:
             self.engine.kv_clear()
+        elif step.op is Op.ADAPT:
+            self.engine.adapters.use(step.scales)
         return True
 
     def close(self) -> None:
@@ -231,7 +233,7 @@ class Shard:
         if changed:
             hooks.append(Hook(lambda node: node.name == changed, self._take_input))
         if len(self.place.group) > 1:
-            hooks.append(Hook(_partial(rules, file), self._sum))
+            hooks.append(Hook(_partial(rules, file, lambda weight: self.engine.adapters.n_of(weight)), self._sum))
         if not self.place.last:
             blocks = file.metadata.get(f"{file.architecture}.block_count")
             end = rules.end_node.format(int(blocks) - 1 if isinstance(blocks, int) else 0)
@@ -285,13 +287,19 @@ def load_shards(
         return shards
 
 
-def _partial(rules: Rules, file: GgufFile) -> Callable[[Node], bool]:
+def _partial(rules: Rules, file: GgufFile, adapters_of: Callable[[str], int]) -> Callable[[Node], bool]:
     """Return a test of nodes: whether a rank's result is a partial sum, so that the sum over ranks is the whole.
 
     The output projection has no name of its own in most graphs, only its weight has. Experts are summed once, after
-    they were weighted and added.
+    they were weighted and added. adapters_of: how many of the adapters in use change a weight: what they add to its
+    product is partial, too, so that the sum is taken behind the last of them.
     """
     weights = re.compile(rf"\.({'' if rules.whole_attention else 'attn_output|'}ffn_down)\.weight$")
     shares_one = rules.shared_sum and any(name.endswith(".ffn_down_shexp.weight") for name in file.tensors)
     nodes = re.compile((rules.shared_sum if shares_one else rules.experts_sum).format(r"\d+"))
-    return lambda node: bool(weights.search(node.weight) or nodes.fullmatch(node.name))
+
+    def is_partial(node: Node) -> bool:
+        weight, n_added = node.adapted_weight() or (node.weight, 0)
+        return n_added == adapters_of(weight) if weights.search(weight) else bool(nodes.fullmatch(node.name))
+
+    return is_partial

@@ -142,7 +142,7 @@ class SleepingEngine(ModelRunner):
     ) -> None:
         """The errors of ModelRunner; NotEnoughMemory where weights and KV cache are more than the options allow."""
         self._times, self.sleeper, self._most_bytes = times, sleeper or Sleeper(), options.memory
-        super().__init__(path, replace(options, memory=None, prefixes=None), hooks, embeddings=True)
+        super().__init__(path, replace(options, memory=None, prefixes=None, lora=()), hooks, embeddings=True)
         self.hidden = _NoHidden(self._context, self.shape.n_embd)
 
     def follow_snapshots(self) -> None:
@@ -210,6 +210,9 @@ class _Node:
 
     def __init__(self, shape: tuple[int, int], name: str = "", weight: str = "") -> None:
         self.shape, self.name, self.weight = shape, name, weight
+
+    def adapted_weight(self) -> None:
+        """None: no adapter is computed."""
 
     def view(self) -> Floats:
         """Its values."""

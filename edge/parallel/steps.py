@@ -15,10 +15,12 @@ stage.
 |       | remove: sequence, start, end, whether rank 0 could (ASKED: it asks); copy: source, target, start, end; |
 |       | shift: sequence, start, end, delta; read and write: sequence, start, end, 0; |
 |       | keep, count and restore: sequence, start, hashes, 0; |
-|       | snapshot: sequence, 0, 1 (hash), 0; set back: sequence, its new length, 1 (hash), 0 |
+|       | snapshot: sequence, 0, 1 (hash), 0; set back: sequence, its new length, 1 (hash), 0; |
+|       | adapt: number of scales, 0, 0, 0 |
 | 20-   | decode only: positions int32 [rows], sequences int32 [rows], outputs int8 [rows], masks |
 |       | (edge/parallel/masks.py); |
-|       | keep, count, restore, snapshot and set back: block hashes of 32 bytes |
+|       | keep, count, restore, snapshot and set back: block hashes of 32 bytes; |
+|       | adapt: the scale of each adapter, float32, of all decodes until the next such step; none: without any |
 
 Behind a step that writes, rank 0 sends each rank its part of the keys and values over the link between the two; for one
 that reads, each rank sends its part to rank 0: as partition/state/sequence.py lays them out, in DATA frames as above.
@@ -28,6 +30,7 @@ All little-endian, as all processors are that llama.cpp runs on.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
@@ -37,6 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.llama.llama import Batch
+from edge.llm.options import MOST_ADAPTERS
 from edge.parallel import masks
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock, decode, encode, encoded_bytes
@@ -80,6 +84,7 @@ class Op(IntEnum):
     RESTORE = 13  # add kept blocks to a sequence, and tell rank 0 how many leading ones were there
     SNAPSHOT = 14  # hold a snapshot of a sequence, which ends with this block
     SET_BACK = 15  # set a sequence back to a length, by the snapshot behind a block; tell rank 0 whether there is one
+    ADAPT = 16  # compute with each adapter times its scale from the next decode on
 
 
 _OPS = {int(op): op for op in Op}
@@ -96,6 +101,7 @@ class Step(NamedTuple):
     numbers: tuple[int, int, int, int] = (0, 0, 0, 0)
     hashes: tuple[bytes, ...] = ()  # of blocks on disk
     masks: bytes = b""  # of a decode's rows that give logits; their length is the last number
+    scales: tuple[float, ...] = ()  # of adapters
     hidden: bool = False  # of a decode: the hidden states of these rows are wanted, too
 
     @property
@@ -131,7 +137,7 @@ def pack(step: Step, rows: Batch) -> bytes:
     """A step as bytes, with what `rows` says of a decode's rows."""
     head = _HEAD.pack(step.op, step.fresh, step.hidden, 0, *step.numbers)
     if step.op is not Op.DECODE:
-        return head + b"".join(step.hashes)
+        return head + b"".join(step.hashes) + struct.pack(f"<{len(step.scales)}f", *step.scales)
     n = step.rows
     return head + rows.positions[:n].tobytes() + rows.sequences[:n].tobytes() + rows.outputs[:n].tobytes() + step.masks
 
@@ -152,6 +158,14 @@ def unpack(data: Payload, rows: Batch) -> Step:
                 f"a step of {n} block hashes came with {len(rest)} bytes of them; it takes 1 to {MOST_HASHES}"
             )
         return step._replace(hashes=tuple(bytes(rest[i : i + HASH_BYTES]) for i in range(0, len(rest), HASH_BYTES)))
+    if step.op is Op.ADAPT:
+        n = numbers[0]
+        if not 0 <= n <= MOST_ADAPTERS or len(rest) != 4 * n:
+            raise ProtocolError(f"{n} scales of adapters came in {len(rest)} bytes; there are up to {MOST_ADAPTERS}")
+        scales = struct.unpack(f"<{n}f", rest)
+        if not all(map(math.isfinite, scales)):
+            raise ProtocolError("a scale of an adapter came that is no number; update both devices")
+        return step._replace(scales=scales)
     n, n_masks = (step.rows, step.numbers[3]) if step.op is Op.DECODE else (0, 0)
     if not 0 <= n_masks <= masks.MOST_BYTES or (n_masks and not (step.top and step.outputs)):
         raise ProtocolError(

@@ -82,6 +82,9 @@ class PositionsContext(Context):
     def use_threads(self, threads: int) -> None:
         """None computes."""
 
+    def use_adapters(self, scales: Sequence[float]) -> None:
+        """None computes."""
+
     def wait(self) -> None:
         """Nothing is computed behind."""
 
@@ -136,7 +139,7 @@ class ThinEngine(ModelRunner):
         """vocabulary: of the file; it stays the caller's. The errors of ModelRunner; NotEnoughMemory where the process
         alone is larger than the options allow."""
         self._vocabulary = vocabulary
-        super().__init__(path, replace(options, prefixes=None), embeddings=True)
+        super().__init__(path, replace(options, prefixes=None, lora=()), embeddings=True)
         self.states = PositionStates(self.file, self._context, self.states.kv)
 
     def _load(

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edge.serve.apis import state, tokens
+from edge.serve.apis.adapters import AdapterScales, adapter_list, use_adapters
 from edge.serve.apis.api import Api
 from edge.serve.apis.chat import CHAT, ChatRequest
 from edge.serve.apis.completions import COMPLETIONS
@@ -60,6 +61,9 @@ def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
     async def plan(http: Request) -> Response:
         return Json(await unless_gone(http, state.use_plan(await read(http, state.PlanRequest), models)))
 
+    async def lora(http: Request) -> Response:
+        return Json(await use_adapters(await read(http, AdapterScales), models))
+
     def post(path: str, summary: str, request: type[R], answer: Callable[[R, ServedModel], Awaitable[Any]]) -> Endpoint:
         """Return an endpoint whose request may name a model, which then answers it."""
 
@@ -89,6 +93,12 @@ def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
         _get("/v1/cluster", "Tell what the loaded models do, and on which devices.", lambda: state.cluster(models)),
         _get("/v1/front", "Tell the plans that there are to choose from.", lambda: state.front(options.front)),
         _get("/props", "Tell of the default model.", lambda: state.props(models)),
+        _get(
+            "/lora-adapters",
+            "Tell the adapters, and the scales of requests that do not say.",
+            lambda: adapter_list(models),
+        ),
+        Endpoint("POST", "/lora-adapters", "Change those scales.", lora, AdapterScales),
         _get("/slots", "Tell which answers are in the making.", lambda: state.slots(models)),
         *(Endpoint("GET", path, "Tell whether the models answer.", health) for path in HEALTH),
         Endpoint("GET", "/metrics", "Tell figures to Prometheus.", prometheus),

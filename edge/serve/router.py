@@ -13,6 +13,7 @@ import psutil
 
 from edge.api.config import EngineConfig
 from edge.errors import UnknownModel
+from edge.serve.adapters import ServedAdapters
 from edge.serve.client import EngineClient
 from edge.serve.model_files import ModelFile, model_file
 from edge.serve.process import EngineProcess
@@ -29,8 +30,13 @@ class Router:
         self, configs: Mapping[str, EngineConfig], *, queue: int = 256, say: Callable[[str], None] = lambda line: None
     ) -> None:
         """configs: of each model, by name, the default one first. queue: requests that may wait for each. say: gets
-        lines for people."""
+        lines for people. EngineError for adapters that cannot be named."""
         self._configs = dict(configs)
+        names = list(configs)
+        self._adapters = {
+            name: ServedAdapters(lora, names) if (lora := config.options.get("lora")) else ServedAdapters()
+            for name, config in configs.items()
+        }
         self._queue, self._say = queue, say
         self._models: dict[str, EngineClient] = {}
         self._used: dict[str, int] = {}  # when a model was last requested
@@ -42,6 +48,10 @@ class Router:
     def names(self) -> Sequence[str]:
         """Names of the models, the default one first."""
         return list(self._configs)
+
+    def adapters(self, name: str | None) -> ServedAdapters:
+        """As ServedModels.adapters."""
+        return self._adapters[self._known(name)]
 
     async def model(self, name: str | None) -> EngineClient:
         """As ServedModels.model."""
@@ -121,6 +131,7 @@ class Router:
     def _known(self, name: str | None) -> str:
         if name is None:
             return self.names[0]
+        name = next((model for model, adapters in self._adapters.items() if name in adapters.names), name)
         if name not in self._configs:
             named = ", ".join(self.names[:_MOST_NAMED])
             raise UnknownModel(f"there is no model {name[:200]!r} here; there are {named}")

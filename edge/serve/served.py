@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from edge.serve.adapters import ServedAdapters
 from edge.serve.model_files import ModelFile
 
 
@@ -26,6 +27,7 @@ class Generation:
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that are given
     place: int = 0  # number among the answers to one prompt
     namespace: str = ""  # of the prefix cache: its users may notice by speed that another had the same prompt
+    adapters: Sequence[float] | None = None  # scale of each adapter; None: the model has none
     logprobs: int | None = None  # alternatives with each token; 0: its own probability alone; None: no probabilities
 
 
@@ -115,8 +117,12 @@ class ServedModels(Protocol):
     def names(self) -> Sequence[str]:
         """Names of the models, the default one first."""
 
+    def adapters(self, name: str | None) -> ServedAdapters:
+        """Return the adapters of a model, or of the one that an adapter of this name belongs to. UnknownModel."""
+
     async def model(self, name: str | None) -> ServedModel:
-        """Return a model, and load it if needed; None: the default one. UnknownModel, NotEnoughMemory, EngineGone."""
+        """Return a model, and load it if needed; None: the default one. An adapter's name stands for its model.
+        UnknownModel, NotEnoughMemory, EngineGone."""
 
     async def loaded(self) -> Sequence[ServedModel]:
         """Return the models that are loaded."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from devices.machine_disk import disk_read_rate
 from devices.sleeping import sleep_profile
+from edge.adapters.loaded import LoadedAdapters
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
@@ -116,6 +117,7 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     """Load a slice or a model. Raises the errors of Engine, and NotEnoughMemory if it would need more than the limit.
     limits: resources that it may use."""
     options = limit_options(options_from(request.options), limits)
+    options = replace(options, lora=tuple(request.adapter_paths))
     stages = tuple(request.stages)
     here = place(rank, stages) if stages else None
     if here is not None and not here.last:
@@ -142,7 +144,8 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
             contexts=options.groups if stages else 1,
             rollback=options.rollback,
         )
-        need = memory.need(request.path, sizes)
+        adapters = LoadedAdapters(options.lora, file, shape.n_experts_used, are_slices=True)
+        need = memory.need(request.path, sizes).with_adapters(adapters.memory_bytes(sizes.batch))
         _check_limit(need, limit)
     else:  # the engine accounts for itself, and pages what does not fit
         need = None

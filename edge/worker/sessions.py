@@ -246,10 +246,12 @@ class Sessions:
         self._release(session)  # whatever was granted since `_watch` released it
 
     def _grant(self, session: Session, load: pb.Load) -> None:
-        """Fill in the fields that only the daemon knows: the slice's file, and how much memory is left for it."""
+        """Fill in the fields that only the daemon knows: the files of the slice and its adapters, and how much memory
+        is left for it."""
         if session.slice:
             raise EdgeError("a slice is loaded already; unload it first")
         load.path = str(session.lease.enter_context(self._store.use(load.slice)))
+        load.adapter_paths[:] = [str(session.lease.enter_context(self._store.use(name))) for name in load.adapters]
         load.memory_limit_bytes = 0
         load.prefix_folder, load.prefix_bytes = str(self._store.folder.with_name("prefixes")), self._prefix_bytes
         session.slice = load.slice

@@ -63,8 +63,13 @@ def check_tensor(file: GgufFile) -> None:
 def slice_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
     """Make the recipe that cuts `cut` from the model. CannotSlice if that is impossible."""
     placed, head = _planned(file, cut)
+    return joined(file, model_digest, head, placed)
+
+
+def joined(file: GgufFile, digest: str, head: bytes, placed: list[Placed]) -> Recipe:
+    """Make the recipe of a header and the tensors behind it, of bytes of `file`."""
     segments = chain.from_iterable((*p.segments, *_padding(p)) for p in placed)
-    return Recipe(model_digest, file.size_bytes, tuple(tensors.merged([Literal(head), *segments])))
+    return Recipe(digest, file.size_bytes, tuple(tensors.merged([Literal(head), *segments])))
 
 
 def blank_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:

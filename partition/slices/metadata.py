@@ -25,8 +25,7 @@ _RECURRENT = "attention.recurrent_layers"
 def pairs(source: Source, cut: Slice) -> dict[str, bytes]:
     """Keys to values as stored."""
     file, whole = source.file, source.is_whole(cut)
-    own = file.architecture
-    arch = own if whole else source.rules.shards_as or own
+    own, arch = file.architecture, architecture(source, cut)
     metadata = {"general.architecture": encoded("str", arch)}
     own_prefix = f"{own}."
     for key in file.metadata:
@@ -43,6 +42,12 @@ def pairs(source: Source, cut: Slice) -> dict[str, bytes]:
     metadata |= {key: _cut(source, key, cut) for key in file.metadata if key.startswith(PER_LAYER_PREFIX)}
     metadata["tokenizer.ggml.model"] = encoded("str", "none")
     return metadata
+
+
+def architecture(source: Source, cut: Slice) -> str:
+    """Return the architecture that a slice is written as."""
+    own = source.file.architecture
+    return own if source.is_whole(cut) else source.rules.shards_as or own
 
 
 def _per_layer(source: Source, cut: Slice) -> dict[str, bytes]:

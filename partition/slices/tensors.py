@@ -4,6 +4,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 from partition.errors import CannotSlice
 from partition.plan.plan import Range, Slice
@@ -29,14 +30,21 @@ class Placed:
     segments: tuple[Segment, ...]
 
 
+class Piece(NamedTuple):
+    """A tensor of a slice that is a part of one of the model."""
+
+    name: str  # in the slice
+    dimension: int  # that it is cut along: 0: the values of a row, 1: rows; below 0: it is whole
+    ranges: Sequence[Range] = ()
+
+
 def tensors(source: Source, cut: Slice) -> list[Placed]:
     """Return all tensors of a slice, in order. CannotSlice if `cut` falls within quantization blocks."""
     placed = [*_table_and_head(source, cut), *_common(source, cut)]
-    heads = {} if source.is_whole(cut) else _head_ranges(source, cut)
     scale = source.query_scale(cut)
     for layer in range(cut.layers.start, cut.layers.stop):
         block = source.block(layer)
-        ranges = heads and heads | _column_ranges(source, cut, layer)
+        ranges = layer_ranges(source, cut, layer)
         if scale != 1.0 and QUERY_NORM not in block:
             raise source.other_scale()
         for name, tensor in block.items():
@@ -44,7 +52,7 @@ def tensors(source: Source, cut: Slice) -> list[Placed]:
             if name == QUERY_NORM and scale != 1.0:
                 placed.append(_scaled(source, tensor, new, scale))
             else:
-                placed += _whole_or_first(tensor, new, cut) if not ranges else _cut(source, tensor, new, ranges, cut)
+                placed += [placed_piece(tensor, piece, cut) for piece in pieces_of(source, new, ranges)]
     return placed
 
 
@@ -127,18 +135,16 @@ def _whole(tensor: TensorInfo, name: str) -> Placed:
     return Placed(NewTensor(name, tensor.shape, tensor.type), (Copy(tensor.offset, tensor.n_bytes),))
 
 
-def _whole_or_first(tensor: TensorInfo, name: str, cut: Slice) -> list[Placed]:
-    placed = _whole(tensor, name)
-    if CUTS.get(name.split(".", 2)[2]) is Cut.FIRST and not cut.first:
-        placed = replace(placed, segments=(Zeros(tensor.n_bytes),))
-    return [placed]
-
-
 def _scaled(source: Source, tensor: TensorInfo, name: str, scale: float) -> Placed:
     """A vector of 32-bit numbers times `scale`."""
     layout = struct.Struct(f"<{tensor.n_values}f")
     values = (value * scale for value in layout.unpack(source.file.data(tensor.name)))
     return Placed(NewTensor(name, tensor.shape, tensor.type), (Literal(layout.pack(*values)),))
+
+
+def layer_ranges(source: Source, cut: Slice, layer: int) -> dict[str, list[Range]]:
+    """Return for each unit of `Cut` the ranges of a layer that the rank holds; empty where it holds all of it."""
+    return {} if source.is_whole(cut) else _head_ranges(source, cut) | _column_ranges(source, cut, layer)
 
 
 def _head_ranges(source: Source, cut: Slice) -> dict[str, list[Range]]:
@@ -189,23 +195,32 @@ def _moved(ranges: Iterable[Range], by: int) -> list[Range]:
     return [Range(part.start + by, part.stop + by) for part in ranges]
 
 
-def _cut(source: Source, tensor: TensorInfo, name: str, ranges: dict[str, list[Range]], cut: Slice) -> list[Placed]:
-    """A layer's tensor as a shard holds it; two tensors where gate and up are one in the model and not in the slice."""
-    kind = source.cut_of(name.split(".", 2)[2])
+def pieces_of(source: Source, name: str, ranges: dict[str, list[Range]]) -> list[Piece]:
+    """Return what a slice has of a layer's tensor: two pieces where gate and up are one in the model and not there.
+
+    name: of the tensor, with the layer's number in the slice. ranges: as `layer_ranges` gives them."""
+    kind = source.cut_of(name.split(".", 2)[2]) if ranges else None
     if kind is None or kind.dimension < 0:
-        return _whole_or_first(tensor, name, cut)
+        return [Piece(name, -1)]
     if source.rules.fused_gate_up and name.endswith("ffn_up.weight"):
         if not source.rules.shards_as:
-            return [_part(tensor, name, kind.dimension, ranges["gate+up"])]
+            return [Piece(name, kind.dimension, ranges["gate+up"])]
         names = {"gate": name.replace("ffn_up", "ffn_gate"), "up": name}
-        return [_part(tensor, new, kind.dimension, ranges[part]) for part, new in names.items()]
-    return [_part(tensor, name, kind.dimension, ranges[kind.unit])]
+        return [Piece(new, kind.dimension, ranges[part]) for part, new in names.items()]
+    return [Piece(name, kind.dimension, ranges[kind.unit])]
 
 
-def _part(tensor: TensorInfo, name: str, dimension: int, ranges: Sequence[Range]) -> Placed:
+def placed_piece(tensor: TensorInfo, piece: Piece, cut: Slice) -> Placed:
+    """Return a piece of `tensor` with its bytes. CannotSlice if they would not begin and end with whole blocks."""
+    if piece.dimension < 0:
+        placed = _whole(tensor, piece.name)
+        if CUTS.get(piece.name.split(".", 2)[2]) is Cut.FIRST and not cut.first:
+            placed = replace(placed, segments=(Zeros(tensor.n_bytes),))
+        return placed
     shape = list(tensor.shape)
-    shape[dimension] = sum(map(len, ranges))
-    return Placed(NewTensor(name, tuple(shape), tensor.type), pieces(tensor, dimension, ranges))
+    shape[piece.dimension] = sum(map(len, piece.ranges))
+    new = NewTensor(piece.name, tuple(shape), tensor.type)
+    return Placed(new, pieces(tensor, piece.dimension, piece.ranges))
 
 
 def merged(segments: Iterable[Segment]) -> Iterator[Segment]:

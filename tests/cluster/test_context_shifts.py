@@ -43,7 +43,7 @@ def through_shifts(engine: TextEngine) -> NDArray[np.float32]:
     slot, logits = Slot(engine), []
     slot.prefill(TOKENS[:60])
     for token in TOKENS[60:]:
-        if slot.is_full:
+        if len(slot.tokens) >= engine.context:
             assert slot.shift(BEGINNING) == (engine.context - BEGINNING) // 2
         logits.append(slot.decode([token]).copy())
     prompt = [*slot.tokens[:20], *slot.tokens[40:], 5, 6]

@@ -94,7 +94,7 @@ def test_after_a_refusal_nothing_goes_on(two: list[Worker], monkeypatch: pytest.
         progress(1, 3000)
         raise AssertionError("nobody stopped this")
 
-    def open_while_it_is_cut(deployment: Deployment, *args: Any) -> str:
+    def open_while_it_is_cut(deployment: Deployment, *args: Any) -> list[str]:
         assert cutting.wait(TIMEOUT_S)
         return true_open(deployment, *args)
 

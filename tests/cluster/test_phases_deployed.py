@@ -65,8 +65,8 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     taken: list[int] = []
     begin = PrefillPlacement.begin
 
-    def noted(placement: PrefillPlacement, tokens: Any, n_held: int, namespace: str, *, keep: bool) -> Any:
-        prompt = begin(placement, tokens, n_held, namespace, keep=keep)
+    def noted(placement: PrefillPlacement, tokens: Any, n_held: int, *about: Any, keep: bool) -> Any:
+        prompt = begin(placement, tokens, n_held, *about, keep=keep)
         if prompt is not None:
             taken.append(len(tokens) - n_held)
         return prompt

@@ -22,6 +22,7 @@ SECTIONS = {
     "bench_distributed": ("speed", "pipeline", "groups", "load"),
     "bench_drafts": ("resident", "far", "paged"),
     "bench_engine": (),
+    "bench_lora": (),
     "bench_mtp": ("one", "tensor", "stages", "paged"),
     "bench_paging": ("limit", "mmap", "keeps-up"),
     "bench_phases": ("strong", "equal"),
@@ -152,6 +153,12 @@ def test_planner() -> None:
     rows = run("bench_planner")["rows"]
     assert all(row["seconds"] > 0 and row["points"] for row in rows)
     assert all(row["exact"] for row in rows if "beam" not in row["case"])
+
+
+def test_lora() -> None:
+    rows = run("bench_lora")["rows"]
+    assert [row["side"] for row in rows] == ["one", "tensor", "stages"]
+    assert all(min(row["none_ms"], row["adapter_ms"], row["changed_ms"]) > 0 for row in rows)
 
 
 def test_pool() -> None:

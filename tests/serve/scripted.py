@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edge.errors import EdgeError, SamplingError, UnknownModel
+from edge.serve.adapters import ServedAdapters
 from edge.serve.model_files import ModelFile
 from edge.serve.served import Answer, Generation, Piece, ServedModel, TokenLogprob
 
@@ -119,6 +120,9 @@ class ScriptedModels:
     @property
     def names(self) -> Sequence[str]:
         return [self.scripted.name]
+
+    def adapters(self, name: str | None) -> ServedAdapters:
+        return ServedAdapters()
 
     async def model(self, name: str | None) -> ServedModel:
         if name not in (None, self.scripted.name):

@@ -7,6 +7,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from edge.adapters.adapter import adapters_from
+from edge.cluster.adapter_slices import AdapterSlices
 from edge.llama import llama
 from edge.llm.options import EngineOptions
 from edge.llm.prefixes import name_histories, rank_key, seal
@@ -15,6 +17,7 @@ from edge.parallel.follower import follow_groups
 from edge.parallel.grouped import GroupedEngine
 from edge.parallel.shard import Shard, load_shards
 from edge.parallel.topology import place
+from edge.slices.local import OwnSlices
 from partition.plan.arrange import make_plan
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
@@ -53,6 +56,9 @@ def ranks_here(
     for a, b in combinations(range(n), 2):
         ends = memory_link.pair((f"rank {a}", f"rank {b}"), PATIENT)
         links[a][b], links[b][a] = (ShapedLink(end, Shape(delay_s)) for end in ends) if delay_s else ends
+    cuts = {rank: cut for rank in range(n) if (cut := plan.slice(rank)).layers}
+    adapters = adapters_from(options.lora)
+    adapter_slices = AdapterSlices(adapters, file, cuts, OwnSlices(folder / "cache", folder / "state"))
     groups = [Group(rank, links[rank]) for rank in range(n)]
     shards = [] if shards is None else shards
     with ExitStack() as stack:
@@ -68,6 +74,7 @@ def ranks_here(
                 name_histories(shards[0].engine.states, OWNER if options.prefixes is not None else b"")
                 continue
             slice_ = write(model, plan.slice(rank), folder / f"{model.stem}-{'-'.join(map(str, widths))}-{rank}.gguf")
+            own = replace(own, lora=adapter_slices.use(rank, stack.enter_context))
             each.append(load_shards(slice_, own, here))
             for shard in each[rank]:
                 stack.enter_context(closing(shard))
@@ -81,7 +88,9 @@ def ranks_here(
         following = [start(follow_groups, each[rank], groups[rank], "auto", wire) for rank in range(1, n)]
         over = groups[0].lanes(options.groups) if options.groups > 1 else groups[:1]
         engines = [
-            DistributedEngine(file, vocabulary, plan, shard, lane, wire=wire, outputs=options.outputs)
+            DistributedEngine(
+                file, vocabulary, plan, shard, lane, wire=wire, outputs=options.outputs, adapters=adapters
+            )
             for shard, lane in zip(each[0], over, strict=True)
         ]
         engine = GroupedEngine(engines, options.sequences) if options.groups > 1 else engines[0]

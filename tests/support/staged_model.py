@@ -25,7 +25,7 @@ class StagedModel:
     """The methods of `TextEngine` that one answer needs. It refuses rows that do not continue what it holds."""
 
     batch, outputs, sequences, contexts, threads, can_shift, paging, rollback = 64, 8, 1, 1, 1, False, None, None
-    listener = None
+    listener, adapters = None, ()
 
     def __init__(
         self,

@@ -30,6 +30,7 @@ MAX_ANSWERS = 64  # of one request
 MAX_BATCH = 2048  # texts of one request for embeddings
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_SCALE = 1e6  # of an adapter
 # Defaults of these APIs.
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
@@ -55,6 +56,11 @@ class Fields(BaseModel):
         return self
 
 
+class AdapterScale(Fields):
+    id: int = Field(ge=0, description="as /lora-adapters has it")
+    scale: float = Field(ge=-MAX_SCALE, le=MAX_SCALE)
+
+
 class GeneratingRequest(Fields):
     """Fields of all requests for answers."""
 
@@ -69,6 +75,8 @@ class GeneratingRequest(Fields):
     xtc_probability: float | None = Field(None, description="XTC: how often likely tokens are left out; default 0")
     xtc_threshold: float | None = Field(None, description="tokens this likely count as likely; default 0.1")
     allow_repetition: bool | None = Field(None, description="true: do not end an answer that repeats itself")
+
+    lora: list[AdapterScale] | None = Field(None, description="adapters of this answer; others are not used")
 
     refused: ClassVar[Refused] = {**LLAMA_REFUSED, **VLLM_REFUSED}
     ignored = LLAMA_IGNORED | VLLM_IGNORED

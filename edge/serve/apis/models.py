@@ -14,15 +14,26 @@ async def model_list(models: ServedModels) -> dict[str, Any]:
     """Return all models."""
     names = list(models.names)
     ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
-    data = [await _model(models, name) for name in names]
+    data = [entry for name in names for entry in await _entries(models, name)]
     return {"object": "list", "data": data, "has_more": False, **ends}
 
 
 async def model_json(models: ServedModels, name: str) -> dict[str, Any]:
-    """Return one model. UnknownModel."""
-    if name not in models.names:
-        raise UnknownModel(f"there is no model {name!r:.200}; there is {', '.join(models.names)}")
-    return await _model(models, name)
+    """Return one model, or an adapter as one. UnknownModel."""
+    for model in models.names:
+        if name == model or name in models.adapters(model).names:
+            return next(entry for entry in await _entries(models, model) if entry["id"] == name)
+    raise UnknownModel(f"there is no model {name!r:.200}; there is {', '.join(models.names)}")
+
+
+async def _entries(models: ServedModels, name: str) -> list[dict[str, Any]]:
+    """Return a model, and each of its adapters as one more, with vLLM's keys `parent` and `root`."""
+    model, adapters = await _model(models, name), models.adapters(name)
+    rows = zip(adapters.names, adapters.to_json(), strict=True)
+    return [
+        model,
+        *({**model, "id": own, "display_name": own, "parent": name, "root": row["path"]} for own, row in rows),
+    ]
 
 
 async def _model(models: ServedModels, name: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def _refused(any_value: str = "", not_empty: str = "", **neutral: tuple[Any, ...
 
 LLAMA_REFUSED = _refused(
     any_value="grammar_lazy ignore_eos post_sampling_probs return_tokens thinking_forced_open",
-    not_empty="grammar_triggers lora multimodal_data response_fields samplers",
+    not_empty="grammar_triggers multimodal_data response_fields samplers",
     add_generation_prompt=(True,), dynatemp_range=(0,), min_keep=(0,), mirostat=(0,), n_cmpl=(1,), n_indent=(0,),
     n_predict=(-1,), n_probs=(0,), parse_tool_calls=(True,),
     reasoning_format=("auto", "deepseek"), repeat_last_n=(64,), t_max_predict_ms=(0, -1),

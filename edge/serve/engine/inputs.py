@@ -67,6 +67,7 @@ class InputProcessor:
             logprobs=generation["logprobs"],
             generated=generation["generated"],
             namespace=generation["namespace"],
+            adapters=None if generation["adapters"] is None else tuple(generation["adapters"]),
         )
 
     def _prompt(self, generation: Mapping[str, Any]) -> tuple[list[int], Thinking | None]:

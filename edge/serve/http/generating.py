@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from edge import log
 from edge.errors import EdgeError
+from edge.serve.apis.adapters import request_scales
 from edge.serve.apis.api import Api, Event, ParsedRequest, R
 from edge.serve.apis.tokens import template_of
 from edge.serve.deltas import begin, merged
@@ -65,8 +66,9 @@ async def _begun(api: Api[R], models: ServedModels, request: R, namespace: str) 
     if request.template_matters:
         template = await template_of(model)
     parsed = api.parse(request, template)
-    generations = [replace(generation, namespace=namespace) for generation in parsed.generations]
-    return _Accepted(model.name, parsed, await begin(model, generations))
+    scales = request_scales(request, models)
+    generations = [replace(generation, namespace=namespace, adapters=scales) for generation in parsed.generations]
+    return _Accepted(request.model or model.name, parsed, await begin(model, generations))
 
 
 async def _known(beginning: asyncio.Future[_Accepted], limit_s: float | None) -> None:

@@ -117,7 +117,7 @@ def test_a_step_with_one_byte_changed(sent: tuple[Step, Batch], data: st.DataObj
     ("head", "rest", "why"),
     [
         ((0, 0, 0, 0, 0, 0, 0), 0, "operation 0 with flags 0 and 0 is none; update both devices"),
-        ((16, 0, 0, 0, 0, 0, 0), 0, "operation 16"),
+        ((17, 0, 0, 0, 0, 0, 0), 0, "operation 17"),
         ((15, 0, 0, 0, 0, 0, 0), 0, "a step of 0 block hashes"),
         ((12, 0, 0, 0, 0, 0, 0), 0, "a step of 0 block hashes came with 0 bytes"),
         ((12, 0, 0, 0, 0, 2, 0), 63, "a step of 2 block hashes came with 63 bytes"),

@@ -1,0 +1,1 @@
+"""LoRA adapters: named, checked, and switched between passes."""

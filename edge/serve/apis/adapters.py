@@ -1,0 +1,56 @@
+"""/lora-adapters in the form of llama.cpp's server, and the adapters that a request asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import RootModel
+
+from edge.serve.adapters import ServedAdapters
+from edge.serve.apis.fields import AdapterScale, GeneratingRequest
+from edge.serve.http.errors import BadRequest
+from edge.serve.served import ServedModels
+
+
+class AdapterScales(RootModel[list[AdapterScale]]):
+    """Scales of adapters; those that are not named are 0."""
+
+
+def request_scales(request: GeneratingRequest, models: ServedModels) -> list[float] | None:
+    """Return the scales of the adapters that a request asks for; None where its model has none. BadRequest for an
+    unknown id, and for two ways to ask at once."""
+    adapters = models.adapters(request.model)
+    if request.lora and request.model in adapters.names:
+        raise BadRequest(f"lora names adapters, and the model {request.model!r:.90} is one; leave one out", "lora")
+    if request.lora is not None:
+        return adapters.scales(by_id=_by_id(request.lora, adapters)) or None
+    return adapters.scales(request.model) or None
+
+
+async def adapter_list(models: ServedModels) -> list[dict[str, Any]]:
+    """Return all adapters, with the scales of requests that do not say."""
+    return _only(models).to_json()
+
+
+async def use_adapters(request: AdapterScales, models: ServedModels) -> dict[str, Any]:
+    """Change the scales of requests that do not say. BadRequest for an unknown id."""
+    adapters = _only(models)
+    adapters.use(_by_id(request.root, adapters))
+    return {"success": True}
+
+
+def _only(models: ServedModels) -> ServedAdapters:
+    """The adapters of the one model that has any."""
+    every = [models.adapters(name) for name in models.names]
+    return next((adapters for adapters in every if len(adapters)), ServedAdapters())
+
+
+def _by_id(scales: Sequence[AdapterScale], adapters: ServedAdapters) -> dict[int, float]:
+    for scale in scales:
+        if scale.id >= len(adapters):
+            there = (
+                f"ids are from 0 to {len(adapters) - 1}" if len(adapters) else "this model has none: serve with --lora"
+            )
+            raise BadRequest(f"there is no adapter {scale.id}; {there}", "lora")
+    return {scale.id: scale.scale for scale in scales}
