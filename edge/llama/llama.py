@@ -214,8 +214,12 @@ class Model:
         """Return whether the token ends a generation (end of text, of turn, of message)."""
         return bool(L.llama_vocab_is_eog(self.vocab, token))
 
+    def adds(self, name: str) -> bool:
+        """Return whether the vocabulary wants "bos", "eos" or "sep" put around texts."""
+        return bool(getattr(L, f"llama_vocab_get_add_{name}")(self.vocab))
+
     def special_token(self, name: str) -> int | None:
-        """Id of "bos", "eos" or "eot"; None if the vocabulary has none."""
+        """Id of "bos", "eos", "eot", "fim_pre" or another by llama.cpp's names; None if the vocabulary has none."""
         token = getattr(L, f"llama_vocab_{name}")(self.vocab)
         return None if token < 0 else int(token)
 

@@ -16,6 +16,7 @@ from edge.serve.apis.api import Api
 from edge.serve.apis.chat import CHAT, ChatRequest
 from edge.serve.apis.completions import COMPLETIONS
 from edge.serve.apis.embeddings import EmbeddingsRequest, embeddings
+from edge.serve.apis.infill import INFILL
 from edge.serve.apis.messages import MESSAGES
 from edge.serve.apis.messages_fields import MessagesInput
 from edge.serve.apis.metrics import metrics
@@ -28,7 +29,7 @@ from edge.serve.http.openapi import Endpoint, openapi
 from edge.serve.options import ServeOptions
 from edge.serve.served import ServedModel, ServedModels
 
-ANSWERING: tuple[Api[Any], ...] = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, NATIVE)
+ANSWERING: tuple[Api[Any], ...] = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, NATIVE, INFILL)
 # Paths that clients of llama.cpp's server use beside the usual ones.
 ALIASES = {
     "/chat/completions": "/v1/chat/completions",

@@ -11,10 +11,29 @@ from edge.serve.model_files import ModelFile
 
 
 @dataclass(frozen=True)
+class ExtraFile:
+    """A part of another file, for what fills a gap."""
+
+    filename: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Infill:
+    """A gap to be filled between two texts."""
+
+    prefix: str | Sequence[int]  # a text or token ids
+    suffix: str
+    line: str = ""  # follows the prefix: the beginning of the line with the cursor
+    files: Sequence[ExtraFile] | None = None  # the nearest last; None: the prompt names no files at all
+
+
+@dataclass(frozen=True)
 class Generation:
-    """A prompt to be continued. One of `prompt` and `messages` is given."""
+    """A prompt to be continued. One of `prompt`, `infill` and `messages` is given."""
 
     prompt: str | Sequence[int] | None = None  # a text or token ids, continued as they are
+    infill: Infill | None = None
     messages: Sequence[Mapping[str, Any]] | None = None  # of a chat, for the model's template
     tools: Sequence[Mapping[str, Any]] = ()  # JSON of functions, in the template's form
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, beside the usual ones

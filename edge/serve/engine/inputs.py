@@ -10,6 +10,7 @@ from edge.errors import ContextFull, SamplingError
 from edge.llm.interface import TextEngine
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
+from edge.serve.engine.infill import InfillPrompts
 from edge.serve.engine.texts import Tokenizer
 from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate
@@ -17,17 +18,22 @@ from edge.thinking.format import AUTO
 from edge.thinking.tracker import Thinking
 from partition.model.generation import generates
 
+_ANSWER_PART = 4  # a fourth of the context is left to what fills a gap, where a request does not say how much
+
 
 class InputProcessor:
     """Renders chats, tokenizes texts, and checks both. Any thread may use it."""
 
-    def __init__(self, engine: TextEngine, *, reproducible: bool = False, think: int = AUTO) -> None:
+    def __init__(
+        self, engine: TextEngine, *, reproducible: bool = False, think: int = AUTO, spm_infill: bool = False
+    ) -> None:
         """reproducible: without a seed of its own, a request's seed is its number among the answers to one prompt.
-        think: tokens of thoughts, for requests that do not say."""
+        think: tokens of thoughts, for requests that do not say. spm_infill: as `spm` of InfillPrompts."""
         self._engine, self._reproducible, self._think = engine, reproducible, think
         self._most_tokens = min(engine.context, engine.shape.context_length or engine.context)  # of one request
         self._tokenizer = Tokenizer(engine.model, engine.file)
         self._renderer_lock, self._renderer = threading.Lock(), TemplateProcess()
+        self._infill = InfillPrompts(engine.model, engine.path.name, spm=spm_infill)
         self._bos = self._special("bos")
         self.template = ChatTemplate.for_model(engine.file.metadata, self._bos, self._special("eos"), self._renderer)
 
@@ -73,6 +79,11 @@ class InputProcessor:
             starts_with_bos = bool(self._bos) and text.startswith(self._bos)
             tokens = self._tokenizer.tokenize(text, most, add_special=not starts_with_bos, parse_special=True)
             return tokens, Thinking.from_prompt(text, self.template.thinking, think)
+        if (infill := generation["infill"]) is not None:
+            if not isinstance(infill["prefix"], str):
+                self.tokens(infill["prefix"], most)  # raises for an invalid id
+            answer = min(generation["max_tokens"] or most // _ANSWER_PART, most // 2)
+            return self._infill.tokens(infill, most - answer), None
         tokens = self.tokens(generation["prompt"], most)
         if not tokens:
             raise ContextFull("the prompt is empty: there is nothing to continue")
