@@ -214,9 +214,14 @@ class Model:
         """Return whether the token ends a generation (end of text, of turn, of message)."""
         return bool(L.llama_vocab_is_eog(self.vocab, token))
 
-    def adds(self, name: str) -> bool:
-        """Return whether the vocabulary wants "bos", "eos" or "sep" put around texts."""
-        return bool(getattr(L, f"llama_vocab_get_add_{name}")(self.vocab))
+    def added(self, name: str) -> list[int]:
+        """The "bos", "eos" or "sep" that the vocabulary wants around texts; empty if it wants none, or has none."""
+        adds, token = getattr(L, f"llama_vocab_get_add_{name}")(self.vocab), self.special_token(name)
+        return [token] if adds and token is not None else []
+
+    def is_control(self, token: int) -> bool:
+        """Return whether text is this token only where special tokens are parsed."""
+        return bool(L.llama_vocab_is_control(self.vocab, token))
 
     def special_token(self, name: str) -> int | None:
         """Id of "bos", "eos", "eot", "fim_pre" or another by llama.cpp's names; None if the vocabulary has none."""

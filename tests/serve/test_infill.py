@@ -110,9 +110,7 @@ def test_the_last_files_stay(tmp_path: Path) -> None:
         whole = layout.tokens(gap(files=FILES), fixed + 2 * len(second))
         assert whole == [BOS, *HEAD, SEP, *text("a.py\nA=1"), *second, *OWN, *around]
         cut = layout.tokens(gap(files=FILES), fixed + 2 * len(second) - 1)
-        assert cut in [
-            [BOS, *HEAD, SEP, *text(f"a.py\n{end}"), *second, *OWN, *around] for end in ("=1", "1")
-        ]
+        assert cut in [[BOS, *HEAD, SEP, *text(f"a.py\n{end}"), *second, *OWN, *around] for end in ("=1", "1")]
         assert layout.tokens(gap(files=FILES), fixed + len(second)) == [BOS, *HEAD, *second, *OWN, *around]
         assert layout.tokens(gap(files=FILES), fixed - 1) == [BOS, *around]
 

@@ -48,10 +48,10 @@ class InfillPrompts:
         if missing := [word for mark, word in MARKS.items() if self._marks[mark] is None]:
             raise SamplingError(
                 f"{self._name} has no token for {' and '.join(missing)}, so it cannot fill gaps; use one that was"
-                " trained for fill-in-the-middle, and whose file names these tokens (tokenizer.ggml.fim_pre_token_id, ...)"
+                " trained for fill-in-the-middle, and whose file names them (tokenizer.ggml.fim_pre_token_id, ...)"
             )
         marks = self._marks
-        bos = [token] if self._model.adds("bos") and (token := self._model.special_token("bos")) is not None else []
+        bos = self._model.added("bos")
         room -= len(bos) + len(MARKS)
         if room < 1:
             raise ContextFull(f"the context leaves {max(room, 0)} tokens for the text around a gap; serve with more")

@@ -11,6 +11,7 @@ from edge.llm.interface import TextEngine
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.serve.engine.infill import InfillPrompts
+from edge.serve.engine.ranking import RankingPrompts
 from edge.serve.engine.texts import Tokenizer
 from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate
@@ -34,6 +35,7 @@ class InputProcessor:
         self._tokenizer = Tokenizer(engine.model, engine.file)
         self._renderer_lock, self._renderer = threading.Lock(), TemplateProcess()
         self._infill = InfillPrompts(engine.model, engine.path.name, spm=spm_infill)
+        self._ranking = RankingPrompts(engine.model, engine.file, self._tokenizer)
         self._bos = self._special("bos")
         self.template = ChatTemplate.for_model(engine.file.metadata, self._bos, self._special("eos"), self._renderer)
 
@@ -98,6 +100,18 @@ class InputProcessor:
         if bad := [token for token in text if not 0 <= token < n_vocab]:
             raise SamplingError(f"{bad[0]} is no token: ids are from 0 to {n_vocab - 1}")
         return list(text)
+
+    def ranked(self, query: str, documents: Sequence[str], most: int) -> list[list[int]]:
+        """Return the token ids that score each document, at most so many. ContextFull for a document that is too long
+        together with the query."""
+        ranked = []
+        for number, document in enumerate(documents):
+            try:
+                tokens = self._ranking.tokens(query, document, most)
+            except ContextFull as error:
+                raise ContextFull(f"documents.{number}, with the query: {error}") from None
+            ranked.append(tokens)
+        return ranked
 
     def pieces(self, tokens: list[int]) -> list[str]:
         """Return the bytes of each token, as Latin-1. SamplingError for an invalid id."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from edge.deployment.deployed import DeployedModel
 from edge.errors import EngineError
@@ -20,6 +20,8 @@ from edge.serve.engine.jobs import EngineJobs
 from edge.serve.engine.status import EngineStatus, Statistics
 from edge.serve.messages import error_json, logprob_json
 from edge.thinking.format import AUTO
+
+T = TypeVar("T")
 
 
 class ServingLoop:
@@ -61,6 +63,7 @@ class ServingLoop:
             "pieces": self._inputs.pieces,
             "render": self._inputs.render,
             "embed": self._embed,
+            "rerank": self._rerank,
             "status": lambda: self._jobs.result(self.status),
         }
 
@@ -212,13 +215,21 @@ class ServingLoop:
         return self._handlers[what](**arguments)
 
     def _embed(self, texts: Sequence[str | Sequence[int]]) -> dict[str, Any]:
+        tokenized = [self._inputs.tokens(text, MOST_TOKENS) for text in texts]
+        vectors = self._pooled(lambda tokens: self._embedder.embed(tokens).tolist(), tokenized)
+        return {"embeddings": vectors, "tokens": sum(map(len, tokenized))}
+
+    def _rerank(self, query: str, documents: Sequence[str]) -> dict[str, Any]:
+        tokenized = self._inputs.ranked(query, documents, self._embedder.most_tokens)
+        return {"scores": self._pooled(self._embedder.score, tokenized), "tokens": sum(map(len, tokenized))}
+
+    def _pooled(self, work: Callable[[Sequence[int]], T], texts: Sequence[Sequence[int]]) -> list[T]:
+        """Return what the engine thread makes of each text; other requests go on between two of them."""
         if self._deployed is not None:
             raise EngineError("this model runs on several devices, and embeddings need one; serve it without --workers")
         if self._engine.paging is not None:
             raise EngineError("this model runs within a memory budget, and embeddings need a context of their own")
-        tokenized = [self._inputs.tokens(text, MOST_TOKENS) for text in texts]
-        vectors = self._jobs.result(lambda: [self._embedder.embed(tokens).tolist() for tokens in tokenized])
-        return {"embeddings": vectors, "tokens": sum(map(len, tokenized))}
+        return [self._jobs.result(partial(work, tokens)) for tokens in texts]
 
 
 def _logprob(model: Model, token: int, logprob: float) -> list[Any]:
