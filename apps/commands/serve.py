@@ -77,6 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_draft_arguments(group, "auto")
     words = "tokens that models think before an answer, where a request does not say: off, auto or N (default: auto)"
     option(group, "--think HOW", words, argument(parse_think))
+    words = "models that fill gaps want the text behind a gap first (suffix, prefix, middle)"
+    option(group, "--spm-infill", words)
     add(group, "--reproducible")
     option(group, "--front FILE", "front to choose plans from on the page, as `edge pareto --json` prints it", Path)
     distributed.add_arguments(parser)
@@ -115,7 +117,11 @@ def run(args: argparse.Namespace) -> int:
     if len(models) > 1:
         refuse(args, ("lora",), f"is of one model, and there are {len(models)}; name one")
     configs = {
-        name: replace(distributed.engine_config(args, path, devices, args.requests, draft=DRAFTS[0]), **targets)
+        name: replace(
+            distributed.engine_config(args, path, devices, args.requests, draft=DRAFTS[0]),
+            spm_infill=args.spm_infill,
+            **targets,
+        )
         for name, path in models.items()
     }
     if devices is not None and len(configs) > 1:

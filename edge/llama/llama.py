@@ -171,6 +171,7 @@ class Model:
         # Recurrent layers hold what all tokens so far made, and nothing of each.
         self.has_attention: bool = not L.llama_model_is_recurrent(self._handle)
         self.is_recurrent: bool = not self.has_attention or L.llama_model_is_hybrid(self._handle)
+        self.window: int = L.llama_model_n_swa(self._handle)  # tokens that some layers attend to; 0: all attend to all
         # A shift rotates keys, at the beginning of the next decode; other keys cannot follow their positions.
         self.rotates: bool = L.llama_model_rope_type(self._handle) != L.LLAMA_ROPE_TYPE_NONE
 
@@ -219,8 +220,17 @@ class Model:
         """Return whether the token ends a generation (end of text, of turn, of message)."""
         return bool(L.llama_vocab_is_eog(self.vocab, token))
 
+    def added(self, name: str) -> list[int]:
+        """The "bos", "eos" or "sep" that the vocabulary wants around texts; empty if it wants none, or has none."""
+        adds, token = getattr(L, f"llama_vocab_get_add_{name}")(self.vocab), self.special_token(name)
+        return [token] if adds and token is not None else []
+
+    def is_control(self, token: int) -> bool:
+        """Return whether text is this token only where special tokens are parsed."""
+        return bool(L.llama_vocab_is_control(self.vocab, token))
+
     def special_token(self, name: str) -> int | None:
-        """Id of "bos", "eos" or "eot"; None if the vocabulary has none."""
+        """Id of "bos", "eos", "eot", "fim_pre" or another by llama.cpp's names; None if the vocabulary has none."""
         token = getattr(L, f"llama_vocab_{name}")(self.vocab)
         return None if token < 0 else int(token)
 
@@ -231,6 +241,7 @@ class Model:
 # here would be called once a graph node and need the interpreter's lock each time.
 _strlen = C.cast(C.CDLL(None).strlen, L.ggml_abort_callback)
 
+_MOST_DOUBLED = 127  # sequences: llama.cpp has room for 256, and one of them is for reading and writing
 _STOPPED = 2  # llama_decode's code for an abort callback that said so
 
 
@@ -263,6 +274,11 @@ class Context(Sequences):
         # One more than anybody decodes: a range of positions is given to it to be written, or read into it.
         scratch = sizes.sequences if model.has_attention else None
         params.n_seq_max = sizes.sequences + (scratch is not None)
+        # One sequence alone loses nothing to others.
+        has_doubles = model.window > 0 and 1 < sizes.sequences <= _MOST_DOUBLED and not model.is_recurrent
+        first_double = params.n_seq_max if has_doubles else None
+        if has_doubles:
+            params.n_seq_max += sizes.sequences
         params.n_rs_seq = sizes.rollback if model.is_recurrent else 0
         params.kv_unified = True  # likewise: separate caches would split a batch of several sequences
         params.n_threads = params.n_threads_batch = threads
@@ -297,7 +313,10 @@ class Context(Sequences):
         if not self._handle:
             raise EngineError(f"llama.cpp cannot make a context of {sizes.context} tokens: {_why()}")
         # A predictor is a layer of attention, in a model of recurrent layers, too.
-        Sequences.__init__(self, self._handle, scratch, is_recurrent=model.is_recurrent and not sizes.predicts)
+        is_recurrent = model.is_recurrent and not sizes.predicts
+        Sequences.__init__(
+            self, self._handle, scratch, is_recurrent=is_recurrent, window=model.window, first_double=first_double
+        )
         rope = L.llama_model_rope_type(model._handle)
         self._has_sections = rope in (L.LLAMA_ROPE_TYPE_MROPE, L.LLAMA_ROPE_TYPE_IMROPE)
         self.can_shift = bool(model.rotates and not model.is_recurrent and L.llama_memory_can_shift(self._memory))

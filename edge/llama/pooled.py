@@ -16,28 +16,33 @@ from edge.llama.llama import Batch, Model, captured_log
 class PooledContext:
     """A context that gives one vector for a text: the pooling the model was made for, or the mean of its tokens."""
 
-    def __init__(self, model: Model, tokens: int, threads: int) -> None:
-        """tokens: that a text may have. EngineError if llama.cpp cannot make it."""
+    def __init__(self, model: Model, tokens: int, threads: int, *, ranks: bool = False) -> None:
+        """tokens: that a text may have. ranks: the vector is what the model's ranking head gives. EngineError if
+        llama.cpp cannot make it."""
         params = L.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = params.n_outputs_max = tokens
         params.n_threads = params.n_threads_batch = threads
         params.embeddings = True
-        self._model = model
         self._handle: Any = None
-        for pooling in (L.LLAMA_POOLING_TYPE_UNSPECIFIED, L.LLAMA_POOLING_TYPE_MEAN):
+        own, rank = L.LLAMA_POOLING_TYPE_UNSPECIFIED, L.LLAMA_POOLING_TYPE_RANK
+        for pooling in (own,) if ranks else (own, L.LLAMA_POOLING_TYPE_MEAN):
             params.pooling_type = pooling
             with captured_log() as lines:
                 self._handle = L.llama_init_from_model(model._handle, params)
             if not self._handle:
                 reason = lines[-1] if lines else "it gives no reason"
                 raise EngineError(f"llama.cpp cannot make a context to embed texts: {reason}")
-            if L.llama_pooling_type(self._handle) not in (L.LLAMA_POOLING_TYPE_NONE, L.LLAMA_POOLING_TYPE_RANK):
+            there = L.llama_pooling_type(self._handle)
+            if there == rank if ranks else there not in (L.LLAMA_POOLING_TYPE_NONE, rank):
                 break
             self.close()
+        if not self._handle:
+            raise EngineError("this model has no ranking head")
+        self._width: int = (L.llama_model_n_cls_out if ranks else L.llama_model_n_embd_out)(model._handle)
         self._batch = Batch(tokens)
 
     def pooled(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """The vector [n_embd] of a text of token ids."""
+        """The vector of a text of token ids: [n_embd], or [outputs of the ranking head]."""
         n, batch = len(tokens), self._batch
         batch.tokens[:n], batch.positions[:n], batch.sequences[:n], batch.outputs[:n] = tokens, range(n), 0, 1
         batch.native.n_tokens = n
@@ -47,7 +52,7 @@ class PooledContext:
         values = L.llama_get_embeddings_seq(self._handle, 0)
         if not values:
             raise EngineError("this model gives no embeddings")
-        return np.array(np.ctypeslib.as_array(values, shape=(L.llama_model_n_embd_out(self._model._handle),)))
+        return np.array(np.ctypeslib.as_array(values, shape=(self._width,)))
 
     def close(self) -> None:
         """Free it."""

@@ -3,6 +3,10 @@
 Attention holds keys and values of each position. A recurrent layer holds one state of all of them, which llama.cpp can
 bring back only for the last rows of the last decode, where it was told to keep those (`n_rs_seq`), and from a copy of
 it: a snapshot (`read_snapshot`).
+
+A layer with an attention window has as many cells as any other, but llama.cpp writes new rows over those that the
+window has passed, also where others are free, and a prompt that begins alike could not go on from there. It leaves
+cells alone that two sequences share. So each sequence has a double, which nobody decodes.
 """
 
 from __future__ import annotations
@@ -24,15 +28,21 @@ _HEAD_BYTES = 8  # of a state: its magic number and its sequence
 class Sequences:
     """Sequences of a KV cache. `Context` is one."""
 
-    def __init__(self, handle: Any, scratch: int | None, *, is_recurrent: bool) -> None:
+    def __init__(
+        self, handle: Any, scratch: int | None, *, is_recurrent: bool, window: int = 0, first_double: int | None = None
+    ) -> None:
         """handle: of llama.cpp's context. scratch: a sequence that nobody decodes, by which ranges of positions are
-        read and written; None: all layers are recurrent, and there are no such ranges."""
+        read and written; None: all layers are recurrent, and there are no such ranges. window: tokens of the model's
+        attention window. first_double: the double of sequence 0, which those of the others follow; None: there are
+        none."""
         self._native, self._memory, self._scratch = handle, L.llama_get_memory(handle), scratch
         self.shift_pending = False
         self.rollback: int = L.llama_n_rs_seq(handle)  # rows at the end of a decode that recurrent layers can forget
         self._recurrent = is_recurrent
         self._first_rows: dict[int, int] = {}  # of each sequence of the last decode: its first position
         self._broken: set[int] = set()  # sequences of a decode that failed: their recurrent states are of no use
+        self._window, self._first_double = window, first_double
+        self._doubled: dict[int, int] = {}  # positions of each sequence, from its first on, that its double shares
         # A snapshot of an empty sequence, by which the layout of others is known; None without recurrent layers.
         self.blank_snapshot = self._read(0, _PARTIAL) if is_recurrent else None
 
@@ -45,6 +55,9 @@ class Sequences:
     def decoded(self, sequences: NDArray[np.int32], positions: NDArray[np.int32]) -> None:
         """Note that they were computed."""
         self.shift_pending = False
+        if self._first_double is not None:
+            for sequence in set(sequences.tolist()):
+                self._protect(sequence)
         if self._recurrent:
             self._broken.difference_update(sequences.tolist())
             self._first_rows.update(zip(sequences[::-1].tolist(), positions[::-1].tolist(), strict=True))
@@ -60,6 +73,10 @@ class Sequences:
             if start <= last and (start <= self._first_rows.pop(sequence, last) or last + 1 - start > self.rollback):
                 return False
         self._broken.discard(sequence)
+        if self._first_double is not None and start < self._doubled.get(sequence, 0):
+            L.llama_memory_seq_rm(self._memory, self._first_double + sequence, start, end)
+            if end < 0:
+                self._doubled[sequence] = max(0, start)
         return bool(L.llama_memory_seq_rm(self._memory, sequence, start, end))
 
     def kv_copy(self, source: int, target: int, start: int, end: int) -> None:
@@ -68,6 +85,7 @@ class Sequences:
             self._settle(source)
         self._first_rows.pop(target, None)
         L.llama_memory_seq_cp(self._memory, source, target, start, end)
+        self._protect(target)
 
     def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
         """Add `delta` to positions [start, end) of a sequence. EngineError if this cache cannot."""
@@ -81,6 +99,7 @@ class Sequences:
         self.shift_pending = False
         self._first_rows.clear()
         self._broken.clear()
+        self._doubled.clear()
 
     def kv_ends(self, sequence: int) -> list[int]:
         """The first position that all layers hold of a sequence, and the last; -1 if none."""
@@ -112,6 +131,7 @@ class Sequences:
             if not self._write(scratch, data):
                 return False
             L.llama_memory_seq_cp(self._memory, scratch, sequence, -1, -1)
+            self._protect(sequence)
         finally:
             L.llama_memory_seq_rm(self._memory, scratch, -1, -1)
         return True
@@ -138,6 +158,16 @@ class Sequences:
         else:
             start = -1
         L.llama_memory_seq_rm(self._memory, sequence, start, -1)
+
+    def _protect(self, sequence: int) -> None:
+        """Let the double of a sequence share what the window will soon have passed. A part of a window at a time: each
+        call looks at all cells."""
+        if self._first_double is None:
+            return
+        start, end = self._doubled.get(sequence, 0), self.kv_ends(sequence)[1] + 1 - self._window // 2
+        if end - start > self._window // 4:
+            L.llama_memory_seq_cp(self._memory, sequence, self._first_double + sequence, start, end)
+            self._doubled[sequence] = end
 
     def _settle(self, sequence: int) -> None:
         """Put the state of a sequence that was set back by rows to where a copy of the sequence looks for it."""

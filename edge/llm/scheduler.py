@@ -127,6 +127,8 @@ class Scheduler(Closing):
         submitted = ready is not None and self._admit() and self._submit()
         if self._in_flight.steps and (not submitted or self._in_flight.most == 1):  # stages go on with others meanwhile
             self._collect()
+            if not self._in_flight.steps:
+                self.slots.keep_snapshots()
         elif not submitted:
             self.slots.remote.wait()
 

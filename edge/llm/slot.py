@@ -136,6 +136,7 @@ class Slot:
         What was shifted has keys and values of a longer history, which computing its tokens would not give: it is not
         kept. Nothing is raised: the next step tells of an engine that failed, and keeping is no duty.
         """
+        self.plan.has_new = False
         states = self.engine.states
         exact = len(self.tokens) if self.exact is None else self.exact
         whole, n_stored = exact // states.block, self._n_stored // states.block
@@ -187,6 +188,7 @@ class Slot:
         if self.plan.wants(len(self.tokens)) and states.snapshots is not None:
             with suppress(EdgeError):  # the next step tells of an engine that failed
                 states.snapshots.make(self.sequence, states.block_hashes(self.tokens, self.namespace)[-1])
+                self.plan.has_new = True
 
     def failed(self) -> None:
         """A step was not submitted, or not as a whole."""

@@ -137,6 +137,13 @@ class Slots:
         elif keep:
             slot.keep()
 
+    def keep_snapshots(self) -> None:
+        """Put what requests computed up to a new snapshot on disk, now that no step is under way: where an engine is
+        lost, another one goes on from there."""
+        for slot in self.all if self.keeps else ():
+            if slot.busy and slot.plan.has_new:
+                slot.keep()
+
     def _hold_again(self, slot: Slot, history: Sequence[int], former: Former) -> None:
         """Restore what is copied of what an engine before this one held of a history. The rest is computed with the
         prompt, or where bits count here, in the very steps of before."""

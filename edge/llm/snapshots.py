@@ -48,6 +48,7 @@ class SnapshotPlan:
         """n_tokens: of the prompt."""
         self._block, self._borders = block, borders(n_tokens, block)
         self._next = n_tokens + ANSWER_TOKENS  # the least position behind the prompt
+        self.has_new = False  # one was made, and is not on disk yet
 
     def rows(self, at: int, n_rows: int) -> int:
         """As many of the next rows of a prompt as go up to its next border: a step ends there for a snapshot. at: the

@@ -51,6 +51,11 @@ class EngineClient:
         embedded = await self.process.ask("embed", {"texts": [t if isinstance(t, str) else list(t) for t in texts]})
         return embedded["embeddings"], embedded["tokens"]
 
+    async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
+        """As ServedModel.rerank."""
+        ranked = await self.process.ask("rerank", {"query": query, "documents": list(documents)})
+        return ranked["scores"], ranked["tokens"]
+
     async def status(self) -> dict[str, Any]:
         """As ServedModel.status."""
         if not self.process.is_ready:  # a list of all models does not wait for one

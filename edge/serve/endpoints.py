@@ -17,11 +17,13 @@ from edge.serve.apis.api import Api
 from edge.serve.apis.chat import CHAT, ChatRequest
 from edge.serve.apis.completions import COMPLETIONS
 from edge.serve.apis.embeddings import EmbeddingsRequest, embeddings
+from edge.serve.apis.infill import INFILL
 from edge.serve.apis.messages import MESSAGES
 from edge.serve.apis.messages_fields import MessagesInput
 from edge.serve.apis.metrics import metrics
 from edge.serve.apis.models import model_json, model_list
 from edge.serve.apis.native import NATIVE, NativeEmbeddingsRequest, native_embeddings
+from edge.serve.apis.rerank import RerankRequest, rerank
 from edge.serve.apis.responses import RESPONSES
 from edge.serve.http.bodies import Json, read, unless_gone
 from edge.serve.http.generating import answers
@@ -29,7 +31,7 @@ from edge.serve.http.openapi import Endpoint, openapi
 from edge.serve.options import ServeOptions
 from edge.serve.served import ServedModel, ServedModels
 
-ANSWERING: tuple[Api[Any], ...] = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, NATIVE)
+ANSWERING: tuple[Api[Any], ...] = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, NATIVE, INFILL)
 # Paths that clients of llama.cpp's server use beside the usual ones.
 ALIASES = {
     "/chat/completions": "/v1/chat/completions",
@@ -37,6 +39,7 @@ ALIASES = {
     "/completions": "/completion",
     "/models": "/v1/models",
     "/embeddings": "/embedding",
+    **dict.fromkeys(("/rerank", "/reranking", "/v1/reranking"), "/v1/rerank"),
 }
 HEALTH = ("/health", "/v1/health")
 R = TypeVar("R", bound=BaseModel)
@@ -83,6 +86,7 @@ def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
         ),
         post(count, "Count the tokens of a conversation.", MessagesInput, tokens.count_tokens),
         post("/v1/embeddings", "Tell texts as vectors.", EmbeddingsRequest, embeddings),
+        post("/v1/rerank", "Tell how well documents answer a query.", RerankRequest, rerank),
         post("/embedding", native, NativeEmbeddingsRequest, native_embeddings),
         post("/tokenize", "Tell the tokens of a text.", tokens.TokenizeRequest, tokens.tokenize),
         post("/detokenize", "Tell the text of tokens.", tokens.DetokenizeRequest, tokens.detokenize),

@@ -12,10 +12,29 @@ from edge.serve.model_files import ModelFile
 
 
 @dataclass(frozen=True)
+class ExtraFile:
+    """A part of another file, for what fills a gap."""
+
+    filename: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Infill:
+    """A gap to be filled between two texts."""
+
+    prefix: str | Sequence[int]  # a text or token ids
+    suffix: str
+    line: str = ""  # follows the prefix: the beginning of the line with the cursor
+    files: Sequence[ExtraFile] | None = None  # the nearest last; None: the prompt names no files at all
+
+
+@dataclass(frozen=True)
 class Generation:
-    """A prompt to be continued. One of `prompt` and `messages` is given."""
+    """A prompt to be continued. One of `prompt`, `infill` and `messages` is given."""
 
     prompt: str | Sequence[int] | None = None  # a text or token ids, continued as they are
+    infill: Infill | None = None
     messages: Sequence[Mapping[str, Any]] | None = None  # of a chat, for the model's template
     tools: Sequence[Mapping[str, Any]] = ()  # JSON of functions, in the template's form
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, beside the usual ones
@@ -97,16 +116,21 @@ class ServedModel(Protocol):
         """Return the embedding of each text, of length 1, and their total number of tokens. ContextFull for a text that
         is too long, EngineError if this model cannot embed."""
 
+    async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
+        """Return the score of each document for a query, higher for a better one, and the total number of tokens.
+        ContextFull for a document that is too long, EngineError if this model cannot rank."""
+
     async def about(self) -> Mapping[str, Any]:
         """Return the key `model` of its status, without asking the engine."""
 
     async def status(self) -> dict[str, Any]:
         """Return its description and current state: keys `model` (name, path, architecture, context, trained_context,
-        sequences, vocabulary, parameters, size_bytes, chat_template, embeds: whether), `slots` (id, is_processing,
-        prompt_tokens, generated_tokens), `waiting`, `tokens_per_s`, `devices` (name, rank, layers, heads, memory_bytes,
-        link), `plan`, `why`, `restarts`, `counters` (prompt_tokens, cached_tokens, generated_tokens, steps,
-        preemptions), `speculation` (None, or draft, drafted, accepted, passes, rows_per_pass, gain), and
-        `latency` (None, or target_itl_ms, target_ttft_ms, gaps, gaps_within, first_tokens, first_tokens_within).
+        sequences, vocabulary, parameters, size_bytes, chat_template, embeds and reranks: whether), `slots` (id,
+        is_processing, prompt_tokens, generated_tokens), `waiting`, `tokens_per_s`, `devices` (name, rank, layers,
+        heads, memory_bytes, link), `plan`, `why`, `restarts`, `counters` (prompt_tokens, cached_tokens,
+        generated_tokens, steps, preemptions), `speculation` (None, or draft, drafted, accepted, passes, rows_per_pass,
+        gain), and `latency` (None, or target_itl_ms, target_ttft_ms, gaps, gaps_within, first_tokens,
+        first_tokens_within).
         EngineGone while its model is being loaded."""
 
 

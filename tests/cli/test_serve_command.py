@@ -33,7 +33,7 @@ from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
-from tests.support import ROOT
+from tests.support import ROOT, fim
 from tests.support.helpers import begin, run_edge
 from tests.support.workers import worker
 
@@ -194,6 +194,16 @@ def test_keys_of_a_file_share_what_was_computed_where_they_are_told_to(tmp_path:
         with pytest.raises(urllib.error.HTTPError) as refusal:
             server.get("/v1/models")
         assert refusal.value.code == 401
+
+
+def test_gaps_have_the_suffix_first_where_the_server_is_told_so(tmp_path: Path) -> None:
+    path = fim.fim_model(tmp_path / "tiny.gguf", 3)
+    laid_out = [fim.BOS, fim.SUF, *fim.text("yz"), fim.PRE, *fim.text("ab"), fim.MID]
+    with served(str(path), "--spm-infill", "--prefix-cache", "0") as server:
+        plain = server.post("/v1/completions", {"prompt": laid_out, "temperature": 0})
+        filled = server.post("/v1/completions", {"prompt": "ab", "suffix": "yz", "temperature": 0})
+        assert filled["choices"][0]["text"] == plain["choices"][0]["text"]
+        assert filled["usage"]["prompt_tokens_details"]["cached_tokens"] == len(laid_out) - 1
 
 
 @pytest.mark.parametrize("content", [b"", b" \n\n", b"\xff\xfe"])

@@ -254,9 +254,10 @@ def test_all_ranks_have_read_what_they_keep_before_the_last_step(
 
 
 def test_a_window_that_another_sequence_has_taken_is_not_gone_back_to(folder: Path) -> None:
-    """llama.cpp fills gaps with cells that the window of another sequence has passed."""
+    """llama.cpp fills gaps with cells that the window of another sequence has passed, where they are too many to be
+    protected."""
     model = synthetic(folder / "gemma2.gguf", "gemma2")
-    with Engine(model, replace(EXACT, sequences=2, batch=128)) as engine:
+    with Engine(model, replace(EXACT, sequences=128, outputs=128, batch=128)) as engine:
         first, second = (Slot(engine, n) for n in range(2))
         first.prefill([300 + i for i in range(100)])
         wanted = second.prefill(PROMPT[:22]).copy()

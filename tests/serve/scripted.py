@@ -93,6 +93,9 @@ class Scripted:
     async def embed(self, texts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
         return [[0.6, 0.8] for _ in texts], sum(map(len, texts))
 
+    async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
+        return [float(document.count(query)) for document in documents], sum(map(len, (query, *documents)))
+
     async def about(self) -> dict[str, Any]:
         return dict((await self.status())["model"])
 
@@ -102,7 +105,7 @@ class Scripted:
             "model": {
                 "name": self.name, "path": "none", "architecture": "none", "context": 1024,
                 "trained_context": 1024, "sequences": 8, "vocabulary": 256,
-                "parameters": 0, "size_bytes": 0, "chat_template": self.template, "embeds": True,
+                "parameters": 0, "size_bytes": 0, "chat_template": self.template, "embeds": True, "reranks": True,
             },
             "slots": [{"id": n, "is_processing": one} for n, one in enumerate(busy)],
             "waiting": 0, "tokens_per_s": 0.0, "devices": [], "plan": None, "why": "",

@@ -83,6 +83,17 @@ def test_that_a_request_was_accepted_is_told_before_anything_of_it(loop: Serving
     ]  # fmt: skip
 
 
+def test_other_requests_go_on_between_two_texts_to_embed(loop: ServingLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[object] = []
+    put = loop._jobs.put
+    monkeypatch.setattr(loop._jobs, "put", lambda job: put(jobs.append(job) or job))
+    thread = run(loop)
+    assert len(loop.ask("embed", {"texts": ["one", "two", "three"]})["embeddings"]) == 3
+    assert len(jobs) == 3
+    loop.end()
+    thread.join(WAIT_S)
+
+
 def test_passes_and_tokens_are_counted(replies: Replies) -> None:
     """Also over an error. A part of a prompt is a pass, of which there is nothing to tell."""
     with Engine(MODEL_PATH, EngineOptions(threads=1, context=512, batch=32, sequences=2)) as engine:

@@ -81,13 +81,14 @@ def supervised(
     resilience: Resilience = DEFAULT_RESILIENCE,
     *,
     steps: Steps = SILENT,
+    path: Path = MODEL_PATH,
 ) -> Iterator[DeployedModel]:
-    """The bundled model on this device and workers, as commands and programs have it. plan: None: by measurement."""
+    """A model on this device and workers, as commands and programs have it. plan: None: by measurement."""
     with Cluster([one.address for one in workers], needs_all=True) as cluster:
         if plan is not None:
-            choice = PlanChoice(MODEL_PATH, plan, "as the plan says")
+            choice = PlanChoice(path, plan, "as the plan says")
         else:
-            choice = arrange(MODEL_PATH, cluster, work_options(MODEL_PATH, options, "auto", "f32"))
+            choice = arrange(path, cluster, work_options(path, options, "auto", "f32"))
         with deploy(choice, cluster, options, resilience=resilience, steps=steps) as model:
             yield model
 

@@ -15,10 +15,12 @@ def encoder(
     architecture: str = "bert",
     pooling: int = gguf.PoolingType.MEAN,
     types: int = 2,
+    head: bool = False,
+    ends: bool = False,
     **metadata: int,
 ) -> Path:
-    """Write one. types: of tokens, as is said of them, where there are 2. metadata: numbers under the architecture's
-    name, in place of those that fit the tensors."""
+    """Write one. types: of tokens, as is said of them, where there are 2. head: it scores texts. ends: texts end
+    with [SEP]. metadata: numbers under the architecture's name, in place of those that fit the tensors."""
     random, is_bert = np.random.default_rng(0), architecture == "bert"
     writer = gguf.GGUFWriter(str(path), architecture)
     numbers = {
@@ -46,6 +48,9 @@ def encoder(
         (writer.add_eos_token_id, "[SEP]"),
     ):
         add(SPECIAL.index(name))
+
+    if ends:
+        writer.add_add_eos_token(True)
 
     def matrix(name: str, *shape: int) -> None:
         writer.add_tensor(name, (random.standard_normal(shape) * 0.1).astype(np.float32))
@@ -75,6 +80,10 @@ def encoder(
         matrix(f"{block}.ffn_down.weight", WIDTH, INNER)
         norm(f"{block}.attn_output_norm")
         norm(f"{block}.layer_output_norm")
+    if head:
+        for name, width in (("cls", WIDTH), ("cls.output", 1)):
+            matrix(f"{name}.weight", width, WIDTH)
+            matrix(f"{name}.bias", width)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -22,7 +23,7 @@ from edge.serve.apis.openai_fields import (
 from edge.serve.apis.other_fields import COMPLETIONS_REFUSED, OPENAI_IGNORED, Refused
 from edge.serve.deltas import Deltas, End, Text
 from edge.serve.http.errors import BadRequest
-from edge.serve.served import Generation, Piece
+from edge.serve.served import Generation, Infill, Piece
 from edge.serve.tools.functions import json_text
 
 DEFAULT_TOKENS = 16  # OpenAI's default
@@ -32,6 +33,7 @@ Tokens = Annotated[list[TokenId], Field(min_length=1)]
 
 class CompletionRequest(SamplingRequest):
     prompt: str | Tokens | list[str] | list[Tokens] = Field(description="a text, its tokens, or several of either")
+    suffix: str | None = Field(None, description="fill the gap between the prompt and this text")
     max_tokens: int | None = Field(None, ge=1, description=f"default {DEFAULT_TOKENS}")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
@@ -61,16 +63,21 @@ def parse(request: CompletionRequest, _template: str) -> ParsedRequest:
     schema = text_schema(request.response_format)
     constraints = {} if schema is None else {"json_schema": json_text(schema, "response_format")}
     sampling = constrained(request.sampling(), constraints)
-    generations = [
-        Generation(
-            prompt=prompt,
-            max_tokens=request.max_tokens or DEFAULT_TOKENS,
-            sampling=sampling,
-            logprobs=request.logprobs,
-        )
+    generation = Generation(
+        max_tokens=request.max_tokens or DEFAULT_TOKENS, sampling=sampling, logprobs=request.logprobs
+    )
+    return of_prompts(generation, prompts, request.suffix, n)
+
+
+def of_prompts(
+    generation: Generation, prompts: Iterable[str | Sequence[int]], suffix: str | None, n: int
+) -> ParsedRequest:
+    """Return a generation for each prompt, n times. suffix: what comes behind its answers; None or empty: nothing."""
+    by_prompt = [
+        replace(generation, infill=Infill(prompt, suffix)) if suffix else replace(generation, prompt=prompt)
         for prompt in prompts
     ]
-    return ParsedRequest([copy for generation in generations for copy in repeated(generation, n)])
+    return ParsedRequest([copy for own in by_prompt for copy in repeated(own, n)])
 
 
 async def events(request: CompletionRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:

@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, JsonValue, PrivateAttr
 
 from edge.serve.apis.api import Api, Event, ParsedRequest
-from edge.serve.apis.completions import CompletionRequest, Tokens, prompts_of
+from edge.serve.apis.completions import CompletionRequest, Tokens, of_prompts, prompts_of
 from edge.serve.apis.embeddings import EmbeddingsRequest, embeddings
-from edge.serve.apis.fields import MAX_ANSWERS, MAX_LOGPROBS, MAX_SEED, Fields, JsonObject, constrained, repeated
+from edge.serve.apis.fields import MAX_ANSWERS, MAX_LOGPROBS, MAX_SEED, Fields, JsonObject, constrained
 from edge.serve.apis.openai_fields import error_event, finite, text_schema, token_text
 from edge.serve.apis.other_fields import Refused
 from edge.serve.deltas import Begin, Deltas, End, Text
@@ -44,6 +44,11 @@ class NativeRequest(CompletionRequest):
     _arrived: float = PrivateAttr(default_factory=lambda: _clock())
 
     @property
+    def limit(self) -> int | None:
+        """Tokens of an answer; None or -1: as many as there is room for."""
+        return self.n_predict if self.n_predict is not None else self.max_tokens
+
+    @property
     def wants_tokens(self) -> bool:
         """True if the response has token ids."""
         return bool(self.return_tokens) or bool(self.n_probs)
@@ -59,7 +64,7 @@ class NativeEmbeddingsRequest(Fields):
 
 # Fields that are repeated in each answer; long ones are left out.
 _SETTINGS = set(NativeRequest.model_fields) - {
-    "prompt", "grammar", "regex", "lark", "json_schema", "response_format", "logit_bias", "stop",
+    "prompt", "suffix", "grammar", "regex", "lark", "json_schema", "response_format", "logit_bias", "stop",
     "dry_sequence_breakers",
 }  # fmt: skip
 
@@ -69,21 +74,23 @@ def parse(request: NativeRequest, _template: str) -> ParsedRequest:
     prompts, n = prompts_of(request.prompt, "prompt"), request.n_cmpl or request.n or 1
     if len(prompts) * n > MAX_ANSWERS:
         raise BadRequest(f"{len(prompts)} prompts with {n} answers each: {MAX_ANSWERS} are the most", "prompt")
-    limit = request.n_predict if request.n_predict is not None else request.max_tokens
-    if limit == 0:
+    if request.limit == 0:
         raise BadRequest(
             "n_predict is 0: an answer has 1 token or more, -1 is as many as there is room for", "n_predict"
         )
+    return of_prompts(generation_of(request), prompts, request.suffix, n)
+
+
+def generation_of(request: NativeRequest) -> Generation:
+    """Return the generation of a request, without its prompt. BadRequest."""
     schema = request.json_schema if request.json_schema is not None else text_schema(request.response_format)
     constraints = {} if schema is None else {"json_schema": json_text(schema, "json_schema")}
     logprobs = request.n_probs if request.n_probs else request.logprobs
-    generation = Generation(
-        max_tokens=None if limit in (None, -1) else limit,
+    return Generation(
+        max_tokens=None if request.limit in (None, -1) else request.limit,
         sampling=constrained(_sampling(request), constraints),
         logprobs=logprobs if logprobs is not None or not request.wants_tokens else 0,
     )
-    by_prompt = [Generation(**{**vars(generation), "prompt": prompt}) for prompt in prompts]
-    return ParsedRequest([copy for own in by_prompt for copy in repeated(own, n)])
 
 
 def _sampling(request: NativeRequest) -> dict[str, Any]:

@@ -33,6 +33,9 @@ LLAMA_IGNORED = frozenset(
     " sse_ping_interval t_max_prompt_ms timings_per_token".split()
 )
 
+# Plug-ins of editors send these to /infill whatever the server is: less of them makes an answer longer, not wrong.
+INFILL_IGNORED = frozenset("n_indent response_fields samplers t_max_predict_ms t_max_prompt_ms".split())
+
 VLLM_REFUSED = _refused(
     any_value="chat_template continue_final_message enable_thinking guided_choice guided_grammar guided_json"
     " guided_regex include_stop_str_in_output prompt_logprobs structured_outputs use_beam_search",
@@ -54,7 +57,7 @@ CHAT_REFUSED = _refused(
 BUDGETS: dict[str, Any] = {"reasoning_budget": (-1,), "thinking_budget_tokens": (-1,)}  # of thoughts: chats have them
 COMPLETIONS_REFUSED = _refused(
     any_value="echo json_schema",
-    best_of=(1,), chat_template_kwargs=({},), suffix=("",), **BUDGETS,
+    best_of=(1,), chat_template_kwargs=({},), **BUDGETS,
 )  # fmt: skip
 # Fields of chats that responses do not have, and unsupported fields of responses.
 RESPONSES_REFUSED = _refused(

@@ -90,6 +90,7 @@ def main() -> int:
                 reproducible=config.reproducible,
                 targets=config.latency_targets(),
                 think=config.think,
+                spm_infill=config.spm_infill,
             )
             control.send({"ready": loop.status()})
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()

@@ -1,13 +1,14 @@
-"""Embeddings: a model's hidden states of a text, pooled to one vector."""
+"""Embeddings and ranks: a model's hidden states of a text, pooled to one vector, or to a score."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import ContextFull
+from edge.errors import ContextFull, EngineError
 from edge.llama.llama import Model
 from edge.llama.pooled import PooledContext
 
@@ -15,25 +16,35 @@ MOST_TOKENS = 2048  # of a text; they are computed in one pass
 
 
 class Embedder:
-    """Embeds texts with a loaded model, in a context of its own."""
+    """Embeds and scores texts with a loaded model, in contexts of its own."""
 
     def __init__(self, model: Model, context: int, threads: int) -> None:
         """context: tokens that the model was trained for, or fewer."""
         self.most_tokens = min(context, MOST_TOKENS)
         self._model, self._threads = model, threads
-        self._context: PooledContext | None = None  # made for the first text, because it takes memory
+        self._contexts: dict[bool, PooledContext] = {}  # by `ranks`; made for the first text, as they take memory
 
     def embed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return the embedding [n_embd] of a text, of length 1. ContextFull if it is empty or too long; EngineError if
         the model cannot embed."""
-        if not 0 < len(tokens) <= self.most_tokens:
-            raise ContextFull(f"a text to embed has 1 to {self.most_tokens} tokens, this one {len(tokens)}")
-        if self._context is None:
-            self._context = PooledContext(self._model, self.most_tokens, self._threads)
-        vector = self._context.pooled(tokens)
+        vector = self._pooled(tokens, ranks=False)
         return vector / max(float(np.linalg.norm(vector)), 1e-12)
 
+    def score(self, tokens: Sequence[int]) -> float:
+        """Return the first output of the ranking head for a text. Errors as of `embed`, also if there is no head."""
+        score = float(self._pooled(tokens, ranks=True)[0])
+        if not math.isfinite(score):
+            raise EngineError(f"the model's ranking head gives {score}, which is no score")
+        return score
+
+    def _pooled(self, tokens: Sequence[int], *, ranks: bool) -> NDArray[np.float32]:
+        if not 0 < len(tokens) <= self.most_tokens:
+            raise ContextFull(f"a text to embed has 1 to {self.most_tokens} tokens, this one {len(tokens)}")
+        if ranks not in self._contexts:
+            self._contexts[ranks] = PooledContext(self._model, self.most_tokens, self._threads, ranks=ranks)
+        return self._contexts[ranks].pooled(tokens)
+
     def close(self) -> None:
-        """Free the context."""
-        if self._context is not None:
-            self._context.close()
+        """Free the contexts."""
+        for context in self._contexts.values():
+            context.close()

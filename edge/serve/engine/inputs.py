@@ -12,6 +12,8 @@ from edge.llm.interface import TextEngine
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.serve.engine.grammars import with_control_tokens
+from edge.serve.engine.infill import InfillPrompts
+from edge.serve.engine.ranking import RankingPrompts
 from edge.serve.engine.texts import Tokenizer
 from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate
@@ -19,17 +21,23 @@ from edge.thinking.format import AUTO
 from edge.thinking.tracker import Thinking
 from partition.model.generation import generates
 
+_ANSWER_PART = 4  # a fourth of the context is left to what fills a gap, where a request does not say how much
+
 
 class InputProcessor:
     """Renders chats, tokenizes texts, and checks both. Any thread may use it."""
 
-    def __init__(self, engine: TextEngine, *, reproducible: bool = False, think: int = AUTO) -> None:
+    def __init__(
+        self, engine: TextEngine, *, reproducible: bool = False, think: int = AUTO, spm_infill: bool = False
+    ) -> None:
         """reproducible: without a seed of its own, a request's seed is its number among the answers to one prompt.
-        think: tokens of thoughts, for requests that do not say."""
+        think: tokens of thoughts, for requests that do not say. spm_infill: as `spm` of InfillPrompts."""
         self._engine, self._reproducible, self._think = engine, reproducible, think
         self._most_tokens = min(engine.context, engine.shape.context_length or engine.context)  # of one request
         self._tokenizer = Tokenizer(engine.model, engine.file)
         self._renderer_lock, self._renderer = threading.Lock(), TemplateProcess()
+        self._infill = InfillPrompts(engine.model, engine.path.name, spm=spm_infill)
+        self._ranking = RankingPrompts(engine.model, engine.file, self._tokenizer)
         self._bos = self._special("bos")
         self.template = ChatTemplate.for_model(engine.file.metadata, self._bos, self._special("eos"), self._renderer)
 
@@ -84,6 +92,11 @@ class InputProcessor:
                 answers = (generation["answer"],) if generation["answer"] else ()
                 form = replace(form, calls=tuple(generation["ends_thought"]), answers=answers)
             return tokens, Thinking.from_prompt(text, form, think)
+        if (infill := generation["infill"]) is not None:
+            if not isinstance(infill["prefix"], str):
+                self.tokens(infill["prefix"], most)  # raises for an invalid id
+            answer = min(generation["max_tokens"] or most // _ANSWER_PART, most // 2)
+            return self._infill.tokens(infill, most - answer), None
         tokens = self.tokens(generation["prompt"], most)
         if not tokens:
             raise ContextFull("the prompt is empty: there is nothing to continue")
@@ -98,6 +111,18 @@ class InputProcessor:
         if bad := [token for token in text if not 0 <= token < n_vocab]:
             raise SamplingError(f"{bad[0]} is no token: ids are from 0 to {n_vocab - 1}")
         return list(text)
+
+    def ranked(self, query: str, documents: Sequence[str], most: int) -> list[list[int]]:
+        """Return the token ids that score each document, at most so many. ContextFull for a document that is too long
+        together with the query."""
+        ranked = []
+        for number, document in enumerate(documents):
+            try:
+                tokens = self._ranking.tokens(query, document, most)
+            except ContextFull as error:
+                raise ContextFull(f"documents.{number}, with the query: {error}") from None
+            ranked.append(tokens)
+        return ranked
 
     def pieces(self, tokens: list[int]) -> list[str]:
         """Return the bytes of each token, as Latin-1. SamplingError for an invalid id."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from edge.deployment.deployed import DeployedModel
 from edge.errors import EngineError
@@ -21,6 +21,8 @@ from edge.serve.engine.status import EngineStatus, Statistics
 from edge.serve.messages import error_json, logprob_json
 from edge.thinking.format import AUTO
 
+T = TypeVar("T")
+
 
 class ServingLoop:
     """Runs requests until it is ended. `run` is the engine thread; the other methods are for all threads."""
@@ -35,10 +37,12 @@ class ServingLoop:
         reproducible: bool = False,
         targets: LatencyTargets | None = None,
         think: int = AUTO,
+        spm_infill: bool = False,
     ) -> None:
         """send: sends messages to the server. drafter: drafts tokens. reproducible: a request shares nothing with
         requests before it, and without a seed of its own its seed is its number among the answers to one prompt.
-        targets: of latency. think: tokens of thoughts, for requests that do not say."""
+        targets: of latency. think: tokens of thoughts, for requests that do not say. spm_infill: as of
+        InputProcessor."""
         self._targets = targets
         self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
         self._new_scheduler = partial(
@@ -49,7 +53,7 @@ class ServingLoop:
         self._numbers: dict[int, int] = {}  # the scheduler's number of a request to the server's
         self._requests: dict[int, Running] = {}  # by the server's number
         self._preparing: dict[int, threading.Event] = {}  # for requests that have not begun: set if cancelled
-        self._inputs = InputProcessor(engine, reproducible=reproducible, think=think)
+        self._inputs = InputProcessor(engine, reproducible=reproducible, think=think, spm_infill=spm_infill)
         self._about = EngineStatus(engine, deployed, self._inputs.template.source)
         self._embedder = Embedder(engine.model, engine.shape.context_length or engine.context, engine.threads)
         self._statistics = Statistics()
@@ -59,6 +63,7 @@ class ServingLoop:
             "pieces": self._inputs.pieces,
             "render": self._inputs.render,
             "embed": self._embed,
+            "rerank": self._rerank,
             "status": lambda: self._jobs.result(self.status),
         }
 
@@ -210,13 +215,21 @@ class ServingLoop:
         return self._handlers[what](**arguments)
 
     def _embed(self, texts: Sequence[str | Sequence[int]]) -> dict[str, Any]:
+        tokenized = [self._inputs.tokens(text, MOST_TOKENS) for text in texts]
+        vectors = self._pooled(lambda tokens: self._embedder.embed(tokens).tolist(), tokenized)
+        return {"embeddings": vectors, "tokens": sum(map(len, tokenized))}
+
+    def _rerank(self, query: str, documents: Sequence[str]) -> dict[str, Any]:
+        tokenized = self._inputs.ranked(query, documents, self._embedder.most_tokens)
+        return {"scores": self._pooled(self._embedder.score, tokenized), "tokens": sum(map(len, tokenized))}
+
+    def _pooled(self, work: Callable[[Sequence[int]], T], texts: Sequence[Sequence[int]]) -> list[T]:
+        """Return what the engine thread makes of each text; other requests go on between two of them."""
         if self._deployed is not None:
             raise EngineError("this model runs on several devices, and embeddings need one; serve it without --workers")
         if self._engine.paging is not None:
             raise EngineError("this model runs within a memory budget, and embeddings need a context of their own")
-        tokenized = [self._inputs.tokens(text, MOST_TOKENS) for text in texts]
-        vectors = self._jobs.result(lambda: [self._embedder.embed(tokens).tolist() for tokens in tokenized])
-        return {"embeddings": vectors, "tokens": sum(map(len, tokenized))}
+        return [self._jobs.result(partial(work, tokens)) for tokens in texts]
 
 
 def _logprob(model: Model, token: int, logprob: float) -> list[Any]:

@@ -11,6 +11,7 @@ import psutil
 
 from edge.deployment.deployed import DeployedModel
 from edge.llm.interface import TextEngine
+from partition.model.generation import reranks
 
 _RATE_S = 5.0  # window of the tokens per second
 
@@ -56,6 +57,7 @@ class EngineStatus:
             "size_bytes": engine.file.size_bytes,
             "chat_template": template,
             "embeds": deployed is None and engine.paging is None,
+            "reranks": deployed is None and engine.paging is None and reranks(engine.file),
         }
         self._plan = deployed.plan if deployed else None
         self._plan_json = self._plan.to_json() if self._plan else None

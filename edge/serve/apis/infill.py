@@ -1,0 +1,51 @@
+"""/infill in the form of llama.cpp's own server, for plug-ins of editors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from pydantic import Field
+
+from edge.serve.apis.api import Api, ParsedRequest
+from edge.serve.apis.fields import Fields, repeated
+from edge.serve.apis.native import NativeRequest, events, fold, generation_of
+from edge.serve.apis.openai_fields import error_event
+from edge.serve.apis.other_fields import INFILL_IGNORED, Refused
+from edge.serve.http.errors import BadRequest
+from edge.serve.served import ExtraFile, Infill
+
+MAX_FILES, MAX_NAME = 1024, 1024
+
+
+class ExtraContext(Fields):
+    text: str
+    filename: str = Field("tmp", max_length=MAX_NAME)
+
+
+class InfillRequest(NativeRequest):
+    input_prefix: str = Field(description="text before the gap")
+    input_suffix: str = Field(description="text behind it")
+    input_extra: list[ExtraContext] = Field([], max_length=MAX_FILES, description="parts of other files")
+    prompt: str = Field("", description="follows the prefix: the beginning of the line")
+    n_predict: int | None = Field(None, ge=-1, description="as of /completion; 0 computes the prompt, for later ones")
+
+    refused: ClassVar[Refused] = {
+        name: neutral for name, neutral in NativeRequest.refused.items() if name not in INFILL_IGNORED
+    }
+    ignored = NativeRequest.ignored | INFILL_IGNORED
+
+
+def parse(request: InfillRequest, _template: str) -> ParsedRequest:
+    """Parse a request: one gap, as often as requested. BadRequest."""
+    if request.suffix:
+        raise BadRequest("suffix is a field of /v1/completions; say input_suffix", "suffix")
+    files = [ExtraFile(file.filename, file.text) for file in request.input_extra]
+    infill = Infill(request.input_prefix, request.input_suffix, request.prompt, files)
+    generation = replace(generation_of(request), infill=infill)
+    if generation.max_tokens == 0:
+        generation = replace(generation, max_tokens=1)
+    return ParsedRequest(repeated(generation, request.n_cmpl or request.n or 1))
+
+
+INFILL = Api("/infill", "Fill a gap, as llama.cpp's server has it.", InfillRequest, parse, events, fold, error_event)
