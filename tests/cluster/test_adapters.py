@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
+from edge.llm.requests import Request
+from edge.llm.scheduler import Scheduler
 from edge.parallel.steps import Op
 from partition.errors import CannotSlice
 from quant.errors import ModelFileError
 from tests.support.adapters import native_logits, write_adapter
-from tests.support.deployments import EXACT, shared_workers, tensor
+from tests.support.deployments import EXACT, OPTIONS, plan_for, shared_workers, supervised, tensor
 from tests.support.deployments import deployed as deployed_on
 from tests.support.ranks_here import ranks_here
 from tests.support.slices import synthetic
@@ -176,3 +179,18 @@ def test_workers_get_their_part(tmp_path_factory: pytest.TempPathFactory, tmp_pa
         for _ in range(2):
             with deployed_on(workers, model, tensor(1, 1), options) as deployment:
                 np.testing.assert_allclose(logits(deployment.engine), expected, atol=2e-5, rtol=0)
+
+
+def test_a_deployed_model_has_them_on_its_devices(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    """As commands and programs have one, with an engine that others can take over from."""
+    adapter = write_adapter(tmp_path / "adapter.gguf", MODEL_PATH, size=0.2)
+    options = replace(OPTIONS, sequences=2, lora=(f"{adapter}:0",))
+    requests = [Request(TOKENS, 8, ends=False, adapters=scales) for scales in ((1.0,), (), (0.5,))]
+    with Engine(MODEL_PATH, options) as single:
+        expected = Scheduler(single).run(requests)
+    assert len(set(map(tuple, expected))) == 3
+    with (
+        shared_workers(tmp_path_factory, "one") as workers,
+        supervised(workers, plan_for(MODEL_PATH, workers, STAGES), options) as model,
+    ):
+        assert Scheduler(model.engine).run(requests) == expected
