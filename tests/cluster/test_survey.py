@@ -86,8 +86,9 @@ def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch
     assert len(steps) == steps[-1] == 3 * 3 + 3  # three slices on each device, three links
     assert [speed.device for speed in first.speeds] == [LOCAL, *(one.address for one in two)]
     for speed in first.speeds:
-        assert 0 < speed.layer_s.at(1) < speed.layer_s.at(64) < speed.layer_s.at(256) < 10
-        assert speed.layer_s.points[-1][0] == 256
+        # That more rows take longer, a load may hide; test_figures_of_ranks.py has known times of slices.
+        assert [rows for rows, _ in speed.layer_s.points] == [1, 64, 256]
+        assert all(0 < seconds < 10 for _, seconds in speed.layer_s.points)
         assert speed.prompt_token_s is not None
         assert 0 <= speed.prompt_token_s <= speed.token_s
         assert speed.memory_bytes > speed.runtime_bytes > 0
