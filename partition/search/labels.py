@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from partition.search.best import Best, Solution
 from partition.search.bounds import Bounds
+from partition.search.cases import Cases
 from partition.search.tables import Tables
 
 Array = NDArray[np.float64]
@@ -49,8 +50,18 @@ class Search:
     group and no further devices costs no more.
     """
 
-    def __init__(self, tables: Tables, bounds: Bounds, best: Best, beam: int | None) -> None:
-        """Keep at most `beam` labels for each position. Solutions are added to `best`."""
+    def __init__(
+        self,
+        tables: Tables,
+        bounds: Bounds,
+        best: Best,
+        beam: int | None,
+        cases: Sequence[Cases] = (),
+        each: int | None = None,
+    ) -> None:
+        """Keep at most `beam` labels for each position, and at most `each` with the same values of all measures that
+        have cases. Solutions are added to `best`."""
+        self._cases, self._each = cases, each
         self.tables = tables
         self.bounds = bounds
         self.best = best
@@ -98,12 +109,26 @@ class Search:
         if not i:
             return labels
         rest = self.bounds.least(labels.masks, i)
-        for choose in (self._promising, self._undominated, self._beam):
-            which = choose(labels, rest)
+        for choose in (self._promising, self._undominated, self._in_some_case, self._spread, self._beam):
+            which = choose(labels, rest, i)
             labels, rest = labels.take(which), rest[:, which]
         return labels
 
-    def _promising(self, labels: Labels, rest: Array) -> Numbers:
+    def _in_some_case(self, labels: Labels, _: Array, i: int) -> Numbers:
+        """Return which labels are hopeful in some case of each measure that they have nothing of."""
+        alive = np.ones(len(labels), bool)
+        for cases in self._cases:
+            undecided = np.flatnonzero(alive & (labels.values[cases.measure] == 0))
+            for case in cases.cases:
+                masks = labels.masks[undecided]
+                rest = case.bounds.least(masks | case.used, i)
+                np.maximum(rest[cases.measure], case.least, out=rest[cases.measure])
+                hopeful = self._hopeful(self.tables.join(labels.values[:, undecided], rest), _count(masks) + 1)
+                undecided = np.delete(undecided, hopeful)
+            alive[undecided] = False
+        return np.flatnonzero(alive)
+
+    def _promising(self, labels: Labels, rest: Array, _: int) -> Numbers:
         """Return which labels can still lead to better solutions than those known."""
         return self._hopeful(self.tables.join(labels.values, rest), _count(labels.masks) + 1)
 
@@ -172,7 +197,7 @@ class Search:
                 Solution(tuple(groups[::-1]), tuple(cuts[::-1]), labels.values[:, k], objectives[:, k], int(devices[k]))
             )
 
-    def _undominated(self, labels: Labels, rest: Array) -> Numbers:
+    def _undominated(self, labels: Labels, rest: Array, _: int) -> Numbers:
         """Return which labels no other one dominates; some dominated ones may stay. rest: a lower bound of the rest."""
         # A peak below one that comes in any case is as good as that.
         most = labels.values.copy()
@@ -185,7 +210,21 @@ class Search:
         result: Numbers = np.sort(order[_not_after(labels, most, order)])
         return result
 
-    def _beam(self, labels: Labels, rest: Array) -> Numbers:
+    def _spread(self, labels: Labels, rest: Array, _: int) -> Numbers:
+        """Return the labels that promise most, so many of each combination of values of the measures with cases."""
+        if self._each is None or not len(labels):
+            return np.arange(len(labels))
+        scale = np.log(self.tables.objectives(self.tables.join(labels.values, rest)) + _TINY)
+        values = labels.values[[cases.measure for cases in self._cases]]
+        order = np.lexsort([scale.sum(axis=0), *values])
+        is_first = np.append(True, (np.diff(values[:, order], axis=1) != 0).any(axis=0))
+        begins = np.flatnonzero(is_first)
+        places = np.arange(len(order)) - begins[np.cumsum(is_first) - 1]
+        self.exact &= bool((places < self._each).all())
+        result: Numbers = np.sort(order[places < self._each])
+        return result
+
+    def _beam(self, labels: Labels, rest: Array, _: int) -> Numbers:
         """The labels that promise most, by several weightings of the objectives; all, where there is room."""
         if len(labels) <= self.most:
             return np.arange(len(labels))

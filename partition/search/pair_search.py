@@ -20,7 +20,7 @@ from partition.search.fits import Fits
 from partition.search.planner import Planner
 from partition.search.prefills import PrefillSearch, PrefillTable, held_of, soonest_s
 from partition.search.problem import Array, Objectives, Outdone
-from partition.search.search import QUICK_BEAM, Prepared, Solution
+from partition.search.search import Prepared, Solution
 from partition.search.tables import rounded
 
 _MANY_SHORT = 3  # devices whose bytes an exact search counts; where there are more, partial solutions are left out
@@ -68,7 +68,7 @@ class PairSearch:
         self._decodes = []
         for n_groups in planner.microbatches:
             problem = planner.half_problem(self._decode_names, n_groups, devices)
-            self._decodes.append(_Decodes(n_groups, Prepared(problem), problem.objectives))
+            self._decodes.append(_Decodes(n_groups, Prepared(problem, len(devices)), problem.objectives))
         self._pairs: list[Pair] = []
         self.exact = True
 
@@ -102,7 +102,7 @@ class PairSearch:
             self.exact &= front.exact
             if front.solutions:
                 fronts.append((decodes, front.solutions))
-        quick = self._prefills.table(QUICK_BEAM)
+        quick = self._prefills.table(self._beam, only_quick=True)
         for decodes, solutions in fronts:
             self._add(decodes, solutions, quick)
         alone = [solution for _, solutions in fronts for solution in solutions]

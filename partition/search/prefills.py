@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from partition.predict import cost
+from partition.search.best import Best
 from partition.search.fits import Fits
 from partition.search.planner import Planner
 from partition.search.problem import Array, Outdone, one_stage, several_stages
@@ -94,16 +95,18 @@ class PrefillSearch:
 
         self._objectives = objectives
         self._kinds = [
-            (cost.chunks(prompt, stages), Prepared(kind))  # one stage alone has fewer chunks than several
+            (cost.chunks(prompt, stages), Prepared(kind, len(devices)), Best())  # one stage alone has fewer chunks than several
             for stages, kind in ((1, one_stage(problem)), (2, several_stages(problem)))
         ]
 
-    def table(self, beam: int | None, outdone_of: OutdoneOf | None = None) -> PrefillTable:
-        """Return those that are not outdone, all of them where `beam` is None."""
+    def table(
+        self, beam: int | None, outdone_of: OutdoneOf | None = None, *, only_quick: bool = False
+    ) -> PrefillTable:
+        """Return those that are not outdone, all of them where `beam` is None. only_quick: some, and soon."""
         exact, kinds = True, []
-        for chunks, prepared in self._kinds:
+        for chunks, prepared, best in self._kinds:
             outdone = None if outdone_of is None else outdone_of(chunks)
-            front = prepared.front(self._objectives, outdone=outdone, beam=beam)
+            front = prepared.front(self._objectives, outdone=outdone, beam=beam, best=best, only_quick=only_quick)
             exact &= front.exact
             if front.solutions:
                 kinds.append(Prefills(front.solutions, chunks, held_of(front.solutions, self._devices)))
