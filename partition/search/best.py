@@ -32,12 +32,13 @@ class Best:
         self.solutions: list[Solution] = []  # by the first objective
         self._known: _Stairs | _Rows | None = None
 
-    def add(self, new: Solution) -> None:
-        """Add a solution unless one that is here is as good, and drop those that it dominates."""
-        if any(_beats(old, new) for old in self.solutions):
+    def add(self, new: list[Solution]) -> None:
+        """Add solutions that `beats` does not dominate, nor one another, and drop those that they dominate."""
+        if not new:
             return
-        rest = [old for old in self.solutions if not (new.objectives <= old.objectives).all()]
-        self.solutions = sorted([*rest, new], key=lambda solution: tuple(solution.objectives))
+        objectives = np.array([solution.objectives for solution in new])
+        rest = [old for old in self.solutions if not (objectives <= old.objectives).all(axis=1).any()]
+        self.solutions = sorted([*rest, *new], key=lambda solution: tuple(solution.objectives))
         self._known = None
 
     def beats(self, objectives: Array, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -113,9 +114,3 @@ class _Rows:
             beaten[part] = (no_more & better).any(axis=0)
         return beaten
 
-
-def _beats(old: Solution, new: Solution) -> bool:
-    """Return whether one solution is better than another, or as good with no more devices."""
-    if not (old.objectives <= new.objectives).all():
-        return False
-    return old.devices <= new.devices or bool((old.objectives < new.objectives).any())

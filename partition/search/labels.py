@@ -119,10 +119,10 @@ class Search:
         alive = np.ones(len(labels), bool)
         for cases in self._cases:
             undecided = np.flatnonzero(alive & (labels.values[cases.measure] == 0))
-            for case in cases.cases:
+            for used, least in ((np.uint64(0), cases.least), (cases.device, 0.0)):
                 masks = labels.masks[undecided]
-                rest = case.bounds.least(masks | case.used, i)
-                np.maximum(rest[cases.measure], case.least, out=rest[cases.measure])
+                rest = self.bounds.least(masks | used, i)
+                np.maximum(rest[cases.measure], least, out=rest[cases.measure])
                 hopeful = self._hopeful(self.tables.join(labels.values[:, undecided], rest), _count(masks) + 1)
                 undecided = np.delete(undecided, hopeful)
             alive[undecided] = False
@@ -183,19 +183,23 @@ class Search:
         labels = labels.take(self._hopeful(labels.values, _count(labels.masks)))
         objectives = self.tables.objectives(labels.values)
         devices = _count(labels.masks)
-        for k in np.lexsort([devices, *objectives[::-1]]).tolist():
-            if self.best.beats(objectives[:, k, None], devices[k, None])[0]:
-                continue
-            groups, cuts = [], [self.tables.n]
-            at, place, last = int(labels.came_at[k]), int(labels.came_from[k]), int(labels.last[k])
-            while last >= 0:
-                groups.append(last)
-                cuts.append(at)
-                level = self.labels[at]
-                at, place, last = int(level.came_at[place]), int(level.came_from[place]), int(level.last[place])
-            self.best.add(
-                Solution(tuple(groups[::-1]), tuple(cuts[::-1]), labels.values[:, k], objectives[:, k], int(devices[k]))
-            )
+        best: list[int] = []
+        for k in np.lexsort([devices, *objectives[::-1]]).tolist():  # whoever beats one comes before it
+            if not (objectives[:, best] <= objectives[:, k, None]).all(axis=0).any():
+                best.append(k)
+        self.best.add([self._solution(labels, objectives[:, k], k) for k in best])
+
+    def _solution(self, labels: Labels, objectives: Array, k: int) -> Solution:
+        """Return label `k`, which is whole, as a solution."""
+        groups, cuts = [], [self.tables.n]
+        at, place, last = int(labels.came_at[k]), int(labels.came_from[k]), int(labels.last[k])
+        while last >= 0:
+            groups.append(last)
+            cuts.append(at)
+            level = self.labels[at]
+            at, place, last = int(level.came_at[place]), int(level.came_from[place]), int(level.last[place])
+        devices = int(labels.masks[k]).bit_count()
+        return Solution(tuple(groups[::-1]), tuple(cuts[::-1]), labels.values[:, k], objectives, devices)
 
     def _undominated(self, labels: Labels, rest: Array, _: int) -> Numbers:
         """Return which labels no other one dominates; some dominated ones may stay. rest: a lower bound of the rest."""

@@ -21,7 +21,7 @@ import numpy as np
 from partition.plan.plan import Plan
 from partition.predict import cost
 from partition.predict.hysteresis import PREFILL, clearly_better, plan_threshold
-from partition.predict.predict import first_token_s, moved_s, predict
+from partition.predict.predict import moved_s, predict, prompt_and_moved_s
 from partition.predict.prediction import Prediction
 from partition.search.explain import is_busy
 from partition.search.pair_search import Pair, PairSearch
@@ -41,6 +41,7 @@ class Phases:
         self._for_prompts = planner.for_prompts()
         self._whole = [max(both) for both in zip(planner.whole_bytes(), self._for_prompts.whole_bytes(), strict=True)]
         self._tables: dict[tuple[int, ...], PrefillTable] = {}  # by rooms
+        self._prompts: dict[tuple[Plan, int], tuple[float, float]] = {}  # of placements for prompts and tokens
         self.exact = True
 
     def with_prefill(self, placed: Placed) -> Placed | None:
@@ -108,17 +109,17 @@ class Phases:
     def _pair(self, placed: Placed, prefill: Plan) -> Placed:
         """Return a pair, with the number of new prompt tokens from which its placement for prompts is used: the fewest
         for which the first token is sooner than with one placement."""
-        plan, planner = replace(placed.plan, prefill=prefill), self._planner
-
-        devices, links, row_s = self._by_device, planner.links, self._predicted(placed).plain_s
+        plan, planner, row_s = replace(placed.plan, prefill=prefill), self._planner, self._predicted(placed).plain_s
 
         def pays(tokens: int) -> bool:
             work = replace(planner.work, prompt=tokens)
-            there_s = moved_s(prefill, work, devices, links, to_owner=True)
-            back_s = moved_s(placed.plan, work, devices, links, to_owner=False)
-            prompt_s = first_token_s(prefill, work, devices, links)
-            both_s = float(cost.pair_ttft_s(prompt_s, there_s, back_s, row_s, tokens, len(prefill.computing)))
-            return both_s < first_token_s(placed.plan, work, devices, links)
+            if (prefill, tokens) not in self._prompts:
+                self._prompts[prefill, tokens] = prompt_and_moved_s(
+                    prefill, work, self._by_device, planner.links, to_owner=True
+                )
+            prompt_s, there_s = self._prompts[prefill, tokens]
+            alone_s, back_s = prompt_and_moved_s(placed.plan, work, self._by_device, planner.links, to_owner=False)
+            return float(cost.pair_ttft_s(prompt_s, there_s, back_s, row_s, tokens, len(prefill.computing))) < alone_s
 
         low, high = 0, planner.work.prompt  # where it does not pay and where it does, if it does anywhere
         while high - low > 1:

@@ -56,10 +56,8 @@ class Prepared:
         self._problem = problem
         self._tables = Tables(problem) if problem.groups else None
         self._bounds = None if self._tables is None else Bounds(self._tables)
-        self._cases = []
-        if self._tables is not None and self._bounds is not None and cases:
-            measures = range(len(self._tables.stage) - cases, len(self._tables.stage))
-            self._cases = cases_of(self._tables, self._bounds, measures)
+        measures = [] if self._tables is None else range(len(self._tables.stage))[len(self._tables.stage) - cases :]
+        self._cases = [] if self._tables is None else cases_of(self._tables, measures)
 
     def front(
         self,
