@@ -66,7 +66,9 @@ def parts(constant_s: Sequence[float], slope_s: Sequence[float], most: Sequence[
 
     # The sum bends where a rank has more than the least, and where it has all it may have.
     ranks = [(c, max(slope, 1e-12), cap) for c, slope, cap in zip(constant_s, slope_s, caps, strict=True)]
-    bends = sorted((c + slope * part, sign / slope) for c, slope, cap in ranks for part, sign in ((_LEAST_PART, 1), (cap, -1)))
+    bends = sorted(
+        (c + slope * part, sign / slope) for c, slope, cap in ranks for part, sign in ((_LEAST_PART, 1), (cap, -1))
+    )
     level, together, growth = bends[0][0], _LEAST_PART * len(ranks), 0.0
     for bend, change in bends:
         if growth > 0 and together + (bend - level) * growth >= 1:

@@ -89,7 +89,8 @@ class _Stairs:
             # What is no worse, and in nothing better, is equal.
             better = self._devices[no_more] <= devices[ties]
             for axis, place in enumerate(less):
-                better |= self._least[(*no_more[:axis], place, *no_more[axis + 1 :])] <= last
+                one_less = (*no_more[:axis], place, *no_more[axis + 1 :])
+                better |= self._least[one_less] <= last
             beaten[ties] = better
         return beaten
 
@@ -113,4 +114,3 @@ class _Rows:
             better = (self._devices[:, None] <= devices[part]) | (self._objectives[:, :, None] < new).any(axis=0)
             beaten[part] = (no_more & better).any(axis=0)
         return beaten
-

@@ -1,8 +1,8 @@
 """A tighter bound of what follows where a device is not used yet: that it will be, or not.
 
 Bounds take each measure on its own. What a device holds is a measure that only its own groups have. A bound on its own
-has all of the device's speed, and none of its bytes. So there are two cases: without the device, or with some bytes. Where
-neither is hopeful, nothing is.
+has all of the device's speed, and none of its bytes. So there are two cases: without the device, or with some bytes.
+Where neither is hopeful, nothing is.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ P are searched first, with their bytes on each device whose memory is short. The
 objective of D like others: it grows with D's row, with the way to D, and with D's bytes on these devices, which leave
 fewer P.
 
-Where bytes count there are many P, most of which no D needs. So before, D are searched by their own objectives and bytes
-alone. They are pairs already, with P that a beam finds, and no pair of a P is better than the best of them beside it.
+Where bytes count there are many P, most of which no D needs. So before, D are searched by their own objectives and
+bytes alone. They are pairs already, with P found by a quick run, and no pair of a P is better than the best of them that
+has room beside it.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from partition.search.prefills import PrefillSearch, PrefillTable, held_of, soon
 from partition.search.problem import Array, Objectives, Outdone
 from partition.search.search import Prepared, Solution
 from partition.search.tables import rounded
-
-_MANY_SHORT = 3  # devices whose bytes an exact search counts; where there are more, partial solutions are left out
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class PairSearch:
         last is ttft; memory is that of the placement that generates. caps: what these may be at most."""
         self._names, self._caps = tuple(names), np.array(caps, float)
         self._rooms = np.array([rooms[i] for i in devices], float)
-        self._beam = planner.beam(of_memory=len(devices) > _MANY_SHORT)
+        self._beam = planner.beam(of_memory=False)
         self._prefills = PrefillSearch(for_prompts, devices)
         self._decode_names = tuple(dict.fromkeys(("latency", *names[:-1])))
         self._own = [self._decode_names.index(name) for name in names[:-1]]

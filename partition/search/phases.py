@@ -4,9 +4,9 @@ Keys and values go from the placement P of a prompt to the owner, and from there
 
     ttft(P, D) = cost.pair_ttft_s(prompt on P, way of P to the owner, way of the owner to D, a row on D)
 
-Neither knows of the other but for the memory it leaves. `PairSearch` counts bytes only on devices whose memory is short.
-Which ones are, turns out: it begins with those that have no room for a whole model, which bounds all pairs. Where best
-pairs have no room on others, it counts their bytes, too.
+Neither knows of the other but for the memory it leaves. `PairSearch` counts bytes only on some devices, which bounds
+all pairs. These are the ones with no room for a whole model, at first; where best pairs have no room on others, it counts
+their bytes, too. With many such devices some of the pairs that bound all are given what has room (`Phases.gap`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ from partition.search.planner import Placed, Planner, non_dominated
 from partition.search.prefills import PrefillSearch, PrefillTable
 from quant.text import number_text
 
+MANY_SHORT = 3  # devices with too little memory for a pair, with which all pairs are searched; with more, some are
+MOST_REPAIRED = 6  # placements that generate, of those that bound all pairs, that are given what has room beside them
+_NO_GAP = 1e-9
+
 
 class Phases:
     """Pairs of placements for the work of a planner."""
@@ -42,7 +46,8 @@ class Phases:
         self._whole = [max(both) for both in zip(planner.whole_bytes(), self._for_prompts.whole_bytes(), strict=True)]
         self._tables: dict[tuple[int, ...], PrefillTable] = {}  # by rooms
         self._prompts: dict[tuple[Plan, int], tuple[float, float]] = {}  # of placements for prompts and tokens
-        self.exact = True
+        self.exact = True  # all pairs were searched
+        self.gap = 0.0  # first tokens of the pairs may be later than the soonest possible by this part
 
     def with_prefill(self, placed: Placed) -> Placed | None:
         """Return a placement with the best one for prompts beside it; None where there is no room for one, or none is
@@ -69,14 +74,17 @@ class Phases:
         most = [math.inf if name == "memory" else caps.get(name, math.inf) for name in names]
         for_prompts = self._on(self._rooms)
         short = {i for i, room in enumerate(self._rooms) if room < self._whole[i]}
+        short = short if len(short) <= MANY_SHORT else set()
         while True:
             search = PairSearch(self._planner, for_prompts, self._rooms, sorted(short), names, most)
-            pairs = _non_dominated(search.run()) if "memory" not in objectives else search.run()
-            lacking = {i for pair in pairs for i in self._lacking(pair)}
-            if lacking <= short:
+            pairs = search.run() if "memory" in names else _non_dominated(search.run())
+            lacking = {i for pair in pairs for i in self._lacking(pair)} - short
+            if not lacking or len(short | lacking) > MANY_SHORT:
                 break
             short |= lacking
         self.exact &= search.exact
+        if lacking:
+            pairs = self._with_room(pairs, most[-1])
         placed = []
         for pair in pairs:
             decode = self._planner.plan(pair.decode)
@@ -87,6 +95,33 @@ class Phases:
             placed.append(replace(placement, objectives=tuple(values[name] for name in objectives)))
         return non_dominated(placed)
 
+    def _with_room(self, bounds: Sequence[Pair], most_s: float) -> list[Pair]:
+        """Return pairs that have room, in place of some of these, which bound all, and set `gap` by what these promise.
+
+        Every pair is no better than one of the bounds in all objectives. most_s: of the time to the first token."""
+        planner, pairs = self._planner, []
+        ordered = sorted(bounds, key=lambda pair: pair.values)
+        count = min(MOST_REPAIRED, len(ordered))
+        for bound in [ordered[i * (len(ordered) - 1) // max(1, count - 1)] for i in range(count)]:
+            held = planner.bytes_held(bound.decode)
+            free = [room - round(need) for room, need in zip(self._rooms, held, strict=True)]
+            decode = planner.plan(bound.decode)
+            from_owner_s = moved_s(decode, planner.work, self._by_device, planner.links, to_owner=False)
+            best = self._table(free).best(from_owner_s, np.zeros(0)) if min(free) >= 0 else None
+            if best is not None:
+                ttft_s = best[0] + self._predicted(Placed(decode, bound.microbatches, ())).plain_s
+                if ttft_s <= most_s:
+                    pairs.append(replace(bound, prefill=best[1], values=(*bound.values[:-1], ttft_s)))
+        for bound in bounds:
+            as_good = [
+                pair.values[-1]
+                for pair in pairs
+                if all(a <= b for a, b in zip(pair.values[:-1], bound.values[:-1], strict=True))
+            ]
+            self.gap = max(self.gap, min(as_good, default=math.inf) / bound.values[-1] - 1)
+        self.exact &= self.gap < _NO_GAP
+        return pairs
+
     def _lacking(self, pair: Pair) -> list[int]:
         """Return the devices, by number, that have no room for both placements."""
         both = zip(self._planner.bytes_held(pair.decode), self._for_prompts.bytes_held(pair.prefill), strict=True)
@@ -95,7 +130,9 @@ class Phases:
 
     def _on(self, rooms: Sequence[float]) -> Planner:
         """Return the planner for prompts on so much memory of each device, where it does not page."""
-        return self._for_prompts.with_memory({i: max(0, int(room)) for i, room in enumerate(rooms) if room < self._whole[i]})
+        return self._for_prompts.with_memory(
+            {i: max(0, int(room)) for i, room in enumerate(rooms) if room < self._whole[i]}
+        )
 
     def _table(self, free: Sequence[float]) -> PrefillTable:
         """Return the placements for prompts on so much memory of each device."""

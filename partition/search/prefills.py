@@ -54,7 +54,8 @@ class Prefills:
 
 def soonest_s(longest_s: Array, sum_s: Array, chunks: int) -> Array:
     """Return the time to the first token, without its row, of parts with this longest one and this sum."""
-    return longest_s * (1 - 1 / chunks) + sum_s / chunks
+    seconds: Array = longest_s * (1 - 1 / chunks) + sum_s / chunks
+    return seconds
 
 
 def held_of(solutions: Sequence[Solution], devices: int) -> Array:
@@ -95,13 +96,15 @@ class PrefillSearch:
 
         self._objectives = objectives
         self._kinds = [
-            (cost.chunks(prompt, stages), Prepared(kind, len(devices)), Best())  # one stage alone has fewer chunks than several
+            (
+                cost.chunks(prompt, stages),
+                Prepared(kind, len(devices)),
+                Best(),
+            )  # one stage alone has fewer chunks than several
             for stages, kind in ((1, one_stage(problem)), (2, several_stages(problem)))
         ]
 
-    def table(
-        self, beam: int | None, outdone_of: OutdoneOf | None = None, *, only_quick: bool = False
-    ) -> PrefillTable:
+    def table(self, beam: int | None, outdone_of: OutdoneOf | None = None, *, only_quick: bool = False) -> PrefillTable:
         """Return those that are not outdone, all of them where `beam` is None. only_quick: some, and soon."""
         exact, kinds = True, []
         for chunks, prepared, best in self._kinds:
