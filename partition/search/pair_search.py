@@ -5,8 +5,8 @@ objective of D like others: it grows with D's row, with the way to D, and with D
 fewer P.
 
 Where bytes count there are many P, most of which no D needs. So before, D are searched by their own objectives and
-bytes alone. They are pairs already, with P found by a quick run, and no pair of a P is better than the best of them that
-has room beside it.
+bytes alone. They are pairs already, with P found by a quick run, and no pair of a P is better than the best of them
+that has room beside it.
 """
 
 from __future__ import annotations

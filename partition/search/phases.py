@@ -5,8 +5,8 @@ Keys and values go from the placement P of a prompt to the owner, and from there
     ttft(P, D) = cost.pair_ttft_s(prompt on P, way of P to the owner, way of the owner to D, a row on D)
 
 Neither knows of the other but for the memory it leaves. `PairSearch` counts bytes only on some devices, which bounds
-all pairs. These are the ones with no room for a whole model, at first; where best pairs have no room on others, it counts
-their bytes, too. With many such devices some of the pairs that bound all are given what has room (`Phases.gap`).
+all pairs. These are the ones with no room for a whole model, at first; where best pairs have no room on others, it
+counts their bytes, too. With many such devices some of the pairs that bound all are given what has room (`gap`).
 """
 
 from __future__ import annotations

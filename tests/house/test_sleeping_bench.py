@@ -2,6 +2,7 @@
 
 import argparse
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ def test_a_setting_whose_processes_waited_is_measured_again_in_a_slower_lab(monk
     assert stretches == list(STRETCHES[:2])
     assert row["stretch"] == STRETCHES[1]
     assert [again["stretch"] for again in row["again"]] == [STRETCHES[0]]
+    assert measured(replace(SETTING, devices=("pi4",) * 5), Path("model"), False, 0)["stretch"] == STRETCHES[1]
+    assert measured(replace(SETTING, devices=("pi4",) * 8), Path("model"), False, 0)["stretch"] == STRETCHES[2]
 
 
 def test_figures_are_those_of_a_lab_that_is_not_stretched() -> None:
