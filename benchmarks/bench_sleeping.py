@@ -49,7 +49,7 @@ _TIMES = {"first token": "ttft_s", "token": "tpot_s"}
 FIGURES = {"latency": "latency_s", "throughput": "throughput_per_s", "ttft": "ttft_s"}  # of each objective
 LEAST_DEVICES = 4  # of a setting that counts
 MOST_WAITED = 0.1  # of the time, by any process of the lab for a core; figures of which more waited do not count
-_FEW, _MANY = 4, 8  # devices, up to which, and from which on, labs are stretched twice, and 8 times, at first
+_FEW, _MANY = 4, 8  # devices: labs of more than few begin with the second of these, labs of many with the third
 STRETCHES = (2, 4, 8, 16)  # times as slow as its devices and links a lab is, one after the other, until less waited
 
 

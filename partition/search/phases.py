@@ -171,8 +171,11 @@ class Phases:
 
 def _non_dominated(pairs: Sequence[Pair]) -> list[Pair]:
     """Return the pairs that no other one matches or beats in every objective."""
-    indices = [Placed(None, i, pair.values) for i, pair in enumerate(pairs)]
-    return [pairs[p.microbatches] for p in non_dominated(indices)]
+    front: list[Pair] = []
+    for pair in sorted(pairs, key=lambda pair: pair.values):  # whoever dominates one comes before it
+        if not any(all(a <= b for a, b in zip(best.values, pair.values, strict=True)) for best in front):
+            front.append(pair)
+    return front
 
 
 def paired(planner: Planner, plain: Placed | None, objective: str, caps: Mapping[str, float]) -> Placed | None:

@@ -61,8 +61,7 @@ def soonest_s(longest_s: Array, sum_s: Array, chunks: int) -> Array:
 def held_of(solutions: Sequence[Solution], devices: int) -> Array:
     """Return the bytes that solutions of `Planner.half_problem` hold on its devices: [devices, N]."""
     peaks = np.array([solution.peaks for solution in solutions]).T
-    held: Array = peaks[len(peaks) - devices :]
-    return held
+    return np.asarray(peaks[len(peaks) - devices :], float)
 
 
 class PrefillTable:
@@ -73,8 +72,10 @@ class PrefillTable:
 
     def least_s(self, from_owner_s: Array, free: Array) -> Array:
         """Return the same as `Prefills.least_s`."""
-        none = np.full(len(from_owner_s), np.inf)
-        return np.minimum.reduce([none, *(kind.least_s(from_owner_s, free) for kind in self._kinds)])
+        least = np.full(len(from_owner_s), np.inf)
+        for kind in self._kinds:
+            np.minimum(least, kind.least_s(from_owner_s, free), out=least)
+        return least
 
     def best(self, from_owner_s: float, free: Array) -> tuple[float, Solution] | None:
         """Return the same as `Prefills.best`; None without room for any."""
