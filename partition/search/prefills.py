@@ -96,12 +96,8 @@ class PrefillSearch:
             return np.array([np.maximum(prompt_s, to_owner_s), prompt_s + to_owner_s, *held])
 
         self._objectives = objectives
-        self._kinds = [
-            (
-                cost.chunks(prompt, stages),
-                Prepared(kind, len(devices)),
-                Best(),
-            )  # one stage alone has fewer chunks than several
+        self._kinds = [  # one stage alone has fewer chunks than several
+            (cost.chunks(prompt, stages), Prepared(kind, len(devices)), Best())
             for stages, kind in ((1, one_stage(problem)), (2, several_stages(problem)))
         ]
 
