@@ -31,7 +31,8 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
 
         a step of r rows        rows_s(r), and busy_s where r is the microbatch that it was predicted for
         r rows of a prompt p    rows_s(p) r / p, at every stage
-        n rows beside r others  rows_s(r + n) - rows_s(r), as a step reads weights once; no more than by themselves
+        n rows beside r others  rows_s(r + n) - rows_s(r), as a step reads weights once, or what they take by themselves
+                                without what a step takes beside its rows, if that is more
                                 all times its crowding, where stages share a machine
         drafts                  guess_s each, and ask_s for all of a step, before the first stage computes
         a link                  rows x busy, and its latency on top: busy is of one row, from transfer_busy_s, which is
@@ -125,9 +126,10 @@ def _computes(
 ) -> float:
     seconds, before = 0.0, 0.0
     alone = [(prompt_s(prompt) * rows / prompt, rows) for prompt, rows in step.prompts]
+    step_s = 2 * prompt_s(1) - prompt_s(2)  # without rows
     for alone_s, rows in (*alone, (decode_s(step.decodes) if step.decodes else 0.0, step.decodes)):
-        if before and rows:
-            alone_s = min(alone_s, max(0.0, prompt_s(before + rows) - prompt_s(before)))
+        if before and rows:  # rows of a prompt have no logits but the last, so its curve may show too little
+            alone_s = min(alone_s, max(0.0, alone_s - step_s, prompt_s(before + rows) - prompt_s(before)))
         seconds, before = seconds + alone_s, before + rows
     drafts_s = 0.0 if draft is None else draft.asked_s(step.drafts + step.follows)
     return crowding * seconds + drafts_s

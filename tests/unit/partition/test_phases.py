@@ -167,6 +167,15 @@ def test_bytes_count_on_devices_where_pairs_have_no_room(monkeypatch: pytest.Mon
     assert min(pair.objectives[1] for pair in best) < min(pair.objectives[1] for pair in pairs)
 
 
+def test_thin_owners_of_both_placements_have_room() -> None:
+    """This device has no room for a layer, and its process takes 2 MiB for each placement."""
+    for room, has_pairs in ((3 * MIB, False), (4 * MIB, True)):
+        own = replace(device(LOCAL, MS, by_row=True), memory_bytes=room, runtime_bytes=2 * MIB)
+        speeds = [own, device("b", MS, by_row=True), device("c", MS, by_row=True)]
+        planner = Planner(work(4, prompt=1000), speeds, linked([LOCAL, "b", "c"], FAR), "m", "")
+        assert bool(Phases(planner).pairs(BOTH)) == has_pairs
+
+
 # ------------------------------------------------------------------------------------------------------- a phone
 
 
