@@ -1,6 +1,6 @@
 """Truth of predictions for 4 to 16 devices: plans predicted, and run on sleeping devices of a lab.
 
-    python benchmarks/bench_sleeping.py [--only TEXT] [--json [FILE]] [--tiny]
+    python benchmarks/bench_sleeping.py [--only TEXT] [--minutes 20] [--json [FILE]] [--tiny]
 
 Devices wait for as long as their profiles say instead of computing, so that sixteen do not compete for two cores;
 processes, links, frames and collectives are real. Half of the settings sleep by presets, half by profiles as a survey
@@ -9,8 +9,9 @@ prompt also placements for prompts. Then devices that share every layer compute 
 
 What two cores do not get done in time would count as the devices' own time. So labs are stretched: devices and links
 take twice as long as they should, or more, and figures are divided by that. Where a process of the lab waited for a
-core for too long a part of the time, the setting is measured again in a lab that is stretched further. Links need root;
---tiny: two devices on loopback, which says nothing about predictions.
+core for too long a part of the time, the setting is measured again in a lab that is stretched further, while there is
+time; figures that waited too long at last do not count. A setting that fails is named, and the next one is run. Links
+need root; --tiny: two devices on loopback, which says nothing about predictions.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +43,13 @@ from benchmarks.sleeping_labs import (
 )  # fmt: skip
 
 SIDE = ROOT / "benchmarks" / "sleeping_side.py"
-RUN_S = 600.0  # for one setting
+RUN_S = 300.0  # for one setting, once
 MODEL = "tinyllama-1.1b"
 _TIMES = {"first token": "ttft_s", "token": "tpot_s"}
 FIGURES = {"latency": "latency_s", "throughput": "throughput_per_s", "ttft": "ttft_s"}  # of each objective
 LEAST_DEVICES = 4  # of a setting that counts
 MOST_WAITED = 0.1  # of the time, by any process of the lab for a core; figures of which more waited do not count
+_FEW, _MANY = 4, 8  # devices: labs of more than few begin with the second of these, labs of many with the third
 STRETCHES = (2, 4, 8, 16)  # times as slow as its devices and links a lab is, one after the other, until less waited
 
 
@@ -55,6 +58,9 @@ def main() -> None:
     parser.add_argument("--only", metavar="TEXT", help="settings whose name has it")
     parser.add_argument(
         "--requests", type=int, default=0, metavar="N", help="that come at random, for percentiles (default: none)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=20.0, help="after which no setting is begun or measured again (default: 20)"
     )
     bench(parser, Section(measure, text))
 
@@ -69,27 +75,44 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     settings, with_groups = (
         [TINY] if args.tiny else [one for one in some if (args.only or "") in one.name] for some in (SETTINGS, GROUPED)
     )
-    model, rows, n_requests = folder / f"{MODEL}.gguf", [], 4 if args.tiny else args.requests
+    model, n_requests = folder / f"{MODEL}.gguf", 4 if args.tiny else args.requests
     outline(model, SHAPES["qwen2.5-0.5b" if args.tiny else MODEL])
-    for setting in settings:
-        print(setting.name, file=sys.stderr)
-        rows.append(measured(setting, model, args.tiny, n_requests))
-    groups = []
-    for setting in with_groups:
-        print(setting.name, file=sys.stderr)
-        groups.append(measured(setting, model, args.tiny, n_requests, in_groups=True))
-    return {"settings": rows, "summary": summary(rows, groups) if rows else None, "groups": groups}
+    rows: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    failed: dict[str, str] = {}
+    until = time.monotonic() + 60 * args.minutes
+    for in_groups, some in ((False, settings), (True, with_groups)):
+        for setting in some:
+            print(setting.name, file=sys.stderr)
+            try:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"not begun within {args.minutes:g} minutes")
+                rows[in_groups].append(
+                    measured(setting, model, args.tiny, n_requests, in_groups=in_groups, until=until)
+                )
+            except (subprocess.SubprocessError, OSError, ValueError, RuntimeError) as error:
+                failed[setting.name] = f"{error}"[-200:]
+                print(f"{setting.name}: {failed[setting.name]}", file=sys.stderr)
+    found = summary(rows[False], rows[True]) if rows[False] or rows[True] else None
+    return {"settings": rows[False], "summary": found, "groups": rows[True], "failed": failed}
 
 
-def measured(setting: Setting, model: Path, tiny: bool, requests: int, *, in_groups: bool = False) -> dict[str, Any]:
+def measured(
+    setting: Setting,
+    model: Path,
+    tiny: bool,
+    requests: int,
+    *,
+    in_groups: bool = False,
+    until: float = float("inf"),
+) -> dict[str, Any]:
     """One setting: every plan that was run, or one plan with its requests in one group and in two. requests: that come
-    at random to each plan.
+    at random to each plan. until: when nothing is measured again, by `time.monotonic`.
 
     Where processes of the lab waited for this machine's cores, all is measured again in a lab where everything takes
     longer, the same for devices and links, so that the processor is wanted more seldom. Figures are given as of a lab
     that was not stretched."""
     again = []
-    for stretch in STRETCHES:
+    for stretch in STRETCHES[(len(setting.devices) > _FEW) + (len(setting.devices) >= _MANY) :]:
         result = stretched(setting, model, tiny, requests, stretch, in_groups=in_groups)
         waited = max(
             part
@@ -97,7 +120,7 @@ def measured(setting: Setting, model: Path, tiny: bool, requests: int, *, in_gro
             for name, part in case["waited"].items()
             if name != "ttft_s"  # whose ranks are at work at once: what one waits for cores the others do not wait for
         )
-        if waited <= MOST_WAITED or tiny:
+        if waited <= MOST_WAITED or tiny or time.monotonic() > until:
             break
         again.append({"waited": waited, **result})
         print(f"{setting.name}: processes waited for cores for {waited:.1%} of the time", file=sys.stderr)
@@ -159,27 +182,40 @@ def summary(rows: list[dict[str, Any]], groups: list[dict[str, Any]]) -> dict[st
     """Errors of all predictions, and how far the plan that was chosen is from the best measured of its setting."""
     errors: dict[str, list[float]] = {}
     behind: dict[str, list[float]] = {}
+    rejected = 0
     for row in rows:
         for plan in row["plans"]:
             for name, value in plan["measured"].items():
-                errors.setdefault(name, []).append(abs(value / plan["predicted"][name] - 1))
+                if counts(plan, name):
+                    errors.setdefault(name, []).append(abs(value / plan["predicted"][name] - 1))
+                else:
+                    rejected += 1
         for axis, key in row["best"].items():
             name = FIGURES[axis]
             sign = -1 if axis == "throughput" else 1
-            costs = {plan["key"]: plan["measured"][name] ** sign for plan in row["plans"]}
+            costs = {plan["key"]: plan["measured"][name] ** sign for plan in row["plans"] if counts(plan, name)}
             if key in costs:
                 behind.setdefault(axis, []).append(costs[key] / min(costs.values()))
     several = [row for row in groups if len(row["devices"]) >= LEAST_DEVICES]
     for row in several:
         for case in row["cases"]:
+            if case["waited"]["throughput_per_s"] > MOST_WAITED:
+                rejected += 1
+                continue
             errors.setdefault("throughput_per_s", []).append(abs(case["measured_per_s"] / case["predicted_per_s"] - 1))
     return {
         "settings": len(rows) + len(several),
         "again": sum(len(row["again"]) for row in (*rows, *several)),
+        "rejected": rejected,
         "plans": sum(len(row["plans"]) for row in rows) + sum(len(row["cases"]) for row in several),
         "errors": {name: median_and_worst(values) for name, values in errors.items()},
         "chosen_over_best": {axis: median_and_worst(values) for axis, values in behind.items()},
     }
+
+
+def counts(plan: dict[str, Any], name: str) -> bool:
+    """Return whether a figure is that of the devices: no process waited for this machine's cores for too long."""
+    return name == "ttft_s" or bool(plan["waited"][name] <= MOST_WAITED)
 
 
 def median_and_worst(values: list[float]) -> dict[str, float]:
@@ -190,7 +226,26 @@ def median_and_worst(values: list[float]) -> dict[str, float]:
 def text(r: dict[str, Any]) -> str:
     """The result as Markdown."""
     texts = ([text_of_plans(r)] if r["settings"] else []) + ([text_of_groups(r["groups"])] if r["groups"] else [])
-    return "\n\n".join(texts)
+    if r["failed"]:
+        texts.append("Without figures: " + "; ".join(f"{name} ({error})" for name, error in r["failed"].items()))
+    return "\n\n".join([*texts, last_line(r["summary"])])
+
+
+def last_line(found: dict[str, Any] | None) -> str:
+    """Return the errors of latency and throughput, and what choices lose, in one line."""
+    if found is None:
+        return "Summary: nothing was measured."
+    names = {"latency": "latency_s", "throughput": "throughput_per_s"}
+    parts = [
+        f"{title} off by {errors['median']:.1%} (median), {errors['worst']:.1%} (worst)"
+        for title, errors in ((title, found["errors"].get(name)) for title, name in names.items())
+        if errors
+    ]
+    parts += [
+        f"chosen by {axis} {ratios['median']:.3f} (median), {ratios['worst']:.3f} (worst) of the best measured"
+        for axis, ratios in found["chosen_over_best"].items()
+    ]
+    return f"Summary: {found['settings']} settings; " + "; ".join([*parts, f"{found['rejected']} figures rejected."])
 
 
 def text_of_groups(rows: list[dict[str, Any]]) -> str:

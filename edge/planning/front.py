@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -85,6 +86,7 @@ class Front:
             "objectives": [OBJECTIVES[axis].key for axis in self.axes],
             "concurrency": self.points[0].predicted.in_flight,
             "exact": all(space.exact for space in self.spaces),
+            "pairs_gap": gap if math.isfinite(gap := max(space.pairs_gap for space in self.spaces)) else None,
             **known_json(self.spaces[0]),
             "notes": list(dict.fromkeys(note for space in self.spaces for note in space.known.notes)),
             "types": [self._type_json(space) for space in self._all_spaces if space.type is not None],

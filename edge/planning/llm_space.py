@@ -137,7 +137,9 @@ class LlmSpace(PlanSpace):
 
     def _pairs(self, axes: Sequence[str]) -> list[Point]:
         """Plans with a placement for prompts, where the first token is clearly sooner than without it."""
-        pairs = [(pair, self.point(pair.plan, pair.microbatches)) for pair in Phases(self.planner()).pairs(axes)]
+        phases = Phases(self.planner())
+        pairs = [(pair, self.point(pair.plan, pair.microbatches)) for pair in phases.pairs(axes)]
+        self.exact, self.pairs_gap = self.exact and phases.exact, phases.gap
         return [
             point
             for pair, point in pairs

@@ -39,6 +39,7 @@ class PlanSpace(ABC):
         """threads: of this device, where a plan runs."""
         self.path, self.known, self._threads = path, known, threads
         self.exact = True  # the search of `points`
+        self.pairs_gap = 0.0  # as `Phases.gap`
 
     @property
     def names(self) -> dict[str, str]:

@@ -8,7 +8,6 @@ from partition.errors import PlanError
 from partition.plan.plan import MAX_WORLD_SIZE
 
 _LEAST_PART = 0.02  # of a layer: every rank holds something
-_HALVINGS = 50
 _LEAST = 1e-6  # least part of the largest share: a rank below it gets the minimum either way
 
 
@@ -58,21 +57,25 @@ def parts(constant_s: Sequence[float], slope_s: Sequence[float], most: Sequence[
 
         sum over ranks of clamp((level - constant_r) / slope_r, least, most_r) = 1
 
-    which grows with the level, so that halving finds it. most: the part each has memory for. Where these together are
+    which grows with the level. most: the part each has memory for. Where these together are
     less than 1, each gets its memory's share of the whole, and must page the rest.
     """
     caps = [max(_LEAST_PART, min(1.0, cap)) for cap in most]
     if sum(caps) <= 1:
         return [cap / sum(caps) for cap in caps]
 
-    def at(level: float) -> list[float]:
-        ranks = zip(constant_s, slope_s, caps, strict=True)
-        return [min(cap, max(_LEAST_PART, (level - constant) / max(slope, 1e-12))) for constant, slope, cap in ranks]
-
-    low, high = 0.0, max(c + s for c, s in zip(constant_s, slope_s, strict=True))
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if sum(at(middle)) < 1 else (low, middle)
-    result = at(high)
+    # The sum bends where a rank has more than the least, and where it has all it may have.
+    ranks = [(c, max(slope, 1e-12), cap) for c, slope, cap in zip(constant_s, slope_s, caps, strict=True)]
+    bends = sorted(
+        (c + slope * part, sign / slope) for c, slope, cap in ranks for part, sign in ((_LEAST_PART, 1), (cap, -1))
+    )
+    level, together, growth = bends[0][0], _LEAST_PART * len(ranks), 0.0
+    for bend, change in bends:
+        if growth > 0 and together + (bend - level) * growth >= 1:
+            break
+        together += (bend - level) * growth
+        level, growth = bend, growth + change
+    level += max(0.0, 1 - together) / max(growth, 1e-12)
+    result = [min(cap, max(_LEAST_PART, (level - c) / slope)) for c, slope, cap in ranks]
     total = sum(result)
     return [part / total for part in result]

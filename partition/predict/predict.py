@@ -97,13 +97,15 @@ def _of_pair(
 
 def moved_s(placement: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links, *, to_owner: bool) -> float:
     """Return seconds in which the prompt's keys and values go from this placement to the owner, or back."""
+    return prompt_and_moved_s(placement, work, speeds, links, to_owner=to_owner)[1]
+
+
+def prompt_and_moved_s(
+    placement: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links, *, to_owner: bool
+) -> tuple[float, float]:
+    """Return (`Prediction.ttft_s` of a plan with one placement, `moved_s` of it), without predicting the rest."""
     stages = [_Stage(placement, i, work, speeds, links) for i in range(len(placement.stages))]
-    return max(stage.moved_s(to_owner) for stage in stages)
-
-
-def first_token_s(plan: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links) -> float:
-    """Return `Prediction.ttft_s` of a plan with one placement, without predicting the rest."""
-    return _ttft_s([_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))], work.prompt)
+    return _ttft_s(stages, work.prompt), max(stage.moved_s(to_owner) for stage in stages)
 
 
 def compute_s(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,12 +32,13 @@ class Best:
         self.solutions: list[Solution] = []  # by the first objective
         self._known: _Stairs | _Rows | None = None
 
-    def add(self, new: Solution) -> None:
-        """Add a solution unless one that is here is as good, and drop those that it dominates."""
-        if any(_beats(old, new) for old in self.solutions):
+    def add(self, new: list[Solution]) -> None:
+        """Add solutions that `beats` does not dominate, nor one another, and drop those that they dominate."""
+        if not new:
             return
-        rest = [old for old in self.solutions if not (new.objectives <= old.objectives).all()]
-        self.solutions = sorted([*rest, new], key=lambda solution: tuple(solution.objectives))
+        objectives = np.array([solution.objectives for solution in new])
+        rest = [old for old in self.solutions if not (objectives <= old.objectives).all(axis=1).any()]
+        self.solutions = sorted([*rest, *new], key=lambda solution: tuple(solution.objectives))
         self._known = None
 
     def beats(self, objectives: Array, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -44,7 +46,9 @@ class Best:
         if not self.solutions:
             return np.zeros(len(devices), bool)
         if self._known is None:
-            cells = (len(self.solutions) + 1) ** (len(self.solutions[0].objectives) - 1)
+            rows = np.array([solution.objectives for solution in self.solutions]).T
+            different = sorted(len(np.unique(row)) for row in rows)
+            cells = math.prod(count + 1 for count in different[:-1])
             self._known = (_Stairs if cells <= _MAX_CELLS else _Rows)(self.solutions)
         return self._known.beats(objectives, devices)
 
@@ -52,37 +56,42 @@ class Best:
 class _Stairs:
     """The solutions that are known, in a table to look others up in.
 
-    least[a, b, ...] = the smallest last objective of those whose other objectives are, one by one, among the a, b,
-                       ... smallest that there are
+    least[a, b, ...] = the smallest value, in the objective with the most different values, of those whose other
+                       objectives are, one by one, among the a, b, ... smallest that there are
     """
 
     def __init__(self, solutions: list[Solution]) -> None:
         objectives = np.array([solution.objectives for solution in solutions]).T
-        self._edges = [np.unique(row) for row in _but_last(objectives)]
-        shape = [len(edges) + 1 for edges in self._edges]
+        edges = [np.unique(row) for row in objectives]
+        self._last = max(range(len(edges)), key=lambda k: len(edges[k]))
+        self._axes = [(k, values) for k, values in enumerate(edges) if k != self._last or len(edges) == 1]
         places = self._places(objectives, "right")
+        shape = [len(values) + 1 for _, values in self._axes]
         self._devices = np.zeros(shape, np.int64)  # those of the solution that is exactly here
         self._devices[places] = [solution.devices for solution in solutions]
         self._least = np.full(shape, np.inf)
-        self._least[places] = objectives[-1]
+        self._least[places] = objectives[self._last]
         for axis in range(len(shape)):
             np.minimum.accumulate(self._least, axis=axis, out=self._least)
 
     def _places(self, objectives: Array, side: Literal["left", "right"]) -> tuple[NDArray[np.int64], ...]:
-        pairs = zip(self._edges, _but_last(objectives), strict=True)
-        return tuple(np.searchsorted(edges, row, side=side) for edges, row in pairs)
+        return tuple(np.searchsorted(values, objectives[k], side=side) for k, values in self._axes)
 
     def beats(self, objectives: Array, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return the same as `Best.beats`."""
-        last = objectives[-1]
-        no_more, less = self._places(objectives, "right"), self._places(objectives, "left")
-        least = self._least[no_more]
+        last, places = objectives[self._last], self._places(objectives, "right")
+        least = self._least[places]
         beaten: NDArray[np.bool_] = least < last
-        for axis, place in enumerate(less):
-            one_less = (*no_more[:axis], place, *no_more[axis + 1 :])
-            beaten |= self._least[one_less] <= last
-        # What is no worse, and in nothing better, is equal.
-        beaten |= (least == last) & (self._devices[no_more] <= devices)
+        ties = np.flatnonzero(least == last)
+        if len(ties):
+            last, no_more = last[ties], tuple(place[ties] for place in places)
+            less = self._places(objectives[:, ties], "left")
+            # What is no worse, and in nothing better, is equal.
+            better = self._devices[no_more] <= devices[ties]
+            for axis, place in enumerate(less):
+                one_less = (*no_more[:axis], place, *no_more[axis + 1 :])
+                better |= self._least[one_less] <= last
+            beaten[ties] = better
         return beaten
 
 
@@ -105,15 +114,3 @@ class _Rows:
             better = (self._devices[:, None] <= devices[part]) | (self._objectives[:, :, None] < new).any(axis=0)
             beaten[part] = (no_more & better).any(axis=0)
         return beaten
-
-
-def _but_last(objectives: Array) -> Array:
-    """Return all objectives but the last; zeros if there is only one."""
-    return objectives[:-1] if len(objectives) > 1 else np.zeros_like(objectives)
-
-
-def _beats(old: Solution, new: Solution) -> bool:
-    """Return whether one solution is better than another, or as good with no more devices."""
-    if not (old.objectives <= new.objectives).all():
-        return False
-    return old.devices <= new.devices or bool((old.objectives < new.objectives).any())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from partition.search.best import Best, Solution
 from partition.search.bounds import Bounds
+from partition.search.cases import Cases
 from partition.search.tables import Tables
 
 Array = NDArray[np.float64]
@@ -49,8 +50,18 @@ class Search:
     group and no further devices costs no more.
     """
 
-    def __init__(self, tables: Tables, bounds: Bounds, best: Best, beam: int | None) -> None:
-        """Keep at most `beam` labels for each position. Solutions are added to `best`."""
+    def __init__(
+        self,
+        tables: Tables,
+        bounds: Bounds,
+        best: Best,
+        beam: int | None,
+        cases: Sequence[Cases] = (),
+        each: int | None = None,
+    ) -> None:
+        """Keep at most `beam` labels for each position, and at most `each` with the same values of all measures that
+        have cases. Solutions are added to `best`."""
+        self._cases, self._each = cases, each
         self.tables = tables
         self.bounds = bounds
         self.best = best
@@ -98,12 +109,26 @@ class Search:
         if not i:
             return labels
         rest = self.bounds.least(labels.masks, i)
-        for choose in (self._promising, self._undominated, self._beam):
-            which = choose(labels, rest)
+        for choose in (self._promising, self._undominated, self._in_some_case, self._spread, self._beam):
+            which = choose(labels, rest, i)
             labels, rest = labels.take(which), rest[:, which]
         return labels
 
-    def _promising(self, labels: Labels, rest: Array) -> Numbers:
+    def _in_some_case(self, labels: Labels, _: Array, i: int) -> Numbers:
+        """Return which labels are hopeful in some case of each measure that they have nothing of."""
+        alive = np.ones(len(labels), bool)
+        for cases in self._cases:
+            undecided = np.flatnonzero(alive & (labels.values[cases.measure] == 0))
+            for used, least in ((np.uint64(0), cases.least), (cases.device, 0.0)):
+                masks = labels.masks[undecided]
+                rest = self.bounds.least(masks | used, i)
+                np.maximum(rest[cases.measure], least, out=rest[cases.measure])
+                hopeful = self._hopeful(self.tables.join(labels.values[:, undecided], rest), _count(masks) + 1)
+                undecided = np.delete(undecided, hopeful)
+            alive[undecided] = False
+        return np.flatnonzero(alive)
+
+    def _promising(self, labels: Labels, rest: Array, _: int) -> Numbers:
         """Return which labels can still lead to better solutions than those known."""
         return self._hopeful(self.tables.join(labels.values, rest), _count(labels.masks) + 1)
 
@@ -158,21 +183,25 @@ class Search:
         labels = labels.take(self._hopeful(labels.values, _count(labels.masks)))
         objectives = self.tables.objectives(labels.values)
         devices = _count(labels.masks)
-        for k in np.lexsort([devices, *objectives[::-1]]).tolist():
-            if self.best.beats(objectives[:, k, None], devices[k, None])[0]:
-                continue
-            groups, cuts = [], [self.tables.n]
-            at, place, last = int(labels.came_at[k]), int(labels.came_from[k]), int(labels.last[k])
-            while last >= 0:
-                groups.append(last)
-                cuts.append(at)
-                level = self.labels[at]
-                at, place, last = int(level.came_at[place]), int(level.came_from[place]), int(level.last[place])
-            self.best.add(
-                Solution(tuple(groups[::-1]), tuple(cuts[::-1]), labels.values[:, k], objectives[:, k], int(devices[k]))
-            )
+        best: list[int] = []
+        for k in np.lexsort([devices, *objectives[::-1]]).tolist():  # whoever beats one comes before it
+            if not (objectives[:, best] <= objectives[:, k, None]).all(axis=0).any():
+                best.append(k)
+        self.best.add([self._solution(labels, objectives[:, k], k) for k in best])
 
-    def _undominated(self, labels: Labels, rest: Array) -> Numbers:
+    def _solution(self, labels: Labels, objectives: Array, k: int) -> Solution:
+        """Return label `k`, which is whole, as a solution."""
+        groups, cuts = [], [self.tables.n]
+        at, place, last = int(labels.came_at[k]), int(labels.came_from[k]), int(labels.last[k])
+        while last >= 0:
+            groups.append(last)
+            cuts.append(at)
+            level = self.labels[at]
+            at, place, last = int(level.came_at[place]), int(level.came_from[place]), int(level.last[place])
+        devices = int(labels.masks[k]).bit_count()
+        return Solution(tuple(groups[::-1]), tuple(cuts[::-1]), labels.values[:, k], objectives, devices)
+
+    def _undominated(self, labels: Labels, rest: Array, _: int) -> Numbers:
         """Return which labels no other one dominates; some dominated ones may stay. rest: a lower bound of the rest."""
         # A peak below one that comes in any case is as good as that.
         most = labels.values.copy()
@@ -185,7 +214,21 @@ class Search:
         result: Numbers = np.sort(order[_not_after(labels, most, order)])
         return result
 
-    def _beam(self, labels: Labels, rest: Array) -> Numbers:
+    def _spread(self, labels: Labels, rest: Array, _: int) -> Numbers:
+        """Return the labels that promise most, so many of each combination of values of the measures with cases."""
+        if self._each is None or not len(labels):
+            return np.arange(len(labels))
+        scale = np.log(self.tables.objectives(self.tables.join(labels.values, rest)) + _TINY)
+        values = labels.values[[cases.measure for cases in self._cases]]
+        order = np.lexsort([scale.sum(axis=0), *values])
+        is_first = np.append(True, (np.diff(values[:, order], axis=1) != 0).any(axis=0))
+        begins = np.flatnonzero(is_first)
+        places = np.arange(len(order)) - begins[np.cumsum(is_first) - 1]
+        self.exact &= bool((places < self._each).all())
+        result: Numbers = np.sort(order[places < self._each])
+        return result
+
+    def _beam(self, labels: Labels, rest: Array, _: int) -> Numbers:
         """The labels that promise most, by several weightings of the objectives; all, where there is room."""
         if len(labels) <= self.most:
             return np.arange(len(labels))

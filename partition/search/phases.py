@@ -4,59 +4,34 @@ Keys and values go from the placement P of a prompt to the owner, and from there
 
     ttft(P, D) = cost.pair_ttft_s(prompt on P, way of P to the owner, way of the owner to D, a row on D)
 
-Neither knows of the other but for the memory it leaves. So the best P beside a given D is on the front of (prompt, way)
-on the memory that D leaves; and the D of a best pair is on the front of its own objectives, a row, and its way, or,
-where memory keeps the best P from it, on that front with its bytes on each device that has no room for two whole
-models. This second search looks only for what no pair of the first outdoes, were all memory there for prompts.
+Neither knows of the other but for the memory it leaves. `PairSearch` counts bytes only on some devices, which bounds
+all pairs. These are the ones with no room for a whole model, at first; where best pairs have no room on others, it
+counts their bytes, too. With many such devices some of the pairs that bound all are given what has room (`gap`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from partition.plan.plan import LOCAL, Plan
+from partition.plan.plan import Plan
 from partition.predict import cost
 from partition.predict.hysteresis import PREFILL, clearly_better, plan_threshold
-from partition.predict.predict import first_token_s, moved_s, predict
+from partition.predict.predict import moved_s, predict, prompt_and_moved_s
 from partition.predict.prediction import Prediction
 from partition.search.explain import is_busy
+from partition.search.pair_search import Pair, PairSearch
 from partition.search.planner import Placed, Planner, non_dominated
-from partition.search.problem import Array
-from partition.search.stage_group import StageGroup
-from partition.search.tables import rounded
+from partition.search.prefills import PrefillSearch, PrefillTable
 from quant.text import number_text
 
-
-@dataclass(frozen=True)
-class _Prefill:
-    """A placement for prompts."""
-
-    plan: Plan
-    prompt_s: float
-    to_owner_s: float  # of the prompt's keys and values
-
-    def ttft_s(self, from_owner_s: Any, pass_s: Any, prompt: int) -> Any:
-        """Return the time to the first token beside a placement that generates, as `cost.pair_ttft_s`."""
-        stages = len(self.plan.computing)
-        return cost.pair_ttft_s(self.prompt_s, self.to_owner_s, from_owner_s, pass_s, prompt, stages)
-
-
-@dataclass(frozen=True)
-class _Decode:
-    """A placement that generates."""
-
-    placed: Placed
-    pass_s: float  # of one row
-    from_owner_s: float  # of the prompt's keys and values
-    ttft_s: float  # with one placement
-    free: Mapping[str, float]  # bytes that it leaves on each device
+MANY_SHORT = 3  # devices with too little memory for a pair, with which all pairs are searched; with more, some are
+MOST_REPAIRED = 6  # placements that generate, of those that bound all pairs, that are given what has room beside them
+_NO_GAP = 1e-9
 
 
 class Phases:
@@ -66,110 +41,122 @@ class Phases:
         """most_bytes: that a pair may hold on any device."""
         self._planner = planner
         self._by_device = {speed.device: speed for speed in planner.speeds}
-        self._rooms = {speed.device: min(speed.memory_bytes, most_bytes) for speed in planner.speeds}
+        self._rooms = [min(speed.memory_bytes, most_bytes) for speed in planner.speeds]
         self._for_prompts = planner.for_prompts()
         self._whole = [max(both) for both in zip(planner.whole_bytes(), self._for_prompts.whole_bytes(), strict=True)]
-        self._by_room: dict[tuple[int, ...], list[_Prefill]] = {}
-        self.exact = True
+        self._tables: dict[tuple[int, ...], PrefillTable] = {}  # by rooms
+        self._prompts: dict[tuple[Plan, int], tuple[float, float]] = {}  # of placements for prompts and tokens
+        self.exact = True  # all pairs were searched
+        self.gap = 0.0  # first tokens of the pairs may be later than the soonest possible by this part
 
     def with_prefill(self, placed: Placed) -> Placed | None:
         """Return a placement with the best one for prompts beside it; None where there is no room for one, or none is
         clearly better than `placed` itself."""
-        decode = self._decode(placed)
-        best = self._best(decode.from_owner_s, decode.free)
-        if best is None or not _outdoes(self._planner, best[1].plan, best[0] + decode.pass_s, decode.ttft_s):
+        planner, predicted = self._planner, self._predicted(placed)
+        held = predicted.memory_bytes
+        free = [room - held.get(device, 0) for device, room in zip(self._by_device, self._rooms, strict=True)]
+        from_owner_s = moved_s(placed.plan, planner.work, self._by_device, planner.links, to_owner=False)
+        best = self._table(free).best(from_owner_s, np.zeros(0))
+        if best is None:
             return None
-        return self._pair(placed, best[1])
+        prefill = self._for_prompts.plan(best[1])
+        if not _outdoes(planner, prefill, best[0] + predicted.plain_s, predicted.ttft_s or 0.0):
+            return None
+        return self._pair(placed, prefill)
 
     def pairs(self, objectives: Sequence[str], caps: Mapping[str, float] = MappingProxyType({})) -> list[Placed]:
         """Return the non-dominated pairs by these objectives, ttft among them, within caps on objectives.
 
         The planner is one without drafts. Each placement that generates has the one for prompts with the soonest first
-        token, also where memory is an objective."""
-        names = [name for name in dict.fromkeys(("latency", *objectives, *caps)) if name not in ("ttft", "memory")]
-        prefills = self._prefills(self._rooms)  # as if the other placement held nothing
-        if not prefills:
-            return []
-        short = [i for i, speed in enumerate(self._planner.speeds) if self._rooms[speed.device] < 2 * self._whole[i]]
-        prompt, most_s, pairs = self._planner.work.prompt, caps.get("ttft", math.inf), list[Placed]()
+        token. Where memory is an objective others beside it may be missed."""
+        names = [name for name in dict.fromkeys((*objectives, *caps)) if name not in ("ttft", "memory")]
+        names += [*(["memory"] if "memory" in objectives else []), "ttft"]
+        most = [math.inf if name == "memory" else caps.get(name, math.inf) for name in names]
+        for_prompts = self._on(self._rooms)
+        short = {i for i, room in enumerate(self._rooms) if room < self._whole[i]}
+        short = short if len(short) <= MANY_SHORT else set()
+        while True:
+            search = PairSearch(self._planner, for_prompts, self._rooms, sorted(short), names, most)
+            pairs = search.run() if "memory" in names else _non_dominated(search.run())
+            lacking = {i for pair in pairs for i in self._lacking(pair)} - short
+            if not lacking or len(short | lacking) > MANY_SHORT:
+                break
+            short |= lacking
+        self.exact &= search.exact
+        if lacking:
+            pairs = self._with_room(pairs, most[-1])
+        placed = []
+        for pair in pairs:
+            decode = self._planner.plan(pair.decode)
+            values = dict(zip(names, pair.values, strict=True))
+            placement = self._pair(Placed(decode, pair.microbatches, ()), for_prompts.plan(pair.prefill))
+            if "memory" in objectives:
+                values["memory"] = max(self._predicted(placement).memory_bytes.values())
+            placed.append(replace(placement, objectives=tuple(values[name] for name in objectives)))
+        return non_dominated(placed)
 
-        def least_s(from_owner_s: Array, pass_s: Array) -> Array:
-            """Return the least time to the first token beside such placements, were all memory for prompts."""
-            return rounded(np.minimum.reduce([prefill.ttft_s(from_owner_s, pass_s, prompt) for prefill in prefills]))
+    def _with_room(self, bounds: Sequence[Pair], most_s: float) -> list[Pair]:
+        """Return pairs that have room, in place of some of these, which bound all, and set `gap` by what these promise.
 
-        def outdone(values: Array) -> NDArray[np.bool_]:
-            """Return which placements cannot lead to a new pair, by (names, way of the prompt's keys and values)."""
-            ttft_s = least_s(values[len(names)], values[0])
-            lower = dict(zip(names, values, strict=False)) | {"ttft": ttft_s, "memory": np.zeros_like(ttft_s)}
-            least = np.array([lower[name] for name in objectives])
-            known = [np.array(pair.objectives)[:, None] for pair in pairs]
-            out: NDArray[np.bool_] = ttft_s > most_s
-            for pair in known:
-                out |= (least >= pair).all(axis=0)
-            return out
-
-        def search(devices: Sequence[int]) -> bool:
-            """Add pairs whose placement that generates is on the front with its bytes on these devices; return whether
-            memory kept the best one for prompts from any."""
-            lacking = False
-            placed, exact = self._planner.front(
-                names,
-                caps=[caps.get(name, math.inf) for name in names],
-                further=lambda group: [group.moved_s(LOCAL, to_owner=False), *map(group.bytes_of, devices)],
-                outdone=outdone,
-            )
-            self.exact &= exact
-            bounds = [
-                least_s(*np.array([candidate.objectives[len(names)], candidate.objectives[0]])) for candidate in placed
+        Every pair is no better than one of the bounds in all objectives. most_s: of the time to the first token."""
+        planner, pairs = self._planner, []
+        ordered = sorted(bounds, key=lambda pair: pair.values)
+        count = min(MOST_REPAIRED, len(ordered))
+        for bound in [ordered[i * (len(ordered) - 1) // max(1, count - 1)] for i in range(count)]:
+            held = planner.bytes_held(bound.decode)
+            free = [room - round(need) for room, need in zip(self._rooms, held, strict=True)]
+            decode = planner.plan(bound.decode)
+            from_owner_s = moved_s(decode, planner.work, self._by_device, planner.links, to_owner=False)
+            best = self._table(free).best(from_owner_s, np.zeros(0)) if min(free) >= 0 else None
+            if best is not None:
+                ttft_s = best[0] + self._predicted(Placed(decode, bound.microbatches, ())).plain_s
+                if ttft_s <= most_s:
+                    pairs.append(replace(bound, prefill=best[1], values=(*bound.values[:-1], ttft_s)))
+        for bound in bounds:
+            as_good = [
+                pair.values[-1]
+                for pair in pairs
+                if all(a <= b for a, b in zip(pair.values[:-1], bound.values[:-1], strict=True))
             ]
-            for bound, candidate in sorted(zip(bounds, placed, strict=True), key=lambda pair: float(pair[0])):
-                if outdone(np.array(candidate.objectives)[:, None])[0]:
-                    continue
-                decode = self._decode(candidate)
-                best = self._best(decode.from_owner_s, decode.free) if min(decode.free.values()) >= 0 else None
-                ttft_s = math.inf if best is None else float(rounded(np.array(best[0] + decode.pass_s)))
-                lacking = lacking or bool(ttft_s > bound)
-                if best is None or ttft_s > most_s:
-                    continue
-                pair = self._pair(candidate, best[1])
-                values = dict(zip(names, candidate.objectives, strict=False)) | {"ttft": ttft_s}
-                values["memory"] = max(self._predicted(pair).memory_bytes.values())
-                pairs.append(replace(pair, objectives=tuple(values[name] for name in objectives)))
-            return lacking
+            self.gap = max(self.gap, min(as_good, default=math.inf) / bound.values[-1] - 1)
+        self.exact &= self.gap < _NO_GAP
+        return pairs
 
-        if (search(()) or "memory" in objectives) and short:
-            search(short)
-        return non_dominated(pairs)
+    def _lacking(self, pair: Pair) -> list[int]:
+        """Return the devices, by number, that have no room for both placements."""
+        both = zip(self._planner.bytes_held(pair.decode), self._for_prompts.bytes_held(pair.prefill), strict=True)
+        needs = [round(decode) + prefill for decode, prefill in both]
+        return [i for i, (need, room) in enumerate(zip(needs, self._rooms, strict=True)) if need > room]
 
-    def _decode(self, placed: Placed) -> _Decode:
-        """Return what a pair has to know of its placement that generates."""
-        predicted = self._predicted(placed)
-        planner, memory = self._planner, predicted.memory_bytes
-        from_owner_s = moved_s(placed.plan, planner.work, self._by_device, planner.links, to_owner=False)
-        free = {device: room - memory.get(device, 0) for device, room in self._rooms.items()}
-        return _Decode(placed, predicted.plain_s, from_owner_s, predicted.ttft_s or 0.0, free)
+    def _on(self, rooms: Sequence[float]) -> Planner:
+        """Return the planner for prompts on so much memory of each device, where it does not page."""
+        return self._for_prompts.with_memory(
+            {i: max(0, int(room)) for i, room in enumerate(rooms) if room < self._whole[i]}
+        )
 
-    def _best(self, from_owner_s: float, free: Mapping[str, float]) -> tuple[float, _Prefill] | None:
-        """Return the least time until the keys and values of the prompt are where `from_owner_s` is the way to, and the
-        placement for prompts that has it; None without any. free: bytes of each device."""
-        prompt = self._planner.work.prompt
-        pairs = [(float(prefill.ttft_s(from_owner_s, 0.0, prompt)), prefill) for prefill in self._prefills(free)]
-        return min(pairs, key=lambda pair: pair[0], default=None)
+    def _table(self, free: Sequence[float]) -> PrefillTable:
+        """Return the placements for prompts on so much memory of each device."""
+        planner = self._planner
+        rooms = tuple(max(0, int(min(room, self._whole[i]))) for i, room in enumerate(free))
+        if rooms not in self._tables:
+            self._tables[rooms] = PrefillSearch(self._on(rooms)).table(planner.beam(of_memory=False))
+            self.exact &= self._tables[rooms].exact
+        return self._tables[rooms]
 
-    def _pair(self, placed: Placed, prefill: _Prefill) -> Placed:
+    def _pair(self, placed: Placed, prefill: Plan) -> Placed:
         """Return a pair, with the number of new prompt tokens from which its placement for prompts is used: the fewest
         for which the first token is sooner than with one placement."""
-        plan, planner = replace(placed.plan, prefill=prefill.plan), self._planner
-
-        devices, links, row_s = self._by_device, planner.links, self._predicted(placed).plain_s
+        plan, planner, row_s = replace(placed.plan, prefill=prefill), self._planner, self._predicted(placed).plain_s
 
         def pays(tokens: int) -> bool:
             work = replace(planner.work, prompt=tokens)
-            there_s = moved_s(prefill.plan, work, devices, links, to_owner=True)
-            back_s = moved_s(placed.plan, work, devices, links, to_owner=False)
-            prompt_s = first_token_s(prefill.plan, work, devices, links)
-            both_s = float(_Prefill(prefill.plan, prompt_s, there_s).ttft_s(back_s, row_s, tokens))
-            return both_s < first_token_s(placed.plan, work, devices, links)
+            if (prefill, tokens) not in self._prompts:
+                self._prompts[prefill, tokens] = prompt_and_moved_s(
+                    prefill, work, self._by_device, planner.links, to_owner=True
+                )
+            prompt_s, there_s = self._prompts[prefill, tokens]
+            alone_s, back_s = prompt_and_moved_s(placed.plan, work, self._by_device, planner.links, to_owner=False)
+            return float(cost.pair_ttft_s(prompt_s, there_s, back_s, row_s, tokens, len(prefill.computing))) < alone_s
 
         low, high = 0, planner.work.prompt  # where it does not pay and where it does, if it does anywhere
         while high - low > 1:
@@ -177,31 +164,18 @@ class Phases:
             low, high = (low, middle) if pays(middle) else (middle, high)
         return replace(placed, plan=replace(plan, prefill_from=high))
 
-    def _prefills(self, free: Mapping[str, float]) -> list[_Prefill]:
-        """Return the placements for prompts on so much memory of each device that none other is better than in the
-        prompt, the way to the owner and the chunks, of which one stage alone has fewer."""
-        planner = self._planner
-        # What is more than enough makes no difference.
-        rooms = tuple(max(0, int(min(free[speed.device], self._whole[i]))) for i, speed in enumerate(planner.speeds))
-        if rooms not in self._by_room:
-            short = {i: room for i, room in enumerate(rooms) if room < self._whole[i]}
-            placed, exact = self._for_prompts.with_memory(short).front(("ttft",), [1], further=_way_and_chunks)
-            self.exact &= exact
-            self._by_room[rooms] = [_Prefill(candidate.plan, *candidate.objectives[:2]) for candidate in placed]
-        return self._by_room[rooms]
-
     def _predicted(self, placed: Placed) -> Prediction:
         planner = self._planner
         return predict(placed.plan, planner.work, self._by_device, planner.links, placed.microbatches)
 
 
-def _way_and_chunks(group: StageGroup) -> list[Array]:
-    """Return what counts of a placement for prompts beside its ttft, for each stage: the way of keys and values to the
-    owner, and 1 for a stage that computes alone, which has fewer chunks than several."""
-    moved_s = group.moved_s(LOCAL, to_owner=True)
-    alone = np.zeros_like(moved_s)
-    alone[0, -1] = 1.0
-    return [moved_s, alone]
+def _non_dominated(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the pairs that no other one matches or beats in every objective."""
+    front: list[Pair] = []
+    for pair in sorted(pairs, key=lambda pair: pair.values):  # whoever dominates one comes before it
+        if not any(all(a <= b for a, b in zip(best.values, pair.values, strict=True)) for best in front):
+            front.append(pair)
+    return front
 
 
 def paired(planner: Planner, plain: Placed | None, objective: str, caps: Mapping[str, float]) -> Placed | None:

@@ -7,7 +7,7 @@ without layers before it (a thin owner).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,8 +30,6 @@ from partition.search.search import Front, Solution, front
 from partition.search.stage_group import StageGroup
 
 Array = NDArray[np.float64]
-Further = Callable[[StageGroup], Sequence[Array]]  # of a group, more measures in every stage: [n+1, n+1] each
-Outdone = Callable[[Array], NDArray[np.bool_]]
 MOST_EXACT = 8  # devices of which all groups are tried; of more, pairs and those that are linked best
 _MOST_GROUPS = 96  # then
 _GROUP_OF = 4  # devices at most, then
@@ -81,21 +79,18 @@ class Planner:
         objectives: Sequence[str],
         microbatches: Sequence[int] | None = None,
         caps: Sequence[float] | None = None,
-        further: Further | None = None,
-        outdone: Outdone | None = None,
     ) -> tuple[list[Placed], bool]:
         """The non-dominated plans, sorted by the first objective, and whether the search was exhaustive.
 
         microbatches: how many may be in flight where several stages compute, as `cost.groups` makes them; None: 1, 2, 4
-        ... up to the number of requests. caps: what these objectives may be at most. further: more objectives, behind
-        these: measures of which the largest over a plan's stages counts. outdone: as of `Problem`.
+        ... up to the number of requests. caps: what these objectives may be at most.
         """
         plans: list[Placed] = []
         exact = True
         counts = self.microbatches if microbatches is None else microbatches
         in_groups = {cost.groups(self.work.concurrency, n) for n in counts}
         for n_groups in sorted({1, *in_groups}):
-            result = self._search(objectives, n_groups, caps, further, outdone, several_stages=n_groups in in_groups)
+            result = self._search(objectives, n_groups, caps, several_stages=n_groups in in_groups)
             exact &= result.exact
             plans += [Placed(self.plan(solution), n_groups, solution.objectives) for solution in result.solutions]
         return non_dominated(plans), exact
@@ -162,8 +157,8 @@ class Planner:
         most = self.work.concurrency
         return sorted({cost.groups(most, n) for n in (*(1 << i for i in range(most.bit_length())), most)})
 
-    def problem(self, objectives: Sequence[str], microbatches: int, further: Further | None = None) -> Problem:
-        """The search's problem. further: as of `front`.
+    def problem(self, objectives: Sequence[str], microbatches: int) -> Problem:
+        """The search's problem.
 
         Its measures: sums of seconds alone, of a pass, of a prompt, of joules, and of seconds that a crowded host is
         busy; peaks of seconds busy, of a prompt's, and of bytes; those that objectives need.
@@ -176,8 +171,28 @@ class Planner:
         thin = cache(self._groups[0].thin_costs) if may_be_thin else None
         groups = [group.costs(measures, LOCAL, thin) for group in self._groups]
         n = self.work.limits.sizes.layers
-        problem = Problem(n, tuple(groups), lambda a, b: self._hop(measures, a, b), measures)
-        return problem if further is None else with_peaks(problem, [np.stack(further(group)) for group in self._groups])
+        return Problem(n, tuple(groups), lambda a, b: self._hop(measures, a, b), measures)
+
+    def half_problem(self, objectives: Sequence[str], microbatches: int, devices: Sequence[int]) -> Problem:
+        """The problem of one of two placements, with more objectives: the way of the prompt's keys and values to the
+        owner, or from it, and the bytes on each of these devices, by number."""
+        peaks = [
+            np.stack([group.moved_s(LOCAL, to_owner=self._for_prompts), *map(group.bytes_of, devices)])
+            for group in self._groups
+        ]
+        thin_owner = np.array([0.0, *(0.0 if i else self.speeds[0].runtime_bytes for i in devices)])
+        enter = [thin_owner * (0 not in group.members) for group in self._groups]
+        return with_peaks(self.problem(objectives, microbatches), peaks, enter)
+
+    def bytes_held(self, solution: Solution) -> list[float]:
+        """Return the bytes that a solution's placement holds on each device."""
+        held = [0.0] * len(self.speeds)
+        if 0 not in self._groups[solution.groups[0]].members:
+            held[0] = self.speeds[0].runtime_bytes
+        for index, cut in zip(solution.groups, pairwise(solution.cuts), strict=True):
+            for i in self._groups[index].members:
+                held[i] = float(self._groups[index].bytes_of(i)[cut])
+        return held
 
     def plan(self, solution: Solution) -> Plan:
         """The plan of a solution."""
@@ -194,22 +209,23 @@ class Planner:
         objectives: Sequence[str],
         microbatches: int,
         caps: Sequence[float] | None,
-        further: Further | None,
-        outdone: Outdone | None,
         *,
         several_stages: bool,
     ) -> Front:
         """several_stages: whether several may compute; without, none of them outdoes those where one does."""
-        problem = self.problem(objectives, microbatches, further)
+        problem = self.problem(objectives, microbatches)
         if not several_stages:
             problem = one_stage(problem)
-        count = len(objectives) + (0 if further is None else len(further(self._groups[0])))
-        of_memory = "memory" in objectives or count > len(objectives) + 1  # the fullest device's, or that of several
-        beam = None if len(self.speeds) <= MOST_EXACT else BEAM
-        if beam is None and len(self.speeds) > _FEW and count > 2 and of_memory:
-            beam = _WIDE_BEAM
-        most = None if caps is None else np.array([*caps, *[np.inf] * (count - len(caps))])
-        return front(replace(problem, caps=most, outdone=outdone), beam=beam)
+        beam = self.beam(len(objectives) > 2 and "memory" in objectives)
+        most = None if caps is None else np.array(caps, float)
+        return front(replace(problem, caps=most), beam=beam)
+
+    def beam(self, of_memory: bool) -> int | None:
+        """Return how many partial solutions a search keeps at each place; None: all. of_memory: whether it compares
+        memory beside two other objectives."""
+        if len(self.speeds) > MOST_EXACT:
+            return BEAM
+        return _WIDE_BEAM if of_memory and len(self.speeds) > _FEW else None
 
     def _members(self, tensor: bool) -> list[tuple[int, ...]]:
         n = len(self.speeds)

@@ -14,6 +14,8 @@ from partition.predict.onnx_predict import OnnxDevice
 from partition.predict.speeds import DeviceSpeed
 
 Array = NDArray[np.float64]
+Objectives = Callable[[Array, Array], Array]  # sums [S, N], peaks [P, N], all finite -> [K, N]
+Outdone = Callable[[Array], NDArray[np.bool_]]  # objectives [K, N] -> [N]
 
 
 @dataclass(frozen=True)
@@ -37,28 +39,25 @@ class Problem:
     groups: tuple[Group, ...]
     # The groups a and b -> sums [S, n+1], peaks [P, n+1] of handing over from a to b, for every cut.
     hop: Callable[[int, int], tuple[Array, Array]]
-    # sums [S, N], peaks [P, N], all finite -> [K, N], 0 or more and to be small. They grow with each argument or stay.
-    objectives: Callable[[Array, Array], Array]
+    objectives: Objectives  # 0 or more and to be small. They grow with each argument or stay.
     caps: Array | None = None  # [K]: solutions above any of these are of no interest
-    # [K, N] -> [N]: which solutions with these objectives are of no interest, nor any with larger ones.
-    outdone: Callable[[Array], NDArray[np.bool_]] | None = None
+    outdone: Outdone | None = None  # which solutions with such objectives are of no interest, nor any with larger ones
 
 
-def with_peaks(problem: Problem, peaks: Sequence[Array]) -> Problem:
+def with_peaks(problem: Problem, peaks: Sequence[Array], enter: Sequence[Array]) -> Problem:
     """The same problem with more measures that peak over stages, each of them an objective, behind the others.
 
-    peaks: of each group, [E, n+1, n+1], finite.
+    peaks: of each group, [E, n+1, n+1]; enter: [E], where it is the first. Finite.
     """
     count, n = peaks[0].shape[0], problem.n
-    nothing = np.zeros(count)
     groups = [
         replace(
             group,
             peaks=np.concatenate([group.peaks, more]),
-            enter_peaks=np.concatenate([group.enter_peaks, nothing]),
-            leave_peaks=np.concatenate([group.leave_peaks, nothing]),
+            enter_peaks=np.concatenate([group.enter_peaks, entering]),
+            leave_peaks=np.concatenate([group.leave_peaks, np.zeros(count)]),
         )
-        for group, more in zip(problem.groups, peaks, strict=True)
+        for group, more, entering in zip(problem.groups, peaks, enter, strict=True)
     ]
     no_hop = np.zeros((count, n + 1))
 
@@ -81,6 +80,16 @@ def one_stage(problem: Problem) -> Problem:
         return np.full_like(sums, np.inf), np.full_like(peaks, np.inf)
 
     return replace(problem, hop=hop)
+
+
+def several_stages(problem: Problem) -> Problem:
+    """The same problem, of which only solutions with several groups are possible."""
+    groups = []
+    for group in problem.groups:
+        sums = group.sums.copy()
+        sums[:, 0, -1] = np.inf
+        groups.append(replace(group, sums=sums))
+    return replace(problem, groups=tuple(groups))
 
 
 def check_watts(objectives: Iterable[str], speeds: Sequence[DeviceSpeed | OnnxDevice]) -> None:

@@ -15,11 +15,14 @@ from dataclasses import dataclass
 
 from partition.search.best import Best
 from partition.search.bounds import Bounds
+from partition.search.cases import cases_of
 from partition.search.labels import Search
-from partition.search.problem import Problem
+from partition.search.problem import Array, Objectives, Outdone, Problem
 from partition.search.tables import Tables
 
 QUICK_BEAM = 48  # labels kept at each position by the run that finds solutions to measure others by
+QUICK_EACH = 4  # of each case of measures that have cases, by another one
+QUICK_EACH_BEAM = 1000  # and at most
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,59 @@ class Front:
     exact: bool
 
 
+class Prepared:
+    """A problem with what its searches have in common: they may differ in objectives, caps and `outdone`."""
+
+    def __init__(self, problem: Problem, cases: int = 0) -> None:
+        """cases: so many of the last peaks are bounded case by case, as `cases_of`. PlanError for a device with a
+        number above 63."""
+        self._problem = problem
+        self._tables = Tables(problem) if problem.groups else None
+        self._bounds = None if self._tables is None else Bounds(self._tables)
+        measures = [] if self._tables is None else range(len(self._tables.stage))[len(self._tables.stage) - cases :]
+        self._cases = [] if self._tables is None else cases_of(self._tables, measures)
+
+    def front(
+        self,
+        objectives: Objectives | None = None,
+        *,
+        caps: Array | None = None,
+        outdone: Outdone | None = None,
+        beam: int | None = None,
+        best: Best | None = None,
+        only_quick: bool = False,
+    ) -> Front:
+        """Return the front as `front` does, by other objectives, with other caps and `outdone`. None: the problem's
+        objectives; no caps; none is outdone. best: solutions that are known, to which all are added. only_quick: do
+        only the runs that find such."""
+        if self._tables is None or self._bounds is None:
+            return Front((), True)
+        tables, bounds, best = self._tables, self._bounds, best or Best()
+        tables.objectives_of = objectives or self._problem.objectives
+        tables.caps, tables.outdone = caps, outdone
+        # Solutions found quickly make the bounds of the last run worth having.
+        quick: list[tuple[int, int | None]] = []
+        if not best.solutions:
+            quick = [(QUICK_BEAM, None), *([(QUICK_EACH_BEAM, QUICK_EACH)] if self._cases else [])]
+        worth = [run for run in quick if beam is None or run[0] < beam]
+        exact = False
+        for most, each in worth if only_quick else [*worth, (beam, None)]:
+            exact = Search(tables, bounds, best, most, self._cases, each).run()
+            if exact:
+                break
+        solutions = [
+            Solution(
+                groups=tuple(tables.useful[group] for group in ranked.groups),
+                cuts=ranked.cuts,
+                sums=tuple(ranked.values[: tables.adding].tolist()),
+                peaks=tuple(ranked.values[tables.adding :].tolist()),
+                objectives=tuple(ranked.objectives.tolist()),
+            )
+            for ranked in best.solutions
+        ]
+        return Front(tuple(sorted(solutions, key=lambda solution: solution.objectives)), exact)
+
+
 def front(problem: Problem, *, beam: int | None = None) -> Front:
     """Return all non-dominated solutions; of those with equal objectives, the one with the fewest devices.
     Deterministic.
@@ -53,23 +109,4 @@ def front(problem: Problem, *, beam: int | None = None) -> Front:
     is answered as with a beam of that width. Objectives are compared, and given, to 12 digits. PlanError for a device
     with a number above 63.
     """
-    if not problem.groups:
-        return Front((), True)
-    tables = Tables(problem)
-    bounds = Bounds(tables)
-    best = Best()
-    # Solutions found quickly make the bounds of the second run worth having.
-    exact = Search(tables, bounds, best, min(QUICK_BEAM, beam or QUICK_BEAM)).run()
-    if not exact and (beam is None or beam > QUICK_BEAM):
-        exact = Search(tables, bounds, best, beam).run()
-    solutions = [
-        Solution(
-            groups=tuple(tables.useful[group] for group in ranked.groups),
-            cuts=ranked.cuts,
-            sums=tuple(ranked.values[: tables.adding].tolist()),
-            peaks=tuple(ranked.values[tables.adding :].tolist()),
-            objectives=tuple(ranked.objectives.tolist()),
-        )
-        for ranked in best.solutions
-    ]
-    return Front(tuple(sorted(solutions, key=lambda solution: solution.objectives)), exact)
+    return Prepared(problem).front(caps=problem.caps, outdone=problem.outdone, beam=beam)

@@ -70,9 +70,9 @@ class Tables:
 
 
 def rounded(values: Array) -> Array:
-    """Round to 12 significant digits. Monotonic."""
+    """Round to 12 significant digits. Monotonic; inf stays inf."""
     with np.errstate(divide="ignore"):
-        digits = np.maximum(np.floor(np.log10(np.abs(values))), -280.0)
+        digits = np.clip(np.floor(np.log10(np.abs(values))), -280.0, 280.0)
     scale = 10.0 ** (11 - digits)
     result: Array = np.round(values * scale) / scale
     return result

@@ -10,7 +10,7 @@ from itertools import pairwise
 from partition.predict.prediction import Prediction
 from partition.simulate.arrivals import Arrivals, Request
 from partition.simulate.servers import Clock, Server, Step, Tally
-from partition.simulate.times import chunk_rows
+from partition.simulate.times import PROMPT_ROWS, chunk_rows
 from partition.simulate.windows import Windows, draw_accepted
 
 
@@ -109,7 +109,6 @@ class Inputs(Source):
         self._admit()
 
 
-PROMPT_ROWS = 64  # of a step that answers wait for; edge.llm.step_budget begins with as many
 LEAST_ROWS = 32  # of a step of several prompts without answers; as in edge.parallel.steps
 _NOTHING = 1e-6  # rows: what even chunks leave of a prompt by rounding
 OLDEST_PART = 4  # as in edge.llm.scheduler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from partition.errors import PlanError
@@ -12,6 +12,8 @@ from partition.predict.drafts import Draft
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import Curve
 from partition.simulate.servers import Step
+
+PROMPT_ROWS = 64  # of a step that answers wait for; edge.llm.step_budget begins with as many
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,10 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
     """Every stage and link in the order that steps take them. owner: the device that sends and gets the answers.
 
         a step of r rows        rows_s(r), and busy_s where r is the microbatch that it was predicted for
-        r rows of a prompt p    rows_s(p) r / p, at every stage, on top of what answers in the same step take: the most
-                                that it can be
-                                both times its crowding, where stages share a machine
+        r rows of a prompt p    rows_s(p) r / p, at every stage
+        n rows beside r others  rows_s(r + n) - rows_s(r), as a step reads weights once, or what they take by themselves
+                                without what a step takes beside its rows, if that is more
+                                all times its crowding, where stages share a machine
         drafts                  guess_s each, and ask_s for all of a step, before the first stage computes
         a link                  rows x busy, and its latency on top: busy is of one row, from transfer_busy_s, which is
                                 of a microbatch; latency = transfer_s - busy
@@ -69,7 +72,7 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
 def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
     """Requests a second that the plan can do at most, of so many tokens each (1 of an ONNX model: inputs).
 
-    1 / max over parts (prompt + (tokens - 1) / b decode steps of b rows), or
+    1 / max over parts (prompt + (tokens - 1) / b decode steps of b rows, less what rows beside prompts save), or
     C / (the prompt alone + (tokens - 1) passes of b rows), whichever is less, of C requests in groups of b; with
     drafts, which only one request alone has, 1 / (the prompt alone + (tokens - 1) x its latency)
     """
@@ -84,9 +87,16 @@ def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
     busy, alone, prompt_s = [], 0.0, 0.0
     for part in stages:
         first = part.seconds(chunk) + (n_chunks - 1) * part.seconds(others)
-        busy.append(first + (tokens - 1) / rows * part.seconds(group))
+        group_s = part.seconds(group)
+        answer_s = (tokens - 1) / rows * group_s
+        if rows > 1 and others.prompts:  # answers of others have rows in the steps of the prompt
+            some = Step((), 0, ((prompt, min(prompt, PROMPT_ROWS)),))
+            beside_s = (part.seconds(replace(some, decodes=rows - 1)) - part.seconds(some)) / (rows - 1)
+            beside = min(tokens - 1, -(-prompt // PROMPT_ROWS) * (rows - 1))
+            answer_s -= beside * max(0.0, group_s / rows - beside_s)
+        busy.append(first + answer_s)
         prompt_s += part.seconds(chunk) + part.latency_s
-        alone += (tokens - 1) * (part.seconds(group) + part.latency_s)
+        alone += (tokens - 1) * (group_s + part.latency_s)
     prompt_s += (n_chunks - 1) * max(part.seconds(others) for part in stages)
     if predicted.draft is not None and predicted.in_flight == 1:
         return 1 / max(prompt_s + (tokens - 1) * predicted.latency_s, 1e-12)
@@ -114,9 +124,15 @@ def _computes(
     draft: Draft | None,
     step: Step,
 ) -> float:
-    prompts_s = sum(prompt_s(prompt) * rows / prompt for prompt, rows in step.prompts)
+    seconds, before = 0.0, 0.0
+    alone = [(prompt_s(prompt) * rows / prompt, rows) for prompt, rows in step.prompts]
+    step_s = 2 * prompt_s(1) - prompt_s(2)  # without rows
+    for alone_s, rows in (*alone, (decode_s(step.decodes) if step.decodes else 0.0, step.decodes)):
+        if before and rows:  # rows of a prompt have no logits but the last, so its curve may show too little
+            alone_s = min(alone_s, max(0.0, alone_s - step_s, prompt_s(before + rows) - prompt_s(before)))
+        seconds, before = seconds + alone_s, before + rows
     drafts_s = 0.0 if draft is None else draft.asked_s(step.drafts + step.follows)
-    return crowding * (prompts_s + (decode_s(step.decodes) if step.decodes else 0.0)) + drafts_s
+    return crowding * seconds + drafts_s
 
 
 def _sends(a_row: float, step: Step) -> float:

@@ -1,5 +1,8 @@
 """The benchmark of sleeping devices, with known values: what counts, what is measured again, what a lab is made of."""
 
+import argparse
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +66,8 @@ def test_a_setting_whose_processes_waited_is_measured_again_in_a_slower_lab(monk
     assert stretches == list(STRETCHES[:2])
     assert row["stretch"] == STRETCHES[1]
     assert [again["stretch"] for again in row["again"]] == [STRETCHES[0]]
+    assert measured(replace(SETTING, devices=("pi4",) * 5), Path("model"), False, 0)["stretch"] == STRETCHES[1]
+    assert measured(replace(SETTING, devices=("pi4",) * 8), Path("model"), False, 0)["stretch"] == STRETCHES[2]
 
 
 def test_figures_are_those_of_a_lab_that_is_not_stretched() -> None:
@@ -94,14 +99,18 @@ def test_a_stretched_lab_is_slower_in_all_it_has() -> None:
     assert link_kinds(SETTING)["kinds"][0] == [0, 0, 1, 1]
 
 
+def case(per_s: float) -> dict[str, Any]:
+    return {"measured_per_s": per_s, "predicted_per_s": 2.0, "waited": {"throughput_per_s": 0.0}}
+
+
 def test_a_choice_is_compared_with_the_best_measured_of_its_setting() -> None:
     rows = [
         {"devices": [1] * 4, "again": [{}], "best": {"latency": "a", "throughput": "a"},
          "plans": [plan("a", 1.1, 4.4), plan("b", 1.0, 5.0, predicted_s=0.8)]},
     ]  # fmt: skip
     groups = [
-        {"devices": [1] * 4, "again": [], "cases": [{"measured_per_s": 3.0, "predicted_per_s": 2.0}]},
-        {"devices": [1] * 2, "again": [], "cases": [{"measured_per_s": 9.0, "predicted_per_s": 2.0}]},  # too few
+        {"devices": [1] * 4, "again": [], "cases": [case(3.0)]},
+        {"devices": [1] * 2, "again": [], "cases": [case(9.0)]},  # too few
     ]
     found = summary(rows, groups)
     assert (found["settings"], found["plans"], found["again"]) == (2, 3, 1)
@@ -109,6 +118,31 @@ def test_a_choice_is_compared_with_the_best_measured_of_its_setting() -> None:
     assert found["errors"]["throughput_per_s"]["worst"] == pytest.approx(0.5)
     assert found["chosen_over_best"]["latency"]["worst"] == pytest.approx(1.1)
     assert found["chosen_over_best"]["throughput"]["worst"] == pytest.approx(5.0 / 4.4)
+
+
+def test_figures_of_processes_that_waited_do_not_count_and_a_setting_that_fails_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    late = plan("b", 1.0, 9.0, waited=2 * MOST_WAITED)
+    rows = [{"devices": [1] * 4, "again": [], "best": {"throughput": "a"}, "plans": [plan("a", 1.0, 4.4), late]}]
+    found = summary(rows, [])
+    assert found["rejected"] == 1
+    assert found["errors"]["throughput_per_s"]["worst"] == pytest.approx(0.1)
+    assert found["chosen_over_best"]["throughput"]["worst"] == 1.0
+    assert "throughput off by 10.0% (median), 10.0% (worst)" in bench_sleeping.last_line(found)
+
+    def fails(setting: Setting, *args: Any, **more: Any) -> dict[str, Any]:
+        if setting.name == SETTINGS[0].name:
+            raise subprocess.TimeoutExpired("side", 1.0)
+        return {"name": setting.name, "devices": setting.devices, **{k: rows[0][k] for k in ("again", "best", "plans")}}
+
+    monkeypatch.setattr(bench_sleeping, "measured", fails)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    args = argparse.Namespace(only="4 Pi 4, LAN", tiny=False, requests=0, minutes=20.0)
+    result = bench_sleeping.measure(tmp_path, args)
+    assert list(result["failed"]) == [SETTINGS[0].name]
+    args = argparse.Namespace(only="4 Pi 5, LAN", tiny=False, requests=0, minutes=-1.0)
+    assert "not begun" in bench_sleeping.measure(tmp_path, args)["failed"]["4 Pi 5, LAN"]
 
 
 def test_thirty_settings_of_4_to_16_devices_have_all_that_is_to_be_validated() -> None:

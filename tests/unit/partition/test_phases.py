@@ -17,6 +17,7 @@ from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import Curve, LinkSpeed
 from partition.search.explain import best
+from partition.search.pair_search import PairSearch
 from partition.search.phases import Phases, paired, prefill_reason
 from partition.search.planner import Placed, Planner, non_dominated
 from partition.search.stage_group import StageGroup
@@ -115,24 +116,64 @@ def test_pairs_are_those_that_trying_everything_finds(
     assert 0 < none < cases / 2 or cases < 50
 
 
-def test_where_memory_is_ample_two_searches_find_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of placements that generate, one of those for prompts; where it is short, there are more."""
-    searches: list[object] = []
-    search = Planner.front
+def test_bytes_count_on_devices_where_pairs_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is ample one search of P and one of D find all pairs; where it is short, bytes there count. With
+    more such devices than are searched, some pairs are given what has room, and the gap to their bounds is known."""
+    counted: list[list[int]] = []
+    begin = PairSearch.__init__
 
-    def counted(*args: Any, **more: Any) -> tuple[list[Placed], bool]:
-        searches.append(args)
-        return search(*args, **more)
+    def init(self: PairSearch, *args: Any) -> None:
+        counted.append(list(args[3]))
+        begin(self, *args)
 
-    monkeypatch.setattr(Planner, "front", counted)
-    for room, most in ((1 << 30, 2), (20 * MIB, 50)):
-        speeds = [device(name, (1 + i) * MS, by_row=True) for i, name in enumerate((LOCAL, "b", "c"))]
-        speeds[0] = replace(speeds[0], memory_bytes=room)
+    monkeypatch.setattr(PairSearch, "__init__", init)
+    names = (LOCAL, "b", "c")
+
+    def phases(rooms: tuple[int, ...]) -> Phases:
+        speeds = [
+            replace(device(name, (1 + i) * MS, by_row=True), memory_bytes=room)
+            for i, (name, room) in enumerate(zip(names, rooms, strict=True))
+        ]
+        counted.clear()
+        return Phases(Planner(work(4, prompt=1000), speeds, linked(list(names), FAR), "m", ""))
+
+    ample = phases((1 << 30,) * 3)
+    best = ample.pairs(BOTH)
+    assert counted == [[]]
+    assert ample.exact
+    assert ample.gap == 0
+    some = phases((1 << 30, 20 * MIB, 1 << 30))
+    assert some.pairs(BOTH)
+    assert counted == [[1]]
+    all_short = (45 * MIB, 45 * MIB, 45 * MIB)
+    exact = phases(all_short)
+    pairs = exact.pairs(BOTH)
+    assert exact.exact
+    assert counted[-1]
+    monkeypatch.setattr("partition.search.phases.MANY_SHORT", 0)
+    rough = phases(all_short)
+    near = rough.pairs(BOTH)
+    assert counted == [[]]
+    assert not rough.exact
+    assert 0 < rough.gap < 1
+    for pair in pairs:  # as good as this one, but for the gap
+        assert any(
+            other.objectives[0] <= pair.objectives[0] * (1 + 1e-9)
+            and other.objectives[1] <= pair.objectives[1] * (1 + rough.gap + 1e-9)
+            for other in near
+        )
+    for pair in near:
+        predicted(rough._planner, pair.plan)  # has room
+    assert min(pair.objectives[1] for pair in best) < min(pair.objectives[1] for pair in pairs)
+
+
+def test_thin_owners_of_both_placements_have_room() -> None:
+    """This device has no room for a layer, and its process takes 2 MiB for each placement."""
+    for room, has_pairs in ((3 * MIB, False), (4 * MIB, True)):
+        own = replace(device(LOCAL, MS, by_row=True), memory_bytes=room, runtime_bytes=2 * MIB)
+        speeds = [own, device("b", MS, by_row=True), device("c", MS, by_row=True)]
         planner = Planner(work(4, prompt=1000), speeds, linked([LOCAL, "b", "c"], FAR), "m", "")
-        searches.clear()
-        assert Phases(planner).pairs(BOTH)
-        assert 2 <= len(searches) <= most
-        assert (len(searches) == 2) == (room == 1 << 30)
+        assert bool(Phases(planner).pairs(BOTH)) == has_pairs
 
 
 # ------------------------------------------------------------------------------------------------------- a phone

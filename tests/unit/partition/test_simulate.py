@@ -213,6 +213,19 @@ def test_what_is_at_its_limit_is_told() -> None:
     assert "all 2 places" in window.saturates
 
 
+def test_a_step_with_a_prompt_and_answers_reads_weights_once() -> None:
+    """A step takes 12 ms and 1.5 ms a row: 16 rows of a prompt beside 4 answers take as 20 rows do, in one step."""
+    plan = of_text((1,), link=LinkSpeed(MS, 1e7), prompt=64, concurrency=4)
+    stage = parts(plan)[0]
+    curve = plan.stages[0].rows_s
+    prompt = ((64, 16.0),)
+    together, prompt_s = stage.seconds(Step((), 4, prompt)), stage.seconds(Step((), 0, prompt))
+    assert together == pytest.approx(prompt_s + curve.at(20) - curve.at(16))
+    assert together < prompt_s + stage.seconds(Step((), 4))
+    two_s = stage.seconds(Step((), 0, 2 * prompt))
+    assert two_s == pytest.approx(prompt_s + min(prompt_s, curve.at(32) - curve.at(16)))
+
+
 def test_no_plan_does_more_than_its_capacity() -> None:
     for stages_of in ((1,), (1, 1), (1, 1, 2)):
         plan = of_text(stages_of, link=LinkSpeed(MS, 1e7), prompt=128, concurrency=8)

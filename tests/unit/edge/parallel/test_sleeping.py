@@ -59,6 +59,17 @@ def test_processes_that_a_sleeping_thread_starts_do_not_come_first() -> None:
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout == b"True\n"
 
 
+def test_threads_of_a_process_that_comes_first_stay_so_when_it_has_slept() -> None:
+    """Links are read by threads that begin later: other load would make their frames late."""
+    script = (
+        "import os, threading; from devices.sleeping import run_first; from edge.parallel.sleeping import Sleeper\n"
+        "run_first(children=True); Sleeper().wait(0.0)\n"
+        "def show(): print(os.sched_getscheduler(0) == os.SCHED_FIFO)\n"
+        "thread = threading.Thread(target=show); thread.start(); thread.join()"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout == b"True\n"
+
+
 def uneven(name: str) -> DeviceSpeed:
     """A speed as measured ones are: half a layer takes more than half."""
     return DeviceSpeed(

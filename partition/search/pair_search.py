@@ -1,0 +1,165 @@
+"""Pairs of placements, by numbers alone: one computes prompts, P, the other one generates, D.
+
+P are searched first, with their bytes on each device whose memory is short. Then the time to the first token is an
+objective of D like others: it grows with D's row, with the way to D, and with D's bytes on these devices, which leave
+fewer P.
+
+Where bytes count there are many P, most of which no D needs. So before, D are searched by their own objectives and
+bytes alone. They are pairs already, with P found by a quick run, and no pair of a P is better than the best of them
+that has room beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partition.search.fits import Fits
+from partition.search.planner import Planner
+from partition.search.prefills import PrefillSearch, PrefillTable, held_of, soonest_s
+from partition.search.problem import Array, Objectives, Outdone
+from partition.search.search import Prepared, Solution
+from partition.search.tables import rounded
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A placement that generates, and the one for prompts that has the soonest first token beside it."""
+
+    decode: Solution
+    microbatches: int
+    prefill: Solution
+    values: tuple[float, ...]  # as `PairSearch.names`
+
+
+@dataclass(frozen=True)
+class _Decodes:
+    """Placements that generate with so many microbatches in flight."""
+
+    microbatches: int
+    prepared: Prepared
+    objectives: Objectives  # of the names of `PairSearch.decode_names`, the way of keys and values, and bytes
+
+
+class PairSearch:
+    """Search for pairs where the bytes on some devices count, as if all others had memory for any pair."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        for_prompts: Planner,
+        rooms: Sequence[float],
+        devices: Sequence[int],
+        names: Sequence[str],
+        caps: Sequence[float],
+    ) -> None:
+        """rooms: bytes of all devices; devices: numbers of those whose bytes count. names: objectives, of which the
+        last is ttft; memory is that of the placement that generates. caps: what these may be at most."""
+        self._names, self._caps = tuple(names), np.array(caps, float)
+        self._rooms = np.array([rooms[i] for i in devices], float)
+        self._beam = planner.beam(of_memory=False)
+        self._prefills = PrefillSearch(for_prompts, devices)
+        self._decode_names = tuple(dict.fromkeys(("latency", *names[:-1])))
+        self._own = [self._decode_names.index(name) for name in names[:-1]]
+        self._decodes = []
+        for n_groups in planner.microbatches:
+            problem = planner.half_problem(self._decode_names, n_groups, devices)
+            self._decodes.append(_Decodes(n_groups, Prepared(problem, len(devices)), problem.objectives))
+        self._pairs: list[Pair] = []
+        self.exact = True
+
+    def run(self) -> list[Pair]:
+        """Return pairs, among them all that none other is better than."""
+        table = self._table()
+        self.exact &= table.exact
+        for decodes in self._decodes:
+
+            def objectives(sums: Array, peaks: Array, decodes: _Decodes = decodes) -> Array:
+                own, from_owner_s, held = self._split(decodes.objectives(sums, peaks))
+                return self._with_ttft(own, from_owner_s, held, table)
+
+            front = decodes.prepared.front(objectives, caps=self._caps, outdone=self._outdone(), beam=self._beam)
+            self.exact &= front.exact
+            self._add(decodes, front.solutions, table)
+        return self._pairs
+
+    def _table(self) -> PrefillTable:
+        """Return the placements for prompts that may be of use."""
+        if not len(self._rooms) or "memory" in self._names:  # whose least value is of no P in particular
+            return self._prefills.table(self._beam)
+        fronts = []
+        for decodes in self._decodes:
+
+            def objectives(sums: Array, peaks: Array, decodes: _Decodes = decodes) -> Array:
+                own, _, held = self._split(decodes.objectives(sums, peaks))
+                return np.concatenate([own, held])
+
+            front = decodes.prepared.front(objectives, beam=self._beam)
+            self.exact &= front.exact
+            if front.solutions:
+                fronts.append((decodes, front.solutions))
+        quick = self._prefills.table(self._beam, only_quick=True)
+        for decodes, solutions in fronts:
+            self._add(decodes, solutions, quick)
+        alone = [solution for _, solutions in fronts for solution in solutions]
+        if not alone:
+            return PrefillTable((), self.exact)
+        held = np.round(held_of(alone, len(self._rooms)))
+        values = np.array([solution.objectives for solution in alone]).T
+        least = [Fits(row, held) for row in values[: len(self._decode_names)]]
+        outdone = self._outdone()
+
+        def outdone_of(chunks: int) -> Outdone:
+            def outdone_prefills(objectives: Array) -> NDArray[np.bool_]:
+                longest_s, sum_s, *needs = objectives
+                own = np.array([fits.least(self._rooms[:, None] - np.array(needs)) for fits in least])
+                ttft_s = own[0] + soonest_s(longest_s, sum_s, chunks)
+                values = np.array([*own[self._own], ttft_s])
+                return outdone(values) | (values > self._caps[:, None]).any(axis=0)
+
+            return outdone_prefills
+
+        table = self._prefills.table(self._beam, outdone_of)
+        for decodes, solutions in fronts:
+            self._add(decodes, solutions, table)
+        return table
+
+    def _split(self, objectives: Array) -> tuple[Array, Array, Array]:
+        """Return (own objectives, way of keys and values, bytes) of placements that generate."""
+        count = len(self._decode_names)
+        return objectives[:count], objectives[count], objectives[count + 1 :]
+
+    def _with_ttft(self, own: Array, from_owner_s: Array, held: Array, table: PrefillTable) -> Array:
+        """Return the objectives of pairs of these placements that generate: [names, N]; inf without room for a P."""
+        ttft_s = own[0] + table.least_s(from_owner_s, self._rooms[:, None] - np.round(held))
+        return np.array([*own[self._own], ttft_s])
+
+    def _add(self, decodes: _Decodes, solutions: Sequence[Solution], table: PrefillTable) -> None:
+        """Add pairs of these placements that generate, where no known one is as good."""
+        if not solutions:
+            return
+        sums, peaks = (np.array([getattr(solution, kind) for solution in solutions]).T for kind in ("sums", "peaks"))
+        own, from_owner_s, held = self._split(decodes.objectives(sums, peaks))
+        values = rounded(self._with_ttft(own, from_owner_s, held, table))
+        for i in np.lexsort(values[::-1]):
+            if (values[:, i] > self._caps).any() or self._outdone()(values[:, [i]])[0]:
+                continue
+            best = table.best(float(from_owner_s[i]), self._rooms - np.round(held[:, i]))
+            assert best is not None
+            self._pairs.append(Pair(solutions[i], decodes.microbatches, best[1], tuple(values[:, i].tolist())))
+
+    def _outdone(self) -> Outdone:
+        """Return which objectives no pair is needed for: a known one is as good, or there is none."""
+        known = None
+        if self._pairs and "memory" not in self._names:
+            values = np.array([pair.values for pair in self._pairs]).T
+            known = Fits(values[-1], values[:-1])
+
+        def outdone(objectives: Array) -> NDArray[np.bool_]:
+            never: NDArray[np.bool_] = np.isinf(objectives[-1])
+            return never if known is None else never | (known.least(objectives[:-1]) <= objectives[-1])
+
+        return outdone
