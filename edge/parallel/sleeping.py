@@ -40,7 +40,6 @@ from partition.slices.source import Source
 from partition.state.sequence import KVBlock, LayerRows, encode
 from partition.state.shape import StateShape
 from quant.gguf.file import GgufFile
-from quant.types import TensorType
 
 Floats = NDArray[np.float32]
 
