@@ -40,7 +40,6 @@ from partition.slices.source import Source
 from partition.state.sequence import KVBlock, LayerRows, encode
 from partition.state.shape import StateShape
 from quant.gguf.file import GgufFile
-from quant.types import TensorType
 
 Floats = NDArray[np.float32]
 
@@ -283,7 +282,7 @@ class SleepingContext(PositionsContext):
 
     def read_state(self, sequence: int, start: int, end: int) -> NDArray[np.uint8]:
         """Zeros, as many as keys and values are."""
-        shape = _state_shape(self._file, self._kv)
+        shape = StateShape.of_model(Source.from_file(self._file), self._kv)
         n = end - start
         layers = [
             (np.zeros((n, layer.key_bytes), np.uint8), np.zeros((n, layer.value_bytes), np.uint8))
@@ -297,7 +296,3 @@ class SleepingContext(PositionsContext):
         at = data[16 : 16 + 12 * cells].copy().view("<i4")[::3]
         self.hold(np.full(cells, sequence, np.int32), at)
         return True
-
-
-def _state_shape(file: GgufFile, kv: TensorType) -> StateShape:
-    return StateShape.of_model(Source.from_file(file), kv)
