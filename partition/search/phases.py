@@ -47,7 +47,7 @@ class Phases:
         self._tables: dict[tuple[int, ...], PrefillTable] = {}  # by rooms
         self._prompts: dict[tuple[Plan, int], tuple[float, float]] = {}  # of placements for prompts and tokens
         self.exact = True  # all pairs were searched
-        self.gap = 0.0  # first tokens of the pairs may be later than the soonest possible by this part
+        self.gap = 0.0  # first tokens of the pairs may be later than the soonest possible by this part; inf: unknown
 
     def with_prefill(self, placed: Placed) -> Placed | None:
         """Return a placement with the best one for prompts beside it; None where there is no room for one, or none is
@@ -68,7 +68,7 @@ class Phases:
         """Return the non-dominated pairs by these objectives, ttft among them, within caps on objectives.
 
         The planner is one without drafts. Each placement that generates has the one for prompts with the soonest first
-        token. Where memory is an objective others beside it may be missed."""
+        token. Where memory is an objective others beside it may be missed, and the gap is unknown."""
         names = [name for name in dict.fromkeys((*objectives, *caps)) if name not in ("ttft", "memory")]
         names += [*(["memory"] if "memory" in objectives else []), "ttft"]
         most = [math.inf if name == "memory" else caps.get(name, math.inf) for name in names]
@@ -82,9 +82,10 @@ class Phases:
             if not lacking or len(short | lacking) > MANY_SHORT:
                 break
             short |= lacking
-        self.exact &= search.exact
         if lacking:
             pairs = self._with_room(pairs, most[-1])
+        if not search.exact or ("memory" in objectives and len(self._rooms) > 1):
+            self.exact, self.gap = False, math.inf
         placed = []
         for pair in pairs:
             decode = self._planner.plan(pair.decode)

@@ -185,6 +185,25 @@ def test_pairs_that_have_room_stay_where_no_other_is_given_it(monkeypatch: pytes
     assert [pair.objectives for pair in pairs] == [pytest.approx(values) for values in rounded(roomy)]
 
 
+def test_no_gap_is_known_of_a_beam_nor_beside_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [LOCAL, "b", "c"]
+    speeds = [device(name, (1 + i) * MS, by_row=True) for i, name in enumerate(names)]
+    planner = Planner(work(4, prompt=1000), speeds, linked(names, FAR), "m", "")
+    for these, axes, is_exact in (
+        (planner, BOTH, True),
+        (planner, (*BOTH, "memory"), False),
+        (planner.only_own(), (*BOTH, "memory"), True),  # where a pair has no other placement for prompts
+    ):
+        phases = Phases(these)
+        assert phases.pairs(axes)
+        assert (phases.exact, phases.gap) == (is_exact, 0.0 if is_exact else math.inf)
+    monkeypatch.setattr("partition.search.planner.MOST_EXACT", 2)
+    monkeypatch.setattr("partition.search.planner.BEAM", 1)
+    beam = Phases(planner)
+    assert beam.pairs(BOTH)
+    assert (beam.exact, beam.gap) == (False, math.inf)
+
+
 def test_thin_owners_of_both_placements_have_room() -> None:
     """This device has no room for a layer, and its process takes 2 MiB for each placement."""
     for room, has_pairs in ((3 * MIB, False), (4 * MIB, True)):
