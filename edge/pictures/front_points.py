@@ -168,7 +168,7 @@ def notes(result: Result) -> list[str]:
     if n:
         sentences.append(f"{n} other {'plan is' if n == 1 else 'plans are'} dominated: {DOMINATED}.")
     if not result["exact"]:
-        sentences.append("Too many plans for all to be looked at: there may be better ones.")
+        sentences.append("Not all plans were looked at: there may be better ones.")
     left_out = [f"{kind['type']} ({_nats(kind)})" for kind in result.get("types", ()) if kind["left_out"]]
     if left_out:
         sentences.append(f"Left out by the limit of divergence: {first_few(left_out, _MOST_ERRORS)}.")

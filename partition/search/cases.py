@@ -20,17 +20,15 @@ class Cases:
     """Cases of one measure."""
 
     measure: int
-    device: np.uint64  # the bits that all groups have which have some of the measure
+    device: np.uint64  # as a bit
     least: float  # of the measure, where it is not 0
 
 
-def cases_of(tables: Tables, measures: Sequence[int]) -> list[Cases]:
-    """Return the cases of each of these measures, peaks that only the groups of one device have."""
+def cases_of(tables: Tables, devices: Sequence[int]) -> list[Cases]:
+    """Return the cases of the last measures, peaks that only groups of these devices have: one for each, by number."""
     result = []
-    for measure in measures:
+    for measure, device in enumerate(devices, len(tables.stage) - len(devices)):
         values = np.where(np.isfinite(tables.stage).all(axis=0), tables.stage[measure], 0.0)
-        having = values.max(axis=(1, 2), initial=0.0) > 0
-        if having.any():
-            device = np.bitwise_and.reduce(tables.masks[having])
-            result.append(Cases(measure, device, float(values[values > 0].min())))
+        if (values > 0).any():
+            result.append(Cases(measure, np.uint64(1 << device), float(values[values > 0].min())))
     return result

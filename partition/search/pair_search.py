@@ -67,7 +67,7 @@ class PairSearch:
         self._decodes = []
         for n_groups in planner.microbatches:
             problem = planner.half_problem(self._decode_names, n_groups, devices)
-            self._decodes.append(_Decodes(n_groups, Prepared(problem, len(devices)), problem.objectives))
+            self._decodes.append(_Decodes(n_groups, Prepared(problem, devices), problem.objectives))
         self._pairs: list[Pair] = []
         self.exact = True
 

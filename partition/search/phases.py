@@ -6,7 +6,7 @@ Keys and values go from the placement P of a prompt to the owner, and from there
 
 Neither knows of the other but for the memory it leaves. `PairSearch` counts bytes only on some devices, which bounds
 all pairs. These are the ones with no room for a whole model, at first; where best pairs have no room on others, it
-counts their bytes, too. With many such devices some of the pairs that bound all are given what has room (`gap`).
+counts their bytes, too. With many such devices some of the pairs without room are given what has room (`gap`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from partition.search.prefills import PrefillSearch, PrefillTable
 from quant.text import number_text
 
 MANY_SHORT = 3  # devices with too little memory for a pair, with which all pairs are searched; with more, some are
-MOST_REPAIRED = 6  # placements that generate, of those that bound all pairs, that are given what has room beside them
+MOST_REPAIRED = 6  # placements that generate, of pairs without room, that are given what has room beside them
 _NO_GAP = 1e-9
 
 
@@ -47,7 +47,7 @@ class Phases:
         self._tables: dict[tuple[int, ...], PrefillTable] = {}  # by rooms
         self._prompts: dict[tuple[Plan, int], tuple[float, float]] = {}  # of placements for prompts and tokens
         self.exact = True  # all pairs were searched
-        self.gap = 0.0  # first tokens of the pairs may be later than the soonest possible by this part
+        self.gap = 0.0  # first tokens of the pairs may be later than the soonest possible by this part; inf: unknown
 
     def with_prefill(self, placed: Placed) -> Placed | None:
         """Return a placement with the best one for prompts beside it; None where there is no room for one, or none is
@@ -68,7 +68,7 @@ class Phases:
         """Return the non-dominated pairs by these objectives, ttft among them, within caps on objectives.
 
         The planner is one without drafts. Each placement that generates has the one for prompts with the soonest first
-        token. Where memory is an objective others beside it may be missed."""
+        token. Where memory is an objective others beside it may be missed, and the gap is unknown."""
         names = [name for name in dict.fromkeys((*objectives, *caps)) if name not in ("ttft", "memory")]
         names += [*(["memory"] if "memory" in objectives else []), "ttft"]
         most = [math.inf if name == "memory" else caps.get(name, math.inf) for name in names]
@@ -82,9 +82,10 @@ class Phases:
             if not lacking or len(short | lacking) > MANY_SHORT:
                 break
             short |= lacking
-        self.exact &= search.exact
         if lacking:
             pairs = self._with_room(pairs, most[-1])
+        if not search.exact or ("memory" in objectives and len(self._rooms) > 1):
+            self.exact, self.gap = False, math.inf
         placed = []
         for pair in pairs:
             decode = self._planner.plan(pair.decode)
@@ -96,11 +97,12 @@ class Phases:
         return non_dominated(placed)
 
     def _with_room(self, bounds: Sequence[Pair], most_s: float) -> list[Pair]:
-        """Return pairs that have room, in place of some of these, which bound all, and set `gap` by what these promise.
+        """Return those of these pairs that have room, and others in place of some that have none. Set `gap` by what
+        all of them promise.
 
         Every pair is no better than one of the bounds in all objectives. most_s: of the time to the first token."""
-        planner, pairs = self._planner, []
-        ordered = sorted(bounds, key=lambda pair: pair.values)
+        planner, pairs = self._planner, [bound for bound in bounds if not self._lacking(bound)]
+        ordered = sorted((bound for bound in bounds if self._lacking(bound)), key=lambda pair: pair.values)
         count = min(MOST_REPAIRED, len(ordered))
         for bound in [ordered[i * (len(ordered) - 1) // max(1, count - 1)] for i in range(count)]:
             held = planner.bytes_held(bound.decode)

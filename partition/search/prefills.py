@@ -97,7 +97,7 @@ class PrefillSearch:
 
         self._objectives = objectives
         self._kinds = [  # one stage alone has fewer chunks than several
-            (cost.chunks(prompt, stages), Prepared(kind, len(devices)), Best())
+            (cost.chunks(prompt, stages), Prepared(kind, devices), Best())
             for stages, kind in ((1, one_stage(problem)), (2, several_stages(problem)))
         ]
 

@@ -11,6 +11,7 @@ and `objectives` of both are what is to be small.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partition.search.best import Best
@@ -50,14 +51,13 @@ class Front:
 class Prepared:
     """A problem with what its searches have in common: they may differ in objectives, caps and `outdone`."""
 
-    def __init__(self, problem: Problem, cases: int = 0) -> None:
-        """cases: so many of the last peaks are bounded case by case, as `cases_of`. PlanError for a device with a
-        number above 63."""
+    def __init__(self, problem: Problem, devices: Sequence[int] = ()) -> None:
+        """devices: numbers of those whose bytes are the last peaks, which are bounded case by case, as `cases_of`.
+        PlanError for a device with a number above 63."""
         self._problem = problem
         self._tables = Tables(problem) if problem.groups else None
         self._bounds = None if self._tables is None else Bounds(self._tables)
-        measures = [] if self._tables is None else range(len(self._tables.stage))[len(self._tables.stage) - cases :]
-        self._cases = [] if self._tables is None else cases_of(self._tables, measures)
+        self._cases = [] if self._tables is None else cases_of(self._tables, devices)
 
     def front(
         self,

@@ -17,7 +17,7 @@ from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import Curve, LinkSpeed
 from partition.search.explain import best
-from partition.search.pair_search import PairSearch
+from partition.search.pair_search import Pair, PairSearch
 from partition.search.phases import Phases, paired, prefill_reason
 from partition.search.planner import Placed, Planner, non_dominated
 from partition.search.stage_group import StageGroup
@@ -165,6 +165,43 @@ def test_bytes_count_on_devices_where_pairs_have_no_room(monkeypatch: pytest.Mon
     for pair in near:
         predicted(rough._planner, pair.plan)  # has room
     assert min(pair.objectives[1] for pair in best) < min(pair.objectives[1] for pair in pairs)
+
+
+def test_pairs_that_have_room_stay_where_no_other_is_given_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases = Phases(PairCase(np.random.default_rng(26), 3, 3, True).planner())
+    bounds: list[Pair] = []
+    run = PairSearch.run
+
+    def kept(self: PairSearch) -> list[Pair]:
+        bounds[:] = run(self)
+        return list(bounds)
+
+    monkeypatch.setattr(PairSearch, "run", kept)
+    monkeypatch.setattr("partition.search.phases.MANY_SHORT", 0)
+    monkeypatch.setattr("partition.search.phases.MOST_REPAIRED", 0)
+    pairs = phases.pairs(BOTH)
+    roomy = [pair.values for pair in bounds if not phases._lacking(pair)]
+    assert 0 < len(roomy) < len(bounds)
+    assert [pair.objectives for pair in pairs] == [pytest.approx(values) for values in rounded(roomy)]
+
+
+def test_no_gap_is_known_of_a_beam_nor_beside_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [LOCAL, "b", "c"]
+    speeds = [device(name, (1 + i) * MS, by_row=True) for i, name in enumerate(names)]
+    planner = Planner(work(4, prompt=1000), speeds, linked(names, FAR), "m", "")
+    for these, axes, is_exact in (
+        (planner, BOTH, True),
+        (planner, (*BOTH, "memory"), False),
+        (planner.only_own(), (*BOTH, "memory"), True),  # where a pair has no other placement for prompts
+    ):
+        phases = Phases(these)
+        assert phases.pairs(axes)
+        assert (phases.exact, phases.gap) == (is_exact, 0.0 if is_exact else math.inf)
+    monkeypatch.setattr("partition.search.planner.MOST_EXACT", 2)
+    monkeypatch.setattr("partition.search.planner.BEAM", 1)
+    beam = Phases(planner)
+    assert beam.pairs(BOTH)
+    assert (beam.exact, beam.gap) == (False, math.inf)
 
 
 def test_thin_owners_of_both_placements_have_room() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from partition.errors import PlanError
 from partition.search import bounds, labels, search
-from partition.search.problem import Array, Group, Problem
+from partition.search.problem import Array, Group, Problem, with_peaks
 from partition.search.search import front
 from partition.search.tables import Tables, rounded
 from tests.support import brute_force
@@ -149,6 +149,22 @@ def test_a_group_that_one_of_its_members_replaces_at_no_cost_is_left_out() -> No
         3,
         4,
     ]
+
+
+def test_a_case_without_a_device_may_use_those_it_needs_beside_it() -> None:
+    """Device 1 has room for nothing but a share of device 2's stages. Device 2 alone has none of its bytes."""
+    problem = pipeline(2, [1.0, 1.0], 0.1, 10)
+    first, second = (replace(group, sums=group.sums.copy()) for group in problem.groups)
+    first.sums[0, :, 2] = np.inf
+    second = replace(second, members=(2,))
+    shared = replace(second, members=(1, 2), sums=second.sums / 2)
+    stages = np.zeros((1, 3, 3))
+    more = with_peaks(
+        replace(problem, groups=(first, second, shared)), [stages, stages, stages + 8.0], [np.zeros(1)] * 3
+    )
+    [least] = search.Prepared(more, [1]).front(caps=np.array([np.inf, np.inf, 4.0])).solutions
+    assert least.groups == (0, 1)
+    assert least.objectives[-1] == 0
 
 
 def test_devices_are_numbered_below_64() -> None:
