@@ -10,10 +10,11 @@ import subprocess
 import tempfile
 import threading
 from collections import deque
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
+from devices.files import removed_at_end
 from devices.processes.forking import ForkedProcess, ForkServer
 from devices.processes.interpreter import module_command
 from edge import log
@@ -44,6 +45,8 @@ class RankProcess:
         """Start it. host: address of its TCP links; credentials: their folder, if links are encrypted; fork_server:
         starts it in place of a new interpreter."""
         self.folder = Path(tempfile.mkdtemp(prefix="edge-"))
+        self._registered = ExitStack()  # so that a signal that ends this process at once leaves no folder
+        self._registered.enter_context(removed_at_end(self.folder))
         ours, theirs = socket.socketpair()
         arguments = ["--host", host, "--folder", str(self.folder), *limits.options()]
         if credentials is not None:
@@ -55,7 +58,7 @@ class RankProcess:
         except BaseException:
             ours.close()
             os.close(output)
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._remove_folder()
             raise
         finally:
             theirs.close()
@@ -117,7 +120,11 @@ class RankProcess:
             self._process.kill()  # native code reacts to nothing else
             self._process.wait()
         self._listener.join(EXIT_S)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._registered.close()
 
     def _reason(self) -> str:
         code = self._process.wait()

@@ -24,6 +24,9 @@ class Fits:
         self._edges = [np.unique(row) for row in needs]
         shape = [len(edge) + 1 for edge in self._edges]
         self._least: Array | None = None
+        if not shape:  # nothing is needed
+            self._least = np.array(values.min(initial=np.inf))
+            return
         if math.prod(shape) <= _MAX_CELLS:
             self._least = np.full(shape, np.inf)
             np.minimum.at(self._least, self._places(needs), values)
@@ -33,8 +36,7 @@ class Fits:
     def least(self, budget: Array) -> Array:
         """Return the smallest value that fits into each budget [kinds, M]: [M]; inf where nothing does."""
         if self._least is not None:
-            result: Array = self._least[self._places(budget)]
-            return result
+            return np.broadcast_to(self._least[self._places(budget)], budget.shape[1:])
         least = np.full(budget.shape[1], np.inf)
         step = max(1, _COMPARED // self._needs.size)
         for at in range(0, budget.shape[1], step):

@@ -7,14 +7,12 @@ import re
 from collections.abc import Generator
 from typing import TypeVar
 
-from edge.errors import EdgeError
-
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 
 
-class NoCallError(EdgeError):
-    """The text is no call, or not one that may be made."""
+class NoCallError(Exception):
+    """The text is no call, or not one that may be made. The parser handles it: nobody else sees it."""
 
 
 class Reader:

@@ -74,9 +74,13 @@ def test_other_steps_come_as_they_were_sent(
         n = data.draw(st.sampled_from((1, 2, MOST_HASHES)))
         names = tuple(i.to_bytes(HASH_BYTES, "little") for i in range(n))
         numbers = (*numbers[:2], n, numbers[3])
-    step = Step(op, fresh, numbers, names)
+    scales: tuple[float, ...] = ()
+    if op is Op.ADAPT:
+        scales = tuple(data.draw(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=64)))
+        numbers = (len(scales), *numbers[1:])
+    step = Step(op, fresh, numbers, names, scales=scales)
     packed = pack(step, Batch(CAPACITY))
-    assert len(packed) == HEAD.size + HASH_BYTES * len(names) <= max_bytes(0)
+    assert len(packed) == HEAD.size + HASH_BYTES * len(names) + 4 * len(scales) <= max_bytes(0)
     assert unpack(packed, Batch(CAPACITY)) == step
 
 
