@@ -78,16 +78,19 @@ async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator
             begun = True
             yield Begin(answer.prompt_tokens, answer.cached_tokens)
         tokens += piece.token_id is not None
+        parts: list[Part | Thought] = []
         if piece.thought:
-            yield Thought(piece.thought)
+            parts = [*(parser.break_off() if parser else ()), Thought(piece.thought)]
         if piece.logprob is not None and piece.thought_tokens == thought_tokens:
             pieces.append(piece)
         thought_tokens = max(thought_tokens, piece.thought_tokens)
-        parts: list[Part] = parser.add(piece.text) if parser else [piece.text]
+        parts += parser.add(piece.text) if parser else [piece.text]
         if piece.finish_reason is not None and parser:
             parts += [*parser.end(), ""]  # "": the last tokens may have made no text
         for part in parts:
-            if not isinstance(part, str):
+            if isinstance(part, Thought):
+                yield part
+            elif not isinstance(part, str):
                 pieces.clear()  # tokens of a call are no tokens of a text
                 if isinstance(part, CallEnd):
                     called, broke = called or part.is_complete, broke or not part.is_complete

@@ -56,7 +56,8 @@ class ThoughtSplitter:
         marks = (form.opens, *form.headers, *form.skipped)
         mark = next((mark for mark in marks if rest.startswith(mark)), None)
         if mark is not None:
-            self._pending, self._strips = rest[len(mark) :], True
+            # White space behind the start of a message of gpt-oss belongs to its header.
+            self._pending, self._strips = rest[len(mark) :], mark not in form.skipped or not form.headers
             if mark not in form.skipped:
                 self.state = "thought" if mark == form.opens else "answer"
         elif final or (rest and not any(mark.startswith(rest) for mark in marks)):

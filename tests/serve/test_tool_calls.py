@@ -1,19 +1,25 @@
 """Calls of functions in answers: told apart from text, streamed, put into prompts."""
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge.serve.deltas import Begin, Call, Delta, End, Text, Thought, deltas_of
 from edge.serve.http.errors import BadRequest
+from edge.serve.served import Piece
 from edge.serve.tools.conversation import conversation
 from edge.serve.tools.formats import FORMATS, CallFormat, format_of
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.parser import CallArguments, CallEnd, CallParser, CallStart
 from edge.serve.tools.values import MAX_DEPTH
 from edge.serve.tools.writing import written_calls
+from edge.thinking.format import thinking_format
+from edge.thinking.splitter import ThoughtSplitter
 from tests.serve.calls import FUNCTIONS, merged, parsed, splits
 from tests.support.thorough import some
 
@@ -124,6 +130,50 @@ def test_arguments_stream_as_they_come() -> None:
     assert parser.add("meter></function>") == [CallArguments('"}'), CallEnd()]
 
 
+class Pieces:
+    """An answer of these pieces."""
+
+    prompt_tokens = cached_tokens = 1
+
+    def __init__(self, *pieces: Piece) -> None:
+        self._pieces = pieces
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        for piece in (*self._pieces, Piece("", None, "stop")):
+            yield piece
+
+    def cancel(self) -> None:
+        """Nothing runs."""
+
+
+def deltas(form: CallFormat, *pieces: Piece, streams: bool) -> list[Delta]:
+    async def collected() -> list[Delta]:
+        return [delta async for delta in deltas_of(Pieces(*pieces), CallParser(form, FUNCTIONS, streams=streams))]
+
+    return asyncio.run(collected())
+
+
+def test_a_thought_ends_a_call_that_is_open() -> None:
+    begun = Piece('<|channel|>commentary to=functions.weather<|message|>{"city": "R')
+    pieces = (begun, Piece("", thought="Hm."), Piece("Hi."))
+    streamed = deltas(BY_NAME["harmony"], *pieces, streams=True)
+    kinds = [type(delta) for delta in streamed]
+    assert kinds == [Begin, Call, CallArguments, CallEnd, Thought, Text, End]
+    assert streamed[3:6] == [CallEnd(is_complete=False), Thought("Hm."), Text("Hi.")]
+    whole = deltas(BY_NAME["harmony"], *pieces, streams=False)
+    assert whole[1:4] == [Text(begun.text), Thought("Hm."), Text("Hi.")]
+
+
+def test_a_call_of_gpt_oss_may_name_its_function_before_its_channel() -> None:
+    thinking = thinking_format("<|channel|>analysis<|message|>")
+    assert thinking is not None
+    call = '<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{"city": "Rome"}'
+    for pieces in splits(f"<|channel|>analysis<|message|>Hm.<|end|>{call}"):
+        splitter = ThoughtSplitter(thinking)
+        texts = [split.text for split in (*map(splitter.add, pieces), splitter.end())]
+        assert parsed(BY_NAME["harmony"], texts) == [{"name": "weather", "arguments": {"city": "Rome"}}], pieces
+
+
 def test_text_that_cannot_begin_a_call_does_not_wait() -> None:
     parser = CallParser(HERMES, FUNCTIONS)
     assert parser.add("Hello <b") == ["Hello <b"]
@@ -197,6 +247,12 @@ def test_results_have_the_names_of_their_functions() -> None:
     assert list(known.messages[:2]) == LOOP[:2]
     assert known.messages[2] == {**LOOP[2], "name": "time"}
     assert [tool["function"]["name"] for tool in known.tools] == ["weather"]
+
+
+def test_an_identifier_may_come_again_for_another_function() -> None:
+    again = [{**LOOP[1], "tool_calls": [{**CALL, "function": {"name": "weather", "arguments": {}}}]}, LOOP[2]]
+    known = conversation([*LOOP, *again], FunctionUse([WEATHER]), "{{ tools }}{{ m.tool_calls }}<tool_call>")
+    assert [message["name"] for message in known.messages if message["role"] == "tool"] == ["time", "weather"]
 
 
 def test_a_template_that_writes_no_calls_gets_them_as_text_in_its_format() -> None:

@@ -53,11 +53,14 @@ class CallParser:
         self._starts = form.starts
         if is_constrained:
             self._starts = () if form.bare else form.starts[:1]
-        self._reader = Reader()
         self._parts: list[Part] = []  # that are known, and were not returned
         self._held: list[Part] = []  # of a call that may still be text
-        self._given_at = 0  # text before this place was given, in whichever form
         self._is_open = self._is_refused = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._reader = Reader()
+        self._given_at = 0  # text before this place was given, in whichever form
         self._running = self._answer()
         next(self._running)
 
@@ -70,6 +73,12 @@ class CallParser:
         """Return the rest."""
         self._reader.is_final = True
         return self._known()
+
+    def break_off(self) -> list[Part]:
+        """Return the rest of what came before a thought. What comes behind it begins anew."""
+        parts = self.end()
+        self._begin()
+        return parts
 
     def _known(self) -> list[Part]:
         next(self._running, None)
