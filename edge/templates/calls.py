@@ -26,18 +26,16 @@ class CallForm(NamedTuple):
 _FORMS = tuple(CallForm(*flags[::-1]) for flags in product((False, True), repeat=4))
 
 
-_PROBE_ID = "call_{:024}"  # as long as those that clients send
-
-
 def _probe_call(number: int) -> dict[str, Any]:
     function = {"name": "probe_function", "arguments": {"probe_key": f"probe_value_{number}"}}
-    return {"id": _PROBE_ID.format(number), "type": "function", "function": function}
+    return {"id": f"call_{number:024}", "type": "function", "function": function}  # as long as those of most servers
 
 
+_CALLS = [_probe_call(0), _probe_call(1)]
 _PROBE: tuple[Message, ...] = (
     {"role": "user", "content": "probe"},
-    {"role": "assistant", "content": "", "tool_calls": [_probe_call(0), _probe_call(1)]},
-    *({"role": "tool", "content": "probe", "tool_call_id": _PROBE_ID.format(n), "name": "probe_function"} for n in (0, 1)),
+    {"role": "assistant", "content": "", "tool_calls": _CALLS},
+    *({"role": "tool", "content": "probe", "tool_call_id": call["id"], "name": "probe_function"} for call in _CALLS),
 )
 _PROBE_PARAMETERS = {"type": "object", "properties": {"probe_key": {"type": "string", "description": "probe"}}}
 _PROBE_FUNCTION = {"name": "probe_function", "description": "probe", "parameters": _PROBE_PARAMETERS}
@@ -95,7 +93,8 @@ def _with_short_ids(message: Message) -> Message:
 
 def _short(identifier: Any) -> str:
     text = str(identifier)
-    return text if re.fullmatch("[a-zA-Z0-9]{9}", text) else hashlib.sha256(text.encode(errors="replace")).hexdigest()[:9]
+    is_short = re.fullmatch("[a-zA-Z0-9]{9}", text)
+    return text if is_short else hashlib.sha256(text.encode(errors="replace")).hexdigest()[:9]
 
 
 def _single(messages: Sequence[Message]) -> list[Message]:

@@ -301,5 +301,12 @@ def test_values_without_quotes_are_what_the_schema_says(types: Any, value: str, 
     assert parsed(BY_NAME["glm"], [answer], functions) == [{"name": "f", "arguments": {"a": json.loads(json_text)}}]
 
 
+def test_types_of_alternatives_that_refer_to_themselves_are_soon_known() -> None:
+    again = {"$ref": "#/$defs/a"}
+    root = {"properties": {"a": again}, "$defs": {"a": {"anyOf": [*[again] * 30, {"type": "integer"}]}}}
+    answer = "<tool_call>f<arg_key>a</arg_key><arg_value>12</arg_value></tool_call>"
+    assert parsed(BY_NAME["glm"], [answer], {"f": root}) == [{"name": "f", "arguments": {"a": 12}}]
+
+
 def test_splits_are_all_there_are() -> None:
     assert list(splits("abc")) == [["abc"], ["a", "b", "c"], ["a", "bc"], ["ab", "c"]]
