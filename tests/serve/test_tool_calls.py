@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -306,6 +307,29 @@ def test_types_of_alternatives_that_refer_to_themselves_are_soon_known() -> None
     root = {"properties": {"a": again}, "$defs": {"a": {"anyOf": [*[again] * 30, {"type": "integer"}]}}}
     answer = "<tool_call>f<arg_key>a</arg_key><arg_value>12</arg_value></tool_call>"
     assert parsed(BY_NAME["glm"], [answer], {"f": root}) == [{"name": "f", "arguments": {"a": 12}}]
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+@pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"a": 1.50, "b": 1E2, "a": 12345678901234567890.0}'])
+def test_arguments_before_a_name_stay_as_they_are(arguments: str, quoted: bool) -> None:
+    parser = CallParser(HERMES, FUNCTIONS)
+    answer = f'<tool_call>{{"arguments": {json.dumps(arguments) if quoted else arguments}, "name": "time"}}</tool_call>'
+    parts = [*parser.add(answer), *parser.end()]
+    assert parts == [CallStart("time"), CallArguments(arguments), CallEnd()]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_long_call_is_not_copied_for_each_piece_of_it(streams: bool) -> None:
+    parser = CallParser(HERMES, FUNCTIONS, streams=streams)
+    tracemalloc.start()
+    for piece in ('<tool_call>{"name": "time", "arguments": {"a": "', "word" * 500_000, "word"):
+        parser.add(piece)
+    tracemalloc.reset_peak()
+    before, _ = tracemalloc.get_traced_memory()
+    parser.add("word")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak - before < 500_000
 
 
 def test_splits_are_all_there_are() -> None:

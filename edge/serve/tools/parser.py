@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from edge.serve.tools.formats import CallFormat
@@ -36,6 +37,15 @@ class CallEnd:
 Part = str | CallStart | CallArguments | CallEnd
 
 
+def _joined(parts: Iterable[Part]) -> Iterator[Part]:
+    """Yield parts, arguments that follow each other as one."""
+    for is_arguments, same in groupby(parts, lambda part: isinstance(part, CallArguments)):
+        if is_arguments:
+            yield CallArguments("".join(part.text for part in same if isinstance(part, CallArguments)))
+        else:
+            yield from same
+
+
 class CallParser:
     """Separates text and calls. Text that may begin a call is held back until that is known. What is no call, or a call
     of an unknown function, is text.
@@ -66,7 +76,7 @@ class CallParser:
 
     def add(self, text: str) -> list[Part]:
         """Add text, and return the parts that are now known, in order."""
-        self._reader.text += text
+        self._reader.add(text)
         return self._known()
 
     def end(self) -> list[Part]:
@@ -83,7 +93,7 @@ class CallParser:
     def _known(self) -> list[Part]:
         next(self._running, None)
         known, self._parts = self._parts, []
-        return known
+        return list(_joined(known))
 
     # What `read_call` finds.
 
@@ -108,11 +118,7 @@ class CallParser:
     def _put(self, part: Part) -> None:
         if self._is_refused:
             return
-        parts = self._parts if self._streams else self._held
-        if isinstance(part, CallArguments) and parts and isinstance(before := parts[-1], CallArguments):
-            parts[-1] = CallArguments(before.text + part.text)
-        else:
-            parts.append(part)
+        (self._parts if self._streams else self._held).append(part)
         if self._streams:
             self._given_at = self._reader.at
 

@@ -77,7 +77,9 @@ def _object(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]:
             if key in _ARGUMENTS:
                 if has_begun:
                     raise NoCallError("a call has its arguments twice")
-                arguments = _unquoted(other)
+                arguments = as_json(json.loads(other), frozenset()) if other.startswith('"') else other
+                if not arguments.startswith("{"):
+                    raise NoCallError("arguments are an object")
         yield from reader.space()
         if (yield from reader.take(",", "}")) == "}":
             break
@@ -95,17 +97,6 @@ def _text(reader: Reader) -> Reading[str]:
     if not (yield from reader.begins('"')):
         raise NoCallError("a text was needed")
     return (yield from captured(reader, JSON))
-
-
-def _unquoted(arguments: str) -> str:
-    """Return an object's JSON, which may be in a string. NoCallError if it is none."""
-    try:
-        source = json.loads(arguments) if arguments.startswith('"') else arguments
-        if isinstance(values := json.loads(source), dict):
-            return json.dumps(values, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError):
-        pass
-    raise NoCallError("arguments are an object")
 
 
 def _named(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]:
