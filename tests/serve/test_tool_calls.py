@@ -175,6 +175,14 @@ def test_a_call_of_gpt_oss_may_name_its_function_before_its_channel() -> None:
         assert parsed(BY_NAME["harmony"], texts) == [{"name": "weather", "arguments": {"city": "Rome"}}], pieces
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_call_behind_which_another_breaks_is_not_to_be_made(streams: bool) -> None:
+    good = written_calls(HERMES, [("time", {})])
+    broken = '<tool_call>{"name": "time", "arguments": {"a": ]</tool_call>'
+    assert deltas(HERMES, Piece(good), streams=streams)[-1] == End("tool_calls", None, 0)
+    assert deltas(HERMES, Piece(good + broken), streams=streams)[-1] == End("stop", None, 0)
+
+
 def test_text_that_cannot_begin_a_call_does_not_wait() -> None:
     parser = CallParser(HERMES, FUNCTIONS)
     assert parser.add("Hello <b") == ["Hello <b"]
@@ -273,7 +281,7 @@ def test_control_tokens_of_calls_have_text_and_end_a_thought_where_nothing_else_
     template = "{{ tools }}{{ m.tool_calls }}<|tool_call_begin|>"
     free = conversation([USER], FunctionUse([WEATHER]), template)
     assert "<|tool_call_argument_begin|>" in free.marks
-    assert "<|tool_calls_section_begin|>" in free.ends_thought
+    assert free.ends_thought == ("<|tool_calls_section_begin|>",)
     assert not conversation([USER], FunctionUse([WEATHER], "required"), template).ends_thought
     assert not conversation([USER], FunctionUse([WEATHER]), "{{ tools }}<tool_call>").ends_thought
     none = conversation([USER], FunctionUse([WEATHER], "none"), template)

@@ -40,7 +40,7 @@ class Conversation:
     @property
     def ends_thought(self) -> Sequence[str]:
         """Marks that end a thought where they come in one. A grammar begins behind a thought, so none ends it then."""
-        return self.form.starts if self.form and self.form.ends_thought and not self.sampling else ()
+        return self.form.opens if self.form and self.form.ends_thought and not self.sampling else ()
 
     @property
     def answer(self) -> str:

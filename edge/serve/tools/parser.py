@@ -66,6 +66,7 @@ class CallParser:
         self._parts: list[Part] = []  # that are known, and were not returned
         self._held: list[Part] = []  # of a call that may still be text
         self._is_open = self._is_refused = False
+        self.has_broken = False  # a call of a known function
         self._begin()
 
     def _begin(self) -> None:
@@ -179,8 +180,10 @@ class CallParser:
                     return
         except NoCallError:
             self._held = []
-            if self._is_open and self._streams and not self._is_refused:
-                self._parts.append(CallEnd(is_complete=False))
+            if self._is_open and not self._is_refused:
+                self.has_broken = True
+                if self._streams:
+                    self._parts.append(CallEnd(is_complete=False))
             self._is_open = self._is_refused = False
             # What was read is not read again, so that no text takes more than once its length.
             self._give_text(len(reader.text) if reader.is_final else max(reader.at, start + 1))
