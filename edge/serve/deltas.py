@@ -70,7 +70,7 @@ Deltas = AsyncIterator[tuple[int, Delta]]
 
 async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator[Delta, None]:
     """Yield the deltas of one answer. The last is an End; EngineGone if its engine ended."""
-    begun, called, broke = False, False, False
+    begun, called = False, False
     tokens = thought_tokens = 0
     pieces: list[Piece] = []
     async for piece in answer:
@@ -78,19 +78,22 @@ async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator
             begun = True
             yield Begin(answer.prompt_tokens, answer.cached_tokens)
         tokens += piece.token_id is not None
+        parts: list[Part | Thought] = []
         if piece.thought:
-            yield Thought(piece.thought)
+            parts = [*(parser.break_off() if parser else ()), Thought(piece.thought)]
         if piece.logprob is not None and piece.thought_tokens == thought_tokens:
             pieces.append(piece)
         thought_tokens = max(thought_tokens, piece.thought_tokens)
-        parts: list[Part] = parser.add(piece.text) if parser else [piece.text]
+        parts += parser.add(piece.text) if parser else [piece.text]
         if piece.finish_reason is not None and parser:
             parts += [*parser.end(), ""]  # "": the last tokens may have made no text
         for part in parts:
-            if not isinstance(part, str):
+            if isinstance(part, Thought):
+                yield part
+            elif not isinstance(part, str):
                 pieces.clear()  # tokens of a call are no tokens of a text
                 if isinstance(part, CallEnd):
-                    called, broke = called or part.is_complete, broke or not part.is_complete
+                    called = called or part.is_complete
                 yield Call(f"call_{secrets.token_hex(12)}", part.name) if isinstance(part, CallStart) else part
             elif part or pieces:
                 yield Text(part, tuple(pieces))
@@ -98,6 +101,7 @@ async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator
         if piece.finish_reason is not None:
             is_cut = piece.finish_reason in ("length", "repetition")
             # Nobody is to make calls of an answer in which one broke.
+            broke = parser is not None and parser.has_broken
             reason: Reason = "length" if is_cut else "tool_calls" if called and not broke else "stop"
             ended_by = "repetition" if piece.finish_reason == "repetition" else None
             yield End(reason, piece.stop_string, tokens, thought_tokens, ended_by)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
@@ -18,20 +20,22 @@ class CallForm(NamedTuple):
     text_arguments: bool = False  # arguments as JSON text, not as an object
     no_content: bool = False  # a message with calls and no text has None as its content
     single: bool = False  # a message has one call, and its result follows
+    short_ids: bool = False  # identifiers have nine letters and digits, as those of Mistral
 
 
-_FORMS = tuple(CallForm(*flags[::-1]) for flags in product((False, True), repeat=3))
+_FORMS = tuple(CallForm(*flags[::-1]) for flags in product((False, True), repeat=4))
 
 
 def _probe_call(number: int) -> dict[str, Any]:
     function = {"name": "probe_function", "arguments": {"probe_key": f"probe_value_{number}"}}
-    return {"id": f"probe0000{number}", "type": "function", "function": function}
+    return {"id": f"call_{number:024}", "type": "function", "function": function}  # as long as those of most servers
 
 
+_CALLS = [_probe_call(0), _probe_call(1)]
 _PROBE: tuple[Message, ...] = (
     {"role": "user", "content": "probe"},
-    {"role": "assistant", "content": "", "tool_calls": [_probe_call(0), _probe_call(1)]},
-    *({"role": "tool", "content": "probe", "tool_call_id": f"probe0000{n}", "name": "probe_function"} for n in (0, 1)),
+    {"role": "assistant", "content": "", "tool_calls": _CALLS},
+    *({"role": "tool", "content": "probe", "tool_call_id": call["id"], "name": "probe_function"} for call in _CALLS),
 )
 _PROBE_PARAMETERS = {"type": "object", "properties": {"probe_key": {"type": "string", "description": "probe"}}}
 _PROBE_FUNCTION = {"name": "probe_function", "description": "probe", "parameters": _PROBE_PARAMETERS}
@@ -62,6 +66,8 @@ def in_form(messages: Sequence[Message], form: CallForm) -> list[Message]:
         ]
     if form.single:
         messages = _single(messages)
+    if form.short_ids:
+        messages = [_with_short_ids(message) for message in messages]
     return list(messages)
 
 
@@ -77,6 +83,18 @@ def _with_text_arguments(message: Message) -> Message:
 
 def _as_text(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _with_short_ids(message: Message) -> Message:
+    if message.get("tool_calls"):
+        return {**message, "tool_calls": [{**call, "id": _short(call.get("id"))} for call in message["tool_calls"]]}
+    return {**message, "tool_call_id": _short(message["tool_call_id"])} if "tool_call_id" in message else message
+
+
+def _short(identifier: Any) -> str:
+    text = str(identifier)
+    is_short = re.fullmatch("[a-zA-Z0-9]{9}", text)
+    return text if is_short else hashlib.sha256(text.encode(errors="replace")).hexdigest()[:9]
 
 
 def _single(messages: Sequence[Message]) -> list[Message]:

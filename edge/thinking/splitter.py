@@ -26,6 +26,7 @@ class ThoughtSplitter:
         self._pending = ""  # text that was not returned yet
         self._strips = state == "thought"  # white space that comes now is left out
         self._has_thought = False
+        self._unclosed: tuple[str, ...] = ()  # the mark of a thought that a call ended, which may still come
 
     def add(self, text: str) -> Split:
         """Add text, and return the parts that are certain now."""
@@ -56,7 +57,8 @@ class ThoughtSplitter:
         marks = (form.opens, *form.headers, *form.skipped)
         mark = next((mark for mark in marks if rest.startswith(mark)), None)
         if mark is not None:
-            self._pending, self._strips = rest[len(mark) :], True
+            # White space behind the start of a message of gpt-oss belongs to its header.
+            self._pending, self._strips = rest[len(mark) :], mark not in form.skipped or not form.headers
             if mark not in form.skipped:
                 self.state = "thought" if mark == form.opens else "answer"
         elif final or (rest and not any(mark.startswith(rest) for mark in marks)):
@@ -79,6 +81,7 @@ class ThoughtSplitter:
         self._strips = self._strips and not thought
         self._has_thought = self._has_thought or bool(thought)
         if at >= 0:
+            self._unclosed = (form.closes,) if is_call else ()
             self.state, self._strips = "start" if form.headers and not is_call else "answer", True
         return thought
 
@@ -88,7 +91,7 @@ class ThoughtSplitter:
         if self._strips:
             self._pending = self._pending.lstrip()
         pending = self._pending
-        marks = (*form.headers, *form.skipped, *((form.opens,) if form.again else ()))
+        marks = (*form.headers, *form.skipped, *((form.opens,) if form.again else ()), *self._unclosed)
         places = [(at, mark) for mark in marks if (at := pending.find(mark)) >= 0]
         if places:
             at, mark = min(places)
@@ -96,6 +99,8 @@ class ThoughtSplitter:
             if mark == form.opens:
                 self.state, self._strips = "thought", True
                 return pending[:at]
+            if mark in self._unclosed:
+                self._unclosed = ()
         else:
             at = len(pending) - (0 if final else max((overlap(pending, mark) for mark in marks), default=0))
             self._pending = pending[at:]

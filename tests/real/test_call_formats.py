@@ -66,11 +66,11 @@ MESSAGES: list[dict[str, Any]] = [
         "content": "",
         "reasoning_content": "THOUGHT",
         "tool_calls": [
-            {"id": f"call0000{number}", "type": "function", "function": call} for number, call in enumerate(CALLS)
+            {"id": f"call_{number:024}", "type": "function", "function": call} for number, call in enumerate(CALLS)
         ],
     },
-    {"role": "tool", "tool_call_id": "call00000", "content": "RESULT-A"},
-    {"role": "tool", "tool_call_id": "call00001", "content": "RESULT-B"},
+    {"role": "tool", "tool_call_id": f"call_{0:024}", "content": "RESULT-A"},
+    {"role": "tool", "tool_call_id": f"call_{1:024}", "content": "RESULT-B"},
 ]
 
 

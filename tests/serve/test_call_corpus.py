@@ -49,7 +49,7 @@ def test_each_format_has_twenty_answers_or_more() -> None:
 @pytest.mark.parametrize(("form", "answer"), ANSWERS)
 def test_an_answer_means_the_same_however_it_is_split(form: CallFormat, answer: dict[str, Any]) -> None:
     whole, streamed = (expected(answer.get(key, answer["parts"])) for key in ("parts", "streamed"))
-    thinking = replace(THINKING, calls=form.starts if form.ends_thought else ())
+    thinking = replace(THINKING, calls=form.opens if form.ends_thought else ())
     for number, pieces in enumerate(splits(answer["text"])):
         if "thought" in answer:
             splitter = ThoughtSplitter(thinking, "thought")

@@ -30,6 +30,9 @@ SCHEMA: dict[str, Any] = {
         },
         "note": {"type": "string"},
         "any": {},
+        "user-id": {"type": "integer"},
+        "first name": {"type": "string"},
+        "odd": {"enum": ["a b", None, 7]},
     },
     "required": ["city"],
     "additionalProperties": False,
@@ -41,6 +44,9 @@ GOOD: tuple[dict[str, Any], ...] = (
     {"city": "Oslo", "tags": []},
     {"city": "Oslo", "tags": ["a", "it's"], "more": {"x": None, "y": True}},
     {"city": "Oslo", "days": 0, "more": {"y": False, "z": 2.5}, "note": "a < b\n'c'", "any": [1, {"k": "v"}]},
+    {"city": "Rome", "user-id": 4, "first name": "Ada", "odd": "a b"},
+    {"city": "Rome", "odd": None},
+    {"city": "Rome", "odd": 7},
 )
 BAD: tuple[dict[str, Any], ...] = (
     {"city": "Bonn"},
@@ -49,6 +55,8 @@ BAD: tuple[dict[str, Any], ...] = (
     {"city": "Oslo", "tags": ["a"] * 4},
     {"city": "Oslo", "more": {"x": "a"}},
     {"city": "Oslo", "other": 1},
+    {"city": "Oslo", "odd": "c"},
+    {"city": "Oslo", "odd": 8},
 )
 WEATHER, TIME = Function("weather", "Tells the weather.", SCHEMA), Function("time", "", {})
 BY_NAME = {form.name: form for form in reversed(FORMATS)}
@@ -131,9 +139,10 @@ def test_nothing_is_held_to_anything_without_need() -> None:
         {"properties": {"a": {"type": "array", "minItems": "x"}}},
         {"properties": {"a": {"enum": 3}}},
         {"properties": {"a": {"items": {"items": {"enum": []}}}}},
+        {"properties": {"a": {"type": "array", "minItems": float("inf")}}},
         {"properties": {str(n): {"type": "object", "properties": {"a": {"const": n}}} for n in range(2000)}},
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_a_schema_that_a_grammar_cannot_hold_is_refused_or_left_to_the_compiler(name: str, schema: Any) -> None:
     with suppress(BadRequest):
@@ -152,6 +161,85 @@ def test_references_to_themselves_and_free_objects_have_grammars() -> None:
         for call in (("f", {"root": {"left": {"left": {}}}}), ("g", {"a": 1, "b_2": -2}), ("g", {})):
             assert accepts(grammar, written_calls(form, [call])), (name, call)
         assert not accepts(grammar, written_calls(form, [("g", {"a": "x y"})]))
+
+
+def wide(*functions: Function) -> dict[str, str | None]:
+    """Return grammars of formats that write values in a notation of their own, or each parameter by itself."""
+    use = FunctionUse(functions, "required")
+    return {name: constraint(BY_NAME[name], use) for name in ("gemma", "lfm2", "qwen-xml", "glm", "deepseek-dsml")}
+
+
+def test_references_point_into_the_parameters_of_their_own_function() -> None:
+    schema = {"properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"]}
+    functions = [Function(name, "", {**schema, "$defs": {"a": {"enum": [name]}}}) for name in ("f", "g")]
+    for name, grammar in wide(*functions).items():
+        assert accepts(grammar, written_calls(BY_NAME[name], [("g", {"a": "g"})])), name
+        assert not accepts(grammar, written_calls(BY_NAME[name], [("g", {"a": "f"})])), name
+
+
+def test_references_are_json_pointers() -> None:
+    a, c = {"enum": ["x"]}, {"$ref": "#/$defs/u~1v~0w%20/anyOf/1"}
+    schema = {"properties": {"a": a, "b": {"$ref": "#/properties/a"}, "c": c}}
+    schema["$defs"] = {"u/v~w ": {"anyOf": [{}, {"enum": ["y"]}]}}
+    for name, grammar in wide(Function("f", "", schema)).items():
+        assert accepts(grammar, written_calls(BY_NAME[name], [("f", {"b": "x", "c": "y"})])), name
+        assert not accepts(grammar, written_calls(BY_NAME[name], [("f", {"b": "y"})])), name
+        assert not accepts(grammar, written_calls(BY_NAME[name], [("f", {"c": "x"})])), name
+    below = {"$ref": "#/$defs/all", "$defs": {"all": {"properties": {"a": {"const": 1}}}}}
+    for name, grammar in wide(Function("f", "", below)).items():
+        assert accepts(grammar, written_calls(BY_NAME[name], [("f", {"a": 1})])), name
+        assert not accepts(grammar, written_calls(BY_NAME[name], [("f", {"a": 2})])), name
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/nothing", "https://example.com/a", "#a", "#/$defs/loop"])
+def test_a_reference_that_leads_nowhere_is_refused(reference: str) -> None:
+    schema = {"properties": {"a": {"$ref": reference}}, "$defs": {"loop": {"$ref": "#/$defs/loop"}}}
+    for name in ("gemma", "lfm2", "qwen-xml"):
+        with pytest.raises(BadRequest, match="leads nowhere"):
+            constraint(BY_NAME[name], FunctionUse([Function("f", "", schema)], "required"))
+
+
+@pytest.mark.parametrize(("name", "key"), [("gemma", "x:y"), ("lfm2", "x=y"), ("qwen-xml", "x>y"), ("glm", " x")])
+def test_a_property_that_a_format_cannot_write_is_refused(name: str, key: str) -> None:
+    function = Function("f", "", {"properties": {key: {}}})
+    with pytest.raises(BadRequest, match="cannot be written"):
+        constraint(BY_NAME[name], FunctionUse([function], "required"))
+
+
+def test_alternatives_keep_what_stands_beside_them() -> None:
+    inner: dict[str, Any] = {"type": "object", "properties": {"x": {"enum": ["a"]}}, "additionalProperties": False}
+    inner["anyOf"] = [{"required": ["x"]}, {"minProperties": 0}]
+    for name in ("gemma", "lfm2"):
+        grammar = constraint(BY_NAME[name], FunctionUse([Function("f", "", {"properties": {"o": inner}})], "required"))
+        assert accepts(grammar, written_calls(BY_NAME[name], [("f", {"o": {"x": "a"}})])), name
+        assert not accepts(grammar, written_calls(BY_NAME[name], [("f", {"o": {"x": "b"}})])), name
+        twice = Function("f", "", {"properties": {"o": {**inner, "anyOf": [{"properties": {}}]}}})
+        with pytest.raises(BadRequest, match="properties beside"):
+            constraint(BY_NAME[name], FunctionUse([twice], "required"))
+
+
+def test_another_key_may_begin_like_a_property() -> None:
+    inner = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "additionalProperties": {"type": "string"}}
+    function = Function("f", "", {**inner, "properties": {"city": {"enum": ["Rome"]}, "inner": inner}})
+    for name, grammar in wide(function).items():
+        for good in ({"city": "Rome", "circle": "x"}, {"inner": {"circle": "x"}}, {"cityx": "x"}):
+            assert accepts(grammar, written_calls(BY_NAME[name], [("f", good)])), (name, good)
+        for bad in ({"city": "Oslo"}, {"inner": {"city": "Oslo"}}):
+            assert not accepts(grammar, written_calls(BY_NAME[name], [("f", bad)])), (name, bad)
+
+
+def test_a_text_may_end_without_a_line_of_its_own() -> None:
+    function = Function("f", "", {"properties": {"a": {"type": "string"}}})
+    grammar = constraint(BY_NAME["qwen-xml"], FunctionUse([function], "required"))
+    call = "<tool_call>\n<function=f>\n<parameter=a>\nx y</parameter>\n</function>\n</tool_call>"
+    assert accepts(grammar, call)
+
+
+@pytest.mark.parametrize("name", ["gemma", "lfm2", "qwen-xml"])
+def test_constants_may_have_control_characters(name: str) -> None:
+    function = Function("f", "", {"properties": {"a": {"enum": ["a\x01\x7f\x85b"]}}})
+    grammar = constraint(BY_NAME[name], FunctionUse([function], "required"))
+    assert accepts(grammar, written_calls(BY_NAME[name], [("f", {"a": "a\x01\x7f\x85b"})]))
 
 
 class Vocabulary(Model):

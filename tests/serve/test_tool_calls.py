@@ -1,19 +1,26 @@
 """Calls of functions in answers: told apart from text, streamed, put into prompts."""
 
+import asyncio
 import json
+import tracemalloc
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge.serve.deltas import Begin, Call, Delta, End, Text, Thought, deltas_of
 from edge.serve.http.errors import BadRequest
+from edge.serve.served import Piece
 from edge.serve.tools.conversation import conversation
 from edge.serve.tools.formats import FORMATS, CallFormat, format_of
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.parser import CallArguments, CallEnd, CallParser, CallStart
 from edge.serve.tools.values import MAX_DEPTH
 from edge.serve.tools.writing import written_calls
+from edge.thinking.format import thinking_format
+from edge.thinking.splitter import ThoughtSplitter
 from tests.serve.calls import FUNCTIONS, merged, parsed, splits
 from tests.support.thorough import some
 
@@ -124,6 +131,58 @@ def test_arguments_stream_as_they_come() -> None:
     assert parser.add("meter></function>") == [CallArguments('"}'), CallEnd()]
 
 
+class Pieces:
+    """An answer of these pieces."""
+
+    prompt_tokens = cached_tokens = 1
+
+    def __init__(self, *pieces: Piece) -> None:
+        self._pieces = pieces
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        for piece in (*self._pieces, Piece("", None, "stop")):
+            yield piece
+
+    def cancel(self) -> None:
+        """Nothing runs."""
+
+
+def deltas(form: CallFormat, *pieces: Piece, streams: bool) -> list[Delta]:
+    async def collected() -> list[Delta]:
+        return [delta async for delta in deltas_of(Pieces(*pieces), CallParser(form, FUNCTIONS, streams=streams))]
+
+    return asyncio.run(collected())
+
+
+def test_a_thought_ends_a_call_that_is_open() -> None:
+    begun = Piece('<|channel|>commentary to=functions.weather<|message|>{"city": "R')
+    pieces = (begun, Piece("", thought="Hm."), Piece("Hi."))
+    streamed = deltas(BY_NAME["harmony"], *pieces, streams=True)
+    kinds = [type(delta) for delta in streamed]
+    assert kinds == [Begin, Call, CallArguments, CallEnd, Thought, Text, End]
+    assert streamed[3:6] == [CallEnd(is_complete=False), Thought("Hm."), Text("Hi.")]
+    whole = deltas(BY_NAME["harmony"], *pieces, streams=False)
+    assert whole[1:4] == [Text(begun.text), Thought("Hm."), Text("Hi.")]
+
+
+def test_a_call_of_gpt_oss_may_name_its_function_before_its_channel() -> None:
+    thinking = thinking_format("<|channel|>analysis<|message|>")
+    assert thinking is not None
+    call = '<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{"city": "Rome"}'
+    for pieces in splits(f"<|channel|>analysis<|message|>Hm.<|end|>{call}"):
+        splitter = ThoughtSplitter(thinking)
+        texts = [split.text for split in (*map(splitter.add, pieces), splitter.end())]
+        assert parsed(BY_NAME["harmony"], texts) == [{"name": "weather", "arguments": {"city": "Rome"}}], pieces
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_call_behind_which_another_breaks_is_not_to_be_made(streams: bool) -> None:
+    good = written_calls(HERMES, [("time", {})])
+    broken = '<tool_call>{"name": "time", "arguments": {"a": ]</tool_call>'
+    assert deltas(HERMES, Piece(good), streams=streams)[-1] == End("tool_calls", None, 0)
+    assert deltas(HERMES, Piece(good + broken), streams=streams)[-1] == End("stop", None, 0)
+
+
 def test_text_that_cannot_begin_a_call_does_not_wait() -> None:
     parser = CallParser(HERMES, FUNCTIONS)
     assert parser.add("Hello <b") == ["Hello <b"]
@@ -199,6 +258,12 @@ def test_results_have_the_names_of_their_functions() -> None:
     assert [tool["function"]["name"] for tool in known.tools] == ["weather"]
 
 
+def test_an_identifier_may_come_again_for_another_function() -> None:
+    again = [{**LOOP[1], "tool_calls": [{**CALL, "function": {"name": "weather", "arguments": {}}}]}, LOOP[2]]
+    known = conversation([*LOOP, *again], FunctionUse([WEATHER]), "{{ tools }}{{ m.tool_calls }}<tool_call>")
+    assert [message["name"] for message in known.messages if message["role"] == "tool"] == ["time", "weather"]
+
+
 def test_a_template_that_writes_no_calls_gets_them_as_text_in_its_format() -> None:
     known = conversation(LOOP, FunctionUse([WEATHER]), "{{ tools }}<|tool_call|>")
     assert known.messages[1] == {"role": "assistant", "content": '<|tool_call|>[{"name": "time", "arguments": {}}]'}
@@ -216,7 +281,7 @@ def test_control_tokens_of_calls_have_text_and_end_a_thought_where_nothing_else_
     template = "{{ tools }}{{ m.tool_calls }}<|tool_call_begin|>"
     free = conversation([USER], FunctionUse([WEATHER]), template)
     assert "<|tool_call_argument_begin|>" in free.marks
-    assert "<|tool_calls_section_begin|>" in free.ends_thought
+    assert free.ends_thought == ("<|tool_calls_section_begin|>",)
     assert not conversation([USER], FunctionUse([WEATHER], "required"), template).ends_thought
     assert not conversation([USER], FunctionUse([WEATHER]), "{{ tools }}<tool_call>").ends_thought
     none = conversation([USER], FunctionUse([WEATHER], "none"), template)
@@ -243,6 +308,36 @@ def test_values_without_quotes_are_what_the_schema_says(types: Any, value: str, 
     functions = {"f": {"properties": {"a": {"type": types}}}}
     answer = f"<tool_call>f<arg_key>a</arg_key><arg_value>{value}</arg_value></tool_call>"
     assert parsed(BY_NAME["glm"], [answer], functions) == [{"name": "f", "arguments": {"a": json.loads(json_text)}}]
+
+
+def test_types_of_alternatives_that_refer_to_themselves_are_soon_known() -> None:
+    again = {"$ref": "#/$defs/a"}
+    root = {"properties": {"a": again}, "$defs": {"a": {"anyOf": [*[again] * 30, {"type": "integer"}]}}}
+    answer = "<tool_call>f<arg_key>a</arg_key><arg_value>12</arg_value></tool_call>"
+    assert parsed(BY_NAME["glm"], [answer], {"f": root}) == [{"name": "f", "arguments": {"a": 12}}]
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+@pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"a": 1.50, "b": 1E2, "a": 12345678901234567890.0}'])
+def test_arguments_before_a_name_stay_as_they_are(arguments: str, quoted: bool) -> None:
+    parser = CallParser(HERMES, FUNCTIONS)
+    answer = f'<tool_call>{{"arguments": {json.dumps(arguments) if quoted else arguments}, "name": "time"}}</tool_call>'
+    parts = [*parser.add(answer), *parser.end()]
+    assert parts == [CallStart("time"), CallArguments(arguments), CallEnd()]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_long_call_is_not_copied_for_each_piece_of_it(streams: bool) -> None:
+    parser = CallParser(HERMES, FUNCTIONS, streams=streams)
+    tracemalloc.start()
+    for piece in ('<tool_call>{"name": "time", "arguments": {"a": "', "word" * 500_000, "word"):
+        parser.add(piece)
+    tracemalloc.reset_peak()
+    before, _ = tracemalloc.get_traced_memory()
+    parser.add("word")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak - before < 500_000
 
 
 def test_splits_are_all_there_are() -> None:

@@ -107,6 +107,7 @@ class _Stream:
         self._logprobs: list[dict[str, Any]] = []
         self._item = ""  # identifier of the current item
         self._call: dict[str, Any] = {}  # the current call
+        self._arguments: list[str] = []  # of it
 
     def event(self, kind: str, **fields: Any) -> Event:
         self._count += 1
@@ -151,20 +152,21 @@ class _Stream:
     def call(self, call: Call) -> Event:
         """Return the event of a call that begins."""
         self._item = new_id("fc_")
+        self._arguments = []
         self._call = {"id": self._item, "type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""}
         return self._item_event("response.output_item.added", item={**self._call, "status": "in_progress"})
 
     def arguments(self, text: str) -> Event:
         """Return the event of more arguments."""
-        self._call["arguments"] += text
+        self._arguments.append(text)
         return self._item_event("response.function_call_arguments.delta", item_id=self._item, delta=text)
 
     def end_call(self, end: CallEnd) -> list[Event]:
         """Return the events that end a call."""
-        name, arguments = self._call["name"], self._call["arguments"]
+        name, arguments = self._call["name"], "".join(self._arguments)
         kind = "response.function_call_arguments.done"
         done = [self._item_event(kind, item_id=self._item, name=name, arguments=arguments)] if end.is_complete else []
-        item = {**self._call, "status": "completed" if end.is_complete else "incomplete"}
+        item = {**self._call, "arguments": arguments, "status": "completed" if end.is_complete else "incomplete"}
         events = [*done, self._item_event("response.output_item.done", item=item)]
         self._output.append(item)
         return events

@@ -13,8 +13,9 @@ from typing import Any
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.formats import JSON, CallFormat
 from edge.serve.tools.functions import Function, FunctionUse
-from edge.serve.tools.grammar import ANYTHING, Grammar, definitions, json_schema, root_of
-from edge.serve.tools.schemas import is_text, resolved, types
+from edge.serve.tools.grammar import ANYTHING, Grammar, json_schema, unwritable
+from edge.serve.tools.schemas import is_text, types
+from edge.serve.tools.styles import MAX_HEADER
 
 
 def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any] | None = None) -> str | None:
@@ -28,7 +29,7 @@ def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any
     grammar = Grammar(form.notation)
     try:
         either = grammar.rule(" | ".join(_call(grammar, form, function) for function in functions))
-    except (TypeError, ValueError, AttributeError, RecursionError):
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         raise BadRequest("the parameters of a tool are no JSON schema, or nested too deep", "tools") from None
     mark, rest = _calls(grammar, form, either, several=use.several or not use.must_call)
     calls = f"{grammar.literal(mark)} {rest}"
@@ -73,45 +74,47 @@ def _call(grammar: Grammar, form: CallFormat, function: Function) -> str:
     elif form.style == "named":
         before, _, behind = form.header.format(name=name, index="\0").partition("\0")
         index = "/[0-9]{1,4}/" if "{index}" in form.header else ""
-        arguments = grammar.json(schema) if form.notation == JSON else grammar.value(schema, root_of(schema))
+        arguments = grammar.json(schema) if form.notation == JSON else grammar.value(grammar.begin(schema))
         parts = [grammar.literal(before), index, grammar.literal(behind + form.before), arguments]
         parts.append(grammar.literal(form.ends))
     elif form.style == "pythonic":
-        parts = [grammar.literal(name + "("), grammar.members(root_of(schema), "=", bare=True), grammar.literal(")")]
+        arguments = grammar.members(grammar.begin(schema), "=", bare=True)
+        parts = [grammar.literal(name + "("), arguments, grammar.literal(")")]
     else:
-        parts = [grammar.literal(name + form.name_end + form.space), *_parameters(grammar, form, root_of(schema))]
+        parts = [grammar.literal(name + form.name_end + form.space), *_parameters(grammar, form, grammar.begin(schema))]
         parts.append(grammar.literal(form.ends))
     return grammar.rule(" ".join(parts))
 
 
 def _parameters(grammar: Grammar, form: CallFormat, root: Mapping[str, Any]) -> list[str]:
     """Return the rules of the parameters, in their order."""
-    rules = []
+    rules, ends = [], [end for end in (form.key_end, form.other_key_end) if end]
     properties, required = root["properties"], root["required"]
     for key, schema in properties.items():
-        rule = _parameter(grammar, form, grammar.literal(form.key + key), schema, root)
+        if key != key.strip() or not 0 < len(key) < MAX_HEADER or any((key + end).find(end) < len(key) for end in ends):
+            raise unwritable(key)
+        rule = _parameter(grammar, form, grammar.literal(key), schema)
         rules.append(rule if key in required else f"({rule})?")
     if (more := root["additionalProperties"]) is not False:
-        rules.append(f"({_parameter(grammar, form, f'{grammar.literal(form.key)} {grammar.KEY}', more, root)})*")
+        rules.append(f"({_parameter(grammar, form, grammar.other_key(root), more)})*")
     return rules
 
 
-def _parameter(grammar: Grammar, form: CallFormat, key: str, schema: Any, root: Mapping[str, Any]) -> str:
-    allowed, end = types(schema, root), form.padding + form.value_end
+def _parameter(grammar: Grammar, form: CallFormat, key: str, schema: Any) -> str:
+    known = grammar.resolved(schema)
+    allowed, end = types(known, grammar.document), form.padding + form.value_end
     between = (form.space + form.value if form.value else "") + form.padding
-    known = resolved(schema, root)
-    known = known if isinstance(known, Mapping) else {}
     values = [known["const"]] if "const" in known else known.get("enum")
     ways = []
     if not allowed or "string" in allowed:
         begin = grammar.literal(form.key_end + between)
-        if values is not None and is_text(allowed):
-            either = " | ".join(grammar.literal(value + end) for value in values)
-            ways.append(f"{begin} ({either})")
+        if values is None:
+            ways.append(f"{begin} {grammar.up_to(form.value_end, 'raw')}")
         else:
-            ways.append(f"{begin} {grammar.up_to(end, 'raw')}")
+            raw = [value for value in values if isinstance(value, str) or not form.other_key_end]
+            texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in raw]
+            ways.append(f"{begin} ({' | '.join(grammar.literal(text + end) for text in texts)})")
     if not ways or (form.other_key_end and not is_text(allowed)):
-        own = {**(schema if isinstance(schema, Mapping) else {}), **definitions(root)}
         begin = grammar.literal((form.other_key_end or form.key_end) + between)
-        ways.append(f"{begin} {grammar.json(own)} {grammar.literal(end)}")
-    return grammar.rule(f"{key} ({' | '.join(ways)}) {grammar.literal(form.space)}")
+        ways.append(f"{begin} {grammar.json_part(known)} {grammar.literal(end)}")
+    return grammar.rule(f"{grammar.literal(form.key)} {key} ({' | '.join(ways)}) {grammar.literal(form.space)}")

@@ -40,7 +40,7 @@ class Conversation:
     @property
     def ends_thought(self) -> Sequence[str]:
         """Marks that end a thought where they come in one. A grammar begins behind a thought, so none ends it then."""
-        return self.form.starts if self.form and self.form.ends_thought and not self.sampling else ()
+        return self.form.opens if self.form and self.form.ends_thought and not self.sampling else ()
 
     @property
     def answer(self) -> str:
@@ -87,16 +87,19 @@ def _in_template_form(
     messages: Sequence[Message], functions: Sequence[Any], form: CallFormat, template: str
 ) -> Sequence[Message]:
     """Return messages with what a template does not write itself, functions, calls or results, as text."""
-    names = {
-        call.get("id"): call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()
-    }
-    messages = [
-        {"name": names[message["tool_call_id"]], **message}
-        if message["role"] == "tool" and message.get("tool_call_id") in names
-        else message
-        for message in messages
-    ]
+    messages = _with_names(messages)
     knows_calls = "tool_calls" in template
     if "tools" in template:
         return messages if knows_calls else [with_calls_as_text(message, form) for message in messages]
     return introduced(messages if knows_calls else [plain(message, form) for message in messages], functions, form)
+
+
+def _with_names(messages: Sequence[Message]) -> list[Message]:
+    """Return messages whose results have the name of their function. An identifier may come again."""
+    names: dict[Any, str] = {}
+    named: list[Message] = []
+    for message in messages:
+        names |= {call.get("id"): call["function"]["name"] for call in message.get("tool_calls") or ()}
+        is_known = message["role"] == "tool" and message.get("tool_call_id") in names
+        named.append({"name": names[message["tool_call_id"]], **message} if is_known else message)
+    return named

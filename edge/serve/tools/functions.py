@@ -1,4 +1,4 @@
-"""Functions that a model may call: in requests, in prompts, and the formats of calls in answers."""
+"""Functions that a model may call, and which of them a request lets it call."""
 
 from __future__ import annotations
 

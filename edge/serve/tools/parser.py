@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from edge.serve.tools.formats import CallFormat
@@ -36,6 +37,15 @@ class CallEnd:
 Part = str | CallStart | CallArguments | CallEnd
 
 
+def _joined(parts: Iterable[Part]) -> Iterator[Part]:
+    """Yield parts, arguments that follow each other as one."""
+    for is_arguments, same in groupby(parts, lambda part: isinstance(part, CallArguments)):
+        if is_arguments:
+            yield CallArguments("".join(part.text for part in same if isinstance(part, CallArguments)))
+        else:
+            yield from same
+
+
 class CallParser:
     """Separates text and calls. Text that may begin a call is held back until that is known. What is no call, or a call
     of an unknown function, is text.
@@ -53,17 +63,21 @@ class CallParser:
         self._starts = form.starts
         if is_constrained:
             self._starts = () if form.bare else form.starts[:1]
-        self._reader = Reader()
         self._parts: list[Part] = []  # that are known, and were not returned
         self._held: list[Part] = []  # of a call that may still be text
-        self._given_at = 0  # text before this place was given, in whichever form
         self._is_open = self._is_refused = False
+        self.has_broken = False  # a call of a known function
+        self._begin()
+
+    def _begin(self) -> None:
+        self._reader = Reader()
+        self._given_at = 0  # text before this place was given, in whichever form
         self._running = self._answer()
         next(self._running)
 
     def add(self, text: str) -> list[Part]:
         """Add text, and return the parts that are now known, in order."""
-        self._reader.text += text
+        self._reader.add(text)
         return self._known()
 
     def end(self) -> list[Part]:
@@ -71,10 +85,16 @@ class CallParser:
         self._reader.is_final = True
         return self._known()
 
+    def break_off(self) -> list[Part]:
+        """Return the rest of what came before a thought. What comes behind it begins anew."""
+        parts = self.end()
+        self._begin()
+        return parts
+
     def _known(self) -> list[Part]:
         next(self._running, None)
         known, self._parts = self._parts, []
-        return known
+        return list(_joined(known))
 
     # What `read_call` finds.
 
@@ -99,11 +119,7 @@ class CallParser:
     def _put(self, part: Part) -> None:
         if self._is_refused:
             return
-        parts = self._parts if self._streams else self._held
-        if isinstance(part, CallArguments) and parts and isinstance(before := parts[-1], CallArguments):
-            parts[-1] = CallArguments(before.text + part.text)
-        else:
-            parts.append(part)
+        (self._parts if self._streams else self._held).append(part)
         if self._streams:
             self._given_at = self._reader.at
 
@@ -164,8 +180,10 @@ class CallParser:
                     return
         except NoCallError:
             self._held = []
-            if self._is_open and self._streams and not self._is_refused:
-                self._parts.append(CallEnd(is_complete=False))
+            if self._is_open and not self._is_refused:
+                self.has_broken = True
+                if self._streams:
+                    self._parts.append(CallEnd(is_complete=False))
             self._is_open = self._is_refused = False
             # What was read is not read again, so that no text takes more than once its length.
             self._give_text(len(reader.text) if reader.is_final else max(reader.at, start + 1))

@@ -23,6 +23,12 @@ class Reader:
         self.at = 0
         self.is_final = False  # nothing more comes
 
+    def add(self, piece: str) -> None:
+        """Add a piece behind the text."""
+        text, self.text = self.text, ""
+        text += piece  # Python copies a long text unless this is the only reference to it
+        self.text = text
+
     def drop(self) -> None:
         """Forget the text before the place."""
         self.text, self.at = self.text[self.at :], 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 Schema = Mapping[str, Any]
-_DEPTH = 8  # of references and alternatives that are followed
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 
 
@@ -16,34 +16,69 @@ def type_of(value: Any) -> str:
 
 
 def resolved(schema: Any, root: Schema) -> Any:
-    """Return a schema, or what its reference into the root's definitions stands for."""
-    for _ in range(_DEPTH):
-        if not isinstance(schema, Mapping) or not isinstance(reference := schema.get("$ref"), str):
-            break
-        schema = root
-        for part in reference.lstrip("#/").split("/"):
-            schema = schema.get(part) if isinstance(schema, Mapping) else None
+    """Return a schema, or what its reference into the root stands for; None for one that leads nowhere."""
+    followed: set[str] = set()
+    while isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
+        if reference in followed:
+            return None
+        followed.add(reference)
+        schema = _target(reference, root)
     return schema
 
 
-def types(schema: Any, root: Schema, depth: int = 0) -> frozenset[str]:
+def _target(reference: str, root: Schema) -> Any:
+    pointer = unquote(reference)
+    if pointer != "#" and not pointer.startswith("#/"):
+        return None
+    target: Any = root
+    for part in pointer.split("/")[1:]:
+        values = {str(n): item for n, item in enumerate(target)} if isinstance(target, list) else target
+        key = part.replace("~1", "/").replace("~0", "~")
+        target = values.get(key) if isinstance(values, Mapping) else None
+    return target
+
+
+def references(schema: Any) -> set[str]:
+    """Return the references in a schema, however deep."""
+    names, waiting = set(), [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            waiting += part.values()
+            if isinstance(reference := part.get("$ref"), str):
+                names.add(reference)
+        elif isinstance(part, list):
+            waiting += part
+    return names
+
+
+def types(schema: Any, root: Schema) -> frozenset[str]:
     """Return the types that a schema allows; none: any."""
-    schema = resolved(schema, root)
-    if not isinstance(schema, Mapping) or depth > _DEPTH:
-        return frozenset()
-    if "const" in schema:
-        return frozenset({type_of(schema["const"])})
-    if isinstance(values := schema.get("enum"), Sequence) and not isinstance(values, str):
-        return frozenset(map(type_of, values))
-    if isinstance(own := schema.get("type"), str):
-        return frozenset({own})
-    if isinstance(own, Sequence):
-        return frozenset(name for name in own if isinstance(name, str))
-    for key in ("anyOf", "oneOf"):
-        if isinstance(alternatives := schema.get(key), Sequence):
-            each = [types(alternative, root, depth + 1) for alternative in alternatives]
-            return frozenset().union(*each) if all(each) else frozenset()
-    return frozenset()
+    names: set[str] = set()
+    followed: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        schema = waiting.pop()
+        if not isinstance(schema, Mapping):
+            return frozenset()
+        alternatives = schema.get("anyOf", schema.get("oneOf"))
+        if isinstance(reference := schema.get("$ref"), str):
+            if reference not in followed:
+                followed.add(reference)
+                waiting.append(_target(reference, root))
+        elif "const" in schema:
+            names.add(type_of(schema["const"]))
+        elif isinstance(values := schema.get("enum"), Sequence) and not isinstance(values, str):
+            names.update(map(type_of, values))
+        elif isinstance(own := schema.get("type"), str):
+            names.add(own)
+        elif isinstance(own, Sequence):
+            names.update(name for name in own if isinstance(name, str))
+        elif isinstance(alternatives, Sequence):
+            waiting += alternatives
+        else:
+            return frozenset()
+    return frozenset(names)
 
 
 def is_text(allowed: frozenset[str]) -> bool:

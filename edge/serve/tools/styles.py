@@ -9,13 +9,12 @@ from typing import Any, Protocol
 
 from edge.serve.tools.formats import JSON, CallFormat
 from edge.serve.tools.reader import NoCallError, Reader, Reading
-from edge.serve.tools.schemas import is_text, types
-from edge.serve.tools.values import Give, as_json, captured, json_string, members, value
+from edge.serve.tools.schemas import is_text, resolved, types
+from edge.serve.tools.values import Give, as_json, bare_key, captured, json_string, members, value
 from quant.text import overlap
 
 MAX_HEADER = 300  # characters of what comes before arguments, and of a key
 _NAME = re.compile(r"[\w.-]*", re.ASCII)
-_KEY = re.compile(r"\w*")
 _ARGUMENTS = ("arguments", "parameters")  # models take the one for the other
 
 
@@ -78,7 +77,9 @@ def _object(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]:
             if key in _ARGUMENTS:
                 if has_begun:
                     raise NoCallError("a call has its arguments twice")
-                arguments = _unquoted(other)
+                arguments = as_json(json.loads(other), frozenset()) if other.startswith('"') else other
+                if not arguments.startswith("{"):
+                    raise NoCallError("arguments are an object")
         yield from reader.space()
         if (yield from reader.take(",", "}")) == "}":
             break
@@ -96,17 +97,6 @@ def _text(reader: Reader) -> Reading[str]:
     if not (yield from reader.begins('"')):
         raise NoCallError("a text was needed")
     return (yield from captured(reader, JSON))
-
-
-def _unquoted(arguments: str) -> str:
-    """Return an object's JSON, which may be in a string. NoCallError if it is none."""
-    try:
-        source = json.loads(arguments) if arguments.startswith('"') else arguments
-        if isinstance(values := json.loads(source), dict):
-            return json.dumps(values, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError):
-        pass
-    raise NoCallError("arguments are an object")
 
 
 def _named(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]:
@@ -139,8 +129,7 @@ def _pythonic(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]
             if not is_first:
                 yield from reader.take(",")
                 yield from reader.space()
-            key = yield from reader.run(_KEY, MAX_HEADER)
-            yield from reader.space()
+            key = yield from bare_key(reader, "=")
             yield from reader.take("=")
             sink.give(f'{"" if is_first else ", "}"{json_string(key)}": ')
             yield from value(reader, form.notation, sink.give)
@@ -163,7 +152,8 @@ def _parameters(reader: Reader, form: CallFormat, schemas: Mapping[str, Any], si
     if not name or not (yield from reader.begins(form.key, *ends)):
         raise NoCallError("parameters were needed")
     root = schemas.get(name) or {}
-    properties = root.get("properties")
+    known = resolved(root, root)
+    properties = known.get("properties") if isinstance(known, Mapping) else None
     sink.begin(name)
     sink.give("{")
     is_first = True

@@ -19,7 +19,7 @@ MAX_DEPTH = 100
 MAX_SCALAR = 300  # characters of a number, or a key without quotes
 _SCALAR = re.compile(r"[\w.+-]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
-_KEY = re.compile(r"[^\s\"'{}\[\],:<]*")
+_KEYS = {"=": re.compile(r"[^\"'(){}\[\],=\n]*"), ":": re.compile(r"[^\"'{}\[\],:<\n]*")}  # by what follows them
 _ESCAPES = {"\\": "\\", '"': '"', "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _OTHER_ESCAPES = {"json": {"/": "/"}, "python": {"'": "'", "a": "\a", "v": "\v", "0": "\0"}}
 _HEX = {"json": {"u": 4}, "python": {"x": 2, "u": 4, "U": 8}}
@@ -100,9 +100,7 @@ def members(reader: Reader, notation: Notation, give: Give, depth: int = 0) -> R
             give('"')
             yield from _inside(reader, notation, quote, give)
         else:
-            key = yield from reader.run(_KEY, MAX_SCALAR)
-            if not key:
-                raise NoCallError("a key was needed")
+            key = yield from bare_key(reader, ":")
             give(f'"{json_string(key)}')
         yield from reader.space()
         yield from reader.take(":")
@@ -110,6 +108,19 @@ def members(reader: Reader, notation: Notation, give: Give, depth: int = 0) -> R
         yield from value(reader, notation, give, depth + 1)
         yield from reader.space()
         is_first = False
+
+
+def bare_key(reader: Reader, separator: str) -> Reading[str]:
+    """Read a key without quotes, up to its separator."""
+    key = (yield from reader.run(_KEYS[separator], MAX_SCALAR)).strip()
+    if not key:
+        raise NoCallError("a key was needed")
+    return key
+
+
+def is_bare_key(key: str, separator: str) -> bool:
+    """Return whether `bare_key` reads this key as it is."""
+    return bool(key == key.strip() and 0 < len(key) < MAX_SCALAR and _KEYS[separator].fullmatch(key))
 
 
 def _items(reader: Reader, notation: Notation, give: Give, depth: int) -> Reading[None]:

@@ -65,13 +65,27 @@ def process() -> Iterator[TemplateProcess]:
             "{{ raise_exception('one') }}{% endif %}" + every(TEXT),
             APART,
         ),
+        (
+            "{% for m in messages if m.tool_calls %}{% for c in m.tool_calls if c.id | length != 9 %}"
+            "{{ raise_exception('nine') }}{% endfor %}{% endfor %}" + first(TEXT),
+            APART,
+        ),
     ],
-    ids=["object", "text", "printed", "first", "first text", "no content", "raises"],
+    ids=["object", "text", "printed", "first", "first text", "no content", "raises", "short ids"],
 )
 def test_calls_are_written_whatever_form_a_template_takes(process: TemplateProcess, source: str, prompt: str) -> None:
     template = ChatTemplate(source, process=process)
     assert template.render(MESSAGES) == prompt
     assert template.render(MESSAGES[:1]) == "[hi]"
+
+
+def test_short_identifiers_are_the_same_in_calls_and_results() -> None:
+    short = in_form([*MESSAGES, {**MESSAGES[2], "tool_call_id": "abcdef123"}], CallForm(short_ids=True))
+    ids = [call["id"] for call in short[1]["tool_calls"]]
+    assert [message["tool_call_id"] for message in short[2:4]] == ids[::-1]
+    assert all(len(identifier) == 9 and identifier.isalnum() for identifier in ids)
+    assert len({*ids, short[4]["tool_call_id"]}) == 3
+    assert short[5]["tool_call_id"] == "abcdef123"
 
 
 def test_a_template_that_writes_no_calls_gets_them_as_they_are(process: TemplateProcess) -> None:

@@ -1,5 +1,6 @@
 """Formats of thoughts, found in templates of the kinds that models ship, and the splitter that tells thoughts apart."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,12 @@ def test_what_is_thought_and_what_is_said(
     form: ThinkingFormat, state: State, answer: str, thought: str, text: str
 ) -> None:
     assert split(form, state, list(answer)) == (thought, text)
+
+
+def test_the_end_of_a_thought_that_a_call_ended_is_no_part_of_the_answer() -> None:
+    form = replace(QWEN, calls=("<call>",))
+    answer = "So <call> is one.\n</think>\n\nHi </think>"
+    assert split(form, "thought", list(answer)) == ("So", "<call> is one.\n\n\nHi </think>")
 
 
 def test_text_that_cannot_begin_a_mark_does_not_wait() -> None:
