@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.adapters.adapter import Scales
+from edge.adapters.file import AdapterFile, CheckedAdapter, adapter_sizes
 from edge.adapters.loaded import LoadedAdapters
 from edge.closing import Closing
 from edge.constraints.constraint import Mask
@@ -74,8 +75,9 @@ class ModelRunner(Closing):
             self._choice = ThreadChoice(self.threads) if options.follows_load else None
         batch = min(options.rows, self.context)
         options.check_sequences(batch)
-        experts_used = self.shape.n_experts_used
-        self.adapters = LoadedAdapters(options.lora, self.file, experts_used, are_slices=embeddings)
+        adapters = () if embeddings else CheckedAdapter.all_from(options.lora, self.file, self.shape)
+        slices = [AdapterFile(Path(path), self.file, self.shape) for path in options.lora] if embeddings else []
+        self.adapters = LoadedAdapters(adapters, slices or [adapter.file for adapter in adapters])
         sizes = llama.ContextSizes(
             self.context,
             kv,
@@ -83,7 +85,7 @@ class ModelRunner(Closing):
             sequences=options.sequences,
             outputs=min(options.outputs or options.sequences, batch),
             flash_attention=options.flash_attention,
-            adapter_row_bytes=self.adapters.row_bytes,
+            **adapter_sizes(self.adapters.files, self.shape.n_layers),
             contexts=options.groups if embeddings else 1,  # a model that is alone has no sums to wait for
             # Ranks have agreed on it (`shared_rollback`), whatever memory each has.
             rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.memory),
@@ -126,8 +128,7 @@ class ModelRunner(Closing):
                 self.path,
                 self.shape,
                 sizes,
-                adapters=self.adapters.paths,
-                adapter_bytes=self.adapters.memory_bytes(sizes.batch),
+                adapters=self.adapters.files,
                 threads=self.threads,
                 repack=options.repack,
                 on_gpu=options.gpu_layers,
@@ -139,9 +140,9 @@ class ModelRunner(Closing):
         return load_within(
             self.file,
             self.shape,
-            budget_of(options, options.memory, sizes, self.shape, self.adapters.n_bytes, embeddings=embeddings),
+            budget_of(options, options.memory, sizes, self.shape, embeddings=embeddings),
             sizes,
-            adapters=self.adapters.paths,
+            adapters=self.adapters.files,
             choose_batch=options.batch is None,
             threads=self.threads,
             repack=options.repack is not False,

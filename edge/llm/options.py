@@ -177,15 +177,14 @@ def budget_of(
     memory: int,
     sizes: llama.ContextSizes,
     shape: ModelShape,
-    adapters: int,
     *,
     embeddings: bool,
 ) -> BudgetOptions:
-    """Return the options of a budget of `memory` bytes, with what else it has to hold. adapters: bytes of theirs.
-    embeddings: batches bring hidden states."""
+    """Return the options of a budget of `memory` bytes, with what else it has to hold. embeddings: batches bring hidden
+    states."""
     prefix_bytes = held_bytes(shape) if options.prefixes else 0
     more_rows = max(0, sizes.outputs - sizes.sequences)
     reserved, draft_rows = options.reserved - options.draft_bytes, min(options.draft_rows, more_rows)
     more_logits = 0 if embeddings else more_rows
-    uses = OtherUses(reserved, prefix_bytes, more_logits, draft_rows, options.draft_bytes, adapters)
+    uses = OtherUses(reserved, prefix_bytes, more_logits, draft_rows, options.draft_bytes)
     return BudgetOptions(memory, options.window, options.io_threads, options.io_chunk, options.verify, uses)

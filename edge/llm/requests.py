@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.adapters.adapter import Adapter, Scales, namespace_with, scales_of
+from edge.adapters.adapter import Scales, scales_of
+from edge.adapters.file import CheckedAdapter, namespace_with
 from edge.errors import ContextFull, SamplingError
 from edge.llm.continuation import Continuation
 from edge.llm.interface import RemotePrompt, TextEngine
@@ -81,7 +82,7 @@ class Running:
     """A request that was added, and its answer."""
 
     def __init__(
-        self, number: int, request: Request, continuation: Continuation, adapters: Sequence[Adapter] = ()
+        self, number: int, request: Request, continuation: Continuation, adapters: Sequence[CheckedAdapter]
     ) -> None:
         """adapters: of the engine."""
         self.number, self.request, self.continuation = number, request, continuation
@@ -188,7 +189,7 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
     )
     try:
         continuation.follow(request.generated)
-    except SamplingError:
+        return Running(number, request, continuation, engine.adapters)
+    except BaseException:
         continuation.close()
         raise
-    return Running(number, request, continuation, engine.adapters)
