@@ -23,10 +23,11 @@ from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
 from edge.llama.predicting import HiddenListener, HiddenRows
 from edge.llama.thread_choice import ThreadChoice, worth_threads
-from edge.llm.options import DEFAULTS, EngineOptions, budget_of, resolve
+from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
 from edge.llm.states import States, held_bytes
+from edge.paging.budget import BudgetOptions, OtherUses
 from edge.paging.load import load_within
 from edge.paging.mapped import ModelInMemory, another_context, load_mapped
 from edge.paging.memory import MemoryNeed
@@ -140,7 +141,7 @@ class ModelRunner(Closing):
         return load_within(
             self.file,
             self.shape,
-            budget_of(options, options.memory, sizes, self.shape, embeddings=embeddings),
+            _budget(options, options.memory, sizes, self.shape, embeddings),
             sizes,
             adapters=self.adapters.files,
             choose_batch=options.batch is None,
@@ -362,6 +363,17 @@ def _check_sequences(n_sequences: int, *sequences: int) -> None:
 
 def _new_batch(file: GgufFile, n_embd: int, capacity: int) -> llama.Batch:
     return llama.Batch(capacity, n_embd, as_tokens=takes_tokens(file.architecture))
+
+
+def _budget(
+    options: EngineOptions, budget: int, sizes: llama.ContextSizes, shape: ModelShape, embeddings: bool
+) -> BudgetOptions:
+    """Options of a budget, with what else it has to hold."""
+    prefix_bytes = held_bytes(shape) if options.prefixes else 0
+    more_rows = max(0, sizes.outputs - sizes.sequences)
+    reserved, draft_rows = options.reserved - options.draft_bytes, min(options.draft_rows, more_rows)
+    uses = OtherUses(reserved, prefix_bytes, 0 if embeddings else more_rows, draft_rows, options.draft_bytes)
+    return BudgetOptions(budget, options.window, options.io_threads, options.io_chunk, options.verify, uses)
 
 
 def check_room(n: int, start: int, batch: int, context: int) -> None:

@@ -14,7 +14,7 @@ from edge.errors import ContextFull, SamplingError
 from edge.llm.continuation import Continuation
 from edge.llm.interface import RemotePrompt, TextEngine
 from edge.llm.sampler import SamplingParams
-from edge.llm.slot import Former, Slot, check_prompt, common_prefix
+from edge.llm.slot import Former, Slot, check_prompt, common_prefix, is_full
 from edge.thinking.tracker import Thinking
 
 _NO_LIMIT = 1 << 60
@@ -127,7 +127,7 @@ class Running:
     @property
     def fills_context(self) -> bool:
         """True if its next token has no room, however alone it is."""
-        return self.slot is not None and self.pending == 1 and len(self.tokens) > self.slot.engine.context
+        return self.slot is not None and self.pending == 1 and is_full(self.slot)
 
     def shift(self) -> bool:
         """Drop half of its tokens that need not stay, from its slot, too. False where none may be dropped."""

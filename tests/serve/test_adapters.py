@@ -160,7 +160,7 @@ def test_vectors_are_of_models_alone(url: str, path: str, body: dict[str, Any]) 
 
 
 def test_adapters_count_in_the_room_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose memory others are unloaded for."""
+    """Others are unloaded for all that it takes."""
     (tmp_path / "large.gguf").write_bytes(bytes(1 << 22))
     router = Router({"demo": EngineConfig(str(MODEL_PATH), {"lora": [str(tmp_path / "large.gguf")]})})
     idle: Any = SimpleNamespace(process=SimpleNamespace(busy=False))
