@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ from apps.show.answer import STOPPED, LoadedChat, answer, dropped_line, end_line
 from apps.show.answer_stream import AnswerStream
 from apps.show.prompt_line import KEYS, PromptLine
 from apps.show.table import print_columns
+from edge.adapters.adapter import parse_scale
 from edge.ending import signals_are_for_the_program
 from edge.errors import EdgeError, EngineError, Interrupted, WorkerError
 from edge.llama.interrupt import interrupt_stops
@@ -292,9 +292,13 @@ class _Talk:
 def _use_adapter(chat: Chat, text: str) -> None:
     """NAME SCALE changes an adapter's scale from the next answer on. All of them are shown, or how to say it."""
     name, _, scale = text.rpartition(" ")
-    notes = []
-    if name in chat.adapters and re.fullmatch(r"-?\d{1,5}(\.\d*)?", scale):
-        chat.adapters[name] = float(scale)
-    elif text:
-        notes = ["/lora NAME SCALE, such as 0.5, for one of these"]
+    notes, value = [], None
+    try:
+        value = parse_scale(scale, name) if name in chat.adapters else None
+        if value is not None:
+            chat.adapters[name] = value
+        elif text:
+            notes = ["/lora NAME SCALE, such as 0.5, for one of these"]
+    except EngineError as error:
+        notes = [str(error)]
     print_columns(("adapter", "scale"), [(name, f"{scale:g}") for name, scale in chat.adapters.items()], notes=notes)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
+import os
+import re
 import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge.errors import EngineError
 from partition.model.check_adapter import adapter_pairs
 from quant.gguf.file import GgufFile
 
-if TYPE_CHECKING:  # a server names adapters, and loads nothing of what computes
-    pass
-
-_MOST_SCALE = 1e6
-_READ_BYTES = 1 << 20
+MAX_SCALE = 1e6
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf|nan", re.IGNORECASE | re.ASCII)
 
 Scales = tuple[float, ...]
 """The scale of each adapter that a model was loaded with, in their order; empty: none is used."""
@@ -30,37 +26,20 @@ class Adapter:
     """A LoRA adapter that a model is loaded with."""
 
     path: Path
-    scale: float = 1.0  # for requests that do not say
+    scale: float  # for requests that do not say
 
     @classmethod
     def from_text(cls, text: str) -> Adapter:
-        """Return the adapter that FILE or FILE:SCALE names. EngineError for a scale that cannot be."""
-        name, colon, scale = text.rpartition(":")
-        try:
-            value = float(scale) if colon and name else None
-        except ValueError:  # the colon is part of the name
-            value = None
-        if value is None:
-            return cls(Path(text))
-        check_scale(value, text)
-        return cls(Path(name), value)
+        """Return the adapter that FILE or FILE:SCALE names; a file of the whole text comes first. EngineError for a
+        scale that cannot be."""
+        name, _, scale = text.rpartition(":")
+        value = parse_scale(scale, text) if name and not os.path.exists(text) else None
+        return cls(Path(text), 1.0) if value is None else cls(Path(name), value)
 
     @property
     def name(self) -> str:
         """The name that requests call it by: its file's, without the ending."""
         return self.path.stem
-
-    @cached_property
-    def digest(self) -> bytes:
-        """SHA-256 of the file. EngineError if it cannot be read."""
-        digest = hashlib.sha256()
-        try:
-            with self.path.open("rb") as file:
-                while data := file.read(_READ_BYTES):
-                    digest.update(data)
-            return digest.digest()
-        except OSError as error:
-            raise EngineError(f"the adapter {self.path} cannot be read: {error.strerror or error}") from error
 
 
 def adapters_from(texts: Sequence[str], other_names: Collection[str] = ()) -> tuple[Adapter, ...]:
@@ -92,11 +71,19 @@ def scales_by_name(adapters: Sequence[Adapter], scales: Mapping[str, float]) -> 
     return effective([scales.get(name, 0.0) for name in names])
 
 
+def parse_scale(text: str, of: str) -> float | None:
+    """Return the number that a text is; None for another text. EngineError for a scale that cannot be."""
+    if not _NUMBER.fullmatch(text):
+        return None
+    check_scale(float(text), of)
+    return float(text)
+
+
 def check_scale(scale: float, of: str) -> None:
     """Raise EngineError for a scale that is no number, or absurd."""
-    if not (math.isfinite(scale) and abs(scale) <= _MOST_SCALE):
+    if not (math.isfinite(scale) and abs(scale) <= MAX_SCALE):
         raise EngineError(
-            f"the scale of {of!r:.90} is {scale}, needed is a number from -{_MOST_SCALE:g} to {_MOST_SCALE:g}"
+            f"the scale of {of!r:.90} is {scale}, needed is a number from -{MAX_SCALE:g} to {MAX_SCALE:g}"
         )
 
 
@@ -116,11 +103,3 @@ def effective(scales: Sequence[float]) -> Scales:
     """Return scales as they are compared: 32-bit numbers, as llama.cpp has them, and none at all where all are 0."""
     rounded = struct.unpack(f"<{len(scales)}f", struct.pack(f"<{len(scales)}f", *scales))
     return rounded if any(rounded) else ()
-
-
-def namespace_with(namespace: str, adapters: Sequence[Adapter], scales: Scales) -> str:
-    """Return the namespace of keys and values that were computed with adapters: nothing else may share them."""
-    if not scales:
-        return namespace
-    used = [adapter.digest + struct.pack("<f", scale) for adapter, scale in zip(adapters, scales, strict=True) if scale]
-    return f"{namespace}\0{hashlib.sha256(b''.join(sorted(used))).hexdigest()}"

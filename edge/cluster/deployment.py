@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from devices.probe import default_threads
-from edge.adapters.adapter import adapters_from
-from edge.cluster.adapter_slices import AdapterSlices
+from edge.adapters.file import CheckedAdapter
 from edge.cluster.fleet import Fleet, device
+from edge.cluster.model_slices import FileSlice, ModelSlices
 from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room, groups_of, shared_rollback
 from edge.cluster.rank_group import DEADLINES, RankGroup
 from edge.cluster.session import EngineSession
@@ -29,7 +29,7 @@ from edge.parallel.grouped import GroupedEngine
 from edge.parallel.shard import Shard, load_shards
 from edge.parallel.topology import place
 from edge.prefixes.keys import owner_key
-from edge.slices.local import OwnSlices, rank_recipe
+from edge.slices.local import OwnSlices
 from edge.tasks import AggregateProgress, Progress, results
 from edge.worker.messages import options_message
 from partition.errors import PlanError
@@ -85,12 +85,13 @@ class Deployment(RankGroup):
         gives_up: bool = False,
         reserved: int = 0,
         leaves_at_once: bool = False,
+        adapters: Sequence[CheckedAdapter] | None = None,
     ) -> None:
         """Bring `plan` to life. `options` are for all ranks, but threads and GPU layers for this device alone.
         say: called, in a thread of its own, with words about a device that is waited for and stands still. vocabulary:
         of this model, where it is loaded already. gives_up: as RankGroup. reserved: bytes of this device's budget that
         something else takes. leaves_at_once: it is given up with a device that is about to end, as others can do all of
-        it.
+        it. adapters: those of the options, as they were checked before; None: as they are now.
 
         Where it fails, everything is unloaded again, and the first error raised: SliceError (the file is not the plan's
         model any more), PlanError (it never was), CannotSlice, NotEnoughMemory, NoRoom, WorkerError, or a
@@ -110,7 +111,7 @@ class Deployment(RankGroup):
         self._file, self._exchange, self._vocabulary = file, exchange, vocabulary
         self._prefix_key = owner_key(options.prefixes.key_folder) if options.prefixes else b""
         self.memory_bytes: dict[str, int] = {}  # of the other devices: what their ranks were granted
-        self._slices, self._reserved = OwnSlices(), reserved
+        self._own_slices, self._reserved, self._adapters = OwnSlices(), reserved, adapters
         try:
             self._start(options, progress)
         except BaseException:
@@ -137,7 +138,7 @@ class Deployment(RankGroup):
 
     def _start(self, options: EngineOptions, progress: Progress) -> None:
         plan, file, exchange = self.plan, self._file, self._exchange
-        digest = self._slices.model_digest(file.path)
+        digest = self._own_slices.model_digest(file.path)
         if plan.model_digest and digest != plan.model_digest:
             raise SliceError(
                 f"{file.path.name} has SHA-256 {digest[:12]}..., the plan is for {plan.model_digest[:12]}...: it has"
@@ -157,25 +158,28 @@ class Deployment(RankGroup):
             )
         options = replace(options, groups=groups, sequences=-(-sequences // groups))
         options = replace(options, context=resolve(options, shape)[0], batch=options.rows)  # the same for all ranks
-        cuts = {rank: cut for rank in range(plan.world_size) if (cut := plan.slice(rank)).layers}
-        recipes = {rank: rank_recipe(file, digest, cut) for rank, cut in cuts.items()}
-        adapters = adapters_from(options.lora)
-        self._adapters = AdapterSlices(adapters, file, cuts, self._slices)
-        check_room(self._fleet, [(plan, recipes)], shape, options, self._adapters.n_bytes)
+        adapters = self._adapters
+        if adapters is None:
+            adapters = CheckedAdapter.all_from(options.lora, file, shape)
+        self._slices = ModelSlices(file, digest, adapters, self._own_slices)
+        slices = {rank: self._slices.of(cut) for rank in range(plan.world_size) if (cut := plan.slice(rank)).layers}
+        check_room(self._fleet, [(plan, slices)], shape, options)
         # Ranks have to agree on it, whatever memory each has.
-        options = replace(options, rollback=shared_rollback(self._fleet, plan, recipes, file, shape, options))
-        total = AggregateProgress(progress, 3 * sum(recipe.n_bytes for recipe in recipes.values()), self._closing.check)
+        options = replace(options, rollback=shared_rollback(self._fleet, plan, slices, file, shape, options))
+        total = AggregateProgress(
+            progress, 3 * sum(model.recipe.n_bytes for model, *_ in slices.values()), self._closing.check
+        )
 
         pool = ThreadPoolExecutor(plan.world_size, "deploy")
         try:
-            own = pool.submit(self._load_here, recipes.get(0), options, total)
+            own = pool.submit(self._load_here, slices.get(0, []), options, total)
             ranks = range(1, plan.world_size)
-            opening = [pool.submit(self._open, rank, recipes[rank], total) for rank in ranks]
+            opening = [pool.submit(self._open, rank, slices[rank], total) for rank in ranks]
             named = results(opening, also_watched=(own,))
             threads = plan.shard(0).threads or options.threads or default_threads()
             group, relink, links = self._join(1 if plan.thin_owner else threads)
             loading = [
-                pool.submit(self._load, rank, digests, recipes[rank], options, total)
+                pool.submit(self._load, rank, digests, slices[rank][0].recipe, options, total)
                 for rank, digests in zip(ranks, named, strict=True)
             ]
             results(loading, also_watched=(own,))
@@ -197,9 +201,9 @@ class Deployment(RankGroup):
         self._closing.then(partial(self._end, group))
 
     def _load_here(
-        self, recipe: Recipe | None, options: EngineOptions, total: AggregateProgress
+        self, slices: Sequence[FileSlice], options: EngineOptions, total: AggregateProgress
     ) -> tuple[llama.Model, list[Shard]]:
-        """The vocabulary and rank 0's slice, in this process; recipe: None: it holds no layer. One after the other, as
+        """The vocabulary and rank 0's slices, in this process; none: it holds no layer. One after the other, as
         llama.cpp says what is wrong with a model for all of a process."""
         model = self._vocabulary
         if model is None:
@@ -209,16 +213,16 @@ class Deployment(RankGroup):
         here = place(0, self.plan.widths)
         if not here.last:
             own = replace(own, outputs=own.rows)
-        own = replace(own, lora=self._adapters.use(0, self._closing.enter))
-        if recipe is None:
+        own = replace(own, lora=tuple(str(self._slices.use(part, self._closing.enter)) for part in slices[1:]))
+        if not slices:
             shard = Shard(self._file.path, own, here, vocabulary=model)
             self._closing.then(shard.close)
             if options.prefixes is not None:
                 name_histories(shard.engine.states, self._prefix_key)
             return model, [shard]
-        digest = self._digest(recipe, total)
+        recipe, digest = slices[0].recipe, self._digest(slices[0], total)
         with total.part(recipe.n_bytes) as cut:
-            path = self._closing.enter(self._slices.use(recipe, self._file.path, digest, cut))
+            path = self._closing.enter(self._own_slices.use(recipe, self._file.path, digest, cut))
         if options.prefixes is not None:
             weights_bytes = held_bytes(ModelShape.from_gguf(GgufFile.open(path)))
             own = replace(own, reserved=own.reserved + weights_bytes)
@@ -236,19 +240,19 @@ class Deployment(RankGroup):
                 shard.engine.states.share(states)
         return model, shards
 
-    def _digest(self, recipe: Recipe, total: AggregateProgress) -> str:
+    def _digest(self, part: FileSlice, total: AggregateProgress) -> str:
         """A slice's name, for which it may have to be cut once."""
-        with total.part(recipe.n_bytes) as read:
-            return self._slices.digest(recipe, self._file.path, read)
+        with total.part(part.recipe.n_bytes) as read:
+            return self._slices.name(part, read)
 
-    def _open(self, rank: int, recipe: Recipe, total: AggregateProgress) -> list[str]:
+    def _open(self, rank: int, slices: Sequence[FileSlice], total: AggregateProgress) -> list[str]:
         """A rank's slice on its worker, with those of adapters, and its engine process: the digests of the slices."""
         part = self.plan.shard(rank)
         worker = self._fleet.workers[part.device]
-        digest = self._digest(recipe, total)
+        recipe, digest = slices[0].recipe, self._digest(slices[0], total)
         with self._named(rank), total.part(recipe.n_bytes) as sent:
             worker.send_slice(recipe, self._file.path, digest, sent)
-            adapters = self._adapters.send(rank, worker)
+            adapters = [self._slices.send(part, worker) for part in slices[1:]]
             self._open_session(rank, part.device, part.affinity)
         return [digest, *adapters]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from devices.probe import available_memory, own_rss
 from edge.cluster.fleet import Fleet, device
+from edge.cluster.model_slices import FileSlice, ModelSlices, adapter_bytes
 from edge.errors import NotEnoughMemory
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.snapshots import ROLLBACK_PART, affordable
@@ -14,8 +15,6 @@ from edge.paging.memory import MIB
 from partition.model.model import ModelShape
 from partition.plan.plan import LOCAL, Plan
 from partition.plan.tensor import kv_heads
-from partition.slices.gguf_slice import slice_recipe
-from partition.slices.recipe import Recipe
 from quant.gguf.file import GgufFile
 
 LEAST_PROCESS_BYTES = 64 << 20  # Python, numpy and llama.cpp take more before anything is loaded
@@ -23,25 +22,24 @@ LEAST_PROCESS_BYTES = 64 << 20  # Python, numpy and llama.cpp take more before a
 
 def check_room(
     fleet: Fleet,
-    placements: Iterable[tuple[Plan, Mapping[int, Recipe]]],
+    placements: Iterable[tuple[Plan, Mapping[int, Sequence[FileSlice]]]],
     shape: ModelShape,
     options: EngineOptions,
-    adapter_bytes: Callable[[int], int] = lambda rank: 0,
 ) -> None:
     """NotEnoughMemory names every device without room for the weights and KV cache of its ranks: need and have.
     placements: that are to run beside each other, each with the slices of its ranks, by rank; a thin owner has none.
-    adapter_bytes: of a rank's adapters, which stay in memory.
 
     Compute buffers come on top; what they take is known when a rank loads, and checked again then. A rank with a budget
-    pages the weights that do not fit, so its process is counted in their place.
+    pages the weights that do not fit, so its process is counted in their place; adapters stay in memory.
     """
     needs = []
-    for plan, recipes in placements:
+    for plan, slices in placements:
         for rank, address in enumerate(plan.devices):
             paged = _pages(fleet, plan, rank, options)
-            weights = recipes[rank].n_bytes if rank in recipes else 0
+            own = slices.get(rank, ())
+            weights = own[0].recipe.n_bytes if own else 0
             parts = {"runtime": LEAST_PROCESS_BYTES} if paged else {"weights": weights}
-            parts |= {"adapters": n_bytes} if (n_bytes := adapter_bytes(rank)) else {}
+            parts |= {"adapters": n_bytes} if (n_bytes := adapter_bytes(own)) else {}
             needs.append((address, {**parts, "KV cache": kv_bytes(plan, rank, shape, options)}))
     check_memory(
         fleet,
@@ -52,7 +50,12 @@ def check_room(
 
 
 def shared_rollback(
-    fleet: Fleet, plan: Plan, recipes: Mapping[int, Recipe], file: GgufFile, shape: ModelShape, options: EngineOptions
+    fleet: Fleet,
+    plan: Plan,
+    slices: Mapping[int, Sequence[FileSlice]],
+    file: GgufFile,
+    shape: ModelShape,
+    options: EngineOptions,
 ) -> int:
     """Rows that the recurrent layers of all ranks can be able to forget, at most those of the options: as many as every
     device has memory for, beside weights and KV cache. A thin owner has no state to forget rows of: none."""
@@ -65,7 +68,9 @@ def shared_rollback(
         have = (options.memory or available_memory()) if device(address) == LOCAL else fleet.memory_of(address)
         have = min([have, *(memory for rank in ranks if (memory := plan.shard(rank).memory) is not None)])
         used = sum(
-            kv_bytes(plan, rank, shape, options) + (0 if _pages(fleet, plan, rank, options) else recipes[rank].n_bytes)
+            kv_bytes(plan, rank, shape, options)
+            + adapter_bytes(slices[rank])
+            + (0 if _pages(fleet, plan, rank, options) else slices[rank][0].recipe.n_bytes)
             for rank in ranks
         )
         spare = max(0, have - used - LEAST_PROCESS_BYTES) // 2  # the other half is for compute buffers
@@ -75,21 +80,20 @@ def shared_rollback(
     return rollback
 
 
-def left_here(plan: Plan, file: GgufFile, digest: str, options: EngineOptions) -> int:
-    """Bytes of this device's memory, or of its budget, that a plan leaves, at most; below 0 where it pages. digest: of
-    the file."""
+def left_here(plan: Plan, slices: ModelSlices, options: EngineOptions) -> int:
+    """Bytes of this device's memory, or of its budget, that a plan leaves, at most; below 0 where it pages."""
     left = available_memory() if options.memory is None else options.memory - own_rss()
-    used = sum(held_here(placement, file, digest, options) for placement in plan.placements)
+    used = sum(held_here(placement, slices, options) for placement in plan.placements)
     return left - used - LEAST_PROCESS_BYTES  # of buffers, and what else comes with a model
 
 
-def held_here(plan: Plan, file: GgufFile, digest: str, options: EngineOptions) -> int:
-    """Bytes of weights and KV cache that a placement has on this device."""
-    shape, own = ModelShape.from_gguf(file), [rank for rank, device in enumerate(plan.devices) if device == LOCAL]
+def held_here(plan: Plan, slices: ModelSlices, options: EngineOptions) -> int:
+    """Bytes of weights, adapters and KV cache that a placement has on this device."""
+    shape = ModelShape.from_gguf(slices.file)
     return sum(
-        slice_recipe(file, digest, plan.slice(rank)).n_bytes + kv_bytes(plan, rank, shape, options)
-        for rank in own
-        if plan.slice(rank).layers
+        sum(part.recipe.n_bytes for part in own) + kv_bytes(plan, rank, shape, options)
+        for rank, own in slices.of_ranks(plan).items()
+        if plan.devices[rank] == LOCAL
     )
 
 

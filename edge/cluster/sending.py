@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from edge.cluster.fleet import Fleet
-from edge.slices.local import OwnSlices, rank_recipe
+from edge.cluster.model_slices import ModelSlices
 from edge.tasks import Progress
 from partition.plan.plan import Plan
-from quant.gguf.file import GgufFile
 
 
-def send_ahead(fleet: Fleet, plan: Plan, file: GgufFile, model_digest: str, check: Progress) -> None:
+def send_ahead(fleet: Fleet, plan: Plan, slices: ModelSlices, check: Progress) -> None:
     """Bring the slices of a plan to its workers, where they are not yet.
 
     check: called on the way; what it raises ends it, and what is there by then need not be sent again. Else the errors
-    of `OwnSlices.digest` and `Remote.send_slice`.
+    of `ModelSlices.of`, `ModelSlices.name` and `Remote.send_slice`.
     """
-    own = OwnSlices()
     for placement in plan.placements:
-        for rank, address in enumerate(placement.devices):
-            if rank:
-                recipe = rank_recipe(file, model_digest, placement.slice(rank))
-                digest = own.digest(recipe, file.path, check)
-                fleet.workers[address].send_slice(recipe, file.path, digest, check)
+        for rank, parts in slices.of_ranks(placement).items():
+            for part in parts if rank else ():
+                digest = slices.name(part, check)
+                fleet.workers[placement.devices[rank]].send_slice(part.recipe, part.path, digest, check)

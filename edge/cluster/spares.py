@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from edge.cluster.lost import listed
+from edge.cluster.model_slices import ModelSlices
 from edge.errors import EdgeError
-from edge.slices.local import rank_recipe
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Plan, Sizes, Slice
 from partition.slices.recipe import Recipe
-from quant.gguf.file import GgufFile
 from quant.text import bytes_text, counted
 
 MOST_CASES = 64  # of losses that are prepared for
@@ -28,6 +28,7 @@ class StandbySlice:
 
     address: str
     cut: Slice
+    path: Path  # of the model, or of an adapter
     recipe: Recipe
 
     def describe(self, sizes: Sizes) -> str:
@@ -59,11 +60,9 @@ class Room:
 class Spares:
     """Prepares for losses of a plan's devices."""
 
-    def __init__(self, plan: Plan, addresses: Sequence[str], planned: Planned, file: GgufFile, digest: str) -> None:
-        """addresses: of all workers, as `plan` and those of `planned` write them. digest: of the file."""
-        self._plan, self._addresses, self._planned = plan, addresses, planned
-        self._file, self._digest = file, digest
-        self._recipes: dict[Slice, Recipe] = {}
+    def __init__(self, plan: Plan, addresses: Sequence[str], planned: Planned, slices: ModelSlices) -> None:
+        """addresses: of all workers, as `plan` and those of `planned` write them. slices: of the model."""
+        self._plan, self._addresses, self._planned, self._slices = plan, addresses, planned, slices
 
     def after(self, losses: int) -> Spare:
         """For so many losses. PlanError for more than there are workers, or than MOST_CASES plans cover."""
@@ -77,7 +76,7 @@ class Spares:
             cases.after(self._plan, frozenset())
         there = _parts(self._plan)
         lacking = dict.fromkeys(part for plan in cases.plans.values() for part in _parts(plan) if part not in there)
-        standby = (StandbySlice(address, cut, self._recipe(cut)) for address, cut in lacking)
+        standby = (StandbySlice(address, cut, *part) for address, cut in lacking for part in self._slices.of(cut))
         return Spare(losses, cases.plans, tuple(standby), tuple(cases.missing))
 
     def most(self, room: Room, mirror_bytes: int) -> tuple[Spare, str]:
@@ -106,18 +105,13 @@ class Spares:
                 f"a copy of keys and values takes {bytes_text(mirror_bytes)} of this device's memory, and its plans"
                 f" leave {bytes_text(max(0, left))}"
             )
-        running = [(address, self._recipe(cut)) for address, cut in _parts(self._plan)]
+        running = [(address, part.recipe) for address, cut in _parts(self._plan) for part in self._slices.of(cut)]
         for address, limit in room.disk.items():
             slices = [*running, *((standby.address, standby.recipe) for standby in spare.standby)]
             need = sum(recipe.n_bytes for at, recipe in slices if at == address)
             if need > limit:
                 return f"slices take {bytes_text(need)} on {address}, which keeps {bytes_text(limit)}"
         return ""
-
-    def _recipe(self, cut: Slice) -> Recipe:
-        if cut not in self._recipes:
-            self._recipes[cut] = rank_recipe(self._file, self._digest, cut)
-        return self._recipes[cut]
 
 
 class _Cases:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge.cluster.fleet import Fleet, device
+from edge.cluster.model_slices import FileSlice, ModelSlices
 from edge.cluster.spares import AUTO, Room, Spares, StandbySlice
 from edge.errors import EdgeError
 from edge.parallel.mirror import SHARE, Mirror, not_copied
@@ -15,7 +16,6 @@ from edge.slices.local import CACHE_BYTES, OwnSlices
 from edge.tasks import AggregateProgress, ShowStep, Steps
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Sizes
-from quant.gguf.file import GgufFile
 from quant.text import bytes_text, counted
 
 
@@ -70,7 +70,7 @@ def stand_by(
     mirror: Mirror | str,
     room: Room,
     fleet: Fleet,
-    file: GgufFile,
+    slices: ModelSlices,
     sizes: Sizes,
     steps: Steps,
 ) -> Standby | None:
@@ -95,7 +95,7 @@ def stand_by(
         standby.missing.append(not_copied(mirror))
     standby.missing += spare.missing
     with steps.step("Preparing for a loss") as show:
-        keep_slices(fleet, file, spare.standby, sizes, standby, show)
+        keep_slices(fleet, slices, spare.standby, sizes, standby, show)
     for line in standby.lines():
         steps.say(line)
     return standby
@@ -108,26 +108,34 @@ def slices_limits(fleet: Fleet | None) -> dict[str, int]:
 
 
 def keep_slices(
-    fleet: Fleet, file: GgufFile, standby_slices: Sequence[StandbySlice], sizes: Sizes, standby: Standby, show: ShowStep
+    fleet: Fleet,
+    slices: ModelSlices,
+    standby_slices: Sequence[StandbySlice],
+    sizes: Sizes,
+    standby: Standby,
+    show: ShowStep,
 ) -> None:
     """See that slices are on the devices of a fleet, and note in `standby` what they take, and what cannot be there."""
     workers = {device(address): worker for address, worker in fleet.workers.items()}
     own = OwnSlices()
     total = AggregateProgress(show, sum(slice_.recipe.n_bytes for slice_ in standby_slices), lambda: None)
-    slices = defaultdict(list)
+    described = defaultdict[str, list[str]](list)
     for slice_ in standby_slices:
         name = "this device" if slice_.address == LOCAL else workers[slice_.address].label
-        recipe = slice_.recipe
+        part = FileSlice(slice_.path, slice_.recipe)
+        path, recipe = part
         try:
             with total.part(recipe.n_bytes) as sent:
-                named = own.digest(recipe, file.path)
+                named = slices.name(part)
                 if slice_.address == LOCAL:
-                    with own.use(recipe, file.path, named, sent):
+                    with own.use(recipe, path, named, sent):
                         pass  # it is kept
                 else:
-                    workers[slice_.address].send_slice(recipe, file.path, named, sent)
+                    workers[slice_.address].send_slice(recipe, path, named, sent)
             standby.slice_bytes[name] = standby.slice_bytes.get(name, 0) + recipe.n_bytes
-            slices[name].append(slice_.describe(sizes))
+            described[name].append(slice_.describe(sizes))
         except EdgeError as error:
             standby.missing.append(f"a slice is not kept on {name}: {error}")
-    standby.slices |= slices
+    standby.slices |= {
+        name: list(dict.fromkeys(lines)) for name, lines in described.items()
+    }  # one of adapters is like it

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from devices.busy import LostTimeMeter
 from devices.probe import available_memory
+from edge.adapters.file import CheckedAdapter
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
 from edge.cluster.failures import is_loss
 from edge.cluster.fleet import Fleet, by_device
 from edge.cluster.lost import listed, lost_words
+from edge.cluster.model_slices import ModelSlices, adapter_bytes
 from edge.cluster.preflight import check_room, held_here, left_here
 from edge.cluster.rank_group import RankGroup
 from edge.cluster.sending import send_ahead
@@ -35,7 +37,7 @@ from edge.parallel.moving import movable
 from edge.parallel.prefiller import PrefillPlacement
 from edge.parallel.replacements import ReplaceableEngine, Replacements
 from edge.planning.choice import PlanChoice
-from edge.slices.local import OwnSlices, rank_recipe
+from edge.slices.local import OwnSlices
 from edge.survey.cluster import Cluster
 from edge.survey.joining import FindWorkers, Newcomers
 from edge.tasks import SILENT, Progress, Steps
@@ -147,7 +149,10 @@ class LlmBuilding(Building[Plan, TextEngine]):
         self, file: GgufFile, digest: str, options: EngineOptions, exchange: Exchange, say: Callable[[str], None]
     ) -> None:
         """digest: of the file. say: called with words about a device that is waited for."""
-        self._file, self._digest, self._options, self._exchange = file, digest, options, exchange
+        self._file, self._options, self._exchange = file, options, exchange
+        # Whatever is loaded later has the adapters of now.
+        adapters = CheckedAdapter.all_from(options.lora, file, ModelShape.from_gguf(file))
+        self._slices = ModelSlices(file, digest, adapters)
         self._say = say
         self._vocabulary = llama.Model(file.path, vocabulary_only=True)
         self._mirror: Mirror | None = None
@@ -175,16 +180,19 @@ class LlmBuilding(Building[Plan, TextEngine]):
         self, losses: int | str, plan: Plan, replanner: Replanner, fleet: Fleet, steps: Steps
     ) -> Standby | None:
         """Prepare for losses of devices, as `edge.cluster.standby.stand_by` does."""
-        spares = Spares(plan, replanner.addresses, replanner.plan, self._file, self._digest)
+        spares = Spares(plan, replanner.addresses, replanner.plan, self._slices)
         mirror = mirror_of(self._file, self._options, self._vocabulary, self._options.memory or plan.shard(0).memory)
 
         def left(plan: Plan) -> int:
-            predicted = replanner.left_here(plan)
-            left = left_here(plan, self._file, self._digest, self._options) if predicted is None else predicted
+            left = replanner.left_here(plan)
+            if left is None:
+                left = left_here(plan, self._slices, self._options)
+            else:  # a prediction knows no adapters
+                left -= adapter_bytes(self._slices.of_ranks(plan).get(0, ()))
             return left - self._options.reserved
 
         room = Room(left, slices_limits(fleet))
-        standby = stand_by(losses, spares, mirror, room, fleet, self._file, plan.sizes, steps)
+        standby = stand_by(losses, spares, mirror, room, fleet, self._slices, plan.sizes, steps)
         self._mirror = standby.mirror if standby else None
         return standby
 
@@ -223,7 +231,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
         if fleet is None or not others:
             return self._load_placement(fleet, own, self._options, life, steps)
         self._check_room(fleet, plan)
-        used = held_here(others[0], self._file, self._digest, self._options)
+        used = held_here(others[0], self._slices, self._options)
         engine, ranks = self._load_placement(fleet, own, self._options, life, steps, used)
         engine.states.prefiller = self._prefill_placement(fleet, plan, engine, life, steps)
         return engine, ranks
@@ -241,6 +249,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
     ) -> tuple[TextEngine, Deployment | None]:
         """Return the engine of one placement. reserved: bytes of this device's budget that the other one takes.
         leaves_at_once: as of `Deployment`."""
+        self._slices.check_unchanged()
         if fleet is None or plan.world_size == 1:
             options = replace(options, reserved=options.reserved + reserved)
             return life.enter_context(alone(self._file.path, options, plan, steps, pages=True)), None
@@ -257,6 +266,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
                 gives_up=True,
                 reserved=reserved + (self._mirror.max_bytes if self._mirror else 0),
                 leaves_at_once=leaves_at_once,
+                adapters=self._slices.adapters,
             )
         return life.enter_context(deployment).engine, deployment
 
@@ -283,17 +293,9 @@ class LlmBuilding(Building[Plan, TextEngine]):
 
     def _check_room(self, fleet: Fleet, plan: Plan) -> None:
         """NotEnoughMemory where devices have no room for both placements."""
-        recipes = [
-            {
-                rank: rank_recipe(self._file, self._digest, placement.slice(rank))
-                for rank in range(placement.world_size)
-                if placement.slice(rank).layers
-            }
-            for placement in plan.placements
-        ]
-        pairs = zip(plan.placements, recipes, strict=True)
+        pairs = [(placement, self._slices.of_ranks(placement)) for placement in plan.placements]
         check_room(fleet, pairs, ModelShape.from_gguf(self._file), self._options)
 
     def send_ahead(self, fleet: Fleet, plan: Plan, check: Progress) -> None:
         """As `Building.send_ahead`."""
-        send_ahead(fleet, plan, self._file, self._digest, check)
+        send_ahead(fleet, plan, self._slices, check)

@@ -257,6 +257,7 @@ class ContextSizes:
     flash_attention: str = "auto"
     contexts: int = 1  # of these sizes, over one model
     predicts: bool = False  # it computes the first of the model's `predictors`, and no other layer
+    adapter_bytes: tuple[int, ...] = ()  # of their matrices by layer, and of those in none
     adapter_row_bytes: int = 0  # that a row of a decode takes for what adapters compute, beside what llama.cpp says
     rollback: int = 0  # rows at the end of a decode that recurrent layers can forget, where llama.cpp can for a model
 
@@ -357,9 +358,9 @@ class Context(Sequences):
         active = [i for i, scale in enumerate(scales) if scale]
         n = len(active)
         adapters = (L.llama_adapter_lora_p_ctypes * n)(*(self.model.adapters[i] for i in active))
+        self.active_adapters = tuple(active)
         if L.llama_set_adapters_lora(self._handle, adapters, n, (C.c_float * n)(*(scales[i] for i in active))):
             raise EngineError(f"llama.cpp cannot use these adapters: {_why()}")
-        self.active_adapters = tuple(active)
 
     def wait(self) -> None:
         """Wait until what was decoded is computed: a GPU computes asynchronously."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.adapters.adapter import Scales
+from edge.adapters.file import AdapterFile, CheckedAdapter, adapter_sizes
 from edge.adapters.loaded import LoadedAdapters
 from edge.closing import Closing
 from edge.constraints.constraint import Mask
@@ -22,10 +23,11 @@ from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
 from edge.llama.predicting import HiddenListener, HiddenRows
 from edge.llama.thread_choice import ThreadChoice, worth_threads
-from edge.llm.options import DEFAULTS, EngineOptions, budget_of, resolve
+from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
 from edge.llm.states import States, held_bytes
+from edge.paging.budget import BudgetOptions, OtherUses
 from edge.paging.load import load_within
 from edge.paging.mapped import ModelInMemory, another_context, load_mapped
 from edge.paging.memory import MemoryNeed
@@ -74,8 +76,9 @@ class ModelRunner(Closing):
             self._choice = ThreadChoice(self.threads) if options.follows_load else None
         batch = min(options.rows, self.context)
         options.check_sequences(batch)
-        experts_used = self.shape.n_experts_used
-        self.adapters = LoadedAdapters(options.lora, self.file, experts_used, are_slices=embeddings)
+        adapters = () if embeddings else CheckedAdapter.all_from(options.lora, self.file, self.shape)
+        slices = [AdapterFile(Path(path), self.file, self.shape) for path in options.lora] if embeddings else []
+        self.adapters = LoadedAdapters(adapters, slices or [adapter.file for adapter in adapters])
         sizes = llama.ContextSizes(
             self.context,
             kv,
@@ -83,7 +86,7 @@ class ModelRunner(Closing):
             sequences=options.sequences,
             outputs=min(options.outputs or options.sequences, batch),
             flash_attention=options.flash_attention,
-            adapter_row_bytes=self.adapters.row_bytes,
+            **adapter_sizes(self.adapters.files, self.shape.n_layers),
             contexts=options.groups if embeddings else 1,  # a model that is alone has no sums to wait for
             # Ranks have agreed on it (`shared_rollback`), whatever memory each has.
             rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.memory),
@@ -126,8 +129,7 @@ class ModelRunner(Closing):
                 self.path,
                 self.shape,
                 sizes,
-                adapters=self.adapters.paths,
-                adapter_bytes=self.adapters.memory_bytes(sizes.batch),
+                adapters=self.adapters.files,
                 threads=self.threads,
                 repack=options.repack,
                 on_gpu=options.gpu_layers,
@@ -139,9 +141,9 @@ class ModelRunner(Closing):
         return load_within(
             self.file,
             self.shape,
-            budget_of(options, options.memory, sizes, self.shape, self.adapters.n_bytes, embeddings=embeddings),
+            _budget(options, options.memory, sizes, self.shape, embeddings),
             sizes,
-            adapters=self.adapters.paths,
+            adapters=self.adapters.files,
             choose_batch=options.batch is None,
             threads=self.threads,
             repack=options.repack is not False,
@@ -361,6 +363,17 @@ def _check_sequences(n_sequences: int, *sequences: int) -> None:
 
 def _new_batch(file: GgufFile, n_embd: int, capacity: int) -> llama.Batch:
     return llama.Batch(capacity, n_embd, as_tokens=takes_tokens(file.architecture))
+
+
+def _budget(
+    options: EngineOptions, budget: int, sizes: llama.ContextSizes, shape: ModelShape, embeddings: bool
+) -> BudgetOptions:
+    """Options of a budget, with what else it has to hold."""
+    prefix_bytes = held_bytes(shape) if options.prefixes else 0
+    more_rows = max(0, sizes.outputs - sizes.sequences)
+    reserved, draft_rows = options.reserved - options.draft_bytes, min(options.draft_rows, more_rows)
+    uses = OtherUses(reserved, prefix_bytes, 0 if embeddings else more_rows, draft_rows, options.draft_bytes)
+    return BudgetOptions(budget, options.window, options.io_threads, options.io_chunk, options.verify, uses)
 
 
 def check_room(n: int, start: int, batch: int, context: int) -> None:

@@ -29,7 +29,7 @@ from edge.errors import EdgeError, SamplingError
 from edge.llm.interface import Drafter, TextEngine, VerifyResult
 from edge.llm.requests import Event, Running, token_logprobs
 from edge.llm.sampler import LogitsRequest
-from edge.llm.slot import Slot
+from edge.llm.slot import Slot, is_full
 from edge.llm.step_budget import StepBudget
 from edge.thinking.splitter import Split
 
@@ -177,8 +177,8 @@ class InFlight:
         """The next window of a request, of at most so many rows; none, where nothing can be behind those in flight."""
         assert running.slot is not None
         behind = [token for rows in self.rows_of(running) for token in rows.tokens]
-        left, is_full = running.left - len(behind), len(running.slot.tokens) >= running.slot.engine.context
-        if behind and (left <= 0 or is_full):
+        left = running.left - len(behind)
+        if behind and (left <= 0 or is_full(running.slot)):
             return Rows(running, [], 0)
         first, assumed = ([], behind[1:]) if behind else (running.tokens[-1:], [])
         tokens = [*drafter.draft(running, first, room(running, min(n_rows, left)), assumed)]

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.adapters.adapter import Adapter, Scales
+from edge.adapters.adapter import Scales
+from edge.adapters.file import CheckedAdapter
 from edge.constraints.constraint import Mask
 from edge.llama.llama import Model
 from edge.llama.predicting import HiddenListener
@@ -108,7 +109,7 @@ class TextEngine(Protocol):
         """The model's sizes."""
 
     @property
-    def adapters(self) -> Sequence[Adapter]:
+    def adapters(self) -> Sequence[CheckedAdapter]:
         """The LoRA adapters that it was loaded with."""
 
     @property

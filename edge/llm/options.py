@@ -10,8 +10,7 @@ from devices.paths import state_folder
 from devices.probe import default_threads
 from edge.errors import EngineError
 from edge.llama import llama
-from edge.llm.states import held_bytes
-from edge.paging.budget import BudgetOptions, OtherUses, context_within
+from edge.paging.budget import context_within
 from edge.prefixes.store import DEFAULT_BYTES, default_folder
 from partition.model.model import ModelShape
 from quant.errors import UnknownTypeError
@@ -170,22 +169,3 @@ def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, Tensor
         if options.memory is not None:
             context = context_within(shape, kv, context, options.memory)
     return context, options.threads or default_threads(), kv
-
-
-def budget_of(
-    options: EngineOptions,
-    memory: int,
-    sizes: llama.ContextSizes,
-    shape: ModelShape,
-    adapters: int,
-    *,
-    embeddings: bool,
-) -> BudgetOptions:
-    """Return the options of a budget of `memory` bytes, with what else it has to hold. adapters: bytes of theirs.
-    embeddings: batches bring hidden states."""
-    prefix_bytes = held_bytes(shape) if options.prefixes else 0
-    more_rows = max(0, sizes.outputs - sizes.sequences)
-    reserved, draft_rows = options.reserved - options.draft_bytes, min(options.draft_rows, more_rows)
-    more_logits = 0 if embeddings else more_rows
-    uses = OtherUses(reserved, prefix_bytes, more_logits, draft_rows, options.draft_bytes, adapters)
-    return BudgetOptions(memory, options.window, options.io_threads, options.io_chunk, options.verify, uses)

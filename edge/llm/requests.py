@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.adapters.adapter import Adapter, Scales, namespace_with, scales_of
+from edge.adapters.adapter import Scales, scales_of
+from edge.adapters.file import CheckedAdapter, namespace_with
 from edge.errors import ContextFull, SamplingError
 from edge.llm.continuation import Continuation
 from edge.llm.interface import RemotePrompt, TextEngine
 from edge.llm.sampler import SamplingParams
-from edge.llm.slot import Former, Slot, check_prompt, common_prefix
+from edge.llm.slot import Former, Slot, check_prompt, common_prefix, is_full
 from edge.thinking.tracker import Thinking
 
 _NO_LIMIT = 1 << 60
@@ -81,7 +82,7 @@ class Running:
     """A request that was added, and its answer."""
 
     def __init__(
-        self, number: int, request: Request, continuation: Continuation, adapters: Sequence[Adapter] = ()
+        self, number: int, request: Request, continuation: Continuation, adapters: Sequence[CheckedAdapter]
     ) -> None:
         """adapters: of the engine."""
         self.number, self.request, self.continuation = number, request, continuation
@@ -126,7 +127,7 @@ class Running:
     @property
     def fills_context(self) -> bool:
         """True if its next token has no room, however alone it is."""
-        return self.slot is not None and self.pending == 1 and len(self.tokens) > self.slot.engine.context
+        return self.slot is not None and self.pending == 1 and is_full(self.slot)
 
     def shift(self) -> bool:
         """Drop half of its tokens that need not stay, from its slot, too. False where none may be dropped."""
@@ -188,7 +189,7 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
     )
     try:
         continuation.follow(request.generated)
-    except SamplingError:
+        return Running(number, request, continuation, engine.adapters)
+    except BaseException:
         continuation.close()
         raise
-    return Running(number, request, continuation, engine.adapters)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from edge.closing import Closing
@@ -241,7 +241,8 @@ class Scheduler(Closing):
         if not self._ready or len(self._in_flight.awaited) >= self._in_flight.most:
             return False
         ready = self._ready if self.engine.contexts == 1 else self._in_flight.of_free_group(self._ready)
-        chosen = self._budget.choose(self._of_one_set(ready), self._in_flight.n_requests, self.engine.chunk)
+        same, others = self._of_one_set(ready)
+        chosen = self._budget.choose(same, self._in_flight.n_requests, self.engine.chunk, others)
         while not self.slots.make_room(sum(n_rows for _, n_rows in chosen)):
             self._preempt(chosen)
         if not chosen:
@@ -257,16 +258,17 @@ class Scheduler(Closing):
             running.tell_prefill()
         return True
 
-    def _of_one_set(self, ready: Collection[Running]) -> list[Running]:
-        """Return those of the requests that have the adapters of the first: a pass computes with one set of them. They
-        are the last ones for the next pass, so that sets take turns."""
+    def _of_one_set(self, ready: Iterable[Running]) -> tuple[list[Running], list[Running]]:
+        """Return those of the requests that have the adapters of the first, and the others: a pass computes with one
+        set of adapters. The first are the last ones for the next pass, so that sets take turns."""
         adapters = next((running.adapters for running in ready), ())
         same = [running for running in ready if running.adapters == adapters]
-        if len(same) < len(ready):
+        others = [running for running in ready if running.adapters != adapters]
+        if others:
             for running in same:
                 self._ready.remove(running)
             self._ready.extend(same)
-        return same
+        return same, others
 
     def _preempt(self, chosen: list[tuple[Running, int]]) -> None:
         """Let the request that was admitted last wait again: those before it need its place."""

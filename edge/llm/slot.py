@@ -288,6 +288,11 @@ class GreedyDrafter:
         return draft
 
 
+def is_full(slot: Slot) -> bool:
+    """True if no further token fits."""
+    return len(slot.tokens) >= slot.engine.context
+
+
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return how many tokens two histories begin with alike."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -106,7 +106,7 @@ class Slots:
         history: Sequence[int],
         namespace: str = "",
         *,
-        adapters: Scales | None = None,
+        adapters: Scales,
         in_place: bool = False,
         former: Former | None = None,
     ) -> Slot:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from edge.adapters.adapter import Scales
 from edge.llm.requests import Running
 
 STEP_S = 0.25  # that a step with prompt tokens may take: a reader hardly sees a pause of that
@@ -122,6 +123,7 @@ class Prompt(Protocol):
     """A request whose next tokens can be submitted."""
 
     number: int  # the oldest has the least
+    adapters: Scales
     to_prefill: int  # tokens that had to be computed when it was admitted
     added_at: float  # by the clock of the budget
 
@@ -154,6 +156,7 @@ class StepBudget:
         self._targets, self.turns = targets, turns
         self._rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows a second
         self.rows = min(FIRST_ROWS, most_rows)  # that take STEP_S
+        self._others_wait = False  # for the last step that was chosen
 
     def prompt_rows(self, answers: int, waiting: float = 1.0) -> int:
         """Rows for prompts in a step that has so many answers. waiting: prompts that are being computed for each answer
@@ -165,15 +168,22 @@ class StepBudget:
         return max(fitting, -(-(answers + LEAST_ROWS) // TILE_ROWS)) * TILE_ROWS - answers
 
     def choose(
-        self, ready: Iterable[AnyPrompt], in_flight: int, chunk: Callable[[int], int]
+        self,
+        ready: Iterable[AnyPrompt],
+        in_flight: int,
+        chunk: Callable[[int], int],
+        others: Collection[AnyPrompt] = (),
     ) -> list[tuple[AnyPrompt, int]]:
         """Choose the requests whose rows the next step has, and how many of each: the next token of a group of answers,
-        and tokens of prompts beside them. in_flight: requests that wait for logits. chunk: as `TextEngine.chunk`."""
+        and tokens of prompts beside them. in_flight: requests that wait for logits. chunk: as `TextEngine.chunk`.
+        others: requests that wait for this step, but cannot be in it."""
         answering: list[AnyPrompt] = []
         prefilling: list[AnyPrompt] = []
         for request in ready:
             (answering if request.pending == 1 else prefilling).append(request)
-        in_all = len(answering) + in_flight
+        self._others_wait = bool(others)
+        waiting = [other for other in others if other.pending > 1]
+        in_all = len(answering) + in_flight + len(others) - len(waiting)
         group = answering[: -(-in_all // self.groups)]
         chosen = [(request, 1) for request in group]
         if not prefilling:
@@ -182,18 +192,20 @@ class StepBudget:
         if not in_all:
             most = chunk(longest)
         elif self._targets is None:
-            most = self.prompt_rows(len(group), len(prefilling) / in_all)
+            most = self.prompt_rows(len(group), len(prefilling + waiting) / in_all)
         else:
-            most = self._within_targets(self._targets, len(group), in_all, prefilling)
+            sets = 1 + len({other.adapters for other in waiting})  # each has a step between two tokens of an answer
+            turns = sets * min(self.turns, in_all)
+            most = self._within_targets(self._targets, len(group), turns, prefilling + waiting)
         return chosen + parts(prefilling, min(self._most_rows - len(group), most))
 
     def _within_targets(
-        self, targets: LatencyTargets, answers: int, in_all: int, prefilling: Iterable[AnyPrompt]
+        self, targets: LatencyTargets, answers: int, turns: int, prefilling: Iterable[AnyPrompt]
     ) -> int:
-        """Rows for prompts in a step that has so many answers of all: whole tiles, where these fit."""
+        """Rows for prompts in a step that has so many answers, one of `turns`: whole tiles, where these fit."""
         now = self.clock()
         waits = [Wait(prompt.pending, now - prompt.added_at) for prompt in prefilling if not prompt.answer]
-        rows = max(LEAST_ROWS, targets.rows(waits) // min(self.turns, in_all))
+        rows = max(LEAST_ROWS, targets.rows(waits) // turns)
         in_tiles = (answers + rows) // TILE_ROWS * TILE_ROWS - answers
         return in_tiles if in_tiles >= LEAST_ROWS else rows
 
@@ -212,7 +224,7 @@ class StepBudget:
 
     def took(self, rows: int, prompt_rows: int, took_s: float) -> None:
         """Note what such a step took."""
-        if LEAST_ROWS <= prompt_rows < rows and took_s > 0:
+        if prompt_rows >= LEAST_ROWS and (prompt_rows < rows or self._others_wait) and took_s > 0:
             self._rates.append(rows / took_s)
             self.rows = int(max(self._rates) * STEP_S)
 

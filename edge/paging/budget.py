@@ -44,14 +44,12 @@ class OtherUses:
     more_rows: int = 0  # rows with logits beside one a sequence: their logits are copied when they are collected
     draft_rows: int = 0  # of these, those that only check drafts
     draft_model: int = 0  # bytes, of a model that drafts
-    adapters: int = 0  # bytes, which stay in memory
 
     def parts(self, n_vocab: int) -> dict[str, int]:
         """Bytes by part."""
         named = {
             "results": self.results,
             "draft model": self.draft_model,
-            "adapters": self.adapters,
             "prefix cache": self.prefix_cache,
             "logits": 4 * n_vocab * self.more_rows,
         }
@@ -110,6 +108,8 @@ def plan_budget(
     budget, used = options.memory, shape.n_experts_used
     give_back_memory()  # up to 100 MiB after a model was closed, which would count as used
     outside = {"runtime": _runtime(budget, model.n_vocab * sizes.sequences), **options.uses.parts(model.n_vocab)}
+    if sizes.adapter_bytes:  # they stay in memory
+        outside["adapters"] = sum(sizes.adapter_bytes)
     at_once = used * max(2, sizes.sequences)  # experts of each sequence, or of one and of the next layer
     read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
     smallest = replace(sizes, batch=max(min(_BATCHES[0], sizes.batch), sizes.outputs)) if choose_batch else sizes

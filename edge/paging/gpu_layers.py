@@ -141,18 +141,19 @@ def fastest(times: Times) -> int:
 
 def layer_sizes(shape: ModelShape, sizes: ContextSizes) -> list[int]:
     """Bytes of what goes to a GPU, in the order in which it does: the head, then layers from the last one on, each with
-    its keys and values."""
+    its adapters, keys and values."""
+    *adapters, of_head = sizes.adapter_bytes or (shape.n_layers + 1) * (0,)
     layers = [
-        shape.layer_bytes[layer] + shape.kv_layer_bytes(layer, sizes.context, sizes.kv, sizes.kv)
-        for layer in range(shape.n_layers)
+        shape.layer_bytes[layer] + n_bytes + shape.kv_layer_bytes(layer, sizes.context, sizes.kv, sizes.kv)
+        for layer, n_bytes in enumerate(adapters)
     ]
-    return [shape.head_bytes, *reversed(layers)]
+    return [shape.head_bytes + of_head, *reversed(layers)]
 
 
 def _context_buffers(path: Path, sizes: ContextSizes) -> int:
     """Bytes that llama.cpp says it takes for a context, beside the cache, by a dry run."""
     parts = memory.context_parts(memory.dry_run(path, sizes)[1])
-    return parts["compute buffers"] + parts["output buffer"]
+    return parts["compute buffers"] + parts["output buffer"] + sizes.batch * sizes.adapter_row_bytes
 
 
 def _time_token(

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from devices.files import removed_at_end
+from edge.adapters.file import AdapterFile
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.buffers import CallerBuffer
@@ -44,7 +45,7 @@ def load_within(
     options: BudgetOptions,
     sizes: ContextSizes,
     *,
-    adapters: Sequence[Path] = (),
+    adapters: Sequence[AdapterFile] = (),
     choose_batch: bool,
     threads: int,
     repack: bool,
@@ -67,7 +68,7 @@ def load_within(
     try:
         check_generates_text(model, file.path)
         for adapter in adapters:
-            model.load_adapter(adapter)
+            adapter.load(model)
         for path in file.paths:
             opened[path] = DirectFile(path, *file.stamp(path))
             files.append(opened[path])

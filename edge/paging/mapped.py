@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edge.adapters.file import AdapterFile
 from edge.errors import EngineError
 from edge.llama import llama
 from edge.llama.hooks import Hook, NodeHooks
@@ -37,8 +38,7 @@ def load_mapped(
     shape: ModelShape,
     sizes: ContextSizes,
     *,
-    adapters: Sequence[Path] = (),
-    adapter_bytes: int = 0,
+    adapters: Sequence[AdapterFile] = (),
     threads: int,
     repack: bool | None,
     on_gpu: int | None,
@@ -47,10 +47,9 @@ def load_mapped(
     hooks: Sequence[Hook] = (),
     progress: Callable[[float], None] | None = None,
 ) -> ModelInMemory:
-    """Load a model. adapters: their files. adapter_bytes: that they take. repack: None: where there is room for copies.
-    on_gpu, most_on_gpu and rows: as `requested`, `most` and `rows` of `gpu_layers.for_model`. NotEnoughMemory,
-    EngineError."""
-    need = memory.check(path, shape, sizes).with_adapters(adapter_bytes)
+    """Load a model, and adapters. repack: None: where there is room for copies. on_gpu, most_on_gpu and rows: as
+    `requested`, `most` and `rows` of `gpu_layers.for_model`. NotEnoughMemory, EngineError."""
+    need = memory.check(path, shape, sizes)
     repack = need.fits if repack is None else repack
     layers = gpu_layers.for_model(
         path, shape, sizes, threads,
@@ -66,7 +65,7 @@ def load_mapped(
         closing.callback(model.close)
         check_generates_text(model, path)
         for adapter in adapters:
-            model.load_adapter(adapter)
+            adapter.load(model)
         on_node = node_hooks.callback if node_hooks else None
         context = llama.Context(model, sizes, threads=threads, on_node=on_node)
         closing.callback(context.close)

@@ -31,10 +31,6 @@ class MemoryNeed:
     available: int  # bytes a new allocation could have now; under a budget, all of it
     budget: int | None = None  # bytes that the whole process may hold
 
-    def with_adapters(self, n_bytes: int) -> MemoryNeed:
-        """The same with the bytes of adapters, where there are any."""
-        return replace(self, parts={**self.parts, "adapters": n_bytes}) if n_bytes else self
-
     @property
     def total(self) -> int:
         """Bytes in all."""
@@ -60,7 +56,7 @@ def need(path: str | os.PathLike[str], sizes: ContextSizes) -> MemoryNeed:
     """
     weights, lines = dry_run(path, sizes)
     parts = {name: sizes.contexts * n for name, n in context_parts(lines).items()}
-    return MemoryNeed({"weights": weights, **parts, "runtime": own_rss()}, available_memory())
+    return MemoryNeed({"weights": weights, **parts, **_adapters(sizes), "runtime": own_rss()}, available_memory())
 
 
 def dry_run(path: str | os.PathLike[str], sizes: ContextSizes) -> tuple[int, list[str]]:
@@ -96,6 +92,7 @@ def check(path: str | os.PathLike[str], shape: ModelShape, sizes: ContextSizes) 
             "KV cache": kv_bytes,
             "compute buffers": sizes.contexts * AMPLE_BUFFERS_BYTES,
             "output buffer": 0,
+            **_adapters(sizes),
             "runtime": own_rss(),
         },
         available_memory(),
@@ -114,6 +111,12 @@ def check(path: str | os.PathLike[str], shape: ModelShape, sizes: ContextSizes) 
             f" {exact.available / MIB:,.0f} MiB are available; {advice}, or a smaller --kv-type"
         )
     return exact
+
+
+def _adapters(sizes: ContextSizes) -> dict[str, int]:
+    """Return the bytes that adapters take, with what they compute; nothing without any."""
+    n_bytes = sum(sizes.adapter_bytes) + sizes.contexts * sizes.batch * sizes.adapter_row_bytes
+    return {"adapters": n_bytes} if n_bytes else {}
 
 
 def cache_bytes(shape: ModelShape, context: int, kv: TensorType) -> int:

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.adapters.adapter import Adapter, Scales
+from edge.adapters.adapter import Scales
+from edge.adapters.file import CheckedAdapter
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError, Interrupted
 from edge.llama import llama
@@ -53,7 +54,7 @@ class DistributedEngine(Leader):
         explain: Callable[[Exception], Exception] = lambda error: error,
         relink: Relink | None = None,
         links: Sequence[LinkState] = (),
-        adapters: Sequence[Adapter] = (),
+        adapters: Sequence[CheckedAdapter] = (),
     ) -> None:
         """model: the vocabulary of `file`. group: links to all ranks, which follow. outputs: as in EngineOptions, of
         the last stage. explain: what is known beyond an error's own words, such as that a device has died. relink: the

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.adapters.adapter import Adapter
+from edge.adapters.file import CheckedAdapter
 from edge.adapters.loaded import EngineAdapters
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError
@@ -56,7 +56,7 @@ class Leader:
         algorithm: str,
         wire: Wire | None,
         explain: Callable[[Exception], Exception],
-        adapters: Sequence[Adapter] = (),
+        adapters: Sequence[CheckedAdapter] = (),
     ) -> None:
         """heads: tokens whose logits each rank of the last stage computes. explain: adds what is known beyond an
         error's own words, such as that a device has died."""
@@ -136,10 +136,8 @@ class Leader:
     def _make_way(self, most_bytes: int = _ANSWERS_BYTES) -> None:
         """Take in the answers that are under way where they are large. The last stage could not send them off while
         we send a prompt, would not read it then, and each would wait for the other."""
-        if (
-            sum(step.answer_bytes(self._logits.shape[1], self.shard.engine.shape.n_embd) for step in self.pending)
-            > most_bytes
-        ):
+        n_vocab, n_embd = self._logits.shape[1], self.shard.engine.shape.n_embd
+        if sum(step.answer_bytes(n_vocab, n_embd) for step in self.pending) > most_bytes:
             for step in self.pending:
                 if step.logits is None:
                     step.logits = self._gathered(step).copy()

@@ -97,7 +97,7 @@ class PrefillPlacement(Closing):
         self._thread.start()
 
     def begin(
-        self, tokens: Sequence[int], n_held: int, namespace: str, adapters: Scales = (), *, keep: bool
+        self, tokens: Sequence[int], n_held: int, namespace: str, adapters: Scales, *, keep: bool
     ) -> RemotePrompt | None:
         """Compute a prompt, all but its last token, of which the placement that generates holds the first `n_held`.
         None where it has too few new tokens. What is held there and not here has to be computed here as well, and so

@@ -12,6 +12,7 @@ from typing import Any
 from devices.probe import default_threads
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
 from edge.cluster.fleet import Fleet
+from edge.cluster.model_slices import ModelSlices
 from edge.cluster.spares import AUTO, Room, Spare, Spares
 from edge.llama.llama import Model
 from edge.llm.engine import Engine
@@ -262,7 +263,9 @@ class LlmSpace(PlanSpace):
         with closing(Model(self.path, vocabulary_only=True)) as vocabulary:
             mirrored = mirror_of(self.file, options, vocabulary, self._memory or plan.shard(0).memory)
         mirror = mirrored if isinstance(mirrored, Mirror) else None
-        spares = Spares(plan, [name for name in speeds if name != LOCAL], planned, self.file, self.digest)
+        spares = Spares(
+            plan, [name for name in speeds if name != LOCAL], planned, ModelSlices(self.file, self.digest, ())
+        )
         why = ""
         if losses == AUTO:
             spare, why = spares.most(Room(left, disk), mirror.max_bytes if mirror else 0)

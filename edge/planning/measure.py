@@ -182,7 +182,7 @@ def windows_s(engine: TextEngine, depth: int, draft: Draft) -> float:
     continuation = Continuation(
         engine.model, request.prompt, sampling, max_tokens=request.max_tokens, ends=False, sampler=sampler
     )
-    running = Running(0, request, continuation)
+    running = Running(0, request, continuation, ())
     with Scheduler(engine, slots=1, drafter=_Assumed(draft)) as scheduler:
         scheduler.enqueue(running)
         while not running.answer:

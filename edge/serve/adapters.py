@@ -21,6 +21,11 @@ class ServedAdapters:
         """The names by which a request has one of them as its model."""
         return [adapter.name for adapter in self._adapters]
 
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of their files."""
+        return sum(adapter.path.stat().st_size for adapter in self._adapters)
+
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self._adapters)

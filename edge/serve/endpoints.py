@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edge.serve.apis import state, tokens
-from edge.serve.apis.adapters import AdapterScales, adapter_list, use_adapters
+from edge.serve.apis.adapters import AdapterScales, adapter_list, check_no_adapter, use_adapters
 from edge.serve.apis.api import Api
 from edge.serve.apis.chat import CHAT, ChatRequest
 from edge.serve.apis.completions import COMPLETIONS
@@ -71,7 +71,10 @@ def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
         """Return an endpoint whose request may name a model, which then answers it."""
 
         async def work(parsed: R) -> Any:
-            return await answer(parsed, await models.model(getattr(parsed, "model", None)))
+            name = getattr(parsed, "model", None)
+            if request in (EmbeddingsRequest, NativeEmbeddingsRequest, RerankRequest):
+                check_no_adapter(name, models)
+            return await answer(parsed, await models.model(name))
 
         async def handle(http: Request) -> Response:
             return Json(await unless_gone(http, work(await read(http, request))))

@@ -19,7 +19,7 @@ from edge.serve.model_files import ModelFile, model_file
 from edge.serve.process import EngineProcess
 from partition.plan.plan import Plan
 
-_BESIDE_WEIGHTS = 1.2  # memory of a model, in sizes of its file
+_BESIDE_WEIGHTS = 1.2  # memory of a model, in sizes of its file and those of its adapters
 _MOST_NAMED = 20  # models listed in an error message
 
 
@@ -133,14 +133,16 @@ class Router:
             return self.names[0]
         name = next((model for model, adapters in self._adapters.items() if name in adapters.names), name)
         if name not in self._configs:
-            named = ", ".join(self.names[:_MOST_NAMED])
+            every = [*self._configs, *(own for adapters in self._adapters.values() for own in adapters.names)]
+            named = ", ".join(every[:_MOST_NAMED])
             raise UnknownModel(f"there is no model {name[:200]!r} here; there are {named}")
         return name
 
     async def _make_room(self, name: str) -> None:
         """Unload models that are not in use, the longest unused first, while this one needs their memory."""
         config = self._configs[name]
-        need = Path(config.path).stat().st_size * _BESIDE_WEIGHTS
+        n_bytes = Path(config.path).stat().st_size + self._adapters[name].file_bytes
+        need = n_bytes * _BESIDE_WEIGHTS
         idle = sorted((n for n, model in self._models.items() if not model.process.busy), key=lambda n: self._used[n])
         for other in idle:
             if not config.options.get("memory") and need <= psutil.virtual_memory().available:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from devices.machine_disk import disk_read_rate
 from devices.sleeping import sleep_profile
-from edge.adapters.loaded import LoadedAdapters
+from edge.adapters.file import AdapterFile, adapter_sizes
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
@@ -143,9 +143,9 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
             flash_attention=options.flash_attention,
             contexts=options.groups if stages else 1,
             rollback=options.rollback,
+            **adapter_sizes([AdapterFile(Path(path), file, shape) for path in options.lora], shape.n_layers),
         )
-        adapters = LoadedAdapters(options.lora, file, shape.n_experts_used, are_slices=True)
-        need = memory.need(request.path, sizes).with_adapters(adapters.memory_bytes(sizes.batch))
+        need = memory.need(request.path, sizes)
         _check_limit(need, limit)
     else:  # the engine accounts for itself, and pages what does not fit
         need = None

@@ -85,7 +85,13 @@ def test_a_conversation_changes_it(adapter: Path, capsys: pytest.CaptureFixture[
         assert answer() != plain
         _use_adapter(chat, "pirate many")
         _use_adapter(chat, "parrot 1")
+        _use_adapter(chat, "pirate 1_0")
+        _use_adapter(chat, "pirate 1e7")
         assert chat.adapters == {"pirate": 1.0}
+        _use_adapter(chat, "pirate .5")  # as FILE:SCALE may have it
+        assert chat.adapters == {"pirate": 0.5}
         _use_adapter(chat, "pirate 0")
         assert answer() == plain
-    assert capsys.readouterr().out.count("/lora NAME SCALE") == 2
+    out = capsys.readouterr().out
+    assert out.count("/lora NAME SCALE") == 3
+    assert out.count("the scale of 'pirate' is 10000000.0") == 1

@@ -1,10 +1,13 @@
 """LoRA adapters over HTTP: by ids, by names of models, and as the default that changes without a reload."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 import edge
@@ -75,10 +78,13 @@ def test_an_adapter_is_a_model(url: str, answers: dict[Scales, str]) -> None:
         assert answer["model"] == (name or "demo")
     listed = {model["id"]: model for model in httpx.get(f"{url}/v1/models").json()["data"]}
     assert list(listed) == ["demo", "up", "down"]
+    assert [httpx.get(f"{url}/v1/models").json()[key] for key in ("first_id", "last_id")] == ["demo", "down"]
     assert (listed["up"]["parent"], Path(listed["up"]["root"]).name) == ("demo", "up.gguf")
     assert "parent" not in listed["demo"]
     assert httpx.get(f"{url}/v1/models/down").json() == listed["down"]
-    assert httpx.get(f"{url}/v1/models/sideways").status_code == 404
+    response = httpx.get(f"{url}/v1/models/sideways")
+    assert response.status_code == 404
+    assert "there are demo, up, down" in response.text
     assert httpx.post(f"{url}/tokenize", json={"content": "Hi", "model": "up"}).json()["tokens"]
 
 
@@ -120,11 +126,12 @@ def test_the_default_changes_without_a_reload(url: str, answers: dict[Scales, st
     [
         ({"lora": [{"id": 2, "scale": 1.0}]}, "there is no adapter 2; ids are from 0 to 1"),
         ({"lora": [{"id": 0, "scale": 1.0}], "model": "up"}, "lora names adapters, and the model 'up' is one"),
+        ({"lora": [], "model": "up"}, "lora names adapters, and the model 'up' is one"),
         ({"lora": [{"id": -1, "scale": 1.0}]}, "greater than or equal to 0"),
         ({"lora": [{"id": 0, "scale": 1e9}]}, "less than or equal to 1000000"),
         ({"lora": [{"id": 0}]}, "scale"),
         ({"lora": {"up": 1.0}}, "valid array"),
-        ({"model": "sideways"}, "there is no model 'sideways' here"),
+        ({"model": "sideways"}, "there is no model 'sideways' here; there are demo, up, down"),
     ],
 )
 def test_what_is_refused(url: str, how: dict[str, Any], words: str) -> None:
@@ -135,6 +142,40 @@ def test_what_is_refused(url: str, how: dict[str, Any], words: str) -> None:
         response = httpx.post(f"{url}/lora-adapters", json=how["lora"])
         assert response.status_code in (400, 422)
         assert words in response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "Hi"}),
+        ("/embedding", {"content": "Hi", "model": "up"}),
+        ("/v1/rerank", {"query": "Hi", "documents": ["Hi"]}),
+    ],
+)
+def test_vectors_are_of_models_alone(url: str, path: str, body: dict[str, Any]) -> None:
+    """They are computed without adapters."""
+    response = httpx.post(url + path, json={"model": "up", **body}, timeout=60)
+    assert response.status_code == 400
+    assert "'up' is an adapter, which is of answers alone; name a model" in response.text
+
+
+def test_adapters_count_in_the_room_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are unloaded for all that it takes."""
+    (tmp_path / "large.gguf").write_bytes(bytes(1 << 22))
+    router = Router({"demo": EngineConfig(str(MODEL_PATH), {"lora": [str(tmp_path / "large.gguf")]})})
+    idle: Any = SimpleNamespace(process=SimpleNamespace(busy=False))
+    unloaded = []
+
+    async def unload(name: str) -> None:
+        unloaded.append(name)
+
+    monkeypatch.setattr(router, "_unload", unload)
+    router._models["other"], router._used["other"] = idle, 0
+    for more in (1, -1):
+        need = 1.2 * (MODEL_PATH.stat().st_size + (1 << 22)) + more
+        monkeypatch.setattr(psutil, "virtual_memory", lambda need=need: SimpleNamespace(available=need))
+        asyncio.run(router._make_room("demo"))
+        assert unloaded == ([] if more > 0 else ["other"])
 
 
 def test_a_name_means_one_model_or_adapter(lora: list[str], tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from edge.adapters.adapter import adapters_from
-from edge.cluster.adapter_slices import AdapterSlices
+from edge.adapters.file import CheckedAdapter
+from edge.cluster.model_slices import ModelSlices
 from edge.llama import llama
 from edge.llm.options import EngineOptions
 from edge.llm.prefixes import name_histories, rank_key, seal
@@ -18,6 +18,7 @@ from edge.parallel.grouped import GroupedEngine
 from edge.parallel.shard import Shard, load_shards
 from edge.parallel.topology import place
 from edge.slices.local import OwnSlices
+from partition.model.model import ModelShape
 from partition.plan.arrange import make_plan
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
@@ -56,9 +57,8 @@ def ranks_here(
     for a, b in combinations(range(n), 2):
         ends = memory_link.pair((f"rank {a}", f"rank {b}"), PATIENT)
         links[a][b], links[b][a] = (ShapedLink(end, Shape(delay_s)) for end in ends) if delay_s else ends
-    cuts = {rank: cut for rank in range(n) if (cut := plan.slice(rank)).layers}
-    adapters = adapters_from(options.lora)
-    adapter_slices = AdapterSlices(adapters, file, cuts, OwnSlices(folder / "cache", folder / "state"))
+    adapters = CheckedAdapter.all_from(options.lora, file, ModelShape.from_gguf(file))
+    slices = ModelSlices(file, 64 * "0", adapters, OwnSlices(folder / "cache", folder / "state"))
     groups = [Group(rank, links[rank]) for rank in range(n)]
     shards = [] if shards is None else shards
     with ExitStack() as stack:
@@ -74,7 +74,8 @@ def ranks_here(
                 name_histories(shards[0].engine.states, OWNER if options.prefixes is not None else b"")
                 continue
             slice_ = write(model, plan.slice(rank), folder / f"{model.stem}-{'-'.join(map(str, widths))}-{rank}.gguf")
-            own = replace(own, lora=adapter_slices.use(rank, stack.enter_context))
+            _, *of_adapters = slices.of(plan.slice(rank))
+            own = replace(own, lora=tuple(str(slices.use(part, stack.enter_context)) for part in of_adapters))
             each.append(load_shards(slice_, own, here))
             for shard in each[rank]:
                 stack.enter_context(closing(shard))

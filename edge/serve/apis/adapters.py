@@ -21,11 +21,17 @@ def request_scales(request: GeneratingRequest, models: ServedModels) -> list[flo
     """Return the scales of the adapters that a request asks for; None where its model has none. BadRequest for an
     unknown id, and for two ways to ask at once."""
     adapters = models.adapters(request.model)
-    if request.lora and request.model in adapters.names:
+    if request.lora is not None and request.model in adapters.names:
         raise BadRequest(f"lora names adapters, and the model {request.model!r:.90} is one; leave one out", "lora")
     if request.lora is not None:
         return adapters.scales(by_id=_by_id(request.lora, adapters)) or None
     return adapters.scales(request.model) or None
+
+
+def check_no_adapter(name: str | None, models: ServedModels) -> None:
+    """Raise BadRequest for the name of an adapter, where a model computes without any."""
+    if name in models.adapters(name).names:
+        raise BadRequest(f"{name!r:.90} is an adapter, which is of answers alone; name a model", "model")
 
 
 async def adapter_list(models: ServedModels) -> list[dict[str, Any]]:

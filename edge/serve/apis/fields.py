@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, mo
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
+from edge.adapters.adapter import MAX_SCALE
 from edge.serve.apis.other_fields import (
     LLAMA_IGNORED,
     LLAMA_REFUSED,
@@ -30,7 +31,6 @@ MAX_ANSWERS = 64  # of one request
 MAX_BATCH = 2048  # texts of one request for embeddings
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
-MAX_SCALE = 1e6  # of an adapter
 # Defaults of these APIs.
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 

@@ -12,9 +12,8 @@ from edge.serve.served import ServedModels
 
 async def model_list(models: ServedModels) -> dict[str, Any]:
     """Return all models."""
-    names = list(models.names)
-    ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
-    data = [entry for name in names for entry in await _entries(models, name)]
+    data = [entry for name in models.names for entry in await _entries(models, name)]
+    ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
     return {"object": "list", "data": data, "has_more": False, **ends}
 
 
@@ -23,7 +22,8 @@ async def model_json(models: ServedModels, name: str) -> dict[str, Any]:
     for model in models.names:
         if name == model or name in models.adapters(model).names:
             return next(entry for entry in await _entries(models, model) if entry["id"] == name)
-    raise UnknownModel(f"there is no model {name!r:.200}; there is {', '.join(models.names)}")
+    every = ", ".join(own for model in models.names for own in (model, *models.adapters(model).names))
+    raise UnknownModel(f"there is no model {name!r:.200}; there are {every}")
 
 
 async def _entries(models: ServedModels, name: str) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """LoRA adapters of requests: passes of one set, turns, keys and values apart, drafts, budgets, other engines."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 
 from edge.adapters.adapter import Adapter, Scales, adapters_from
+from edge.adapters.file import AdapterFile, adapter_sizes
+from edge.cluster.deployment import DEFAULT_EXCHANGE
+from edge.deployment.deploy import LlmBuilding
 from edge.errors import EngineError, NotEnoughMemory
+from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.model import Model
@@ -20,12 +24,21 @@ from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
+from edge.paging import memory
+from edge.paging.gpu_layers import layer_sizes
+from edge.paging.memory import MemoryNeed
 from edge.parallel import moving
 from edge.parallel.mirror import Mirror
 from edge.parallel.prefiller import PrefillPlacement
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.speculation import Speculation
+from edge.tasks import SILENT
+from partition.model.model import ModelShape
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL
+from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
+from quant.types import type_by_name
 from tests.support import paging
 from tests.support.adapters import write_adapter
 from tests.support.deployments import EXACT, pipeline, tensor
@@ -190,6 +203,102 @@ def test_a_budget_has_room_for_adapters(tmp_path: Path, tmp_path_factory: pytest
         paging.paged(path, paging.least(path), options)
 
 
+def test_adapters_need_room(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a budget, too: what is allocated for them is memory. Each context computes with them."""
+    large = AdapterFile(
+        write_adapter(tmp_path / "large.gguf", model, rank=256),
+        file := GgufFile.open(model),
+        ModelShape.from_gguf(file),
+    )
+    with Engine(model, EXACT) as engine:
+        sizes = engine._loaded.sizes
+    beside = memory.need(model, sizes).allocated
+    monkeypatch.setattr(memory, "available_memory", lambda: beside + sum(large.weights.values()) // 2)
+    Engine(model, EXACT).close()
+    with pytest.raises(NotEnoughMemory, match=r"adapters \d+"):
+        Engine(model, replace(EXACT, lora=(str(large.path),)))
+    with_adapter = replace(sizes, **adapter_sizes([large], ModelShape.from_gguf(file).n_layers))
+    parts = [memory.need(model, replace(with_adapter, contexts=n)).parts["adapters"] for n in (1, 2)]
+    assert parts[0] == sum(large.weights.values()) + sizes.batch * large.row_bytes
+    assert parts[1] - parts[0] == sizes.batch * large.row_bytes
+
+
+def test_layers_on_a_gpu_are_counted_with_their_adapters(model: Path, tmp_path: Path) -> None:
+    weights = ["attn_q.weight", "output.weight"]
+    file, path = GgufFile.open(model), write_adapter(tmp_path / "adapter.gguf", model, weights)
+    adapter, shape, plain = (
+        AdapterFile(path, file, ModelShape.from_gguf(file)),
+        ModelShape.from_gguf(file),
+        ContextSizes(64, type_by_name("f16")),
+    )
+    more = replace(plain, **adapter_sizes([adapter], shape.n_layers))
+    added = [n - m for n, m in zip(layer_sizes(shape, more), layer_sizes(shape, plain), strict=True)]
+    of_layers = [adapter.weights[f"blk.{layer}.attn_q.weight"] for layer in reversed(range(shape.n_layers))]
+    assert added == [adapter.weights["output.weight"], *of_layers]
+
+
+def test_a_file_that_changes_after_its_check_is_not_loaded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, check = write_adapter(tmp_path / "a.gguf", model), memory.check
+
+    def replaced(*args: Any) -> MemoryNeed:
+        write_adapter(adapter, model, rank=8)
+        return check(*args)
+
+    monkeypatch.setattr(memory, "check", replaced)
+    with pytest.raises(EngineError, match=r"a\.gguf has changed since it was checked; start again"):
+        Engine(model, replace(EXACT, lora=(str(adapter),)))
+
+
+def test_requests_go_on_when_a_file_is_gone(
+    model: Path, options: EngineOptions, alone: dict[Scales, list[int]], tmp_path: Path
+) -> None:
+    """Keys and values have the name of what was loaded, whatever is there now."""
+    own = [tmp_path / f"{name}.gguf" for name in "ab"]
+    for i, path in enumerate(own):
+        write_adapter(path, model, seed=i)
+    with Engine(model, replace(options, lora=tuple(f"{path}:0" for path in own))) as engine:
+        scheduler = Scheduler(engine)
+        namespace = scheduler.prepare(request(SETS[1])).namespace
+        write_adapter(own[0], model, seed=7)
+        assert scheduler.prepare(request(SETS[1])).namespace == namespace
+        own[0].unlink()
+        assert scheduler.run([request(SETS[1])]) == [alone[SETS[1]]]
+
+
+def test_what_is_loaded_later_has_the_same_adapters(model: Path, tmp_path: Path) -> None:
+    """As after the loss of a device."""
+    adapter, file = write_adapter(tmp_path / "a.gguf", model), GgufFile.open(model)
+    options, plan = replace(EXACT, lora=(str(adapter),)), make_plan(limits(file), "", "", [LOCAL], "pipeline")
+    with closing(LlmBuilding(file, 64 * "0", options, DEFAULT_EXCHANGE, lambda line: None)) as building:
+        with ExitStack() as life:
+            building.load(None, plan, life, SILENT)
+        write_adapter(adapter, model, seed=1)
+        with ExitStack() as life, pytest.raises(EngineError, match="has changed since it was checked; start again"):
+            building.load(None, plan, life, SILENT)
+
+
+def test_scales_are_set_again_after_an_interrupt(
+    model: Path, options: EngineOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows then with which ones the next pass would compute."""
+    with Engine(model, options) as engine:
+        plain = engine.decode(PROMPT, 0).copy()
+        engine.kv_clear()
+        use = engine.adapters.context.use_adapters
+
+        def interrupted(scales: Sequence[float]) -> None:
+            use(scales)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(engine.adapters.context, "use_adapters", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.decode(PROMPT, 0, adapters=(1.0, 0.0))
+        monkeypatch.undo()
+        assert np.array_equal(engine.decode(PROMPT, 0, adapters=()), plain)
+
+
 def test_another_engine_takes_over(model: Path, options: EngineOptions, alone: dict[Scales, list[int]]) -> None:
     """It is told the adapters of the next pass, whatever the one before had in use."""
     with Mortal(model, options) as first, Engine(model, options) as second:
@@ -254,6 +363,12 @@ def test_names_and_scales_of_files(tmp_path: Path) -> None:
         adapters_from(["x/one.gguf", "y/one.gguf:3"])
     with pytest.raises(EngineError, match="'base' is the name of two"):
         adapters_from(["x/base.gguf"], ["base"])
+    for text in ("x.gguf:1_0", "x.gguf: 1", "x.gguf:\u0661"):  # which float() takes
+        assert Adapter.from_text(text) == Adapter(Path(text), 1.0)
+    assert [Adapter.from_text(f"x.gguf:{scale}").scale for scale in (".5", "+1", "1e-1", "2.")] == [0.5, 1.0, 0.1, 2.0]
+    (tmp_path / "x:2").touch()
+    assert Adapter.from_text(f"{tmp_path / 'x:2'}") == Adapter(tmp_path / "x:2", 1.0)
+    assert Adapter.from_text(f"{tmp_path / 'x:2'}:3") == Adapter(tmp_path / "x:2", 3.0)
     with pytest.raises(EngineError, match=r"the scale of 'x.gguf:inf' is inf"):
         adapters_from(["x.gguf:inf"])
     with pytest.raises(EngineError, match=r"lora is a list of files, not the text 'x.gguf'"):

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.llm.step_budget import AIM, LONGEST_GAP_S, Came, LatencyTargets, StepBudget, Wait
 from tests.conftest import Synthetic
+from tests.support.adapters import write_adapter
 from tests.support.deployments import EXACT
 
 
@@ -268,3 +270,33 @@ def test_gaps_that_scatter_keep_to_the_target(itl_s: float | None, least: float,
             targets.step([Came(answer, 1, True) for answer in answers], now[0], submitted)
     beside_prompts = targets.gaps - 4 * 40 * 3
     assert least <= (targets.gaps_within - 4 * 40 * 3) / beside_prompts <= most
+
+
+@pytest.mark.parametrize("targets", [None, LatencyTargets(itl_s=0.004)], ids=["none", "itl-4"])
+def test_a_prompt_of_other_adapters_keeps_to_the_step_budget(
+    synthetic: Synthetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: LatencyTargets | None
+) -> None:
+    """Its steps have no answers, but answers wait for them."""
+    path = synthetic("llama", "f32")
+    adapter = write_adapter(tmp_path / "adapter.gguf", path)
+    options = replace(EXACT, context=1024, batch=256, sequences=3, lora=(f"{adapter}:0",))
+    now, n_rows = [0.0], list[int]()
+    with Engine(path, options) as engine, Scheduler(engine, targets=targets, clock=lambda: now[0]) as scheduler:
+        submit = engine.submit
+
+        def noted(tokens: Sequence[int], *rest: Any, **more: Any) -> None:
+            n_rows.append(len(tokens))
+            now[0] += 0.030 + 0.002 * len(tokens)
+            submit(tokens, *rest, **more)
+
+        monkeypatch.setattr(engine, "submit", noted)
+        for first in range(5, 7):
+            scheduler.add(Request([first, 6, 7], 100, ends=False))
+        for _ in range(6):
+            scheduler.step()
+        n_rows.clear()
+        scheduler.add(Request(list(range(3, 403)), 2, ends=False, adapters=(1.0,)))
+        for _ in range(6):
+            scheduler.step()
+    assert set(n_rows[0::2]) == {2}
+    assert n_rows[1::2] == ([16, 8, 8] if targets else [64, 96, 96])

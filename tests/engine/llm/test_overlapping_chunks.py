@@ -30,7 +30,7 @@ def answer(engine: DistributedEngine) -> None:
 def hand_over(engine: DistributedEngine) -> None:
     """By a placement of prompts, which also reads keys and values behind each chunk."""
     with PrefillPlacement(engine, 2) as placement:
-        prompt = placement.begin(PROMPT, 0, "", keep=False)
+        prompt = placement.begin(PROMPT, 0, "", (), keep=False)
         assert prompt is not None
         blocks, is_over = prompt.take()
         while not is_over:

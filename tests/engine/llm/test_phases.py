@@ -436,7 +436,7 @@ def test_closing_ends_what_is_under_way(counting: Any, asked: Asked) -> None:
 def test_a_prompt_that_comes_too_late_is_not_taken(counting: Any) -> None:
     with PrefillPlacement(counting(), 1) as placement:
         placement.close()
-        assert placement.begin([5, 6, 7], 0, "", keep=False) is None
+        assert placement.begin([5, 6, 7], 0, "", (), keep=False) is None
 
 
 # --- figures ---

@@ -177,13 +177,13 @@ def test_what_was_left_while_steps_were_under_way_is_kept_when_the_next_request_
     prompt = [*range(3, 73)]
     with Engine(synthetic("llama", "f32"), options) as engine:
         slots = Slots(engine, keep=True)
-        slot = slots.admit(slots.place(prompt, 1), prompt)
+        slot = slots.admit(slots.place(prompt, 1), prompt, adapters=())
         engine.decode(prompt, 0, sequence=slot.sequence)
         slot.tokens += prompt
         hashes = engine.states.block_hashes(prompt)
         slots.leave(slot, keep=False)
         assert engine.states.n_cached(hashes) == 0
-        slots.admit(slots.place([5, 6, 7], 1), [5, 6, 7])
+        slots.admit(slots.place([5, 6, 7], 1), [5, 6, 7], adapters=())
         assert engine.states.n_cached(hashes) == len(hashes) == 8
         assert engine.kv_last(slot.sequence) == -1
 

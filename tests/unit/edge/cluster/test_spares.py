@@ -7,6 +7,7 @@ import pytest
 
 from edge.cluster import spares
 from edge.cluster.fleet import Fleet
+from edge.cluster.model_slices import ModelSlices
 from edge.cluster.spares import Room, Spares
 from edge.cluster.standby import stand_by
 from edge.demo import MODEL_PATH
@@ -62,6 +63,7 @@ def test_there_are_no_more_cases_than_may_be(monkeypatch: pytest.MonkeyPatch) ->
 FILE = GgufFile.open(MODEL_PATH)
 NOBODY = Fleet.__new__(Fleet)  # nothing is asked of it
 MIB, DIGEST = 1 << 20, 64 * "0"
+SLICES = ModelSlices(FILE, DIGEST, ())
 
 
 def cut(workers: Sequence[str]) -> tuple[Plan, str]:
@@ -71,7 +73,7 @@ def cut(workers: Sequence[str]) -> tuple[Plan, str]:
 
 def most(memory: Callable[[Plan], int] = lambda plan: MIB, disk: Mapping[str, int] | None = None) -> tuple[int, str]:
     """The losses that there is room for, and why no more."""
-    made = Spares(cut(WORKERS)[0], WORKERS, cut, FILE, DIGEST)
+    made = Spares(cut(WORKERS)[0], WORKERS, cut, SLICES)
     spare, why = made.most(Room(memory, disk or {}), MIB)
     return spare.losses, why
 
@@ -81,7 +83,7 @@ def test_as_many_losses_as_can_be_are_prepared_for() -> None:
 
 
 def test_no_more_than_the_plan_has_devices_to_lose() -> None:
-    made = Spares(cut(())[0], WORKERS, cut, FILE, DIGEST)
+    made = Spares(cut(())[0], WORKERS, cut, SLICES)
     assert made.most(Room(lambda plan: MIB, {}), MIB)[0].losses == 0
 
 
@@ -96,7 +98,7 @@ def test_memory_that_plans_take_is_not_lent() -> None:
 
 
 def test_disks_keep_so_many_slices() -> None:
-    one = Spares(cut(WORKERS)[0], WORKERS, cut, FILE, DIGEST).after(1)
+    one = Spares(cut(WORKERS)[0], WORKERS, cut, SLICES).after(1)
     [running] = [rank for rank, address in enumerate(cut(WORKERS)[0].devices) if address == "b:1"]
     beside = sum(part.recipe.n_bytes for part in one.standby if part.address == "b:1")
     need = beside + rank_recipe(FILE, DIGEST, cut(WORKERS)[0].slice(running)).n_bytes
@@ -112,7 +114,7 @@ def test_what_is_in_place_is_not_sent_again() -> None:
     def as_before(workers: Sequence[str]) -> tuple[Plan, str]:
         return plan, ""
 
-    spare = Spares(plan, WORKERS, as_before, FILE, DIGEST).after(1)
+    spare = Spares(plan, WORKERS, as_before, SLICES).after(1)
     assert len(spare.plans) == len(WORKERS)
     assert spare.standby == ()
 
@@ -123,15 +125,17 @@ def test_a_loss_that_nothing_is_left_for_is_the_end() -> None:
             raise PlanError("no room")
         return cut(workers)
 
-    spare, why = Spares(cut(WORKERS)[0], WORKERS, two_at_least, FILE, DIGEST).most(Room(lambda plan: MIB, {}), MIB)
+    spare, why = Spares(cut(WORKERS)[0], WORKERS, two_at_least, SLICES).most(Room(lambda plan: MIB, {}), MIB)
     assert (spare.losses, why) == (1, "nothing is prepared for the loss of a:1 and b:1: no room")
 
 
 def test_where_there_is_no_room_for_a_spare_it_is_said() -> None:
-    made, heard = Spares(cut(WORKERS)[0], WORKERS, cut, FILE, DIGEST), Heard()
+    made, heard = Spares(cut(WORKERS)[0], WORKERS, cut, SLICES), Heard()
     mirror = Mirror(4096, MIB)
     with pytest.raises(PlanError, match="spare is 'all'; needed is a number of devices, or 'auto'"):
-        stand_by("all", made, mirror, Room(lambda plan: 0, {}), NOBODY, FILE, cut(WORKERS)[0].sizes, heard)
-    assert stand_by("auto", made, mirror, Room(lambda plan: 0, {}), NOBODY, FILE, cut(WORKERS)[0].sizes, heard) is None
+        stand_by("all", made, mirror, Room(lambda plan: 0, {}), NOBODY, SLICES, cut(WORKERS)[0].sizes, heard)
+    assert (
+        stand_by("auto", made, mirror, Room(lambda plan: 0, {}), NOBODY, SLICES, cut(WORKERS)[0].sizes, heard) is None
+    )
     [line] = heard.lines
     assert line.startswith("ready for no loss: a copy of keys and values takes 1.00 MiB")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from edge.cluster import preflight
+from edge.cluster.model_slices import ModelSlices
 from edge.demo import MODEL_PATH
 from edge.deployment.replanning import Replanner
 from edge.llm.options import EngineOptions
@@ -128,7 +129,7 @@ def test_a_thin_owner_takes_the_model_where_no_other_device_can(monkeypatch: pyt
 def test_a_thin_owner_needs_no_memory_for_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "available_memory", lambda: 100 * MIB)
     plan = make_plan(limits(FILE), "", "", (LOCAL, A), "pipeline", (0, 1))
-    free = preflight.left_here(plan, FILE, 64 * "0", EngineOptions(context=256))
+    free = preflight.left_here(plan, ModelSlices(FILE, 64 * "0", ()), EngineOptions(context=256))
     assert free == 100 * MIB - preflight.LEAST_PROCESS_BYTES
 
 
@@ -148,11 +149,12 @@ def test_what_a_given_plan_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "own_rss", lambda: 20 * MIB)
     plan = make_plan(limits(FILE), "", "", (LOCAL, A), "pipeline")
     digest, layers = 64 * "0", len(plan.slice(0).layers)
+    slices = ModelSlices(FILE, digest, ())
     held = slice_recipe(FILE, digest, plan.slice(0)).n_bytes + layers * 256 * 512  # bytes of a token in a layer
     free = 100 * MIB - held - preflight.LEAST_PROCESS_BYTES
-    assert preflight.left_here(plan, FILE, digest, EngineOptions(context=256)) == free
+    assert preflight.left_here(plan, slices, EngineOptions(context=256)) == free
     budget = EngineOptions(context=256, memory=90 * MIB)  # of which this process has a part
-    assert preflight.left_here(plan, FILE, digest, budget) == free - 30 * MIB
+    assert preflight.left_here(plan, slices, budget) == free - 30 * MIB
 
 
 def test_of_too_many_devices_the_weakest_are_left_out() -> None:

@@ -1,0 +1,88 @@
+"""The slices that ranks have of a model and of its LoRA adapters: cut, sent and kept alike, each under its digest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple
+
+from edge.adapters.file import CheckedAdapter
+from edge.cluster.client import Remote
+from edge.slices.cutting import Progress
+from edge.slices.local import OwnSlices, rank_recipe
+from partition.plan.plan import Plan, Slice
+from partition.slices.adapter_slice import adapter_recipe
+from partition.slices.recipe import Recipe, whole
+from quant.gguf.file import GgufFile
+
+Enter = Callable[[AbstractContextManager[Path]], Path]
+
+
+class FileSlice(NamedTuple):
+    """A slice of a model's file, or of an adapter's."""
+
+    path: Path  # of the file
+    recipe: Recipe
+
+
+class ModelSlices:
+    """Recipes of the slices of a model and its adapters."""
+
+    def __init__(
+        self, file: GgufFile, digest: str, adapters: Sequence[CheckedAdapter], own: OwnSlices | None = None
+    ) -> None:
+        """digest: of the model's file. own: slices on this device; None: in this user's own cache."""
+        self.file, self.digest, self.adapters = file, digest, adapters
+        self._own = own or OwnSlices()
+        self._made: dict[Slice, list[FileSlice]] = {}
+
+    def of(self, cut: Slice) -> list[FileSlice]:
+        """Return the slice of the model, and of each adapter what belongs to it. CannotSlice where one cannot be cut as
+        the model is."""
+        if cut not in self._made:
+            self._made[cut] = [
+                FileSlice(self.file.path, rank_recipe(self.file, self.digest, cut)),
+                *(
+                    FileSlice(a.path, adapter_recipe(a.file.gguf, a.digest.hex(), self.file, cut))
+                    for a in self.adapters
+                ),
+            ]
+        return self._made[cut]
+
+    def of_ranks(self, plan: Plan) -> dict[int, list[FileSlice]]:
+        """Return those of the ranks of a placement; a thin owner has none. A device that is alone has all of an
+        adapter, however it may be cut."""
+        cuts = {rank: cut for rank in range(plan.world_size) if (cut := plan.slice(rank)).layers}
+        if len(plan.devices) > 1:
+            return {rank: self.of(cut) for rank, cut in cuts.items()}
+        all_of = [FileSlice(a.path, whole(a.digest.hex(), a.file.gguf.size_bytes)) for a in self.adapters]
+        model = FileSlice(self.file.path, rank_recipe(self.file, self.digest, cuts[0]))
+        return {0: [model, *all_of]}
+
+    def check_unchanged(self) -> None:
+        """Raise EngineError if the file of an adapter is not what was checked."""
+        for adapter in self.adapters:
+            adapter.file.check_unchanged()
+
+    def name(self, part: FileSlice, progress: Progress | None = None) -> str:
+        """Return the digest of a slice, as `OwnSlices.digest`. EngineError if an adapter has changed."""
+        digest = self._own.digest(part.recipe, part.path, progress)
+        self.check_unchanged()
+        return digest
+
+    def use(self, part: FileSlice, enter: Enter) -> Path:
+        """Return the file of a slice on this device, cut where it is not there. enter: keeps it there as long as it is
+        needed."""
+        return enter(self._own.use(part.recipe, part.path, self.name(part)))
+
+    def send(self, part: FileSlice, worker: Remote) -> str:
+        """See that a slice is on a worker, and return its digest. The errors of `Remote.send_slice`."""
+        digest = self.name(part)
+        worker.send_slice(part.recipe, part.path, digest)
+        return digest
+
+
+def adapter_bytes(slices: Sequence[FileSlice]) -> int:
+    """Bytes of the slices of adapters among those of a rank."""
+    return sum(part.recipe.n_bytes for part in slices[1:])
