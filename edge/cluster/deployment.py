@@ -162,7 +162,7 @@ class Deployment(RankGroup):
         if adapters is None:
             adapters = CheckedAdapter.all_from(options.lora, file, shape)
         self._slices = ModelSlices(file, digest, adapters, self._own_slices)
-        slices = {rank: self._slices.of(cut) for rank in range(plan.world_size) if (cut := plan.slice(rank)).layers}
+        slices = self._slices.of_ranks(plan)
         check_room(self._fleet, [(plan, slices)], shape, options)
         # Ranks have to agree on it, whatever memory each has.
         options = replace(options, rollback=shared_rollback(self._fleet, plan, slices, file, shape, options))
