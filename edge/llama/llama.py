@@ -25,7 +25,7 @@ from edge.llama.buffers import CallerBuffer, disable_amx
 from edge.llama.interrupt import deferred_interrupts
 from edge.llama.library import llama_cpp as L
 from edge.llama.sequences import Sequences
-from partition.architectures.table import ASSERTED
+from partition.architectures.table import ASSERTED, RULES
 from quant.types import TensorType
 
 FLASH_ATTENTION = {
@@ -172,8 +172,16 @@ class Model:
         self.has_attention: bool = not L.llama_model_is_recurrent(self._handle)
         self.is_recurrent: bool = not self.has_attention or L.llama_model_is_hybrid(self._handle)
         self.window: int = L.llama_model_n_swa(self._handle)  # tokens that some layers attend to; 0: all attend to all
+        rules = RULES.get(self.architecture)
+        self.is_chunked: bool = rules is not None and rules.window is not None and rules.window.chunked
         # A shift rotates keys, at the beginning of the next decode; other keys cannot follow their positions.
         self.rotates: bool = L.llama_model_rope_type(self._handle) != L.LLAMA_ROPE_TYPE_NONE
+
+    def first_in_window(self, position: int) -> int:
+        """Return the first position that every layer attends to at this one."""
+        if not self.window:
+            return 0
+        return position // self.window * self.window if self.is_chunked else max(0, position + 1 - self.window)
 
     def close(self) -> None:
         self.at_close.close()
@@ -276,7 +284,8 @@ class Context(Sequences):
         scratch = sizes.sequences if model.has_attention else None
         params.n_seq_max = sizes.sequences + (scratch is not None)
         # One sequence alone loses nothing to others.
-        has_doubles = model.window > 0 and 1 < sizes.sequences <= _MOST_DOUBLED and not model.is_recurrent
+        has_doubles = model.window > 0 and not model.is_chunked and 1 < sizes.sequences <= _MOST_DOUBLED
+        has_doubles = has_doubles and not model.is_recurrent
         first_double = params.n_seq_max if has_doubles else None
         if has_doubles:
             params.n_seq_max += sizes.sequences

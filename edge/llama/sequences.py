@@ -6,7 +6,9 @@ it: a snapshot (`read_snapshot`).
 
 A layer with an attention window has as many cells as any other, but llama.cpp writes new rows over those that the
 window has passed, also where others are free, and a prompt that begins alike could not go on from there. It leaves
-cells alone that two sequences share. So each sequence has a double, which nobody decodes.
+cells alone that two sequences share. So where the window slides, and there are 2 to 127 sequences and no recurrent
+layers, each sequence has a double, which nobody decodes. A chunked window passes a whole chunk at once: no double could
+have its share of the last one in time.
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ from edge.paging.plan import PagePlan
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
 from partition.model.generation import generates
-from partition.model.metadata import Metadata
 from partition.model.model import ModelShape
 from partition.slices.rules import has_window, takes_tokens
 from quant.gguf.file import GgufFile
@@ -197,10 +196,11 @@ class ModelRunner(Closing):
         """Forget positions [start, end) of a sequence. False where the cache lacks what is before, or recurrent layers
         cannot go back so far: all of the sequence must be forgotten, or be set back to a snapshot."""
         _check_sequences(self.sequences, sequence)
-        window = Metadata(self.file).count("attention.sliding_window", 0)
         # llama.cpp gives cells that a window has passed to other sequences: then its layers cannot go back.
-        if window and end < 0 < start and self._context.kv_ends(sequence)[0] > max(0, start + 1 - window):
-            return False
+        if self.model.window and end < 0 < start:
+            first_needed, first = self.model.first_in_window(start), self._context.kv_ends(sequence)[0]
+            if first_needed < start and not 0 <= first <= first_needed:
+                return False
         return self._context.kv_remove(sequence, start, end)
 
     def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:

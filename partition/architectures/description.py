@@ -22,6 +22,7 @@ class Window:
     size: int = 0  # tokens, where the file does not say
     full_first: bool = False  # the one without is the first of them, not the last
     listed: bool = False  # a file must say it of each layer
+    chunked: bool = False  # tokens attend to those of their chunk: position 8192 to none before it
     both: bool = False  # a stage has layers of both kinds: sizes of one follow from its having the window
 
 

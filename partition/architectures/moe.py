@@ -119,8 +119,9 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         LLAMA, DENSE, {**experts("expert ff"), **shared("expert ff")}, common={"expert_every": 2},
         keys={"interleave_moe_layer_step": "expert every"},
         rules=Rules(
-            ff_key=EXPERT_KEY, shared_sum="ffn_moe_out_merged-{}", window=Window(4, optional=True, size=8192),
-            period=4, period_key="interleave_moe_layer_step",
+            ff_key=EXPERT_KEY, shared_sum="ffn_moe_out_merged-{}", period=4,
+            window=Window(4, optional=True, size=8192, chunked=True),
+            period_key="interleave_moe_layer_step",
         ),
         needs_window=True,
     ),

@@ -113,6 +113,8 @@ def test_the_last_files_stay(tmp_path: Path) -> None:
         assert cut in [[BOS, *HEAD, SEP, *text(f"a.py\n{end}"), *second, *OWN, *around] for end in ("=1", "1")]
         assert layout.tokens(gap(files=FILES), fixed + len(second)) == [BOS, *HEAD, *second, *OWN, *around]
         assert layout.tokens(gap(files=FILES), fixed - 1) == [BOS, *around]
+        empty = {"filename": "x" * 200, "text": ""}
+        assert layout.tokens(gap(files=[empty, FILES[1]]), fixed + len(second)) == [BOS, *HEAD, *second, *OWN, *around]
 
 
 def test_a_key_leaves_the_beginning_as_it_was(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def _kept(name: str) -> str:
         return "in memory, by snapshots" if rules.no_states else "by snapshots"
     if rules.no_states:
         return f"no: {rules.no_states}"
-    return "yes"
+    return "within the window" if rules.window is not None and rules.window.chunked else "yes"
 
 
 def _drafts(name: str) -> str:

@@ -23,14 +23,19 @@ from tests.support.architectures import CLOSE
 from tests.support.deployments import pipeline, tensor
 from tests.support.drafting import GREEDY
 from tests.support.ranks_here import ranks_here
-from tests.support.slices import synthetic
+from tests.support.slices import rewritten, synthetic
 from tests.support.thorough import some, thorough
 
 OPTIONS = EngineOptions(
     threads=1, context=400, batch=64, kv_type="f32", flash_attention="off", repack=False, sequences=3
 )
 USUALLY = ("gemma2", "gemma3", "gemma4", "gpt-oss", "cohere2")
-WINDOWED = [arch for arch, row in ARCHITECTURES.items() if row.rules.window and not row.rules.no_states]
+OF_LLAMA_CPP = {"llama4": 8192, "smallthinker": 4096}  # tokens of a window, whatever the file says
+WINDOWED = [
+    arch
+    for arch, row in ARCHITECTURES.items()
+    if row.rules.window and not row.rules.no_states and arch not in OF_LLAMA_CPP
+]
 ARCHS = [*USUALLY, *thorough(*(arch for arch in WINDOWED if arch not in USUALLY))]
 SPREAD: dict[str, dict[str, Any]] = {"stages": pipeline(5, 4), "thin": pipeline(0, 5, 4), "tensor": tensor(2, 1)}
 FIRST = [270 + 3 * i % 40 for i in range(100)]
@@ -80,6 +85,7 @@ def goes_on(arch: str, how: str, folder: Path) -> None:
     model = model_of(arch, folder)
     longer, prompt = [*FIRST[:50], *(300 + i % 12 for i in range(100))], [*OTHER[:60], *NEW]
     with Engine(model, OPTIONS) as reference, engine_of(model, how, folder) as engine:
+        assert reference.model.window == 16
         first, second = Slot(engine, 0), Slot(engine, 1)
         first.prefill(FIRST)
         second.prefill(OTHER)
@@ -104,6 +110,35 @@ def test_whatever_is_computed_in_turns_only_new_tokens_are(arch: str, tmp_path: 
             logits = slot.prefill(prompt)
             assert slot.computed == len(prompt) - shared
             assert apart(logits, at_once(reference, prompt)) < 3 * CLOSE.get(arch, 1e-5)
+
+
+@pytest.mark.parametrize(("arch", "sequences"), [("llama4", 2), ("smallthinker", 2), ("smallthinker", 128)])
+def test_what_is_left_of_windows_that_llama_cpp_has_of_its_own(arch: str, sequences: int, tmp_path: Path) -> None:
+    """The file says another one, or none. A chunk is passed at once, and more than 127 sequences have no doubles:
+    where others have taken cells a prompt is computed from its beginning, and is not answered wrongly."""
+    window, layers = OF_LLAMA_CPP[arch], 4 if arch == "llama4" else 8
+    whole = synthetic(tmp_path / "whole.gguf", arch, layers=layers, vocab=320, embd=64, ff=96)
+    model = rewritten(whole, tmp_path / "model.gguf", drop=["llama4.attention.sliding_window"])
+    history = [270 + 3 * i % 40 + i % 7 for i in range(window + 300)]
+    n_same = window + 50 if arch == "smallthinker" else window - 200
+    options = replace(OPTIONS, context=window + 1000, batch=512, sequences=sequences)
+    with Engine(model, options) as engine:
+        assert engine.model.window == window
+        slot, other = Slot(engine, 0), Slot(engine, 1)
+        other.prefill(FIRST)
+        slot.prefill(history)
+        other.prefill([*FIRST[:50], *OTHER, *OTHER])
+        if arch == "llama4":
+            slot.cut(window + 100)
+            assert len(slot.tokens) == window + 100  # within its last chunk
+        slot.cut(n_same)
+        if arch == "llama4" or sequences > 127:
+            assert slot.tokens == []
+        else:
+            prompt = [*history[:n_same], *NEW]
+            logits = slot.prefill(prompt).copy()
+            assert slot.computed == len(NEW)
+            assert apart(logits, at_once(engine, prompt)) < 1e-4
 
 
 @pytest.mark.parametrize("how", ["alone", "stages"])
