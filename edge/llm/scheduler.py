@@ -122,13 +122,13 @@ class Scheduler(Closing):
 
     def _go_on(self) -> None:
         self._in_flight.follow(self.engine)  # another one may have taken over since the last step
+        if not self._in_flight.steps:  # the tokens of the last one have left
+            self.slots.keep_snapshots()
         ready = self.slots.remote.receive(steps_in_flight=bool(self._in_flight.steps))
         self._ready.extend(ready or ())
         submitted = ready is not None and self._admit() and self._submit()
         if self._in_flight.steps and (not submitted or self._in_flight.most == 1):  # stages go on with others meanwhile
             self._collect()
-            if not self._in_flight.steps:
-                self.slots.keep_snapshots()
         elif not submitted:
             self.slots.remote.wait()
 
