@@ -288,18 +288,16 @@ class Scheduler(Closing):
         beside these tokens, or no room for drafts, which nobody has to wait for."""
         group, n = self.running, len(self.running)
         most = self.engine.rollback
-        if len({member.adapters for member in group}) != 1 or (
-            most is not None and (n > 1 or not most)
-        ):  # recurrent layers cannot forget a wrong draft
+        can_forget = most is None or (n == 1 and most > 0)  # a wrong draft, as recurrent layers may not
+        if len({member.adapters for member in group}) != 1 or not can_forget:
             return False
         if self._in_flight.awaited:
             if n > 1 or not self._in_flight.has_windows:
                 return False
         elif n > len(self._ready) or -(-n // self._budget.groups) < n or any(member.pending > 1 for member in group):
             return False
-        if (
-            len({member.slot.group for member in group if member.slot is not None}) > 1
-        ):  # of which no step has rows of two
+        groups = {member.slot.group for member in group if member.slot is not None}
+        if len(groups) > 1:  # no step has rows of two
             return False
         most_rows, windows = max(1, min(self.engine.outputs, self.engine.batch) // n), 1
         if n == 1:

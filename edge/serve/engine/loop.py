@@ -226,9 +226,11 @@ class ServingLoop:
     def _pooled(self, work: Callable[[Sequence[int]], T], texts: Sequence[Sequence[int]]) -> list[T]:
         """Return what the engine thread makes of each text; other requests go on between two of them."""
         if self._deployed is not None:
-            raise EngineError("this model runs on several devices, and embeddings need one; serve it without --workers")
+            raise EngineError(
+                "this model runs on several devices, and pooling texts needs one; serve it without --workers"
+            )
         if self._engine.paging is not None:
-            raise EngineError("this model runs within a memory budget, and embeddings need a context of their own")
+            raise EngineError("this model runs within a memory budget, and pooling texts needs memory beside it")
         return [self._jobs.result(partial(work, tokens)) for tokens in texts]
 
 
