@@ -2,9 +2,17 @@
 
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from edge.errors import EngineError
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
 from edge.serve.engine.child import _read
+from edge.serve.engine.loop import ServingLoop
+from tests.support.ranking import decoder
 
 
 class Loop:
@@ -13,11 +21,15 @@ class Loop:
     def __init__(self) -> None:
         self.may_score, self.answered = threading.Event(), threading.Semaphore(0)
 
+    def expect(self, number: int) -> None:
+        """It may be cancelled."""
+
+    def pool(self, number: int, what: str, arguments: Mapping[str, Any]) -> str:
+        assert self.may_score.wait(60)
+        return what
+
     def ask(self, what: str, arguments: Mapping[str, Any]) -> str:
-        if what == "rerank":
-            assert self.may_score.wait(60)
-        else:
-            self.answered.release()
+        self.answered.release()
         return what
 
     def end(self) -> None:
@@ -40,3 +52,14 @@ def test_others_are_answered_beside_many_rankings() -> None:
 
     _read(messages(), loop, control)
     assert sorted(reply["id"] for reply in replies) == list(range(9))
+
+
+def test_a_cancelled_ranking_ends_between_two_documents(tmp_path: Path) -> None:
+    with Engine(decoder(tmp_path / "tiny.gguf"), EngineOptions(threads=1)) as engine:
+        loop = ServingLoop(engine, None, lambda *messages: None)
+        loop.expect(1)
+        loop.cancel(1)
+        with pytest.raises(EngineError, match="cancelled before all of its texts"):
+            loop.pool(1, "rerank", {"query": "q", "documents": ["a", "b"]})
+        loop.end()
+        loop.run()

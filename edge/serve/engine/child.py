@@ -115,7 +115,7 @@ def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Contro
             elif message["do"] == "beat":  # answered here, whatever other threads do
                 control.send({"id": message["id"], "result": loop.beat()})
             else:
-                if message["do"] == "generate":
+                if message["do"] in ("generate", *_POOLED):
                     loop.expect(message["id"])
                 threads = pooling if message["do"] in _POOLED else constraining if _is_constrained(message) else pool
                 threads.submit(_answer, message, loop, control.send)
@@ -133,7 +133,8 @@ def _answer(message: dict[str, Any], loop: ServingLoop, send: Callable[..., None
         if what == "generate":
             loop.generate(number, **arguments)  # reports the acceptance itself, before the first piece
         else:
-            send({"id": number, "result": loop.ask(what, arguments)})
+            result = loop.pool(number, what, arguments) if what in _POOLED else loop.ask(what, arguments)
+            send({"id": number, "result": result})
     except Exception as error:
         send({"id": number, "error": error_json(error)})
     finally:
