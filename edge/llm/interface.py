@@ -68,6 +68,10 @@ class SequenceStates(Protocol):
     def problem(self) -> str | None:
         """Why something was not kept, the first time, in one line; None where nothing was amiss."""
 
+    @property
+    def is_writing(self) -> bool:
+        """True while blocks are written to the disk, or wait for it."""
+
     def describe(self) -> str:
         """Describe how much is kept where."""
 

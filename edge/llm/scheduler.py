@@ -122,13 +122,13 @@ class Scheduler(Closing):
 
     def _go_on(self) -> None:
         self._in_flight.follow(self.engine)  # another one may have taken over since the last step
+        if not self._in_flight.steps:  # the tokens of the last one have left
+            self.slots.keep_snapshots()
         ready = self.slots.remote.receive(steps_in_flight=bool(self._in_flight.steps))
         self._ready.extend(ready or ())
         submitted = ready is not None and self._admit() and self._submit()
         if self._in_flight.steps and (not submitted or self._in_flight.most == 1):  # stages go on with others meanwhile
             self._collect()
-            if not self._in_flight.steps:
-                self.slots.keep_snapshots()
         elif not submitted:
             self.slots.remote.wait()
 
@@ -290,18 +290,16 @@ class Scheduler(Closing):
         beside these tokens, or no room for drafts, which nobody has to wait for."""
         group, n = self.running, len(self.running)
         most = self.engine.rollback
-        if len({member.adapters for member in group}) != 1 or (
-            most is not None and (n > 1 or not most)
-        ):  # recurrent layers cannot forget a wrong draft
+        can_forget = most is None or (n == 1 and most > 0)  # a wrong draft, as recurrent layers may not
+        if len({member.adapters for member in group}) != 1 or not can_forget:
             return False
         if self._in_flight.awaited:
             if n > 1 or not self._in_flight.has_windows:
                 return False
         elif n > len(self._ready) or -(-n // self._budget.groups) < n or any(member.pending > 1 for member in group):
             return False
-        if (
-            len({member.slot.group for member in group if member.slot is not None}) > 1
-        ):  # of which no step has rows of two
+        groups = {member.slot.group for member in group if member.slot is not None}
+        if len(groups) > 1:  # no step has rows of two
             return False
         most_rows, windows = max(1, min(self.engine.outputs, self.engine.batch) // n), 1
         if n == 1:

@@ -139,9 +139,11 @@ class Slots:
 
     def keep_snapshots(self) -> None:
         """Put what requests computed up to a new snapshot on disk, now that no step is under way: where an engine is
-        lost, another one goes on from there."""
+        lost, another one goes on from there. No token waits for it: not the first of an answer, and where the disk is
+        behind, it is left for a later time."""
         for slot in self.all if self.keeps else ():
-            if slot.busy and slot.plan.has_new:
+            is_due = slot.busy and slot.plan.has_new and len(slot.tokens) >= slot.plan.n_tokens
+            if is_due and not self._engine.states.is_writing:
                 slot.keep()
 
     def _hold_again(self, slot: Slot, history: Sequence[int], former: Former) -> None:

@@ -46,7 +46,7 @@ class SnapshotPlan:
 
     def __init__(self, n_tokens: int, block: int) -> None:
         """n_tokens: of the prompt."""
-        self._block, self._borders = block, borders(n_tokens, block)
+        self.n_tokens, self._block, self._borders = n_tokens, block, borders(n_tokens, block)
         self._next = n_tokens + ANSWER_TOKENS  # the least position behind the prompt
         self.has_new = False  # one was made, and is not on disk yet
 

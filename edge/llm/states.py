@@ -198,6 +198,11 @@ class States:
         """Why something was not kept, the first time, in one line; None where nothing was amiss."""
         return None if self.sealed is None else self.sealed.problem
 
+    @property
+    def is_writing(self) -> bool:
+        """True while blocks are written to the disk, or wait for it."""
+        return self.sealed is not None and self.sealed.is_writing
+
     def describe(self) -> str:
         """Describe how much is kept where, in a line for people."""
         if self.sealed is None:

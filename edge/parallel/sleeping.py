@@ -199,6 +199,7 @@ class _NoWeights(Model):
     def __init__(self, file: GgufFile, shape: ModelShape) -> None:
         self.n_vocab, self.n_bytes, self.architecture = shape.n_vocab, shape.weight_bytes, file.architecture
         self.has_decoder, self.is_recurrent, self.own_memory = True, False, None
+        self.window = 0  # nothing is dropped
 
     def close(self) -> None:
         """There is nothing to free."""

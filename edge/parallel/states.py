@@ -118,6 +118,11 @@ class SpreadStates:
         """As `States.problem`, of this device."""
         return self._own.problem
 
+    @property
+    def is_writing(self) -> bool:
+        """As `States.is_writing`, of this device."""
+        return self._own.is_writing
+
     def describe(self) -> str:
         """As `States.describe`, of this device."""
         return self._own.describe()

@@ -47,6 +47,11 @@ class SealedBlocks:
         """Why something was not kept, the first time, in one line for people; None where nothing was amiss."""
         return self.store.problem
 
+    @property
+    def is_writing(self) -> bool:
+        """True while blocks are written, or wait for it."""
+        return bool(self._queue)
+
     def keep(self, hashes: Sequence[bytes], data: Buffer) -> None:
         """Have a thread write blocks that are not there, to one file.
 

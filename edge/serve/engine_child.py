@@ -55,6 +55,9 @@ class EngineChild:
             return await asyncio.wait_for(future, ANSWER_S)
         except asyncio.TimeoutError:
             raise NoAnswer(f"the engine process gave no answer in {ANSWER_S:g} s") from None
+        except asyncio.CancelledError:
+            self.send({"id": number, "do": "cancel"})
+            raise
         finally:
             del self._pending[number]
 

@@ -28,6 +28,7 @@ from edge.tasks import ShowStep, Steps
 _PREPARING = 4  # threads
 _LARGE_BYTES = 1 << 20  # of a request: memory for preparing a larger one is given back to the system
 _CONSTRAINING = 2  # threads for constrained requests: compiling may take a second of a processor
+_POOLED = ("embed", "rerank")  # in a thread of their own, one at a time: each waits for the engine with every text
 _CONSTRAINTS = ("grammar", "json_schema", "regex", "lark")
 
 
@@ -106,6 +107,7 @@ def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Contro
     with (
         ThreadPoolExecutor(_PREPARING, thread_name_prefix="prepare") as pool,
         ThreadPoolExecutor(_CONSTRAINING, thread_name_prefix="constrain") as constraining,
+        ThreadPoolExecutor(1, thread_name_prefix="pool texts") as pooling,
     ):
         for message in messages:
             if message["do"] == "cancel":
@@ -113,9 +115,9 @@ def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Contro
             elif message["do"] == "beat":  # answered here, whatever other threads do
                 control.send({"id": message["id"], "result": loop.beat()})
             else:
-                if message["do"] == "generate":
+                if message["do"] in ("generate", *_POOLED):
                     loop.expect(message["id"])
-                threads = constraining if _is_constrained(message) else pool
+                threads = pooling if message["do"] in _POOLED else constraining if _is_constrained(message) else pool
                 threads.submit(_answer, message, loop, control.send)
     loop.end()
 
@@ -131,7 +133,8 @@ def _answer(message: dict[str, Any], loop: ServingLoop, send: Callable[..., None
         if what == "generate":
             loop.generate(number, **arguments)  # reports the acceptance itself, before the first piece
         else:
-            send({"id": number, "result": loop.ask(what, arguments)})
+            result = loop.pool(number, what, arguments) if what in _POOLED else loop.ask(what, arguments)
+            send({"id": number, "result": result})
     except Exception as error:
         send({"id": number, "error": error_json(error)})
     finally:

@@ -39,7 +39,7 @@ class Embedder:
 
     def _pooled(self, tokens: Sequence[int], *, ranks: bool) -> NDArray[np.float32]:
         if not 0 < len(tokens) <= self.most_tokens:
-            raise ContextFull(f"a text to embed has 1 to {self.most_tokens} tokens, this one {len(tokens)}")
+            raise ContextFull(f"a text to embed or score has 1 to {self.most_tokens} tokens, this one {len(tokens)}")
         if ranks not in self._contexts:
             self._contexts[ranks] = PooledContext(self._model, self.most_tokens, self._threads, ranks=ranks)
         return self._contexts[ranks].pooled(tokens)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from edge.constraints.constraint import never_given_up
 from edge.deployment.deployed import DeployedModel
 from edge.errors import EngineError
 from edge.llama.llama import Model
@@ -22,6 +23,7 @@ from edge.serve.messages import error_json, logprob_json
 from edge.thinking.format import AUTO
 
 T = TypeVar("T")
+GivenUp = Callable[[], bool]  # whether nobody waits any more
 
 
 class ServingLoop:
@@ -214,22 +216,37 @@ class ServingLoop:
         """Answer a request of the server by name, as JSON values. Raises its errors."""
         return self._handlers[what](**arguments)
 
-    def _embed(self, texts: Sequence[str | Sequence[int]]) -> dict[str, Any]:
+    def pool(self, number: int, what: str, arguments: Mapping[str, Any]) -> Any:
+        """As `ask`, of an expected request to embed or score texts: EngineError once it is cancelled."""
+        try:
+            return self._handlers[what](**arguments, given_up=self._preparing[number].is_set)
+        finally:
+            del self._preparing[number]
+
+    def _embed(self, texts: Sequence[str | Sequence[int]], given_up: GivenUp = never_given_up) -> dict[str, Any]:
         tokenized = [self._inputs.tokens(text, MOST_TOKENS) for text in texts]
-        vectors = self._pooled(lambda tokens: self._embedder.embed(tokens).tolist(), tokenized)
+        vectors = self._pooled(lambda tokens: self._embedder.embed(tokens).tolist(), tokenized, given_up)
         return {"embeddings": vectors, "tokens": sum(map(len, tokenized))}
 
-    def _rerank(self, query: str, documents: Sequence[str]) -> dict[str, Any]:
+    def _rerank(self, query: str, documents: Sequence[str], given_up: GivenUp = never_given_up) -> dict[str, Any]:
         tokenized = self._inputs.ranked(query, documents, self._embedder.most_tokens)
-        return {"scores": self._pooled(self._embedder.score, tokenized), "tokens": sum(map(len, tokenized))}
+        scores = self._pooled(self._embedder.score, tokenized, given_up)
+        return {"scores": scores, "tokens": sum(map(len, tokenized))}
 
-    def _pooled(self, work: Callable[[Sequence[int]], T], texts: Sequence[Sequence[int]]) -> list[T]:
+    def _pooled(self, work: Callable[[Sequence[int]], T], texts: Sequence[Sequence[int]], given_up: GivenUp) -> list[T]:
         """Return what the engine thread makes of each text; other requests go on between two of them."""
         if self._deployed is not None:
-            raise EngineError("this model runs on several devices, and embeddings need one; serve it without --workers")
+            raise EngineError(
+                "this model runs on several devices, and pooling texts needs one; serve it without --workers"
+            )
         if self._engine.paging is not None:
-            raise EngineError("this model runs within a memory budget, and embeddings need a context of their own")
-        return [self._jobs.result(partial(work, tokens)) for tokens in texts]
+            raise EngineError("this model runs within a memory budget, and pooling texts needs memory beside it")
+        results = []
+        for tokens in texts:
+            if given_up():
+                raise EngineError("the request was cancelled before all of its texts were computed")
+            results.append(self._jobs.result(partial(work, tokens)))
+        return results
 
 
 def _logprob(model: Model, token: int, logprob: float) -> list[Any]:

@@ -1,6 +1,7 @@
 """Models with recurrent layers: what a prompt shares with an earlier one is not computed again, in memory, from disk
 and on several devices; drafts that were wrong are forgotten. In F32 all is as computed at once, on one device."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -233,6 +234,29 @@ def test_an_answer_gets_snapshots_too(tmp_path: Path) -> None:
             slot.decode([token])
         assert apart(slot.prefill(again), at_once(model, again)) < 1e-5
         assert slot.computed == len(again) - (len(FIRST) + ANSWER_TOKENS)
+
+
+def test_no_token_waits_until_snapshots_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are put on disk once the first token has left, and not before what is written already."""
+    written = threading.Event()
+    with Engine(model_of("lfm2", tmp_path), on_disk(OPTIONS, tmp_path)) as engine:
+        states = engine.states
+        assert states.sealed is not None
+        write = states.sealed.store.write
+        monkeypatch.setattr(states.sealed.store, "write", lambda *file: written.wait(60) and write(*file))
+        scheduler, hashes = Scheduler(engine, keep=True), states.block_hashes(FIRST)
+        scheduler.add(Request(FIRST, 40, GREEDY, ends=False))
+        while not scheduler.step():
+            pass
+        assert not states.is_writing
+        states.sealed.keep([bytes(32)], b"of another")
+        scheduler.step()
+        assert states.n_cached(hashes) == 0
+        written.set()
+        assert states.sealed.flush(60)
+        scheduler.step()
+        assert states.n_cached(hashes) == BORDER // states.block
+        scheduler.drop_requests()
 
 
 def test_what_is_too_large_for_memory_is_dropped_first(tmp_path: Path) -> None:
