@@ -12,6 +12,7 @@ import pytest
 from edge.cluster import rank_group, session
 from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
+from edge.cluster.model_slices import FileSlice
 from edge.cluster.preflight import check_room
 from edge.demo import MODEL_PATH
 from edge.errors import Interrupted, NoRoom, NotEnoughMemory, WorkerError
@@ -255,11 +256,12 @@ def test_one_device_under_two_addresses_needs_room_for_both(two: list[Worker]) -
     addresses = [f"localhost:{two[0].port}", f"LOCALHOST:{two[0].port}"]
     plan = make_plan(limits(file), "model", "", [LOCAL, *addresses], "pipeline")
     recipes = [slice_recipe(file, "0" * 64, plan.slice(rank)) for rank in range(3)]
+    slices = {rank: [FileSlice(file.path, recipe)] for rank, recipe in enumerate(recipes)}
     with Fleet(addresses) as fleet:
         for address in addresses:
             fleet.profiles[address] = replace(fleet.profiles[address], memory_available_bytes=recipes[1].n_bytes)
         with pytest.raises(NotEnoughMemory) as caught:
-            check_room(fleet, [(plan, dict(enumerate(recipes)))], ModelShape.from_gguf(file), OPTIONS)
+            check_room(fleet, [(plan, slices)], ModelShape.from_gguf(file), OPTIONS)
     assert str(caught.value).count("needs") == 1
     weights = sum(recipe.n_bytes for recipe in recipes[1:]) / MIB
     assert f"(weights {weights:,.0f}, " in str(caught.value)
