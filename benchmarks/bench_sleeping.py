@@ -92,8 +92,8 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             except (subprocess.SubprocessError, OSError, ValueError, RuntimeError) as error:
                 failed[setting.name] = f"{error}"[-200:]
                 print(f"{setting.name}: {failed[setting.name]}", file=sys.stderr)
-    found = summary(rows[False], rows[True]) if rows[False] or rows[True] else None
-    return {"settings": rows[False], "summary": found, "groups": rows[True], "failed": failed}
+    totals = summary(rows[False], rows[True]) if rows[False] or rows[True] else None
+    return {"settings": rows[False], "summary": totals, "groups": rows[True], "failed": failed}
 
 
 def measured(
@@ -231,21 +231,21 @@ def text(r: dict[str, Any]) -> str:
     return "\n\n".join([*texts, last_line(r["summary"])])
 
 
-def last_line(found: dict[str, Any] | None) -> str:
+def last_line(totals: dict[str, Any] | None) -> str:
     """Return the errors of latency and throughput, and what choices lose, in one line."""
-    if found is None:
+    if totals is None:
         return "Summary: nothing was measured."
     names = {"latency": "latency_s", "throughput": "throughput_per_s"}
     parts = [
         f"{title} off by {errors['median']:.1%} (median), {errors['worst']:.1%} (worst)"
-        for title, errors in ((title, found["errors"].get(name)) for title, name in names.items())
+        for title, errors in ((title, totals["errors"].get(name)) for title, name in names.items())
         if errors
     ]
     parts += [
         f"chosen by {axis} {ratios['median']:.3f} (median), {ratios['worst']:.3f} (worst) of the best measured"
-        for axis, ratios in found["chosen_over_best"].items()
+        for axis, ratios in totals["chosen_over_best"].items()
     ]
-    return f"Summary: {found['settings']} settings; " + "; ".join([*parts, f"{found['rejected']} figures rejected."])
+    return f"Summary: {totals['settings']} settings; " + "; ".join([*parts, f"{totals['rejected']} figures rejected."])
 
 
 def text_of_groups(rows: list[dict[str, Any]]) -> str:
@@ -262,19 +262,19 @@ def text_of_groups(rows: list[dict[str, Any]]) -> str:
 
 def text_of_plans(r: dict[str, Any]) -> str:
     """Plans, predicted and measured."""
-    found = r["summary"]
+    totals = r["summary"]
     lines = [
         [f"{row['name']}: {shape_text(plan)}{mark(row, plan)}", *cells(plan), f"{max(plan['waited'].values()):.0%}"]
         for row in r["settings"]
         for plan in row["plans"]
     ]
     words = [
-        f"{found['settings']} settings, {found['plans']} plans; {found['again']} settings were measured again because"
+        f"{totals['settings']} settings, {totals['plans']} plans; {totals['again']} settings were measured again as"
         f" processes waited for cores for more than {MOST_WAITED:.0%} of the time."
     ]
-    for name, errors in found["errors"].items():
+    for name, errors in totals["errors"].items():
         words.append(f"{name}: off by {errors['median']:.1%} in the median, {errors['worst']:.1%} at worst.")
-    for axis, ratios in found["chosen_over_best"].items():
+    for axis, ratios in totals["chosen_over_best"].items():
         words.append(
             f"Chosen by {axis} over the best measured: {ratios['median']:.3f} in the median, {ratios['worst']:.3f} at"
             " worst."

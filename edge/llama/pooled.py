@@ -31,7 +31,7 @@ class PooledContext:
                 self._handle = L.llama_init_from_model(model._handle, params)
             if not self._handle:
                 reason = lines[-1] if lines else "it gives no reason"
-                raise EngineError(f"llama.cpp cannot make a context to embed texts: {reason}")
+                raise EngineError(f"llama.cpp cannot make a context to pool texts: {reason}")
             there = L.llama_pooling_type(self._handle)
             if there == rank if ranks else there not in (L.LLAMA_POOLING_TYPE_NONE, rank):
                 break

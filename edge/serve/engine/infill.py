@@ -74,18 +74,18 @@ class InfillPrompts:
         room -= len(project) + len(own)
         if room < 0:
             return []
-        kept: list[int] = []
+        tokens: list[int] = []
         for file in reversed(files):
             head = self._plain(_BETWEEN_FILES) if sep is None else [sep, *self._plain(f"{file['filename']}\n")]
             text = self._end(file["text"], max(room, 1))
             n = _fitting(len(text), room - len(head), step)
             if room < len(head) or (n < 1 and text):
                 break
-            kept[:0] = [*head, *_last(text, n)]
+            tokens[:0] = [*head, *_last(text, n)]
             room -= len(head) + n
             if n < len(text):
                 break
-        return [*project, *kept, *own]
+        return [*project, *tokens, *own]
 
     def _end(self, text: str | Sequence[int], room: int) -> list[int]:
         """Return tokens of a text that may have so many, without most of what is too much at its beginning."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from edge.serve.tools.formats import JSON, CallFormat
 from edge.serve.tools.reader import NoCallError, Reader, Reading
 from edge.serve.tools.schemas import is_text, resolved, types
-from edge.serve.tools.values import Give, as_json, bare_key, captured, json_string, members, value
+from edge.serve.tools.values import Give, another, as_json, bare_key, captured, json_string, members, value
 from quant.text import overlap
 
 MAX_HEADER = 300  # characters of what comes before arguments, and of a key
@@ -125,10 +125,7 @@ def _pythonic(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]
         sink.give("{")
         yield from reader.space()
         is_first = True
-        while not (yield from reader.may_take(")")):
-            if not is_first:
-                yield from reader.take(",")
-                yield from reader.space()
+        while (yield from another(reader, ")", is_first=is_first)):
             key = yield from bare_key(reader, "=")
             yield from reader.take("=")
             sink.give(f'{"" if is_first else ", "}"{json_string(key)}": ')

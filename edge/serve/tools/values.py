@@ -87,10 +87,7 @@ def members(reader: Reader, notation: Notation, give: Give, depth: int = 0) -> R
     give("{")
     yield from reader.space()
     is_first = True
-    while not (yield from reader.may_take("}")):
-        if not is_first:
-            yield from reader.take(",")
-            yield from reader.space()
+    while (yield from another(reader, "}", is_first=is_first)):
         quote = yield from reader.may_take(*notation.quotes)
         if not quote and not notation.bare_keys:
             raise NoCallError("a key was needed")
@@ -108,6 +105,16 @@ def members(reader: Reader, notation: Notation, give: Give, depth: int = 0) -> R
         yield from value(reader, notation, give, depth + 1)
         yield from reader.space()
         is_first = False
+
+
+def another(reader: Reader, closes: str, *, is_first: bool) -> Reading[bool]:
+    """Read what comes before an item: the comma, if it is not the first. Return False where the items end instead."""
+    if (yield from reader.may_take(closes)):
+        return False
+    if not is_first:
+        yield from reader.take(",")
+        yield from reader.space()
+    return True
 
 
 def bare_key(reader: Reader, separator: str) -> Reading[str]:
@@ -128,9 +135,8 @@ def _items(reader: Reader, notation: Notation, give: Give, depth: int) -> Readin
     give("[")
     yield from reader.space()
     is_first = True
-    while not (yield from reader.may_take("]")):
+    while (yield from another(reader, "]", is_first=is_first)):
         if not is_first:
-            yield from reader.take(",")
             give(", ")
         yield from value(reader, notation, give, depth + 1)
         yield from reader.space()

@@ -2,27 +2,23 @@
 requests computed meanwhile, and after a restart. All is as computed at once, on a device that knows nothing else."""
 
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from edge.llm.engine import Engine
-from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.requests import Event, Request
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot, common_prefix
 from partition.architectures.table import ARCHITECTURES
 from tests.support.architectures import CLOSE
-from tests.support.deployments import pipeline, tensor
 from tests.support.drafting import GREEDY
-from tests.support.ranks_here import ranks_here
+from tests.support.nine_layers import engine_of, model_of
 from tests.support.slices import rewritten, synthetic
 from tests.support.thorough import some, thorough
 
@@ -37,27 +33,9 @@ WINDOWED = [
     if row.rules.window and not row.rules.no_states and arch not in OF_LLAMA_CPP
 ]
 ARCHS = [*USUALLY, *thorough(*(arch for arch in WINDOWED if arch not in USUALLY))]
-SPREAD: dict[str, dict[str, Any]] = {"stages": pipeline(5, 4), "thin": pipeline(0, 5, 4), "tensor": tensor(2, 1)}
 FIRST = [270 + 3 * i % 40 for i in range(100)]
 OTHER = [271 + 7 * i % 40 for i in range(100)]
 NEW = list(range(300, 311))
-
-
-def model_of(arch: str, folder: Path) -> Path:
-    """One with a window of 16 tokens."""
-    return synthetic(folder / f"{arch}.gguf", arch, layers=9, vocab=320, embd=64, ff=96)
-
-
-@contextmanager
-def engine_of(model: Path, how: str, folder: Path, **changes: Any) -> Iterator[TextEngine]:
-    """One device, or ranks."""
-    options = replace(OPTIONS, **changes)
-    if how == "alone":
-        with Engine(model, options) as engine:
-            yield engine
-    else:
-        with ranks_here(model, SPREAD[how], options, folder) as ranks:
-            yield ranks
 
 
 def apart(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
@@ -84,7 +62,7 @@ def test_likewise_on_several_devices(arch: str, how: str, tmp_path: Path) -> Non
 def goes_on(arch: str, how: str, folder: Path) -> None:
     model = model_of(arch, folder)
     longer, prompt = [*FIRST[:50], *(300 + i % 12 for i in range(100))], [*OTHER[:60], *NEW]
-    with Engine(model, OPTIONS) as reference, engine_of(model, how, folder) as engine:
+    with Engine(model, OPTIONS) as reference, engine_of(model, how, OPTIONS, folder) as engine:
         assert reference.model.window == 16
         first, second = Slot(engine, 0), Slot(engine, 1)
         first.prefill(FIRST)
@@ -147,7 +125,7 @@ def test_answers_beside_each_other_are_those_of_one_alone(how: str, tmp_path: Pa
     that computes each prompt from its beginning."""
     model = model_of("gpt-oss", tmp_path)
     histories = [[270 + (7 + n) * i % 40 for i in range(50)] for n in range(3)]
-    with engine_of(model, how, tmp_path) as engine, Engine(model, OPTIONS) as plain:
+    with engine_of(model, how, OPTIONS, tmp_path) as engine, Engine(model, OPTIONS) as plain:
         scheduler, alone = Scheduler(engine, keep=True), Scheduler(plain, slots=1)
         for turn in range(3):
             prompts = [[*history, *(300 + turn for _ in range(9))] for history in histories]
@@ -172,11 +150,14 @@ def answers_of(scheduler: Scheduler, prompts: list[list[int]]) -> tuple[list[lis
 def test_a_prompt_is_kept_over_a_restart(arch: str, how: str, tmp_path: Path) -> None:
     model, prefixes = model_of(arch, tmp_path), PrefixOptions(1 << 30, tmp_path / "kept", tmp_path / "key")
     prompt = [*FIRST[:90], *NEW]
-    with engine_of(model, how, tmp_path, prefixes=prefixes) as engine:
+    with engine_of(model, how, replace(OPTIONS, prefixes=prefixes), tmp_path) as engine:
         slot = Slot(engine)
         slot.prefill(FIRST)
         slot.keep()
-    with Engine(model, OPTIONS) as reference, engine_of(model, how, tmp_path, prefixes=prefixes) as engine:
+    with (
+        Engine(model, OPTIONS) as reference,
+        engine_of(model, how, replace(OPTIONS, prefixes=prefixes), tmp_path) as engine,
+    ):
         slot = Slot(engine)
         assert apart(slot.prefill(prompt), at_once(reference, prompt)) < CLOSE.get(arch, 1e-5)
         assert (slot.restored, slot.computed) == (88, len(prompt) - 88)

@@ -2,8 +2,6 @@
 and on several devices; drafts that were wrong are forgotten. In F32 all is as computed at once, on one device."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +17,6 @@ from edge.errors import EngineError, Interrupted
 from edge.llm import engine as engine_module
 from edge.llm import snapshots
 from edge.llm.engine import Engine
-from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
@@ -36,8 +33,8 @@ from partition.predict.drafts import ROLLBACK_ROWS
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 from tests.support.architectures import CLOSE, ROLLS_BACK
-from tests.support.deployments import pipeline, tensor
 from tests.support.drafting import GREEDY, Known, always, ids, run, speculate
+from tests.support.nine_layers import SPREAD, engine_of, model_of
 from tests.support.paging import ALL_FITS, least, paged
 from tests.support.ranks_here import ranks_here
 from tests.support.replaceable import Mortal, replaceable
@@ -51,26 +48,10 @@ DRAFTING = ["qwen35", "lfm2", *thorough(*(arch for arch in ROLLS_BACK if arch no
 FIRST = [270 + 3 * i % 40 for i in range(120)]
 NEXT = [*FIRST[:90], *range(300, 311)]  # begins like it
 BORDER = (len(FIRST) - LAST_TOKENS) // 8 * 8  # the last snapshot of the first prompt
-SPREAD: dict[str, dict[str, Any]] = {"stages": pipeline(5, 4), "thin": pipeline(0, 5, 4), "tensor": tensor(2, 1)}
-
-
-def model_of(arch: str, folder: Path) -> Path:
-    return synthetic(folder / f"{arch}.gguf", arch, layers=9, vocab=320, embd=64, ff=96)
 
 
 def on_disk(options: EngineOptions, folder: Path) -> EngineOptions:
     return replace(options, prefixes=PrefixOptions(1 << 30, folder / "kept", folder / "key"))
-
-
-@contextmanager
-def engine_of(model: Path, how: str, options: EngineOptions, folder: Path) -> Iterator[TextEngine]:
-    """One device, or ranks."""
-    if how == "alone":
-        with Engine(model, options) as engine:
-            yield engine
-    else:
-        with ranks_here(model, SPREAD[how], options, folder) as ranks:
-            yield ranks
 
 
 def at_once(model: Path, prompt: list[int]) -> NDArray[np.float32]:
