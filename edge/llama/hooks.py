@@ -29,7 +29,7 @@ class Hook:
 
 
 _Hooks = tuple[Hook, ...]
-_Key = tuple[int, int, tuple[int, ...]]  # kind of graph: rows, outputs, adapters
+_Key = tuple[int, int, tuple[int, ...], bool]  # kind of graph: rows, outputs, adapters, whether hidden states are given
 _Readies = tuple[Callable[[], bool], ...]
 
 
@@ -54,7 +54,9 @@ class NodeHooks:
     def decode(self, context: Context, rows: Batch, n: int, outputs: int) -> None:
         """Decode the first `n` rows, of which `outputs` give logits. Errors of `Context.decode`, of hooks and of
         `end`."""
-        self.begin(n, outputs, context.active_adapters, shifted=context.shift_pending)
+        self.begin(
+            n, outputs, context.active_adapters, gives_hidden=context.gives_hidden, shifted=context.shift_pending
+        )
         completed = False
         try:
             context.decode(rows, n)
@@ -62,10 +64,18 @@ class NodeHooks:
         finally:
             self.end(completed)
 
-    def begin(self, rows: int, outputs: int, adapters: tuple[int, ...] = (), *, shifted: bool = False) -> None:
-        """A graph for `rows` rows, of which `outputs` give logits, comes next. adapters: those in use. shifted: one
-        that shifts positions may come before it."""
-        self._key = None if shifted else (rows, outputs, adapters)
+    def begin(
+        self,
+        rows: int,
+        outputs: int,
+        adapters: tuple[int, ...] = (),
+        *,
+        gives_hidden: bool = False,
+        shifted: bool = False,
+    ) -> None:
+        """A graph for `rows` rows, of which `outputs` give logits, comes next. adapters: those in use. gives_hidden: it
+        gives hidden states, too. shifted: one that shifts positions may come before it."""
+        self._key = None if shifted else (rows, outputs, adapters, gives_hidden)
         cached = self._cache.get(self._key) if self._key else None
         self._learning = cached is None
         self._plan, self._next = cached if cached is not None else ([], [])
@@ -87,7 +97,7 @@ class NodeHooks:
             del self._cache[self._key]
             raise EngineError(
                 f"a graph of {self._index} nodes came where one of {len(self._plan)} was remembered for"
-                f" (rows, outputs, adapters) = {self._key}; its hooks may have run at the wrong nodes"
+                f" (rows, outputs, adapters, hidden states) = {self._key}; its hooks may have run at the wrong nodes"
             )
 
     def callback(self, address: int, ask: bool, _: Any) -> bool:

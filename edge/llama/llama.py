@@ -313,6 +313,7 @@ class Context(Sequences):
         _complaints.clear()
         self.model = model
         self.active_adapters: tuple[int, ...] = ()  # numbers of those in the graphs from now on
+        self.gives_hidden = False  # the graphs from now on give hidden states
         self._handle = None
         try:
             with deferred_interrupts():

@@ -62,6 +62,7 @@ class HiddenRows:
         """Let later decodes keep the hidden state of each row, or of those that give logits alone. EngineError where
         this llama.cpp cannot."""
         check_library()
+        self._context.gives_hidden = True
         _ext.llama_set_embeddings_nextn(self._context._handle, True, only_outputs)
 
     def rows(self, n: int) -> NDArray[np.float32]:
