@@ -21,6 +21,7 @@ Predicted: with r rows a pass takes the time of r rows of the answer and of r - 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -87,6 +88,7 @@ def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, 
         compute = predictor.propose
         drafters = {right: Speculation(mtp_drafts(predictor, time.perf_counter), MTP) for right in RIGHT}
         same = dict.fromkeys(RIGHT, True)
+        seeds = itertools.count()  # each answer has draws of its own: few are made where drafts do not pay
         counts = {right: np.zeros(4) for right in RIGHT}
 
         def plain() -> dict[str, float]:
@@ -94,7 +96,7 @@ def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, 
 
         def with_drafts(right: float) -> dict[str, float]:
             predictor.propose = compute  # type: ignore[method-assign]
-            plant(predictor, {tuple(prompt): answer}, right, seed=len(counts))
+            plant(predictor, {tuple(prompt): answer}, right, seed=next(seeds))
             rate, given = run(engine, prompt, tokens, drafters[right])
             same[right] &= given == answer
             stats = drafters[right].stats
