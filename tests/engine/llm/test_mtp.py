@@ -30,7 +30,7 @@ from tests.conftest import OPTIONS, Synthetic
 from tests.support.deployments import pipeline, stages, tensor
 from tests.support.drafting import GREEDY, ROOM, AlwaysWindows, always, ids, one_slot, run, same_distribution
 from tests.support.mtp import ARCHITECTURES, PROMPT, drafts_by_llama_cpp, plant, with_predictor
-from tests.support.paging import ALL_FITS, least, paged
+from tests.support.paging import ALL_FITS, halfway, least, paged
 from tests.support.ranks_here import ranks_here
 from tests.support.replaceable import replaceable
 from tests.support.thorough import thorough
@@ -366,3 +366,25 @@ def test_what_can_be_asked_for(folder: Path, synthetic: Synthetic, monkeypatch: 
         drafter = speculation(MtpDraft(path, is_auto=True), within, stack.enter_context)
         assert drafter is not None
         assert drafter.name == "ngram"
+
+
+def test_a_paged_model_may_compute_before_its_layers_draft(folder: Path) -> None:
+    """With hidden states its graph is another one, whose nodes are not those that were learned."""
+    sizes = {
+        "embd": 512,
+        "ff": 512,
+        "vocab": 2048,
+        "experts": 16,
+        "experts_used": 2,
+        "expert_ff": 256,
+        "dense_layers": 1,
+    }
+    path = with_predictor(folder, "deepseek2", **sizes)
+    with paged(path, halfway(path, PAGED), PAGED) as engine:
+        assert engine.paging is not None
+        prompts = [PROMPT, PROMPT[::-1]]  # in turn, so that all rows are computed
+        expected = [ids(run(engine, prompt, None, max_tokens=12)) for prompt in prompts]
+        assert engine.paging.stats().decode.bytes_per_token > 0
+        with open_predictor(engine) as predictor:
+            for drafter in (None, speculating(predictor)):
+                assert [ids(run(engine, prompt, drafter, max_tokens=12)) for prompt in prompts] == expected
