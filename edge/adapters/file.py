@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +12,11 @@ from typing import TypedDict
 from edge.adapters.adapter import Adapter, Scales, adapters_from
 from edge.errors import EngineError
 from edge.llama import llama
+from edge.slices.digests import file_state
+from edge.slices.local import OwnSlices
 from partition.model.check_adapter import adapter_pairs
 from partition.model.model import ModelShape, block_of
 from quant.gguf.file import GgufFile
-
-_READ_BYTES = 1 << 20
 
 
 class AdapterFile:
@@ -43,17 +42,11 @@ class AdapterFile:
         if self._state is None or _state(self.path) != self._state:
             raise EngineError(f"the adapter {self.path} has changed since it was checked; start again")
 
-    def digest(self) -> bytes:
-        """Return the SHA-256 of what was checked. EngineError if it has changed, or cannot be read."""
-        digest = hashlib.sha256()
-        try:
-            with self.path.open("rb") as file:
-                while data := file.read(_READ_BYTES):
-                    digest.update(data)
-        except OSError as error:
-            raise EngineError(f"the adapter {self.path} cannot be read: {error.strerror or error}") from error
+    def digest(self) -> str:
+        """Return the SHA-256 of what was checked. EngineError if it has changed, SliceError if it cannot be read."""
+        digest = OwnSlices().model_digest(self.path)
         self.check_unchanged()
-        return digest.digest()
+        return digest
 
     def load(self, model: llama.Model) -> None:
         """Load what was checked beside its model. EngineError if it has changed, or llama.cpp refuses it."""
@@ -67,7 +60,7 @@ class CheckedAdapter(Adapter):
     """An adapter that was checked for its model."""
 
     file: AdapterFile
-    digest: bytes  # SHA-256 of the file
+    digest: str  # SHA-256 of the file
 
     @classmethod
     def all_from(cls, texts: Sequence[str], model: GgufFile, shape: ModelShape) -> tuple[CheckedAdapter, ...]:
@@ -101,14 +94,14 @@ def namespace_with(namespace: str, adapters: Sequence[CheckedAdapter], scales: S
     """Return the namespace of keys and values that were computed with adapters: nothing else may share them."""
     if not scales:
         return namespace
-    used = [adapter.digest + struct.pack("<f", scale) for adapter, scale in zip(adapters, scales, strict=True) if scale]
+    pairs = zip(adapters, scales, strict=True)
+    used = [bytes.fromhex(adapter.digest) + struct.pack("<f", scale) for adapter, scale in pairs if scale]
     return f"{namespace}\0{hashlib.sha256(b''.join(sorted(used))).hexdigest()}"
 
 
-def _state(path: Path) -> tuple[int, ...] | None:
+def _state(path: Path) -> dict[str, int] | None:
     """Return what changes whenever the file does; None where there is none."""
     try:
-        status = os.stat(path)
+        return file_state(path.stat())
     except (OSError, ValueError):
         return None
-    return status.st_ino, status.st_size, status.st_mtime_ns

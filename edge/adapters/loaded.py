@@ -34,7 +34,7 @@ class EngineAdapters(Sequence[CheckedAdapter]):
         self.use(scales_of(self._adapters, scales))
 
     def use(self, scales: Scales) -> None:
-        """The same of effective scales, as a rank hears them."""
+        """Compute with effective scales, as a rank hears them, from the next decode on."""
         if scales != self.scales:
             self.scales = None
             self._use(scales)

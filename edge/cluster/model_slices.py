@@ -43,10 +43,7 @@ class ModelSlices:
         if cut not in self._made:
             self._made[cut] = [
                 FileSlice(self.file.path, rank_recipe(self.file, self.digest, cut)),
-                *(
-                    FileSlice(a.path, adapter_recipe(a.file.gguf, a.digest.hex(), self.file, cut))
-                    for a in self.adapters
-                ),
+                *(FileSlice(a.path, adapter_recipe(a.file.gguf, a.digest, self.file, cut)) for a in self.adapters),
             ]
         return self._made[cut]
 
@@ -56,7 +53,7 @@ class ModelSlices:
         cuts = {rank: cut for rank in range(plan.world_size) if (cut := plan.slice(rank)).layers}
         if len(plan.devices) > 1:
             return {rank: self.of(cut) for rank, cut in cuts.items()}
-        all_of = [FileSlice(a.path, whole(a.digest.hex(), a.file.gguf.size_bytes)) for a in self.adapters]
+        all_of = [FileSlice(a.path, whole(a.digest, a.file.gguf.size_bytes)) for a in self.adapters]
         model = FileSlice(self.file.path, rank_recipe(self.file, self.digest, cuts[0]))
         return {0: [model, *all_of]}
 

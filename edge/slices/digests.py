@@ -84,7 +84,7 @@ class Digests:
             return None
         digest = entry.pop("sha256", None)
         try:
-            same = entry == _state(path.stat())
+            same = entry == file_state(path.stat())
         except OSError:
             return None
         return digest if same and isinstance(digest, str) and is_digest(digest) else None
@@ -95,14 +95,14 @@ class Digests:
         sha = hashlib.sha256()
         started = time.time_ns()
         with path.open("rb", buffering=0) as file:
-            before = _state(os.fstat(file.fileno()))
+            before = file_state(os.fstat(file.fileno()))
             read = 0
             while read <= before["size"] and (chunk := file.read(CHUNK_BYTES)):
                 sha.update(chunk)
                 read += len(chunk)
                 if progress:
                     progress(read, before["size"])
-        if read != before["size"] or _state(path.stat()) != before:
+        if read != before["size"] or file_state(path.stat()) != before:
             raise SliceError(f"{path} was changed while its digest was computed; try again when it is complete")
         if started - max(before["mtime_ns"], before["ctime_ns"]) > _SETTLED_NS:
             self._remember("files", str(path), {**before, "sha256": sha.hexdigest()})
@@ -129,7 +129,7 @@ class Digests:
             write_whole(self._path, json.dumps(tables, indent=1).encode())
 
 
-def _state(status: os.stat_result) -> dict[str, int]:
+def file_state(status: os.stat_result) -> dict[str, int]:
     """Return attributes that change whenever the file does. A program can set mtime back, but not ctime."""
     return {
         "size": status.st_size,

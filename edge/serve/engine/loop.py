@@ -217,7 +217,7 @@ class ServingLoop:
         return self._handlers[what](**arguments)
 
     def pool(self, number: int, what: str, arguments: Mapping[str, Any]) -> Any:
-        """As `ask`, of an expected request to embed or score texts: EngineError once it is cancelled."""
+        """Answer an expected request to embed or score texts, as `ask`. EngineError once it is cancelled."""
         try:
             return self._handlers[what](**arguments, given_up=self._preparing[number].is_set)
         finally:

@@ -105,7 +105,7 @@ class CallParser:
         self._is_open = True
 
     def give(self, text: str) -> None:
-        """More arguments."""
+        """Give more of the arguments."""
         self._put(CallArguments(text))
 
     def end_call(self) -> None:
