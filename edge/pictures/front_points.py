@@ -169,6 +169,9 @@ def notes(result: Result) -> list[str]:
         sentences.append(f"{n} other {'plan is' if n == 1 else 'plans are'} dominated: {DOMINATED}.")
     if not result["exact"]:
         sentences.append("Not all plans were looked at: there may be better ones.")
+        if result.get("pairs_gap"):
+            within = f"{100 * result['pairs_gap']:.1f} %"
+            sentences.append(f"With a placement for prompts, first tokens are within {within} of the soonest possible.")
     left_out = [f"{kind['type']} ({_nats(kind)})" for kind in result.get("types", ()) if kind["left_out"]]
     if left_out:
         sentences.append(f"Left out by the limit of divergence: {first_few(left_out, _MOST_ERRORS)}.")

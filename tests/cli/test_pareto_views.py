@@ -166,11 +166,12 @@ def test_the_line_is_what_was_measured() -> None:
 
 def test_what_is_noted() -> None:
     result = deepcopy(TYPES)
-    result["exact"] = False
+    result.update(exact=False, pairs_gap=0.034)
     for point in result["points"][:7]:
         point["error"] = "the worker is gone"
     said = "\n".join(notes(result))
     assert "there may be better ones" in said
+    assert "first tokens are within 3.4 % of the soonest possible" in said
     assert "Estimated, not measured: phone." in said
     assert said.count("the worker is gone") == 5
     assert "2 more could not be measured" in said
