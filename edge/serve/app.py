@@ -11,14 +11,14 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from edge.errors import EdgeError
 from edge.pictures.page import AXES
 from edge.serve.endpoints import HEALTH, endpoints
 from edge.serve.http.bodies import Json
-from edge.serve.http.errors import error_body, failure, is_anthropic
+from edge.serve.http.errors import error_body, failure
 from edge.serve.http.security import Security
 from edge.serve.options import ServeOptions, check
 from edge.serve.served import ServedModels
@@ -56,13 +56,22 @@ def _page() -> dict[str, Callable[[Request], Awaitable[Response]]]:
         return send
 
     files = {f"/{file.name}": file for file in (*PAGE.glob("*"), AXES) if file.is_file()}
-    index = {"/": PAGE / "index.html"} if "/index.html" in files else {}
-    return {path: sender(file) for path, file in {**files, **index}.items()}
+    handlers = {path: sender(file) for path, file in files.items()}
+    if "/index.html" not in files:
+        return handlers
+    index = handlers["/index.html"]
+
+    async def root(request: Request) -> Response:
+        """Send browsers the index, and programs the words by which some tell that a server of Ollama's API is there."""
+        is_program = request.headers.get("accept", "*/*") == "*/*"
+        return PlainTextResponse("Ollama is running") if is_program else await index(request)
+
+    return {**handlers, "/": root}
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     failed = failure(error)
-    body = error_body(failed, anthropic=is_anthropic(request.url.path))
+    body = error_body(failed, request.url.path)
     return Json(body, failed.status, dict(failed.headers))
 
 

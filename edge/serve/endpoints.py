@@ -28,6 +28,7 @@ from edge.serve.apis.responses import RESPONSES
 from edge.serve.http.bodies import Json, read, unless_gone
 from edge.serve.http.generating import answers
 from edge.serve.http.openapi import Endpoint, openapi
+from edge.serve.ollama.endpoints import ollama_endpoints
 from edge.serve.options import ServeOptions
 from edge.serve.served import ServedModel, ServedModels
 
@@ -108,6 +109,7 @@ def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
         Endpoint("POST", "/lora-adapters", "Change those scales.", lora, AdapterScales),
         _get("/slots", "Tell which answers are in the making.", lambda: state.slots(models)),
         *(Endpoint("GET", path, "Tell whether the models answer.", health) for path in HEALTH),
+        *ollama_endpoints(models),
         Endpoint("GET", "/metrics", "Tell figures to Prometheus.", prometheus),
         Endpoint("GET", "/openapi.json", "Tell all this.", openapi_json),
     ]

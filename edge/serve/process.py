@@ -46,6 +46,7 @@ class EngineProcess:
         self._child: EngineChild | None = None  # the one in use
         self._tasks: set[asyncio.Task[None]] = set()  # references, so that they are not collected
         self._watch = Watch(deadlines)
+        self._asking = 0  # requests that wait for its answer, but those for its state
         self._ready, self._closing = asyncio.Event(), asyncio.Event()
         self._ended_in_a_row = 0
 
@@ -61,8 +62,8 @@ class EngineProcess:
 
     @property
     def busy(self) -> bool:
-        """True if answers are running, or the model is being moved."""
-        return bool(self.answers) or self._starting.locked()
+        """True if answers are running, texts are computed, or the model is being moved."""
+        return bool(self.answers or self._asking) or self._starting.locked()
 
     async def start(self) -> None:
         """Load the model. The errors of loading it; EngineGone if the process ended."""
@@ -126,13 +127,18 @@ class EngineProcess:
     async def ask(self, what: str, arguments: Mapping[str, Any], number: int | None = None) -> Any:
         """Return the process's answer to a request; if the model is moved meanwhile, the next process's."""
         number = next(self._numbers) if number is None else number
-        while True:
-            await self.until_ready()
-            try:
-                if self._child is not None:  # else it has just ended
-                    return await self._child.ask(number, what, arguments)
-            except _Moved:
-                continue
+        counts = what not in ("beat", "status")
+        self._asking += counts
+        try:
+            while True:
+                await self.until_ready()
+                try:
+                    if self._child is not None:  # else it has just ended
+                        return await self._child.ask(number, what, arguments)
+                except _Moved:
+                    continue
+        finally:
+            self._asking -= counts
 
     async def until_ready(self) -> None:
         """Wait until the model is loaded. Raises why it cannot be."""

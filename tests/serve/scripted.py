@@ -1,11 +1,12 @@
 """A model that says what a test wrote down, behind the whole HTTP layer: for answers that no small model would give."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from edge.errors import EdgeError, SamplingError, UnknownModel
+from edge.errors import EdgeError, NotAllowed, SamplingError, UnknownModel
 from edge.serve.adapters import ServedAdapters
 from edge.serve.model_files import ModelFile
 from edge.serve.served import Answer, Generation, Piece, ServedModel, TokenLogprob
@@ -119,6 +120,7 @@ class ScriptedModels:
     def __init__(self) -> None:
         self.scripted = Scripted()
         self.plans: list[Mapping[str, Any]] = []
+        self.kept_s: float | None = None
 
     @property
     def names(self) -> Sequence[str]:
@@ -143,6 +145,18 @@ class ScriptedModels:
 
     def health(self) -> Sequence[Mapping[str, Any]]:
         return [{"state": "waiting"}]
+
+    def keep(self, name: str | None, idle_s: float | None) -> None:
+        self.kept_s = idle_s
+
+    def expires_s(self, name: str) -> float:
+        return self.kept_s or math.inf
+
+    async def unload(self, name: str | None) -> bool:
+        return False
+
+    async def fetch(self, name: str, progress: Callable[[int, int], None]) -> None:
+        raise NotAllowed("nothing is fetched here")
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
         self.plans.append(plan)

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge.serve.http.bodies import BodyRoom, IncomingBody
-from edge.serve.http.errors import error_body, failure, is_anthropic
+from edge.serve.http.errors import error_body, failure
 from edge.serve.options import ServeOptions
 
 # The page may load only its own files, not be shown in other pages, and send nothing elsewhere.
@@ -25,7 +25,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-ALLOWED_METHODS = "GET, POST"
+ALLOWED_METHODS = "GET, POST, DELETE"
 _ELSEWHERE = ("cross-site", "same-site")  # a browser's marks of requests from other pages than the server's own
 _NAMESPACE = "edge.namespace"  # key in the scope of a request
 PREFLIGHT_S = 600  # that a browser remembers the answer to a preflight request
@@ -84,7 +84,7 @@ class Security:
             if begun:
                 raise
             failed = failure(error)
-            content = error_body(failed, anthropic=is_anthropic(scope["path"]))
+            content = error_body(failed, scope["path"])
             await JSONResponse(content, failed.status, dict(failed.headers))(scope, receive, answer)
         finally:
             body.close()
