@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,6 +60,7 @@ class Request:
     in_place: bool = False  # a stretch that the prompt lacks of what is held is dropped in place, and the rest shifted
     stays: Callable[[], int] | None = None  # tokens that a context shift keeps; None: the answer ends in a full context
     on_prefill: PrefillProgress | None = None
+    background: bool = False  # runs while no other request does, in short steps, and is preempted by the next one
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,11 @@ class Running:
         """Tokens of its history that were not submitted yet; below 0 where drafts were submitted behind it."""
         assert self.slot is not None
         return len(self.tokens) - len(self.slot.tokens)
+
+
+def only_background(*queues: Iterable[Running]) -> bool:
+    """Return True if there are no requests but those in the background."""
+    return all(running.request.background for queue in queues for running in queue)
 
 
 def prepare(number: int, request: Request, engine: TextEngine, given_up: Callable[[], bool]) -> Running:

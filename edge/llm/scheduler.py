@@ -9,7 +9,7 @@ A step is: receive, admit, submit, collect, choose, report. Tokens that a reques
 pending: all of its prompt at first, one token later. Where another placement computes long prompts, their keys and
 values are received block by block, and what is lacking when no more come is computed here. Where the cache is full the
 last request is preempted: it waits again, and goes on later with the same tokens. Where the engine is lost all requests
-are preempted, and go on with another one.
+are preempted, and go on with another one. Background requests run while there is no other: the next preempts them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edge.constraints.constraint import never_given_up
 from edge.errors import EdgeError, EngineError
 from edge.llm.in_flight import InFlight, Rows, end_event, in_one_graph, room
 from edge.llm.interface import Drafter, TextEngine
-from edge.llm.requests import Event, Request, Running, prepare
+from edge.llm.requests import Event, Request, Running, only_background, prepare
 from edge.llm.slots import Slots
 from edge.llm.step_budget import Came, LatencyTargets, StepBudget
 from partition.predict.drafts import most_windows
@@ -126,6 +126,9 @@ class Scheduler(Closing):
             self.slots.keep_snapshots()
         ready = self.slots.remote.receive(steps_in_flight=bool(self._in_flight.steps))
         self._ready.extend(ready or ())
+        if not only_background(self.running, self.waiting):
+            for running in [other for other in (*self._ready, *self.slots.remote.requests) if other.request.background]:
+                self._preempt(running)
         submitted = ready is not None and self._admit() and self._submit()
         if self._in_flight.steps and (not submitted or self._in_flight.most == 1):  # stages go on with others meanwhile
             self._collect()
@@ -191,7 +194,9 @@ class Scheduler(Closing):
         """Give waiting requests a slot, in their order, while the context has room for their next tokens. False where
         one waits for the steps in flight, because states are read between steps."""
         while self.waiting:
-            running = self.waiting[0]
+            running = min(self.waiting, key=lambda waiting: waiting.request.background)
+            if running.request.background and not only_background(self.running, self.waiting):
+                return True
             request, others, left = running.request, self.running, self.engine.context - len(running.tokens)
             if left < 0:  # its next token had no room when the engine was lost
                 if not running.shift():
@@ -212,7 +217,7 @@ class Scheduler(Closing):
                 in_place=request.in_place,
                 former=former,
             )
-            self.waiting.popleft()
+            self.waiting.remove(running)
             running.slot = slot
             if running.cached_tokens is None or not self._use.exact:  # by which a prompt's steps are chosen
                 running.to_prefill = len(running.tokens) - len(slot.tokens)
@@ -242,9 +247,12 @@ class Scheduler(Closing):
             return False
         ready = self._ready if self.engine.contexts == 1 else self._in_flight.of_free_group(self._ready)
         same, others = self._of_one_set(ready)
-        chosen = self._budget.choose(same, self._in_flight.n_requests, self.engine.chunk, others)
+        n_awaited, is_short = self._in_flight.n_requests, only_background(self.running, self.waiting)
+        chosen = self._budget.choose(same, n_awaited, self.engine.chunk, others, is_short=is_short)
         while not self.slots.make_room(sum(n_rows for _, n_rows in chosen)):
-            self._preempt(chosen)
+            last = max((*self._ready, *self.slots.remote.requests), key=lambda running: running.number)
+            self._preempt(last)  # those before it need its place
+            chosen = [(running, n_rows) for running, n_rows in chosen if running is not last]
         if not chosen:
             return False
         rows = [Rows.pending(running, n_rows) for running, n_rows in chosen]
@@ -270,18 +278,16 @@ class Scheduler(Closing):
             self._ready.extend(same)
         return same, others
 
-    def _preempt(self, chosen: list[tuple[Running, int]]) -> None:
-        """Let the request that was admitted last wait again: those before it need its place."""
-        last = max((*self._ready, *self.slots.remote.requests), key=lambda running: running.number)
+    def _preempt(self, running: Running) -> None:
+        """Let a request that waits for no logits wait for a slot again."""
         for queue in (self._ready, self.slots.remote.requests, self.running):
-            if last in queue:
-                queue.remove(last)
-        last.release_remote()
-        chosen[:] = [(running, n_rows) for running, n_rows in chosen if running is not last]
-        assert last.slot is not None
-        self.slots.leave(last.slot, keep=not self._in_flight.steps)
-        last.slot = last.former = None
-        self.waiting.appendleft(last)
+            if running in queue:
+                queue.remove(running)
+        running.release_remote()
+        assert running.slot is not None
+        self.slots.leave(running.slot, keep=not self._in_flight.steps)
+        running.slot = running.former = None
+        self.waiting.appendleft(running)
         self.preemptions += 1
 
     def _submit_windows(self, drafter: Drafter) -> bool:
@@ -342,7 +348,8 @@ class Scheduler(Closing):
                     n_events = len(events)
                     result = self._in_flight.verify(rows, logits[begin:end], step.windows, is_alone, events)
                     n_tokens = sum(event.token_id is not None for event in events[n_events:])
-                    came.append(Came(rows.running, n_tokens, len(rows.tokens) == 1 and not step.windows))
+                    if not rows.running.request.background:  # nobody waits for its tokens
+                        came.append(Came(rows.running, n_tokens, len(rows.tokens) == 1 and not step.windows))
                     results.append(result)
                     rows.running.release_remote()  # its logits came behind all of its keys and values
                     if result.right < result.used and events[-1].finish_reason is None:

@@ -22,6 +22,7 @@ from edge.llm.requests import Running
 
 STEP_S = 0.25  # that a step with prompt tokens may take: a reader hardly sees a pause of that
 MOST_STEP_S = 1.0  # and where many wait for each one that is answered
+SHORT_STEP_S = 0.05  # a step of background requests: whoever comes meanwhile waits for it
 FIRST_ROWS = 64
 OLDEST_PART = 4  # of a step's rows for prompts, one in so many is for the oldest
 _REMEMBERED = 8  # steps; the best of them counts, so that a burst of somebody else's work does not
@@ -157,6 +158,8 @@ class StepBudget:
         self._rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows a second
         self.rows = min(FIRST_ROWS, most_rows)  # that take STEP_S
         self._others_wait = False  # for the last step that was chosen
+        self._is_short = False  # the last step that was chosen
+        self._short_rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows a second of short steps
 
     def prompt_rows(self, answers: int, waiting: float = 1.0) -> int:
         """Rows for prompts in a step that has so many answers. waiting: prompts that are being computed for each answer
@@ -173,15 +176,17 @@ class StepBudget:
         in_flight: int,
         chunk: Callable[[int], int],
         others: Collection[AnyPrompt] = (),
+        *,
+        is_short: bool = False,
     ) -> list[tuple[AnyPrompt, int]]:
         """Choose the requests whose rows the next step has, and how many of each: the next token of a group of answers,
         and tokens of prompts beside them. in_flight: requests that wait for logits. chunk: as `TextEngine.chunk`.
-        others: requests that wait for this step, but cannot be in it."""
+        others: requests that wait for this step, but cannot be in it. is_short: the step may take SHORT_STEP_S."""
         answering: list[AnyPrompt] = []
         prefilling: list[AnyPrompt] = []
         for request in ready:
             (answering if request.pending == 1 else prefilling).append(request)
-        self._others_wait = bool(others)
+        self._others_wait, self._is_short = bool(others), is_short
         waiting = [other for other in others if other.pending > 1]
         in_all = len(answering) + in_flight + len(others) - len(waiting)
         group = answering[: -(-in_all // self.groups)]
@@ -197,6 +202,9 @@ class StepBudget:
             sets = 1 + len({other.adapters for other in waiting})  # each has a step between two tokens of an answer
             turns = sets * min(self.turns, in_all)
             most = self._within_targets(self._targets, len(group), turns, prefilling + waiting)
+        if is_short:
+            rows = int(max(self._short_rates, default=0.0) * SHORT_STEP_S) - len(group)
+            most = min(most, max(TILE_ROWS, rows // TILE_ROWS * TILE_ROWS))
         return chosen + parts(prefilling, min(self._most_rows - len(group), most))
 
     def _within_targets(
@@ -224,7 +232,9 @@ class StepBudget:
 
     def took(self, rows: int, prompt_rows: int, took_s: float) -> None:
         """Note what such a step took."""
-        if prompt_rows >= LEAST_ROWS and (prompt_rows < rows or self._others_wait) and took_s > 0:
+        if self._is_short and took_s > 0:
+            self._short_rates.append(rows / took_s)
+        elif prompt_rows >= LEAST_ROWS and (prompt_rows < rows or self._others_wait) and took_s > 0:
             self._rates.append(rows / took_s)
             self.rows = int(max(self._rates) * STEP_S)
 

@@ -76,6 +76,7 @@ class InputProcessor:
             generated=generation["generated"],
             namespace=generation["namespace"],
             adapters=None if generation["adapters"] is None else tuple(generation["adapters"]),
+            background=generation["background"],
         )
 
     def _prompt(self, generation: Mapping[str, Any]) -> tuple[list[int], Thinking | None]:
