@@ -63,7 +63,7 @@ def _page() -> dict[str, Callable[[Request], Awaitable[Response]]]:
 
     async def root(request: Request) -> Response:
         """Send browsers the index, and programs the words by which some tell that a server of Ollama's API is there."""
-        is_program = request.headers.get("accept", "*/*") == "*/*"
+        is_program = request.headers.get("accept") == "*/*"
         return PlainTextResponse("Ollama is running") if is_program else await index(request)
 
     return {**handlers, "/": root}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ class ServeOptions:
     tls_cert: Path | None = None  # PEM of the server's certificate chain
     tls_key: Path | None = None  # PEM of its key, not encrypted; both or none
     front: Path | None = None  # JSON of `edge pareto --json`
+    idle_unload_s: float = math.inf  # a model that nobody uses for so long is unloaded
+    pinned: tuple[str, ...] = ()  # models that are loaded at the start, and stay
     shared_prefixes: bool = False  # share the prefix cache between keys: timing may show one the prompts of another
 
 
