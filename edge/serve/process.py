@@ -65,6 +65,16 @@ class EngineProcess:
         """True if answers are running, texts are computed, or the model is being moved."""
         return bool(self.answers or self._asking) or self._starting.locked()
 
+    @property
+    def is_asked(self) -> bool:
+        """True if somebody waits for an answer, or the model is being moved."""
+        return self._asking > 0 or self.n_asked > 0 or self._starting.locked()
+
+    @property
+    def n_asked(self) -> int:
+        """Answers that somebody waits for: all but those in the background."""
+        return sum(not answer.generation.background for answer in self.answers.values())
+
     async def start(self) -> None:
         """Load the model. The errors of loading it; EngineGone if the process ended."""
         async with self._starting:

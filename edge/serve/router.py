@@ -154,6 +154,11 @@ class Router:
                 await self._unload(name)
             return can
 
+    def is_asked(self, beside: str | None) -> bool:
+        """As ServedModels.is_asked."""
+        beside = self._known(beside)
+        return any(model.process.is_asked for name, model in self._models.items() if name != beside)
+
     async def unload_idle(self) -> None:
         """Unload the models that were idle for long enough."""
         async with self._loading:
@@ -171,9 +176,9 @@ class Router:
             await self.unload_idle()
 
     def _idle(self) -> list[str]:
-        """Return the loaded models that are not in use and may be unloaded."""
+        """Return the loaded models that nobody waits for, and that may be unloaded."""
         pinned = self._pinned | {name for name, keep_s in self._keep_s.items() if keep_s == math.inf}
-        return [name for name, model in self._models.items() if name not in pinned and not model.process.busy]
+        return [name for name, model in self._models.items() if name not in pinned and not model.process.is_asked]
 
     async def fetch(self, name: str, progress: Progress) -> None:
         """As ServedModels.fetch. A fetch that has begun goes on if its client has gone."""

@@ -97,6 +97,10 @@ class ServedModel(Protocol):
 
     name: str  # the model's name in requests
 
+    @property
+    def is_asked(self) -> bool:
+        """True if somebody waits for an answer: not for those in the background."""
+
     async def generate(self, generation: Generation) -> Answer:
         """Begin an answer. It is accepted when this returns: errors of the request are raised here. ContextFull,
         SamplingError, TemplateError, Overloaded."""
@@ -174,6 +178,9 @@ class ServedModels(Protocol):
 
     async def unload(self, name: str | None) -> bool:
         """Unload a model now; False if it is not loaded, in use, or stays. UnknownModel."""
+
+    def is_asked(self, beside: str | None) -> bool:
+        """Return whether somebody waits for an answer of another model than this one. UnknownModel."""
 
     async def fetch(self, name: str, progress: Progress) -> None:
         """Fetch a model by its name, and serve it. progress: gets bytes here and in all, in any thread. NotAllowed,

@@ -15,6 +15,7 @@ from edge.errors import EdgeError
 from edge.models.wheels import Progress
 from edge.net.channel import check_own
 from edge.serve.app import create_app
+from edge.serve.batches.runner import BatchRunner
 from edge.serve.http.connections import bounded_connections
 from edge.serve.options import ServeOptions, check, tls_context
 from edge.serve.router import Router
@@ -67,7 +68,9 @@ async def _serve(
         pinned=options.pinned,
         fetch=fetch,
     )
-    server = _Server(uvicorn_config(create_app(router, options), options), router)
+    app = create_app(router, options)
+    batches: BatchRunner = app.state.batches
+    server = _Server(uvicorn_config(app, options), router)
     tasks: list[asyncio.Task[None]] = []
     try:
         await router.model(None)
@@ -77,6 +80,10 @@ async def _serve(
             except (EdgeError, OSError) as error:  # others answer
                 say(f"{name}: {error}")
         tasks = [asyncio.create_task(router.watch_idle())]
+        try:
+            await batches.resume()
+        except (EdgeError, OSError) as error:
+            say(f"batches do not go on: {error}")
         host = f"[{options.host}]" if ":" in options.host else options.host
         scheme = "http" if options.tls_cert is None else "https"
         listening(f"{scheme}://{host}:{options.port}")
@@ -84,6 +91,7 @@ async def _serve(
     finally:
         for task in tasks:
             task.cancel()
+        await batches.close()
         await router.close()
 
 

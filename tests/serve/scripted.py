@@ -62,6 +62,10 @@ class Scripted:
         self.asked: list[Generation] = []
         self.answers: list[ScriptedAnswer] = []
 
+    @property
+    def is_asked(self) -> bool:
+        return False
+
     async def generate(self, generation: Generation) -> Answer:
         try:
             await self.loaded.wait()
@@ -121,6 +125,7 @@ class ScriptedModels:
         self.scripted = Scripted()
         self.plans: list[Mapping[str, Any]] = []
         self.kept_s: float | None = None
+        self.other_is_asked = False
 
     @property
     def names(self) -> Sequence[str]:
@@ -154,6 +159,9 @@ class ScriptedModels:
 
     async def unload(self, name: str | None) -> bool:
         return False
+
+    def is_asked(self, beside: str | None) -> bool:
+        return self.other_is_asked
 
     async def fetch(self, name: str, progress: Callable[[int, int], None]) -> None:
         raise NotAllowed("nothing is fetched here")

@@ -14,7 +14,6 @@ import pytest
 from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH
 from edge.errors import EdgeError, HubError, NotAllowed, UnknownModel
-from edge.serve import router as router_module
 from edge.serve.router import Router
 from edge.serve.served import Generation
 
@@ -133,7 +132,7 @@ def test_what_needs_room_takes_it_from_the_one_unused_for_longest(monkeypatch: p
             return self
 
     memory = Memory()
-    monkeypatch.setattr(router_module.psutil, "virtual_memory", memory)
+    monkeypatch.setattr("psutil.virtual_memory", memory)
 
     async def test(router: Router, clock: Clock) -> None:
         for name in ("pinned", "kept", "busy", "old", "new"):

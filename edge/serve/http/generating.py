@@ -59,10 +59,10 @@ def answers(api: Api[R], models: ServedModels, ping_s: float) -> Callable[[Reque
     return endpoint
 
 
-async def whole_answer(api: Api[R], models: ServedModels, request: R, namespace: str) -> Event | Sequence[Event]:
-    """Return the response to a request, as of one that is not streamed. namespace: of the prefix cache. The errors of
-    the request and of its answers."""
-    return await _whole(api, request, await _begun(api, models, request, namespace))
+async def background_answer(api: Api[R], models: ServedModels, request: R, namespace: str) -> Event | Sequence[Event]:
+    """Return the response to a request that is computed while nobody else asks. namespace: of the prefix cache. The
+    errors of the request and of its answers."""
+    return await _whole(api, request, await _begun(api, models, request, namespace, background=True))
 
 
 async def _whole(api: Api[R], request: R, begun: _Accepted) -> Event | Sequence[Event]:
@@ -71,7 +71,9 @@ async def _whole(api: Api[R], request: R, begun: _Accepted) -> Event | Sequence[
         return api.fold([event async for event in events])
 
 
-async def _begun(api: Api[R], models: ServedModels, request: R, namespace: str) -> _Accepted:
+async def _begun(
+    api: Api[R], models: ServedModels, request: R, namespace: str, *, background: bool = False
+) -> _Accepted:
     """Accept a request. Its errors are raised here, before anything is sent of its answers."""
     model = await models.model(request.model)
     request.admitted(await model.about())
@@ -80,7 +82,10 @@ async def _begun(api: Api[R], models: ServedModels, request: R, namespace: str) 
         template = await template_of(model)
     parsed = api.parse(request, template)
     scales = request_scales(request, models)
-    generations = [replace(generation, namespace=namespace, adapters=scales) for generation in parsed.generations]
+    generations = [
+        replace(generation, namespace=namespace, adapters=scales, background=background)
+        for generation in parsed.generations
+    ]
     return _Accepted(request.model or model.name, parsed, await begin(model, generations))
 
 
