@@ -1,4 +1,4 @@
-"""`edge serve`: models behind the APIs of OpenAI and Anthropic, and a page to talk to them."""
+"""`edge serve`: models behind the APIs of OpenAI, Anthropic and Ollama, and a page to talk to them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from edge.api.config import EngineConfig
     from edge.models.wheels import Progress
 
-HELP = "Serve models by the APIs of OpenAI and Anthropic, with a page to talk to them."
+HELP = "Serve models by the APIs of OpenAI, Anthropic and Ollama, with a page to talk to them."
 
 PORT, REQUESTS, QUEUE = 8080, 8, 256
 MAX_REQUESTS, MAX_QUEUE, MAX_GROUPS = 255, 1 << 16, 2

@@ -46,7 +46,6 @@ class EngineProcess:
         self._child: EngineChild | None = None  # the one in use
         self._tasks: set[asyncio.Task[None]] = set()  # references, so that they are not collected
         self._watch = Watch(deadlines)
-        self._asking = 0  # requests that wait for its answer, but those for its state
         self._ready, self._closing = asyncio.Event(), asyncio.Event()
         self._ended_in_a_row = 0
 
@@ -62,18 +61,8 @@ class EngineProcess:
 
     @property
     def busy(self) -> bool:
-        """True if answers are running, texts are computed, or the model is being moved."""
-        return bool(self.answers or self._asking) or self._starting.locked()
-
-    @property
-    def is_asked(self) -> bool:
-        """True if somebody waits for an answer, or the model is being moved."""
-        return self._asking > 0 or self.n_asked > 0 or self._starting.locked()
-
-    @property
-    def n_asked(self) -> int:
-        """Answers that somebody waits for: all but those in the background."""
-        return sum(not answer.generation.background for answer in self.answers.values())
+        """True if somebody waits for it, so not for answers in the background, or the model is being moved."""
+        return self.answers.n_asked > 0 or self.answers.n_other > 0 or self._starting.locked()
 
     async def start(self) -> None:
         """Load the model. The errors of loading it; EngineGone if the process ended."""
@@ -138,7 +127,7 @@ class EngineProcess:
         """Return the process's answer to a request; if the model is moved meanwhile, the next process's."""
         number = next(self._numbers) if number is None else number
         counts = what not in ("beat", "status")
-        self._asking += counts
+        self.answers.n_other += counts
         try:
             while True:
                 await self.until_ready()
@@ -148,7 +137,7 @@ class EngineProcess:
                 except _Moved:
                     continue
         finally:
-            self._asking -= counts
+            self.answers.n_other -= counts
 
     async def until_ready(self) -> None:
         """Wait until the model is loaded. Raises why it cannot be."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from edge.errors import NotAllowed, UnknownModel
 from edge.models.wheels import Progress
 from edge.serve.adapters import ServedAdapters
 from edge.serve.client import EngineClient
+from edge.serve.lifetimes import Lifetimes
 from edge.serve.model_files import ModelFile, model_file
 from edge.serve.process import EngineProcess
 from partition.plan.plan import Plan
@@ -24,7 +23,6 @@ from partition.plan.plan import Plan
 _BESIDE_WEIGHTS = 1.2  # memory of a model, in sizes of its file and those of its adapters
 _MOST_NAMED = 20  # models listed in an error message
 _LOOK_S = 1.0  # between looks for idle models
-_LEAST_IDLE_S = 1.0  # before one is unloaded: a request has the model some time before it begins
 
 
 class Router:
@@ -36,15 +34,13 @@ class Router:
         *,
         queue: int = 256,
         say: Callable[[str], None] = lambda line: None,
-        idle_unload_s: float = math.inf,
-        pinned: Collection[str] = (),
+        lifetimes: Lifetimes | None = None,
         fetch: Callable[[str, Progress], EngineConfig] | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """configs: of each model, by name, the default one first. queue: requests that may wait for each. say: gets
-        lines for people. idle_unload_s: seconds after which a model that nobody uses is unloaded. pinned: models that
-        stay loaded. fetch: fetches a model by its name and returns its configuration; None: it is not allowed.
-        EngineError for adapters that cannot be named."""
+        lines for people. lifetimes: of idle models; None: they stay until another needs their memory. fetch: fetches a
+        model by its name and returns its configuration; None: it is not allowed. EngineError for adapters that cannot
+        be named."""
         self._configs = dict(configs)
         names = list(configs)
         self._adapters = {
@@ -53,9 +49,8 @@ class Router:
         }
         self._queue, self._say = queue, say
         self._models: dict[str, EngineClient] = {}
-        self._used: dict[str, float] = {}  # when a model was last in use, by the clock
-        self._idle_unload_s, self._pinned, self._fetch, self._clock = idle_unload_s, frozenset(pinned), fetch, clock
-        self._keep_s: dict[str, float] = {}  # seconds that requests have an idle model stay, in place of that
+        self._lifetimes = lifetimes or Lifetimes()
+        self._fetch = fetch
         self._loading = asyncio.Lock()  # one model at a time: each must know how much memory is free
         self._moves: set[asyncio.Task[None]] = set()  # to other plans; references, so that they are not collected
         self._fetching: dict[str, asyncio.Task[None]] = {}
@@ -88,7 +83,7 @@ class Router:
                     await model.process.close()
                     raise
                 self._models[name] = model
-                self._used[name] = self._clock()
+                self._lifetimes.use(name)
             return model
 
     async def loaded(self) -> Sequence[EngineClient]:
@@ -134,17 +129,11 @@ class Router:
 
     def keep(self, name: str | None, idle_s: float | None) -> None:
         """As ServedModels.keep."""
-        name = self._known(name)
-        self._keep_s.pop(name, None)
-        if idle_s is not None:
-            self._keep_s[name] = idle_s
+        self._lifetimes.keep(self._known(name), idle_s)
 
     def expires_s(self, name: str) -> float:
         """As ServedModels.expires_s."""
-        limit = math.inf if name in self._pinned else self._keep_s.get(name, self._idle_unload_s)
-        model = self._models.get(name)
-        idle_s = 0.0 if model is None or model.process.busy else self._clock() - self._used[name]
-        return max(limit, _LEAST_IDLE_S) - idle_s
+        return self._lifetimes.left_s(name)
 
     async def unload(self, name: str | None) -> bool:
         """As ServedModels.unload."""
@@ -157,14 +146,14 @@ class Router:
     def is_asked(self, beside: str | None) -> bool:
         """As ServedModels.is_asked."""
         beside = self._known(beside)
-        return any(model.process.is_asked for name, model in self._models.items() if name != beside)
+        return any(model.process.busy for name, model in self._models.items() if name != beside)
 
     async def unload_idle(self) -> None:
         """Unload the models that were idle for long enough."""
         async with self._loading:
             for name, model in list(self._models.items()):
-                if model.process.busy:
-                    self._used[name] = self._clock()
+                if model.process.busy or model.process.answers:
+                    self._lifetimes.use(name)
                 elif self.expires_s(name) <= 0:
                     self._say(f"{name}: let go, nobody uses it")
                     await self._unload(name)
@@ -177,8 +166,9 @@ class Router:
 
     def _idle(self) -> list[str]:
         """Return the loaded models that nobody waits for, and that may be unloaded."""
-        pinned = self._pinned | {name for name, keep_s in self._keep_s.items() if keep_s == math.inf}
-        return [name for name, model in self._models.items() if name not in pinned and not model.process.is_asked]
+        return [
+            name for name, model in self._models.items() if not self._lifetimes.stays(name) and not model.process.busy
+        ]
 
     async def fetch(self, name: str, progress: Progress) -> None:
         """As ServedModels.fetch. A fetch that has begun goes on if its client has gone."""
@@ -208,7 +198,7 @@ class Router:
         model = self._models.get(name)
         if model is None or model.process.failed is not None:
             return None
-        self._used[name] = self._clock()
+        self._lifetimes.use(name)
         return model
 
     def _known(self, name: str | None) -> str:
@@ -226,7 +216,7 @@ class Router:
         config = self._configs[name]
         n_bytes = Path(config.path).stat().st_size + self._adapters[name].file_bytes
         need = n_bytes * _BESIDE_WEIGHTS
-        for other in sorted(self._idle(), key=lambda other: self._used[other]):
+        for other in sorted(self._idle(), key=lambda other: self._lifetimes.used[other]):
             if not config.options.get("memory") and need <= psutil.virtual_memory().available:
                 return
             self._say(f"{other}: let go, {name} needs the memory")

@@ -17,6 +17,7 @@ from edge.net.channel import check_own
 from edge.serve.app import create_app
 from edge.serve.batches.runner import BatchRunner
 from edge.serve.http.connections import bounded_connections
+from edge.serve.lifetimes import Lifetimes
 from edge.serve.options import ServeOptions, check, tls_context
 from edge.serve.router import Router
 
@@ -60,14 +61,8 @@ async def _serve(
     listener: socket.socket,
     fetch: Callable[[str, Progress], EngineConfig] | None,
 ) -> None:
-    router = Router(
-        configs,
-        queue=queue,
-        say=say,
-        idle_unload_s=options.idle_unload_s,
-        pinned=options.pinned,
-        fetch=fetch,
-    )
+    lifetimes = Lifetimes(options.idle_unload_s, options.pinned)
+    router = Router(configs, queue=queue, say=say, lifetimes=lifetimes, fetch=fetch)
     app = create_app(router, options)
     batches: BatchRunner = app.state.batches
     server = _Server(uvicorn_config(app, options), router)

@@ -14,6 +14,7 @@ import pytest
 from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH
 from edge.errors import EdgeError, HubError, NotAllowed, UnknownModel
+from edge.serve.lifetimes import Lifetimes
 from edge.serve.router import Router
 from edge.serve.served import Generation
 
@@ -31,10 +32,17 @@ class Clock:
         return self.now
 
 
-def run(test: Callable[[Router, Clock], Awaitable[None]], names: tuple[str, ...] = ("a", "b"), **options: Any) -> None:
+def run(
+    test: Callable[[Router, Clock], Awaitable[None]],
+    names: tuple[str, ...] = ("a", "b"),
+    idle_unload_s: float = math.inf,
+    pinned: tuple[str, ...] = (),
+    **options: Any,
+) -> None:
     async def with_router() -> None:
         clock = Clock()
-        router = Router(dict.fromkeys(names, CONFIG), clock=clock, **options)
+        lifetimes = Lifetimes(idle_unload_s, pinned, clock)
+        router = Router(dict.fromkeys(names, CONFIG), lifetimes=lifetimes, **options)
         try:
             await test(router, clock)
         finally:
@@ -85,7 +93,7 @@ def test_a_model_that_answers_or_stays_is_not_unloaded() -> None:
         await router.unload_idle()
         assert await loaded(router) == ["b"]
 
-    run(test, idle_unload_s=60, pinned=["b"])
+    run(test, idle_unload_s=60, pinned=("b",))
 
 
 def test_texts_that_are_embedded_keep_a_model() -> None:
@@ -148,7 +156,7 @@ def test_what_needs_room_takes_it_from_the_one_unused_for_longest(monkeypatch: p
         assert await loaded(router) == ["pinned", "kept", "busy", "needed", "old"]
         answer.cancel()
 
-    run(test, ("pinned", "kept", "busy", "old", "new", "needed"), pinned=["pinned"])
+    run(test, ("pinned", "kept", "busy", "old", "new", "needed"), pinned=("pinned",))
 
 
 def test_one_that_cannot_be_loaded_leaves_the_others(tmp_path: Path) -> None:

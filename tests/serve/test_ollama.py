@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,17 @@ def test_a_chat(ollama: Client, model: str) -> None:
     assert "".join(line.message.content or "" for line in lines) == reply.message.content
     assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
     assert lines[-1].eval_count == reply.eval_count
+
+
+def test_durations_are_in_nanoseconds(scripted: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by a second whenever it is read: arrived, loaded, first token, end."""
+    ticks = itertools.count(0, 10**9)
+    monkeypatch.setattr("edge.serve.ollama.answers._clock", lambda: next(ticks))
+    monkeypatch.setattr("edge.serve.ollama.fields._clock", lambda: next(ticks))
+    reply = scripted.generate("scripted", "Hi")
+    assert reply.prompt_eval_count == 7
+    durations = (reply.load_duration, reply.prompt_eval_duration, reply.eval_duration, reply.total_duration)
+    assert durations == (10**9, 10**9, 10**9, 3 * 10**9)
 
 
 def test_a_text(ollama: Client) -> None:

@@ -20,6 +20,8 @@ from edge.serve.tools.functions import FunctionUse, Message, json_text
 from edge.serve.tools.parser import CallArguments, CallEnd
 from edge.thinking.format import AUTO
 
+_clock = time.monotonic_ns
+
 
 def timestamp() -> str:
     """Return the time in UTC, as RFC 3339 has it."""
@@ -125,14 +127,14 @@ async def _events(
     begin, begun = Begin(0, 0), request._loaded
     async for _, delta in deltas:
         if isinstance(delta, Begin):
-            begin, begun = delta, time.monotonic_ns()
+            begin, begun = delta, _clock()
         elif isinstance(delta, Thought):
             yield {"content": "", "thinking": delta.text, "done": False}
         elif isinstance(delta, Text):
             tokens = token_logprobs(delta.pieces)
             yield {"content": delta.text, **({"logprobs": tokens} if tokens else {}), "done": False}
         elif isinstance(delta, End):
-            now, context = time.monotonic_ns(), request.options.num_ctx or 0
+            now, context = _clock(), request.options.num_ctx or 0
             yield {
                 "content": "",
                 "done": True,

@@ -32,6 +32,8 @@ HUBS = ("hf.co/", "huggingface.co/")  # before the names of models on the hub
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
+_clock = time.monotonic_ns
+
 
 def _plain_name(name: str) -> str:
     for hub in HUBS:
@@ -116,8 +118,8 @@ class AnswerRequest(StayingModel, GeneratingRequest):
     # A conversation that is too long is an error in any case.
     ignored = GeneratingRequest.ignored | {"truncate", "shift"}
     refused: ClassVar[Refused] = GeneratingRequest.refused
-    _arrived: int = PrivateAttr(default_factory=time.monotonic_ns)
-    _loaded: int = PrivateAttr(default_factory=time.monotonic_ns)
+    _arrived: int = PrivateAttr(default_factory=lambda: _clock())
+    _loaded: int = PrivateAttr(0)
     _context: int = PrivateAttr(0)  # tokens that a request may have
 
     @property
@@ -127,7 +129,7 @@ class AnswerRequest(StayingModel, GeneratingRequest):
 
     def admitted(self, about: Mapping[str, Any]) -> None:
         """As GeneratingRequest.admitted."""
-        self._loaded = time.monotonic_ns()
+        self._loaded = _clock()
         self._context = min(about["context"], about["trained_context"] or about["context"])
 
     @property
