@@ -93,6 +93,10 @@ class Overloaded(EdgeError):
     """The queue of requests is full; the message says how many wait. Try again later."""
 
 
+class NotAllowed(EdgeError):
+    """Something that the server's options do not allow."""
+
+
 class EngineGone(EdgeError):
     """The process that computes an answer ended before it was complete; the message says how."""
 

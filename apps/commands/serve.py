@@ -1,13 +1,15 @@
-"""`edge serve`: models behind the APIs of OpenAI and Anthropic, and a page to talk to them."""
+"""`edge serve`: models behind the APIs of OpenAI, Anthropic and Ollama, and a page to talk to them."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from apps import distributed
 from apps.errors import UsageError
@@ -24,16 +26,22 @@ from apps.options import (
     option,
     refuse,
 )
+from apps.presets import Preset, read_presets
 from apps.show.progress import say as say_as
 from edge import units
 from edge.thinking.format import parse_think
 from partition.predict.drafts import KINDS, SELF
 
-HELP = "Serve models by the APIs of OpenAI and Anthropic, with a page to talk to them."
+if TYPE_CHECKING:
+    from edge.api.config import EngineConfig
+    from edge.models.wheels import Progress
+
+HELP = "Serve models by the APIs of OpenAI, Anthropic and Ollama, with a page to talk to them."
 
 PORT, REQUESTS, QUEUE = 8080, 8, 256
 MAX_REQUESTS, MAX_QUEUE, MAX_GROUPS = 255, 1 << 16, 2
 MOST_TARGET_MS = 600_000
+MOST_IDLE_MINUTES = 525_600
 TARGETS = ("target_itl", "target_ttft")
 KEY_VARIABLE = "EDGE_API_KEY"
 DRAFTS = (*KINDS, SELF)
@@ -48,6 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="GGUF files, folders of them, names, REPO:FILE (default: the bundled model and all that were fetched)",
     )
     group = parser.add_argument_group("server")
+    option(group, "--config FILE", "presets: models with names, options and system prompts, in place of MODEL", Path)
+    words = "after which a model that nobody uses is unloaded (default: it stays until another needs its memory)"
+    option(group, "--idle-unload MINUTES", words, argument(units.between(0, MOST_IDLE_MINUTES)))
+    option(group, "--allow-pull", "let requests fetch models, by Ollama's API")
     option(group, "--host ADDRESS", "to listen on (default: this device only)", default="127.0.0.1")
     port = argument(units.whole(0, 65535))
     option(group, "--port N", f"0: any free one (default: {PORT})", port, default=PORT)
@@ -113,21 +125,23 @@ def run(args: argparse.Namespace) -> int:
         _check_front(args.front)
     if args.draft and args.draft not in DRAFTS:
         args.draft = str(model_path(args.draft).absolute())  # the engine process makes what has to be made
-    models = _models(args.models, devices is None)
-    if len(models) > 1:
-        refuse(args, ("lora",), f"is of one model, and there are {len(models)}; name one")
-    configs = {
-        name: replace(
-            distributed.engine_config(args, path, devices, args.requests, draft=DRAFTS[0]),
-            spm_infill=args.spm_infill,
-            **targets,
-        )
-        for name, path in models.items()
-    }
+
+    def engine_config(path: Path, args: argparse.Namespace = args, system: str = "") -> EngineConfig:
+        config = distributed.engine_config(args, path, devices, args.requests, draft=DRAFTS[0])
+        return replace(config, spm_infill=args.spm_infill, system=system, **targets)
+
+    presets = {} if args.config is None else _presets(args)
+    configs = {name: engine_config(preset.path, preset.args, preset.system) for name, preset in presets.items()}
+    if not presets:
+        models = _models(args.models, devices is None)
+        if len(models) > 1:
+            refuse(args, ("lora",), f"is of one model, and there are {len(models)}; name one")
+        configs = {name: engine_config(path) for name, path in models.items()}
     if devices is not None and len(configs) > 1:
         raise UsageError(f"several devices serve one model, {len(configs)} were given")
 
     from edge.ending import signals_are_for_the_program
+    from edge.models.paths import pull
     from edge.serve.options import ServeOptions
     from edge.serve.server import serve
 
@@ -143,11 +157,27 @@ def run(args: argparse.Namespace) -> int:
         tls_key=args.tls_key,
         shared_prefixes=args.shared_prefixes,
         front=args.front,
+        idle_unload_s=math.inf if args.idle_unload is None else args.idle_unload * 60,
+        pinned=tuple(name for name, preset in presets.items() if preset.pinned),
     )
+
+    def fetch(name: str, progress: Progress) -> EngineConfig:
+        return engine_config(pull(name, progress))
+
     say_where = partial(print, "listening on", flush=True)
     with signals_are_for_the_program():
-        serve(configs, options, queue=args.queue, say=say, listening=say_where)
+        serve(
+            configs, options, queue=args.queue, say=say, listening=say_where, fetch=fetch if args.allow_pull else None
+        )
     return 0
+
+
+def _presets(args: argparse.Namespace) -> dict[str, Preset]:
+    """The models of --config, by name. OSError, UsageError."""
+    if args.models:
+        raise UsageError(f"--config {args.config} names the models; leave {args.models[0]} out, or write it there")
+    refuse(args, ("lora",), "is of one model; write it below its [[model]] in the file of --config")
+    return read_presets(args.config, args, add_arguments)
 
 
 def _keys_in(path: Path | None) -> list[str]:

@@ -1,1 +1,1 @@
-"""Models behind HTTP: the APIs of OpenAI and Anthropic, over engines in processes of their own."""
+"""Models behind HTTP: the APIs of OpenAI, Anthropic and Ollama, over engines in processes of their own."""

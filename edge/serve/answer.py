@@ -44,6 +44,13 @@ class ProcessAnswer:
 class Answers(dict[int, ProcessAnswer]):
     """Answers that have not ended, by number, whichever process computes them."""
 
+    n_other = 0  # requests that wait for something else of the process, but for its state
+
+    @property
+    def n_asked(self) -> int:
+        """Number of those that somebody waits for: all but those in the background."""
+        return sum(not answer.generation.background for answer in self.values())
+
     def receive(self, message: Mapping[str, Any]) -> bool:
         """Handle a message about a request. Return whether it brings a token."""
         answer = self.get(message["id"])

@@ -11,16 +11,18 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from edge.errors import EdgeError
 from edge.pictures.page import AXES
+from edge.serve.batches.runner import BatchRunner
+from edge.serve.batches.store import BatchStore
 from edge.serve.endpoints import HEALTH, endpoints
 from edge.serve.http.bodies import Json
-from edge.serve.http.errors import error_body, failure, is_anthropic
+from edge.serve.http.errors import error_body, failure
 from edge.serve.http.security import Security
-from edge.serve.options import ServeOptions, check
+from edge.serve.options import ServeOptions, batch_folder, check
 from edge.serve.served import ServedModels
 
 PAGE = Path(__file__).with_name("page")
@@ -28,12 +30,14 @@ _GONE = 499  # for the log: the client has gone
 
 
 def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
-    """Return the app with all APIs and the page. TrustError if other machines would be answered without a key."""
+    """Return the app with all APIs and the page. Its state has `batches`, which are answered once they are resumed.
+    TrustError if other machines would be answered without a key."""
     check(options)
     page = _page()
-    all_endpoints = endpoints(models, options)
+    batches = BatchRunner(BatchStore(batch_folder(options)), models)
+    all_endpoints = endpoints(models, options, batches)
     routes = [Route(endpoint.path, endpoint.handle, methods=[endpoint.method]) for endpoint in all_endpoints]
-    return Starlette(
+    app = Starlette(
         routes=[*routes, *(Route(path, handle) for path, handle in page.items())],
         middleware=[Middleware(Security, options=options, open_paths={*HEALTH, *page})],
         exception_handlers={
@@ -44,6 +48,8 @@ def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
             Exception: _failed,
         },
     )
+    app.state.batches = batches
+    return app
 
 
 def _page() -> dict[str, Callable[[Request], Awaitable[Response]]]:
@@ -56,13 +62,22 @@ def _page() -> dict[str, Callable[[Request], Awaitable[Response]]]:
         return send
 
     files = {f"/{file.name}": file for file in (*PAGE.glob("*"), AXES) if file.is_file()}
-    index = {"/": PAGE / "index.html"} if "/index.html" in files else {}
-    return {path: sender(file) for path, file in {**files, **index}.items()}
+    handlers = {path: sender(file) for path, file in files.items()}
+    if "/index.html" not in files:
+        return handlers
+    index = handlers["/index.html"]
+
+    async def root(request: Request) -> Response:
+        """Send browsers the index, and programs the words by which some tell that a server of Ollama's API is there."""
+        is_program = request.headers.get("accept") == "*/*"
+        return PlainTextResponse("Ollama is running") if is_program else await index(request)
+
+    return {**handlers, "/": root}
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     failed = failure(error)
-    body = error_body(failed, anthropic=is_anthropic(request.url.path))
+    body = error_body(failed, request.url.path)
     return Json(body, failed.status, dict(failed.headers))
 
 

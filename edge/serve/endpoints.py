@@ -25,9 +25,12 @@ from edge.serve.apis.models import model_json, model_list
 from edge.serve.apis.native import NATIVE, NativeEmbeddingsRequest, native_embeddings
 from edge.serve.apis.rerank import RerankRequest, rerank
 from edge.serve.apis.responses import RESPONSES
+from edge.serve.batches.endpoints import batch_endpoints
+from edge.serve.batches.runner import BatchRunner
 from edge.serve.http.bodies import Json, read, unless_gone
 from edge.serve.http.generating import answers
 from edge.serve.http.openapi import Endpoint, openapi
+from edge.serve.ollama.endpoints import ollama_endpoints
 from edge.serve.options import ServeOptions
 from edge.serve.served import ServedModel, ServedModels
 
@@ -45,7 +48,7 @@ HEALTH = ("/health", "/v1/health")
 R = TypeVar("R", bound=BaseModel)
 
 
-def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
+def endpoints(models: ServedModels, options: ServeOptions, batches: BatchRunner) -> list[Endpoint]:
     """Return all endpoints."""
 
     async def prometheus(_http: Request) -> Response:
@@ -108,6 +111,8 @@ def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
         Endpoint("POST", "/lora-adapters", "Change those scales.", lora, AdapterScales),
         _get("/slots", "Tell which answers are in the making.", lambda: state.slots(models)),
         *(Endpoint("GET", path, "Tell whether the models answer.", health) for path in HEALTH),
+        *batch_endpoints(batches),
+        *ollama_endpoints(models),
         Endpoint("GET", "/metrics", "Tell figures to Prometheus.", prometheus),
         Endpoint("GET", "/openapi.json", "Tell all this.", openapi_json),
     ]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from edge.errors import EdgeError
+from partition.model.generation import generates
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
 
@@ -23,6 +26,8 @@ class ModelFile:
     vocabulary: int | None = None
     embedding: int | None = None  # values of a hidden state
     parameters: int | None = None
+    generates: bool = True  # False: it makes only embeddings or scores
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # of the header, without arrays
 
 
 def model_file(path: str) -> ModelFile:
@@ -39,6 +44,9 @@ def model_file(path: str) -> ModelFile:
 def _read(path: str, changed_ns: int, size_bytes: int) -> ModelFile:
     created = changed_ns // 10**9
     with suppress(EdgeError, OSError):  # a request for this model gets the error
-        shape = ModelShape.from_gguf(GgufFile.open(Path(path)))
-        return ModelFile(created, size_bytes, shape.context_length or None, shape.n_vocab, shape.n_embd, shape.n_params)
+        file = GgufFile.open(Path(path))
+        shape = ModelShape.from_gguf(file)
+        sizes = shape.context_length or None, shape.n_vocab, shape.n_embd, shape.n_params
+        plain = {key: value for key, value in file.metadata.items() if isinstance(value, bool | int | float | str)}
+        return ModelFile(created, size_bytes, *sizes, generates(file), plain)
     return ModelFile(created, size_bytes)

@@ -61,8 +61,8 @@ class EngineProcess:
 
     @property
     def busy(self) -> bool:
-        """True if answers are running, or the model is being moved."""
-        return bool(self.answers) or self._starting.locked()
+        """True if somebody waits for it, so not for answers in the background, or the model is being moved."""
+        return self.answers.n_asked > 0 or self.answers.n_other > 0 or self._starting.locked()
 
     async def start(self) -> None:
         """Load the model. The errors of loading it; EngineGone if the process ended."""
@@ -126,13 +126,18 @@ class EngineProcess:
     async def ask(self, what: str, arguments: Mapping[str, Any], number: int | None = None) -> Any:
         """Return the process's answer to a request; if the model is moved meanwhile, the next process's."""
         number = next(self._numbers) if number is None else number
-        while True:
-            await self.until_ready()
-            try:
-                if self._child is not None:  # else it has just ended
-                    return await self._child.ask(number, what, arguments)
-            except _Moved:
-                continue
+        counts = what not in ("beat", "status")
+        self.answers.n_other += counts
+        try:
+            while True:
+                await self.until_ready()
+                try:
+                    if self._child is not None:  # else it has just ended
+                        return await self._child.ask(number, what, arguments)
+                except _Moved:
+                    continue
+        finally:
+            self.answers.n_other -= counts
 
     async def until_ready(self) -> None:
         """Wait until the model is loaded. Raises why it cannot be."""

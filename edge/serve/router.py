@@ -1,9 +1,8 @@
-"""Router: the models of a server by name, loaded on request, and unloaded when another needs the memory."""
+"""Router: the models of a server by name, loaded on request, unloaded when idle or when another needs the memory."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,25 +11,36 @@ from typing import Any
 import psutil
 
 from edge.api.config import EngineConfig
-from edge.errors import UnknownModel
+from edge.errors import NotAllowed, UnknownModel
+from edge.models.wheels import Progress
 from edge.serve.adapters import ServedAdapters
 from edge.serve.client import EngineClient
+from edge.serve.lifetimes import Lifetimes
 from edge.serve.model_files import ModelFile, model_file
 from edge.serve.process import EngineProcess
 from partition.plan.plan import Plan
 
 _BESIDE_WEIGHTS = 1.2  # memory of a model, in sizes of its file and those of its adapters
 _MOST_NAMED = 20  # models listed in an error message
+_LOOK_S = 1.0  # between looks for idle models
 
 
 class Router:
     """Implements `edge.serve.served.ServedModels`; for one event loop."""
 
     def __init__(
-        self, configs: Mapping[str, EngineConfig], *, queue: int = 256, say: Callable[[str], None] = lambda line: None
+        self,
+        configs: Mapping[str, EngineConfig],
+        *,
+        queue: int = 256,
+        say: Callable[[str], None] = lambda line: None,
+        lifetimes: Lifetimes | None = None,
+        fetch: Callable[[str, Progress], EngineConfig] | None = None,
     ) -> None:
         """configs: of each model, by name, the default one first. queue: requests that may wait for each. say: gets
-        lines for people. EngineError for adapters that cannot be named."""
+        lines for people. lifetimes: of idle models; None: they stay until another needs their memory. fetch: fetches a
+        model by its name and returns its configuration; None: it is not allowed. EngineError for adapters that cannot
+        be named."""
         self._configs = dict(configs)
         names = list(configs)
         self._adapters = {
@@ -39,10 +49,11 @@ class Router:
         }
         self._queue, self._say = queue, say
         self._models: dict[str, EngineClient] = {}
-        self._used: dict[str, int] = {}  # when a model was last requested
-        self._times = itertools.count()
+        self._lifetimes = lifetimes or Lifetimes()
+        self._fetch = fetch
         self._loading = asyncio.Lock()  # one model at a time: each must know how much memory is free
         self._moves: set[asyncio.Task[None]] = set()  # to other plans; references, so that they are not collected
+        self._fetching: dict[str, asyncio.Task[None]] = {}
 
     @property
     def names(self) -> Sequence[str]:
@@ -72,7 +83,7 @@ class Router:
                     await model.process.close()
                     raise
                 self._models[name] = model
-                self._used[name] = next(self._times)
+                self._lifetimes.use(name)
             return model
 
     async def loaded(self) -> Sequence[EngineClient]:
@@ -81,7 +92,7 @@ class Router:
 
     def file(self, name: str) -> ModelFile:
         """As ServedModels.file."""
-        return model_file(self._configs[name].path)
+        return model_file(self._configs[self._known(name)].path)
 
     async def running(self, name: str) -> Mapping[str, Any]:
         """As ServedModels.running."""
@@ -114,6 +125,68 @@ class Router:
             self._configs[name] = before if loaded is None else loaded.process.config
             raise
 
+    # --- idle models ---
+
+    def keep(self, name: str | None, idle_s: float | None) -> None:
+        """As ServedModels.keep."""
+        self._lifetimes.keep(self._known(name), idle_s)
+
+    def expires_s(self, name: str) -> float:
+        """As ServedModels.expires_s."""
+        return self._lifetimes.left_s(name)
+
+    async def unload(self, name: str | None) -> bool:
+        """As ServedModels.unload."""
+        name = self._known(name)
+        async with self._loading:
+            if can := name in self._idle():
+                await self._unload(name)
+            return can
+
+    def is_asked(self, beside: str | None) -> bool:
+        """As ServedModels.is_asked."""
+        beside = self._known(beside)
+        return any(model.process.busy for name, model in self._models.items() if name != beside)
+
+    async def unload_idle(self) -> None:
+        """Unload the models that were idle for long enough."""
+        async with self._loading:
+            for name, model in list(self._models.items()):
+                if model.process.busy or model.process.answers:
+                    self._lifetimes.use(name)
+                elif self.expires_s(name) <= 0:
+                    self._say(f"{name}: let go, nobody uses it")
+                    await self._unload(name)
+
+    async def watch_idle(self) -> None:
+        """Call `unload_idle` again and again."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self.unload_idle()
+
+    def _idle(self) -> list[str]:
+        """Return the loaded models that nobody waits for, and that may be unloaded."""
+        return [
+            name for name, model in self._models.items() if not self._lifetimes.stays(name) and not model.process.busy
+        ]
+
+    async def fetch(self, name: str, progress: Progress) -> None:
+        """As ServedModels.fetch. A fetch that has begun goes on if its client has gone."""
+        if name in self._configs:
+            return
+        if self._fetch is None:
+            raise NotAllowed("this server fetches no models; start it with --allow-pull, or fetch it: edge model pull")
+        if name not in self._fetching:
+            self._fetching[name] = asyncio.create_task(self._fetched(name, self._fetch, progress))
+        await asyncio.shield(self._fetching[name])
+
+    async def _fetched(self, name: str, fetch: Callable[[str, Progress], EngineConfig], progress: Progress) -> None:
+        try:
+            self._configs[name] = await asyncio.to_thread(fetch, name, progress)
+            self._adapters[name] = ServedAdapters()
+        finally:
+            del self._fetching[name]
+
     async def close(self) -> None:
         """End all engine processes."""
         for name in list(self._models):
@@ -125,7 +198,7 @@ class Router:
         model = self._models.get(name)
         if model is None or model.process.failed is not None:
             return None
-        self._used[name] = next(self._times)
+        self._lifetimes.use(name)
         return model
 
     def _known(self, name: str | None) -> str:
@@ -143,8 +216,7 @@ class Router:
         config = self._configs[name]
         n_bytes = Path(config.path).stat().st_size + self._adapters[name].file_bytes
         need = n_bytes * _BESIDE_WEIGHTS
-        idle = sorted((n for n, model in self._models.items() if not model.process.busy), key=lambda n: self._used[n])
-        for other in idle:
+        for other in sorted(self._idle(), key=lambda other: self._lifetimes.used[other]):
             if not config.options.get("memory") and need <= psutil.virtual_memory().available:
                 return
             self._say(f"{other}: let go, {name} needs the memory")

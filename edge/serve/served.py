@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from edge.models.wheels import Progress
 from edge.serve.adapters import ServedAdapters
 from edge.serve.model_files import ModelFile
+
+INTRODUCES = "introduces_functions"  # key of a system message that has nothing of the request's own
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,10 @@ class ServedModel(Protocol):
 
     name: str  # the model's name in requests
 
+    @property
+    def is_asked(self) -> bool:
+        """True if somebody waits for an answer: not for those in the background."""
+
     async def generate(self, generation: Generation) -> Answer:
         """Begin an answer. It is accepted when this returns: errors of the request are raised here. ContextFull,
         SamplingError, TemplateError, Overloaded."""
@@ -161,6 +168,23 @@ class ServedModels(Protocol):
     def health(self) -> Sequence[Mapping[str, Any]]:
         """Return the health of each loaded model: `state` (waiting, computing, loading, silent, restarting or failed),
         `busy_s` if it computes, and `reason` if it does not answer."""
+
+    def keep(self, name: str | None, idle_s: float | None) -> None:
+        """Unload a model once it was idle for so many seconds, infinity: never. None: as the server's options say.
+        Pinned models stay. UnknownModel."""
+
+    def expires_s(self, name: str) -> float:
+        """Return the seconds until a model is unloaded if nobody uses it; infinity: it stays."""
+
+    async def unload(self, name: str | None) -> bool:
+        """Unload a model now; False if it is not loaded, in use, or stays. UnknownModel."""
+
+    def is_asked(self, beside: str | None) -> bool:
+        """Return whether somebody waits for an answer of another model than this one. UnknownModel."""
+
+    async def fetch(self, name: str, progress: Progress) -> None:
+        """Fetch a model by its name, and serve it. progress: gets bytes here and in all, in any thread. NotAllowed,
+        HubError."""
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
         """Run a model with another plan from now on; running answers go on there. PlanError."""

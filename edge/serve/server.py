@@ -11,9 +11,13 @@ import uvicorn
 from starlette.applications import Starlette
 
 from edge.api.config import EngineConfig
+from edge.errors import EdgeError
+from edge.models.wheels import Progress
 from edge.net.channel import check_own
 from edge.serve.app import create_app
+from edge.serve.batches.runner import BatchRunner
 from edge.serve.http.connections import bounded_connections
+from edge.serve.lifetimes import Lifetimes
 from edge.serve.options import ServeOptions, check, tls_context
 from edge.serve.router import Router
 
@@ -28,9 +32,11 @@ def serve(
     queue: int,
     say: Callable[[str], None],
     listening: Callable[[str], None],
+    fetch: Callable[[str, Progress], EngineConfig] | None = None,
 ) -> None:
     """Serve models until SIGINT or SIGTERM. configs: by name; the first is loaded at once, and is the default. queue:
     requests that may wait for each. say: gets lines for people. listening: gets the URL once the server answers.
+    fetch: as of Router.
 
     TrustError as `check`, OSError if the address is not available, the errors of loading the first model.
     """
@@ -43,7 +49,7 @@ def serve(
         raise OSError(f"{options.host}:{options.port} cannot be listened on: {error.strerror or error}") from error
     with listener:
         port = listener.getsockname()[1]
-        asyncio.run(_serve(configs, replace(options, port=port), queue, say, listening, listener))
+        asyncio.run(_serve(configs, replace(options, port=port), queue, say, listening, listener, fetch))
 
 
 async def _serve(
@@ -53,16 +59,34 @@ async def _serve(
     say: Callable[[str], None],
     listening: Callable[[str], None],
     listener: socket.socket,
+    fetch: Callable[[str, Progress], EngineConfig] | None,
 ) -> None:
-    router = Router(configs, queue=queue, say=say)
-    server = _Server(uvicorn_config(create_app(router, options), options), router)
+    lifetimes = Lifetimes(options.idle_unload_s, options.pinned)
+    router = Router(configs, queue=queue, say=say, lifetimes=lifetimes, fetch=fetch)
+    app = create_app(router, options)
+    batches: BatchRunner = app.state.batches
+    server = _Server(uvicorn_config(app, options), router)
+    tasks: list[asyncio.Task[None]] = []
     try:
         await router.model(None)
+        for name in options.pinned:
+            try:
+                await router.model(name)
+            except (EdgeError, OSError) as error:  # others answer
+                say(f"{name}: {error}")
+        tasks = [asyncio.create_task(router.watch_idle())]
+        try:
+            await batches.resume()
+        except (EdgeError, OSError) as error:
+            say(f"batches do not go on: {error}")
         host = f"[{options.host}]" if ":" in options.host else options.host
         scheme = "http" if options.tls_cert is None else "https"
         listening(f"{scheme}://{host}:{options.port}")
         await server.serve(sockets=[listener])
     finally:
+        for task in tasks:
+            task.cancel()
+        await batches.close()
         await router.close()
 
 

@@ -77,7 +77,7 @@ def served(*arguments: str, **environment: str) -> Iterator[Served]:
     read, write = os.pipe()
     with os.fdopen(read) as said, TemporaryFile("w+") as errors:
         with os.fdopen(write, "wb") as out, open(os.devnull) as nothing:
-            command = ("serve", *arguments, "--port", "0", "--threads", "1")
+            command = ("serve", "--port", "0", "--threads", "1", *arguments)
             process = begin(command, {**os.environ, **environment}, (nothing, out, errors))
         try:
             line = said.readline()

@@ -35,7 +35,7 @@ LICENCES = {
     "BSD": "httpx jinja2 numpy prompt-toolkit protobuf psutil scipy sse-starlette starlette torch uvicorn",
     "ISC": "pexpect",
     "LGPL": "zeroconf",
-    "MIT": "gguf llama-cpp-python llguidance mypy onnxruntime pillow pydantic pytest pytest-xdist rich ruff"
+    "MIT": "gguf llama-cpp-python llguidance mypy ollama onnxruntime pillow pydantic pytest pytest-xdist rich ruff"
     " schemathesis setuptools tomli",
     "MPL": "hypothesis",
     "Python Software Foundation": "matplotlib",

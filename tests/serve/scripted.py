@@ -1,11 +1,12 @@
 """A model that says what a test wrote down, behind the whole HTTP layer: for answers that no small model would give."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from edge.errors import EdgeError, SamplingError, UnknownModel
+from edge.errors import EdgeError, NotAllowed, SamplingError, UnknownModel
 from edge.serve.adapters import ServedAdapters
 from edge.serve.model_files import ModelFile
 from edge.serve.served import Answer, Generation, Piece, ServedModel, TokenLogprob
@@ -60,6 +61,10 @@ class Scripted:
         self.left = 0  # requests that were given up while they waited for it
         self.asked: list[Generation] = []
         self.answers: list[ScriptedAnswer] = []
+
+    @property
+    def is_asked(self) -> bool:
+        return False
 
     async def generate(self, generation: Generation) -> Answer:
         try:
@@ -119,6 +124,8 @@ class ScriptedModels:
     def __init__(self) -> None:
         self.scripted = Scripted()
         self.plans: list[Mapping[str, Any]] = []
+        self.kept_s: float | None = None
+        self.other_is_asked = False
 
     @property
     def names(self) -> Sequence[str]:
@@ -143,6 +150,21 @@ class ScriptedModels:
 
     def health(self) -> Sequence[Mapping[str, Any]]:
         return [{"state": "waiting"}]
+
+    def keep(self, name: str | None, idle_s: float | None) -> None:
+        self.kept_s = idle_s
+
+    def expires_s(self, name: str) -> float:
+        return self.kept_s or math.inf
+
+    async def unload(self, name: str | None) -> bool:
+        return False
+
+    def is_asked(self, beside: str | None) -> bool:
+        return self.other_is_asked
+
+    async def fetch(self, name: str, progress: Callable[[int, int], None]) -> None:
+        raise NotAllowed("nothing is fetched here")
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
         self.plans.append(plan)

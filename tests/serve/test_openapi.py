@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from edge.serve.batches.runner import BatchRunner
+from edge.serve.batches.store import BatchStore
 from edge.serve.endpoints import endpoints
-from edge.serve.http.openapi import openapi
+from edge.serve.http.openapi import Endpoint, openapi
 from edge.serve.options import ServeOptions
 from tests.serve.scripted import ScriptedModels
 from tests.support.thorough import some
@@ -17,7 +20,13 @@ from tests.support.thorough import some
 if TYPE_CHECKING:
     import schemathesis
 
-DESCRIPTION = openapi(endpoints(ScriptedModels(), ServeOptions()))
+
+def all_endpoints() -> list[Endpoint]:
+    models = ScriptedModels()
+    return endpoints(models, ServeOptions(), BatchRunner(BatchStore(Path("none")), models))
+
+
+DESCRIPTION = openapi(all_endpoints())
 OPERATIONS = [f"{method} {path}" for path, methods in DESCRIPTION["paths"].items() for method in methods]
 
 
@@ -28,7 +37,7 @@ def test_all_that_is_answered_is_described(server: str) -> None:
     response = httpx.get(f"{server}/openapi.json").json()
     assert response == DESCRIPTION
     assert response["openapi"].startswith("3.1")
-    assert len(OPERATIONS) == len(endpoints(ScriptedModels(), ServeOptions()))
+    assert len(OPERATIONS) == len(all_endpoints())
 
 
 def keep_short(case: schemathesis.Case) -> None:
@@ -36,6 +45,9 @@ def keep_short(case: schemathesis.Case) -> None:
     if isinstance(case.body, dict):
         if isinstance(case.body.get("n"), int):
             case.body["n"] = min(case.body["n"], 2)
+        if case.path.startswith("/api/"):
+            case.body = {**case.body, "options": {"num_predict": 4}, "keep_alive": 300}
+            return
         limit = LIMITS.get(case.path, "max_tokens")
         if case.body.get(limit) is None or isinstance(case.body[limit], int):
             case.body[limit] = min(case.body.get(limit) or 4, 4)

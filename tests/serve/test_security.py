@@ -125,7 +125,7 @@ def test_health_needs_no_key_and_everything_is_served_with_strict_headers(url: s
 
 @pytest.mark.parametrize("path", ["/", "/index.html", "/main.js", "/page.css"])
 def test_the_page_needs_no_key(url: str, path: str) -> None:
-    response = httpx.get(url + path)
+    response = httpx.get(url + path, headers={"Accept": "text/html"})
     assert response.status_code == 200
     kinds = {".js": "text/javascript", ".css": "text/css"}
     assert response.headers["content-type"].startswith(kinds.get(path[path.rfind(".") :], "text/html"))

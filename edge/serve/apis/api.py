@@ -66,3 +66,4 @@ class Api(Generic[R]):
     fold: Callable[[Sequence[Event]], Event | Sequence[Event]]
     failed: Callable[[Failure, int], Event]  # last event of a stream that fails after so many events
     last: str | None = None  # text that ends a stream after its events
+    lines: bool = False  # a stream is lines of JSON in place of server-sent events; calls of functions come whole

@@ -86,6 +86,9 @@ class GeneratingRequest(Fields):
         """True if the template's source decides how the request is put to the model."""
         return False
 
+    def admitted(self, about: Mapping[str, Any]) -> None:
+        """Note that the model is loaded. about: as ServedModel.about."""
+
 
 class StreamOptions(Fields):
     include_usage: bool | None = None

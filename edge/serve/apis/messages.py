@@ -151,7 +151,7 @@ def fold(events_: Sequence[Event]) -> Event:
 
 def failed(failure: Failure, _count: int) -> Event:
     """Return the last event of a stream that fails."""
-    return error_body(failure, anthropic=True)
+    return error_body(failure, MESSAGES.path)
 
 
 MESSAGES = Api("/v1/messages", "Continue a conversation.", MessagesRequest, parse, events, fold, failed)

@@ -112,4 +112,4 @@ def now() -> int:
 
 def error_event(failed: Failure, _count: int) -> dict[str, Any]:
     """Return the last event of a stream that fails."""
-    return error_body(failed, anthropic=False)
+    return error_body(failed, "/v1")

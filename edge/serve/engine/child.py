@@ -92,6 +92,7 @@ def main() -> int:
                 targets=config.latency_targets(),
                 think=config.think,
                 spm_infill=config.spm_infill,
+                system=config.system,
             )
             control.send({"ready": loop.status()})
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()

@@ -15,6 +15,7 @@ from edge.serve.engine.grammars import with_control_tokens
 from edge.serve.engine.infill import InfillPrompts
 from edge.serve.engine.ranking import RankingPrompts
 from edge.serve.engine.texts import Tokenizer
+from edge.serve.served import INTRODUCES
 from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate
 from edge.thinking.format import AUTO
@@ -28,11 +29,18 @@ class InputProcessor:
     """Renders chats, tokenizes texts, and checks both. Any thread may use it."""
 
     def __init__(
-        self, engine: TextEngine, *, reproducible: bool = False, think: int = AUTO, spm_infill: bool = False
+        self,
+        engine: TextEngine,
+        *,
+        reproducible: bool = False,
+        think: int = AUTO,
+        spm_infill: bool = False,
+        system: str = "",
     ) -> None:
         """reproducible: without a seed of its own, a request's seed is its number among the answers to one prompt.
-        think: tokens of thoughts, for requests that do not say. spm_infill: as `spm` of InfillPrompts."""
-        self._engine, self._reproducible, self._think = engine, reproducible, think
+        think: tokens of thoughts, for requests that do not say. spm_infill: as `spm` of InfillPrompts. system: system
+        prompt of chats that have none."""
+        self._engine, self._reproducible, self._think, self._system = engine, reproducible, think, system
         self._most_tokens = min(engine.context, engine.shape.context_length or engine.context)  # of one request
         self._tokenizer = Tokenizer(engine.model, engine.file)
         self._renderer_lock, self._renderer = threading.Lock(), TemplateProcess()
@@ -139,9 +147,22 @@ class InputProcessor:
     ) -> str:
         """Return the text of a chat's prompt. think: tokens of thoughts; None: the default. TemplateError."""
         think = self._think if think is None else think
+        messages = with_system(messages, self._system)
         with self._renderer_lock:
             return self.template.render(messages, tools=tools, variables=variables, think=think)
 
     def _special(self, name: str) -> str:
         token = self._engine.model.special_token(name)
         return "" if token is None else self._engine.model.piece(token, special=True).decode(errors="replace")
+
+
+def with_system(messages: Sequence[Mapping[str, Any]], system: str) -> Sequence[Mapping[str, Any]]:
+    """Return messages that begin with a system prompt, unless they have one of their own; what introduces functions
+    follows it."""
+    first = messages[0] if messages else {}
+    if INTRODUCES in first:
+        content = "\n\n".join(filter(None, (system, first["content"])))
+        return [{"role": "system", "content": content}, *messages[1:]]
+    if not system or first.get("role") == "system":
+        return messages
+    return [{"role": "system", "content": system}, *messages]

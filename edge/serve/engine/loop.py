@@ -40,11 +40,12 @@ class ServingLoop:
         targets: LatencyTargets | None = None,
         think: int = AUTO,
         spm_infill: bool = False,
+        system: str = "",
     ) -> None:
         """send: sends messages to the server. drafter: drafts tokens. reproducible: a request shares nothing with
         requests before it, and without a seed of its own its seed is its number among the answers to one prompt.
-        targets: of latency. think: tokens of thoughts, for requests that do not say. spm_infill: as of
-        InputProcessor."""
+        targets: of latency. think: tokens of thoughts, for requests that do not say. spm_infill and
+        system: as of InputProcessor."""
         self._targets = targets
         self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
         self._new_scheduler = partial(
@@ -55,7 +56,9 @@ class ServingLoop:
         self._numbers: dict[int, int] = {}  # the scheduler's number of a request to the server's
         self._requests: dict[int, Running] = {}  # by the server's number
         self._preparing: dict[int, threading.Event] = {}  # for requests that have not begun: set if cancelled
-        self._inputs = InputProcessor(engine, reproducible=reproducible, think=think, spm_infill=spm_infill)
+        self._inputs = InputProcessor(
+            engine, reproducible=reproducible, think=think, spm_infill=spm_infill, system=system
+        )
         self._about = EngineStatus(engine, deployed, self._inputs.template.source)
         self._embedder = Embedder(engine.model, engine.shape.context_length or engine.context, engine.threads)
         self._statistics = Statistics()

@@ -13,7 +13,9 @@ from edge.errors import (
     ContextFull,
     EdgeError,
     EngineGone,
+    HubError,
     Interrupted,
+    NotAllowed,
     NotEnoughMemory,
     Overloaded,
     SamplingError,
@@ -60,6 +62,8 @@ _KNOWN: tuple[tuple[type[EdgeError], int, str | None, int | None], ...] = (
     (ModelFileError, 400, "model_not_usable", None),
     (UnknownModel, 404, "model_not_found", None),
     (NotThere, 404, None, None),
+    (NotAllowed, 403, None, None),
+    (HubError, 404, None, None),
     (Overloaded, 429, "overloaded", RETRY_S),
     (EngineGone, 503, "engine_gone", RESTART_S),
     (WorkerError, 503, "worker_failed", RESTART_S),
@@ -99,13 +103,16 @@ def is_anthropic(path: str) -> bool:
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
-def error_body(failed: Failure, *, anthropic: bool) -> dict[str, Any]:
-    """Return the JSON of an error, in the form of OpenAI's API or of Anthropic's."""
+def error_body(failed: Failure, path: str) -> dict[str, Any]:
+    """Return the JSON of an error, in the form of the API that this path belongs to: OpenAI's, unless it is
+    Anthropic's or Ollama's."""
+    if path.startswith("/api/"):
+        return {"error": failed.message}
     openai_type, anthropic_type = _TYPES.get(
         failed.status,
         ("invalid_request_error", "invalid_request_error") if failed.status < 500 else ("server_error", "api_error"),
     )
-    if anthropic:
+    if is_anthropic(path):
         return {"type": "error", "error": {"type": anthropic_type, "message": failed.message}}
     values = {"message": failed.message, "type": openai_type, "param": failed.param, "code": failed.code}
     return {"error": values}

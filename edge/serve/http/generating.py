@@ -27,6 +27,7 @@ from edge.serve.http.security import namespace_of
 from edge.serve.served import Answer, ServedModels
 
 SEND_S = 60.0  # a client that reads nothing for so long counts as gone
+NEVER_S = float(1 << 30)  # between pings of a stream that has none
 STATUS_S = 2.0  # errors of a stream's request that come later are its last event
 
 
@@ -46,12 +47,11 @@ def answers(api: Api[R], models: ServedModels, ping_s: float) -> Callable[[Reque
         request = await read(http, api.request)
         beginning = asyncio.ensure_future(_begun(api, models, request, namespace_of(http.scope)))
         try:
-            await unless_gone(http, _known(beginning, STATUS_S if request.stream else None))
+            has_pings = bool(request.stream) and not api.lines
+            await unless_gone(http, _known(beginning, STATUS_S if has_pings else None))
             if request.stream:  # while a model is being loaded, the stream has pings
-                return EventStream(_sent(api, request, beginning), beginning, ping_s, is_anthropic(api.path))
-            begun = beginning.result()
-            deltas = merged(begun.answers, begun.parsed.parsers(streams=False))
-            return Json(api.fold(await unless_gone(http, _all(api.events(request, begun.model, deltas), deltas))))
+                return EventStream(api, _sent(api, request, beginning), beginning, ping_s if has_pings else NEVER_S)
+            return Json(await unless_gone(http, _whole(api, request, beginning.result())))
         except BaseException:
             _end(beginning)
             raise
@@ -59,15 +59,33 @@ def answers(api: Api[R], models: ServedModels, ping_s: float) -> Callable[[Reque
     return endpoint
 
 
-async def _begun(api: Api[R], models: ServedModels, request: R, namespace: str) -> _Accepted:
+async def background_answer(api: Api[R], models: ServedModels, request: R, namespace: str) -> Event | Sequence[Event]:
+    """Return the response to a request that is computed while nobody else asks. namespace: of the prefix cache. The
+    errors of the request and of its answers."""
+    return await _whole(api, request, await _begun(api, models, request, namespace, background=True))
+
+
+async def _whole(api: Api[R], request: R, begun: _Accepted) -> Event | Sequence[Event]:
+    deltas = merged(begun.answers, begun.parsed.parsers(streams=False))
+    async with aclosing(deltas), aclosing(api.events(request, begun.model, deltas)) as events:
+        return api.fold([event async for event in events])
+
+
+async def _begun(
+    api: Api[R], models: ServedModels, request: R, namespace: str, *, background: bool = False
+) -> _Accepted:
     """Accept a request. Its errors are raised here, before anything is sent of its answers."""
     model = await models.model(request.model)
+    request.admitted(await model.about())
     template = ""
     if request.template_matters:
         template = await template_of(model)
     parsed = api.parse(request, template)
     scales = request_scales(request, models)
-    generations = [replace(generation, namespace=namespace, adapters=scales) for generation in parsed.generations]
+    generations = [
+        replace(generation, namespace=namespace, adapters=scales, background=background)
+        for generation in parsed.generations
+    ]
     return _Accepted(request.model or model.name, parsed, await begin(model, generations))
 
 
@@ -85,48 +103,47 @@ def _end(beginning: asyncio.Future[_Accepted]) -> None:
             answer.cancel()
 
 
-async def _all(events: AsyncGenerator[Event, None], deltas: AsyncGenerator[Any, None]) -> list[Event]:
-    async with aclosing(deltas), aclosing(events):
-        return [event async for event in events]
-
-
 async def _sent(api: Api[R], request: R, beginning: asyncio.Future[_Accepted]) -> AsyncGenerator[bytes, None]:
     """Yield events in their wire form. A failure is the last of them."""
     count = 0
     try:
         begun = await beginning
-        deltas = merged(begun.answers, begun.parsed.parsers(streams=True))
+        deltas = merged(begun.answers, begun.parsed.parsers(streams=not api.lines))
         async with aclosing(deltas), aclosing(api.events(request, begun.model, deltas)) as events:
             async for event in events:
-                yield _event(event)
+                yield _event(api, event)
                 count += 1
     except Exception as error:
         if isinstance(error, EdgeError):
             log.warning("answer failed", error=f"{type(error).__name__}: {error}")
         else:
             logging.getLogger("edge").exception("answer failed")
-        yield _event(api.failed(failure(error), count))
+        yield _event(api, api.failed(failure(error), count))
         return
     if api.last is not None:
         yield f"data: {api.last}\r\n\r\n".encode()
 
 
-def _event(event: Event) -> bytes:
+def _event(api: Api[R], event: Event) -> bytes:
     """Return an event in its wire form, named after its type, as in Anthropic's API and OpenAI's responses. JSON has
     one line."""
+    if api.lines:
+        return f"{to_json(event)}\n".encode()
     kind = event.get("type")
     name = "" if kind is None else f"event: {kind}\r\n"
     return f"{name}data: {to_json(event)}\r\n\r\n".encode()
 
 
 class EventStream(EventSourceResponse):
-    """Server-sent events, with pings between them. It ends if its client reads nothing for SEND_S."""
+    """Events of an API, with pings between them. It ends if its client reads nothing for SEND_S."""
 
     def __init__(
-        self, events: AsyncIterator[bytes], beginning: asyncio.Future[_Accepted], ping_s: float, anthropic: bool
+        self, api: Api[Any], events: AsyncIterator[bytes], beginning: asyncio.Future[_Accepted], ping_s: float
     ) -> None:
         """beginning: its answers end with the stream, however that ends."""
-        super().__init__(events, ping=ping_s, send_timeout=SEND_S, ping_message_factory=_ping if anthropic else None)
+        ping = _ping if is_anthropic(api.path) else None
+        kind = "application/x-ndjson" if api.lines else "text/event-stream"
+        super().__init__(events, media_type=kind, ping=ping_s, send_timeout=SEND_S, ping_message_factory=ping)
         self._beginning = beginning
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -20,7 +20,7 @@ _NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "str
 class Endpoint:
     """A path that the server answers."""
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "DELETE"]
     path: str
     summary: str
     handle: Callable[[Request], Awaitable[Response]]
@@ -55,7 +55,7 @@ def _operation(endpoint: Endpoint, body: dict[str, Any] | None) -> dict[str, Any
     if endpoint.path == "/metrics":
         ok["content"] = {"text/plain": {}}
     if endpoint.request is not None and "stream" in endpoint.request.model_fields:
-        ok["content"]["text/event-stream"] = {}
+        ok["content"]["application/x-ndjson" if endpoint.path.startswith("/api/") else "text/event-stream"] = {}
     error = {"description": "What was wrong, and what to do.", "content": {"application/json": {}}}
     operation: dict[str, Any] = {"summary": endpoint.summary, "responses": {"200": ok, "default": error}}
     if "{" in endpoint.path:

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge.serve.http.bodies import BodyRoom, IncomingBody
-from edge.serve.http.errors import error_body, failure, is_anthropic
+from edge.serve.http.errors import error_body, failure
 from edge.serve.options import ServeOptions
 
 # The page may load only its own files, not be shown in other pages, and send nothing elsewhere.
@@ -25,9 +25,9 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-ALLOWED_METHODS = "GET, POST"
+ALLOWED_METHODS = "GET, POST, DELETE"
 _ELSEWHERE = ("cross-site", "same-site")  # a browser's marks of requests from other pages than the server's own
-_NAMESPACE = "edge.namespace"  # key in the scope of a request
+_NAMESPACE, _OWNER = "edge.namespace", "edge.owner"  # keys in the scope of a request
 PREFLIGHT_S = 600  # that a browser remembers the answer to a preflight request
 
 
@@ -37,7 +37,8 @@ class Security:
     def __init__(self, app: ASGIApp, options: ServeOptions, open_paths: Collection[str]) -> None:
         """open_paths: paths that need no key."""
         self.app = app
-        self._namespaces = {key.encode(): _namespace(key, options) for key in options.api_keys}
+        self._owners = {key.encode(): _digest(key) for key in options.api_keys}
+        self._shares_prefixes = options.shared_prefixes
         self._hosts = {name.lower() for name in ("localhost", options.host, socket.gethostname(), *options.allow_hosts)}
         self._origins = frozenset(options.allow_origins)
         self._max_body = options.max_body_bytes
@@ -74,7 +75,8 @@ class Security:
             await send(message)
 
         try:
-            scope[_NAMESPACE] = self._checked(scope["path"], headers, scope["method"])
+            owner = scope[_OWNER] = self._checked(scope["path"], headers, scope["method"])
+            scope[_NAMESPACE] = "" if self._shares_prefixes else owner
             body.check()
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 await _preflight(headers)(scope, receive, answer)
@@ -84,13 +86,13 @@ class Security:
             if begun:
                 raise
             failed = failure(error)
-            content = error_body(failed, anthropic=is_anthropic(scope["path"]))
+            content = error_body(failed, scope["path"])
             await JSONResponse(content, failed.status, dict(failed.headers))(scope, receive, answer)
         finally:
             body.close()
 
     def _checked(self, path: str, headers: Headers, method: str) -> str:
-        """Return the namespace of the client. HTTPException if it must not be answered."""
+        """Return the digest of the client's key. HTTPException if it must not be answered."""
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_own_name(hosts[0]):
             raise HTTPException(
@@ -105,14 +107,14 @@ class Security:
             raise HTTPException(403, "pages of other origins may not ask this server; --allow-origin allows one")
         if method == "OPTIONS" and origins and "access-control-request-method" in headers:
             return ""  # a browser asks without the key whether it may ask
-        namespace = self._namespace_of(headers)
-        if path not in self._open_paths and namespace is None:
+        owner = self._owner_of(headers)
+        if path not in self._open_paths and owner is None:
             raise HTTPException(
                 401,
                 "a key of this server is needed: `Authorization: Bearer KEY` or `x-api-key: KEY`",
                 {"WWW-Authenticate": "Bearer"},
             )
-        return namespace or ""
+        return owner or ""
 
     def _is_own_name(self, host: str) -> bool:
         """Return whether a Host header names this server. A foreign DNS name that leads here does not."""
@@ -140,28 +142,33 @@ class Security:
     def _is_allowed(self, origin: str) -> bool:
         return "*" in self._origins or origin in self._origins
 
-    def _namespace_of(self, headers: Headers) -> str | None:
-        """Return the namespace of the given key; None if no key matches. All keys are compared, each in constant
+    def _owner_of(self, headers: Headers) -> str | None:
+        """Return the digest of the given key; None if no key matches. All keys are compared, each in constant
         time."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given_keys = [headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
         equal = [
-            namespace
-            for key, namespace in self._namespaces.items()
+            owner
+            for key, owner in self._owners.items()
             for given_key in given_keys
             if hmac.compare_digest(given_key.encode(), key)
         ]
-        return equal[0] if equal else None if self._namespaces else ""
+        return equal[0] if equal else None if self._owners else ""
 
 
-def _namespace(key: str, options: ServeOptions) -> str:
-    """Return the namespace of this key's prompts: a digest that does not reveal the key."""
-    return "" if options.shared_prefixes else hashlib.sha256(f"edge prefixes of {key}".encode()).hexdigest()
+def _digest(key: str) -> str:
+    """Return a digest that does not reveal the key: whose prompts and files these are."""
+    return hashlib.sha256(f"edge prefixes of {key}".encode()).hexdigest()
 
 
 def namespace_of(scope: Scope) -> str:
-    """Return the namespace of a request that was admitted."""
+    """Return the namespace of the prompts of a request that was admitted."""
     return str(scope.get(_NAMESPACE, ""))
+
+
+def owner_of(scope: Scope) -> str:
+    """Return the owner of the files of a request that was admitted: a digest of its key, empty without one."""
+    return str(scope.get(_OWNER, ""))
 
 
 def _preflight(headers: Headers) -> Response:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edge.serve.served import INTRODUCES
 from edge.serve.tools.formats import HERMES, CallFormat, Notation
 from edge.serve.tools.functions import Function, Message, json_text
 
@@ -98,7 +99,7 @@ def introduced(messages: Sequence[Message], functions: Sequence[Function], form:
     text = _INTRODUCTION.format(tools=tools, how=how)
     if messages and messages[0]["role"] == "system":
         return [{"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
-    return [{"role": "system", "content": text}, *messages]
+    return [{"role": "system", "content": text, INTRODUCES: True}, *messages]
 
 
 def with_calls_as_text(message: Message, form: CallFormat) -> Message:

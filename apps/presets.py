@@ -1,0 +1,110 @@
+"""Presets of `edge serve --config`: models in a TOML file, each with a name, options and a system prompt."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from apps.errors import UsageError
+from apps.options import model_path
+from devices.toml_tables import Table, check_keys, read_toml, tables
+from edge.errors import EdgeError
+
+# Options of the command that a model may have for itself.
+OPTIONS = (
+    "batch", "context", "draft", "flash-attention", "gpu-layers", "io-chunk", "io-threads", "kv-type", "lora", "memory",
+    "prefix-cache", "repack", "spm-infill", "think", "threads", "verify", "window",
+)  # fmt: skip
+KEYS = ("name", "model", "system", "pinned", *OPTIONS)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model to serve under a name."""
+
+    path: Path
+    args: argparse.Namespace  # options of the command, and in their place its own
+    system: str
+    pinned: bool
+
+
+class _OptionParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message.removeprefix("argument "))
+
+
+def read_presets(
+    path: Path, args: argparse.Namespace, add_arguments: Callable[[argparse.ArgumentParser], None]
+) -> dict[str, Preset]:
+    """Read the presets of a file, by name. args: options of the command. add_arguments: adds these to a parser.
+    OSError; UsageError, which names the file, the table and the key."""
+    data = read_toml(path, UsageError)
+    parser = _OptionParser(add_help=False)
+    add_arguments(parser)
+    presets: dict[str, Preset] = {}
+    try:
+        check_keys(data, ("model",), "it", UsageError)
+        for table in tables(data, "model", UsageError):
+            table.check_keys(KEYS)
+            name = _text(table, "name")
+            if name in presets:
+                table.refuse("name", "needs a name that no other model has")
+            presets[name] = _preset(table, path.parent, parser, args)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    if not presets:
+        raise UsageError(f"{path} has no models; each is below a line [[model]], with name and model")
+    return presets
+
+
+def _preset(table: Table, folder: Path, parser: argparse.ArgumentParser, args: argparse.Namespace) -> Preset:
+    own = copy.copy(args)
+    for key in OPTIONS:
+        words = _words(table, key, folder)
+        try:
+            parser.parse_args(words, own)
+        except UsageError as error:
+            raise UsageError(f"{table.where}.{key}: {error}") from None
+    spec = _text(table, "model")
+    try:
+        path = model_path(_beside(folder, spec))
+    except (EdgeError, OSError) as error:
+        raise UsageError(f"{table.where}.model: {error}") from None
+    if not path.is_file():
+        table.refuse("model", "needs the file of a model, a known name, or REPO:FILE")
+    pinned = table.get("pinned") or False
+    if not isinstance(pinned, bool):
+        table.refuse("pinned", "needs true or false")
+    system = _text(table, "system") if "system" in table.values else ""
+    return Preset(path, own, system, pinned)
+
+
+def _words(table: Table, key: str, folder: Path) -> list[str]:
+    """Return a key as words of a command line."""
+    value = table.get(key)
+    if value is None or value is False:
+        return ["--no-repack"] if key == "repack" and value is False else []
+    if value is True:
+        return [f"--{key}"]
+    values = value if isinstance(value, list) and key == "lora" else [value]
+    if not all(isinstance(part, str | int | float) for part in values):
+        table.refuse(key, "needs a text or a number")
+    return [f"--{key}={_beside(folder, part) if key == 'lora' else part}" for part in map(str, values)]
+
+
+def _beside(folder: Path, spec: str) -> str:
+    """Return a path that begins at the folder of the presets, where a file or its scale is named there."""
+    file = folder / spec
+    is_there = file.exists() or (folder / spec.rpartition(":")[0]).is_file()
+    return str(file) if is_there else spec
+
+
+def _text(table: Table, key: str) -> str:
+    value = table.get(key)
+    if not isinstance(value, str) or not value.strip():
+        table.refuse(key, "needs a text")
+    return value

@@ -1,0 +1,1 @@
+"""Batches of requests, answered while nobody else asks."""

@@ -1,0 +1,188 @@
+"""/v1/files and /v1/batches of OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import email.message
+import email.parser
+import email.policy
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any, Literal
+
+import anyio
+from pydantic import Field
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edge.serve.apis.fields import Fields
+from edge.serve.batches.lines import MAX_LINES, count_lines
+from edge.serve.batches.runner import ENDPOINTS, BatchRunner
+from edge.serve.batches.store import LASTS_S, Batch, StoredFile
+from edge.serve.http.bodies import BODY_S, Json, read
+from edge.serve.http.errors import BadRequest
+from edge.serve.http.openapi import Endpoint
+from edge.serve.http.security import namespace_of, owner_of
+
+LEAST_LASTS_S = 3600
+MAX_NAME = 255  # characters of a file's name
+MOST_LISTED = 100
+Handler = Callable[[Request], Awaitable[Response]]
+Seconds = Annotated[int, Field(ge=LEAST_LASTS_S, le=LASTS_S)]
+
+
+class ExpiresAfter(Fields):
+    anchor: Literal["created_at"] = "created_at"
+    seconds: Seconds
+
+
+class BatchRequest(Fields):
+    input_file_id: str
+    endpoint: str = Field(json_schema_extra={"enum": list(ENDPOINTS)})
+    completion_window: Literal["24h"] = "24h"
+    metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = Field(None, max_length=16)
+    output_expires_after: ExpiresAfter | None = None
+
+
+def batch_endpoints(runner: BatchRunner) -> list[Endpoint]:
+    """Return the endpoints of files and batches."""
+    store = runner.store
+
+    async def upload(http: Request) -> Response:
+        filename, content, fields = await _form(http)
+        purpose = fields.get("purpose", "")
+        if purpose != "batch":
+            raise BadRequest(f"purpose needs to be batch; got {purpose!r:.80}", "purpose")
+        lasts_s = _seconds(fields.get("expires_after[seconds]"))
+        await runner.do(store.sweep)
+        return Json(
+            (await runner.do(store.add_file, owner_of(http.scope), filename, purpose, content, lasts_s)).to_json()
+        )
+
+    async def files(http: Request) -> Response:
+        await runner.do(store.sweep)
+        purpose = http.query_params.get("purpose")
+        every = await runner.do(store.files, owner_of(http.scope))
+        if http.query_params.get("order") == "asc":
+            every.reverse()
+        return Json(_listed(http, [file for file in every if purpose in (None, file.purpose)]))
+
+    async def file(http: Request) -> Response:
+        return Json((await runner.do(store.file, owner_of(http.scope), http.path_params["name"])).to_json())
+
+    async def content(http: Request) -> Response:
+        stored = await runner.do(store.file, owner_of(http.scope), http.path_params["name"])
+        return Response(await runner.do(store.content, stored), media_type="application/octet-stream")
+
+    async def delete(http: Request) -> Response:
+        name = http.path_params["name"]
+        await runner.do(store.delete_file, owner_of(http.scope), name)
+        return Json({"id": name, "object": "file", "deleted": True})
+
+    async def create(http: Request) -> Response:
+        request = await read(http, BatchRequest)
+        if request.endpoint not in ENDPOINTS:
+            raise BadRequest(f"endpoint needs to be one of {', '.join(ENDPOINTS)}", "endpoint")
+        stored = await runner.do(store.file, owner_of(http.scope), request.input_file_id)
+        total = count_lines(await runner.do(store.content, stored))
+        if not 0 < total <= MAX_LINES:
+            raise BadRequest(f"a batch has 1 to {MAX_LINES} requests; this file has {total}", "input_file_id")
+        lasts_s = request.output_expires_after.seconds if request.output_expires_after else LASTS_S
+        arguments = (namespace_of(http.scope), request.endpoint, total, request.metadata, lasts_s)
+        batch = await runner.do(store.add_batch, stored, *arguments)
+        runner.start()
+        return Json(batch.to_json())
+
+    async def batches(http: Request) -> Response:
+        await runner.do(store.sweep)
+        return Json(_listed(http, await runner.do(store.batches, owner_of(http.scope))))
+
+    async def batch(http: Request) -> Response:
+        return Json((await runner.do(store.batch, owner_of(http.scope), http.path_params["name"])).to_json())
+
+    async def cancel(http: Request) -> Response:
+        stored = await runner.do(store.batch, owner_of(http.scope), http.path_params["name"])
+        if stored.status not in ("validating", "in_progress", "cancelling"):
+            raise BadRequest(f"{stored.id} is {stored.status}, and cannot be cancelled any more", "batch_id")
+        if stored.status != "cancelling":
+            await runner.do(store.move, stored, "cancelling")
+        runner.start()
+        return Json(stored.to_json())
+
+    return [
+        Endpoint("POST", "/v1/files", "Keep a file of requests.", upload),
+        Endpoint("GET", "/v1/files", "Tell which files there are.", files),
+        Endpoint("GET", "/v1/files/{name}", "Tell of one file.", file),
+        Endpoint("GET", "/v1/files/{name}/content", "Give the content of a file.", content),
+        Endpoint("DELETE", "/v1/files/{name}", "Delete a file.", delete),
+        Endpoint("POST", "/v1/batches", "Answer the requests of a file while nobody else asks.", create, BatchRequest),
+        Endpoint("GET", "/v1/batches", "Tell which batches there are.", batches),
+        Endpoint("GET", "/v1/batches/{name}", "Tell how far a batch is.", batch),
+        Endpoint("POST", "/v1/batches/{name}/cancel", "Answer no more of a batch.", cancel),
+    ]
+
+
+def _listed(http: Request, stored: Sequence[StoredFile | Batch]) -> dict[str, Any]:
+    """Return a page of a list: `limit` items behind the one that `after` names. BadRequest."""
+    text = http.query_params.get("limit", "20")
+    if not text.isdecimal() or int(text[:9]) < 1:
+        raise BadRequest(f"limit needs a number from 1; got {text[:80]!r}", "limit")
+    after = http.query_params.get("after")
+    ids = [item.id for item in stored]
+    if after is not None and after not in ids:
+        raise BadRequest(f"after names nothing here: {after[:80]!r}", "after")
+    start = 0 if after is None else ids.index(after) + 1
+    page = stored[start : start + min(int(text[:9]), MOST_LISTED)]
+    ends = {"first_id": page[0].id if page else None, "last_id": page[-1].id if page else None}
+    return {
+        "object": "list",
+        "data": [item.to_json() for item in page],
+        **ends,
+        "has_more": start + len(page) < len(ids),
+    }
+
+
+def _seconds(text: str | None) -> int:
+    """Return for how long a file stays. BadRequest."""
+    if text is None:
+        return LASTS_S
+    if not text.isdecimal() or not LEAST_LASTS_S <= int(text[:9]) <= LASTS_S:
+        raise BadRequest(
+            f"expires_after needs {LEAST_LASTS_S} to {LASTS_S} seconds; got {text[:80]!r}", "expires_after"
+        )
+    return int(text)
+
+
+async def _form(http: Request) -> tuple[str, bytes, dict[str, str]]:
+    """Return the file of a form, its name, and the other fields. BadRequest; HTTPException if it does not arrive.
+
+    Starlette's own parser writes large files to the disk as they are.
+    """
+    kind = http.headers.get("content-type", "")
+    try:
+        with anyio.fail_after(BODY_S):
+            body = await http.body()
+    except TimeoutError:
+        raise HTTPException(408, f"the request did not come within {BODY_S:.0f} s", {"Connection": "close"}) from None
+    if not kind.startswith("multipart/form-data"):
+        raise BadRequest("a file is uploaded as multipart/form-data, with the fields purpose and file", "file")
+    return await asyncio.to_thread(_parsed, kind, body)
+
+
+def _parsed(kind: str, body: bytes) -> tuple[str, bytes, dict[str, str]]:
+    parser = email.parser.BytesParser(policy=email.policy.HTTP)
+    form = parser.parsebytes(b"Content-Type: " + kind.encode("latin-1") + b"\r\n\r\n" + body)
+    file: tuple[str, bytes] | None = None
+    fields: dict[str, str] = {}
+    for part in form.iter_parts() if form.is_multipart() else ():
+        name = part.get_param("name", header="content-disposition")
+        content = part.get_payload(decode=True)
+        if not isinstance(content, bytes) or not isinstance(name, str):
+            raise BadRequest("a part of the form has no name, or has parts itself", "file")
+        if name == "file":
+            file = (part.get_filename() or "file")[:MAX_NAME], content
+        else:
+            fields[name] = content.decode(errors="replace")
+    if file is None or form.defects:
+        raise BadRequest("the form has no file, or was cut off", "file")
+    return (*file, fields)

@@ -1,0 +1,189 @@
+"""/api/chat and /api/generate of Ollama's API."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from edge.serve.apis.api import Api, Event, ParsedRequest
+from edge.serve.apis.fields import constrained, template_variables, think_tokens
+from edge.serve.apis.openai_fields import token_logprobs
+from edge.serve.deltas import Begin, Call, Deltas, End, Text, Thought
+from edge.serve.http.errors import Failure, error_body
+from edge.serve.ollama.fields import AnswerRequest, OllamaChatRequest, OllamaTextRequest, check_pictures
+from edge.serve.served import Generation, Infill
+from edge.serve.tools.conversation import Conversation, conversation
+from edge.serve.tools.functions import FunctionUse, Message, json_text
+from edge.serve.tools.parser import CallArguments, CallEnd
+from edge.thinking.format import AUTO
+
+_clock = time.monotonic_ns
+
+
+def timestamp() -> str:
+    """Return the time in UTC, as RFC 3339 has it."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def parse_chat(request: OllamaChatRequest, template: str) -> ParsedRequest:
+    """Parse a chat. BadRequest."""
+    functions = [tool.function.to_function() for tool in request.tools or ()]
+    return _chat(request, _messages(request), FunctionUse(functions), template)
+
+
+def parse_text(request: OllamaTextRequest, template: str) -> ParsedRequest:
+    """Parse a text: a chat of one question, or a text as it is where it is raw or has a gap. BadRequest."""
+    check_pictures(request.images)
+    if not (request.raw or request.suffix):
+        system = [{"role": "system", "content": request.system}] if request.system else []
+        messages = [*system, {"role": "user", "content": request.prompt}]
+        return _chat(request, messages, FunctionUse(), template)
+    schema = request.text_schema
+    constraint = {} if schema is None else {"json_schema": json_text(schema, "format")}
+    generation = Generation(
+        prompt=None if request.suffix else request.prompt,
+        infill=Infill(request.prompt, request.suffix) if request.suffix else None,
+        max_tokens=request.max_tokens,
+        sampling=constrained(request.options.sampling(), constraint),
+        logprobs=request.n_alternatives,
+    )
+    return ParsedRequest([generation])
+
+
+def _chat(request: AnswerRequest, messages: Sequence[Message], use: FunctionUse, template: str) -> ParsedRequest:
+    effort = request.think if isinstance(request.think, str) else None
+    budget = None if request.think is None or effort else AUTO if request.think else 0
+    parsed: Conversation = conversation(
+        messages,
+        use,
+        template,
+        request.text_schema,
+        template_variables(template, None, effort),
+        think_tokens(template, None, effort, budget),
+    )
+    sampling = request.options.sampling()
+    return ParsedRequest.of_conversation(parsed, sampling, request.max_tokens, request.n_alternatives)
+
+
+def _messages(request: OllamaChatRequest) -> list[Message]:
+    """Return messages in the form of templates. Calls and their results belong together by ids, which Ollama need not
+    have: a result is that of the first call of its name that has none."""
+    messages: list[Message] = []
+    open_calls: list[tuple[str, str]] = []  # id and name
+    for message in request.messages:
+        check_pictures(message.images)
+        values: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.thinking:
+            values["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            first = sum(len(other.get("tool_calls", ())) for other in messages)
+            values["tool_calls"] = [
+                {"id": call.id or f"call{n:05}", "type": "function", "function": call.function.to_json()}
+                for n, call in enumerate(message.tool_calls, first)
+            ]
+            open_calls += [(call["id"], call["function"]["name"]) for call in values["tool_calls"]]
+        if message.role == "tool":
+            of_name = (own for own in open_calls if message.tool_name in (None, own[1]))
+            called = message.tool_call_id or next((own for own, _ in of_name), None)
+            open_calls = [own for own in open_calls if own[0] != called]
+            names = {"tool_call_id": called, "name": message.tool_name}
+            values |= {key: value for key, value in names.items() if value is not None}
+        messages.append(values)
+    return messages
+
+
+async def chat_events(request: OllamaChatRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
+    """Yield lines of a chat; the last has the durations. Calls come whole."""
+    name, arguments = "", ""
+    async for event in _events(request, model, deltas):
+        if isinstance(event, Call):
+            name, arguments = event.name, ""
+        elif isinstance(event, CallArguments):
+            arguments += event.text
+        elif isinstance(event, CallEnd):
+            call = {"function": {"name": name, "arguments": json.loads(arguments or "{}")}}
+            yield {**_head(model), "message": {"role": "assistant", "content": "", "tool_calls": [call]}, "done": False}
+        elif isinstance(event, Mapping):
+            own = {key: event[key] for key in ("content", "thinking") if key in event}
+            rest = {key: value for key, value in event.items() if key not in own}
+            yield {**_head(model), "message": {"role": "assistant", **own}, **rest}
+
+
+async def text_events(request: OllamaTextRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
+    """Yield lines of a text; the last has the durations."""
+    async for event in _events(request, model, deltas):
+        if isinstance(event, Mapping):
+            rest = {key: value for key, value in event.items() if key != "content"}
+            yield {**_head(model), "response": event["content"], **rest}
+
+
+async def _events(
+    request: AnswerRequest, model: str, deltas: Deltas
+) -> AsyncGenerator[Event | Call | CallArguments | CallEnd, None]:
+    """Yield what chats and texts have in common, with the text as `content`; calls as they are."""
+    begin, begun = Begin(0, 0), request._loaded
+    async for _, delta in deltas:
+        if isinstance(delta, Begin):
+            begin, begun = delta, _clock()
+        elif isinstance(delta, Thought):
+            yield {"content": "", "thinking": delta.text, "done": False}
+        elif isinstance(delta, Text):
+            tokens = token_logprobs(delta.pieces)
+            yield {"content": delta.text, **({"logprobs": tokens} if tokens else {}), "done": False}
+        elif isinstance(delta, End):
+            now, context = _clock(), request.options.num_ctx or 0
+            yield {
+                "content": "",
+                "done": True,
+                "done_reason": "length" if delta.reason == "length" else "stop",
+                **delta.extra,
+                "total_duration": now - request._arrived,
+                "load_duration": request._loaded - request._arrived,
+                "prompt_eval_count": begin.prompt_tokens,
+                "prompt_eval_duration": begun - request._loaded,
+                "eval_count": delta.generated_tokens,
+                "eval_duration": now - begun,
+                **({"num_ctx": request._context} if context > request._context else {}),
+            }
+        else:
+            yield delta
+
+
+def _head(model: str) -> dict[str, Any]:
+    return {"model": model, "created_at": timestamp()}
+
+
+def fold(events: Sequence[Event]) -> Event:
+    """Return the response that the lines add up to."""
+    texts: dict[str, str] = {}
+    calls: list[Any] = []
+    logprobs: list[Any] = []
+    for event in events:
+        message = event.get("message", {})
+        for key, text in {**event, **message}.items():
+            if key in ("content", "response", "thinking"):
+                texts[key] = texts.get(key, "") + text
+        calls += message.get("tool_calls", ())
+        logprobs += event.get("logprobs", ())
+    own: dict[str, Any] = texts
+    if "message" in events[-1]:
+        own = {"message": {"role": "assistant", **texts, **({"tool_calls": calls} if calls else {})}}
+    return {**events[-1], **own, **({"logprobs": logprobs} if logprobs else {})}
+
+
+def failed(failure: Failure, _count: int) -> Event:
+    """Return the last line of a stream that fails."""
+    return error_body(failure, CHAT.path)
+
+
+CHAT = Api(
+    "/api/chat", "Continue a conversation, as Ollama has it.", OllamaChatRequest, parse_chat, chat_events, fold, failed,
+    lines=True,
+)  # fmt: skip
+TEXT = Api(
+    "/api/generate", "Answer a prompt, as Ollama has it.", OllamaTextRequest, parse_text, text_events, fold, failed,
+    lines=True,
+)  # fmt: skip

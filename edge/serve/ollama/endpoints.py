@@ -1,0 +1,185 @@
+"""Endpoints of Ollama's API."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from edge.errors import EdgeError, NotAllowed
+from edge.serve.apis.api import Api
+from edge.serve.apis.embeddings import EmbeddingsRequest, embeddings
+from edge.serve.http.bodies import Json, read, to_json, unless_gone
+from edge.serve.http.errors import error_body, failure
+from edge.serve.http.generating import NEVER_S, answers
+from edge.serve.http.openapi import Endpoint
+from edge.serve.ollama import models as listing
+from edge.serve.ollama.answers import CHAT, TEXT, timestamp
+from edge.serve.ollama.fields import (
+    AnswerRequest,
+    EmbedRequest,
+    NamedRequest,
+    OldEmbedRequest,
+    OllamaChatRequest,
+    OllamaTextRequest,
+    StayingModel,
+)
+from edge.serve.served import ServedModels
+
+VERSION = "0.12.0"  # of Ollama, whose API this is: programs look whether it is new enough for them
+_PROGRESS_S = 0.5  # between two lines of a fetch
+_FILES = "models are files here: `edge serve MODEL...` says which are served"
+_REFUSED: dict[tuple[Literal["POST", "DELETE"], str], str] = {
+    ("POST", "/api/create"): f"{_FILES}, and presets in --config what belongs to them",
+    ("POST", "/api/copy"): f"{_FILES}, and presets in --config give them other names",
+    ("POST", "/api/push"): "this server publishes no models",
+    ("DELETE", "/api/delete"): f"{_FILES}; `edge model rm` deletes those that were fetched",
+    ("POST", "/api/blobs/{name:path}"): _FILES,
+}
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def ollama_endpoints(models: ServedModels) -> list[Endpoint]:
+    """Return the endpoints of Ollama's API."""
+
+    def generating(api: Api[Any]) -> Endpoint:
+        answer = answers(api, models, NEVER_S)
+
+        async def handle(http: Request) -> Response:
+            request = await read(http, api.request)
+            models.keep(request.model, request.keep_s)
+            if _is_empty(request):
+                return Json(await unless_gone(http, _load(request, models)))
+            return await answer(http)
+
+        return Endpoint("POST", api.path, api.summary, handle, api.request)
+
+    async def embed(http: Request) -> Response:
+        request = await read(http, EmbedRequest)
+        return Json(await unless_gone(http, _embed(request, models, request.input, request.dimensions)))
+
+    async def old_embed(http: Request) -> Response:
+        old = await read(http, OldEmbedRequest)
+        vectors = (await unless_gone(http, _embed(old, models, old.prompt)))["embeddings"]
+        return Json({"embedding": next(iter(vectors), [])})
+
+    async def show(http: Request) -> Response:
+        return Json(await listing.show(models, (await read(http, NamedRequest)).named))
+
+    async def pull(http: Request) -> Response:
+        request = await read(http, NamedRequest)
+        if not request.stream:
+            await unless_gone(http, models.fetch(request.named, lambda done, total: None))
+            return Json({"status": "success"})
+        return StreamingResponse(_fetched(request.named, models), media_type="application/x-ndjson")
+
+    def get(path: str, summary: str, answer: Callable[[], Awaitable[Any]]) -> Endpoint:
+        async def handle(_http: Request) -> Response:
+            return Json(await answer())
+
+        return Endpoint("GET", path, f"{summary}, as Ollama has it.", handle)
+
+    async def version() -> dict[str, str]:
+        return {"version": VERSION}
+
+    def refused(method: Literal["POST", "DELETE"], path: str, why: str) -> Endpoint:
+        async def handle(_http: Request) -> Response:
+            raise NotAllowed(why)
+
+        return Endpoint(method, path, "Refused.", handle)
+
+    def post(path: str, summary: str, handle: Handler, body: type[BaseModel]) -> Endpoint:
+        return Endpoint("POST", path, f"{summary}, as Ollama has it.", handle, body)
+
+    return [
+        generating(CHAT),
+        generating(TEXT),
+        post("/api/embed", "Tell texts as vectors", embed, EmbedRequest),
+        post("/api/embeddings", "Tell a text as a vector", old_embed, OldEmbedRequest),
+        post("/api/show", "Tell of one model", show, NamedRequest),
+        post("/api/pull", "Fetch a model where that is allowed", pull, NamedRequest),
+        get("/api/tags", "Tell which models there are", lambda: listing.tags(models)),
+        get("/api/ps", "Tell which models are loaded", lambda: listing.running(models)),
+        get("/api/version", "Tell the version of the API", version),
+        *(refused(method, path, why) for (method, path), why in _REFUSED.items()),
+    ]
+
+
+def _is_empty(request: AnswerRequest) -> bool:
+    """Return whether a request only has the model loaded or unloaded."""
+    if isinstance(request, OllamaChatRequest):
+        return not request.messages
+    return isinstance(request, OllamaTextRequest) and not (request.prompt or request.suffix)
+
+
+async def _load(request: AnswerRequest, models: ServedModels) -> dict[str, Any]:
+    """Load a model, or unload it where it is not to be kept."""
+    unloads = request.keep_s == 0
+    if unloads:
+        await models.unload(request.model)
+    else:
+        await models.model(request.model)
+    is_chat = isinstance(request, OllamaChatRequest)
+    return {
+        "model": request.model or models.names[0],
+        "created_at": timestamp(),
+        **({"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}),
+        "done": True,
+        "done_reason": "unload" if unloads else "load",
+    }
+
+
+async def _embed(
+    request: StayingModel, models: ServedModels, texts: str | list[str], dimensions: int | None = None
+) -> dict[str, Any]:
+    """Return the embedding of each text. The errors of `embeddings`."""
+    began = time.monotonic_ns()
+    models.keep(request.model, request.keep_s)
+    model = await models.model(request.model)
+    loaded = time.monotonic_ns()
+    vectors: list[Any] = []
+    tokens = 0
+    if texts:
+        asked = {"input": texts, "dimensions": dimensions}
+        result = await embeddings(EmbeddingsRequest.model_validate(asked), model)
+        vectors, tokens = [item["embedding"] for item in result["data"]], result["usage"]["prompt_tokens"]
+    return {
+        "model": request.model or model.name,
+        "embeddings": vectors,
+        "total_duration": time.monotonic_ns() - began,
+        "load_duration": loaded - began,
+        "prompt_eval_count": tokens,
+    }
+
+
+async def _fetched(name: str, models: ServedModels) -> AsyncGenerator[str, None]:
+    """Yield lines about the progress of a fetch."""
+    status = {"status": f"pulling {name}"}
+    here = (0, 0)
+
+    def progress(done: int, total: int) -> None:
+        nonlocal here
+        here = (done, total)
+
+    yield _line({"status": "pulling manifest"})
+    fetching = asyncio.ensure_future(models.fetch(name, progress))
+    try:
+        while not (await asyncio.wait({fetching}, timeout=_PROGRESS_S))[0]:
+            yield _line({**status, "digest": name, "total": here[1], "completed": here[0]})
+        await fetching
+        yield _line({"status": "success"})
+    except (EdgeError, OSError) as error:
+        yield _line(error_body(failure(error), "/api/pull"))
+    finally:
+        fetching.cancel()
+
+
+def _line(value: Any) -> str:
+    return f"{to_json(value)}\n"

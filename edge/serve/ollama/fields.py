@@ -1,0 +1,237 @@
+"""Fields of requests in Ollama's API."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
+from pydantic_core import PydanticCustomError
+
+from edge.serve.apis.chat import Tool
+from edge.serve.apis.fields import (
+    MAX_LOGPROBS,
+    MAX_SEED,
+    MAX_STOPS,
+    Fields,
+    FunctionName,
+    GeneratingRequest,
+    JsonObject,
+    Stop,
+    given_sampling,
+)
+from edge.serve.apis.other_fields import Refused
+from edge.serve.http.errors import BadRequest
+
+# Defaults of Ollama.
+DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0}
+HUBS = ("hf.co/", "huggingface.co/")  # before the names of models on the hub
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+_clock = time.monotonic_ns
+
+
+def _plain_name(name: str) -> str:
+    for hub in HUBS:
+        name = name.removeprefix(hub)
+    return name.removesuffix(":latest")
+
+
+ModelName = Annotated[str, AfterValidator(_plain_name)]
+"""Name of a model without the tag `latest`, which all have, and without the address of the hub."""
+
+
+def _seconds(value: float | str) -> float:
+    """Return the seconds of a number, or of a duration such as "1h30m"; infinity if it is below 0."""
+    if isinstance(value, str):
+        sign, text = (-1, value[1:]) if value.startswith("-") else (1, value)
+        parts = _PART.findall(text)
+        if "".join(number + unit for number, unit in parts) != text or not parts:
+            raise PydanticCustomError("duration", 'needs seconds, or a duration such as "5m" or "-1s"')
+        value = sign * sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    return math.inf if value < 0 else value
+
+
+KeepAlive = Annotated[float | str, AfterValidator(_seconds)]
+
+
+class StayingModel(Fields):
+    """A request that says for how long its model stays loaded."""
+
+    model: ModelName | None = Field(None, description="by default the first of /api/tags")
+    keep_alive: KeepAlive | None = Field(None, description="for how long an idle model stays; below 0: for ever")
+
+    @property
+    def keep_s(self) -> float | None:
+        """Seconds that the model stays when idle; None: as the server's options say."""
+        return None if self.keep_alive is None else float(self.keep_alive)
+
+
+class Options(Fields):
+    """Options of the model. Numbers are taken as Ollama takes them: 5.0 is a whole one."""
+
+    model_config = ConfigDict(strict=False)
+
+    num_predict: int | None = Field(None, description="tokens of an answer; below 0: as many as there is room for")
+    num_ctx: int | None = Field(None, description="the server's context stays; less of it is told in the answer")
+    seed: int | None = Field(None, description="below 0: any")
+    temperature: float | None = Field(None, description="default 0.8")
+    top_k: int | None = Field(None, description="default 40")
+    top_p: float | None = Field(None, description="default 0.9")
+    min_p: float | None = Field(None, description="default 0")
+    typical_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stop: list[Stop] | None = Field(None, max_length=MAX_STOPS)
+
+    refused: ClassVar[Refused] = {"mirostat": (0,), "repeat_last_n": (64,), "tfs_z": (1,), "vocab_only": ()}
+    # How a model is loaded is up to the server.
+    ignored = frozenset(
+        "draft_num_predict embedding_only f16_kv logits_all low_vram main_gpu mirostat_eta mirostat_tau num_batch"
+        " num_gpu num_keep num_thread numa penalize_newline use_mlock use_mmap".split()
+    )
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the options in the form of `Generation.sampling`."""
+        names = (*DEFAULTS, "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "stop")
+        sampling = given_sampling(self, names, DEFAULTS)
+        if self.seed is not None and self.seed >= 0:
+            sampling["seed"] = self.seed % (MAX_SEED + 1)
+        return sampling
+
+
+class AnswerRequest(StayingModel, GeneratingRequest):
+    """Fields that chats and texts share."""
+
+    stream: bool | None = Field(True, description="send lines of JSON as the answer comes")
+    options: Options = Field(default_factory=lambda: Options.model_validate({}))
+    format: Literal["", "json"] | JsonObject | None = Field(None, description="json, or a schema of the answer")
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    # A conversation that is too long is an error in any case.
+    ignored = GeneratingRequest.ignored | {"truncate", "shift"}
+    refused: ClassVar[Refused] = GeneratingRequest.refused
+    _arrived: int = PrivateAttr(default_factory=lambda: _clock())
+    _loaded: int = PrivateAttr(0)
+    _context: int = PrivateAttr(0)  # tokens that a request may have
+
+    @property
+    def template_matters(self) -> bool:
+        """As GeneratingRequest.template_matters."""
+        return True
+
+    def admitted(self, about: Mapping[str, Any]) -> None:
+        """As GeneratingRequest.admitted."""
+        self._loaded = _clock()
+        self._context = min(about["context"], about["trained_context"] or about["context"])
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Tokens of the answer; None: as many as there is room for."""
+        n = self.options.num_predict
+        return None if n is None or n < 0 else n
+
+    @property
+    def text_schema(self) -> Mapping[str, Any] | None:
+        """JSON schema of the answer; None for any text."""
+        return {"type": "object"} if self.format == "json" else self.format or None
+
+    @property
+    def n_alternatives(self) -> int | None:
+        """Alternatives with each token; None: no probabilities. BadRequest for alternatives without them."""
+        if self.top_logprobs and not self.logprobs:
+            raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+Images = Annotated[list[str], Field(description="base64")]
+
+
+class CalledFunction(Fields):
+    name: FunctionName
+    arguments: JsonObject = Field({}, description="an object")
+
+    ignored = frozenset({"index"})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the call in the form of templates."""
+        return {"name": self.name, "arguments": self.arguments}
+
+
+class ToolCall(Fields):
+    id: str = ""
+    function: CalledFunction
+
+
+class OllamaMessage(Fields):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = Field(None, description="thought before it, for templates that keep it")
+    images: Images | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaChatRequest(AnswerRequest):
+    messages: list[OllamaMessage] = Field([], description="none: the model is loaded")
+    tools: list[Tool] | None = None
+
+
+class OllamaTextRequest(AnswerRequest):
+    prompt: str = Field("", description="none: the model is loaded")
+    suffix: str | None = Field(None, description="fill the gap between the prompt and this text")
+    system: str | None = None
+    raw: bool | None = Field(None, description="the prompt is what the model reads, without a template")
+    images: Images | None = None
+
+    refused: ClassVar[Refused] = {
+        **AnswerRequest.refused,
+        "template": ("",),
+        "context": ([],),
+        **dict.fromkeys(("width", "height", "steps"), (0,)),
+    }
+
+
+class EmbedRequest(StayingModel):
+    input: str | list[str] = Field(description="a text, or several; none: the model is loaded")
+    dimensions: int | None = Field(None, ge=1, description="must be what the model has")
+
+    ignored = frozenset({"options", "truncate"})  # a text that is too long is an error in any case
+
+
+class OldEmbedRequest(StayingModel):
+    prompt: str
+
+    ignored = frozenset({"options"})
+
+
+class NamedRequest(Fields):
+    model: ModelName | None = None
+    name: ModelName | None = Field(None, description="as model")
+    verbose: bool | None = None
+    stream: bool | None = True
+
+    ignored = frozenset({"insecure", "username", "password", "system", "template", "options"})
+
+    @property
+    def named(self) -> str:
+        """The name of the model. BadRequest without any."""
+        if name := self.model or self.name:
+            return name
+        raise BadRequest("model is required", "model")
+
+
+def check_pictures(images: Sequence[str] | None) -> None:
+    """Raise BadRequest where there are pictures, which this server does not read."""
+    if images:
+        raise BadRequest(
+            "this model reads text, no pictures: a server reads them with a projector, --mmproj FILE", "images"
+        )
