@@ -92,6 +92,7 @@ def main() -> int:
                 targets=config.latency_targets(),
                 think=config.think,
                 spm_infill=config.spm_infill,
+                prefix_warming=config.prefix_warming,
             )
             control.send({"ready": loop.status()})
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -20,11 +21,12 @@ from edge.errors import EdgeError
 from edge.serve.apis.adapters import request_scales
 from edge.serve.apis.api import Api, Event, ParsedRequest, R
 from edge.serve.apis.tokens import template_of
-from edge.serve.deltas import begin, merged
+from edge.serve.deltas import Delta, begin, merged
 from edge.serve.http.bodies import Json, read, to_json, unless_gone
 from edge.serve.http.errors import failure, is_anthropic
 from edge.serve.http.security import namespace_of
 from edge.serve.served import Answer, ServedModels
+from edge.serve.warming.turns import Chat, noted
 
 SEND_S = 60.0  # a client that reads nothing for so long counts as gone
 STATUS_S = 2.0  # errors of a stream's request that come later are its last event
@@ -37,6 +39,12 @@ class _Accepted:
     model: str
     parsed: ParsedRequest
     answers: Sequence[Answer]
+    chat: Chat | None  # None: it is no chat, or has several answers
+
+    def deltas(self, *, streams: bool) -> AsyncGenerator[tuple[int, Delta], None]:
+        """Yield the deltas of all answers. streams: calls are given as they come."""
+        deltas = merged(self.answers, self.parsed.parsers(streams=streams))
+        return deltas if self.chat is None else noted(deltas, self.chat)
 
 
 def answers(api: Api[R], models: ServedModels, ping_s: float) -> Callable[[Request], Awaitable[Response]]:
@@ -50,7 +58,7 @@ def answers(api: Api[R], models: ServedModels, ping_s: float) -> Callable[[Reque
             if request.stream:  # while a model is being loaded, the stream has pings
                 return EventStream(_sent(api, request, beginning), beginning, ping_s, is_anthropic(api.path))
             begun = beginning.result()
-            deltas = merged(begun.answers, begun.parsed.parsers(streams=False))
+            deltas = begun.deltas(streams=False)
             return Json(api.fold(await unless_gone(http, _all(api.events(request, begun.model, deltas), deltas))))
         except BaseException:
             _end(beginning)
@@ -61,6 +69,7 @@ def answers(api: Api[R], models: ServedModels, ping_s: float) -> Callable[[Reque
 
 async def _begun(api: Api[R], models: ServedModels, request: R, namespace: str) -> _Accepted:
     """Accept a request. Its errors are raised here, before anything is sent of its answers."""
+    at = time.time()
     model = await models.model(request.model)
     template = ""
     if request.template_matters:
@@ -68,7 +77,9 @@ async def _begun(api: Api[R], models: ServedModels, request: R, namespace: str) 
     parsed = api.parse(request, template)
     scales = request_scales(request, models)
     generations = [replace(generation, namespace=namespace, adapters=scales) for generation in parsed.generations]
-    return _Accepted(request.model or model.name, parsed, await begin(model, generations))
+    talk = parsed.conversation
+    chat = Chat(model, talk, generations[0], at) if talk is not None and len(generations) == 1 else None
+    return _Accepted(request.model or model.name, parsed, await begin(model, generations), chat)
 
 
 async def _known(beginning: asyncio.Future[_Accepted], limit_s: float | None) -> None:
@@ -95,7 +106,7 @@ async def _sent(api: Api[R], request: R, beginning: asyncio.Future[_Accepted]) -
     count = 0
     try:
         begun = await beginning
-        deltas = merged(begun.answers, begun.parsed.parsers(streams=True))
+        deltas = begun.deltas(streams=True)
         async with aclosing(deltas), aclosing(api.events(request, begun.model, deltas)) as events:
             async for event in events:
                 yield _event(event)

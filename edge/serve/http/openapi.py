@@ -20,7 +20,7 @@ _NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "str
 class Endpoint:
     """A path that the server answers."""
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "DELETE"]
     path: str
     summary: str
     handle: Callable[[Request], Awaitable[Response]]

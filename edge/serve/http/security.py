@@ -25,7 +25,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-ALLOWED_METHODS = "GET, POST"
+ALLOWED_METHODS = "GET, POST, DELETE"
 _ELSEWHERE = ("cross-site", "same-site")  # a browser's marks of requests from other pages than the server's own
 _NAMESPACE = "edge.namespace"  # key in the scope of a request
 PREFLIGHT_S = 600  # that a browser remembers the answer to a preflight request
