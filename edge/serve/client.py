@@ -64,7 +64,9 @@ class EngineClient:
     async def prefixes(self, do: str, arguments: Mapping[str, Any]) -> Any:
         """As ServedModel.prefixes."""
         if not self.process.config.prefix_warming:
-            raise EngineError("nothing is computed while nobody asks; serve with --prefix-warming on")
+            if do == "announce":
+                raise EngineError("nothing is computed while nobody asks; serve with --prefix-warming on")
+            return []
         return await self.process.ask(do, arguments)
 
     async def status(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ async def noted(deltas: AsyncGenerator[tuple[int, Delta], None], chat: Chat) -> 
                 calls.append({"id": delta.id, "name": delta.name, "arguments": ""})
             elif isinstance(delta, CallArguments):
                 calls[-1]["arguments"] += delta.text
-            elif isinstance(delta, End) and delta.reason != "length":
+            elif isinstance(delta, End):
                 task = asyncio.ensure_future(_tell(chat, text, calls))
                 _tasks.add(task)
                 task.add_done_callback(_tasks.discard)
