@@ -58,8 +58,8 @@ class Server:
             with suppress(OSError, EOFError, ValueError, asyncio.TimeoutError):
                 # llama-server lists its model before it has loaded it; llama-cpp-python's has no /health.
                 status, body = await get(self.address, "/v1/models")
-                if status == 200 and (await get(self.address, "/health"))[0] in (200, 404):
-                    self.model = json.loads(body)["data"][0]["id"]
+                if status in (200, 401) and (await get(self.address, "/health"))[0] in (200, 404):
+                    self.model = json.loads(body)["data"][0]["id"] if status == 200 else ""  # requests need a key
                     return
             await asyncio.sleep(0.02)
         raise SystemExit(f"{self.name} does not answer; it said: {self._log.read_text(errors='replace')[-800:]}")

@@ -42,6 +42,7 @@ PORT, REQUESTS, QUEUE = 8080, 8, 256
 MAX_REQUESTS, MAX_QUEUE, MAX_GROUPS = 255, 1 << 16, 2
 MOST_TARGET_MS = 600_000
 MOST_IDLE_MINUTES = 525_600
+WARMING_S = 360.0  # of an hour
 TARGETS = ("target_itl", "target_ttft")
 KEY_VARIABLE = "EDGE_API_KEY"
 DRAFTS = (*KINDS, SELF)
@@ -87,6 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--queue N", words, queue, default=QUEUE)
     add(group, "--prefix-cache", "--lora")
     add_draft_arguments(group, "auto")
+    words = "while nobody asks, compute what prompts will begin with: on, off, or N seconds of an hour (default: off)"
+    option(group, "--prefix-warming HOW", words, argument(_warming_seconds))
     words = "tokens that models think before an answer, where a request does not say: off, auto or N (default: auto)"
     option(group, "--think HOW", words, argument(parse_think))
     words = "models that fill gaps want the text behind a gap first (suffix, prefix, middle)"
@@ -110,6 +113,8 @@ def run(args: argparse.Namespace) -> int:
             f"--requests {args.requests}: what a request gets depends on those that share its steps, so"
             " --reproducible answers one at a time; leave one of them out"
         )
+    if args.reproducible and args.prefix_warming:
+        raise UsageError("--prefix-warming: with --reproducible no prompt uses what was computed before; leave one out")
     args.requests = args.requests or (1 if args.reproducible else REQUESTS)
     if (args.groups or 1) > args.requests:
         raise UsageError(
@@ -128,7 +133,8 @@ def run(args: argparse.Namespace) -> int:
 
     def engine_config(path: Path, args: argparse.Namespace = args, system: str = "") -> EngineConfig:
         config = distributed.engine_config(args, path, devices, args.requests, draft=DRAFTS[0])
-        return replace(config, spm_infill=args.spm_infill, system=system, **targets)
+        warming = args.prefix_warming or 0.0
+        return replace(config, spm_infill=args.spm_infill, system=system, prefix_warming=warming, **targets)
 
     presets = {} if args.config is None else _presets(args)
     configs = {name: engine_config(preset.path, preset.args, preset.system) for name, preset in presets.items()}
@@ -178,6 +184,12 @@ def _presets(args: argparse.Namespace) -> dict[str, Preset]:
         raise UsageError(f"--config {args.config} names the models; leave {args.models[0]} out, or write it there")
     refuse(args, ("lora",), "is of one model; write it below its [[model]] in the file of --config")
     return read_presets(args.config, args, add_arguments)
+
+
+def _warming_seconds(text: str) -> float:
+    """The seconds of an hour that --prefix-warming says. ValueError."""
+    known = {"off": 0.0, "on": WARMING_S}
+    return known[text] if text in known else units.between(1, 3600)(text)
 
 
 def _keys_in(path: Path | None) -> list[str]:

@@ -59,6 +59,7 @@ class EngineConfig:
     reproducible: bool = False  # whether a request gives the same tokens whatever was computed before
     think: int = -1  # tokens of thoughts, for requests that do not say, as `edge.thinking.format.AUTO` says
     system: str = ""  # system prompt of chats that have none
+    prefix_warming: float = 0.0  # seconds of an hour that prefixes may be computed for while nobody asks; 0: never
     spm_infill: bool = False  # whether prompts to fill a gap have the suffix first
 
     def to_json(self) -> dict[str, Any]:

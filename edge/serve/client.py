@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from edge.errors import EngineGone, Overloaded
+from edge.errors import EngineError, EngineGone, Overloaded
 from edge.serve.answer import ProcessAnswer
 from edge.serve.process import EngineProcess
 from edge.serve.served import Generation
@@ -60,6 +60,19 @@ class EngineClient:
         """As ServedModel.rerank."""
         ranked = await self.process.ask("rerank", {"query": query, "documents": list(documents)})
         return ranked["scores"], ranked["tokens"]
+
+    async def turn(self, turn: Mapping[str, Any]) -> None:
+        """As ServedModel.turn."""
+        if self.process.config.prefix_warming:
+            await self.process.ask("turn", turn)
+
+    async def prefixes(self, do: str, arguments: Mapping[str, Any]) -> Any:
+        """As ServedModel.prefixes."""
+        if not self.process.config.prefix_warming:
+            if do == "announce":
+                raise EngineError("nothing is computed while nobody asks; serve with --prefix-warming on")
+            return []
+        return await self.process.ask(do, arguments)
 
     async def status(self) -> dict[str, Any]:
         """As ServedModel.status."""

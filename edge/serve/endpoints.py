@@ -30,9 +30,11 @@ from edge.serve.batches.runner import BatchRunner
 from edge.serve.http.bodies import Json, read, unless_gone
 from edge.serve.http.generating import answers
 from edge.serve.http.openapi import Endpoint, openapi
+from edge.serve.http.security import namespace_of
 from edge.serve.ollama.endpoints import ollama_endpoints
 from edge.serve.options import ServeOptions
 from edge.serve.served import ServedModel, ServedModels
+from edge.serve.warming import api as prefixes
 
 ANSWERING: tuple[Api[Any], ...] = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, NATIVE, INFILL)
 # Paths that clients of llama.cpp's server use beside the usual ones.
@@ -67,6 +69,16 @@ def endpoints(models: ServedModels, options: ServeOptions, batches: BatchRunner)
     async def plan(http: Request) -> Response:
         return Json(await unless_gone(http, state.use_plan(await read(http, state.PlanRequest), models)))
 
+    async def announce(http: Request) -> Response:
+        request = await read(http, prefixes.PrefixRequest)
+        return Json(await unless_gone(http, prefixes.announce(request, models, namespace_of(http.scope))))
+
+    async def announced(http: Request) -> Response:
+        return Json(await prefixes.announced(models, namespace_of(http.scope)))
+
+    async def forget(http: Request) -> Response:
+        return Json(await prefixes.forget(http.path_params["name"], models, namespace_of(http.scope)))
+
     async def lora(http: Request) -> Response:
         return Json(await use_adapters(await read(http, AdapterScales), models))
 
@@ -98,6 +110,9 @@ def endpoints(models: ServedModels, options: ServeOptions, batches: BatchRunner)
         post("/detokenize", "Tell the text of tokens.", tokens.DetokenizeRequest, tokens.detokenize),
         post("/apply-template", "Tell the prompt of a chat.", ChatRequest, tokens.apply_template),
         Endpoint("POST", "/v1/plan", "Run a model as another plan says.", plan, state.PlanRequest),
+        Endpoint("POST", "/v1/prefixes", "Announce what prompts will begin with.", announce, prefixes.PrefixRequest),
+        Endpoint("GET", "/v1/prefixes", "Tell what was announced.", announced),
+        Endpoint("DELETE", "/v1/prefixes/{name}", "Forget what was announced.", forget),
         _get("/v1/models", "Tell which models there are.", lambda: model_list(models)),
         Endpoint("GET", "/v1/models/{name:path}", "Tell of one model.", one_model),
         _get("/v1/cluster", "Tell what the loaded models do, and on which devices.", lambda: state.cluster(models)),

@@ -128,6 +128,14 @@ class ServedModel(Protocol):
         """Return the score of each document for a query, higher for a better one, and the total number of tokens.
         ContextFull for a document that is too long, EngineError if this model cannot rank."""
 
+    async def turn(self, turn: Mapping[str, Any]) -> None:
+        """Note a turn that is complete, so that the beginning of the next prompt is computed while nobody asks. turn:
+        fields of `edge.serve.warming.prefix.Turn`."""
+
+    async def prefixes(self, do: str, arguments: Mapping[str, Any]) -> Any:
+        """Announce a prefix, list those that were announced, or forget one, as the Warmer's `announce`, `announced` and
+        `forget`. EngineError if this model computes nothing while nobody asks."""
+
     async def about(self) -> Mapping[str, Any]:
         """Return the key `model` of its status, without asking the engine."""
 
@@ -136,9 +144,9 @@ class ServedModel(Protocol):
         sequences, vocabulary, parameters, size_bytes, chat_template, embeds and reranks: whether), `slots` (id,
         is_processing, prompt_tokens, generated_tokens), `waiting`, `tokens_per_s`, `devices` (name, rank, layers,
         heads, memory_bytes, link), `plan`, `why`, `restarts`, `counters` (prompt_tokens, cached_tokens,
-        generated_tokens, steps, preemptions), `speculation` (None, or draft, drafted, accepted, passes, rows_per_pass,
-        gain), and `latency` (None, or target_itl_ms, target_ttft_ms, gaps, gaps_within, first_tokens,
-        first_tokens_within).
+        generated_tokens, steps, preemptions), `warming` (computed_tokens, used_tokens, seconds), `speculation` (None,
+        or draft, drafted, accepted, passes, rows_per_pass, gain), and `latency` (None, or target_itl_ms,
+        target_ttft_ms, gaps, gaps_within, first_tokens, first_tokens_within).
         EngineGone while its model is being loaded."""
 
 

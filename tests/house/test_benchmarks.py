@@ -39,6 +39,7 @@ SECTIONS = {
     "bench_startup": (),
     "bench_survive": ("pause", "stress"),
     "bench_transport": ("matrix", "roundtrip", "far"),
+    "bench_warming": ("home", "agent", "foreground"),
 }
 
 

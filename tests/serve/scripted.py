@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from edge.errors import EdgeError, NotAllowed, SamplingError, UnknownModel
+from edge.errors import EdgeError, EngineError, NotAllowed, SamplingError, UnknownModel
 from edge.serve.adapters import ServedAdapters
 from edge.serve.model_files import ModelFile
 from edge.serve.served import Answer, Generation, Piece, ServedModel, TokenLogprob
@@ -61,6 +61,7 @@ class Scripted:
         self.left = 0  # requests that were given up while they waited for it
         self.asked: list[Generation] = []
         self.answers: list[ScriptedAnswer] = []
+        self.turns: list[Mapping[str, Any]] = []  # that it was told
 
     @property
     def is_asked(self) -> bool:
@@ -100,6 +101,12 @@ class Scripted:
 
     async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
         return [float(document.count(query)) for document in documents], sum(map(len, (query, *documents)))
+
+    async def turn(self, turn: Mapping[str, Any]) -> None:
+        self.turns.append(turn)
+
+    async def prefixes(self, do: str, arguments: Mapping[str, Any]) -> Any:
+        raise EngineError("it computes nothing while nobody asks")
 
     async def about(self) -> dict[str, Any]:
         return dict((await self.status())["model"])

@@ -23,6 +23,11 @@ _LATENCY = {
     "first_tokens": "First tokens of answers.",
     "first_tokens_within": "First tokens within --target-ttft.",
 }  # of models that have such a target
+_WARMING = {
+    "computed_tokens": "Tokens of prefixes that were computed while nobody asked.",
+    "used_tokens": "Of these, those that prompts began with.",
+    "seconds": "Seconds of computing prefixes.",
+}
 _DRAFTS = {
     "drafted": "Tokens that were drafted and verified.",
     "accepted": "Of these, those that were chosen.",
@@ -54,6 +59,12 @@ class _Collected(Collector):
                     if (value := (status.get(group) or {}).get(key)) is not None:
                         counter.add_metric([status["model"]["name"]], value)
                 yield counter
+        for key, text in _WARMING.items():
+            counter = CounterMetricFamily(f"edge_warming_{key}", text, labels=["model"])
+            for status in self._statuses:
+                if (warming := status.get("warming")) is not None:
+                    counter.add_metric([status["model"]["name"]], warming[key])
+            yield counter
         for key, text in _DRAFTS.items():
             counter = CounterMetricFamily(f"edge_{key}_tokens", text, labels=["model", "draft"])
             for status in self._statuses:

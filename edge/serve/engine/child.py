@@ -93,6 +93,7 @@ def main() -> int:
                 think=config.think,
                 spm_infill=config.spm_infill,
                 system=config.system,
+                prefix_warming=config.prefix_warming,
             )
             control.send({"ready": loop.status()})
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from edge.errors import ContextFull, SamplingError
 from edge.llm.interface import TextEngine
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
+from edge.llm.slot import check_prompt, common_prefix
 from edge.serve.engine.grammars import with_control_tokens
 from edge.serve.engine.infill import InfillPrompts
 from edge.serve.engine.ranking import RankingPrompts
@@ -93,9 +95,7 @@ class InputProcessor:
         if messages is not None:
             self._tokenizer.check_messages(messages, most)
             think = self._think if generation["think"] is None else generation["think"]
-            text = self.render(messages, generation["tools"], generation["variables"], think)
-            starts_with_bos = bool(self._bos) and text.startswith(self._bos)
-            tokens = self._tokenizer.tokenize(text, most, add_special=not starts_with_bos, parse_special=True)
+            text, tokens = self._chat(messages, generation["tools"], generation["variables"], think)
             form = self.template.thinking
             if form is not None:
                 answers = (generation["answer"],) if generation["answer"] else ()
@@ -110,6 +110,41 @@ class InputProcessor:
         if not tokens:
             raise ContextFull("the prompt is empty: there is nothing to continue")
         return tokens, None
+
+    def _chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        think: int | None,
+    ) -> tuple[str, list[int]]:
+        """Return a chat's prompt, and its token ids."""
+        text = self.render(messages, tools, variables, think)
+        starts_with_bos = bool(self._bos) and text.startswith(self._bos)
+        add_special = not starts_with_bos
+        return text, self._tokenizer.tokenize(text, self._most_tokens, add_special=add_special, parse_special=True)
+
+    def shared_prefix(
+        self,
+        chats: Sequence[Sequence[Mapping[str, Any]]],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        think: int | None = None,
+    ) -> list[int]:
+        """Return the token ids that the prompts of two chats begin with. ContextFull where they leave no room."""
+        for messages in chats:
+            self._tokenizer.check_messages(messages, self._most_tokens)
+        first, second = (self._chat(messages, tools, variables, think)[1] for messages in chats)
+        return self._checked_prefix(first[: common_prefix(first, second)])
+
+    def tokens_before(self, text: str) -> list[int]:
+        """Return the token ids that all texts begin with that begin with this one: its last token may become another
+        one. ContextFull where it leaves no room."""
+        return self._checked_prefix(self.tokens(text, self._most_tokens)[:-1])
+
+    def _checked_prefix(self, tokens: list[int]) -> list[int]:
+        check_prompt(tokens, self._engine)
+        return tokens
 
     def tokens(self, text: str | Sequence[int], most: int) -> list[int]:
         """Return the token ids of a text, or given ids after a check. SamplingError for an invalid id, ContextFull for

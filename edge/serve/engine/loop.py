@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ from edge.serve.engine.inputs import InputProcessor
 from edge.serve.engine.jobs import EngineJobs
 from edge.serve.engine.status import EngineStatus, Statistics
 from edge.serve.messages import error_json, logprob_json
+from edge.serve.warming.allowance import Allowance
+from edge.serve.warming.requests import WarmingRequests
 from edge.thinking.format import AUTO
 
 T = TypeVar("T")
@@ -41,11 +44,13 @@ class ServingLoop:
         think: int = AUTO,
         spm_infill: bool = False,
         system: str = "",
+        prefix_warming: float = 0.0,
     ) -> None:
         """send: sends messages to the server. drafter: drafts tokens. reproducible: a request shares nothing with
         requests before it, and without a seed of its own its seed is its number among the answers to one prompt.
         targets: of latency. think: tokens of thoughts, for requests that do not say. spm_infill and
-        system: as of InputProcessor."""
+        system: as of InputProcessor. prefix_warming: seconds of an hour that prefixes may be computed for while nobody
+        asks."""
         self._targets = targets
         self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
         self._new_scheduler = partial(
@@ -62,6 +67,8 @@ class ServingLoop:
         self._about = EngineStatus(engine, deployed, self._inputs.template.source)
         self._embedder = Embedder(engine.model, engine.shape.context_length or engine.context, engine.threads)
         self._statistics = Statistics()
+        allowance = Allowance(prefix_warming)
+        self._warming = WarmingRequests(self._inputs, lambda: self._scheduler, self._jobs.put, allowance)
         self._said_problem = False  # whether it has reported once why prompts are not cached
         self._handlers: dict[str, Callable[..., Any]] = {
             "tokenize": engine.model.tokenize,
@@ -70,17 +77,23 @@ class ServingLoop:
             "embed": self._embed,
             "rerank": self._rerank,
             "status": lambda: self._jobs.result(self.status),
+            "turn": self._warming.warmer.turn,
+            "announce": self._warming.warmer.announce,
+            "announced": self._warming.warmer.announced,
+            "forget": self._warming.warmer.forget,
         }
 
     # --- the engine thread ---
 
     def run(self) -> None:
         """Do jobs, make steps and send results, until the end. Raises the error after which the engine cannot go on."""
+        threading.Thread(target=self._warming.warmer.run, name="prefix warming", daemon=True).start()
         try:
             while self._jobs.take(lambda: self._scheduler.busy):
                 if self._scheduler.busy:
                     self._step()
         finally:
+            self._warming.warmer.close()
             self._scheduler.close()
             self._inputs.close()
             self._embedder.close()
@@ -88,6 +101,7 @@ class ServingLoop:
     def _step(self) -> None:
         scheduler, counters = self._scheduler, self._statistics.counters
         passes, preemptions = scheduler.passes, scheduler.preemptions
+        began = time.monotonic()
         try:
             with self._jobs.timed():
                 events = scheduler.step()
@@ -96,8 +110,9 @@ class ServingLoop:
             return
         counters["steps"] += scheduler.passes - passes
         counters["preemptions"] += scheduler.preemptions - preemptions
-        if events:  # a part of a prompt has none, and the server need not wake for it
-            self._send(*map(self._message, events))
+        self._warming.stepped(events, time.monotonic() - began)
+        if events := [event for event in events if event.request in self._numbers]:
+            self._send(*map(self._message, events))  # a part of a prompt has none, and the server need not wake for it
         if not self._said_problem and (problem := self._engine.states.problem) is not None:
             self._said_problem = True
             self._send({"say": problem})
@@ -109,13 +124,16 @@ class ServingLoop:
         if self._engine.failed is not None:
             raise error
         self._send(*({"id": number, "error": error_json(error)} for number in self._requests))
+        self._warming.lost()
         self._numbers.clear()
         self._requests.clear()
         self._scheduler = self._new_scheduler()
 
     def _admitted(self, number: int) -> None:
         """Report that a request is computed: if this process ends now, the request may be the cause."""
-        self._send({"id": self._numbers[number], "begun": True})
+        if number in self._numbers:
+            self._send({"id": self._numbers[number], "begun": True})
+            self._warming.warmer.count(self._requests[self._numbers[number]])
 
     def _message(self, event: Event) -> dict[str, Any]:
         """Return an event as a message to the server."""
@@ -163,6 +181,7 @@ class ServingLoop:
             **self._statistics.to_json(),
             "speculation": None if self._drafter is None else self._drafter.to_json(),
             "latency": None if self._targets is None else self._targets.to_json(),
+            "warming": dict(self._warming.warmer.counters),
         }
 
     def _begin(self, number: int, running: Running) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -20,11 +21,12 @@ from edge.errors import EdgeError
 from edge.serve.apis.adapters import request_scales
 from edge.serve.apis.api import Api, Event, ParsedRequest, R
 from edge.serve.apis.tokens import template_of
-from edge.serve.deltas import begin, merged
+from edge.serve.deltas import Delta, begin, merged
 from edge.serve.http.bodies import Json, read, to_json, unless_gone
 from edge.serve.http.errors import failure, is_anthropic
 from edge.serve.http.security import namespace_of
 from edge.serve.served import Answer, ServedModels
+from edge.serve.warming.turns import Chat, noted
 
 SEND_S = 60.0  # a client that reads nothing for so long counts as gone
 NEVER_S = float(1 << 30)  # between pings of a stream that has none
@@ -38,6 +40,12 @@ class _Accepted:
     model: str
     parsed: ParsedRequest
     answers: Sequence[Answer]
+    chat: Chat | None  # None: it is no chat, or has several answers
+
+    def deltas(self, *, streams: bool) -> AsyncGenerator[tuple[int, Delta], None]:
+        """Yield the deltas of all answers. streams: calls are given as they come."""
+        deltas = merged(self.answers, self.parsed.parsers(streams=streams))
+        return deltas if self.chat is None else noted(deltas, self.chat)
 
 
 def answers(api: Api[R], models: ServedModels, ping_s: float) -> Callable[[Request], Awaitable[Response]]:
@@ -66,7 +74,7 @@ async def background_answer(api: Api[R], models: ServedModels, request: R, names
 
 
 async def _whole(api: Api[R], request: R, begun: _Accepted) -> Event | Sequence[Event]:
-    deltas = merged(begun.answers, begun.parsed.parsers(streams=False))
+    deltas = begun.deltas(streams=False)
     async with aclosing(deltas), aclosing(api.events(request, begun.model, deltas)) as events:
         return api.fold([event async for event in events])
 
@@ -75,6 +83,7 @@ async def _begun(
     api: Api[R], models: ServedModels, request: R, namespace: str, *, background: bool = False
 ) -> _Accepted:
     """Accept a request. Its errors are raised here, before anything is sent of its answers."""
+    at = time.time()
     model = await models.model(request.model)
     request.admitted(await model.about())
     template = ""
@@ -86,7 +95,10 @@ async def _begun(
         replace(generation, namespace=namespace, adapters=scales, background=background)
         for generation in parsed.generations
     ]
-    return _Accepted(request.model or model.name, parsed, await begin(model, generations))
+    talk = parsed.conversation
+    is_one = len(generations) == 1 and not background
+    chat = Chat(model, talk, generations[0], at) if talk is not None and is_one else None
+    return _Accepted(request.model or model.name, parsed, await begin(model, generations), chat)
 
 
 async def _known(beginning: asyncio.Future[_Accepted], limit_s: float | None) -> None:
@@ -108,7 +120,7 @@ async def _sent(api: Api[R], request: R, beginning: asyncio.Future[_Accepted]) -
     count = 0
     try:
         begun = await beginning
-        deltas = merged(begun.answers, begun.parsed.parsers(streams=not api.lines))
+        deltas = begun.deltas(streams=not api.lines)
         async with aclosing(deltas), aclosing(api.events(request, begun.model, deltas)) as events:
             async for event in events:
                 yield _event(api, event)

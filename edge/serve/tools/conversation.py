@@ -25,12 +25,17 @@ class Conversation:
     functions: Mapping[str, Any]  # schemas of parameters, by name
     variables: Mapping[str, Any]  # of the template
     think: int | None = None  # tokens of thoughts; None: the server's default
+    template: str = ""  # source of the model's template
 
     def parser(self, streams: bool = False) -> CallParser | None:
         """Return a parser for one answer; None if there are no calls. streams: calls are given as they come."""
         if self.form is None:
             return None
         return CallParser(self.form, self.functions, streams=streams, is_constrained="lark" in self.sampling)
+
+    def behind(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages that follow in the template's form."""
+        return _in_template_form(messages, (), self.form or format_of(self.template), self.template)
 
     @property
     def marks(self) -> Sequence[str]:
@@ -80,6 +85,7 @@ def conversation(
         {function.name: function.parameters for function in use.callable},
         variables or {},
         think,
+        template,
     )
 
 

@@ -1,0 +1,1 @@
+"""Prefix warming: beginnings of the next prompts are computed while nobody asks."""

@@ -1,0 +1,64 @@
+"""/v1/prefixes: clients announce what prompts will begin with."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from edge.serve.apis.chat import CHAT, ChatMessage, ChatRequest, Tool
+from edge.serve.apis.fields import Fields
+from edge.serve.apis.tokens import template_of
+from edge.serve.http.errors import BadRequest, NotThere
+from edge.serve.served import ServedModels
+from edge.serve.warming.turns import PLACEHOLDERS
+
+
+class PrefixRequest(Fields):
+    model: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = Field(
+        None, description="a chat begins with them; where the last is a user's, its text may go on"
+    )
+    tools: list[Tool] | None = None
+    prompt: str | None = Field(None, min_length=1, description="a text begins with it, in place of messages")
+
+
+async def announce(request: PrefixRequest, models: ServedModels, namespace: str) -> dict[str, Any]:
+    """Announce a prefix. BadRequest unless it has either messages or a prompt; the errors of a chat; Overloaded."""
+    if (request.messages is None) == (request.prompt is None):
+        raise BadRequest("a prefix has either messages or a prompt", "messages")
+    model = await models.model(request.model)
+    arguments: dict[str, Any] = {"prompts": None, "text": request.prompt, "tools": (), "namespace": namespace}
+    if request.messages is not None:
+        values = request.model_dump(include={"model", "messages", "tools"}, exclude_none=True)
+        chat = ChatRequest.model_validate(values)
+        talk = CHAT.parse(chat, await template_of(model)).conversation
+        assert talk is not None, "it is a chat"
+        messages, last = talk.messages, talk.messages[-1]
+        arguments["tools"] = talk.tools
+        arguments["prompts"] = [
+            [*messages[:-1], {**last, "content": f"{last['content']}{placeholder}"}]
+            if last["role"] == "user"
+            else [*messages, *talk.behind([{"role": "user", "content": placeholder}])]
+            for placeholder in PLACEHOLDERS
+        ]
+    arguments["adapters"] = models.adapters(request.model).scales(request.model) or None
+    return {**await model.prefixes("announce", arguments), "model": model.name}
+
+
+async def announced(models: ServedModels, namespace: str) -> dict[str, Any]:
+    """Return the prefixes that were announced with the same key, of all models that are loaded."""
+    data = [
+        {**prefix, "model": model.name}
+        for model in await models.loaded()
+        for prefix in await model.prefixes("announced", {"namespace": namespace})
+    ]
+    return {"object": "list", "data": data}
+
+
+async def forget(prefix_id: str, models: ServedModels, namespace: str) -> dict[str, Any]:
+    """Forget a prefix that was announced. NotThere."""
+    for model in await models.loaded():
+        if await model.prefixes("forget", {"prefix_id": prefix_id, "namespace": namespace}):
+            return {"id": prefix_id, "object": "prefix", "deleted": True}
+    raise NotThere(f"no prefix {prefix_id[:100]!r} was announced with this key")

@@ -1,0 +1,68 @@
+"""Background requests that compute prefixes, in the scheduler of an engine process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from edge.errors import EdgeError
+from edge.llm.requests import Event, Request, Running
+from edge.llm.scheduler import Scheduler
+from edge.serve.engine.inputs import InputProcessor
+from edge.serve.warming.allowance import Allowance
+from edge.serve.warming.prefix import Prefix
+from edge.serve.warming.warmer import Warmer
+
+
+class WarmingRequests:
+    """The requests of a warmer, one at a time. Its methods are for the engine thread."""
+
+    def __init__(
+        self,
+        inputs: InputProcessor,
+        scheduler: Callable[[], Scheduler],
+        put: Callable[[Callable[[], object]], None],
+        allowance: Allowance,
+    ) -> None:
+        """scheduler: the one in use. put: adds a job for the engine thread."""
+        self._scheduler = scheduler
+        self._running: dict[int, tuple[Prefix, Running]] = {}  # by the scheduler's number
+        self.warmer = Warmer(
+            inputs,
+            start=lambda prefix: put(partial(self._begin, prefix)),
+            cancel=lambda prefix: put(partial(self._cancel, prefix)),
+            allowance=allowance,
+        )
+
+    def stepped(self, events: Sequence[Event], seconds: float) -> None:
+        """Note what a step of the scheduler has done."""
+        ended = {event.request for event in events if event.finish_reason is not None}
+        for number, (prefix, running) in list(self._running.items()):
+            if running in self._scheduler().running or running.answer:  # else it was preempted, or waits
+                self.warmer.ran(prefix, seconds)
+            if number in ended:
+                del self._running[number]
+                self.warmer.ended(prefix, running)
+
+    def lost(self) -> None:
+        """Note that the scheduler dropped all requests."""
+        for prefix, _ in self._running.values():
+            self.warmer.ended(prefix, None)
+        self._running.clear()
+
+    def _begin(self, prefix: Prefix) -> None:
+        request = Request(
+            prefix.tokens, 1, namespace=prefix.namespace, adapters=prefix.adapters, background=True, ends=False
+        )
+        try:
+            running = self._scheduler().prepare(request)
+        except EdgeError:  # it fits no more
+            self.warmer.ended(prefix, None)
+            return
+        self._running[running.number] = prefix, running
+        self._scheduler().enqueue(running)
+
+    def _cancel(self, prefix: Prefix) -> None:
+        for number, (other, _) in self._running.items():
+            if other is prefix:
+                self._scheduler().cancel(number)

@@ -1,0 +1,85 @@
+"""Turns that are complete, told to the model that answered them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from edge.errors import EdgeError
+from edge.serve.deltas import Call, Delta, End, Text
+from edge.serve.served import Generation, ServedModel
+from edge.serve.tools.conversation import Conversation
+from edge.serve.tools.functions import Message
+from edge.serve.tools.parser import CallArguments
+
+PLACEHOLDERS = ("a", "1")  # two texts that share nothing
+_tasks: set[asyncio.Task[None]] = set()  # references, so that they are not collected
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A chat that one model answers once."""
+
+    model: ServedModel
+    conversation: Conversation
+    generation: Generation
+    at: float  # when its request came, seconds since the epoch
+
+
+async def noted(deltas: AsyncGenerator[tuple[int, Delta], None], chat: Chat) -> AsyncGenerator[tuple[int, Delta], None]:
+    """Yield the deltas of a chat's answer; where it is complete, its model is told the turn."""
+    text, calls = "", []
+    async with aclosing(deltas):
+        async for index, delta in deltas:
+            if isinstance(delta, Text):
+                text += delta.text
+            elif isinstance(delta, Call):
+                calls.append({"id": delta.id, "name": delta.name, "arguments": ""})
+            elif isinstance(delta, CallArguments):
+                calls[-1]["arguments"] += delta.text
+            elif isinstance(delta, End):
+                task = asyncio.ensure_future(_tell(chat, text, calls))
+                _tasks.add(task)
+                task.add_done_callback(_tasks.discard)
+            yield index, delta
+
+
+async def _tell(chat: Chat, text: str, calls: Sequence[Mapping[str, str]]) -> None:
+    with suppress(EdgeError, ValueError):  # a call's arguments may be no JSON; the turn is then unknown
+        answer, following = turn(text, calls)
+        behind = chat.conversation.behind
+        generation, n_answer = chat.generation, len(behind([answer]))
+        rest = [behind([answer, *messages]) for messages in following]
+        await chat.model.turn(
+            {
+                "messages": [*(generation.messages or ()), *rest[0][:n_answer]],
+                "following": [messages[n_answer:] for messages in rest],
+                "tools": generation.tools,
+                "variables": generation.variables,
+                "think": generation.think,
+                "namespace": generation.namespace,
+                "adapters": generation.adapters,
+                "at": chat.at,
+            }
+        )
+
+
+def turn(text: str, calls: Sequence[Mapping[str, str]]) -> tuple[Message, list[list[Message]]]:
+    """Return an answer as clients send it back, and two ways to go on: with what its functions return, or with a
+    question. ValueError for arguments that are no JSON."""
+    answer: dict[str, Any] = {"role": "assistant", "content": text}
+    if not calls:
+        return answer, [[{"role": "user", "content": placeholder}] for placeholder in PLACEHOLDERS]
+    functions = [{"name": call["name"], "arguments": json.loads(call["arguments"] or "{}")} for call in calls]
+    answer["tool_calls"] = [
+        {"id": call["id"], "type": "function", "function": function}
+        for call, function in zip(calls, functions, strict=True)
+    ]
+    return answer, [
+        [{"role": "tool", "tool_call_id": call["id"], "content": placeholder} for call in calls]
+        for placeholder in PLACEHOLDERS
+    ]
