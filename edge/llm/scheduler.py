@@ -220,7 +220,7 @@ class Scheduler(Closing):
                 running.cached_tokens = min(len(slot.tokens), len(request.prompt))
                 running.restored_tokens, running.dropped_tokens = slot.restored, slot.dropped
             self.running.append(running)
-            if not self.slots.remote.begin(running):
+            if request.media or not self.slots.remote.begin(running):
                 self._ready.append(running)
             self._admitted(running.number)
             running.tell_prefill()
@@ -243,7 +243,7 @@ class Scheduler(Closing):
         ready = self._ready if self.engine.contexts == 1 else self._in_flight.of_free_group(self._ready)
         same, others = self._of_one_set(ready)
         chosen = self._budget.choose(same, self._in_flight.n_requests, self.engine.chunk, others)
-        while not self.slots.make_room(sum(n_rows for _, n_rows in chosen)):
+        while not self.slots.make_room(sum(len(Rows.pending(*each).tokens) for each in chosen)):
             self._preempt(chosen)
         if not chosen:
             return False
@@ -291,7 +291,8 @@ class Scheduler(Closing):
         group, n = self.running, len(self.running)
         most = self.engine.rollback
         can_forget = most is None or (n == 1 and most > 0)  # a wrong draft, as recurrent layers may not
-        if len({member.adapters for member in group}) != 1 or not can_forget:
+        has_media = any(member.request.media for member in group)
+        if len({member.adapters for member in group}) != 1 or not can_forget or has_media:
             return False
         if self._in_flight.awaited:
             if n > 1 or not self._in_flight.has_windows:
