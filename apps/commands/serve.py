@@ -73,7 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--target-ttft MS", words, target)
     words = f"that may wait beside them; more are refused, and asked to come later (default: {QUEUE})"
     option(group, "--queue N", words, queue, default=QUEUE)
-    add(group, "--prefix-cache", "--lora")
+    add(group, "--prefix-cache", "--lora", "--mmproj")
+    option(group, "--media-urls", "fetch pictures and sounds from URLs in requests (default: they come in requests)")
     add_draft_arguments(group, "auto")
     words = "tokens that models think before an answer, where a request does not say: off, auto or N (default: auto)"
     option(group, "--think HOW", words, argument(parse_think))
@@ -115,11 +116,12 @@ def run(args: argparse.Namespace) -> int:
         args.draft = str(model_path(args.draft).absolute())  # the engine process makes what has to be made
     models = _models(args.models, devices is None)
     if len(models) > 1:
-        refuse(args, ("lora",), f"is of one model, and there are {len(models)}; name one")
+        refuse(args, ("lora", "mmproj"), f"is of one model, and there are {len(models)}; name one")
     configs = {
         name: replace(
             distributed.engine_config(args, path, devices, args.requests, draft=DRAFTS[0]),
             spm_infill=args.spm_infill,
+            media_urls=args.media_urls,
             **targets,
         )
         for name, path in models.items()

@@ -174,10 +174,6 @@ class TextEngine(Protocol):
         """This device's weights under a budget; None without one."""
 
     @property
-    def media_problem(self) -> str:
-        """Why no prompt may have pictures or sounds; "" where one may."""
-
-    @property
     def failed(self) -> Exception | None:
         """Why this engine can compute nothing any more; None while it can."""
 

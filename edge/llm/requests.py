@@ -203,8 +203,8 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
 
 def _check_media(media: Sequence[EmbeddingRows], engine: TextEngine) -> None:
     """MediaError where an engine cannot take a picture."""
-    if media and engine.media_problem:
-        raise MediaError(engine.media_problem)
+    if media and (problem := getattr(engine, "media_problem", "")):
+        raise MediaError(problem)
     most = max((len(rows.embeddings) for rows in media if not rows.causal), default=0)
     if most > engine.batch:
         raise MediaError(

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from edge.errors import EngineError
 from edge.llama.batch import Batch
 from edge.multimodal.media import EmbeddingRows, embeddings_of, row_of
+from partition.slices.rules import takes_tokens
+from quant.gguf.file import GgufFile
 
 
 class RowPositions:
@@ -48,7 +50,7 @@ class RowPositions:
 class PlacedRows:
     """Part of an engine that takes pictures: `place` fills its batches; its places become positions of the cache."""
 
-    media_problem = ""  # why it takes none
+    media_problem = ""  # why no prompt may have any
     batch: int
     model: Any
 
@@ -101,3 +103,19 @@ class PlacedRows:
         self.row_positions.clear()
         engine: Any = super()
         engine.kv_clear()
+
+
+class RankRows(PlacedRows):
+    """The same part of rank 0, whose batches are of embeddings in any case."""
+
+    file: GgufFile
+
+    @property
+    def media_problem(self) -> str:  # type: ignore[override]
+        """Why no prompt may have pictures or sounds; "" where one may."""
+        arch = self.file.architecture
+        if takes_tokens(arch):
+            return f"ranks of {arch} models compute with tokens, and pictures have none; load this model on one device"
+        if any(self.file.metadata.get(f"{arch}.{key}") for key in ("n_deepstack_layers", "deepstack_mapping")):
+            return f"pictures of {arch} models also go to later layers (deepstack); load this model on one device"
+        return ""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from edge.errors import MediaError
 from edge.multimodal.encoder import Media, MediaEncoder
+from edge.multimodal.marks import new_mark
 from edge.multimodal.media import EmbeddingRows
-
-
-def new_mark() -> str:
-    """Return a mark that no text has by accident, and nobody can guess."""
-    return f"<__media_{secrets.token_hex(8)}__>"
 
 
 def encoded(encoder: MediaEncoder | None, files: Mapping[str, bytes]) -> dict[str, Media]:
@@ -55,3 +51,33 @@ def _parts(text: str, media: Mapping[str, Media]) -> Iterator[tuple[str, Media |
         yield text[start : match.start()], media[match.group()]
         start = match.end()
     yield text[start:], None
+
+
+class ChatMedia:
+    """Pictures and sounds of a conversation, by the marks in its messages."""
+
+    def __init__(self, encoder: MediaEncoder | None) -> None:
+        self._encoder, self._media = encoder, dict[str, Media]()
+        self.attached = ""  # marks that the next question begins with
+
+    def attach(self, data: bytes) -> int:
+        """Put the bytes of a file in front of the next question: how many tokens it takes. MediaError."""
+        mark = new_mark()
+        self._media |= encoded(self._encoder, {mark: data})
+        self.attached += mark
+        return len(self._media[mark].tokens)
+
+    def in_messages(self, messages: Iterable[Mapping[str, Any]]) -> dict[str, Media]:
+        """Return those that stand in messages."""
+        texts = [message["content"] for message in messages] if self._media else []
+        return {mark: media for mark, media in self._media.items() if any(mark in text for text in texts)}
+
+    def rows_in(self, messages: Iterable[Mapping[str, Any]]) -> list[EmbeddingRows]:
+        """Return the rows of those that stand in messages."""
+        return [rows for media in self.in_messages(messages).values() for rows in media.rows]
+
+    def without(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+        """Return messages with words in place of marks, to be saved: files are not."""
+        for mark in self._media:
+            messages = [{**own, "content": own["content"].replace(mark, "[picture or sound] ")} for own in messages]
+        return messages

@@ -20,7 +20,7 @@ from edge.llama import llama
 from edge.llama.predicting import HiddenListener
 from edge.llama.token_table import TokenTable
 from edge.llm.engine import Outputs, check_room
-from edge.multimodal.placing import PlacedRows
+from edge.multimodal.placing import RankRows
 from edge.net.relink import LinkState, Relink
 from edge.parallel import steps
 from edge.parallel.leader import Leader
@@ -31,14 +31,13 @@ from edge.parallel.step_times import StepTimes, Summary, summaries_of
 from edge.parallel.steps import Op, Step
 from partition.model.model import ModelShape
 from partition.plan.plan import Plan
-from partition.slices.rules import takes_tokens
 from quant.gguf.file import GgufFile
 from transport.collective import Group, Wire
 
 Floats = NDArray[np.float32]
 
 
-class DistributedEngine(PlacedRows, Leader):
+class DistributedEngine(RankRows, Leader):
     """A model spread over ranks, with the methods of `Engine`. Not closed by itself: the deployment owns it."""
 
     contexts = 1
@@ -147,16 +146,6 @@ class DistributedEngine(PlacedRows, Leader):
             self._table.look_up(tokens, rows.embeddings[:n])
             heard = np.array(tokens, np.int32) if self.listener is not None else None
         self.guarded(lambda: self.submit_rows(n, n_outputs, top, masks, heard))
-
-    @property
-    def media_problem(self) -> str:
-        """As `TextEngine.media_problem`."""
-        arch = self.file.architecture
-        if takes_tokens(arch):
-            return f"ranks of {arch} models compute with tokens, and pictures have none; load this model on one device"
-        if self.file.metadata.get(f"{arch}.n_deepstack_layers"):
-            return f"pictures of {arch} models also go to later layers (deepstack); load this model on one device"
-        return ""
 
     @property
     def rollback(self) -> int | None:

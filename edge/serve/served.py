@@ -48,6 +48,7 @@ class Generation:
     namespace: str = ""  # of the prefix cache: its users may notice by speed that another had the same prompt
     adapters: Sequence[float] | None = None  # scale of each adapter; None: the model has none
     logprobs: int | None = None  # alternatives with each token; 0: its own probability alone; None: no probabilities
+    media: Mapping[str, str] = field(default_factory=dict)  # base64 or URL of pictures and sounds, by marks in messages
 
 
 @dataclass(frozen=True)

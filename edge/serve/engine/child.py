@@ -92,6 +92,8 @@ def main() -> int:
                 targets=config.latency_targets(),
                 think=config.think,
                 spm_infill=config.spm_infill,
+                encoder=stack.enter_context(config.media_encoder(engine)),
+                media_urls=config.media_urls,
             )
             control.send({"ready": loop.status()})
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()

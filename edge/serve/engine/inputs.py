@@ -11,6 +11,10 @@ from edge.errors import ContextFull, SamplingError
 from edge.llm.interface import TextEngine
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
+from edge.multimodal.encoder import MediaEncoder
+from edge.multimodal.media import EmbeddingRows
+from edge.multimodal.prompt import encoded, tokens_with
+from edge.serve.engine.files import file_of
 from edge.serve.engine.grammars import with_control_tokens
 from edge.serve.engine.infill import InfillPrompts
 from edge.serve.engine.ranking import RankingPrompts
@@ -28,11 +32,20 @@ class InputProcessor:
     """Renders chats, tokenizes texts, and checks both. Any thread may use it."""
 
     def __init__(
-        self, engine: TextEngine, *, reproducible: bool = False, think: int = AUTO, spm_infill: bool = False
+        self,
+        engine: TextEngine,
+        *,
+        reproducible: bool = False,
+        think: int = AUTO,
+        spm_infill: bool = False,
+        encoder: MediaEncoder | None = None,
+        media_urls: bool = False,
     ) -> None:
         """reproducible: without a seed of its own, a request's seed is its number among the answers to one prompt.
-        think: tokens of thoughts, for requests that do not say. spm_infill: as `spm` of InfillPrompts."""
+        think: tokens of thoughts, for requests that do not say. spm_infill: as `spm` of InfillPrompts. encoder: of
+        pictures and sounds. media_urls: these are fetched, too, and do not only come with requests."""
         self._engine, self._reproducible, self._think = engine, reproducible, think
+        self._encoder, self._media_urls = encoder, media_urls
         self._most_tokens = min(engine.context, engine.shape.context_length or engine.context)  # of one request
         self._tokenizer = Tokenizer(engine.model, engine.file)
         self._renderer_lock, self._renderer = threading.Lock(), TemplateProcess()
@@ -49,7 +62,7 @@ class InputProcessor:
         """Return the scheduler's request. Raises all errors that a request can have."""
         if not generates(self._engine.file):
             raise SamplingError(f"{self._engine.path.name} does not go on with texts; ask it for embeddings")
-        prompt, thinking = self._prompt(generation)
+        prompt, thinking, media = self._prompt(generation)
         room = self._most_tokens - len(prompt)
         if room <= 0:
             raise ContextFull(
@@ -76,31 +89,37 @@ class InputProcessor:
             generated=generation["generated"],
             namespace=generation["namespace"],
             adapters=None if generation["adapters"] is None else tuple(generation["adapters"]),
+            media=media,
         )
 
-    def _prompt(self, generation: Mapping[str, Any]) -> tuple[list[int], Thinking | None]:
-        """Return the token ids of the prompt, and how its answer thinks."""
+    def _prompt(self, generation: Mapping[str, Any]) -> tuple[list[int], Thinking | None, tuple[EmbeddingRows, ...]]:
+        """Return the token ids of the prompt, how its answer thinks, and the prompt's pictures and sounds."""
         messages, most = generation["messages"], self._most_tokens
         if messages is not None:
             self._tokenizer.check_messages(messages, most)
             think = self._think if generation["think"] is None else generation["think"]
             text = self.render(messages, generation["tools"], generation["variables"], think)
-            starts_with_bos = bool(self._bos) and text.startswith(self._bos)
-            tokens = self._tokenizer.tokenize(text, most, add_special=not starts_with_bos, parse_special=True)
+            adds_bos = not (self._bos and text.startswith(self._bos))
+
+            def tokenize(part: str, is_first: bool) -> list[int]:
+                return self._tokenizer.tokenize(part, most, add_special=is_first and adds_bos, parse_special=True)
+
+            files = {mark: file_of(file, self._media_urls) for mark, file in generation["media"].items()}
+            tokens, media = tokens_with(text, encoded(self._encoder, files), tokenize)
             form = self.template.thinking
             if form is not None:
                 answers = (generation["answer"],) if generation["answer"] else ()
                 form = replace(form, calls=tuple(generation["ends_thought"]), answers=answers)
-            return tokens, Thinking.from_prompt(text, form, think)
+            return tokens, Thinking.from_prompt(text, form, think), media
         if (infill := generation["infill"]) is not None:
             if not isinstance(infill["prefix"], str):
                 self.tokens(infill["prefix"], most)  # raises for an invalid id
             answer = min(generation["max_tokens"] or most // _ANSWER_PART, most // 2)
-            return self._infill.tokens(infill, most - answer), None
+            return self._infill.tokens(infill, most - answer), None, ()
         tokens = self.tokens(generation["prompt"], most)
         if not tokens:
             raise ContextFull("the prompt is empty: there is nothing to continue")
-        return tokens, None
+        return tokens, None, ()
 
     def tokens(self, text: str | Sequence[int], most: int) -> list[int]:
         """Return the token ids of a text, or given ids after a check. SamplingError for an invalid id, ContextFull for

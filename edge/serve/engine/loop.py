@@ -15,6 +15,7 @@ from edge.llm.interface import Drafter, TextEngine
 from edge.llm.requests import Event, Running
 from edge.llm.scheduler import Scheduler
 from edge.llm.step_budget import LatencyTargets
+from edge.multimodal.encoder import MediaEncoder
 from edge.serve.engine.embedder import MOST_TOKENS, Embedder
 from edge.serve.engine.inputs import InputProcessor
 from edge.serve.engine.jobs import EngineJobs
@@ -40,11 +41,13 @@ class ServingLoop:
         targets: LatencyTargets | None = None,
         think: int = AUTO,
         spm_infill: bool = False,
+        encoder: MediaEncoder | None = None,
+        media_urls: bool = False,
     ) -> None:
         """send: sends messages to the server. drafter: drafts tokens. reproducible: a request shares nothing with
         requests before it, and without a seed of its own its seed is its number among the answers to one prompt.
-        targets: of latency. think: tokens of thoughts, for requests that do not say. spm_infill: as of
-        InputProcessor."""
+        targets: of latency. think: tokens of thoughts, for requests that do not say. spm_infill, encoder and
+        media_urls: as of InputProcessor."""
         self._targets = targets
         self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
         self._new_scheduler = partial(
@@ -55,7 +58,14 @@ class ServingLoop:
         self._numbers: dict[int, int] = {}  # the scheduler's number of a request to the server's
         self._requests: dict[int, Running] = {}  # by the server's number
         self._preparing: dict[int, threading.Event] = {}  # for requests that have not begun: set if cancelled
-        self._inputs = InputProcessor(engine, reproducible=reproducible, think=think, spm_infill=spm_infill)
+        self._inputs = InputProcessor(
+            engine,
+            reproducible=reproducible,
+            think=think,
+            spm_infill=spm_infill,
+            encoder=encoder,
+            media_urls=media_urls,
+        )
         self._about = EngineStatus(engine, deployed, self._inputs.template.source)
         self._embedder = Embedder(engine.model, engine.shape.context_length or engine.context, engine.threads)
         self._statistics = Statistics()
