@@ -64,7 +64,7 @@ class Part(Fields):
     input_audio: InputAudio | None = None
     source: Source | None = None
 
-    refused: ClassVar[Refused] = {"file_id": ()}
+    refused: ClassVar[Refused] = {"file_id": (), "transformations": ()}
     ignored = frozenset({"annotations", "cache_control", "citations", "detail", "logprobs", "prompt_cache_breakpoint"})
 
     @model_validator(mode="after")

@@ -1,6 +1,8 @@
 """Pictures and sounds for tests, the rows they become, and libmtmd's own run of a prompt with one."""
 
 import ctypes as C
+import io
+import wave
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from edge.llama import llama
 from edge.llama.library import llama_cpp as L
@@ -27,6 +30,24 @@ def pixels(seed: int = 1, width: int = 60, height: int = 40) -> NDArray[np.uint8
 def samples(seed: int = 1, seconds: float = 2.0, rate: int = 16000) -> NDArray[np.float32]:
     """Samples of a sound."""
     return np.sin(np.arange(int(rate * seconds)) / (15 + seed)).astype(np.float32)
+
+
+def png(seed: int = 1, **how: Any) -> bytes:
+    """A PNG file of these pixels. how: options of Pillow."""
+    data = io.BytesIO()
+    Image.fromarray(pixels(seed)).save(data, "PNG", **how)
+    return data.getvalue()
+
+
+def wav(seconds: float = 2.0, rate: int = 16000) -> bytes:
+    """A WAV file of these samples."""
+    data = io.BytesIO()
+    with wave.open(data, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((samples(1, seconds, rate) * 32000).astype("<i2").tobytes())
+    return data.getvalue()
 
 
 def open_projector(text: Path, projector: Path) -> tuple[NativeProjector, llama.Model]:

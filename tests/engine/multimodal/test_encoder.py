@@ -4,7 +4,6 @@ import io
 import os
 import signal
 import struct
-import wave
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,23 +18,7 @@ from edge.multimodal import decoding
 from edge.multimodal.encoder import MediaEncoder
 from edge.multimodal.media import EmbeddingRows, rows_from
 from tests.support import projectors
-from tests.support.multimodal import encoded, open_projector, pixels, samples
-
-
-def png(seed: int = 1, **how: object) -> bytes:
-    data = io.BytesIO()
-    Image.fromarray(pixels(seed)).save(data, "PNG", **how)
-    return data.getvalue()
-
-
-def wav(seconds: float = 2.0, rate: int = 16000) -> bytes:
-    data = io.BytesIO()
-    with wave.open(data, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes((samples(1, seconds, rate) * 32000).astype("<i2").tobytes())
-    return data.getvalue()
+from tests.support.multimodal import encoded, open_projector, pixels, png, wav
 
 
 @pytest.fixture(scope="module")
