@@ -149,3 +149,19 @@ def test_a_picture_that_must_be_in_one_batch_is_refused_where_it_is_not(tmp_path
 def _private(folder: Path) -> Path:
     (key := folder / "key").mkdir(mode=0o700)
     return key
+
+
+def test_a_beginning_that_ends_inside_a_picture_is_held_without_it(kind: Kind) -> None:
+    """A prompt that was computed in part, such as one whose request was cancelled."""
+    prompt, media = kind.prompt()
+    start = next(i for i, token in enumerate(prompt) if token < 0)
+    kind.engine.kv_clear()
+    expected = Slot(kind.engine).prefill(prompt).copy()
+    slot = Slot(kind.engine)
+    kind.engine.kv_clear()
+    slot.prefill(prompt[:start])
+    if media[0].causal:
+        slot.decode(prompt[start : start + 3], "none")
+    slot.begin(prompt)
+    assert len(slot.tokens) == start
+    assert np.array_equal(slot.prefill(prompt), expected)
