@@ -65,7 +65,7 @@ def block_hashes(key: bytes, tokens: Sequence[int], block: int, namespace: str =
     chain: list[bytes] = []
     for start in range(0, len(tokens) - block + 1, block):
         own = tokens[start : start + block]
-        data = struct.pack(f"<{block}i", *own) if min(own) >= 0 else repr([*own]).encode()
+        data = struct.pack(f"<{block}i", *own) if min(own) >= -(1 << 31) else repr([*own]).encode()
         chain.append(derived(key, chain[-1] if chain else namespace.encode(), data))
     return chain
 
