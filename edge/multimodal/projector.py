@@ -29,19 +29,19 @@ def open_projector(path: Path) -> GgufFile:
         kind = file.metadata.get("clip.projector_type") or file.metadata.get(f"clip.{name}.projector_type")
         if not isinstance(kind, str) or not kind:
             raise MediaError(f"{path.name} does not say of which type its projector is (clip.projector_type)")
-        for key, most in (_COMMON | _OWN[name]).items():
-            _number(file, f"clip.{name}.{key}", 1, most)
+        sizes = {key: _number(file, f"clip.{name}.{key}", 1, most) for key, most in (_COMMON | _OWN[name]).items()}
         _number(file, f"clip.{name}.block_count", 0, _MOST_LAYERS)
-        width, heads = (file.metadata[f"clip.{name}.{key}"] for key in ("embedding_length", "attention.head_count"))
+        width, heads = sizes["embedding_length"], sizes["attention.head_count"]
         if width % heads:
             raise MediaError(f"{path.name}: {heads} heads cannot share {width} values")
     return file
 
 
-def _number(file: GgufFile, key: str, least: int, most: int) -> None:
+def _number(file: GgufFile, key: str, least: int, most: int) -> int:
     value = file.metadata.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise MediaError(f"{file.paths[0].name}: {key} is {value!r:.40}; needed is a number from {least} to {most}")
+    return value
 
 
 def beside(model: Path) -> Path | None:
