@@ -213,6 +213,7 @@ def engine_config(
             several |= {"plan": devices.plan.to_json(), "plan_name": str(args.plan)}
         if args.save_plan is not None:
             several["save_plan"] = str(args.save_plan)
+    mmproj = _projector(args, path)
     lora = {"lora": checked_for(path, args.lora)} if getattr(args, "lora", None) else {}
     follows = {"sequences": sequences, "follows_load": follows_load and devices is None}
     return EngineConfig(
@@ -224,8 +225,21 @@ def engine_config(
         insecure=args.insecure,
         reproducible=getattr(args, "reproducible", False),
         **given_options(args, ("think",)),
+        mmproj=None if mmproj is None else str(mmproj.absolute()),
         **several,
     )
+
+
+def _projector(args: argparse.Namespace, path: Path) -> Path | None:
+    """Return the projector of the model at `path`, checked, where the command takes one and there is one."""
+    from edge.multimodal.projector import beside, open_projector
+
+    if not hasattr(args, "mmproj"):
+        return None
+    mmproj: Path | None = args.mmproj or beside(path)
+    if mmproj is not None:
+        open_projector(mmproj)
+    return mmproj
 
 
 @contextmanager

@@ -169,6 +169,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--insecure": {"action": "store_true", "help": "allow workers that run with --insecure"},
     "--json": {"action": "store_true", "help": "print one JSON object"},
     "--kv-type": {"choices": KV_TYPES, "help": "type of the KV cache (default: f16)"},
+    "--mmproj": {"type": Path, "metavar": "FILE", "help": "projector of pictures and sounds (default: mmproj-MODEL)"},
     "--lora": {"action": "append", "metavar": "FILE[:SCALE]", "help": "LoRA adapter, times SCALE (1); repeatable"},
     "--memory": {"type": byte_size, "metavar": "SIZE"},
     "--plan": {"type": Path, "metavar": "FILE", "help": "run as a saved plan says, instead of --workers"},

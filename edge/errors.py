@@ -32,6 +32,10 @@ class PictureError(EdgeError, ValueError):
     type."""
 
 
+class MediaError(EdgeError):
+    """A picture or sound cannot be used: it is damaged, too large, or the model takes none."""
+
+
 class SamplingError(EdgeError):
     """A sampling option, grammar or JSON schema cannot be used."""
 

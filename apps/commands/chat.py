@@ -65,7 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--system TEXT", "system message")
     option(parser, "--file FILE", "text before the question; repeatable", Path, action="append", default=[])
     option(parser, "--resume NAME", "go on with the conversation of this name, and keep it; a new one begins")
-    add(parser, "--prefix-cache", "--lora")
+    add(parser, "--prefix-cache", "--lora", "--mmproj")
+    option(
+        parser, "--image FILE", "picture or sound before the question; repeatable", Path, action="append", default=[]
+    )
     add_draft_arguments(parser, "auto")
     words = "tokens that the model thinks before an answer: off, auto (as its template has it) or N (default: auto)"
     option(parser, "--think HOW", words, argument(parse_think))
@@ -157,9 +160,9 @@ _SAMPLING = (
     "allow_repetition",
 )  # fmt: skip
 _OF_THIS_PROCESS = (
-    "resume", "lora", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full", "grammar", "context",
-    "threads", "affinity", "batch", "gpu_layers", "memory", "window", "workers", "plan", "shares", "parallel",
-    "insecure", "spare", "reproducible",
+    "resume", "lora", "mmproj", "image", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full",
+    "grammar", "context", "threads", "affinity", "batch", "gpu_layers", "memory", "window", "workers", "plan", "shares",
+    "parallel", "insecure", "spare", "reproducible",
 )  # fmt: skip
 
 
@@ -303,7 +306,10 @@ def _loaded(
             when_full=when_full,
             drafter=drafter,
             think=AUTO if args.think is None else args.think,
+            encoder=stack.enter_context(config.media_encoder(engine)),
         )
+        for file in args.image:
+            chat.attach(file.read_bytes())
         resumed = _resumed(chat, args.resume) if args.resume is not None else None
         chat.system = args.system or chat.system
         chat.document = document or chat.document

@@ -86,7 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--target-ttft MS", words, target)
     words = f"that may wait beside them; more are refused, and asked to come later (default: {QUEUE})"
     option(group, "--queue N", words, queue, default=QUEUE)
-    add(group, "--prefix-cache", "--lora")
+    add(group, "--prefix-cache", "--lora", "--mmproj")
+    option(group, "--media-urls", "fetch pictures and sounds from URLs in requests (default: they come in requests)")
     add_draft_arguments(group, "auto")
     words = "while nobody asks, compute what prompts will begin with: on, off, or N seconds of an hour (default: off)"
     option(group, "--prefix-warming HOW", words, argument(_warming_seconds))
@@ -133,15 +134,21 @@ def run(args: argparse.Namespace) -> int:
 
     def engine_config(path: Path, args: argparse.Namespace = args, system: str = "") -> EngineConfig:
         config = distributed.engine_config(args, path, devices, args.requests, draft=DRAFTS[0])
-        warming = args.prefix_warming or 0.0
-        return replace(config, spm_infill=args.spm_infill, system=system, prefix_warming=warming, **targets)
+        return replace(
+            config,
+            spm_infill=args.spm_infill,
+            media_urls=args.media_urls,
+            system=system,
+            prefix_warming=args.prefix_warming or 0.0,
+            **targets,
+        )
 
     presets = {} if args.config is None else _presets(args)
     configs = {name: engine_config(preset.path, preset.args, preset.system) for name, preset in presets.items()}
     if not presets:
         models = _models(args.models, devices is None)
         if len(models) > 1:
-            refuse(args, ("lora",), f"is of one model, and there are {len(models)}; name one")
+            refuse(args, ("lora", "mmproj"), f"is of one model, and there are {len(models)}; name one")
         configs = {name: engine_config(path) for name, path in models.items()}
     if devices is not None and len(configs) > 1:
         raise UsageError(f"several devices serve one model, {len(configs)} were given")
@@ -182,7 +189,7 @@ def _presets(args: argparse.Namespace) -> dict[str, Preset]:
     """The models of --config, by name. OSError, UsageError."""
     if args.models:
         raise UsageError(f"--config {args.config} names the models; leave {args.models[0]} out, or write it there")
-    refuse(args, ("lora",), "is of one model; write it below its [[model]] in the file of --config")
+    refuse(args, ("lora", "mmproj"), "is of one model; write it below its [[model]] in the file of --config")
     return read_presets(args.config, args, add_arguments)
 
 

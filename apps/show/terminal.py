@@ -68,6 +68,8 @@ class _Talk:
             "/system": ("TEXT: set the system message; -: remove it; nothing: show it", self._system),
             "/save": ("FILE: save the conversation", self._save),
             "/load": ("FILE: continue a saved one", self._load),
+            "/image": ("FILE: a picture or sound for the next question", partial(_attach, self._chat)),
+            "/audio": ("FILE: the same", partial(_attach, self._chat)),
             "/lora": (
                 "NAME SCALE: use an adapter so from the next answer on; nothing: show all",
                 partial(_use_adapter, self._chat),
@@ -187,7 +189,7 @@ class _Talk:
         if word not in self._commands:
             self._console.print(f"[red]{escape(word)} is not a command; /help lists them[/]")
             return
-        if word in ("/save", "/load") and not rest.strip():
+        if word in ("/save", "/load", "/image", "/audio") and not rest.strip():
             self._console.print(f"[red]{word} needs a file name[/]")
             return
         self._commands[word][1](rest.strip())
@@ -287,6 +289,12 @@ class _Talk:
 
     def _exit(self, _: str) -> None:
         self._leaving = True
+
+
+def _attach(chat: Chat, path: str) -> None:
+    """FILE puts a picture or sound in front of the next question."""
+    n_tokens = chat.attach(Path(path).expanduser().read_bytes())
+    print_columns(("before the next question", "tokens"), [(Path(path).name, str(n_tokens))])
 
 
 def _use_adapter(chat: Chat, text: str) -> None:

@@ -6,7 +6,7 @@ Commands and the server load models by it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # the server makes configurations, and loads nothing of what 
     from edge.llm.interface import TextEngine
     from edge.llm.options import EngineOptions
     from edge.llm.step_budget import LatencyTargets
+    from edge.multimodal.encoder import MediaEncoder
     from edge.speculate.factory import Draft
     from edge.tasks import Steps
 
@@ -61,6 +62,8 @@ class EngineConfig:
     system: str = ""  # system prompt of chats that have none
     prefix_warming: float = 0.0  # seconds of an hour that prefixes may be computed for while nobody asks; 0: never
     spm_infill: bool = False  # whether prompts to fill a gap have the suffix first
+    mmproj: str | None = None  # file of the projector of pictures and sounds; None: none
+    media_urls: bool = False  # whether pictures and sounds are fetched from URLs in requests
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -74,9 +77,23 @@ class EngineConfig:
 
     def drafts(self, steps: Steps) -> Draft:
         """Return the source of drafts; a draft model is fetched or made where it has to be. The errors of `drafts`."""
-        from edge.speculate.factory import drafts
+        from edge.errors import EngineError
+        from edge.speculate.factory import MtpDraft, drafts
 
-        return drafts(self.draft, self.path, steps, worker=self.draft_worker, insecure=self.insecure)
+        draft = drafts(self.draft, self.path, steps, worker=self.draft_worker, insecure=self.insecure)
+        if self.mmproj is None or not isinstance(draft, MtpDraft):
+            return draft
+        if not draft.is_auto:
+            raise EngineError("layers that predict tokens see no pictures; use other drafts, or no projector")
+        return "auto"
+
+    def media_encoder(self, engine: TextEngine) -> AbstractContextManager[MediaEncoder | None]:
+        """Return the encoder of pictures and sounds, until the end of the block. MediaError, ModelFileError."""
+        from edge.multimodal.encoder import MediaEncoder
+
+        if self.mmproj is None:
+            return nullcontext()
+        return MediaEncoder(Path(self.path), Path(self.mmproj), threads=engine.threads)
 
     def latency_targets(self) -> LatencyTargets | None:
         """Return the targets of the server's steps; None without any."""

@@ -29,6 +29,9 @@ class Batch:
         self.positions = np.zeros(capacity, np.int32)
         self.sequences = np.zeros(capacity, np.int32)
         self.outputs = np.zeros(capacity, np.int8)
+        self.offsets: NDArray[np.int32] | None = None  # [3, n] of a picture's rows: parts of positions, less the first
+        self.causal = True  # False: each row attends to all others of this decode
+        self.has_embeddings = bool(n_embd) and not as_tokens
         self._one_sequence = np.ones(capacity, np.int32)
         self._in_sections = np.zeros(_SECTIONS * capacity if n_embd and not (as_tokens or both) else 0, np.int32)
         self._sequence_pointers = self.sequences.ctypes.data + 4 * np.arange(capacity, dtype=np.uintp)
@@ -47,10 +50,15 @@ class Batch:
         )
 
     def set_sections(self, n: int) -> None:
-        """Let embeddings have the positions that llama.cpp makes of a token's where positions are in time, height and
-        width: one for all three, and 0."""
+        """Let embeddings have positions in time, height and width: those of a picture, or as llama.cpp makes them of a
+        token's, one for all three; and 0."""
         if len(self._in_sections):
             sections = self._in_sections[: _SECTIONS * n].reshape(_SECTIONS, n)
-            sections[: _SECTIONS - 1] = self.positions[:n]
+            sections[: _SECTIONS - 1] = self.positions[:n] if self.offsets is None else self.sections(n)
             sections[_SECTIONS - 1] = 0
             self.native.pos = self._in_sections.ctypes.data_as(C.POINTER(C.c_int32))
+
+    def sections(self, n: int) -> NDArray[np.int32]:
+        """The three parts [3, n] of positions of a picture's rows, whose `positions` are where the picture begins."""
+        assert self.offsets is not None
+        return self.positions[:n] + self.offsets

@@ -29,7 +29,8 @@ class Hook:
 
 
 _Hooks = tuple[Hook, ...]
-_Key = tuple[int, int, tuple[int, ...], bool]  # kind of graph: rows, outputs, adapters, whether hidden states are given
+# Kind of graph: rows, outputs, adapters, whether hidden states are given, whether rows are embeddings, and causal.
+_Key = tuple[int, int, tuple[int, ...], bool, bool, bool]
 _Readies = tuple[Callable[[], bool], ...]
 
 
@@ -55,7 +56,13 @@ class NodeHooks:
         """Decode the first `n` rows, of which `outputs` give logits. Errors of `Context.decode`, of hooks and of
         `end`."""
         self.begin(
-            n, outputs, context.active_adapters, gives_hidden=context.gives_hidden, shifted=context.shift_pending
+            n,
+            outputs,
+            context.active_adapters,
+            gives_hidden=context.gives_hidden,
+            shifted=context.shift_pending,
+            embedded=rows.has_embeddings,
+            causal=rows.causal,
         )
         completed = False
         try:
@@ -72,10 +79,13 @@ class NodeHooks:
         *,
         gives_hidden: bool = False,
         shifted: bool = False,
+        embedded: bool = False,
+        causal: bool = True,
     ) -> None:
         """A graph for `rows` rows, of which `outputs` give logits, comes next. adapters: those in use. gives_hidden: it
-        gives hidden states, too. shifted: one that shifts positions may come before it."""
-        self._key = None if shifted else (rows, outputs, adapters, gives_hidden)
+        gives hidden states, too. shifted: one that shifts positions may come before it. embedded: rows are embeddings.
+        causal: each attends to those before it."""
+        self._key = None if shifted else (rows, outputs, adapters, gives_hidden, embedded, causal)
         cached = self._cache.get(self._key) if self._key else None
         self._learning = cached is None
         self._plan, self._next = cached if cached is not None else ([], [])
@@ -97,7 +107,8 @@ class NodeHooks:
             del self._cache[self._key]
             raise EngineError(
                 f"a graph of {self._index} nodes came where one of {len(self._plan)} was remembered for"
-                f" (rows, outputs, adapters, hidden states) = {self._key}; its hooks may have run at the wrong nodes"
+                f" (rows, outputs, adapters, hidden states, embeddings, causal) = {self._key}; its hooks may have run"
+                " at the wrong nodes"
             )
 
     def callback(self, address: int, ask: bool, _: Any) -> bool:

@@ -175,7 +175,10 @@ class Model:
         rules = RULES.get(self.architecture)
         self.is_chunked: bool = rules is not None and rules.window is not None and rules.window.chunked
         # A shift rotates keys, at the beginning of the next decode; other keys cannot follow their positions.
-        self.rotates: bool = L.llama_model_rope_type(self._handle) != L.LLAMA_ROPE_TYPE_NONE
+        rope = L.llama_model_rope_type(self._handle)
+        self.rotates: bool = rope != L.LLAMA_ROPE_TYPE_NONE
+        self.has_sections: bool = rope in (L.LLAMA_ROPE_TYPE_MROPE, L.LLAMA_ROPE_TYPE_IMROPE)  # of positions
+        self.n_embd_inp: int = L.llama_model_n_embd_inp(self._handle)  # of a row of embeddings
 
     def first_in_window(self, position: int) -> int:
         """Return the first position that every layer attends to at this one."""
@@ -328,8 +331,6 @@ class Context(Sequences):
         Sequences.__init__(
             self, self._handle, scratch, is_recurrent=is_recurrent, window=model.window, first_double=first_double
         )
-        rope = L.llama_model_rope_type(model._handle)
-        self._has_sections = rope in (L.LLAMA_ROPE_TYPE_MROPE, L.LLAMA_ROPE_TYPE_IMROPE)
         self.can_shift = bool(model.rotates and not model.is_recurrent and L.llama_memory_can_shift(self._memory))
         self.n_ctx: int = L.llama_n_ctx(self._handle)
 
@@ -343,11 +344,12 @@ class Context(Sequences):
         if not self._handle:
             raise EngineError("the engine is closed")
         batch.native.n_tokens = n
-        if self._has_sections:
+        if self.model.has_sections:
             batch.set_sections(n)
         code = _STOPPED
         if not self._stop.value:
             self.decoding(batch.sequences[:n])
+            L.llama_set_causal_attn(self._handle, batch.causal)
             code = L.llama_decode(self._handle, batch.native)
         if code == 0:
             self.decoded(batch.sequences[:n], batch.positions[:n])

@@ -20,6 +20,9 @@ from edge.llm.requests import PrefillProgress
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import common_prefix
+from edge.multimodal.encoder import MediaEncoder
+from edge.multimodal.media import behind
+from edge.multimodal.prompt import ChatMedia, tokens_with
 from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate, Message
 from edge.thinking.format import AUTO
@@ -48,11 +51,13 @@ class Chat:
         when_full: WhenFull | None = None,
         drafter: Drafter | None = None,
         think: int = AUTO,
+        encoder: MediaEncoder | None = None,
     ) -> None:
         """template: Jinja source to use instead of the model's own. renderer: a process for it that was started before;
         by default, one is started. when_full: None is "shift" where the model allows it, else "forget". drafter:
         drafts tokens of answers; by default, the model's own, if it has one. think: tokens that the model may think
-        before an answer; 0: it does not think; -1: as its template has it, without a bound.
+        before an answer; 0: it does not think; -1: as its template has it, without a bound. encoder: of pictures and
+        sounds.
 
         TemplateError where the template is not valid, EngineError where "shift" is asked of a model that cannot,
         ValueError for another word or number.
@@ -82,6 +87,7 @@ class Chat:
         self._bos = bos
         self.messages: list[dict[str, str]] = []
         self.document = ""  # a text that stands before the first question
+        self._media = ChatMedia(encoder)
         self.system = system
 
     @property
@@ -135,8 +141,14 @@ class Chat:
         many messages. Where not even this message fits, ContextFull, and the conversation is as before. max_tokens:
         None goes on to the end of the context, with "shift" until the answer has as many tokens as a context holds.
         """
-        messages = [*self.messages, {"role": "user", "content": text}]
+        messages = [*self.messages, {"role": "user", "content": self._media.attached + text}]
+        self._media.attached = ""
         return self._answer(messages, sampling, max_tokens, stop, on_prefill)
+
+    def attach(self, data: bytes) -> int:
+        """Put a picture or sound, the bytes of a file, in front of the next question: how many tokens it takes.
+        MediaError where it cannot be used."""
+        return self._media.attach(data)
 
     def retry(
         self,
@@ -188,6 +200,7 @@ class Chat:
                 on_prefill=on_prefill,
                 in_place=shifts and not is_whole,
                 beginning=(lambda: self._beginning(prompt)) if shifts else None,
+                media=self._media.rows_in(fitting),
             ):
                 if not pieces:  # only now is it sure that there is an answer
                     self.dropped = len(self.messages) - len(fitting)
@@ -218,8 +231,12 @@ class Chat:
 
     def _tokens(self, messages: Sequence[Message]) -> list[int]:
         text = self._rendered(messages)
-        starts_with_bos = bool(self._bos) and text.startswith(self._bos)
-        return self.engine.model.tokenize(text, add_special=not starts_with_bos, parse_special=True)
+        adds_bos = not (self._bos and text.startswith(self._bos))
+
+        def tokenize(part: str, is_first: bool) -> list[int]:
+            return self.engine.model.tokenize(part, add_special=is_first and adds_bos, parse_special=True)
+
+        return tokens_with(text, self._media.in_messages(messages), tokenize)[0]
 
     def _with_document(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages with the document before the first question that is among them."""
@@ -252,7 +269,7 @@ class Chat:
             messages = self.messages[:first] + self.messages[max(first, len(self.messages) - 3) :]
             prompt = self._tokens(messages)
             beginning = self._beginning(prompt)
-            prompt = prompt[:beginning] + prompt[len(prompt) - (room - beginning) :]
+            prompt = prompt[:beginning] + prompt[behind(prompt, len(prompt) - (room - beginning)) :]
         # The last message alone may still fit, with less room for its answer.
         return messages, prompt, not is_alone and len(messages) == len(self.messages)
 
@@ -278,7 +295,8 @@ class Chat:
                 _saved(path)
             except (ChatFileError, OSError) as error:
                 raise ChatFileError(f"{path} is there and is no saved chat, so it stays; use another name") from error
-        saved = {"format": _FORMAT, "messages": self.messages, **({"document": self.document} if self.document else {})}
+        messages = self._media.without(self.messages)
+        saved = {"format": _FORMAT, "messages": messages, **({"document": self.document} if self.document else {})}
         text = json.dumps(saved, ensure_ascii=False, indent=1)
         try:
             write_whole(path, (text + "\n").encode())

@@ -27,6 +27,7 @@ from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
 from edge.llm.states import States, held_bytes
+from edge.multimodal.placing import PlacedRows
 from edge.paging.budget import BudgetOptions, OtherUses
 from edge.paging.load import load_within
 from edge.paging.mapped import ModelInMemory, another_context, load_mapped
@@ -241,7 +242,7 @@ class ModelRunner(Closing):
         self._loaded.closing.close()
 
 
-class Engine(ModelRunner):
+class Engine(PlacedRows, ModelRunner):
     """A model ready to decode tokens. `close()` frees it; it is also a context manager."""
 
     stages = contexts = 1
@@ -270,14 +271,10 @@ class Engine(ModelRunner):
         its adapters, (): without any; None: those that the options say.
         """
         n = len(tokens)
-        rows = self.rows
-        check_room(n, start, rows.capacity, self.context)
-        rows.tokens[:n] = tokens
-        rows.positions[:n] = range(start, start + n)
-        rows.sequences[:n] = sequence
-        rows.outputs[:n] = outputs == "all"
-        rows.outputs[n - 1] = outputs != "none"
-        self._step(n, adapters)
+        check_room(n, start, self.rows.capacity, self.context)
+        gives = np.full(n, outputs == "all", np.int8)
+        gives[-1] = outputs != "none"
+        self._step(tokens, np.arange(start, start + n), np.full(n, sequence), gives, adapters)
         if outputs == "all":
             return np.stack([self._context.logits(i) for i in range(n)])
         return self._context.logits(-1) if outputs == "last" else np.empty(0, np.float32)
@@ -295,22 +292,27 @@ class Engine(ModelRunner):
     ) -> None:
         """Decode rows of any sequences and positions, all arrays [n]. `collect` returns the logits of those marked in
         `outputs`, in the order of submission. On one device nothing is left to wait for then."""
-        n, rows = len(tokens), self.rows
-        rows.tokens[:n], rows.positions[:n], rows.sequences[:n], rows.outputs[:n] = (
-            tokens,
-            positions,
-            sequences,
-            outputs,
-        )
-        self._step(n, adapters)
+        self._step(tokens, positions, sequences, outputs, adapters)
         if giving := outputs.nonzero()[0].tolist():
             self._submitted.append(np.array([self._context.logits(i) for i in giving]))
 
-    def _step(self, n: int, adapters: Scales | None) -> None:
-        rows = self.rows
+    def _step(
+        self,
+        tokens: Sequence[int] | NDArray[np.int32],
+        positions: NDArray[np.int_],
+        sequences: NDArray[np.int_],
+        outputs: NDArray[np.int8],
+        adapters: Scales | None,
+    ) -> None:
+        n, is_text = len(tokens), tokens[0] >= 0
+        rows = self.rows if is_text else self.embedding_batch
+        self.place(rows, tokens, positions, sequences)
+        rows.outputs[:n] = outputs
+        if is_text:
+            rows.tokens[:n] = tokens
         self.adapters.choose(adapters)
         self.decode_rows(rows, n)
-        if self.listener is not None:
+        if self.listener is not None and is_text:
             self.listener(rows.tokens[:n], rows.positions[:n], rows.sequences[:n], self.hidden.rows(n))
 
     def listen(self, listener: HiddenListener) -> None:

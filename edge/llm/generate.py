@@ -12,6 +12,7 @@ from edge.errors import EngineError
 from edge.llm.requests import PrefillProgress, Request, Running
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import USED_MEANWHILE, Scheduler
+from edge.multimodal.media import EmbeddingRows
 from edge.thinking.tracker import Thinking
 
 
@@ -62,6 +63,7 @@ def generate(
     adapters: Scales | None = None,  # as in `Request`
     in_place: bool = False,  # as in `Request`
     beginning: Callable[[], int] | None = None,  # tokens that stay in a full context; None: the answer ends there
+    media: Sequence[EmbeddingRows] = (),  # as in `Request`
 ) -> Iterator[Response]:
     """Continue `prompt` as the only request of a scheduler, which keeps what was computed for the next prompt.
 
@@ -83,6 +85,7 @@ def generate(
         in_place=in_place,
         stays=beginning,
         on_prefill=on_prefill,
+        media=media,
     )
     running = scheduler.prepare(request)
     clock = _Clock(accepted, running)

@@ -31,6 +31,7 @@ from edge.llm.requests import Event, Running, token_logprobs
 from edge.llm.sampler import LogitsRequest
 from edge.llm.slot import Slot, is_full
 from edge.llm.step_budget import StepBudget
+from edge.multimodal.media import alike, has_rows
 from edge.thinking.splitter import Split
 
 
@@ -51,6 +52,7 @@ class Rows:
         assert running.slot is not None
         start = len(running.slot.tokens)
         n_rows = running.slot.plan.rows(start, n_rows)
+        n_rows = alike(running.tokens, start, n_rows)
         return cls(running, running.tokens[start : start + n_rows], int(n_rows == running.pending))
 
     @property
@@ -264,14 +266,16 @@ class InFlight:
 
 
 def in_one_graph(rows: list[Rows], engine: TextEngine) -> list[list[Rows]]:
-    """Parts of a step that llama.cpp computes in one graph each. Where layers are recurrent these are consecutive
-    sequences with as many rows each, or one where rows can be forgotten. llama.cpp would split the step itself, and
-    whoever looks into the graph take a part for the whole."""
+    """Parts of a step that llama.cpp computes in one graph each. A picture has one to itself. Where layers are
+    recurrent these are consecutive sequences with as many rows each, or one where rows can be forgotten. llama.cpp
+    would split the step itself, and whoever looks into the graph take a part for the whole."""
+    pictures = [[own] for own in rows if has_rows(own.tokens[:1])]
+    rows = [own for own in rows if not has_rows(own.tokens[:1])]
     if engine.rollback is None:
-        return [rows]
-    steps: list[list[Rows]] = []
+        return [*pictures, rows] if rows else pictures
+    steps: list[list[Rows]] = [*pictures]
     for own in sorted(rows, key=lambda own: (len(own.tokens), own.slot.sequence)):
-        last = steps[-1][-1] if steps and not engine.rollback else None
+        last = steps[-1][-1] if len(steps) > len(pictures) and not engine.rollback else None
         if last and (last.slot.sequence + engine.contexts, len(last.tokens)) == (own.slot.sequence, len(own.tokens)):
             steps[-1].append(own)
         else:

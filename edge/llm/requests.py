@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from edge.adapters.adapter import Scales, scales_of
 from edge.adapters.file import CheckedAdapter, namespace_with
-from edge.errors import ContextFull, SamplingError
+from edge.errors import ContextFull, MediaError, SamplingError
 from edge.llm.continuation import Continuation
 from edge.llm.interface import RemotePrompt, TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Former, Slot, check_prompt, common_prefix, is_full
+from edge.multimodal.media import EmbeddingRows, behind, text_of
 from edge.thinking.tracker import Thinking
 
 _NO_LIMIT = 1 << 60
@@ -61,6 +62,7 @@ class Request:
     stays: Callable[[], int] | None = None  # tokens that a context shift keeps; None: the answer ends in a full context
     on_prefill: PrefillProgress | None = None
     background: bool = False  # runs while no other request does, in short steps, and is preempted by the next one
+    media: Sequence[EmbeddingRows] = ()  # pictures and sounds that its prompt has
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,10 @@ class Running:
         """Drop half of its tokens that need not stay, from its slot, too. False where none may be dropped."""
         stays = self.request.stays
         start = len(self.tokens) if stays is None else stays()
-        n_tokens = max(0, (len(self.tokens) - 1 - start) // 2) if self.slot is None else self.slot.shift(start)
+        if self.slot is None:
+            n_tokens = behind(self.tokens, start + max(0, (len(self.tokens) - 1 - start) // 2)) - start
+        else:
+            n_tokens = self.slot.shift(start)
         del self.tokens[start : start + n_tokens]
         self.dropped_tokens += n_tokens
         return n_tokens > 0
@@ -175,6 +180,7 @@ def only_background(*queues: Iterable[Running]) -> bool:
 def prepare(number: int, request: Request, engine: TextEngine, given_up: Callable[[], bool]) -> Running:
     """A request that can run on an engine. The errors of `Scheduler.prepare`."""
     prompt, most = request.prompt, request.max_tokens
+    _check_media(request.media, engine)
     scales_of(engine.adapters, request.adapters)  # for its errors, before anything is made
     if most is None or request.stays is not None:
         check_prompt(prompt, engine)
@@ -184,7 +190,7 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
         )
     continuation = Continuation(
         engine.model,
-        prompt,
+        text_of(prompt) if request.media else prompt,
         request.sampling,
         max_tokens=most,
         stop=request.stop,
@@ -199,3 +205,15 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
     except BaseException:
         continuation.close()
         raise
+
+
+def _check_media(media: Sequence[EmbeddingRows], engine: TextEngine) -> None:
+    """MediaError where an engine cannot take a picture."""
+    if media and (problem := getattr(engine, "media_problem", "")):
+        raise MediaError(problem)
+    most = max((len(rows.embeddings) for rows in media if not rows.causal), default=0)
+    if most > engine.batch:
+        raise MediaError(
+            f"a picture has {most} rows here, which must be in one batch, and a batch has {engine.batch}; use a larger"
+            " batch"
+        )

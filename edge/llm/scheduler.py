@@ -225,7 +225,7 @@ class Scheduler(Closing):
                 running.cached_tokens = min(len(slot.tokens), len(request.prompt))
                 running.restored_tokens, running.dropped_tokens = slot.restored, slot.dropped
             self.running.append(running)
-            if not self.slots.remote.begin(running):
+            if request.media or not self.slots.remote.begin(running):
                 self._ready.append(running)
             self._admitted(running.number)
             running.tell_prefill()
@@ -249,7 +249,7 @@ class Scheduler(Closing):
         same, others = self._of_one_set(ready)
         n_awaited, is_short = self._in_flight.n_requests, only_background(self.running, self.waiting)
         chosen = self._budget.choose(same, n_awaited, self.engine.chunk, others, is_short=is_short)
-        while not self.slots.make_room(sum(n_rows for _, n_rows in chosen)):
+        while not self.slots.make_room(sum(len(Rows.pending(*each).tokens) for each in chosen)):
             last = max((*self._ready, *self.slots.remote.requests), key=lambda running: running.number)
             self._preempt(last)  # those before it need its place
             chosen = [(running, n_rows) for running, n_rows in chosen if running is not last]
@@ -297,7 +297,8 @@ class Scheduler(Closing):
         group, n = self.running, len(self.running)
         most = self.engine.rollback
         can_forget = most is None or (n == 1 and most > 0)  # a wrong draft, as recurrent layers may not
-        if len({member.adapters for member in group}) != 1 or not can_forget:
+        has_media = any(member.request.media for member in group)
+        if len({member.adapters for member in group}) != 1 or not can_forget or has_media:
             return False
         if self._in_flight.awaited:
             if n > 1 or not self._in_flight.has_windows:

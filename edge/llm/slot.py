@@ -16,6 +16,7 @@ from edge.errors import ContextFull, EdgeError
 from edge.llm.engine import Outputs
 from edge.llm.interface import TextEngine
 from edge.llm.snapshots import NoPlan, SnapshotPlan
+from edge.multimodal.media import alike, behind, has_rows, text_of, whole
 from edge.prefixes.group import group_start
 
 
@@ -73,8 +74,9 @@ class Slot:
             self.plan = SnapshotPlan(len(history), self.engine.states.block)
 
     def cut(self, length: int) -> None:
-        """Forget all tokens from position `length` on. Where this cache cannot forget only those, also those behind the
-        last snapshot before it, or all."""
+        """Forget all tokens from position `length` on, and a picture that would not be whole. Where this cache cannot
+        forget only those, also those behind the last snapshot before it, or all."""
+        length = whole(self.tokens, length)
         # Also where nothing is to be forgotten: a step that failed may have left rows behind.
         if not self.engine.kv_remove(self.sequence, length, -1):
             length = set_back(self, length)
@@ -105,6 +107,7 @@ class Slot:
     def shift(self, start: int) -> int:
         """Shift the context by half of what it holds from position `start` on: how many tokens that drops."""
         n_tokens = (len(self.tokens) - start) // 2
+        n_tokens = behind(self.tokens, start + n_tokens) - start
         if n_tokens > 0:
             self.drop(start, n_tokens)
         return max(0, n_tokens)
@@ -182,6 +185,8 @@ class Slot:
     def submitted(self, tokens: Sequence[int]) -> None:
         """A step with these tokens was submitted."""
         self._shifting = False
+        if self.exact is None and has_rows(tokens[:1]) and self.engine.model.has_sections:
+            self.exact = len(self.tokens)  # places are not positions from here on, by which others read and write
         self.steps.append(len(self.tokens))
         self.tokens.extend(tokens)
         states = self.engine.states
@@ -242,7 +247,7 @@ class Slot:
         logits = np.empty(0, np.float32)
         chunk = self.engine.chunk(len(tokens) - len(self.tokens))
         while (start := len(self.tokens)) < len(tokens):
-            n_rows = self.plan.rows(start, chunk)
+            n_rows = alike(tokens, start, self.plan.rows(start, chunk))
             is_last = start + n_rows >= len(tokens)
             logits = self.decode(tokens[start : start + n_rows], outputs if is_last else "none", top=top)
         return logits
@@ -279,7 +284,7 @@ class GreedyDrafter:
         """`n` tokens behind these, each the likeliest; with 0 the text is only computed. Of a text that begins like the
         last one only the rest is computed. ContextFull where the text is empty, or has no room; the errors of the
         engine."""
-        logits = self._slot.prefill(tokens, top=1)
+        logits = self._slot.prefill(text_of(tokens), top=1)
         draft: list[int] = []
         while len(draft) < n:
             if draft:

@@ -20,6 +20,7 @@ from edge.llama import llama
 from edge.llama.predicting import HiddenListener
 from edge.llama.token_table import TokenTable
 from edge.llm.engine import Outputs, check_room
+from edge.multimodal.placing import RankRows
 from edge.net.relink import LinkState, Relink
 from edge.parallel import steps
 from edge.parallel.leader import Leader
@@ -36,7 +37,7 @@ from transport.collective import Group, Wire
 Floats = NDArray[np.float32]
 
 
-class DistributedEngine(Leader):
+class DistributedEngine(RankRows, Leader):
     """A model spread over ranks, with the methods of `Engine`. Not closed by itself: the deployment owns it."""
 
     contexts = 1
@@ -138,9 +139,12 @@ class DistributedEngine(Leader):
             raise EngineError(f"{len(masks)} masks were given for {n_outputs} rows that give logits")
         self.adapters.choose(adapters)
         rows = self.shard.rows
-        rows.positions[:n], rows.sequences[:n], rows.outputs[:n] = positions, sequences, outputs
-        self._table.look_up(tokens, rows.embeddings[:n])
-        heard = np.array(tokens, np.int32) if self.listener is not None else None
+        rows.outputs[:n] = outputs
+        self.place(rows, tokens, positions, sequences)
+        heard = None
+        if tokens[0] >= 0:
+            self._table.look_up(tokens, rows.embeddings[:n])
+            heard = np.array(tokens, np.int32) if self.listener is not None else None
         self.guarded(lambda: self.submit_rows(n, n_outputs, top, masks, heard))
 
     @property

@@ -9,7 +9,7 @@ stage.
 | 1     | 1: rank 0 had nothing under way before, so that waiting for this step was no stall |
 | 2     | decode: 1: hidden states behind the last layer are wanted: of all rows, if rank 0 is in the last stage; |
 |       | else of those that give logits, behind which its first rank sends them; else 0 |
-| 3     | 0 |
+| 3     | decode: 1: each row attends to all; plus 2: positions have parts (of a picture's rows); else 0 |
 | 4-19  | four int32, by operation: decode: rows, rows that give logits, logits wanted of each (0: all), bytes |
 |       | of masks; |
 |       | remove: sequence, start, end, whether rank 0 could (ASKED: it asks); copy: source, target, start, end; |
@@ -17,8 +17,8 @@ stage.
 |       | keep, count and restore: sequence, start, hashes, 0; |
 |       | snapshot: sequence, 0, 1 (hash), 0; set back: sequence, its new length, 1 (hash), 0; |
 |       | adapt: number of scales, 0, 0, 0 |
-| 20-   | decode only: positions int32 [rows], sequences int32 [rows], outputs int8 [rows], masks |
-|       | (edge/parallel/masks.py); |
+| 20-   | decode only: positions int32 [rows], sequences int32 [rows], outputs int8 [rows], where positions have |
+|       | parts what time, height and width are beyond them, int32 [3, rows], and masks (edge/parallel/masks.py); |
 |       | keep, count, restore, snapshot and set back: block hashes of 32 bytes; |
 |       | adapt: the scale of each adapter, float32, of all decodes until the next such step; none: without any |
 
@@ -63,6 +63,8 @@ ASKED = 2
 
 _HEAD = struct.Struct("<BBBBiiii")
 _BYTES_A_ROW = 9
+_PARTS = 3  # of a position, each 4 bytes
+_NOT_CAUSAL, _HAS_PARTS = 1, 2
 
 
 class Op(IntEnum):
@@ -130,25 +132,29 @@ def chunk_rows(n: int, batch: int, stages: int) -> int:
 
 def max_bytes(rows: int) -> int:
     """The longest step of so many rows."""
-    return _HEAD.size + max(_BYTES_A_ROW * rows + masks.MOST_BYTES, HASH_BYTES * MOST_HASHES)
+    return _HEAD.size + max((_BYTES_A_ROW + 4 * _PARTS) * rows + masks.MOST_BYTES, HASH_BYTES * MOST_HASHES)
 
 
 def pack(step: Step, rows: Batch) -> bytes:
     """A step as bytes, with what `rows` says of a decode's rows."""
-    head = _HEAD.pack(step.op, step.fresh, step.hidden, 0, *step.numbers)
     if step.op is not Op.DECODE:
+        head = _HEAD.pack(step.op, step.fresh, step.hidden, 0, *step.numbers)
         return head + b"".join(step.hashes) + struct.pack(f"<{len(step.scales)}f", *step.scales)
     n = step.rows
-    return head + rows.positions[:n].tobytes() + rows.sequences[:n].tobytes() + rows.outputs[:n].tobytes() + step.masks
+    kind = (0 if rows.causal else _NOT_CAUSAL) | (0 if rows.offsets is None else _HAS_PARTS)
+    arrays = (rows.positions[:n], rows.sequences[:n], rows.outputs[:n], rows.offsets)
+    own = b"".join(array.tobytes() for array in arrays if array is not None)
+    return _HEAD.pack(step.op, step.fresh, step.hidden, kind, *step.numbers) + own + step.masks
 
 
 def unpack(data: Payload, rows: Batch) -> Step:
     """The step in `data`; a decode's rows are filled in. ProtocolError for what `pack` cannot have written."""
     if len(data) < _HEAD.size:
         raise ProtocolError(f"a step of {len(data)} bytes came, it has at least {_HEAD.size}")
-    op, fresh, hidden, zero, *numbers = _HEAD.unpack_from(data)
-    if op not in _OPS or zero or max(fresh, hidden) > 1 or (hidden and op != Op.DECODE):
-        raise ProtocolError(f"operation {op} with flags {fresh} and {hidden | zero << 8} is none; update both devices")
+    op, fresh, hidden, kind, *numbers = _HEAD.unpack_from(data)
+    is_known = op in _OPS and max(fresh, hidden) <= 1 and kind <= _NOT_CAUSAL | _HAS_PARTS
+    if not is_known or ((hidden or kind) and op != Op.DECODE):
+        raise ProtocolError(f"operation {op} with flags {fresh} and {hidden | kind << 8} is none; update both devices")
     step = Step(_OPS[op], bool(fresh), tuple(numbers), hidden=bool(hidden))
     rest = memoryview(data)[_HEAD.size :]
     if step.op in _WITH_HASHES:
@@ -172,13 +178,16 @@ def unpack(data: Payload, rows: Batch) -> Step:
             f"{n_masks} bytes of masks came for {step.top} logits of {step.outputs} rows; a step takes them where few"
             f" logits are wanted, up to {masks.MOST_BYTES} bytes"
         )
-    own = _BYTES_A_ROW * n  # behind them are the masks
+    flags = _BYTES_A_ROW * n
+    own = flags + (4 * _PARTS * n if kind & _HAS_PARTS else 0)  # behind them are the masks
     if not 0 <= n <= rows.capacity or len(rest) != own + n_masks or (step.op is Op.DECODE and not n):
         raise ProtocolError(f"a step of {n} rows came in {len(data)} bytes; this rank takes 1 to {rows.capacity} rows")
     if n:
         rows.positions[:n] = np.frombuffer(rest[: 4 * n], np.int32)
         rows.sequences[:n] = np.frombuffer(rest[4 * n : 8 * n], np.int32)
-        rows.outputs[:n] = np.frombuffer(rest[8 * n : own], np.int8)
+        rows.outputs[:n] = np.frombuffer(rest[8 * n : flags], np.int8)
+        rows.causal = not kind & _NOT_CAUSAL
+        rows.offsets = np.frombuffer(rest[flags:own], np.int32).reshape(_PARTS, n) if kind & _HAS_PARTS else None
         if step.outputs != np.count_nonzero(rows.outputs[:n]) or step.top < 0:
             raise ProtocolError(f"a step of {step.outputs} output rows marks others")
         step = step._replace(masks=bytes(rest[own:]))

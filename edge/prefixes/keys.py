@@ -57,13 +57,15 @@ def block_hashes(key: bytes, tokens: Sequence[int], block: int, namespace: str =
     includes the namespace: the same tokens have other hashes in another one.
 
     So a hash stands for all tokens up to the end of its block: prompts share the hashes of just the blocks that they
-    begin with. block: tokens of a block, at least 1. Tokens count as 32-bit integers, little-endian.
+    begin with. block: tokens of a block, at least 1. Tokens count as 32-bit integers, little-endian; a picture's row
+    counts as its id in decimal digits.
     """
     if block < 1:
         raise ValueError(f"a block has at least 1 token, not {block}")
     chain: list[bytes] = []
     for start in range(0, len(tokens) - block + 1, block):
-        data = struct.pack(f"<{block}i", *tokens[start : start + block])
+        own = tokens[start : start + block]
+        data = struct.pack(f"<{block}i", *own) if min(own) >= -(1 << 31) else repr([*own]).encode()
         chain.append(derived(key, chain[-1] if chain else namespace.encode(), data))
     return chain
 

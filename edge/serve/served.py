@@ -52,6 +52,7 @@ class Generation:
     adapters: Sequence[float] | None = None  # scale of each adapter; None: the model has none
     logprobs: int | None = None  # alternatives with each token; 0: its own probability alone; None: no probabilities
     background: bool = False  # computed while nobody else asks
+    media: Mapping[str, str] = field(default_factory=dict)  # base64 or URL of pictures and sounds, by marks in messages
 
 
 @dataclass(frozen=True)

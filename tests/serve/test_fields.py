@@ -11,6 +11,7 @@ import pytest
 from edge.demo import MODEL_PATH
 from edge.errors import SamplingError
 from edge.llm.sampler import MAX_BIAS, SamplingParams
+from edge.serve import media
 from edge.serve.apis import chat, fields, messages, messages_fields, native, openai_fields, responses_fields
 from edge.serve.apis.completions import CompletionRequest
 from edge.serve.apis.embeddings import EmbeddingsRequest
@@ -61,7 +62,10 @@ def test_no_field_of_the_official_clients_is_unknown() -> None:
         (chat.ChatMessage, gpt.ChatCompletionUserMessageParam),
         (chat.ChatMessage, gpt.ChatCompletionAssistantMessageParam),
         (chat.ChatMessage, gpt.ChatCompletionToolMessageParam),
-        (chat.TextPart, gpt.ChatCompletionContentPartTextParam),
+        (media.Part, gpt.ChatCompletionContentPartTextParam),
+        (media.Part, gpt.ChatCompletionContentPartImageParam),
+        (media.Part, responses.ResponseInputImageParam),
+        (media.Part, claude.ImageBlockParam),
         (chat.FunctionFields, shared_params.FunctionDefinition),
         (fields.StreamOptions, gpt.ChatCompletionStreamOptionsParam),
         (openai_fields.JsonSchema, response_format_json_schema.JSONSchema),
@@ -71,8 +75,8 @@ def test_no_field_of_the_official_clients_is_unknown() -> None:
         (responses_fields.FunctionTool, responses.FunctionToolParam),
         (responses_fields.MessageItem, responses.EasyInputMessageParam),
         (responses_fields.MessageItem, responses.ResponseOutputMessageParam),
-        (responses_fields.InputText, responses.ResponseInputTextParam),
-        (responses_fields.InputText, responses.ResponseOutputTextParam),
+        (media.Part, responses.ResponseInputTextParam),
+        (media.Part, responses.ResponseOutputTextParam),
         (responses_fields.FunctionCallItem, responses.ResponseFunctionToolCallParam),
         (responses_fields.FunctionOutputItem, response_input_item_param.FunctionCallOutput),
         (responses_fields.TextFields, responses.ResponseTextConfigParam),
@@ -82,7 +86,7 @@ def test_no_field_of_the_official_clients_is_unknown() -> None:
         (messages.MessagesRequest, message_create_params.MessageCreateParamsBase),
         (messages.MessagesRequest, beta.MessageCreateParamsBase),
         (messages_fields.MessagesInput, message_count_tokens_params.MessageCountTokensParams),
-        (messages_fields.TextBlock, claude.TextBlockParam),
+        (media.Part, claude.TextBlockParam),
         (messages_fields.ToolUseBlock, claude.ToolUseBlockParam),
         (messages_fields.ToolResultBlock, claude.ToolResultBlockParam),
         (messages_fields.AnthropicTool, claude.ToolParam),
@@ -154,17 +158,17 @@ def test_a_value_that_is_neutral() -> None:
 @pytest.mark.parametrize(
     ("api", "body", "word"),
     [
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "image_url"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "url"),
         (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
-        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
+        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "source"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "video_url"}]}]}, "no files"),
         (MESSAGES, {"messages": [{"role": "user", "content": [{"type": 5}]}]}, "content.0"),
     ],
-    ids=range(4),
+    ids=range(5),
 )  # fmt: skip
-def test_pictures_are_refused_in_words(url: str, api: Api, body: dict[str, Any], word: str) -> None:
+def test_parts_that_are_no_parts_are_refused_in_words(url: str, api: Api, body: dict[str, Any], word: str) -> None:
     message = post(url, api, **body).json()["error"]["message"]
     assert word in message
-    assert "no pictures" in message or word == "content.0"
 
 
 @pytest.mark.parametrize(

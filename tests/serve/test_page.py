@@ -1,5 +1,6 @@
 """The page of `edge serve` in a real browser, against the real HTTP layer and a model that says what a test wrote."""
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from edge.serve.options import ServeOptions
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
 from tests.support.browser import Page, browser
+from tests.support.multimodal import png
 from tests.support.pareto_results import pareto_result
 
 pytestmark = pytest.mark.thorough
@@ -222,6 +224,22 @@ def test_files_are_put_before_the_question(page: Page, models: ScriptedModels, t
     ask(page, "What is in it?")
     answered(page)
     assert asked(models)[0]["content"] == "File notes.txt:\n````\na ``` fence\n````\n\nWhat is in it?"
+
+
+def test_a_picture_goes_to_the_model_and_is_not_kept(page: Page, models: ScriptedModels, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(png())
+    root = page.call("DOM.getDocument")["root"]["nodeId"]
+    node = page.call("DOM.querySelector", nodeId=root, selector="#file-input")["nodeId"]
+    page.call("DOM.setFileInputFiles", nodeId=node, files=[str(tmp_path / "cat.png")])
+    page.wait_for("document.querySelectorAll('#files li').length === 1")
+    ask(page, "What is it?")
+    answered(page)
+    media = models.scripted.asked[-1].media
+    assert [base64.b64decode(data) for data in media.values()] == [png()]
+    assert asked(models)[0]["content"] == f"{next(iter(media))}What is it?"
+    kept = page.value("JSON.stringify(localStorage)")
+    assert "cat.png" in kept
+    assert "base64" not in kept
 
 
 def test_chats_are_kept_and_can_be_deleted(page: Page, served: tuple[str, ScriptedModels]) -> None:

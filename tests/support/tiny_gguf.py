@@ -30,6 +30,7 @@ class Tensor:
     type: str = "f32"
     offset: int | None = None
     type_id: int | None = None
+    noisy: bool = False  # f16: values like those of f32, in place of zeros
 
 
 @dataclass
@@ -93,6 +94,9 @@ def _weights(t: Tensor, noise: bytes) -> bytes:
         return bytes(64)
     kind = TYPES[t.type]
     size = -(-values // kind.block) * kind.block_bytes
+    if t.type == "f16" and t.noisy:
+        floats = struct.unpack("<4099f", noise)
+        return struct.pack(f"<{values}e", *(floats[i % len(floats)] for i in range(values)))
     return bytes(size) if t.type != "f32" else (noise * (size // len(noise) + 1))[:size]
 
 

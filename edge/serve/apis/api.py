@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from edge.serve.apis.fields import GeneratingRequest, constrained, repeated
@@ -33,8 +34,10 @@ class ParsedRequest:
         max_tokens: int | None,
         logprobs: int | None = None,
         n: int = 1,
+        media: Mapping[str, str] = MappingProxyType({}),
     ) -> ParsedRequest:
-        """Return a request for n answers to a conversation. BadRequest if they have more than one constraint."""
+        """Return a request for n answers to a conversation. media: as of Generation. BadRequest if they have more than
+        one constraint."""
         generation = Generation(
             messages=conversation.messages,
             tools=conversation.tools,
@@ -46,6 +49,7 @@ class ParsedRequest:
             max_tokens=max_tokens,
             sampling=constrained(sampling, conversation.sampling),
             logprobs=logprobs,
+            media=dict(media),
         )
         return cls(repeated(generation, n), conversation)
 

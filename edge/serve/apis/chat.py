@@ -16,7 +16,6 @@ from edge.serve.apis.fields import (
     JsonObject,
     SamplingRequest,
     TemplateVariables,
-    TextType,
     template_variables,
     think_tokens,
 )
@@ -24,18 +23,12 @@ from edge.serve.apis.openai_fields import ResponseFormat, Usage, error_event, ne
 from edge.serve.apis.other_fields import CHAT_REFUSED, OPENAI_IGNORED, Refused
 from edge.serve.deltas import Begin, Call, Deltas, End, Text, Thought
 from edge.serve.http.errors import BadRequest
+from edge.serve.media import Part, joined, media_in
 from edge.serve.tools.conversation import conversation
 from edge.serve.tools.functions import Function, FunctionUse, Message
 from edge.serve.tools.parser import CallArguments, CallEnd
 
 Choice = Literal["auto", "none", "required"]
-
-
-class TextPart(Fields):
-    type: TextType
-    text: str
-
-    ignored = frozenset({"prompt_cache_breakpoint"})
 
 
 class CalledFunction(Fields):
@@ -51,7 +44,7 @@ class ToolCall(Fields):
 
 class ChatMessage(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[Part] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -132,7 +125,8 @@ def parse(request: ChatRequest, template: str) -> ParsedRequest:
     )
     max_tokens = request.max_completion_tokens or request.max_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    return ParsedRequest.of_conversation(parsed, request.sampling(), max_tokens, logprobs, request.n or 1)
+    media = media_in(message.content for message in request.messages)
+    return ParsedRequest.of_conversation(parsed, request.sampling(), max_tokens, logprobs, request.n or 1, media)
 
 
 def _use(request: ChatRequest) -> FunctionUse:
@@ -152,12 +146,9 @@ def function_use(
 
 
 def _message(message: ChatMessage) -> Message:
-    content = message.content
-    if isinstance(content, list):
-        content = "".join(part.text for part in content)
     values: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": content or "",
+        "content": joined(message.content),
     }
     if message.tool_calls:
         values["tool_calls"] = [

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
@@ -94,22 +94,6 @@ class StreamOptions(Fields):
     include_usage: bool | None = None
 
     ignored = frozenset({"include_obfuscation"})  # events are never obfuscated
-
-
-def _text_only(kind: str) -> str:
-    if kind not in TEXT_TYPES:
-        raise PydanticCustomError(
-            "not_text",
-            "a part of the type {kind} is not taken: this server reads text, no pictures, sound or files; say in"
-            " words what is in it",
-            {"kind": repr(kind[:80])},
-        )
-    return kind
-
-
-TEXT_TYPES = ("text", "input_text", "output_text")
-TextType = Annotated[str, AfterValidator(_text_only), Field(json_schema_extra={"enum": list(TEXT_TYPES)})]
-"""The type of a part of a message."""
 
 
 class SamplingFields(GeneratingRequest):

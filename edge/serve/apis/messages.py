@@ -10,7 +10,7 @@ from pydantic import Field
 
 from edge.serve.apis.api import Api, Event, ParsedRequest
 from edge.serve.apis.fields import MAX_STOPS, Stop, given_sampling
-from edge.serve.apis.messages_fields import MessagesInput, conversation_of
+from edge.serve.apis.messages_fields import MessagesInput, conversation_of, media_of
 from edge.serve.apis.openai_fields import new_id
 from edge.serve.deltas import Begin, Call, Deltas, End, Text, Thought
 from edge.serve.http.errors import Failure, error_body
@@ -34,7 +34,7 @@ def parse(request: MessagesRequest, template: str) -> ParsedRequest:
     sampling = given_sampling(request, ("temperature", "top_k", "top_p"))
     if request.stop_sequences:
         sampling["stop"] = request.stop_sequences
-    return ParsedRequest.of_conversation(parsed, sampling, request.max_tokens)
+    return ParsedRequest.of_conversation(parsed, sampling, request.max_tokens, media=media_of(request))
 
 
 class _Blocks:

@@ -12,22 +12,15 @@ from edge.serve.apis.fields import (
     GeneratingRequest,
     JsonObject,
     TemplateVariables,
-    TextType,
     template_variables,
     think_tokens,
 )
 from edge.serve.apis.other_fields import MESSAGES_IGNORED, MESSAGES_REFUSED, Refused
 from edge.serve.http.errors import BadRequest
+from edge.serve.media import Part, joined, media_in
 from edge.serve.tools.conversation import Conversation, conversation
 from edge.serve.tools.functions import Function, FunctionUse, Message
 from edge.thinking.format import AUTO
-
-
-class TextBlock(Fields):
-    type: TextType
-    text: str
-
-    ignored = frozenset({"cache_control", "citations"})
 
 
 class ToolUseBlock(Fields):
@@ -42,7 +35,7 @@ class ToolUseBlock(Fields):
 class ToolResultBlock(Fields):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[Part] | None = None
     is_error: bool | None = None
 
     ignored = frozenset({"cache_control", "toolset_name"})
@@ -65,7 +58,7 @@ def _kind(block: Any) -> str:
 
 
 Block = Annotated[
-    Annotated[TextBlock, Tag("text")]
+    Annotated[Part, Tag("text")]
     | Annotated[ToolUseBlock, Tag("call")]
     | Annotated[ToolResultBlock, Tag("result")]
     | Annotated[ThinkingBlock, Tag("thinking")],
@@ -122,7 +115,7 @@ class MessagesInput(GeneratingRequest):
     """Fields that make up the prompt."""
 
     messages: Annotated[list[InputMessage], Field(min_length=1)]
-    system: str | list[TextBlock] | None = None
+    system: str | list[Part] | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
@@ -147,7 +140,7 @@ def conversation_of(request: MessagesInput, template: str) -> Conversation:
         Function(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))
         for tool in request.tools or ()
     ]
-    system = [{"role": "system", "content": _text(request.system)}] if request.system else []
+    system = [{"role": "system", "content": joined(request.system)}] if request.system else []
     messages = [part for message in request.messages for part in _messages(message)]
     output = request.output_config.format if request.output_config else None
     schema = output.json_schema if output else None
@@ -171,8 +164,12 @@ def _use(functions: list[Function], choice: ToolChoice | None) -> FunctionUse:
     return FunctionUse(functions, kinds.get(choice.type, "auto"), name, several)
 
 
-def _text(content: str | list[TextBlock] | None) -> str:
-    return content if isinstance(content, str) else "".join(block.text for block in content or ())
+def media_of(request: MessagesInput) -> dict[str, str]:
+    """Return the files of pictures, by their marks."""
+    contents = [message.content for message in request.messages]
+    blocks = [block for content in contents if isinstance(content, list) for block in content]
+    results = [block.content for block in blocks if isinstance(block, ToolResultBlock)]
+    return media_in([request.system, *contents, *results])
 
 
 def _messages(message: InputMessage) -> list[Message]:
@@ -180,12 +177,12 @@ def _messages(message: InputMessage) -> list[Message]:
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     messages: list[dict[str, Any]] = []
-    texts = [block.text for block in message.content if isinstance(block, TextBlock)]
+    texts = [block.content for block in message.content if isinstance(block, Part)]
     thought = "".join(block.thinking for block in message.content if isinstance(block, ThinkingBlock))
     calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
     for block in message.content:
         if isinstance(block, ToolResultBlock):
-            content = ("Error: " if block.is_error else "") + _text(block.content)
+            content = ("Error: " if block.is_error else "") + joined(block.content)
             messages.append({"role": "tool", "content": content, "tool_call_id": block.tool_use_id})
     if texts or calls or thought or not messages:
         own = {"reasoning_content": thought} if thought else {}

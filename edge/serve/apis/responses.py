@@ -7,7 +7,7 @@ from typing import Any
 
 from edge.serve.apis.api import Api, Event, ParsedRequest
 from edge.serve.apis.openai_fields import Usage, new_id, now, token_logprobs
-from edge.serve.apis.responses_fields import LOGPROBS, ResponsesRequest, conversation_of
+from edge.serve.apis.responses_fields import LOGPROBS, ResponsesRequest, conversation_of, media_of
 from edge.serve.deltas import Call, Deltas, End, Text, Thought
 from edge.serve.http.errors import Failure
 from edge.serve.tools.parser import CallArguments, CallEnd
@@ -17,7 +17,8 @@ def parse(request: ResponsesRequest, template: str) -> ParsedRequest:
     """Parse a request. BadRequest."""
     parsed = conversation_of(request, template)
     logprobs = (request.top_logprobs or 0) if LOGPROBS in (request.include or ()) else None
-    return ParsedRequest.of_conversation(parsed, request.sampling(), request.max_output_tokens, logprobs)
+    media = media_of(request)
+    return ParsedRequest.of_conversation(parsed, request.sampling(), request.max_output_tokens, logprobs, media=media)
 
 
 async def events(request: ResponsesRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:

@@ -16,30 +16,23 @@ from edge.serve.apis.fields import (
     SamplingFields,
     StreamOptions,
     TemplateVariables,
-    TextType,
     template_variables,
     think_tokens,
 )
 from edge.serve.apis.openai_fields import AnyJson, AnyText, JsonSchema, text_schema
 from edge.serve.apis.other_fields import OPENAI_IGNORED, RESPONSES_REFUSED, Refused
 from edge.serve.http.errors import BadRequest
+from edge.serve.media import Part, joined, media_in
 from edge.serve.tools.conversation import Conversation, conversation
 from edge.serve.tools.functions import Message
 
 LOGPROBS = "message.output_text.logprobs"
 
 
-class InputText(Fields):
-    type: TextType
-    text: str
-
-    ignored = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
-
-
 class MessageItem(Fields):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[InputText]
+    content: str | list[Part]
 
     ignored = frozenset({"id", "phase", "status"})
 
@@ -57,7 +50,7 @@ class FunctionCallItem(Fields):
 class FunctionOutputItem(Fields):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputText]
+    output: str | list[Part]
 
     refused: ClassVar[Refused] = {"namespace": ()}
     ignored = frozenset({"caller", "id", "name", "status"})
@@ -166,14 +159,14 @@ def _messages(items: list[Item]) -> list[Message]:
             continue
         if isinstance(item, MessageItem):
             role = "system" if item.role == "developer" else item.role
-            messages.append({"role": role, "content": _text(item.content)})
+            messages.append({"role": role, "content": joined(item.content)})
         elif isinstance(item, FunctionCallItem):
             if thought or not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             call = {"id": item.call_id, "type": "function", "function": called(item.name, item.arguments)}
             messages[-1].setdefault("tool_calls", []).append(call)
         elif isinstance(item, FunctionOutputItem):
-            messages.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})
+            messages.append({"role": "tool", "content": joined(item.output), "tool_call_id": item.call_id})
         if thought and messages[-1]["role"] == "assistant":
             messages[-1]["reasoning_content"], thought = thought, ""
     if not messages:
@@ -181,5 +174,8 @@ def _messages(items: list[Item]) -> list[Message]:
     return list(messages)
 
 
-def _text(content: str | list[InputText]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def media_of(request: ResponsesRequest) -> dict[str, str]:
+    """Return the files of pictures and sounds, by their marks."""
+    items = [] if isinstance(request.input, str) else request.input
+    contents = [item.content for item in items if isinstance(item, MessageItem)]
+    return media_in([*contents, *(item.output for item in items if isinstance(item, FunctionOutputItem))])

@@ -94,6 +94,8 @@ def main() -> int:
                 spm_infill=config.spm_infill,
                 system=config.system,
                 prefix_warming=config.prefix_warming,
+                encoder=stack.enter_context(config.media_encoder(engine)),
+                media_urls=config.media_urls,
             )
             control.send({"ready": loop.status()})
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()

@@ -13,6 +13,10 @@ from edge.llm.interface import TextEngine
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import check_prompt, common_prefix
+from edge.multimodal.encoder import MediaEncoder
+from edge.multimodal.media import EmbeddingRows
+from edge.multimodal.prompt import encoded, tokens_with
+from edge.serve.engine.files import file_of
 from edge.serve.engine.grammars import with_control_tokens
 from edge.serve.engine.infill import InfillPrompts
 from edge.serve.engine.ranking import RankingPrompts
@@ -38,11 +42,15 @@ class InputProcessor:
         think: int = AUTO,
         spm_infill: bool = False,
         system: str = "",
+        encoder: MediaEncoder | None = None,
+        media_urls: bool = False,
     ) -> None:
         """reproducible: without a seed of its own, a request's seed is its number among the answers to one prompt.
         think: tokens of thoughts, for requests that do not say. spm_infill: as `spm` of InfillPrompts. system: system
-        prompt of chats that have none."""
+        prompt of chats that have none. encoder: of pictures and sounds. media_urls: these are fetched, too, and do not
+        only come with requests."""
         self._engine, self._reproducible, self._think, self._system = engine, reproducible, think, system
+        self._encoder, self._media_urls = encoder, media_urls
         self._most_tokens = min(engine.context, engine.shape.context_length or engine.context)  # of one request
         self._tokenizer = Tokenizer(engine.model, engine.file)
         self._renderer_lock, self._renderer = threading.Lock(), TemplateProcess()
@@ -59,7 +67,7 @@ class InputProcessor:
         """Return the scheduler's request. Raises all errors that a request can have."""
         if not generates(self._engine.file):
             raise SamplingError(f"{self._engine.path.name} does not go on with texts; ask it for embeddings")
-        prompt, thinking = self._prompt(generation)
+        prompt, thinking, media = self._prompt(generation)
         room = self._most_tokens - len(prompt)
         if room <= 0:
             raise ContextFull(
@@ -87,29 +95,32 @@ class InputProcessor:
             namespace=generation["namespace"],
             adapters=None if generation["adapters"] is None else tuple(generation["adapters"]),
             background=generation["background"],
+            media=media,
         )
 
-    def _prompt(self, generation: Mapping[str, Any]) -> tuple[list[int], Thinking | None]:
-        """Return the token ids of the prompt, and how its answer thinks."""
+    def _prompt(self, generation: Mapping[str, Any]) -> tuple[list[int], Thinking | None, tuple[EmbeddingRows, ...]]:
+        """Return the token ids of the prompt, how its answer thinks, and the prompt's pictures and sounds."""
         messages, most = generation["messages"], self._most_tokens
         if messages is not None:
             self._tokenizer.check_messages(messages, most)
             think = self._think if generation["think"] is None else generation["think"]
-            text, tokens = self._chat(messages, generation["tools"], generation["variables"], think)
+            text, tokens, media = self._chat(
+                messages, generation["tools"], generation["variables"], think, generation["media"]
+            )
             form = self.template.thinking
             if form is not None:
                 answers = (generation["answer"],) if generation["answer"] else ()
                 form = replace(form, calls=tuple(generation["ends_thought"]), answers=answers)
-            return tokens, Thinking.from_prompt(text, form, think)
+            return tokens, Thinking.from_prompt(text, form, think), media
         if (infill := generation["infill"]) is not None:
             if not isinstance(infill["prefix"], str):
                 self.tokens(infill["prefix"], most)  # raises for an invalid id
             answer = min(generation["max_tokens"] or most // _ANSWER_PART, most // 2)
-            return self._infill.tokens(infill, most - answer), None
+            return self._infill.tokens(infill, most - answer), None, ()
         tokens = self.tokens(generation["prompt"], most)
         if not tokens:
             raise ContextFull("the prompt is empty: there is nothing to continue")
-        return tokens, None
+        return tokens, None, ()
 
     def _chat(
         self,
@@ -117,12 +128,18 @@ class InputProcessor:
         tools: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
         think: int | None,
-    ) -> tuple[str, list[int]]:
-        """Return a chat's prompt, and its token ids."""
+        media: Mapping[str, str] = MappingProxyType({}),
+    ) -> tuple[str, list[int], tuple[EmbeddingRows, ...]]:
+        """Return a chat's prompt, its token ids, and its pictures and sounds. media: as of Generation."""
         text = self.render(messages, tools, variables, think)
-        starts_with_bos = bool(self._bos) and text.startswith(self._bos)
-        add_special = not starts_with_bos
-        return text, self._tokenizer.tokenize(text, self._most_tokens, add_special=add_special, parse_special=True)
+        adds_bos = not (self._bos and text.startswith(self._bos))
+
+        def tokenize(part: str, is_first: bool) -> list[int]:
+            add_special = is_first and adds_bos
+            return self._tokenizer.tokenize(part, self._most_tokens, add_special=add_special, parse_special=True)
+
+        files = {mark: file_of(file, self._media_urls) for mark, file in media.items()}
+        return text, *tokens_with(text, encoded(self._encoder, files), tokenize)
 
     def shared_prefix(
         self,

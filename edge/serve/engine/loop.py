@@ -16,6 +16,7 @@ from edge.llm.interface import Drafter, TextEngine
 from edge.llm.requests import Event, Running
 from edge.llm.scheduler import Scheduler
 from edge.llm.step_budget import LatencyTargets
+from edge.multimodal.encoder import MediaEncoder
 from edge.serve.engine.embedder import MOST_TOKENS, Embedder
 from edge.serve.engine.inputs import InputProcessor
 from edge.serve.engine.jobs import EngineJobs
@@ -44,13 +45,15 @@ class ServingLoop:
         think: int = AUTO,
         spm_infill: bool = False,
         system: str = "",
+        encoder: MediaEncoder | None = None,
+        media_urls: bool = False,
         prefix_warming: float = 0.0,
     ) -> None:
         """send: sends messages to the server. drafter: drafts tokens. reproducible: a request shares nothing with
         requests before it, and without a seed of its own its seed is its number among the answers to one prompt.
-        targets: of latency. think: tokens of thoughts, for requests that do not say. spm_infill and
-        system: as of InputProcessor. prefix_warming: seconds of an hour that prefixes may be computed for while nobody
-        asks."""
+        targets: of latency. think: tokens of thoughts, for requests that do not say. spm_infill, system, encoder
+        and media_urls: as of InputProcessor. prefix_warming: seconds of an hour that prefixes may be computed for while
+        nobody asks."""
         self._targets = targets
         self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
         self._new_scheduler = partial(
@@ -62,7 +65,13 @@ class ServingLoop:
         self._requests: dict[int, Running] = {}  # by the server's number
         self._preparing: dict[int, threading.Event] = {}  # for requests that have not begun: set if cancelled
         self._inputs = InputProcessor(
-            engine, reproducible=reproducible, think=think, spm_infill=spm_infill, system=system
+            engine,
+            reproducible=reproducible,
+            think=think,
+            spm_infill=spm_infill,
+            system=system,
+            encoder=encoder,
+            media_urls=media_urls,
         )
         self._about = EngineStatus(engine, deployed, self._inputs.template.source)
         self._embedder = Embedder(engine.model, engine.shape.context_length or engine.context, engine.threads)

@@ -15,6 +15,7 @@ from edge.errors import (
     EngineGone,
     HubError,
     Interrupted,
+    MediaError,
     NotAllowed,
     NotEnoughMemory,
     Overloaded,
@@ -57,6 +58,7 @@ class Failure:
 _KNOWN: tuple[tuple[type[EdgeError], int, str | None, int | None], ...] = (
     (ContextFull, 400, "context_length_exceeded", None),
     (SamplingError, 400, None, None),
+    (MediaError, 400, None, None),
     (TemplateError, 400, None, None),
     (PlanError, 400, None, None),
     (ModelFileError, 400, "model_not_usable", None),

@@ -96,7 +96,7 @@ async def _begun(
         for generation in parsed.generations
     ]
     talk = parsed.conversation
-    is_one = len(generations) == 1 and not background
+    is_one = len(generations) == 1 and not (background or generations[0].media)
     chat = Chat(model, talk, generations[0], at) if talk is not None and is_one else None
     return _Accepted(request.model or model.name, parsed, await begin(model, generations), chat)
 

@@ -33,13 +33,16 @@ export function keep(chat) {
   if (forgotten.has(chat.id)) return true;
   chat.at = Date.now();
   try {
-    localStorage.setItem(PREFIX + chat.id, JSON.stringify(chat));
+    localStorage.setItem(PREFIX + chat.id, JSON.stringify(chat, withoutMedia));
   } catch {
     return false;
   }
   all().slice(MOST).forEach(forget);
   return true;
 }
+
+// Pictures and sounds would soon take all the room there is.
+function withoutMedia(key, value) { return key === "part" ? undefined : value; }
 
 export function forget(chat) {
   forgotten.add(chat.id);

@@ -1,19 +1,23 @@
-// Text files that go with a question: chosen or dropped, shown as a list, put before the question.
+// Files that go with a question, texts, pictures and sounds: chosen, dropped or pasted, shown as a list.
 
 import {$, button, bytes, make, toQuestion} from "./dom.js";
 
-const MOST_BYTES = 2 * 1024 * 1024;  // of one file; a context of a million tokens has about twice that
+const MOST_BYTES = 2 * 1024 * 1024;  // of a text; a context of a million tokens has about twice that
+const MOST_MEDIA_BYTES = 16 * 1024 * 1024;  // of a picture or sound; requests have up to 32 MiB
 
-let files = [];  // {name, text} of the question that is being written
+let files = [];  // {name, text} or {name, size, part} of the question that is being written
 
 export function chosen() { return files; }
 
 export function setFiles(value) {
   files = [...value];
   $("files").replaceChildren(...files.map((file, i) => make("li", {},
-    make("span", {class: "name"}, file.name), make("span", {class: "quiet"}, bytes(new Blob([file.text]).size)),
+    make("span", {class: "name"}, file.name), make("span", {class: "quiet"}, bytes(sizeOf(file))),
     removeButton(file, i))));
 }
+
+/** Bytes of a file. */
+export function sizeOf(file) { return file.size ?? new Blob([file.text]).size; }
 
 function removeButton(file, i) {
   const element = button("Remove", "link", () => {
@@ -44,13 +48,19 @@ export function listen(complain) {
     $("drop").hidden = true;
     if (!$("chat").hidden) add([...event.dataTransfer.files], complain);
   });
+  $("question").addEventListener("paste", event => {
+    if (!event.clipboardData.files.length) return;
+    event.preventDefault();
+    add([...event.clipboardData.files], complain);
+  });
 }
 
 async function add(found, complain) {
   const refused = [], read = [];
   for (const file of found) {
     try {
-      read.push({name: file.name, text: await textOf(file)});
+      const isMedia = /^(image|audio)\//.test(file.type);
+      read.push(isMedia ? await mediaOf(file) : {name: file.name, text: await textOf(file)});
     } catch (error) {
       refused.push(error.message);
     }
@@ -75,9 +85,34 @@ async function textOf(file) {
   return text;
 }
 
-/** A question as the model gets it: each file between fences that its text does not have, then the question. */
+// A picture or sound as a part of a message.
+async function mediaOf(file) {
+  if (file.size > MOST_MEDIA_BYTES) {
+    throw new Error(`${file.name} has ${bytes(file.size)}; the most is ${bytes(MOST_MEDIA_BYTES)}.`);
+  }
+  const url = await new Promise((done, failed) => {
+    const reader = new FileReader();
+    reader.onload = () => done(reader.result);
+    reader.onerror = () => failed(new Error(`${file.name} cannot be read.`));
+    reader.readAsDataURL(file);
+  });
+  const part = file.type.startsWith("audio/")
+    ? {type: "input_audio", input_audio: {data: url.slice(url.indexOf(",") + 1), format: file.type.slice(6)}}
+    : {type: "image_url", image_url: {url}};
+  return {name: file.name, size: file.size, part};
+}
+
+/** A question as the model gets it: pictures and sounds as parts, each text between fences that it does not have, then
+ * the question. */
 export function withFiles(message) {
-  const parts = (message.files || []).map(({name, text}) => {
+  const media = (message.files || []).filter(file => file.part).map(file => file.part);
+  const text = textWithFiles(message);
+  return media.length ? [...media, {type: "text", text}] : text;
+}
+
+function textWithFiles(message) {
+  const parts = (message.files || []).filter(file => !file.part).map(({name, text}) => {
+    if (text === undefined) return `(${name} is no longer here)`;
     let fence = "```";
     while (text.includes(fence)) fence += "`";
     return `File ${name}:\n${fence}\n${text}${text.endsWith("\n") ? "" : "\n"}${fence}`;

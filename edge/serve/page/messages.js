@@ -1,13 +1,14 @@
 // How the messages of a chat look.
 
 import {bytes, copyButton, digits, make, plural, seconds} from "./dom.js";
+import {sizeOf} from "./files.js";
 import {show} from "./markdown.js";
 
 /** The item of a question. */
 export function questionItem(message) {
   const files = (message.files || []).map(file => make("details", {class: "file"},
-    make("summary", {}, file.name, " ", make("span", {class: "quiet"}, bytes(new Blob([file.text]).size))),
-    make("pre", {tabindex: 0}, file.text)));
+    make("summary", {}, file.name, " ", make("span", {class: "quiet"}, bytes(sizeOf(file)))),
+    make("pre", {tabindex: 0}, file.text ?? "a picture or sound")));
   return make("li", {class: "question"}, make("h3", {class: "unseen"}, "You asked"), ...files,
     message.content ? make("p", {}, message.content) : null, make("div", {class: "foot"}));
 }

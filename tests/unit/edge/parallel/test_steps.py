@@ -44,6 +44,9 @@ def decodes(draw: st.DrawFn) -> tuple[Step, Batch]:
     rows.positions[:n] = draw(st.lists(INT32, min_size=n, max_size=n))
     rows.sequences[:n] = draw(st.lists(INT32, min_size=n, max_size=n))
     rows.outputs[:n] = draw(st.lists(st.integers(0, 1), min_size=n, max_size=n))
+    rows.causal = draw(st.booleans())
+    if draw(st.booleans()):
+        rows.offsets = np.array(draw(st.lists(INT32, min_size=3 * n, max_size=3 * n)), np.int32).reshape(3, n)
     wanted = int(rows.outputs[:n].sum())
     top = draw(st.integers(0, 2**31 - 1))
     masks = draw(st.binary(max_size=40)) if top and wanted else b""
@@ -55,13 +58,17 @@ def decodes(draw: st.DrawFn) -> tuple[Step, Batch]:
 def test_a_decode_comes_as_it_was_sent(sent: tuple[Step, Batch]) -> None:
     step, rows = sent
     data = pack(step, rows)
-    assert len(data) == HEAD.size + 9 * step.rows + len(step.masks) <= max_bytes(step.rows)
+    parts = 0 if rows.offsets is None else 12
+    assert len(data) == HEAD.size + (9 + parts) * step.rows + len(step.masks) <= max_bytes(step.rows)
     there = Batch(CAPACITY)
     for form in (data, bytearray(data), memoryview(data)):
         assert unpack(form, there) == step
     n = step.rows
     for name in ("positions", "sequences", "outputs"):
         np.testing.assert_array_equal(getattr(there, name)[:n], getattr(rows, name)[:n])
+    assert there.causal == rows.causal
+    assert (there.offsets is None) == (rows.offsets is None)
+    assert rows.offsets is None or np.array_equal(there.offsets, rows.offsets)
     assert list(output_rows(there, n)) == np.flatnonzero(rows.outputs[:n]).tolist()
 
 
@@ -130,7 +137,9 @@ def test_a_step_with_one_byte_changed(sent: tuple[Step, Batch], data: st.DataObj
         ((2, 0, 7, 0, 0, 0, 0), 0, "flags 0 and 7"),
         ((2, 0, 1, 0, 0, 0, 0), 0, "flags 0 and 1"),
         ((1, 0, 2, 1, 0, 0, 0), 9, "flags 0 and 2"),
-        ((1, 0, 256, 1, 0, 0, 0), 9, "flags 0 and 256"),
+        ((1, 0, 1024, 1, 0, 0, 0), 9, "flags 0 and 1024"),
+        ((2, 0, 256, 0, 0, 0, 0), 0, "flags 0 and 256"),
+        ((1, 0, 512, 1, 0, 0, 0), 9, "a step of 1 rows came in 29 bytes"),
         ((1, 0, 0, 0, 0, 0, 0), 0, "a step of 0 rows"),
         ((1, 0, 0, 25, 0, 0, 0), 225, "a step of 25 rows came in 245 bytes; this rank takes 1 to 24 rows"),
         ((1, 0, 0, 3, 0, 0, 0), 26, "a step of 3 rows came in 46 bytes"),

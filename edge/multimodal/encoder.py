@@ -1,0 +1,149 @@
+"""The encoder of a model's pictures and sounds: a process of its own, and what came of the last ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import socket
+import subprocess
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from devices.processes.interpreter import module_command
+from edge.closing import Closing
+from edge.errors import MediaError
+from edge.multimodal.decoding import MOST_BYTES
+from edge.multimodal.media import EmbeddingRows
+from edge.multimodal.projector import identity, open_projector
+from quant.text import bytes_text
+
+WAIT_S = 600.0  # for an answer: a large picture takes a slow device minutes
+MOST_HELD = 256 << 20  # bytes of embeddings that are kept for later turns
+
+
+@dataclass(frozen=True)
+class Media:
+    """A picture or sound as a part of a prompt."""
+
+    tokens: tuple[int, ...]  # ids of rows, and of tokens that the model has around them
+    rows: tuple[EmbeddingRows, ...]
+
+
+class MediaEncoder(Closing):
+    """Encodes files of pictures and sounds for one model. Any thread may use it, one at a time is encoded."""
+
+    def __init__(self, model: Path, projector: Path, *, threads: int = 1) -> None:
+        """model: the text model's file, of which sizes and vocabulary are read. MediaError or ModelFileError where the
+        projector is damaged, or of another model."""
+        file = open_projector(projector)
+        self.path, self._identity = projector, identity(file)
+        self._settings = {"model": str(model), "projector": str(projector), "threads": threads}
+        self._lock = threading.Lock()
+        self._held: OrderedDict[bytes, Media] = OrderedDict()  # by the hash of the file
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start()
+
+    def encode(self, data: bytes) -> Media:
+        """Return what a file becomes. MediaError where it cannot be used."""
+        if len(data) > MOST_BYTES:
+            raise MediaError(f"a picture or sound has up to {bytes_text(MOST_BYTES)}, this one {bytes_text(len(data))}")
+        name = hashlib.sha256(data).digest()
+        with self._lock:
+            media = self._held.pop(name, None) or self._encoded(data)
+            self._held[name] = media
+            while len(self._held) > 1 and sum(map(_size, self._held.values())) > MOST_HELD:
+                self._held.popitem(last=False)
+        return media
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._stream.close()
+            self._socket.close()
+            self._process = None
+
+    @property
+    def pid(self) -> int | None:
+        """Id of the process; None where the last file ended it."""
+        return None if self._process is None else self._process.pid
+
+    def _start(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                module_command("edge.multimodal.child", "--control", str(theirs.fileno())),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C must end the parent alone
+            )
+        self._socket.settimeout(WAIT_S)
+        self._stream: IO[bytes] = self._socket.makefile("rwb")
+        try:
+            self._ask({**self._settings})
+        except MediaError as error:
+            self.close()
+            raise MediaError(f"{self.path.name}: {error}") from None
+
+    def _encoded(self, data: bytes) -> Media:
+        if self._process is None:
+            self._start()
+        answer, rest = self._ask({"bytes": len(data)}, data)
+        tokens: list[int] = []
+        rows: list[EmbeddingRows] = []
+        offset = 0
+        for number, chunk in enumerate(answer["chunks"]):
+            tokens += chunk.get("tokens", ())
+            if "shape" in chunk:
+                n, width = chunk["shape"]
+                embeddings = np.frombuffer(rest, np.float32, n * width, offset).reshape(n, width)
+                offset += embeddings.nbytes
+                offsets = None
+                if chunk["sections"]:
+                    offsets = np.frombuffer(rest, np.int32, 3 * n, offset).reshape(3, n)
+                    offset += offsets.nbytes
+                digest = self._identity + bytes.fromhex(answer["digest"]) + str(number).encode()
+                rows.append(EmbeddingRows(digest, embeddings, offsets, chunk["positions"], causal=chunk["causal"]))
+                tokens += rows[-1].ids
+        return Media(tuple(tokens), tuple(rows))
+
+    def _ask(self, message: dict[str, Any], data: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """Return an answer, and the bytes that follow it. MediaError; the process is ended where it did not answer."""
+        try:
+            self._stream.write(json.dumps(message).encode() + b"\n" + data)
+            self._stream.flush()
+            line = self._stream.readline()
+            answer = json.loads(line) if line else None
+            rest = self._stream.read(answer["bytes"]) if answer else b""
+        except TimeoutError:
+            self.close()
+            raise MediaError(f"the process that encodes gave no answer in {WAIT_S:g} s") from None
+        except OSError:
+            answer = None
+        if answer is None or len(rest) != answer["bytes"]:
+            raise MediaError(f"it cannot be encoded: the process for that {self._ending()}")
+        if "error" in answer:
+            raise MediaError(answer["error"])
+        return answer, rest
+
+    def _ending(self) -> str:
+        assert self._process is not None
+        process = self._process
+        self.close()
+        code = process.returncode
+        if code == -signal.SIGPROF:
+            return "took more processor time than decoding may take"
+        return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+def _size(media: Media) -> int:
+    return sum(rows.embeddings.nbytes for rows in media.rows)

@@ -1,0 +1,105 @@
+"""Pictures and sounds in a history of tokens: each row of embeddings has an id in place of a token's.
+
+An id is negative. It has the hash of the picture and its projector, the number of rows, and the row's own number, so
+that histories with other pictures differ in all of these ids, wherever they are compared or hashed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EngineError
+
+_ROW_BITS = 20  # of a row's number, and of how many there are
+MOST_ROWS = (1 << _ROW_BITS) - 1
+_FIRST = 2  # -1 is no token anywhere
+_HASH_BYTES = 16
+
+
+class EmbeddingRows:
+    """Rows of embeddings that stand for a picture, a tile of one, or a sound."""
+
+    def __init__(
+        self,
+        digest: bytes,
+        embeddings: NDArray[np.float32],
+        offsets: NDArray[np.int32] | None = None,
+        n_positions: int | None = None,
+        *,
+        causal: bool = True,
+    ) -> None:
+        """digest: of all that they are made of. embeddings: [rows, widths], the text model's width and, for later
+        layers, more of them. offsets and n_positions: as of `EncodedChunk`. causal: False: each row attends to all."""
+        self.embeddings, self.offsets, self.causal = embeddings, offsets, causal
+        self.n_positions = len(embeddings) if n_positions is None else n_positions
+        if not 0 < len(embeddings) <= MOST_ROWS:
+            raise EngineError(f"a picture or sound becomes 1 to {MOST_ROWS} rows, not {len(embeddings)}")
+        self.key = int.from_bytes(hashlib.sha256(digest).digest()[:_HASH_BYTES], "little")
+        _known[self.key] = self
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """The id of each row."""
+        n = len(self.embeddings)
+        return [-(((self.key << _ROW_BITS | n) << _ROW_BITS | row) + _FIRST) for row in range(n)]
+
+
+_known: weakref.WeakValueDictionary[int, EmbeddingRows] = weakref.WeakValueDictionary()
+
+
+def row_of(token: int) -> int:
+    """Return the row's number of an id."""
+    return (-token - _FIRST) & MOST_ROWS
+
+
+def rows_from(token: int) -> int:
+    """Return how many rows there are from that of this id on, to the end of its picture."""
+    return ((-token - _FIRST) >> _ROW_BITS & MOST_ROWS) - row_of(token)
+
+
+def embeddings_of(token: int) -> EmbeddingRows:
+    """Return the rows that an id is of. EngineError where nobody holds them any more."""
+    rows = _known.get((-token - _FIRST) >> 2 * _ROW_BITS)
+    if rows is None:
+        raise EngineError("the embeddings of a picture are no longer there; send the picture again")
+    return rows
+
+
+def has_rows(tokens: Sequence[int]) -> bool:
+    """Return whether a history has pictures or sounds."""
+    return any(token < 0 for token in tokens)
+
+
+def text_of(tokens: Iterable[int]) -> list[int]:
+    """Return the tokens of a history without its pictures and sounds."""
+    return [token for token in tokens if token >= 0]
+
+
+def whole(tokens: Sequence[int], length: int) -> int:
+    """Return the length of the longest beginning of at most so many tokens in which each picture is whole, or not at
+    all."""
+    last = tokens[length - 1] if 0 < length <= len(tokens) else 0
+    return length if last >= 0 or rows_from(last) == 1 else length - row_of(last) - 1
+
+
+def behind(tokens: Sequence[int], start: int) -> int:
+    """Return the first position from `start` on that is not inside a picture."""
+    token = tokens[start] if start < len(tokens) else 0
+    return start + rows_from(token) if token < 0 < row_of(token) else start
+
+
+def alike(tokens: Sequence[int], start: int, most: int) -> int:
+    """Return how many tokens from `start` on, at most so many, one decode can have: text, or rows of one picture. All
+    of a picture whose rows attend to each other, whatever `most` is."""
+    first = tokens[start]
+    if first < 0:
+        n_rows = rows_from(first)
+        return min(n_rows, most) if embeddings_of(first).causal else n_rows
+    stop = min(len(tokens), start + most)
+    return next((i for i in range(start, stop) if tokens[i] < 0), stop) - start

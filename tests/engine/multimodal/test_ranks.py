@@ -1,0 +1,67 @@
+"""Prompts with pictures and sounds on several ranks: as on one device."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.errors import MediaError
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
+from edge.llm.requests import Request
+from edge.llm.scheduler import Scheduler
+from edge.llm.slot import Slot
+from edge.parallel.engine import DistributedEngine
+from tests.support import projectors
+from tests.support.multimodal import BATCH, CONTEXT, encoded, open_projector, prompt_around
+from tests.support.ranks_here import ranks_here
+
+OPTIONS = EngineOptions(context=CONTEXT, batch=BATCH, threads=1)
+TWO_RANKS: dict[str, Any] = {"shares": (1.0, 1.0), "parallel": "tensor"}
+TWO_STAGES: dict[str, Any] = {"shares": (1.0, 1.0), "parallel": "pipeline"}
+# qwen2vl's attention cannot be shared: heads and widths are of one size.
+CASES = [
+    ("plain", TWO_RANKS), ("non_causal", TWO_RANKS), ("audio", TWO_RANKS),
+    ("plain", TWO_STAGES), ("non_causal", TWO_STAGES), ("mrope", TWO_STAGES), ("audio", TWO_STAGES),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "how"), CASES, ids=[f"{kind}-{how['parallel']}" for kind, how in CASES])
+def test_logits_are_those_of_one_device(kind: str, how: dict[str, Any], tmp_path: Path) -> None:
+    text, projector = projectors.write(kind, tmp_path, layers=4)  # two in the last stage: rows of one reach the next
+    native, model = open_projector(text, projector)
+    with closing(native), closing(model):
+        tokens, media = encoded(kind, native)
+        prompt = prompt_around(model, tokens)
+    with Engine(text, OPTIONS) as engine:
+        expected = turns(engine, prompt)
+    with ranks_here(text, how, OPTIONS, tmp_path) as ranks:
+        logits = turns(ranks, prompt)
+        is_alike = how is TWO_STAGES and len(prompt) <= ranks.chunk(len(prompt))
+    assert media
+    largest = np.abs(expected[0]).max()
+    # Sums over ranks are taken in another order, and what is longer than a stage's chunk in other steps.
+    for own, alone in zip(logits, expected, strict=True):
+        assert np.abs(own - alone).max() <= (0 if is_alike else 1e-3 * largest)
+
+
+def turns(engine: Engine | DistributedEngine, prompt: list[int]) -> list[np.ndarray]:
+    """Logits behind a prompt, behind a longer one, and behind the first again, of which the rest is forgotten."""
+    slot = Slot(engine)
+    more = engine.model.tokenize("w4 w5 and", add_special=False, parse_special=False)
+    return [slot.prefill(tokens).copy() for tokens in (prompt, [*prompt, *more], [*prompt[:-2], *more])]
+
+
+def test_a_picture_for_later_layers_is_refused(tmp_path: Path) -> None:
+    text, projector = projectors.write("deepstack", tmp_path)
+    native, model = open_projector(text, projector)
+    with closing(native), closing(model):
+        tokens, media = encoded("deepstack", native)
+    with (
+        ranks_here(text, TWO_STAGES, OPTIONS, tmp_path) as ranks,
+        Scheduler(ranks) as scheduler,
+        pytest.raises(MediaError, match="later layers"),
+    ):
+        scheduler.add(Request(tokens, 1, media=media))
