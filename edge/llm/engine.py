@@ -23,6 +23,7 @@ from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
 from edge.llama.predicting import HiddenListener, HiddenRows
 from edge.llama.thread_choice import ThreadChoice, worth_threads
+from edge.llm.attention_kernel import AttentionKernel
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
@@ -107,6 +108,7 @@ class ModelRunner(Closing):
             weights_bytes = held_bytes(self.shape) if options.memory else None
             keep_prefixes(self.states, self.file, options.prefixes, weights_bytes)
         self.rows = new_batch(self.batch)
+        self.attention = AttentionKernel(self, self._context, options, loaded.sizes, new_batch)
         if self._choice is not None:
             self.threads = self._choice.begin()
             self._context.use_threads(self.threads)
@@ -161,6 +163,7 @@ class ModelRunner(Closing):
         outputs = int(np.count_nonzero(rows.outputs[:n]))
         if outputs > self.outputs:  # ggml would abort
             raise EngineError(f"{outputs} rows are to give logits, the engine was made for {self.outputs}; set outputs")
+        self.attention.before(int(rows.positions[n - 1]) + 1)
         paging, hooks = self.paging, self._loaded.hooks
         if paging is not None:
             paging.begin(rows, n)

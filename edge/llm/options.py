@@ -28,7 +28,7 @@ MAX_IO_THREADS = 64
 MAX_IO_CHUNK = 256 << 20  # bytes
 MOST_ADAPTERS = 64  # of one model; llama.cpp has room for all of them in each graph
 DEFAULT_BATCH = 512  # tokens of a prompt in one pass over the weights
-_WITHOUT_FLASH = ("f16", "f32", "bf16")  # types of a KV cache that need no flash attention
+WITHOUT_FLASH = ("f16", "f32", "bf16")  # types of a KV cache that need no flash attention
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,10 @@ def reproducible(options: EngineOptions) -> EngineOptions:
         )
     if options.flash_attention == "on":
         raise EngineError("flash attention depends on the number of threads; reproducible answers need it off")
-    if options.kv_type not in _WITHOUT_FLASH:
+    if options.kv_type not in WITHOUT_FLASH:
         raise EngineError(
             f"a KV cache of {options.kv_type} needs flash attention, which depends on the number of threads;"
-            f" reproducible answers need one of {', '.join(_WITHOUT_FLASH)}"
+            f" reproducible answers need one of {', '.join(WITHOUT_FLASH)}"
         )
     if options.prefixes is not None:
         raise EngineError(
