@@ -154,12 +154,7 @@ def measured(runner: ModelRunner, sizes: ContextSizes, new_batch: Callable[[int]
 def _task(runner: ModelRunner, context: llama.Context, rows: llama.Batch, tokens: int) -> TimedTask:
     """Fill a cache, and return the step that computes its last token again and again."""
     context.kv_clear()
-    states = States(runner.file, context, runner.states.kv)
-    layers = tuple(
-        LayerRows(*(np.zeros((tokens - 1, n_bytes), np.uint8) for n_bytes in (layer.key_bytes, layer.value_bytes)))
-        for layer in states.shape.layers
-    )
-    states.write(0, KVBlock(Range(0, tokens - 1), layers))
+    fill(States(runner.file, context, runner.states.kv), tokens - 1)
 
     def step() -> None:
         context.kv_remove(0, tokens - 1, -1)
@@ -167,6 +162,15 @@ def _task(runner: ModelRunner, context: llama.Context, rows: llama.Batch, tokens
         context.decode(rows, 1)
 
     return TimedTask(step)
+
+
+def fill(states: States, tokens: int) -> None:
+    """Hold so many tokens, whose keys and values are zeros, in an empty cache. EngineError, StateError, CannotSlice."""
+    layers = tuple(
+        LayerRows(*(np.zeros((tokens, n_bytes), np.uint8) for n_bytes in (layer.key_bytes, layer.value_bytes)))
+        for layer in states.shape.layers
+    )
+    states.write(0, KVBlock(Range(0, tokens), layers))
 
 
 def _reason_to_stay(runner: ModelRunner, options: EngineOptions, sizes: ContextSizes) -> str:
