@@ -7,7 +7,7 @@ context of their own over the same weights, greedy sampling included (the likeli
 medians over all rounds; ours should reach 0.98. By default on a random file of TinyLlama-1.1B's shape at Q4_0.
 
 attention: tokens, and 32 rows of a prompt, after so many: with flash attention, without, and as an engine chooses
-(`edge/llm/attention_kernel.py`). The cache is filled with zeros.
+(`edge/llm/attention_kernel.py`). The cache is filled with random numbers.
 """
 
 from __future__ import annotations

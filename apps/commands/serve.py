@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--target-ttft MS", words, target)
     words = f"that may wait beside them; more are refused, and asked to come later (default: {QUEUE})"
     option(group, "--queue N", words, queue, default=QUEUE)
-    add(group, "--prefix-cache", "--lora")
+    add(group, "--prefix-cache", "--lora", "--attention-window")
     add_draft_arguments(group, "auto")
     words = "tokens that models think before an answer, where a request does not say: off, auto or N (default: auto)"
     option(group, "--think HOW", words, argument(parse_think))

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 LENGTHS = (256, 1024, 4096)  # tokens in the cache that are timed
 _LEAST_CACHE = 16 << 20  # bytes: attention over a smaller cache is a small part of a token
+_RANDOM = 4099  # numbers; a prime, so that rows differ
 _ROOM = 4  # times the cache: two contexts, a state, and what is encoded of it
 
 
@@ -165,9 +166,15 @@ def _task(runner: ModelRunner, context: llama.Context, rows: llama.Batch, tokens
 
 
 def fill(states: States, tokens: int) -> None:
-    """Hold so many tokens, whose keys and values are zeros, in an empty cache. EngineError, StateError, CannotSlice."""
+    """Hold so many tokens, with random keys and values, in an empty cache: kernels take other times where scores are
+    all alike. The cache must be of floats. EngineError, StateError, CannotSlice."""
+    numbers = np.random.default_rng(0).standard_normal(_RANDOM, np.float32)
+    if states.kv.name == "bf16":
+        pattern = (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    else:
+        pattern = numbers.astype(states.kv.name.replace("f", "float")).view(np.uint8)
     layers = tuple(
-        LayerRows(*(np.zeros((tokens, n_bytes), np.uint8) for n_bytes in (layer.key_bytes, layer.value_bytes)))
+        LayerRows(*(np.resize(pattern, (tokens, n_bytes)) for n_bytes in (layer.key_bytes, layer.value_bytes)))
         for layer in states.shape.layers
     )
     states.write(0, KVBlock(Range(0, tokens), layers))

@@ -92,6 +92,7 @@ class ModelRunner(Closing):
             rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.memory),
         )
         self.sequences, self.outputs = options.sequences, sizes.outputs
+        self.attention_window = options.attention_window
         new_batch = partial(_new_batch, self.file, self.shape.n_embd if embeddings else 0)
         if sharing is None:
             loaded = self._load(options, sizes, hooks, new_batch, progress, accounted, embeddings=embeddings)

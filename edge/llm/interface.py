@@ -138,6 +138,10 @@ class TextEngine(Protocol):
         """Layers of this device's part on its GPU; None without one."""
 
     @property
+    def attention_window(self) -> int | None:
+        """Tokens at the end of a history that it attends to, beside the first ones; None: all."""
+
+    @property
     def attention(self) -> AttentionKernel:
         """The attention kernel of this device's part."""
 

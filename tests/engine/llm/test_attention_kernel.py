@@ -13,7 +13,7 @@ from edge.llm.attention_kernel import AttentionTimes
 from edge.llm.engine import Engine
 from edge.llm.interface import memory_json
 from edge.llm.options import EngineOptions
-from edge.microbenchmark import BestTime
+from edge.microbenchmark import BestTime, TimedTask
 from edge.paging.gpu_layers import measured_key
 from partition.plan.plan import Range
 from tests.conftest import Synthetic
@@ -96,7 +96,7 @@ def test_figures_of_a_busy_device_choose_nothing(
 ) -> None:
     steps: list[int] = []
 
-    def timed(tasks: Sequence[attention_kernel.TimedTask], least_s: float) -> list[BestTime]:
+    def timed(tasks: Sequence[TimedTask], least_s: float) -> list[BestTime]:
         for task in tasks:
             task.prepare()
             task.step()
