@@ -190,6 +190,7 @@ def _reason_to_stay(runner: ModelRunner, options: EngineOptions, sizes: ContextS
         f"llama.cpp has none for {runner.model.architecture} models": not has_flash(runner.model.architecture),
         f"a cache of {sizes.kv.name} needs it": sizes.kv.name not in WITHOUT_FLASH,
         "the default": not options.follows_load,
+        "the default, as nodes are watched": runner._loaded.hooks is not None,
         "the default under a budget": options.memory is not None,
         "the default on a GPU": bool(runner.gpu_layers and runner.gpu_layers.layers),
         "the default with adapters": bool(options.lora),
