@@ -218,7 +218,7 @@ def engine_config(
     follows = {"sequences": sequences, "follows_load": follows_load and devices is None}
     return EngineConfig(
         str(path.absolute()),
-        {**engine_values(args), **follows, **given_options(args, ("groups",)), **lora},
+        {**engine_values(args), **follows, **given_options(args, ("groups", "attention_window")), **lora},
         getattr(args, "prefix_cache", 0),
         draft=getattr(args, "draft", None) or draft,
         draft_worker=getattr(args, "draft_worker", None),

@@ -147,6 +147,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "model": {
         "nargs": "?", "metavar": "MODEL", "help": "GGUF file, a known name, or REPO:FILE (default: the bundled model)",
     },
+    "--attention-window": {
+        "type": argument(units.whole(64, MAX_CONTEXT)), "metavar": "N",
+        "help": "attend to the first 4 and the last N tokens alone, however long a text gets (default: all)",
+    },
     "--affinity": {"type": cores, "metavar": "CORES", "help": "run on these cores only, such as 0,2-3"},
     "--chunk-tokens": {
         "type": positive_int, "default": 512, "metavar": "N", "help": "computed at a time (default: 512)",

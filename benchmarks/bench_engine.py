@@ -1,10 +1,13 @@
 """Our decode and prefill beside a bare llama_decode loop, alternating in one process on one loaded file.
 
-    python benchmarks/bench_engine.py [--rounds 9] [--json]
+    python benchmarks/bench_engine.py [--only loop] [--rounds 9] [--json]
 
 The bare loop is llama.cpp's C interface with nothing around it: the limit for anything built on it. Both sides have a
 context of their own over the same weights, greedy sampling included (the likeliest of the logits). Ratios are of the
 medians over all rounds; ours should reach 0.98. By default on a random file of TinyLlama-1.1B's shape at Q4_0.
+
+attention: tokens, and 32 rows of a prompt, after so many: with flash attention, without, and as an engine chooses
+(`edge/llm/attention_kernel.py`). The cache is filled with random numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ import argparse
 import itertools
 import statistics
 import time
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +29,7 @@ from benchmarks.harness import Section, alternate, bench, bests, compared, media
 from devices.probe import default_threads, memory_bandwidth_gbps
 from edge.demo import MODEL_PATH
 from edge.llama import llama
+from edge.llm.attention_kernel import LENGTHS, fill
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.options import EngineOptions
@@ -32,14 +39,17 @@ from edge.models import synth
 from edge.models.presets import SHAPES
 from partition.model.model import decode_bytes
 
+ROWS = 32  # of a prompt
+
 
 def main() -> None:
-    parser = parser_of(__doc__, rounds=9)
+    sections = {"loop": Section(measure, text), "attention": Section(measure_attention, attention_text)}
+    parser = parser_of(__doc__, sections, rounds=9)
     parser.add_argument("--model", type=Path, help="GGUF file (default: a random one of TinyLlama-1.1B's shape)")
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--gen-tokens", type=int, default=32)
-    bench(parser, Section(measure, text), prepare)
+    bench(parser, sections, prepare)
 
 
 def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -136,6 +146,66 @@ def text(r: dict[str, Any]) -> str:
         table(["", "bare llama_decode", "ours", "ratio"], lines)
         + f"\n\nDecode reads {r['decode_gbps']:.1f} GB/s; memory alone gives {r['memory_gbps']:.1f} GB/s."
     )
+
+
+KERNELS = {"with": "on", "without": "off", "chosen": "auto"}
+
+
+def measure_attention(_: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Medians by length and kernel, and how far the chosen one is behind the better of the two."""
+    lengths = (16, 64) if args.tiny else LENGTHS
+    options = EngineOptions(context=lengths[-1] + ROWS, batch=ROWS, threads=args.threads, follows_load=True)
+    cases = []
+    with ExitStack() as closing:
+        sides = {
+            side: closing.enter_context(Engine(args.model, replace(options, flash_attention=how)))
+            for side, how in KERNELS.items()
+        }
+        for engine in sides.values():  # threads that followed the load would differ
+            engine._context.use_threads(args.threads)
+        for tokens in lengths:
+            for engine in sides.values():
+                engine.kv_clear()
+                fill(engine.states, tokens)
+            runs = {side: partial(after, engine, tokens) for side, engine in sides.items()}
+            median = medians(alternate(runs, args.rounds))
+            better = {figure: min(median[side][figure] for side in ("with", "without")) for figure in median["chosen"]}
+            cases.append(
+                {
+                    "tokens": tokens,
+                    "median": median,
+                    "flash": sides["chosen"].attention.flash,
+                    "behind": {figure: median["chosen"][figure] / seconds for figure, seconds in better.items()},
+                }
+            )
+        return {"cases": cases, "chosen": sides["chosen"].attention.describe()}
+
+
+def after(engine: Engine, tokens: int) -> dict[str, float]:
+    """Seconds of the fastest of some tokens, and of some rows of a prompt, after so many tokens."""
+    figures = {}
+    for figure, n, times in (("token_s", 1, 4), ("rows_s", ROWS, 1)):
+        steps = []
+        for _ in range(times):
+            engine.kv_remove(0, tokens)
+            began = time.perf_counter()
+            engine.decode([5] * n, tokens)
+            steps.append(time.perf_counter() - began)
+        figures[figure] = min(steps)
+    return figures
+
+
+def attention_text(r: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = [
+        [f"{case['tokens']:,}, {words}"]
+        + [f"{1e3 * case['median'][side][figure]:.1f}" for side in KERNELS]
+        + ["with" if case["flash"] else "without", f"{case['behind'][figure]:.3f}"]
+        for case in r["cases"]
+        for figure, words in (("token_s", "a token"), ("rows_s", f"{ROWS} rows"))
+    ]
+    header = ["tokens in the cache; ms", *KERNELS, "choice", "chosen / better"]
+    return table(header, lines) + f"\n\nChosen: {r['chosen']}."
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--system TEXT", "system message")
     option(parser, "--file FILE", "text before the question; repeatable", Path, action="append", default=[])
     option(parser, "--resume NAME", "go on with the conversation of this name, and keep it; a new one begins")
-    add(parser, "--prefix-cache", "--lora", "--mmproj")
+    add(parser, "--prefix-cache", "--lora", "--mmproj", "--attention-window")
     option(
         parser, "--image FILE", "picture or sound before the question; repeatable", Path, action="append", default=[]
     )
@@ -161,8 +161,8 @@ _SAMPLING = (
 )  # fmt: skip
 _OF_THIS_PROCESS = (
     "resume", "lora", "mmproj", "image", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full",
-    "grammar", "context", "threads", "affinity", "batch", "gpu_layers", "memory", "window", "workers", "plan", "shares",
-    "parallel", "insecure", "spare", "reproducible",
+    "attention_window", "grammar", "context", "threads", "affinity", "batch", "gpu_layers", "memory", "window",
+    "workers", "plan", "shares", "parallel", "insecure", "spare", "reproducible",
 )  # fmt: skip
 
 
@@ -298,7 +298,7 @@ def _loaded(
             words = f"the model was trained for {trained} tokens; beyond them answers get worse"
             say(f"--context {args.context}: {words}")
         drafter = speculation(draft, engine, stack.enter_context, ShownSteps())
-        when_full: WhenFull | None = args.when_full or ("forget" if once else None)
+        when_full: WhenFull | None = args.when_full or ("forget" if once and not args.attention_window else None)
         chat = Chat(
             engine,
             template=template,

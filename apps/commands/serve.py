@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--target-ttft MS", words, target)
     words = f"that may wait beside them; more are refused, and asked to come later (default: {QUEUE})"
     option(group, "--queue N", words, queue, default=QUEUE)
-    add(group, "--prefix-cache", "--lora", "--mmproj")
+    add(group, "--prefix-cache", "--lora", "--mmproj", "--attention-window")
     option(group, "--media-urls", "fetch pictures and sounds from URLs in requests (default: they come in requests)")
     add_draft_arguments(group, "auto")
     words = "while nobody asks, compute what prompts will begin with: on, off, or N seconds of an hour (default: off)"

@@ -25,7 +25,7 @@ from edge.llama.buffers import CallerBuffer, disable_amx
 from edge.llama.interrupt import deferred_interrupts
 from edge.llama.library import llama_cpp as L
 from edge.llama.sequences import Sequences
-from partition.architectures.table import ASSERTED, RULES
+from partition.architectures.table import RULES, has_flash
 from quant.types import TensorType
 
 FLASH_ATTENTION = {
@@ -296,15 +296,10 @@ class Context(Sequences):
         params.kv_unified = True  # likewise: separate caches would split a batch of several sequences
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = sizes.kv.id
-        flash = sizes.flash_attention
-        row = ASSERTED.get(model.architecture)
-        if row is not None and not row.flash and flash != "off":
-            if flash == "on":
-                raise EngineError(
-                    f"llama.cpp has no flash attention for {model.architecture} models; choose auto or off"
-                )
-            flash = "off"
-        params.flash_attn_type = FLASH_ATTENTION[flash]
+        flash = has_flash(model.architecture)
+        if not flash and sizes.flash_attention == "on":
+            raise EngineError(f"llama.cpp has no flash attention for {model.architecture} models; choose auto or off")
+        params.flash_attn_type = FLASH_ATTENTION[sizes.flash_attention if flash else "off"]
         params.n_outputs_max = max(sizes.outputs, params.n_seq_max)  # ggml stops the process on fewer
         if model.own_memory:
             params.op_offload = False  # a GPU would be given copies of weights before they are there
@@ -338,6 +333,12 @@ class Context(Sequences):
         if self._handle:
             L.llama_free(self._handle)
             self._handle = None
+
+    def replace_by(self, fresh: Context) -> None:
+        """Free what this context has, and go on as `fresh`, which nobody may use or close from now on."""
+        self.close()
+        fresh._stop.value = self._stop.value
+        vars(self).update(vars(fresh))
 
     def decode(self, batch: Batch, n: int) -> None:
         """Compute the first `n` rows. EngineError if llama.cpp refuses, Interrupted after `stop()`."""

@@ -16,7 +16,7 @@ from edge.errors import ChatFileError, EngineError
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.model import Model
-from edge.llm.requests import PrefillProgress
+from edge.llm.requests import PrefillProgress, windowed
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import common_prefix
@@ -65,6 +65,8 @@ class Chat:
         engine = model.engine if isinstance(model, Model) else model
         if when_full not in (None, *get_args(WhenFull)):
             raise ValueError(f"when_full is {', '.join(get_args(WhenFull))} or None, not {when_full!r}")
+        if when_full in ("forget", "stop") and engine.attention_window is not None:
+            raise ValueError(f"an attention window drops the oldest tokens in place; leave out when_full {when_full}")
         if when_full == "shift" and not engine.can_shift:
             raise EngineError(
                 f"{engine.path.name} cannot shift its context: it has attention windows, recurrent layers or positions"
@@ -253,6 +255,9 @@ class Chat:
         Where some must go, half the room is cleared: every forgetting costs computing the rest of the prompt again, or
         is an approximation.
         """
+        if (window := self.engine.attention_window) is not None:
+            prompt = self.prompt_tokens()
+            return self.messages, prompt, windowed(prompt, window) is prompt
         if self.when_full == "stop":
             return self.messages, self.prompt_tokens(), True
         room = self.engine.context - min(256, self.engine.context // 4)

@@ -29,7 +29,7 @@ from edge.errors import EdgeError, SamplingError
 from edge.llm.interface import Drafter, TextEngine, VerifyResult
 from edge.llm.requests import Event, Running, token_logprobs
 from edge.llm.sampler import LogitsRequest
-from edge.llm.slot import Slot, is_full
+from edge.llm.slot import Slot, full_length, is_full
 from edge.llm.step_budget import StepBudget
 from edge.multimodal.media import alike, has_rows
 from edge.thinking.splitter import Split
@@ -65,7 +65,7 @@ class Rows:
 def room(running: Running, most: int) -> int:
     """Return how many rows the slot of a request has room for, at most so many."""
     assert running.slot is not None
-    return max(1, min(most, running.left, running.slot.engine.context - len(running.slot.tokens)))
+    return max(1, min(most, running.left, full_length(running.slot.engine) - len(running.slot.tokens)))
 
 
 class Batch(NamedTuple):

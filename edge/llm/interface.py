@@ -14,6 +14,7 @@ from edge.adapters.file import CheckedAdapter
 from edge.constraints.constraint import Mask
 from edge.llama.llama import Model
 from edge.llama.predicting import HiddenListener
+from edge.llm.attention_kernel import AttentionKernel
 from edge.llm.engine import Outputs
 from edge.llm.states import CacheUse
 from edge.paging.gpu_layers import GpuLayers
@@ -135,6 +136,14 @@ class TextEngine(Protocol):
     @property
     def gpu_layers(self) -> GpuLayers | None:
         """Layers of this device's part on its GPU; None without one."""
+
+    @property
+    def attention_window(self) -> int | None:
+        """Tokens at the end of a history that it attends to, beside the first ones; None: all."""
+
+    @property
+    def attention(self) -> AttentionKernel:
+        """The attention kernel of this device's part."""
 
     @property
     def sequences(self) -> int:
@@ -356,9 +365,11 @@ class Drafter(Protocol):
 
 
 def memory_json(engine: TextEngine) -> dict[str, Any]:
-    """The keys "gpu_layers", "memory" and "paging" of a command's --json; None without a GPU, or a budget."""
+    """The keys "attention", "gpu_layers", "memory" and "paging" of a command's --json; None without a GPU, or a
+    budget."""
     paging = engine.paging
     on_gpu = {"gpu_layers": engine.gpu_layers.to_json() if engine.gpu_layers else None}
+    on_gpu["attention"] = engine.attention.to_json()
     if paging is None:
         return {**on_gpu, "memory": None, "paging": None}
     need, plan, stats = engine.memory, paging.plan, paging.stats()

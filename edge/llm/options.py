@@ -18,6 +18,8 @@ from quant.types import KV_TYPES, TensorType, type_by_name
 
 DEFAULT_CONTEXT = 4096  # tokens; models trained for more would reserve gigabytes of KV cache nobody asked for
 MAX_CONTEXT = 1 << 24  # tokens; more than any model is trained for. llama.cpp keeps 50 bytes for each even in a dry run
+SINKS = 4  # tokens at the beginning of a history, which get much of all attention: without them answers fall apart
+MIN_WINDOW = 64  # tokens of an attention window; shorter ones hold no question
 MAX_GROUPS = 2  # one computes while sums of the other travel; a third would wait for the processor
 MAX_SEQUENCES = 255  # of the 256 of llama.cpp; one is for states that are read and written
 MAX_ROLLBACK = 15  # rows; for each, llama.cpp holds all that recurrent layers do of a sequence once more
@@ -28,7 +30,7 @@ MAX_IO_THREADS = 64
 MAX_IO_CHUNK = 256 << 20  # bytes
 MOST_ADAPTERS = 64  # of one model; llama.cpp has room for all of them in each graph
 DEFAULT_BATCH = 512  # tokens of a prompt in one pass over the weights
-_WITHOUT_FLASH = ("f16", "f32", "bf16")  # types of a KV cache that need no flash attention
+WITHOUT_FLASH = ("f16", "f32", "bf16")  # types of a KV cache that need no flash attention
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class EngineOptions:
     gpu_layers: int | None = None  # None: where the build has a GPU, as many as fit and pay there, else 0
     most_gpu_layers: int | None = None  # that a device lends, where gpu_layers is None
     repack: bool | None = None  # lay weights out for this CPU; None: where they fit in memory
-    flash_attention: str = "auto"  # auto, on, off
+    flash_attention: str = "auto"  # auto: the faster, where it was measured; on, off
+    attention_window: int | None = None  # tokens at the end of a history that stay, beside its first SINKS; None: all
     kv_type: str = "f16"  # type of stored keys and values; quantized values need flash attention
     memory: int | None = None  # bytes: a budget for the whole process; what does not fit is read again and again
     reserved: int = 0  # bytes of it that whoever runs the engine takes for what it makes of the logits
@@ -78,6 +81,7 @@ class EngineOptions:
         for name, value, least, most in (
             ("context", self.context, 1, MAX_CONTEXT),
             ("batch", self.batch, 1, MAX_CONTEXT),
+            ("attention_window", self.attention_window, MIN_WINDOW, MAX_CONTEXT),
             ("sequences", self.sequences, 1, MAX_SEQUENCES),
             ("groups", self.groups, 1, MAX_GROUPS),
             ("outputs", self.outputs, 1, self.rows),
@@ -139,10 +143,10 @@ def reproducible(options: EngineOptions) -> EngineOptions:
         )
     if options.flash_attention == "on":
         raise EngineError("flash attention depends on the number of threads; reproducible answers need it off")
-    if options.kv_type not in _WITHOUT_FLASH:
+    if options.kv_type not in WITHOUT_FLASH:
         raise EngineError(
             f"a KV cache of {options.kv_type} needs flash attention, which depends on the number of threads;"
-            f" reproducible answers need one of {', '.join(_WITHOUT_FLASH)}"
+            f" reproducible answers need one of {', '.join(WITHOUT_FLASH)}"
         )
     if options.prefixes is not None:
         raise EngineError(
@@ -166,6 +170,13 @@ def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, Tensor
     context = options.context
     if context is None:
         context = min(shape.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+        if options.attention_window is not None:
+            context = SINKS + options.attention_window
         if options.memory is not None:
             context = context_within(shape, kv, context, options.memory)
+    if options.attention_window is not None and context < SINKS + options.attention_window:
+        raise EngineError(
+            f"an attention window of {options.attention_window} tokens needs a context of"
+            f" {SINKS + options.attention_window}, it is {context}"
+        )
     return context, options.threads or default_threads(), kv

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.adapters.adapter import Scales, scales_of
 from edge.adapters.file import CheckedAdapter, namespace_with
-from edge.errors import ContextFull, MediaError, SamplingError
+from edge.errors import ContextFull, EngineError, MediaError, SamplingError
 from edge.llm.continuation import Continuation
 from edge.llm.interface import RemotePrompt, TextEngine
+from edge.llm.options import SINKS
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Former, Slot, check_prompt, common_prefix, is_full
 from edge.multimodal.media import EmbeddingRows, behind, text_of
@@ -38,6 +39,8 @@ def token_logprobs(logits: NDArray[np.float32], token: int, n_alternatives: int)
     ordered = sorted((-float(logits[i]), int(i)) for i in likeliest)
     return TokenLogprobs(float(logits[token]) - log_sum, tuple((i, -negative - log_sum) for negative, i in ordered))
 
+
+_WINDOW_PARTS = 8  # of an attention window: one is dropped at a time, as each time all keys are moved
 
 PrefillProgress = Callable[[int, int], None]
 """(tokens done, tokens to do): called before the first chunk of a prompt is computed and after each."""
@@ -85,9 +88,15 @@ class Running:
     """A request that was added, and its answer."""
 
     def __init__(
-        self, number: int, request: Request, continuation: Continuation, adapters: Sequence[CheckedAdapter]
+        self,
+        number: int,
+        request: Request,
+        continuation: Continuation,
+        adapters: Sequence[CheckedAdapter],
+        window: int | None = None,
     ) -> None:
-        """adapters: of the engine."""
+        """adapters, window: of the engine."""
+        self.window = window
         self.number, self.request, self.continuation = number, request, continuation
         self.adapters = scales_of(adapters, request.adapters)
         self.namespace = namespace_with(request.namespace, adapters, self.adapters)
@@ -133,13 +142,16 @@ class Running:
         return self.slot is not None and self.pending == 1 and is_full(self.slot)
 
     def shift(self) -> bool:
-        """Drop half of its tokens that need not stay, from its slot, too. False where none may be dropped."""
+        """Drop half of its tokens that need not stay, or a part of an attention window, from its slot, too. False where
+        none may be dropped."""
         stays = self.request.stays
-        start = len(self.tokens) if stays is None else stays()
-        if self.slot is None:
-            n_tokens = behind(self.tokens, start + max(0, (len(self.tokens) - 1 - start) // 2)) - start
+        if self.window is not None:
+            start, n_tokens = SINKS, self.window // _WINDOW_PARTS
         else:
-            n_tokens = self.slot.shift(start)
+            start = len(self.tokens) if stays is None else stays()
+            n_tokens = behind(self.tokens, start + max(0, (len(self.tokens) - 1 - start) // 2)) - start
+        if self.slot is not None and n_tokens:
+            self.slot.drop(start, n_tokens)
         del self.tokens[start : start + n_tokens]
         self.dropped_tokens += n_tokens
         return n_tokens > 0
@@ -177,12 +189,31 @@ def only_background(*queues: Iterable[Running]) -> bool:
     return all(running.request.background for queue in queues for running in queue)
 
 
+def check_window(engine: TextEngine) -> None:
+    """EngineError where an attention window is set and the model cannot drop tokens in place."""
+    if engine.attention_window is not None and not engine.can_shift:
+        raise EngineError(
+            f"{engine.path.name} cannot have an attention window: it has windows of its own, recurrent layers or"
+            " positions that are not rotations, so nothing can be dropped in place; leave attention_window out"
+        )
+
+
+def windowed(prompt: Sequence[int], window: int) -> Sequence[int]:
+    """Return the first tokens of a prompt, and as many of its last ones as leave room for some of an answer."""
+    n_last = window - window // _WINDOW_PARTS
+    return prompt if len(prompt) <= SINKS + n_last else [*prompt[:SINKS], *prompt[-n_last:]]
+
+
 def prepare(number: int, request: Request, engine: TextEngine, given_up: Callable[[], bool]) -> Running:
     """A request that can run on an engine. The errors of `Scheduler.prepare`."""
+    if engine.attention_window is not None:
+        request = replace(request, prompt=windowed(request.prompt, engine.attention_window))
+        if request.max_tokens is None:  # no context ends it
+            request = replace(request, max_tokens=engine.context)
     prompt, most = request.prompt, request.max_tokens
     _check_media(request.media, engine)
     scales_of(engine.adapters, request.adapters)  # for its errors, before anything is made
-    if most is None or request.stays is not None:
+    if most is None or request.stays is not None or engine.attention_window is not None:
         check_prompt(prompt, engine)
     elif not 0 < len(prompt) + most <= engine.context or not prompt:
         raise ContextFull(
@@ -201,7 +232,7 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
     )
     try:
         continuation.follow(request.generated)
-        return Running(number, request, continuation, engine.adapters)
+        return Running(number, request, continuation, engine.adapters, engine.attention_window)
     except BaseException:
         continuation.close()
         raise
@@ -211,6 +242,8 @@ def _check_media(media: Sequence[EmbeddingRows], engine: TextEngine) -> None:
     """MediaError where an engine cannot take a picture."""
     if media and (problem := getattr(engine, "media_problem", "")):
         raise MediaError(problem)
+    if media and engine.attention_window is not None:
+        raise MediaError("an attention window drops tokens, and would cut a picture; leave one of them out")
     most = max((len(rows.embeddings) for rows in media if not rows.causal), default=0)
     if most > engine.batch:
         raise MediaError(

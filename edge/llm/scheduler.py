@@ -25,7 +25,7 @@ from edge.constraints.constraint import never_given_up
 from edge.errors import EdgeError, EngineError
 from edge.llm.in_flight import InFlight, Rows, end_event, in_one_graph, room
 from edge.llm.interface import Drafter, TextEngine
-from edge.llm.requests import Event, Request, Running, only_background, prepare
+from edge.llm.requests import Event, Request, Running, check_window, only_background, prepare
 from edge.llm.slots import Slots
 from edge.llm.step_budget import Came, LatencyTargets, StepBudget
 from partition.predict.drafts import most_windows
@@ -60,6 +60,7 @@ class Scheduler(Closing):
         while there is room, and on disk where the engine has such a place, for prompts that begin like them. drafter:
         drafts tokens while few requests run, which their steps then verify. admitted: called with the number of a
         request before anything of it is computed. targets: of latency, which size steps with prompts."""
+        check_window(engine)
         self.engine, self.drafter, self._admitted = engine, drafter, admitted
         self._use = engine.states.use
         self._numbers = itertools.count()

@@ -15,8 +15,9 @@ from edge.adapters.adapter import Scales
 from edge.errors import ContextFull, EdgeError
 from edge.llm.engine import Outputs
 from edge.llm.interface import TextEngine
+from edge.llm.options import SINKS
 from edge.llm.snapshots import NoPlan, SnapshotPlan
-from edge.multimodal.media import alike, behind, has_rows, text_of, whole
+from edge.multimodal.media import alike, has_rows, text_of, whole
 from edge.prefixes.group import group_start
 
 
@@ -103,14 +104,6 @@ class Slot:
         self.engine.kv_copy(source.sequence, self.sequence, 0, -1)
         self.tokens, self.exact, self.namespace = list(source.tokens), source.exact, source.namespace
         self.steps = list(source.steps)
-
-    def shift(self, start: int) -> int:
-        """Shift the context by half of what it holds from position `start` on: how many tokens that drops."""
-        n_tokens = (len(self.tokens) - start) // 2
-        n_tokens = behind(self.tokens, start + n_tokens) - start
-        if n_tokens > 0:
-            self.drop(start, n_tokens)
-        return max(0, n_tokens)
 
     def drop(self, start: int, n_tokens: int) -> None:
         """Drop tokens from position `start` on; those behind them take their places."""
@@ -293,9 +286,14 @@ class GreedyDrafter:
         return draft
 
 
+def full_length(engine: TextEngine) -> int:
+    """Return how many tokens a slot may hold."""
+    return engine.context if engine.attention_window is None else SINKS + engine.attention_window
+
+
 def is_full(slot: Slot) -> bool:
     """True if no further token fits."""
-    return len(slot.tokens) >= slot.engine.context
+    return len(slot.tokens) >= full_length(slot.engine)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

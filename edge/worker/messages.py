@@ -41,7 +41,12 @@ def options_message(options: EngineOptions) -> pb.EngineOptions:
         del values["groups"]
     if not options.rollback:
         del values["rollback"]
-    del values["draft_rows"], values["draft_bytes"], values["lora"]  # concern the owner alone
+    del (
+        values["draft_rows"],
+        values["draft_bytes"],
+        values["lora"],
+        values["attention_window"],
+    )  # concern the owner alone
     return pb.EngineOptions(**values)
 
 

@@ -9,7 +9,7 @@ from partition.architectures.moe import MOE_ARCHITECTURES
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.architectures.refused import REFUSED
 
-__all__ = ["ARCHITECTURES", "ASSERTED", "REFUSED", "RULES"]
+__all__ = ["ARCHITECTURES", "ASSERTED", "REFUSED", "RULES", "has_flash"]
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     **DENSE_ARCHITECTURES,
@@ -19,3 +19,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 }
 RULES: Mapping[str, Rules] = {name: architecture.rules for name, architecture in ARCHITECTURES.items()}
 ASSERTED: Mapping[str, Asserted] = {**ARCHITECTURES, **REFUSED}
+
+
+def has_flash(architecture: str) -> bool:
+    """Return whether llama.cpp has flash attention for models of an architecture."""
+    return architecture not in ASSERTED or ASSERTED[architecture].flash

@@ -68,6 +68,7 @@ KEYS = {
     },
     "seed": int,
     "memory": type(None),
+    "attention": {"flash": bool, "why": str, "measured": list},
     "gpu_layers": type(None),
     "paging": type(None),
 }
@@ -383,6 +384,16 @@ def test_kv_type_sets_the_size_of_the_cache() -> None:
     assert sizes["f32"] == 2 * sizes["f16"]
     assert sizes["q8_0"] == pytest.approx(sizes["f16"] * 34 / 64, rel=0.01)  # blocks of 32 values in 34 bytes
     assert run_chat("-p", "hi", "--max-tokens", "2", "--kv-type", "q8_0").returncode == 0
+
+
+def test_an_attention_window_lets_an_answer_outgrow_the_context(tmp_path: Path) -> None:
+    endless = ("-p", "hi", "--grammar", written(tmp_path / "endless.gbnf", ENDLESS), "--context", "68", *GREEDY)
+    assert chat_json(*endless)["usage"]["completion_tokens"] < 68
+    done = chat_json(*endless, "--attention-window", "64", "--max-tokens", "90", "--allow-repetition")
+    assert done["usage"]["completion_tokens"] == 90
+    assert done["usage"]["dropped_tokens"] > 0
+    assert_one_line_error(run_chat("-p", "hi", "--attention-window", "65", "--context", "68"), 5, "context of 69")
+    assert_one_line_error(run_chat("-p", "hi", "--attention-window", "9"), 2, "--attention-window")
 
 
 def test_flash_attention_off_cannot_have_a_quantized_cache() -> None:

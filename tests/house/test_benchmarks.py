@@ -21,7 +21,7 @@ SECTIONS = {
     "bench_busy_plans": ("made-up", "load"),
     "bench_distributed": ("speed", "pipeline", "groups", "load"),
     "bench_drafts": ("resident", "far", "paged"),
-    "bench_engine": (),
+    "bench_engine": ("loop", "attention"),
     "bench_lora": (),
     "bench_mtp": ("one", "tensor", "stages", "paged"),
     "bench_paging": ("limit", "mmap", "keeps-up"),
@@ -131,8 +131,11 @@ def test_mtp() -> None:
 
 def test_engine() -> None:
     result = run("bench_engine", "benchmarks/bench_engine.py")
-    assert result["decode_ratio"] > 0
-    assert result["prefill_ratio"] > 0
+    assert result["loop"]["decode_ratio"] > 0
+    assert result["loop"]["prefill_ratio"] > 0
+    if THOROUGH:
+        assert [case["tokens"] for case in result["attention"]["cases"]] == [16, 64]
+        assert all(case["behind"]["token_s"] > 0 for case in result["attention"]["cases"])
 
 
 def test_paging() -> None:

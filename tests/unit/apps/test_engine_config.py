@@ -33,13 +33,13 @@ def test_every_option_of_several_devices_is_in_it(command: str) -> None:
 def test_every_option_of_the_engine_is_in_it(command: str) -> None:
     options = config(
         command, "--threads", "3", "--context", "512", "--batch", "64", "--kv-type", "q8_0", "--memory", "3GiB",
-        "--prefix-cache", "1GiB", "--draft", "ngram", sequences=4,
+        "--prefix-cache", "1GiB", "--draft", "ngram", "--attention-window", "99", sequences=4,
     )  # fmt: skip
     assert options.prefix_cache == 1 << 30
     assert options.draft == "ngram"
     engine = options.engine_options()
     assert (engine.threads, engine.context, engine.batch, engine.sequences) == (3, 512, 64, 4)
-    assert (engine.kv_type, engine.memory) == ("q8_0", 3 << 30)
+    assert (engine.kv_type, engine.memory, engine.attention_window) == ("q8_0", 3 << 30, 99)
 
 
 def test_defaults_are_those_of_the_command() -> None:

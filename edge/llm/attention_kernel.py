@@ -1,0 +1,214 @@
+"""Attention kernel of an engine: flash attention, or products and a softmax, whichever decodes faster at its length.
+
+llama.cpp fixes the kernel of a context when it makes one. Where the other kernel is faster, another context over the
+same weights takes over the keys and values, and the one before is freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from devices.probe import available_memory
+from devices.remembered import Remembered
+from edge.errors import EdgeError, EngineError
+from edge.llama import llama
+from edge.llama.llama import ContextSizes
+from edge.llm.options import WITHOUT_FLASH, EngineOptions
+from edge.llm.states import States
+from edge.microbenchmark import TimedTask, best_of, sample_s
+from edge.paging.gpu_layers import measured_key
+from edge.paging.memory import cache_bytes
+from partition.architectures.table import has_flash
+from partition.errors import CannotSlice
+from partition.plan.plan import Range
+from partition.predict.hysteresis import ATTENTION, clearly_better
+from partition.state.sequence import KVBlock, LayerRows
+from quant.text import age_text, bytes_text
+
+if TYPE_CHECKING:
+    from edge.llm.engine import ModelRunner
+
+LENGTHS = (256, 1024, 4096)  # tokens in the cache that are timed
+_LEAST_CACHE = 16 << 20  # bytes: attention over a smaller cache is a small part of a token
+_RANDOM = 4099  # numbers; a prime, so that rows differ
+_ROOM = 4  # times the cache: two contexts, a state, and what is encoded of it
+
+
+@dataclass(frozen=True)
+class AttentionTimes:
+    """Seconds of a token with flash attention and without, by tokens in the cache."""
+
+    points: tuple[tuple[int, float, float], ...]  # (tokens, with, without)
+    age_s: float = 0.0
+
+    def is_flash_faster(self, tokens: int, current: bool) -> bool:
+        """Return whether flash attention is to be used with so many tokens in the cache. The current kernel stays
+        unless the other one is clearly faster."""
+        lengths, with_s, without_s = zip(*self.points, strict=True)
+        seconds = {True: np.interp(tokens, lengths, with_s), False: np.interp(tokens, lengths, without_s)}
+        other_is_better = clearly_better(float(seconds[not current]), float(seconds[current]), by=ATTENTION)
+        return current != other_is_better
+
+    def describe(self) -> str:
+        """Describe it for people, in one line."""
+        parts = [
+            f"{tokens:,} tokens {1e3 * with_s:.1f} ms with it and {1e3 * without_s:.1f} without"
+            for tokens, with_s, without_s in self.points
+        ]
+        return f"a token after {', '.join(parts)}, measured {age_text(self.age_s)}"
+
+
+class AttentionKernel:
+    """The kernel that an engine uses now, and why."""
+
+    def __init__(
+        self, runner: ModelRunner, context: llama.Context, options: EngineOptions, sizes: ContextSizes, new_batch: Any
+    ) -> None:
+        """sizes: of its context. new_batch: makes a batch of so many rows, as the model takes them."""
+        self._runner, self._context, self._sizes = runner, context, sizes
+        self.flash = options.flash_attention != "off" and has_flash(runner.model.architecture)
+        self.times: AttentionTimes | None = None  # None: the kernel stays
+        self.why = _reason_to_stay(runner, options, sizes)
+        if not self.why:
+            try:
+                self.times = measured(runner, sizes, new_batch)
+            except (EdgeError, CannotSlice) as error:
+                self.why = f"not measured: {error}"
+
+    def before(self, tokens: int) -> None:
+        """Use the faster kernel for a step whose last row is the `tokens`-th of its sequence."""
+        if self.times is None:
+            return
+        flash = self.times.is_flash_faster(tokens, self.flash)
+        if flash == self.flash or self._context.shift_pending or self._context.gives_hidden:
+            return
+        try:
+            self._move_to(replace(self._sizes, flash_attention="on" if flash else "off"))
+        except (EdgeError, CannotSlice) as error:  # nothing has changed
+            self.times, self.why = None, f"it stays: {error}"
+            return
+        self.flash = flash
+
+    def _move_to(self, sizes: ContextSizes) -> None:
+        """Go on in a context of these sizes, with the keys and values of this one."""
+        runner = self._runner
+        n_tokens = runner.kv_last(0) + 1
+        block = runner.states.read(0, Range(0, n_tokens)) if n_tokens else None
+        fresh = llama.Context(runner.model, sizes, threads=runner.threads)
+        try:
+            if block is not None:
+                States(runner.file, fresh, runner.states.kv).write(0, block)
+        except BaseException:
+            fresh.close()
+            raise
+        self._context.replace_by(fresh)
+
+    def describe(self) -> str:
+        """Describe it for people, in one line."""
+        kernel = "flash attention" if self.flash else "no flash attention"
+        return f"{kernel} ({self.times.describe() if self.times else self.why})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/cli/chat.md says."""
+        points = self.times.points if self.times else ()
+        return {
+            "flash": self.flash,
+            "why": self.times.describe() if self.times else self.why,
+            "measured": [
+                {"tokens": tokens, "flash_ms": 1e3 * with_s, "plain_ms": 1e3 * without_s}
+                for tokens, with_s, without_s in points
+            ],
+        }
+
+
+def measured(runner: ModelRunner, sizes: ContextSizes, new_batch: Callable[[int], llama.Batch]) -> AttentionTimes:
+    """Return what tokens take with both kernels, as remembered or measured now. EngineError where this device is busy:
+    differences of some per cent do not show then. StateError, CannotSlice."""
+    lengths = [n for n in LENGTHS if n <= sizes.context]
+    cache = Remembered("attention-kernels")
+    key = measured_key(runner.shape, sizes, runner.threads, lengths)
+    if (remembered := cache.get(key)) is not None and (times := _read(*remembered, lengths)) is not None:
+        return times
+    points = []
+    small = replace(sizes, context=lengths[-1], batch=1, outputs=1)
+    rows = new_batch(1)
+    with ExitStack() as closing:
+        contexts = []
+        for flash in ("on", "off"):
+            contexts.append(llama.Context(runner.model, replace(small, flash_attention=flash), threads=runner.threads))
+            closing.callback(contexts[-1].close)
+        for tokens in lengths:
+            tasks = [_task(runner, context, rows, tokens) for context in contexts]
+            flash_time, plain_time = best_of(tasks, sample_s(runner.threads))
+            if flash_time.busy or plain_time.busy:
+                raise EngineError("this device is busy")
+            points.append((tokens, flash_time.seconds, plain_time.seconds))
+    cache.put(key, points)
+    return AttentionTimes(tuple(points))
+
+
+def _task(runner: ModelRunner, context: llama.Context, rows: llama.Batch, tokens: int) -> TimedTask:
+    """Fill a cache, and return the step that computes its last token again and again."""
+    context.kv_clear()
+    fill(States(runner.file, context, runner.states.kv), tokens - 1)
+
+    def step() -> None:
+        context.kv_remove(0, tokens - 1, -1)
+        rows.positions[0], rows.sequences[0], rows.outputs[0] = tokens - 1, 0, 1
+        context.decode(rows, 1)
+
+    return TimedTask(step)
+
+
+def fill(states: States, tokens: int) -> None:
+    """Hold so many tokens, with random keys and values, in an empty cache: kernels take other times where scores are
+    all alike. The cache must be of floats. EngineError, StateError, CannotSlice."""
+    numbers = np.random.default_rng(0).standard_normal(_RANDOM, np.float32)
+    if states.kv.name == "bf16":
+        pattern = (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    else:
+        pattern = numbers.astype(states.kv.name.replace("f", "float")).view(np.uint8)
+    layers = tuple(
+        LayerRows(*(np.resize(pattern, (tokens, n_bytes)) for n_bytes in (layer.key_bytes, layer.value_bytes)))
+        for layer in states.shape.layers
+    )
+    states.write(0, KVBlock(Range(0, tokens), layers))
+
+
+def _reason_to_stay(runner: ModelRunner, options: EngineOptions, sizes: ContextSizes) -> str:
+    """Say why the kernel is not to be measured; "" where it is."""
+    n_bytes = cache_bytes(runner.shape, sizes.context, sizes.kv)
+    # Without flash attention there are scores of all rows, heads and cells, and their softmax.
+    scores_bytes = 8 * sizes.batch * sizes.context * max(runner.shape.n_heads, default=0)
+    reasons = {
+        "as set": options.flash_attention != "auto",
+        f"llama.cpp has none for {runner.model.architecture} models": not has_flash(runner.model.architecture),
+        f"a cache of {sizes.kv.name} needs it": sizes.kv.name not in WITHOUT_FLASH,
+        "the default": not options.follows_load,
+        "the default, as nodes are watched": runner._loaded.hooks is not None,
+        "the default under a budget": options.memory is not None,
+        "the default on a GPU": bool(runner.gpu_layers and runner.gpu_layers.layers),
+        "the default with adapters": bool(options.lora),
+        "the default with attention windows or recurrent layers": bool(runner.model.window)
+        or runner.model.is_recurrent,
+        "the default for several sequences": sizes.sequences > 1,
+        f"the default, as a cache of {bytes_text(n_bytes)} is small": n_bytes < _LEAST_CACHE
+        or sizes.context < LENGTHS[0],
+        "the default, as memory has no room for both": _ROOM * n_bytes + scores_bytes > available_memory(),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
+
+
+def _read(value: Any, age_s: float, lengths: list[int]) -> AttentionTimes | None:
+    """Read remembered times; None for anything else, such as another version's."""
+    try:
+        points = tuple((int(tokens), float(with_s), float(without_s)) for tokens, with_s, without_s in value)
+    except (TypeError, ValueError):
+        return None
+    good = [tokens for tokens, *seconds in points] == lengths and all(min(seconds) > 0 for _, *seconds in points)
+    return AttentionTimes(points, age_s) if good else None

@@ -1,0 +1,38 @@
+"""Perplexity of trained weights with an attention window: near that of full attention, with the first tokens alone."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from edge.llm.engine import Engine
+from edge.llm.options import SINKS, EngineOptions
+from edge.llm.slot import Slot
+from tests.support import ROOT
+
+TEXT = (ROOT / "docs" / "security.md").read_text() + (ROOT / "docs" / "distributed.md").read_text()
+TOKENS, FIRST = 1100, 300  # of the text; from FIRST on they count, when every window here has been passed
+
+
+def perplexity(engine: Engine, tokens: list[int], window: int | None, sinks: int = SINKS) -> float:
+    """Perplexity of the tokens from FIRST on. window: None: each attends to all before it."""
+    slot, losses = Slot(engine), []
+    slot.cut(0)
+    for i, token in enumerate(tokens[:-1]):
+        if window is not None and len(slot.tokens) == sinks + window:
+            slot.drop(sinks, window // 8)
+        logits = slot.decode([token]).astype(np.float64)
+        if i + 1 >= FIRST:
+            losses.append(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[tokens[i + 1]])
+    return math.exp(np.mean(losses))
+
+
+def test_a_window_with_sinks_costs_little_and_one_without_costs_much(smollm2: Path) -> None:
+    with Engine(smollm2, EngineOptions(threads=1, context=TOKENS)) as engine:
+        tokens = engine.model.tokenize(TEXT, add_special=True, parse_special=False)[:TOKENS]
+        full = perplexity(engine, tokens, None)
+        found = {window: perplexity(engine, tokens, window) for window in (256, 128)}
+        without = perplexity(engine, tokens, 256, sinks=0)
+        print(full, found, without)
+        assert 0.98 * full < found[256] < found[128] < 1.25 * full
+        assert without > 1.2 * found[256]
