@@ -150,6 +150,10 @@ def run(args: argparse.Namespace) -> int:
         if len(models) > 1:
             refuse(args, ("lora", "mmproj"), f"is of one model, and there are {len(models)}; name one")
         configs = {name: engine_config(path) for name, path in models.items()}
+    if devices is not None:
+        refuse(
+            args, ("allow_pull",), "adds models to those of this device, and several devices serve one; leave it out"
+        )
     if devices is not None and len(configs) > 1:
         raise UsageError(f"several devices serve one model, {len(configs)} were given")
 

@@ -47,7 +47,7 @@ class Answers(dict[int, ProcessAnswer]):
     n_other = 0  # requests that wait for something else of the process, but for its state
 
     @property
-    def n_asked(self) -> int:
+    def n_foreground(self) -> int:
         """Number of those that somebody waits for: all but those in the background."""
         return sum(not answer.generation.background for answer in self.values())
 

@@ -20,14 +20,14 @@ class EngineClient:
         self.name, self.process, self._queue = process.name, process, queue
 
     @property
-    def is_asked(self) -> bool:
-        """As ServedModel.is_asked."""
+    def busy(self) -> bool:
+        """As ServedModel.busy."""
         return self.process.busy
 
     async def generate(self, generation: Generation) -> ProcessAnswer:
         """As ServedModel.generate."""
         sequences = self.process.about.get("sequences", 1)
-        if self.process.answers.n_asked >= sequences + self._queue:
+        if self.process.answers.n_foreground >= sequences + self._queue:
             raise Overloaded(f"{sequences} requests are answered and {self._queue} wait: no more may; ask again later")
         return await self.process.generate(generation)
 

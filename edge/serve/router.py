@@ -143,10 +143,10 @@ class Router:
                 await self._unload(name)
             return can
 
-    def is_asked(self, beside: str | None) -> bool:
-        """As ServedModels.is_asked."""
-        beside = self._known(beside)
-        return any(model.process.busy for name, model in self._models.items() if name != beside)
+    def busy_beside(self, name: str | None) -> bool:
+        """As ServedModels.busy_beside."""
+        name = self._known(name)
+        return any(model.process.busy for other, model in self._models.items() if other != name)
 
     async def unload_idle(self) -> None:
         """Unload the models that were idle for long enough."""

@@ -99,7 +99,7 @@ class ServedModel(Protocol):
     name: str  # the model's name in requests
 
     @property
-    def is_asked(self) -> bool:
+    def busy(self) -> bool:
         """True if somebody waits for an answer: not for those in the background."""
 
     async def generate(self, generation: Generation) -> Answer:
@@ -188,7 +188,7 @@ class ServedModels(Protocol):
     async def unload(self, name: str | None) -> bool:
         """Unload a model now; False if it is not loaded, in use, or stays. UnknownModel."""
 
-    def is_asked(self, beside: str | None) -> bool:
+    def busy_beside(self, name: str | None) -> bool:
         """Return whether somebody waits for an answer of another model than this one. UnknownModel."""
 
     async def fetch(self, name: str, progress: Progress) -> None:

@@ -23,8 +23,8 @@ def batch_of(server: Served, prompts: list[str], **body: Any) -> str:
     file = httpx.post(
         f"{server.url}/v1/files", data={"purpose": "batch"}, files={"file": ("x.jsonl", content)}, timeout=WAIT_S
     ).json()
-    asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
-    return str(server.post("/v1/batches", asked)["id"])
+    batch = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    return str(server.post("/v1/batches", batch)["id"])
 
 
 def texts(server: Served, batch_id: str) -> dict[str, str]:

@@ -102,23 +102,23 @@ def test_the_system_prompt_of_a_preset_is_that_of_chats_without_one(tmp_path: Pa
         for name, more in (("house", 'system = "You run a house."'), ("plain", ""))
     )
     (tmp_path / "serve.toml").write_text(models)
-    asked: Any = {"messages": [{"role": "user", "content": "Hi"}]}
-    own: Any = {"messages": [{"role": "system", "content": "You are."}, *asked["messages"]]}
+    chat: Any = {"messages": [{"role": "user", "content": "Hi"}]}
+    own: Any = {"messages": [{"role": "system", "content": "You are."}, *chat["messages"]]}
     tool = {"type": "function", "function": {"name": "open_door"}}
     with served("--config", str(tmp_path / "serve.toml"), "--prefix-cache", "0") as server:
 
         def prompt(model: str, body: Any) -> str:
             return str(server.post("/apply-template", {"model": model, **body})["prompt"])
 
-        assert "You run a house." in prompt("house", asked)
-        written = [{"role": "system", "content": "You run a house."}, *asked["messages"]]
-        assert prompt("house", asked) == prompt("plain", {"messages": written}) != prompt("plain", asked)
+        assert "You run a house." in prompt("house", chat)
+        written = [{"role": "system", "content": "You run a house."}, *chat["messages"]]
+        assert prompt("house", chat) == prompt("plain", {"messages": written}) != prompt("plain", chat)
         assert "house" not in prompt("house", own)
         with_tools = prompt(
-            "house", {**asked, "tools": [tool]}
+            "house", {**chat, "tools": [tool]}
         )  # the template knows none: they are in the system prompt
         assert with_tools.index("You run a house.") < with_tools.index("open_door")
-        assert "open_door" in prompt("plain", {**asked, "tools": [tool]})
+        assert "open_door" in prompt("plain", {**chat, "tools": [tool]})
 
 
 def test_an_idle_model_is_unloaded_by_a_running_server() -> None:

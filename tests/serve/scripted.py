@@ -64,7 +64,7 @@ class Scripted:
         self.turns: list[Mapping[str, Any]] = []  # that it was told
 
     @property
-    def is_asked(self) -> bool:
+    def busy(self) -> bool:
         return False
 
     async def generate(self, generation: Generation) -> Answer:
@@ -132,7 +132,7 @@ class ScriptedModels:
         self.scripted = Scripted()
         self.plans: list[Mapping[str, Any]] = []
         self.kept_s: float | None = None
-        self.other_is_asked = False
+        self.other_is_busy = False
 
     @property
     def names(self) -> Sequence[str]:
@@ -167,8 +167,8 @@ class ScriptedModels:
     async def unload(self, name: str | None) -> bool:
         return False
 
-    def is_asked(self, beside: str | None) -> bool:
-        return self.other_is_asked
+    def busy_beside(self, name: str | None) -> bool:
+        return self.other_is_busy
 
     async def fetch(self, name: str, progress: Callable[[int, int], None]) -> None:
         raise NotAllowed("nothing is fetched here")

@@ -65,7 +65,7 @@ def results(openai: OpenAI, file_id: str | None) -> dict[str | None, Any]:
 
 def answered(openai: OpenAI, content: bytes, endpoint: Any = CHAT) -> Any:
     """The batch, once it has ended."""
-    file = openai.files.create(file=("asked.jsonl", content), purpose="batch")
+    file = openai.files.create(file=("lines.jsonl", content), purpose="batch")
     batch = openai.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
     until(lambda: openai.batches.retrieve(batch.id).status == "completed", "the end of the batch")
     return openai.batches.retrieve(batch.id)
@@ -86,7 +86,7 @@ def test_the_answers_are_those_of_single_requests(openai: OpenAI, folder: Path) 
         assert response["status_code"] == 200
         assert response["body"]["choices"][0]["message"]["content"] == alone.choices[0].message.content
     stored = b"".join(path.read_bytes() for path in folder.iterdir())
-    assert not [word for word in (b"plus 38", b"custom_id", b"asked.jsonl", b"choices") if word in stored]
+    assert not [word for word in (b"plus 38", b"custom_id", b"lines.jsonl", b"choices") if word in stored]
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
 
 
@@ -250,7 +250,9 @@ def test_requests_are_in_the_background_and_prompts_stay_apart(place: Place) -> 
     store = place.store()
     batch = place.batch(store, line("a"), line("b"))
     place.run(store, until_ended=batch)
-    assert {(asked.background, asked.namespace) for asked in place.model.asked} == {(True, "its prompts")}
+    assert {(generation.background, generation.namespace) for generation in place.model.asked} == {
+        (True, "its prompts")
+    }
 
 
 def test_an_interrupted_batch_goes_on_with_the_next_server(place: Place) -> None:
@@ -271,7 +273,7 @@ def test_an_interrupted_batch_goes_on_with_the_next_server(place: Place) -> None
 
     store.note = note  # type: ignore[method-assign]
     place.run(store, meanwhile=stop_after_the_first)
-    n_asked, done = len(place.model.asked), dict(batch.done)
+    n_before, done = len(place.model.asked), dict(batch.done)
     assert 2 <= len(done) < 4
     [path] = place.folder.glob("batch_*")
     with path.open("ab") as file:
@@ -283,7 +285,7 @@ def test_an_interrupted_batch_goes_on_with_the_next_server(place: Place) -> None
     assert (restored.id, restored.done, restored.status) == (batch.id, done, "in_progress")
     place.run(again, until_ended=restored)
     assert restored.status == "completed"
-    assert len(place.model.asked) - n_asked == 4 - len(done)  # what was answered is not asked again
+    assert len(place.model.asked) - n_before == 4 - len(done)  # what was answered is not asked again
     assert [each["custom_id"] for each in output(again, restored, restored.output_file_id)] == ["a", "b", "c"]
     assert len(output(again, restored, restored.error_file_id)) == 1
     third = place.store()  # ended ones are there, too
@@ -298,13 +300,13 @@ def test_who_asks_another_model_goes_first(place: Place) -> None:
     async def ask(runner: BatchRunner) -> None:
         place.model.waits = True
         await some(place, 1)
-        place.models.other_is_asked = True
+        place.models.other_is_busy = True
         await place.model.answers[0].cancelled.wait()
         place.model.waits = False
         for _ in range(20):
             await asyncio.sleep(0.01)
         assert len(place.model.asked) == 1  # none meanwhile
-        place.models.other_is_asked = False
+        place.models.other_is_busy = False
 
     place.run(store, until_ended=batch, meanwhile=ask)
     assert (batch.status, len(place.model.asked)) == ("completed", 2)
@@ -423,11 +425,11 @@ def test_rooms_are_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_requests_with_a_common_beginning_follow_each_other() -> None:
-    def asked(custom_id: str, system: str, model: str = "m") -> Any:
+    def chat(custom_id: str, system: str, model: str = "m") -> Any:
         messages = [{"role": "system", "content": system}, {"role": "user", "content": custom_id}]
         return line(custom_id, model=model, messages=messages)
 
-    content = jsonl(asked("1", "x"), asked("2", "y"), asked("3", "x"), asked("4", "x", "a"), asked("5", "y"))
+    content = jsonl(chat("1", "x"), chat("2", "y"), chat("3", "x"), chat("4", "x", "a"), chat("5", "y"))
     lines, broken = read_lines(content, CHAT)
     assert [each.custom_id for each in lines] == ["4", "1", "3", "2", "5"]
     assert not broken

@@ -140,16 +140,16 @@ def test_options_change_the_answer(scripted: Client, models: ScriptedModels) -> 
 
 
 def test_a_context_that_the_server_lacks_is_told(server: str) -> None:
-    asked = {"model": NAME, "messages": HI, "stream": False, "options": {**GREEDY, "num_ctx": 1024}}
-    assert "num_ctx" not in httpx.post(f"{server}/api/chat", json=asked).json()
-    asked["options"] = {**GREEDY, "num_ctx": 4096}
-    assert httpx.post(f"{server}/api/chat", json=asked).json()["num_ctx"] == 1024
+    request = {"model": NAME, "messages": HI, "stream": False, "options": {**GREEDY, "num_ctx": 1024}}
+    assert "num_ctx" not in httpx.post(f"{server}/api/chat", json=request).json()
+    request["options"] = {**GREEDY, "num_ctx": 4096}
+    assert httpx.post(f"{server}/api/chat", json=request).json()["num_ctx"] == 1024
 
 
 def test_answers_in_json(ollama: Client) -> None:
     for stream in (False, True):
-        asked: Any = {"format": SCHEMA, "options": {"num_predict": 200, "seed": 1}, "stream": stream}
-        reply = ollama.chat(NAME, HI, **asked)
+        request: Any = {"format": SCHEMA, "options": {"num_predict": 200, "seed": 1}, "stream": stream}
+        reply = ollama.chat(NAME, HI, **request)
         text = "".join(line.message.content or "" for line in reply) if stream else reply.message.content
         value = json.loads(text)
         assert value["city"] in ("Oslo", "Rome")
@@ -189,8 +189,8 @@ def test_results_of_calls_find_their_calls(scripted: Client, models: ScriptedMod
     calls: Any = [{"function": {"name": name, "arguments": {}}} for name in ("first", "second")]
     results: Any = [{"role": "tool", "content": name, "tool_name": name} for name in ("second", "first")]
     scripted.chat("scripted", [*HI, {"role": "assistant", "tool_calls": calls}, *results], tools=[WEATHER])
-    _, asked, second, first = models.scripted.asked[-1].messages or ()
-    ids = [call["id"] for call in asked["tool_calls"]]
+    _, called, second, first = models.scripted.asked[-1].messages or ()
+    ids = [call["id"] for call in called["tool_calls"]]
     assert len(set(ids)) == 2
     assert [first["tool_call_id"], second["tool_call_id"]] == ids
     assert (first["name"], second["content"]) == ("first", "second")
@@ -206,10 +206,10 @@ def test_thoughts_come_apart(scripted: Any, models: ScriptedModels, stream: bool
     assert "".join(line.message.content or "" for line in lines) == "Yes."
     text = scripted.generate("scripted", "Hi", think="low")
     assert (text.thinking, text.response) == ("Hmm.", "Yes.")
-    assert [asked.think for asked in model.asked] == [-1, 1024]
+    assert [request.think for request in model.asked] == [-1, 1024]
     scripted.chat("scripted", HI, think=False)
     scripted.chat("scripted", HI)
-    assert [asked.think for asked in model.asked[2:]] == [0, None]
+    assert [request.think for request in model.asked[2:]] == [0, None]
 
 
 def test_a_model_that_cannot_think_says_so(ollama: Client) -> None:

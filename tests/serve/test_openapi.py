@@ -28,6 +28,12 @@ def all_endpoints() -> list[Endpoint]:
 
 DESCRIPTION = openapi(all_endpoints())
 OPERATIONS = [f"{method} {path}" for path, methods in DESCRIPTION["paths"].items() for method in methods]
+WITH_BODIES = {
+    f"{method} {path}"
+    for path, methods in DESCRIPTION["paths"].items()
+    for method, operation in methods.items()
+    if "requestBody" in operation
+}
 
 
 LIMITS = {"/v1/responses": "max_output_tokens", "/v1/chat/completions": "max_completion_tokens"}
@@ -59,7 +65,7 @@ MODES = ("positive", "negative")
 # What breaks the description in its body, or follows it; where there is no body, nothing can be broken.
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [(name, mode) for name in OPERATIONS for mode in MODES if name.startswith("post") or mode == "positive"],
+    [(name, mode) for name in OPERATIONS for mode in MODES if name in WITH_BODIES or mode == "positive"],
 )
 def test_no_request_is_answered_with_a_server_error(server: str, name: str, mode: str) -> None:
     import schemathesis  # takes seconds: not where tests are collected

@@ -149,7 +149,7 @@ class BatchRunner:
 
     def _others_ask(self, line: Line) -> bool:
         with suppress(EdgeError):  # the line gets the error
-            return self._models.is_asked(line.model)
+            return self._models.busy_beside(line.model)
         return False
 
     async def _answer(self, batch: Batch, line: Line) -> tuple[int, Any]:
@@ -175,7 +175,7 @@ class BatchRunner:
         parts: list[dict[str, Any]] = []
         texts: Sequence[Any] = prompts_of(request.input, "input")
         for text in texts:
-            while model.is_asked:
+            while model.busy:
                 await asyncio.sleep(LOOK_S)
             parts.append(await embeddings(request.model_copy(update={"input": text}), model))
         data = [{**part["data"][0], "index": index} for index, part in enumerate(parts)]

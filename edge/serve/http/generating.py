@@ -20,7 +20,6 @@ from edge import log
 from edge.errors import EdgeError
 from edge.serve.apis.adapters import request_scales
 from edge.serve.apis.api import Api, Event, ParsedRequest, R
-from edge.serve.apis.tokens import template_of
 from edge.serve.deltas import Delta, begin, merged
 from edge.serve.http.bodies import Json, read, to_json, unless_gone
 from edge.serve.http.errors import failure, is_anthropic
@@ -85,11 +84,9 @@ async def _begun(
     """Accept a request. Its errors are raised here, before anything is sent of its answers."""
     at = time.time()
     model = await models.model(request.model)
-    request.admitted(await model.about())
-    template = ""
-    if request.template_matters:
-        template = await template_of(model)
-    parsed = api.parse(request, template)
+    about = await model.about()
+    request.admitted(about)
+    parsed = api.parse(request, str(about["chat_template"] or "") if request.template_matters else "")
     scales = request_scales(request, models)
     generations = [
         replace(generation, namespace=namespace, adapters=scales, background=background)

@@ -147,8 +147,8 @@ async def _embed(
     vectors: list[Any] = []
     tokens = 0
     if texts:
-        asked = {"input": texts, "dimensions": dimensions}
-        result = await embeddings(EmbeddingsRequest.model_validate(asked), model)
+        fields = {"input": texts, "dimensions": dimensions}
+        result = await embeddings(EmbeddingsRequest.model_validate(fields), model)
         vectors, tokens = [item["embedding"] for item in result["data"]], result["usage"]["prompt_tokens"]
     return {
         "model": request.model or model.name,
