@@ -40,6 +40,7 @@ from edge.tasks import SILENT, Steps
 from partition.architectures.table import ASSERTED
 from partition.model.model import ModelShape
 from partition.model.predictors import predictor_tensors, why_no_predictor
+from partition.predict.drafts import ACCEPTANCE, MTP
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 from quant.types import TYPES
@@ -262,6 +263,7 @@ class MtpDrafts(Drafts):
     """
 
     free = False
+    acceptance = ACCEPTANCE[MTP]
 
     def __init__(self, predictor: Predictor, pace: DraftPace, clock: Callable[[], float] = time.perf_counter) -> None:
         """pace: how fast the predictor takes in text. clock: in seconds."""
