@@ -2,10 +2,10 @@
 which is a property of the text. Draft nothing unless it is clearly faster.
 
 A pass of `rows` rows gives 1 to `rows` tokens, in the mean as many as `tokens_a_pass` says. Its cost is counted in
-passes of one row, with the drafting. Once costs are known, acceptance alone decides, and each draft tells of it. What is
-not known is tried: costs not measured yet, and drafts where few were accepted. A trial is made where it could pay, and
-where its expected loss is in the exploration budget. Everything that drafts lose is paid from there, the text that a
-draft model has to take in, too; a part of each token fills it.
+passes of one row, with the drafting. Once costs are known, acceptance alone decides, and each draft tells of it. What
+is not known is tried: costs not measured yet, and drafts where few were accepted. A trial is made where it could pay,
+and where its price is in the exploration budget. Everything that drafts lose is paid from there, the text that a draft
+model has to take in, too; a part of each token fills it.
 """
 
 from __future__ import annotations

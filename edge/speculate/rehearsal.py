@@ -38,8 +38,8 @@ class RandomText:
 def rehearse(
     drafter: Speculation, engine: TextEngine, limit_s: float = LIMIT_S, clock: Callable[[], float] = time.perf_counter
 ) -> None:
-    """Let a drafter know what passes of each size take, as far as the limit allows; one pass of a slow model is over it,
-    and its first answers tell. The engine's cache is empty before and behind. clock: in seconds."""
+    """Let a drafter know what passes of each size take, as far as the limit allows. One pass of a slow model is over
+    it: then its first answers tell. The engine's cache is empty afterwards. clock: in seconds."""
     text, began = RandomText(engine.model.n_vocab), clock()
     most = min(engine.outputs, engine.batch, engine.context - _PROMPT - 1)
     if engine.rollback is not None:
