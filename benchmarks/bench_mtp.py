@@ -14,7 +14,7 @@ the model will answer, with the probability that is planted, or by another token
 without in turn; each probability has a conversation of its own, whose first answer, where it learns, is not counted.
 
 Two more sides have no drafts: `null` has a drafter that always chooses one row, and shows what layers that are ready
-to draft cost; `learning` is the first answer of each conversation, after the rehearsal that a load has, in its place.
+to draft cost; `learning` is the first answer of each conversation, after the profiling that a load has, in its place.
 
 Predicted: with r rows a pass takes the time of r rows of the answer and of r - 1 drafts, both measured here, and gives
 1 + a + ... + a^(r - 1) tokens where a is the acceptance (`partition.predict.drafts`). The best r counts, if that is
@@ -51,7 +51,7 @@ from edge.parallel.engine import DistributedEngine
 from edge.speculate.choice import RowChoice
 from edge.speculate.factory import MtpDraft, with_room
 from edge.speculate.mtp import Predictor, mtp_drafts, open_predictor
-from edge.speculate.rehearsal import rehearse
+from edge.speculate.profiling import profile_passes
 from edge.speculate.speculation import Speculation
 from edge.speculate.windows import WindowChoice
 from partition.predict.drafts import MTP, ROWS, WINDOWS, Draft, most_windows
@@ -99,7 +99,7 @@ def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, 
         chosen = {right: Counter[int]() for right in RIGHT}
         for right, drafter in drafters.items():
             if engine.paging is None:
-                rehearse(drafter, engine)
+                profile_passes(drafter, engine)
             drafter.verified = partial(counted, drafter.verified, chosen[right])  # type: ignore[method-assign]
         same = dict.fromkeys(RIGHT, True)
         seeds = itertools.count()  # each answer has draws of its own: few are made where drafts do not pay

@@ -167,7 +167,7 @@ class Speculation:
         """Count figures from now on, and forget those before."""
         self.stats = SpeculationStats()
 
-    def rehearse(self, request: Answer, rows: int, verify: Callable[[Sequence[int]], object]) -> None:
+    def profile_pass(self, request: Answer, rows: int, verify: Callable[[Sequence[int]], object]) -> None:
         """Time a pass of so many rows of a request, with the drafting. verify: computes these tokens."""
         drafts = self._make()
         drafts.attach(request)

@@ -20,6 +20,7 @@ from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.speculate import mtp
+from edge.speculate.choice import MOST_ROWS
 from edge.speculate.factory import MtpDraft, drafts, speculation, with_room
 from edge.speculate.mtp import MtpDrafts, Predictor, mtp_bytes, open_predictor
 from edge.speculate.small_model import DraftPace
@@ -302,6 +303,17 @@ def test_there_is_room_for_a_text_that_went_on_without_drafts(folder: Path, monk
         first, tokens = predictor._computed[0]
         assert first + len(tokens) == 481
         assert 124 <= len(tokens) <= 248
+
+
+def test_a_pass_of_which_all_drafts_were_right_goes_on_with_the_text(folder: Path) -> None:
+    """Sixteen tokens are new then, more than a trial takes in."""
+    history = [int(token) for token in np.random.default_rng(3).integers(4, 320, 60)]
+    with Engine(with_predictor(folder), ROOM) as engine, open_predictor(engine) as predictor:
+        engine.decode(history[:-1], 0)
+        predictor.take_in(0, text(history[:-MOST_ROWS]), 0, whole=True)
+        assert predictor.behind(0, text(history), 0, whole=False) == MOST_ROWS
+        assert len(predictor.propose(0, text(history), 0, 3)) == 3
+        assert predictor._computed[0][0] == 1
 
 
 def test_the_text_is_taken_in_as_far_as_it_pays(folder: Path) -> None:

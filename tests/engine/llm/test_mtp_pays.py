@@ -9,7 +9,7 @@ from edge.llm.engine import Engine
 from edge.llm.requests import Request
 from edge.speculate.hidden_states import Tokens
 from edge.speculate.mtp import Predictor, mtp_drafts, open_predictor
-from edge.speculate.rehearsal import rehearse
+from edge.speculate.profiling import profile_passes
 from edge.speculate.speculation import Speculation
 from partition.predict.drafts import ROWS, Draft
 from partition.predict.hysteresis import DRAFT, clearly_faster
@@ -71,7 +71,7 @@ def test_the_gain_is_that_of_the_formula(tmp_path: Path, where: str, right: floa
         plant(predictor, {tuple(r.prompt): answer for r, answer in zip(requests, answers, strict=True)}, right)
         clock = Clock(engine, predictor, COSTS[where])
         drafter, began = Speculation(mtp_drafts(predictor, clock), "mtp", clock=clock), 0.0
-        rehearse(drafter, engine, limit_s=100.0, clock=clock)
+        profile_passes(drafter, engine, limit_s=100.0, clock=clock)
         for request, answer in zip(requests, answers, strict=True):
             began = clock.now
             assert one_slot(engine, drafter).run([request]) == [answer]
@@ -81,3 +81,20 @@ def test_the_gain_is_that_of_the_formula(tmp_path: Path, where: str, right: floa
     # Where two rows do not pay and four would, by a tenth, trials do not get so far: plain passes are 0.998 of that.
     assert gain >= (0.89 if (where, right) == ("in memory", 0.9) else 0.9) * formula
     assert 0.98 <= gain <= 1.25 * formula  # drafts are right by chance, in one answer more often than in another
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 12.0, 100.0])
+def test_costs_are_known_before_the_first_answer(tmp_path: Path, limit_s: float) -> None:
+    """As far as the limit allows: within none, a slow model computes the prompt of the profiling alone."""
+    path, costs = with_predictor(tmp_path, type_name="q8_0"), COSTS["far ranks"]
+    with Engine(path, replace(ROOM, context=512)) as engine, open_predictor(engine) as predictor:
+        clock = Clock(engine, predictor, costs)
+        drafter = Speculation(mtp_drafts(predictor, clock), "mtp", clock=clock)
+        profile_passes(drafter, engine, limit_s, clock)
+        choice = drafter._choices[1].rows
+        known = {size: choice.cost(size) for size in ROWS if choice.seconds(size)}
+        assert engine.kv_last(0) == -1
+        assert clock.now <= limit_s + costs[16]
+    expected = {size: pytest.approx(costs[size] + DRAFT_S * (size - 1)) for size in ROWS}
+    sizes = {0.0: 0, 12.0: 4, 100.0: len(ROWS)}[limit_s]
+    assert known == dict(list(expected.items())[:sizes])

@@ -35,7 +35,7 @@ class RandomText:
         self.tokens = [*self.prompt, next(self._numbers) % self._n_vocab]
 
 
-def rehearse(
+def profile_passes(
     drafter: Speculation, engine: TextEngine, limit_s: float = LIMIT_S, clock: Callable[[], float] = time.perf_counter
 ) -> None:
     """Let a drafter know what passes of each size take, as far as the limit allows. One pass of a slow model is over
@@ -54,7 +54,7 @@ def rehearse(
                 break
             text.go_on()
             pass_began = clock()
-            drafter.rehearse(text, size, lambda tokens: slot.decode(tokens, "all", top=1))
+            drafter.profile_pass(text, size, lambda tokens: slot.decode(tokens, "all", top=1))
             last_s = clock() - pass_began
             slot.forget(len(slot.tokens) - _PROMPT)
     engine.kv_clear()
