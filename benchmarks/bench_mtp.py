@@ -3,10 +3,10 @@
     python -m benchmarks.bench_mtp [--only SECTION] [--work DIR] [--rounds 3] [--tokens 96] [--json [FILE]] [--tiny]
 
 | section | the model that verifies |
-| one     | on this device, all cores, weights in memory |
+| one     | on this device, weights in memory |
 | tensor  | two tensor-parallel ranks, threads of this process, 5 ms on every way |
 | stages  | two stages, threads of this process, 10 ms on every way |
-| paged   | on this device, all cores, half of the weights read from the disk every token |
+| paged   | on this device, half of the weights read from the disk every token |
 
 The model has the widths of GLM-4.7-Flash (2,048, 64 experts, 154,880 tokens), 8 of its 47 layers, and one that drafts.
 Its weights are random, so a draft is right by chance alone: each is computed by that layer, and then replaced by what
@@ -78,6 +78,8 @@ def main() -> None:
     parser = parser_of(__doc__, ("one", "tensor", "stages", "paged"), rounds=3)
     parser.add_argument("--work", type=Path, help="folder for the model's file (default: a temporary one)")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
+    words = "on one device (default: all cores); with fewer than cores, what else runs disturbs less"
+    parser.add_argument("--threads", type=int, default=default_threads(), help=words)
     sections = ("one", "tensor", "stages", "paged")
     bench(parser, {name: Section(partial(measured, name), text) for name in sections})
 
@@ -89,7 +91,7 @@ def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, 
     if not path.exists():
         synth.synthesize(path, TINY if args.tiny else FLASH, "f32" if args.tiny else "q4_0")
     tokens, rounds = (8, 1) if args.tiny else (args.tokens, args.rounds)
-    with engine_of(section, path, folder) as engine, open_predictor(engine) as predictor:
+    with engine_of(section, path, folder, args.threads) as engine, open_predictor(engine) as predictor:
         prompt, answer = known_answer(engine, tokens)
         passes, drafted = pass_s(engine, prompt, answer), draft_s(engine, predictor, prompt)
         busy = busy_ms(engine, prompt) if isinstance(engine, DistributedEngine) else {}
@@ -165,15 +167,15 @@ def counted(
 
 
 @contextmanager
-def engine_of(section: str, path: Path, folder: Path) -> Iterator[TextEngine]:
-    """The engine of a section, with room for drafts."""
+def engine_of(section: str, path: Path, folder: Path, threads: int) -> Iterator[TextEngine]:
+    """The engine of a section, with room for drafts. threads: of one device."""
     if section in DELAYS_S:
         options = with_room(EngineOptions(threads=1, context=CONTEXT, batch=64), MtpDraft(path))
         how = {"parallel": "tensor" if section == "tensor" else "pipeline", "shares": (1, 1)}
         with ranks_here(path, how, options, folder, delay_s=DELAYS_S[section]) as ranks:
             yield ranks
         return
-    options = EngineOptions(threads=default_threads(), context=CONTEXT, batch=64)
+    options = EngineOptions(threads=threads, context=CONTEXT, batch=64)
     if section == "paged":
         options = with_room(replace(options, memory=own_rss() + 16 * GIB), MtpDraft(path))
         with Engine(path, options) as whole:
