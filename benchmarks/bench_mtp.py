@@ -3,19 +3,23 @@
     python -m benchmarks.bench_mtp [--only SECTION] [--work DIR] [--rounds 3] [--tokens 96] [--json [FILE]] [--tiny]
 
 | section | the model that verifies |
-| one     | on this device, all cores, weights in memory |
+| one     | on this device, weights in memory |
 | tensor  | two tensor-parallel ranks, threads of this process, 5 ms on every way |
 | stages  | two stages, threads of this process, 10 ms on every way |
-| paged   | on this device, all cores, half of the weights read from the disk every token |
+| paged   | on this device, half of the weights read from the disk every token |
 
 The model has the widths of GLM-4.7-Flash (2,048, 64 experts, 154,880 tokens), 8 of its 47 layers, and one that drafts.
 Its weights are random, so a draft is right by chance alone: each is computed by that layer, and then replaced by what
 the model will answer, with the probability that is planted, or by another token. Answers are greedy, with drafts and
 without in turn; each probability has a conversation of its own, whose first answer, where it learns, is not counted.
 
+Two more sides have no drafts: `null` has a drafter that always chooses one row, and shows what layers that are ready
+to draft cost; `learning` is the first answer of each conversation, after the profiling that a load has, in its place.
+
 Predicted: with r rows a pass takes the time of r rows of the answer and of r - 1 drafts, both measured here, and gives
 1 + a + ... + a^(r - 1) tokens where a is the acceptance (`partition.predict.drafts`). The best r counts, if that is
-1.05 times as fast as no drafts, as `edge/speculate/choice.py` has it; windows over stages, if they are better.
+1.05 times as fast as no drafts, as `edge/speculate/choice.py` has it; windows over stages, if they are better: the
+first stage also drafts, and is the busiest where that takes it longer than the other one computes.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -37,15 +42,18 @@ from benchmarks.bench_speculate import busy_ms, known_answer, run
 from benchmarks.harness import GIB, Section, alternate, bench, compared, parser_of, table
 from devices.probe import default_threads, own_rss
 from edge.llm.engine import Engine
-from edge.llm.interface import TextEngine
+from edge.llm.interface import TextEngine, VerifyResult
 from edge.llm.options import EngineOptions
 from edge.llm.slot import Slot
 from edge.models import synth
 from edge.models.shapes import shape
 from edge.parallel.engine import DistributedEngine
+from edge.speculate.choice import RowChoice
 from edge.speculate.factory import MtpDraft, with_room
 from edge.speculate.mtp import Predictor, mtp_drafts, open_predictor
+from edge.speculate.profiling import profile_passes
 from edge.speculate.speculation import Speculation
+from edge.speculate.windows import WindowChoice
 from partition.predict.drafts import MTP, ROWS, WINDOWS, Draft, most_windows
 from partition.predict.hysteresis import DRAFT, clearly_faster
 from tests.support.mtp import plant
@@ -70,6 +78,8 @@ def main() -> None:
     parser = parser_of(__doc__, ("one", "tensor", "stages", "paged"), rounds=3)
     parser.add_argument("--work", type=Path, help="folder for the model's file (default: a temporary one)")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
+    words = "on one device (default: all cores); with fewer than cores, what else runs disturbs less"
+    parser.add_argument("--threads", type=int, default=default_threads(), help=words)
     sections = ("one", "tensor", "stages", "paged")
     bench(parser, {name: Section(partial(measured, name), text) for name in sections})
 
@@ -81,40 +91,51 @@ def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, 
     if not path.exists():
         synth.synthesize(path, TINY if args.tiny else FLASH, "f32" if args.tiny else "q4_0")
     tokens, rounds = (8, 1) if args.tiny else (args.tokens, args.rounds)
-    with engine_of(section, path, folder) as engine, open_predictor(engine) as predictor:
+    with engine_of(section, path, folder, args.threads) as engine, open_predictor(engine) as predictor:
         prompt, answer = known_answer(engine, tokens)
         passes, drafted = pass_s(engine, prompt, answer), draft_s(engine, predictor, prompt)
         busy = busy_ms(engine, prompt) if isinstance(engine, DistributedEngine) else {}
         compute = predictor.propose
         drafters = {right: Speculation(mtp_drafts(predictor, time.perf_counter), MTP) for right in RIGHT}
+        idle = Speculation(mtp_drafts(predictor, time.perf_counter), MTP, choice=lambda: WindowChoice(OneRow()))
+        chosen = {right: Counter[int]() for right in RIGHT}
+        for right, drafter in drafters.items():
+            if engine.paging is None:
+                profile_passes(drafter, engine)
+            drafter.verified = partial(counted, drafter.verified, chosen[right])  # type: ignore[method-assign]
         same = dict.fromkeys(RIGHT, True)
         seeds = itertools.count()  # each answer has draws of its own: few are made where drafts do not pay
-        counts = {right: np.zeros(4) for right in RIGHT}
+        counts = {right: np.zeros(2) for right in RIGHT}
 
-        def plain() -> dict[str, float]:
-            return {"tokens_per_s": run(engine, prompt, tokens, None)[0]}
+        def plain(drafter: Speculation | None = None) -> dict[str, float]:
+            return {"tokens_per_s": run(engine, prompt, tokens, drafter)[0]}
 
         def with_drafts(right: float) -> dict[str, float]:
             predictor.propose = compute  # type: ignore[method-assign]
             plant(predictor, {tuple(prompt): answer}, right, seed=next(seeds))
             rate, given = run(engine, prompt, tokens, drafters[right])
             same[right] &= given == answer
-            stats = drafters[right].stats
-            counts[right] += stats.accepted, stats.drafted, stats.rows, stats.passes
+            counts[right] += drafters[right].stats.accepted, drafters[right].stats.drafted
             return {"tokens_per_s": rate}
 
-        sides = {"plain": plain} | {str(right): partial(with_drafts, right) for right in RIGHT}
-        figures = alternate(sides, rounds)
+        plain()  # with hidden states graphs are others, which are planned and learned first
+        sides = {"plain": plain, "null": partial(plain, idle)}
+        sides |= {str(right): partial(with_drafts, right) for right in RIGHT}
+        figures = alternate(sides, rounds + 1, warm_up=False)
+        learning = {name: rates.pop(0)["tokens_per_s"] for name, rates in figures.items()}
         rows = []
         for right in RIGHT:
-            accepted, of_drafts, n_rows, n_passes = counts[right].tolist()
+            accepted, of_drafts = counts[right].tolist()
             ratio = compared(figures, str(right), "plain")[0]
+            choice = drafters[right]._choices[1].rows
             rows.append(
                 {
                     "right": right,
                     "tokens_per_s": median(one["tokens_per_s"] for one in figures[str(right)]),
+                    "learning_ratio": learning[str(right)] / learning["plain"],
                     "acceptance": accepted / of_drafts if of_drafts else None,
-                    "rows_per_pass": n_rows / n_passes if n_passes else None,
+                    "costs": {str(size): choice.cost(size) for size in ROWS if choice.seconds(size)},
+                    "chosen": {str(size): n for size, n in sorted(chosen[right].items())},
                     "same": same[right],
                     **predicted(right, passes, drafted, busy, engine.stages),
                     **{key: ratio[key] for key in ("ratio", "least", "most")},
@@ -123,22 +144,38 @@ def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, 
         return {
             "tokens": len(answer),
             "plain_tokens_per_s": median(one["tokens_per_s"] for one in figures["plain"]),
+            "null_ratio": compared(figures, "null", "plain")[0]["ratio"],
             "pass_ms": {str(size): 1e3 * seconds for size, seconds in passes.items()},
             "draft_ms": 1e3 * drafted,
             "rows": rows,
         }
 
 
+class OneRow(RowChoice):
+    """Never drafts."""
+
+    def rows(self, most: int) -> int:
+        return 1
+
+
+def counted(
+    verified: Callable[[Sequence[VerifyResult]], None], chosen: Counter[int], results: Sequence[VerifyResult]
+) -> None:
+    """Count the rows of a pass, and let the drafter learn."""
+    chosen[results[0].rows] += 1
+    verified(results)
+
+
 @contextmanager
-def engine_of(section: str, path: Path, folder: Path) -> Iterator[TextEngine]:
-    """The engine of a section, with room for drafts."""
+def engine_of(section: str, path: Path, folder: Path, threads: int) -> Iterator[TextEngine]:
+    """The engine of a section, with room for drafts. threads: of one device."""
     if section in DELAYS_S:
         options = with_room(EngineOptions(threads=1, context=CONTEXT, batch=64), MtpDraft(path))
         how = {"parallel": "tensor" if section == "tensor" else "pipeline", "shares": (1, 1)}
         with ranks_here(path, how, options, folder, delay_s=DELAYS_S[section]) as ranks:
             yield ranks
         return
-    options = EngineOptions(threads=default_threads(), context=CONTEXT, batch=64)
+    options = EngineOptions(threads=threads, context=CONTEXT, batch=64)
     if section == "paged":
         options = with_room(replace(options, memory=own_rss() + 16 * GIB), MtpDraft(path))
         with Engine(path, options) as whole:
@@ -188,11 +225,16 @@ def predicted(
         for windows in WINDOWS:
             if windows <= most_windows(stages) and rows * windows > 1:
                 draft = Draft(MTP, right, rows, drafted_s, windows=windows)
-                times[rows, windows] = float(draft.token_s(passes[rows], busy.get(rows, 0.0) / 1e3))
+                times[rows, windows] = float(draft.token_s(passes[rows], busy_s(rows, busy, drafted_s)))
     best = min(times, key=times.__getitem__)
     if not clearly_faster(passes[1] / times[best], 1.0, by=DRAFT):
         best = 1, 1
     return {"predicted_ratio": passes[1] / times[best], "predicted_rows": best[0], "predicted_windows": best[1]}
+
+
+def busy_s(rows: int, busy: dict[int, float], drafted_s: float) -> float:
+    """Seconds that windows of so many rows keep the busiest stage. The stages are alike, and the first one drafts."""
+    return busy.get(rows, 0.0) / 1e3 + rows * drafted_s
 
 
 def text(section: dict[str, Any]) -> str:
@@ -203,30 +245,22 @@ def text(section: dict[str, Any]) -> str:
         [
             f"{row['right']:g}",
             "" if row["acceptance"] is None else f"{row['acceptance']:.2f}",
-            f"{row['rows_per_pass'] or 0:.1f}",
-            *(f"{row[key]:.2f}" for key in ("tokens_per_s", "ratio", "least", "most", "predicted_ratio")),
+            ", ".join(f"{rows}: {cost:.2f}" for rows, cost in row["costs"].items()),
+            ", ".join(f"{n} x {rows}" for rows, n in row["chosen"].items()),
+            *(f"{row[key]:.2f}" for key in ("learning_ratio", "ratio", "least", "most", "predicted_ratio")),
             f"{row['predicted_rows']} x {row['predicted_windows']}",
             f"{row['ratio'] / row['predicted_ratio']:.2f}",
             "yes" if row["same"] else "no",
         ]
         for row in section["rows"]
     ]
-    header = [
-        "right",
-        "acceptance",
-        "rows a pass",
-        "tokens/s",
-        "of plain",
-        "least",
-        "most",
-        "formula",
-        "rows x windows",
-    ]
+    header = ["right", "acceptance", "costs as learned", "passes of rows", "learning", "of plain", "least", "most"]
     return "\n\n".join(
         [
             f"{section['tokens']} tokens, {section['plain_tokens_per_s']:.2f} a second without drafts; a pass of"
-            f" {one:.1f} ms, by rows {passes}; a draft of {section['draft_ms']:.1f} ms.",
-            table([*header, "of the formula", "same"], lines),
+            f" {one:.1f} ms, by rows {passes}; a draft of {section['draft_ms']:.1f} ms. With layers that never draft:"
+            f" {section['null_ratio']:.3f} of plain.",
+            table([*header, "formula", "rows x windows", "of the formula", "same"], lines),
             f"Asked: of plain at least {LEAST}, of the formula within {NEAR:.0%}.",
         ]
     )

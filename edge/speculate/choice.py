@@ -1,15 +1,18 @@
-"""Choose the draft length from measured pass times and the acceptance rate. Draft nothing unless it is clearly faster.
+"""Choose the draft length: by what passes cost, which is a property of machine and model, and by the acceptance rate,
+which is a property of the text. Draft nothing unless it is clearly faster.
 
-A pass of `rows` rows gives 1 to `rows` tokens, in the mean as many as `tokens_a_pass` says. What it costs is measured
-in passes of one row, and so is what trials lose: they are paid from an exploration budget, which a part of the tokens
-fills. A draft model has to take in text before it can draft. That is no part of the pass: it is paid from there, too.
+A pass of `rows` rows gives 1 to `rows` tokens, in the mean as many as `tokens_a_pass` says. Its cost is counted in
+passes of one row, with the drafting. Once costs are known, acceptance alone decides, and each draft tells of it. What
+is not known is tried: costs not measured yet, and drafts where few were accepted. A trial is made where it could pay,
+and where its price is in the exploration budget. Everything that drafts lose is paid from there, the text that a draft
+model has to take in, too; a part of each token fills it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 
-from partition.predict.drafts import ROWS, tokens_a_pass
+from partition.predict.drafts import MODEL_ACCEPTANCE, ROWS, tokens_a_pass
 from partition.predict.hysteresis import DRAFT, clearly_faster
 
 SIZES = ROWS  # of a pass
@@ -19,38 +22,44 @@ _KEPT = 8  # times of each size
 _BEST_PART = 4  # one in so many of these was the least disturbed: what else the machine does only adds to a pass
 _LEAST_PLAIN = 2  # passes of one row before anything else; the faster one counts
 _MEMORY = 0.95  # a draft counts so much less with every later one
-_PRIOR = 0.5, 1.0  # before there are any: that part of so many drafts was accepted
-_EXPLORATION_BUDGET = 0.5  # passes of one row that trials may lose at once
-_DEEPEST = -1.0  # what one trial can take, however long it lasted
-_FILLS = 0.01  # part of a pass of one row that a token brings: in the long run, trials take no more of the time
-_WAIT = 16  # passes between trials while one row is best; doubles
-_MOST_WAIT = 256
-_WAIT_ONCE = 4  # where a size was tried once: that may have been a bad moment
-_HOPED = 0.7  # acceptance that a draft model is expected to reach once it has seen the whole text
+_PRIOR_DRAFTS = 2.0  # that the acceptance expected of a source counts as much as
+_HOPED = 0.9  # acceptance that drafts may reach in another text
+_BUDGET = 0.75  # passes of one row that drafts may lose at once
+_FILLS = 0.01  # of a pass of one row that a token brings: in the long run drafts lose no more of the time
+_LEAST_LOSS = 0.25  # of a draft that gained nothing: trials that cost next to nothing are rare, too
 _STAKE = 1.5  # passes of one row that the whole text may take where drafts have won nothing yet
-_WAIT_ON = 128  # passes until a size is tried again, one row among others, while more rows are best
+_AGAIN = 4  # passes until a size that was measured once is tried again: that may have been a bad moment
+_OLD = 256  # passes until what a size costs is taken for unknown
+_PLAIN_OLD = 128  # passes until one of one row is made while more rows are best
 
 
 class RowChoice:
     """Chooses the rows of each pass, and learns from what came of it."""
 
-    def __init__(self, dearest: float = 1.0) -> None:
-        """dearest: passes of one row that each row of a pass costs at most; more than 1 where drafting takes time."""
+    def __init__(self, acceptance: float = MODEL_ACCEPTANCE, *, is_watched: bool = False) -> None:
+        """acceptance: as expected of drafts before any were verified. is_watched: `watched` tells it without trials."""
         self.behind_s = 0.0  # seconds that the drafts would need before the next draft, as they were asked last
-        self._dearest = dearest
+        self._expected, self._is_watched = acceptance, is_watched
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
-        self._right = self._drafts = 0.0  # of late
+        self._right, self._drafts = acceptance * _PRIOR_DRAFTS, _PRIOR_DRAFTS  # of late
         self._passes = 0
-        self._had: dict[int, int] = {}  # by size: the last pass that had it
-        self._budget = _EXPLORATION_BUDGET
+        self._last: dict[int, int] = {}  # by size: the last pass that had it
+        self._budget = _BUDGET
         self._won = 0.0  # passes of one row that drafts saved, less what they took
-        self._wait = _WAIT
 
     @property
     def accepted(self) -> float:
-        """The acceptance rate of late: the fraction of drafts that were accepted."""
-        share, weight = _PRIOR
-        return (share * weight + self._right) / (weight + self._drafts)
+        """The acceptance rate of late: the mean of a Beta distribution, whose prior fades as all that is seen does."""
+        return self._right / self._drafts
+
+    @property
+    def hoped(self) -> float:
+        """The acceptance rate that trials may find."""
+        return self.accepted if self._is_watched else max(self.accepted, _HOPED)
+
+    def affords(self, loss: float) -> bool:
+        """Return whether a trial may lose so many passes of one row."""
+        return loss <= self._budget
 
     @property
     def plain_s(self) -> float:
@@ -64,42 +73,46 @@ class RowChoice:
 
     def best(self, most: int = MOST_ROWS) -> int:
         """The size that gives the most tokens a second, of those that were measured and are no larger than `most`."""
-        speeds = {size: self.tokens(size) / self.cost(size) for size in SIZES if size <= most and self.seconds(size)}
-        size = max(speeds, key=speeds.__getitem__, default=1)
-        return size if size > 1 and clearly_faster(speeds[size], 1.0, by=DRAFT) else 1
+        sizes = [size for size in SIZES if size <= most and self.seconds(size)]
+        size = max(sizes, key=self.speed, default=1)
+        return size if clearly_faster(self.speed(size), 1.0, by=DRAFT) else 1
 
     def rows(self, most: int) -> int:
-        """The size of the next pass, at most `most` rows: the best one, or now and then another, to see."""
-        if len(self._seconds[1]) < _LEAST_PLAIN:
-            return 1
+        """The size of the next pass, at most `most` rows: the best one, or one that may be better and can be tried."""
         best = self.best(most)
-        budget = max(0.0, self._budget - (self._behind if best == 1 else 0.0))
-        affordable = [size for size in SIZES if size <= most and size != best and self._loss(size) <= budget]
-        if 2 * best in affordable and not self._seconds[2 * best]:
-            return 2 * best
-        oldest = min(affordable, key=self._last, default=best)
-        if best == 1:
-            once = any(len(self._seconds[size]) == 1 for size in SIZES[1:])
-            due = self._passes - max(map(self._last, SIZES[1:])) >= (_WAIT_ONCE if once else self._wait)
-        else:
-            due = self._passes - self._last(oldest) >= _WAIT_ON
-        return oldest if due else best
+        if len(self._seconds[1]) < _LEAST_PLAIN or (best > 1 and self._age(1) >= _PLAIN_OLD):
+            return 1
+        hoped = self.accepted if best > 1 else self.hoped
+        trials = [
+            size
+            for size in SIZES[1:]
+            if size <= most
+            and clearly_faster(tokens_a_pass(hoped, size) / self._least_cost(size), self.speed(best), by=DRAFT)
+            and self.affords(self._price(size, best))
+        ]
+        return min(trials, key=lambda size: self._price(size, best), default=best)
+
+    def measured(self, size: int, seconds: float) -> None:
+        """A pass of that size took so long, with the drafting."""
+        self._seconds[size].append(seconds)
+        self._last[size] = self._passes
 
     def checked(self, rows: int, used: float, seconds: float, tried: float | None = None) -> None:
         """A pass of so many rows gave `used` tokens in so long. tried: drafts that were looked at; None: up to the
         first that was wrong. Of several requests: each in the mean."""
         self._passes += 1
         size = max(size for size in SIZES if size <= rows)
-        self._seconds[size].append(seconds)
-        self._had[size] = self._passes
+        self.measured(size, seconds)
         if rows > 1:
             self._learn(used - 1, min(used, rows - 1) if tried is None else tried)
-        plain_s = self.plain_s
-        gained = used - min(self._dearest * rows, seconds / plain_s) if rows > 1 and plain_s else 0.0
-        if rows > 1:
-            self._wait = _WAIT if self.best() > 1 or gained > 0 else min(2 * self._wait, _MOST_WAIT)
-        self._won = max(0.0, self._won + gained)
-        self._fill(max(min(self._budget, _DEEPEST), self._budget + gained), used)
+        self._charge(used, self.cost(size), rows > 1)
+
+    def learned(self, right: int, drafts: int, used: int, seconds: float) -> None:
+        """Learn from a pass among others, whose time says nothing of a size: so many of its drafts were accepted, and
+        it gave `used` tokens in so long."""
+        self._passes += 1
+        self._learn(right, drafts)
+        self._charge(used, seconds / self.plain_s if self.plain_s else used, drafts > 0)
 
     def paid(self, seconds: float) -> None:
         """The drafts took so long to take in text. All of it counts: trials wait until it has come in again."""
@@ -109,17 +122,10 @@ class RowChoice:
 
     def pays(self, seconds: float) -> bool:
         """Return whether drafts have won as much as so long for taking in text. A small stake does without, where
-        drafts that are right as often as hoped would be faster."""
-        speeds = [tokens_a_pass(_HOPED, size) / self.cost(size) for size in SIZES[1:] if self.seconds(size)]
+        drafts that are right as often as expected would be faster."""
+        speeds = [tokens_a_pass(self._expected, size) / self.cost(size) for size in SIZES[1:] if self.seconds(size)]
         stake = _STAKE if clearly_faster(max(speeds, default=0.0), 1.0, by=DRAFT) else 0.0
         return 0 < seconds <= max(self._won, stake) * self.plain_s
-
-    def learned(self, right: int, drafts: int, used: int) -> None:
-        """Learn from a pass among others, whose time says nothing of it alone: so many of its drafts were accepted, and
-        it gave `used` tokens."""
-        self._passes += 1
-        self._learn(right, drafts)
-        self._fill(self._budget, used)
 
     def watched(self, right: bool) -> None:
         """Learn from a pass of one row: whether a draft beside it would have been accepted."""
@@ -129,35 +135,49 @@ class RowChoice:
         """That a pass of this size gives in the mean."""
         return tokens_a_pass(self.accepted, size)
 
+    def speed(self, size: int) -> float:
+        """Tokens in the time of a pass of one row."""
+        return self.tokens(size) / self.cost(size)
+
     def cost(self, size: int) -> float:
-        """Cost of a pass of this size, in passes of one row: no less than one, and no more than its rows can cost.
-        What was measured otherwise was a bad moment. Where none was measured, a smaller one says the most it can be."""
-        seconds = self.seconds(size)
-        if size == 1 or not self.plain_s:
+        """Cost of a pass of this size, in passes of one row: no less than one. Where it was not measured twice, no more
+        than two passes of half as many rows: what was measured otherwise was a bad moment."""
+        n, plain_s = len(self._seconds[size]), self.plain_s
+        if size == 1 or not plain_s:
             return 1.0
-        most = self._dearest * size
-        return min(most, 2 * self.cost(size // 2) if seconds is None else max(1.0, seconds / self.plain_s))
+        cost = max(1.0, (self.seconds(size) or 0.0) / plain_s)
+        if n > 1:
+            return cost
+        most = 2 * self.cost(size // 2)
+        return min(cost, most) if n else most
 
-    @property
-    def _behind(self) -> float:
-        """`behind_s` in passes of one row."""
-        return self.behind_s / self.plain_s if self.plain_s else 0.0
+    def _least_cost(self, size: int) -> float:
+        """The same, or where it has to be measured again, the least that it can be."""
+        n = len(self._seconds[size])
+        is_known = n > 0 and self._age(size) < (_AGAIN if n == 1 else _OLD)
+        return self.cost(size) if is_known else self.cost(size // 2)
 
-    def _fill(self, budget: float, used: int | float) -> None:
-        """Add to the budget for `used` tokens. It holds the price of one trial, or the usual budget."""
-        most = max(_EXPLORATION_BUDGET, self._loss(SIZES[1]) + self._behind)
-        self._budget = min(most, budget + _FILLS * used)
+    def _age(self, size: int) -> int:
+        """Passes since the last one of this size."""
+        return self._passes - self._last.get(size, 0)
+
+    def _price(self, size: int, best: int) -> float:
+        """Loss that a trial may have, in passes of one row: where drafts that nobody watched are right a standard
+        deviation less often than they seem to be. Where nothing is drafted, with the text to be taken in before."""
+        accepted = self.accepted
+        deviation = 0.0 if self._is_watched else (accepted * (1 - accepted) / (1 + self._drafts)) ** 0.5
+        behind = self.behind_s / self.plain_s if best == 1 and self.plain_s else 0.0
+        return self.cost(size) - tokens_a_pass(max(0.0, accepted - deviation), size) + behind
 
     def _learn(self, right: float, drafts: float) -> None:
         fading = _MEMORY**drafts
         self._right, self._drafts = fading * self._right + right, fading * self._drafts + drafts
 
-    def _last(self, size: int) -> int:
-        """The last pass of this size; 0 if none."""
-        return self._had.get(size, 0)
-
-    def _loss(self, size: int) -> float:
-        """Expected loss of a pass of this size, in passes of one row. One that was never measured may cost next
-        to nothing: it has its chance however few drafts are accepted."""
-        accepted = self.accepted if self.seconds(size) else max(self.accepted, _PRIOR[0])
-        return self.cost(size) - tokens_a_pass(accepted, size)
+    def _charge(self, used: float, cost: float, drafted: bool) -> None:
+        """A pass gave `used` tokens at this cost. The budget has room for what it began with, or for the price of a
+        trial."""
+        gained = used - cost
+        self._won = max(0.0, self._won + gained)
+        gained = min(gained, -_LEAST_LOSS) if drafted and used <= 1 and gained < _LEAST_LOSS else gained
+        most = max(_BUDGET, self._price(SIZES[1], 1))
+        self._budget = min(most, self._budget + gained + _FILLS * used)

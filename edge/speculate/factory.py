@@ -22,6 +22,7 @@ from edge.quantization.gguf import model_in_type
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.mtp import Predictor, check_mtp, mtp_bytes, mtp_drafts, open_predictor
 from edge.speculate.ngrams import NgramDrafts
+from edge.speculate.profiling import profile_passes
 from edge.speculate.small_model import DraftPace, ModelDrafts, check_vocabulary
 from edge.speculate.speculation import Speculation
 from edge.tasks import SILENT, Steps
@@ -192,7 +193,10 @@ def speculation(
     if isinstance(draft, MtpDraft):
         predictor = _predictor(draft, engine, enter, steps)
         if predictor is not None:
-            return Speculation(mtp_drafts(predictor, clock), MTP, clock=clock)
+            own = Speculation(mtp_drafts(predictor, clock), MTP, clock=clock)
+            if engine.paging is None:  # a pass that reads weights from a disk may take as long as an answer
+                profile_passes(own, engine, clock=clock)
+            return own
         draft = "auto"
     if isinstance(draft, str):
         kind = FREE[0] if draft == "auto" else draft

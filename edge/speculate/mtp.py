@@ -33,6 +33,7 @@ from edge.llama.predicting import HiddenRows, check_library
 from edge.llm.interface import Answer, TextEngine
 from edge.paging import memory
 from edge.paging.load import load_stub
+from edge.speculate.choice import MOST_ROWS
 from edge.speculate.hidden_states import MOST_TOKENS, HiddenStates, Tokens
 from edge.speculate.small_model import DraftPace
 from edge.speculate.speculation import FEW, Drafts
@@ -40,6 +41,7 @@ from edge.tasks import SILENT, Steps
 from partition.architectures.table import ASSERTED
 from partition.model.model import ModelShape
 from partition.model.predictors import predictor_tensors, why_no_predictor
+from partition.predict.drafts import ACCEPTANCE, MTP
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 from quant.types import TYPES
@@ -179,9 +181,10 @@ class Predictor(Closing):
         if whole:
             goes_on = first <= max(least, last - MOST_TOKENS // 2)
         else:
-            goes_on = last - same <= _PROBE
-            least = max(least, last - _PROBE)
-        return same if goes_on and first < same >= least else least
+            goes_on = last - same <= MOST_ROWS
+        if goes_on and first < same >= least:
+            return same
+        return least if whole else max(least, last - _PROBE)
 
     def _compute(self, sequence: int, text: Tokens, start: int, end: int, whole: bool = False) -> None:
         """Compute a text up to position `end`; the logits of its last token are there if that is its end."""
@@ -262,6 +265,7 @@ class MtpDrafts(Drafts):
     """
 
     free = False
+    acceptance = ACCEPTANCE[MTP]
 
     def __init__(self, predictor: Predictor, pace: DraftPace, clock: Callable[[], float] = time.perf_counter) -> None:
         """pace: how fast the predictor takes in text. clock: in seconds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edge.speculate.speculation import Drafts
+from partition.predict.drafts import ACCEPTANCE
 
 LEAST = 2  # tokens that must be the same; one alone says too little
 LONGEST = 64  # tokens that are compared: passages that are alike for longer are as good as one another
@@ -18,6 +19,7 @@ class NgramDrafts(Drafts):
     """Drafts what followed the last tokens where they stood before, in the prompt or in the answer."""
 
     free = True
+    acceptance = ACCEPTANCE["ngram"]
 
     def __init__(self) -> None:
         self._tokens: list[int] = []

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from edge.llm.interface import Answer, VerifyResult
 from edge.speculate.choice import SIZES, RowChoice
 from edge.speculate.windows import Shape, WindowChoice
+from partition.predict.drafts import MODEL_ACCEPTANCE
 
-DRAFTED_ROW = 1.5  # passes of one row that a row costs at most, with its draft
 FEW = 4  # requests: of more, their own rows share the pass, and drafts bring little
 _LEAST_PLAIN = 3  # passes of one row, for a mean
 
@@ -21,6 +21,7 @@ class Drafts(Protocol):
     """Where drafts come from. They decide how fast an answer comes, never what it says."""
 
     free: bool  # whether a draft takes next to no time
+    acceptance: float = MODEL_ACCEPTANCE  # the part of drafts that is expected to be right, before any were verified
 
     def attach(self, request: Answer) -> None:
         """Know the request, before its prompt is taken in."""
@@ -166,6 +167,18 @@ class Speculation:
         """Count figures from now on, and forget those before."""
         self.stats = SpeculationStats()
 
+    def profile_pass(self, request: Answer, rows: int, verify: Callable[[Sequence[int]], object]) -> None:
+        """Time a pass of so many rows of a request, with the drafting. verify: computes these tokens."""
+        drafts = self._make()
+        drafts.attach(request)
+        drafts.begin(request.tokens)
+        drafts.catch_up(lambda _: False)
+        began = self._clock()
+        tokens = [*request.tokens[-1:], *drafts.draft(rows - 1)]
+        verify(tokens)
+        if len(tokens) == rows:
+            self._choices[1].rows.measured(rows, self._clock() - began)
+
     def shape(self, requests: Sequence[Answer], most_rows: int, most_windows: int = 1) -> Shape:
         """Rows of each of these requests, which are all that run, in the next step; and how many such windows of one
         that is alone are to be in flight: what pays. Drafting is not to take longer than it is worth, so that counts as
@@ -239,8 +252,8 @@ class Speculation:
         return f"{self.name}{where}: {self.stats}"
 
     def _new_choice(self) -> WindowChoice:
-        drafts, _ = next(iter(self._drafts.values()))
-        return WindowChoice(RowChoice() if drafts.free else RowChoice(DRAFTED_ROW))
+        drafts = self._make()
+        return WindowChoice(RowChoice(drafts.acceptance, is_watched=drafts.free))
 
     def _take_in(self, request: Answer, choice: WindowChoice) -> None:
         """Let the drafts of a request know all of its text. Where drafting is free and the last pass had one row, a

@@ -14,10 +14,12 @@ be, one by the number of windows: a trial finds out.
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from functools import partial
 from statistics import fmean
 
 from edge.llm.interface import VerifyResult
 from edge.speculate.choice import SIZES, RowChoice
+from partition.predict.drafts import tokens_a_pass
 from partition.predict.hysteresis import DRAFT, clearly_faster
 
 Shape = tuple[int, int]
@@ -55,11 +57,21 @@ class WindowChoice:
         """Shape of the next windows."""
         rows, alone = self.rows.rows(most_rows), self.rows.best(most_rows)
         due = self._windows < _LEAST_ALONE or self._windows - self._alone >= _ALONE
-        if most_windows == 1 or rows != alone or due or not self.rows.plain_s:
+        if most_windows == 1 or due or not self.rows.plain_s or not self.rows.seconds(rows):
             return rows, 1
-        best = self.best(most_rows, most_windows)
-        plain = self.rows.tokens(alone) / self.rows.cost(alone)
-        return best if best is not None and clearly_faster(self._speed(best), plain, by=DRAFT) else (rows, 1)
+        accepted = self.rows.accepted
+        best = self._faster(alone, most_rows, most_windows, accepted)
+        if best is None and rows == alone:  # a trial, of the windows that pay where drafts are right as often as hoped
+            best = self._faster(alone, most_rows, most_windows, self.rows.hoped)
+            if best is not None and not self.rows.affords(self.rows.tokens(best[0]) / self._speed(best, accepted) - 1):
+                best = None
+        return best or (rows, 1)
+
+    def _faster(self, alone: int, most_rows: int, most_windows: int, accepted: float) -> Shape | None:
+        """The best shape of several windows, if it is clearly faster than one of `alone` rows."""
+        best = self.best(most_rows, most_windows, accepted)
+        one = tokens_a_pass(accepted, alone) / self.rows.cost(alone)
+        return best if best is not None and clearly_faster(self._speed(best, accepted), one, by=DRAFT) else None
 
     def verified(self, window: VerifyResult, seconds: float) -> None:
         """A window is over, so long after it was begun, or after the one before it."""
@@ -69,8 +81,8 @@ class WindowChoice:
             self._alone = self._windows
             self.rows.checked(window.rows, window.used, seconds)
             return
-        self.rows.learned(window.right, window.looked_at, window.used)
         alone_s = self._alone_s(window.rows)
+        self.rows.learned(window.right, window.looked_at, window.used, min(seconds, _LONGEST * (alone_s or seconds)))
         if window.windows == 1 or not alone_s or before is None or before.windows != window.windows:
             return
         times = self._times[window.windows]
@@ -80,15 +92,15 @@ class WindowChoice:
         elif not window.is_first and before.rows == window.rows:
             times.next.append(min(seconds / alone_s, _LONGEST))
 
-    def best(self, most_rows: int, most_windows: int) -> Shape | None:
-        """The fastest shape of more windows than one, of rows that were measured. More windows are tried where fewer
-        were, and were the fastest."""
-        best, windows = None, 2
+    def best(self, most_rows: int, most_windows: int, accepted: float) -> Shape | None:
+        """The fastest shape of more windows than one, of rows that were measured, where so many drafts are accepted.
+        More windows are tried where fewer were, and were the fastest."""
+        best, windows, speed = None, 2, partial(self._speed, accepted=accepted)
         while windows <= most_windows:
             self._forget(self._times[windows])
             sizes = [size for size in SIZES if size <= most_rows and self.rows.seconds(size)]
-            fastest = max(((size, windows) for size in sizes), key=self._speed, default=None)
-            if fastest is None or (best is not None and self._speed(fastest) <= self._speed(best)):
+            fastest = max(((size, windows) for size in sizes), key=speed, default=None)
+            if fastest is None or (best is not None and speed(fastest) <= speed(best)):
                 break
             best = fastest
             if not self._times[windows].next:
@@ -103,14 +115,14 @@ class WindowChoice:
             times.next.clear()
             times.wait = min(2 * times.wait, _MOST_WAIT)
 
-    def _speed(self, shape: Shape) -> float:
-        """Tokens in the time of a pass of one row."""
+    def _speed(self, shape: Shape, accepted: float) -> float:
+        """Tokens in the time of a pass of one row, where so many drafts are accepted."""
         size, windows = shape
         times, fewer = self._times[windows], self._times[windows // 2]
         first = fmean(times.first or fewer.first or [1.0])
         next_ = fmean(times.next or [0.5 * fmean(fewer.next or [2 / windows])])
-        goes_on = self.rows.accepted**size
-        return self.rows.tokens(size) / (self.rows.cost(size) * ((1 - goes_on) * first + goes_on * next_))
+        goes_on = accepted**size
+        return tokens_a_pass(accepted, size) / (self.rows.cost(size) * ((1 - goes_on) * first + goes_on * next_))
 
     def _alone_s(self, size: int) -> float:
         """Seconds of a pass of so many rows alone."""

@@ -20,6 +20,7 @@ from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.speculate import mtp
+from edge.speculate.choice import MOST_ROWS
 from edge.speculate.factory import MtpDraft, drafts, speculation, with_room
 from edge.speculate.mtp import MtpDrafts, Predictor, mtp_bytes, open_predictor
 from edge.speculate.small_model import DraftPace
@@ -27,6 +28,7 @@ from edge.speculate.speculation import Speculation
 from edge.tasks import SILENT
 from quant.gguf.file import GgufFile
 from tests.conftest import OPTIONS, Synthetic
+from tests.support.adapters import write_adapter
 from tests.support.deployments import pipeline, stages, tensor
 from tests.support.drafting import GREEDY, ROOM, AlwaysWindows, always, ids, one_slot, run, same_distribution
 from tests.support.mtp import ARCHITECTURES, PROMPT, drafts_by_llama_cpp, plant, with_predictor
@@ -304,6 +306,17 @@ def test_there_is_room_for_a_text_that_went_on_without_drafts(folder: Path, monk
         assert 124 <= len(tokens) <= 248
 
 
+def test_a_pass_of_which_all_drafts_were_right_goes_on_with_the_text(folder: Path) -> None:
+    """Sixteen tokens are new then, more than a trial takes in."""
+    history = [int(token) for token in np.random.default_rng(3).integers(4, 320, 60)]
+    with Engine(with_predictor(folder), ROOM) as engine, open_predictor(engine) as predictor:
+        engine.decode(history[:-1], 0)
+        predictor.take_in(0, text(history[:-MOST_ROWS]), 0, whole=True)
+        assert predictor.behind(0, text(history), 0, whole=False) == MOST_ROWS
+        assert len(predictor.propose(0, text(history), 0, 3)) == 3
+        assert predictor._computed[0][0] == 1
+
+
 def test_the_text_is_taken_in_as_far_as_it_pays(folder: Path) -> None:
     """By a clock of the test: a trial takes the last twelve tokens in, and all of them once that pays."""
     path = with_predictor(folder)
@@ -391,3 +404,30 @@ def test_a_paged_model_may_compute_before_its_layers_draft(folder: Path) -> None
         with open_predictor(engine) as predictor:
             for drafter in (None, speculating(predictor)):
                 assert [ids(run(engine, prompt, drafter, max_tokens=12)) for prompt in prompts] == expected
+
+
+@pytest.mark.parametrize("where", ["one device", "tensor", "stages"])
+def test_answers_with_adapters_are_the_same(folder: Path, tmp_path: Path, where: str) -> None:
+    """The layer drafts as without them; every token is chosen by the model with its adapter."""
+    path = with_predictor(folder)
+    weights = ("attn_q.weight", "attn_output.weight")
+    of_drafts = {f"blk.4.{name}.lora_{side}" for name in weights for side in "ab"}  # which no pass of the model reads
+    adapter = write_adapter(folder / "adapter.gguf", path, weights, size=1.0, drop=of_drafts)
+    options = replace(ROOM, lora=(f"{adapter}:0",))
+    with Engine(path, options) as engine:
+        plain, expected = (
+            one_slot(engine).run([Request(PROMPT, 24, GREEDY, ends=False, adapters=scales)])[0]
+            for scales in ((), (1.0,))
+        )
+    assert plain != expected
+    parallel = {"tensor": tensor(1, 1), "stages": pipeline(1, 1)}
+    with ExitStack() as stack:
+        engine = stack.enter_context(
+            ranks_here(path, parallel[where], options, tmp_path) if where in parallel else Engine(path, options)
+        )
+        predictor = stack.enter_context(open_predictor(engine))
+        drafted = plant(predictor, {tuple(PROMPT): expected}, 0.7)
+        drafter = speculating(predictor)
+        assert one_slot(engine, drafter).run([Request(PROMPT, 24, GREEDY, ends=False, adapters=(1.0,))]) == [expected]
+        assert drafted() > 0
+        assert 0 < drafter.stats.accepted < drafter.stats.drafted

@@ -9,6 +9,7 @@ from edge.llm.engine import Engine
 from edge.llm.requests import Request
 from edge.speculate.hidden_states import Tokens
 from edge.speculate.mtp import Predictor, mtp_drafts, open_predictor
+from edge.speculate.profiling import profile_passes
 from edge.speculate.speculation import Speculation
 from partition.predict.drafts import ROWS, Draft
 from partition.predict.hysteresis import DRAFT, clearly_faster
@@ -30,11 +31,18 @@ class Clock:
 
     def __init__(self, engine: Engine, predictor: Predictor, costs: dict[int, float]) -> None:
         self.now = 0.0
-        submit, propose, take_in = engine.submit, predictor.propose, predictor.take_in
+        submit, decode, propose, take_in = engine.submit, engine.decode, predictor.propose, predictor.take_in
 
         def timed_submit(tokens, *rows, **how):  # type: ignore[no-untyped-def]
             submit(tokens, *rows, **how)
-            self.now += next((cost for size, cost in costs.items() if size >= len(tokens)), len(tokens) / 8)
+            self.now += passes(len(tokens))
+
+        def timed_decode(tokens, *rows, **how):  # type: ignore[no-untyped-def]
+            self.now += passes(len(tokens))
+            return decode(tokens, *rows, **how)
+
+        def passes(rows: int) -> float:
+            return next((cost for size, cost in costs.items() if size >= rows), rows / 8)
 
         def timed_propose(sequence: int, text: Tokens, start: int, n: int, assumed: tuple[int, ...] = ()) -> list[int]:
             self.now += n * DRAFT_S
@@ -44,7 +52,7 @@ class Clock:
             self.now += predictor.behind(sequence, text, start, whole=whole) * DRAFT_S / 4
             take_in(sequence, text, start, whole=whole)
 
-        engine.submit = timed_submit  # type: ignore[method-assign]
+        engine.submit, engine.decode = timed_submit, timed_decode  # type: ignore[method-assign]
         predictor.propose = timed_propose  # type: ignore[method-assign,assignment]
         predictor.take_in = timed_take_in  # type: ignore[method-assign]
 
@@ -63,6 +71,7 @@ def test_the_gain_is_that_of_the_formula(tmp_path: Path, where: str, right: floa
         plant(predictor, {tuple(r.prompt): answer for r, answer in zip(requests, answers, strict=True)}, right)
         clock = Clock(engine, predictor, COSTS[where])
         drafter, began = Speculation(mtp_drafts(predictor, clock), "mtp", clock=clock), 0.0
+        profile_passes(drafter, engine, limit_s=100.0, clock=clock)
         for request, answer in zip(requests, answers, strict=True):
             began = clock.now
             assert one_slot(engine, drafter).run([request]) == [answer]
@@ -70,5 +79,22 @@ def test_the_gain_is_that_of_the_formula(tmp_path: Path, where: str, right: floa
     best = min(Draft("mtp", right, rows, DRAFT_S).token_s(COSTS[where][rows]) for rows in ROWS)
     formula = 1 / best if clearly_faster(1 / best, 1.0, by=DRAFT) else 1.0
     # Where two rows do not pay and four would, by a tenth, trials do not get so far: plain passes are 0.998 of that.
-    assert gain == pytest.approx(formula, rel=0.11 if (where, right) == ("in memory", 0.9) else 0.1)
-    assert gain >= 0.98
+    assert gain >= (0.89 if (where, right) == ("in memory", 0.9) else 0.9) * formula
+    assert 0.98 <= gain <= 1.25 * formula  # drafts are right by chance, in one answer more often than in another
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 12.0, 100.0])
+def test_costs_are_known_before_the_first_answer(tmp_path: Path, limit_s: float) -> None:
+    """As far as the limit allows: within none, a slow model computes the prompt of the profiling alone."""
+    path, costs = with_predictor(tmp_path, type_name="q8_0"), COSTS["far ranks"]
+    with Engine(path, replace(ROOM, context=512)) as engine, open_predictor(engine) as predictor:
+        clock = Clock(engine, predictor, costs)
+        drafter = Speculation(mtp_drafts(predictor, clock), "mtp", clock=clock)
+        profile_passes(drafter, engine, limit_s, clock)
+        choice = drafter._choices[1].rows
+        known = {size: choice.cost(size) for size in ROWS if choice.seconds(size)}
+        assert engine.kv_last(0) == -1
+        assert clock.now <= limit_s + costs[16]
+    expected = {size: pytest.approx(costs[size] + DRAFT_S * (size - 1)) for size in ROWS}
+    sizes = {0.0: 0, 12.0: 4, 100.0: len(ROWS)}[limit_s]
+    assert known == dict(list(expected.items())[:sizes])

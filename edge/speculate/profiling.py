@@ -1,0 +1,60 @@
+"""Measure what passes with drafts cost, before the first answer: a property of machine and model, not of a text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import count
+
+import numpy as np
+
+from edge.llm.interface import TextEngine
+from edge.llm.slot import Slot
+from edge.speculate.choice import SIZES
+from edge.speculate.speculation import Speculation
+
+LIMIT_S = 2.0  # for all of it
+_PROMPT = 12  # tokens: as many as a trial takes in
+_ROUNDS = 2  # the faster of two passes counts
+
+
+class RandomText:
+    """A request whose text is random, and ends otherwise each time: of it nothing is drafted yet."""
+
+    left, sequence = 1 << 20, 0
+    answer: tuple[int, ...] = ()
+
+    def __init__(self, n_vocab: int) -> None:
+        self.prompt = [int(token) for token in np.random.default_rng(0).integers(0, n_vocab, _PROMPT)]
+        self._n_vocab, self._numbers = n_vocab, count()
+        self.tokens: list[int] = []
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Let another token follow the prompt."""
+        self.tokens = [*self.prompt, next(self._numbers) % self._n_vocab]
+
+
+def profile_passes(
+    drafter: Speculation, engine: TextEngine, limit_s: float = LIMIT_S, clock: Callable[[], float] = time.perf_counter
+) -> None:
+    """Let a drafter know what passes of each size take, as far as the limit allows. One pass of a slow model is over
+    it: then its first answers tell. The engine's cache is empty afterwards. clock: in seconds."""
+    text, began = RandomText(engine.model.n_vocab), clock()
+    most = min(engine.outputs, engine.batch, engine.context - _PROMPT - 1)
+    if engine.rollback is not None:
+        most = min(most, 1 + engine.rollback)
+    engine.kv_clear()
+    slot = Slot(engine)
+    slot.prefill(text.prompt, top=1)
+    last_s = clock() - began
+    for _ in range(_ROUNDS):
+        for size in (size for size in SIZES if size <= most):
+            if clock() - began + 2 * last_s > limit_s:
+                break
+            text.go_on()
+            pass_began = clock()
+            drafter.profile_pass(text, size, lambda tokens: slot.decode(tokens, "all", top=1))
+            last_s = clock() - pass_began
+            slot.forget(len(slot.tokens) - _PROMPT)
+    engine.kv_clear()
