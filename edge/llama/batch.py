@@ -30,6 +30,7 @@ class Batch:
         self.sequences = np.zeros(capacity, np.int32)
         self.outputs = np.zeros(capacity, np.int8)
         self.offsets: NDArray[np.int32] | None = None  # [3, n] of a picture's rows: parts of positions, less the first
+        self.deep: NDArray[np.float32] | None = None  # [layers, n, n_embd]: what goes to the ends of the first layers
         self.causal = True  # False: each row attends to all others of this decode
         self.has_embeddings = bool(n_embd) and not as_tokens
         self._one_sequence = np.ones(capacity, np.int32)

@@ -41,6 +41,7 @@ from transport.link import Link
 
 Floats = NDArray[np.float32]
 
+_LAYER_END = re.compile(r"l_out-\d+")
 _SCALED_INPUT = "inp_scaled"  # where Gemma multiplies the embeddings, also those that came ready-made
 
 
@@ -234,6 +235,8 @@ class Shard:
             hooks.append(Hook(lambda node: node.name == changed, self._take_input))
         if len(self.place.group) > 1:
             hooks.append(Hook(_partial(rules, file, lambda weight: self.engine.adapters.n_of(weight)), self._sum))
+        if rules.deepstack and not self.place.stage:
+            hooks.append(Hook(lambda node: bool(_LAYER_END.fullmatch(node.name)), self._add_deep))
         if not self.place.last:
             blocks = file.metadata.get(f"{file.architecture}.block_count")
             end = rules.end_node.format(int(blocks) - 1 if isinstance(blocks, int) else 0)
@@ -243,6 +246,12 @@ class Shard:
     def _take_input(self, node: Node) -> None:
         rows, _ = node.shape
         node.write(self.rows.embeddings[:rows])
+
+    def _add_deep(self, node: Node) -> None:
+        """Add to the end of a layer what a picture has for it."""
+        deep, layer = self.rows.deep, int(node.name.rpartition("-")[2])
+        if deep is not None and layer < len(deep):
+            node.write(node.read() + deep[layer])
 
     def _sum(self, node: Node) -> None:
         began = time.perf_counter()
