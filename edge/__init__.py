@@ -67,8 +67,8 @@ _HOMES = {
     "edge.cluster.deployment": ("Exchange",),
     "edge.errors": (
         "ChatFileError", "ContextFull", "EdgeError", "EngineError", "HubError", "Interrupted", "MediaError",
-        "NotEnoughMemory", "PictureError", "SamplingError", "SizeTooSmall", "SliceError", "TemplateError", "TextError", "WeightsError",
-        "WorkerError",
+        "NotEnoughMemory", "PictureError", "SamplingError", "SizeTooSmall", "SliceError", "TemplateError", "TextError",
+        "WeightsError", "WorkerError",
     ),
     "edge.llm.chat": ("Chat",),
     "edge.llm.generate": ("Response", "Timing", "Usage"),
