@@ -236,7 +236,9 @@ class Shard:
         if len(self.place.group) > 1:
             hooks.append(Hook(_partial(rules, file, lambda weight: self.engine.adapters.n_of(weight)), self._sum))
         if rules.deepstack and not self.place.stage:
-            hooks.append(Hook(lambda node: bool(_LAYER_END.fullmatch(node.name)), self._add_deep))
+            hooks.append(
+                Hook(lambda node: bool(_LAYER_END.fullmatch(node.name)), lambda node: _add(node, self.rows.deep))
+            )
         if not self.place.last:
             blocks = file.metadata.get(f"{file.architecture}.block_count")
             end = rules.end_node.format(int(blocks) - 1 if isinstance(blocks, int) else 0)
@@ -246,12 +248,6 @@ class Shard:
     def _take_input(self, node: Node) -> None:
         rows, _ = node.shape
         node.write(self.rows.embeddings[:rows])
-
-    def _add_deep(self, node: Node) -> None:
-        """Add to the end of a layer what a picture has for it."""
-        deep, layer = self.rows.deep, int(node.name.rpartition("-")[2])
-        if deep is not None and layer < len(deep):
-            node.write(node.read() + deep[layer])
 
     def _sum(self, node: Node) -> None:
         began = time.perf_counter()
@@ -294,6 +290,13 @@ def load_shards(
             closing.callback(shards[-1].close)
         closing.pop_all()
         return shards
+
+
+def _add(node: Node, deep: Floats | None) -> None:
+    """Add to the end of a layer what a picture has for it."""
+    layer = int(node.name.rpartition("-")[2])
+    if deep is not None and layer < len(deep):
+        node.write(node.read() + deep[layer])
 
 
 def _partial(rules: Rules, file: GgufFile, adapters_of: Callable[[str], int]) -> Callable[[Node], bool]:
