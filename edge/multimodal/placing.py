@@ -50,7 +50,7 @@ class RowPositions:
 
 
 class PlacedRows:
-    """Part of an engine that takes pictures: `place` fills its batches; its places become positions of the cache."""
+    """Part of an engine that takes pictures: it fills batches, and places of a history become positions of the cache."""
 
     media_problem = ""  # why no prompt may have any
     batch: int
@@ -66,7 +66,7 @@ class PlacedRows:
         """Where pictures stand that have fewer positions than rows."""
         return RowPositions()
 
-    def place(
+    def place_rows(
         self,
         rows: Batch,
         tokens: Sequence[int] | NDArray[np.int32],

@@ -57,8 +57,8 @@ def turns(engine: Engine | DistributedEngine, prompt: list[int]) -> list[np.ndar
 def test_a_picture_for_more_layers_than_the_first_stage_has_is_refused(tmp_path: Path) -> None:
     model_file = projectors.text_model("deepstack")
     model_file.pairs["qwen3vl.n_deepstack_layers"] = ("u32", 2)
-    text, projector = model_file.write(tmp_path / "text.gguf"), projectors.projector("deepstack", layers=2)
-    projector = projector.write(tmp_path / "mmproj.gguf")
+    text = model_file.write(tmp_path / "text.gguf")
+    projector = projectors.projector("deepstack", layers=2).write(tmp_path / "mmproj.gguf")
     native, model = open_projector(text, projector)
     with closing(native), closing(model):
         tokens, media = encoded("deepstack", native)
