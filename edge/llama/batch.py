@@ -50,6 +50,16 @@ class Batch:
             logits=pointer(self.outputs, C.c_int8),
         )
 
+    def decode(self, handle: Any) -> int:
+        """Return the code of llama.cpp's decode of the rows. handle: of its context."""
+        if self.causal:
+            return int(L.llama_decode(handle, self.native))
+        L.llama_set_causal_attn(handle, False)
+        try:
+            return int(L.llama_decode(handle, self.native))
+        finally:
+            L.llama_set_causal_attn(handle, True)
+
     def set_sections(self, n: int) -> None:
         """Let embeddings have positions in time, height and width: those of a picture, or as llama.cpp makes them of a
         token's, one for all three; and 0."""

@@ -50,7 +50,7 @@ class RowPositions:
 
 
 class PlacedRows:
-    """Part of an engine that takes pictures: it fills batches, and places of a history become positions of the cache."""
+    """Part of an engine that takes pictures: it fills batches, and turns places of a history into positions."""
 
     media_problem = ""  # why no prompt may have any
     batch: int
