@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         EngineError,
         HubError,
         Interrupted,
+        MediaError,
         NotEnoughMemory,
         PictureError,
         SamplingError,
@@ -65,9 +66,9 @@ _HOMES = {
     "edge.api.onnx": ("OnnxModel",),
     "edge.cluster.deployment": ("Exchange",),
     "edge.errors": (
-        "ChatFileError", "ContextFull", "EdgeError", "EngineError", "HubError", "Interrupted", "NotEnoughMemory",
-        "PictureError", "SamplingError", "SizeTooSmall", "SliceError", "TemplateError", "TextError", "WeightsError",
-        "WorkerError",
+        "ChatFileError", "ContextFull", "EdgeError", "EngineError", "HubError", "Interrupted", "MediaError",
+        "NotEnoughMemory", "PictureError", "SamplingError", "SizeTooSmall", "SliceError", "TemplateError", "TextError",
+        "WeightsError", "WorkerError",
     ),
     "edge.llm.chat": ("Chat",),
     "edge.llm.generate": ("Response", "Timing", "Usage"),
@@ -90,7 +91,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "CannotSlice", "Chat", "ChatFileError", "Cluster", "ClusterFileError", "ContextFull", "EdgeError",
-    "EngineError", "EngineOptions", "Event", "Exchange", "Front", "HubError", "Interrupted", "Model",
+    "EngineError", "EngineOptions", "Event", "Exchange", "Front", "HubError", "Interrupted", "MediaError", "Model",
     "ModelFileError", "NotEnoughMemory", "OnnxModel", "PictureError", "PlanChoice", "PlanError", "PlanOptions",
     "RequestStream", "Response", "SamplingError", "SamplingParams", "ShowStep", "SizeTooSmall", "SliceError",
     "Steps", "TemplateError", "TextError", "Timing", "TransportError", "TrustError", "UnknownTypeError", "Usage",

@@ -30,6 +30,7 @@ class Batch:
         self.sequences = np.zeros(capacity, np.int32)
         self.outputs = np.zeros(capacity, np.int8)
         self.offsets: NDArray[np.int32] | None = None  # [3, n] of a picture's rows: parts of positions, less the first
+        self.deep: NDArray[np.float32] | None = None  # [layers, n, n_embd]: what goes to the ends of the first layers
         self.causal = True  # False: each row attends to all others of this decode
         self.has_embeddings = bool(n_embd) and not as_tokens
         self._one_sequence = np.ones(capacity, np.int32)
@@ -48,6 +49,16 @@ class Batch:
             seq_id=pointer(self._sequence_pointers, C.POINTER(C.c_int32)),
             logits=pointer(self.outputs, C.c_int8),
         )
+
+    def decode(self, handle: Any) -> int:
+        """Return the code of llama.cpp's decode of the rows. handle: of its context."""
+        if self.causal:
+            return int(L.llama_decode(handle, self.native))
+        L.llama_set_causal_attn(handle, False)
+        try:
+            return int(L.llama_decode(handle, self.native))
+        finally:
+            L.llama_set_causal_attn(handle, True)
 
     def set_sections(self, n: int) -> None:
         """Let embeddings have positions in time, height and width: those of a picture, or as llama.cpp makes them of a

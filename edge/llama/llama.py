@@ -350,8 +350,7 @@ class Context(Sequences):
         code = _STOPPED
         if not self._stop.value:
             self.decoding(batch.sequences[:n])
-            L.llama_set_causal_attn(self._handle, batch.causal)
-            code = L.llama_decode(self._handle, batch.native)
+            code = batch.decode(self._handle)
         if code == 0:
             self.decoded(batch.sequences[:n], batch.positions[:n])
             return

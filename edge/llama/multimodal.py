@@ -79,7 +79,8 @@ class NativeProjector:
                 raise EngineError("it is no sound")
             n_bytes = mtmd.mtmd_bitmap_get_n_bytes(bitmap)
             values = np.ctypeslib.as_array(mtmd.mtmd_bitmap_get_data(bitmap), shape=(n_bytes,))
-            return values.view(np.float32).copy()
+            samples: NDArray[np.float32] = values.view(np.float32).copy()
+            return samples
 
     def encode_picture(self, pixels: NDArray[np.uint8]) -> list[EncodedChunk]:
         """Encode pixels [height, width, 3], red, green and blue. EngineError."""

@@ -310,7 +310,7 @@ class Engine(PlacedRows, ModelRunner):
     ) -> None:
         n, is_text = len(tokens), tokens[0] >= 0
         rows = self.rows if is_text else self.embedding_batch
-        self.place(rows, tokens, positions, sequences)
+        self.place_rows(rows, tokens, positions, sequences)
         rows.outputs[:n] = outputs
         if is_text:
             rows.tokens[:n] = tokens

@@ -183,7 +183,7 @@ class Slot:
         self.steps.append(len(self.tokens))
         self.tokens.extend(tokens)
         states = self.engine.states
-        if self.plan.wants(len(self.tokens)) and states.snapshots is not None:
+        if self.plan.wants(len(self.tokens)) and states.snapshots is not None and self.exact is None:
             with suppress(EdgeError):  # the next step tells of an engine that failed
                 states.snapshots.make(self.sequence, states.block_hashes(self.tokens, self.namespace)[-1])
                 self.plan.has_new = True
@@ -306,7 +306,8 @@ def set_back(slot: Slot, length: int) -> int:
     has then."""
     states = slot.engine.states
     if states.snapshots is not None:
-        hashes = states.block_hashes(slot.tokens[:length], slot.namespace)
+        exact = length if slot.exact is None else min(length, slot.exact)
+        hashes = states.block_hashes(slot.tokens[:exact], slot.namespace)
         for n_blocks in range(len(hashes), 0, -1):
             end, last = n_blocks * states.block, hashes[n_blocks - 1]
             if states.snapshots.has(last) and states.snapshots.set_back(slot.sequence, end, last):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -94,7 +95,7 @@ def _limited() -> Iterator[None]:
         limit_memory(None)
 
 
-def _send(stream: IO[bytes], answer: dict[str, Any], arrays: list[np.ndarray[Any, Any]] | None = None) -> None:
+def _send(stream: io.BufferedRWPair, answer: dict[str, Any], arrays: list[np.ndarray[Any, Any]] | None = None) -> None:
     stream.write(json.dumps({**answer, "bytes": sum(array.nbytes for array in arrays or ())}).encode() + b"\n")
     for array in arrays or ():
         stream.write(np.ascontiguousarray(array).tobytes())

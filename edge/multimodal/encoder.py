@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -87,7 +87,7 @@ class MediaEncoder(Closing):
                 start_new_session=True,  # Ctrl-C must end the parent alone
             )
         self._socket.settimeout(WAIT_S)
-        self._stream: IO[bytes] = self._socket.makefile("rwb")
+        self._stream = self._socket.makefile("rwb")
         try:
             self._ask({**self._settings})
         except MediaError as error:

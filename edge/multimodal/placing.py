@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from edge.errors import EngineError
 from edge.llama.batch import Batch
 from edge.multimodal.media import EmbeddingRows, embeddings_of, row_of
+from partition.architectures.table import RULES
+from partition.plan.plan import Plan
 from partition.slices.rules import takes_tokens
 from quant.gguf.file import GgufFile
 
@@ -48,7 +50,7 @@ class RowPositions:
 
 
 class PlacedRows:
-    """Part of an engine that takes pictures: `place` fills its batches; its places become positions of the cache."""
+    """Part of an engine that takes pictures: it fills batches, and turns places of a history into positions."""
 
     media_problem = ""  # why no prompt may have any
     batch: int
@@ -64,7 +66,7 @@ class PlacedRows:
         """Where pictures stand that have fewer positions than rows."""
         return RowPositions()
 
-    def place(
+    def place_rows(
         self,
         rows: Batch,
         tokens: Sequence[int] | NDArray[np.int32],
@@ -74,7 +76,7 @@ class PlacedRows:
         """Fill in where rows stand, and of rows of a picture, which have one sequence, also their embeddings.
         EngineError where they are not of one picture, or nobody holds it any more."""
         n, first = len(tokens), int(tokens[0])
-        rows.sequences[:n], rows.causal, rows.offsets = sequences, True, None
+        rows.sequences[:n], rows.causal, rows.offsets, rows.deep = sequences, True, None, None
         if first >= 0:
             rows.positions[:n] = positions
             if self.row_positions.any:
@@ -83,7 +85,10 @@ class PlacedRows:
         media, row = embeddings_of(first), row_of(first)
         if list(tokens) != media.ids[row : row + n]:
             raise EngineError("a step with rows of a picture has nothing else")
-        rows.embeddings[:n], rows.causal = media.embeddings[row : row + n], media.causal
+        values, width = media.embeddings[row : row + n], rows.embeddings.shape[1]
+        rows.embeddings[:n], rows.causal = values[:, :width], media.causal
+        if values.shape[1] > width:  # of ranks, whose slices do not add them by themselves
+            rows.deep = np.ascontiguousarray(values[:, width:].reshape(n, -1, width).swapaxes(0, 1))
         rows.positions[:n] = positions
         if media.offsets is not None:
             sequence, start = int(sequences[0]), int(positions[0]) - row
@@ -109,6 +114,7 @@ class RankRows(PlacedRows):
     """The same part of rank 0, whose batches are of embeddings in any case."""
 
     file: GgufFile
+    plan: Plan
 
     @property
     def media_problem(self) -> str:  # type: ignore[override]
@@ -116,6 +122,13 @@ class RankRows(PlacedRows):
         arch = self.file.architecture
         if takes_tokens(arch):
             return f"ranks of {arch} models compute with tokens, and pictures have none; load this model on one device"
-        if any(self.file.metadata.get(f"{arch}.{key}") for key in ("n_deepstack_layers", "deepstack_mapping")):
-            return f"pictures of {arch} models also go to later layers (deepstack); load this model on one device"
+        n_deep, rules = self.file.metadata.get(f"{arch}.n_deepstack_layers"), RULES.get(arch)
+        n_first = len(self.plan.stages[0].layers)
+        if self.file.metadata.get(f"{arch}.deepstack_mapping") or (n_deep and not (rules and rules.deepstack)):
+            return f"how pictures of {arch} models go to later layers is not known here; load this model on one device"
+        if isinstance(n_deep, int) and n_deep > n_first:
+            return (
+                f"pictures go to the first {n_deep} layers of this model, and the first stage has {n_first} of them;"
+                " let it have more"
+            )
         return ""

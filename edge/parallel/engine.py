@@ -141,7 +141,7 @@ class DistributedEngine(RankRows, Leader):
         self.adapters.choose(adapters)
         rows = self.shard.rows
         rows.outputs[:n] = outputs
-        self.place(rows, tokens, positions, sequences)
+        self.place_rows(rows, tokens, positions, sequences)
         heard = None
         if tokens[0] >= 0:
             self._table.look_up(tokens, rows.embeddings[:n])

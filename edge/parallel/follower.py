@@ -107,6 +107,10 @@ def _decode(shard: Shard, step: Step, source: Link, feeds: list[Link], home: Lin
         allowed = masks.unpack(step.masks, step.outputs, len(place.heads), own, n_own)
     shard.begin()
     steps.receive_states(source, shard.rows.embeddings[:n], shard.wire if place.stage else None)
+    if place.stage:
+        shard.rows.deep = None  # they stay on the first stage
+    elif shard.rows.deep is not None:
+        steps.receive_states(source, shard.rows.deep)
     if step.hidden and place.last:
         shard.engine.hidden.give(only_outputs=0 not in place.heads)
     shard.compute(n)

@@ -99,6 +99,8 @@ class Leader:
         for link in self._peers:
             link.send(steps.pack(step, shard.rows), Kind.CONTROL)
             steps.send_states(link, shard.rows.embeddings[:n])
+            if shard.rows.deep is not None:
+                steps.send_states(link, shard.rows.deep)
         shard.compute(n)
         feed(shard, step, self._feeds)
         pending = PendingStep(outputs, query, shard.time_of(n), now, alone=n == 1 and not self.pending)

@@ -41,6 +41,7 @@ from transport.link import Link
 
 Floats = NDArray[np.float32]
 
+_LAYER_END = re.compile(r"l_out-\d+")
 _SCALED_INPUT = "inp_scaled"  # where Gemma multiplies the embeddings, also those that came ready-made
 
 
@@ -234,6 +235,10 @@ class Shard:
             hooks.append(Hook(lambda node: node.name == changed, self._take_input))
         if len(self.place.group) > 1:
             hooks.append(Hook(_partial(rules, file, lambda weight: self.engine.adapters.n_of(weight)), self._sum))
+        if rules.deepstack and not self.place.stage:
+            hooks.append(
+                Hook(lambda node: bool(_LAYER_END.fullmatch(node.name)), lambda node: _add(node, self.rows.deep))
+            )
         if not self.place.last:
             blocks = file.metadata.get(f"{file.architecture}.block_count")
             end = rules.end_node.format(int(blocks) - 1 if isinstance(blocks, int) else 0)
@@ -285,6 +290,13 @@ def load_shards(
             closing.callback(shards[-1].close)
         closing.pop_all()
         return shards
+
+
+def _add(node: Node, deep: Floats | None) -> None:
+    """Add to the end of a layer what a picture has for it."""
+    layer = int(node.name.rpartition("-")[2])
+    if deep is not None and layer < len(deep):
+        node.write(node.read() + deep[layer])
 
 
 def _partial(rules: Rules, file: GgufFile, adapters_of: Callable[[str], int]) -> Callable[[Node], bool]:

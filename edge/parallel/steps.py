@@ -9,7 +9,8 @@ stage.
 | 1     | 1: rank 0 had nothing under way before, so that waiting for this step was no stall |
 | 2     | decode: 1: hidden states behind the last layer are wanted: of all rows, if rank 0 is in the last stage; |
 |       | else of those that give logits, behind which its first rank sends them; else 0 |
-| 3     | decode: 1: each row attends to all; plus 2: positions have parts (of a picture's rows); else 0 |
+| 3     | decode: 1: each row attends to all; plus 2: positions have parts (of a picture's rows); plus 4 for each |
+|       | layer at whose end they are added to, by float32 [layers, rows, n_embd] behind the hidden states; else 0 |
 | 4-19  | four int32, by operation: decode: rows, rows that give logits, logits wanted of each (0: all), bytes |
 |       | of masks; |
 |       | remove: sequence, start, end, whether rank 0 could (ASKED: it asks); copy: source, target, start, end; |
@@ -64,7 +65,7 @@ ASKED = 2
 _HEAD = struct.Struct("<BBBBiiii")
 _BYTES_A_ROW = 9
 _PARTS = 3  # of a position, each 4 bytes
-_NOT_CAUSAL, _HAS_PARTS = 1, 2
+_NOT_CAUSAL, _HAS_PARTS, _A_LAYER = 1, 2, 4
 
 
 class Op(IntEnum):
@@ -141,7 +142,8 @@ def pack(step: Step, rows: Batch) -> bytes:
         head = _HEAD.pack(step.op, step.fresh, step.hidden, 0, *step.numbers)
         return head + b"".join(step.hashes) + struct.pack(f"<{len(step.scales)}f", *step.scales)
     n = step.rows
-    kind = (0 if rows.causal else _NOT_CAUSAL) | (0 if rows.offsets is None else _HAS_PARTS)
+    n_deep = 0 if rows.deep is None else len(rows.deep)
+    kind = (0 if rows.causal else _NOT_CAUSAL) | (0 if rows.offsets is None else _HAS_PARTS) | _A_LAYER * n_deep
     arrays = (rows.positions[:n], rows.sequences[:n], rows.outputs[:n], rows.offsets)
     own = b"".join(array.tobytes() for array in arrays if array is not None)
     return _HEAD.pack(step.op, step.fresh, step.hidden, kind, *step.numbers) + own + step.masks
@@ -152,7 +154,7 @@ def unpack(data: Payload, rows: Batch) -> Step:
     if len(data) < _HEAD.size:
         raise ProtocolError(f"a step of {len(data)} bytes came, it has at least {_HEAD.size}")
     op, fresh, hidden, kind, *numbers = _HEAD.unpack_from(data)
-    is_known = op in _OPS and max(fresh, hidden) <= 1 and kind <= _NOT_CAUSAL | _HAS_PARTS
+    is_known = op in _OPS and max(fresh, hidden) <= 1
     if not is_known or ((hidden or kind) and op != Op.DECODE):
         raise ProtocolError(f"operation {op} with flags {fresh} and {hidden | kind << 8} is none; update both devices")
     step = Step(_OPS[op], bool(fresh), tuple(numbers), hidden=bool(hidden))
@@ -187,6 +189,8 @@ def unpack(data: Payload, rows: Batch) -> Step:
         rows.sequences[:n] = np.frombuffer(rest[4 * n : 8 * n], np.int32)
         rows.outputs[:n] = np.frombuffer(rest[8 * n : flags], np.int8)
         rows.causal = not kind & _NOT_CAUSAL
+        n_deep = kind // _A_LAYER
+        rows.deep = np.empty((n_deep, n, rows.embeddings.shape[1]), np.float32) if n_deep else None
         rows.offsets = np.frombuffer(rest[flags:own], np.int32).reshape(_PARTS, n) if kind & _HAS_PARTS else None
         if step.outputs != np.count_nonzero(rows.outputs[:n]) or step.top < 0:
             raise ProtocolError(f"a step of {step.outputs} output rows marks others")

@@ -60,7 +60,9 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2vl": Architecture(
         {**LLAMA, **QKV_BIAS}, DENSE, common=_QWEN, keys=_MROPE, square_q=True, rules=Rules(whole_attention=_SQUARE),
     ),
-    "qwen3vl": Architecture({**LLAMA, **HEAD_NORMS}, DENSE, common=_QWEN, keys=_MROPE),
+    "qwen3vl": Architecture(
+        {**LLAMA, **HEAD_NORMS}, DENSE, common=_QWEN, keys=_MROPE, rules=Rules(deepstack=True),
+    ),
     "smollm3": Architecture(LLAMA, DENSE, rules=Rules(period=4)),
     "granite": Architecture(LLAMA, DENSE, keys=_SCALES, rules=Rules(input_node="embd")),
     "glm4": Architecture(

@@ -40,6 +40,7 @@ class Rules:
     input_node: str = ""
     takes_tokens: bool = False  # llama.cpp takes no hidden states: they are put at `input_node`, over those of a token
     end_node: str = "l_out-{}"  # what the last layer gives; {}: its number
+    deepstack: bool = False  # rows of a picture go to the ends of the first layers, too
     # With so many layers the loader takes attention's scale from n_embd / heads instead of the head size.
     layers_of_other_scale: int = 0
     # With so many layers, or so many and more, the loader makes another model; no stage can say so.

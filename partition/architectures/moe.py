@@ -104,7 +104,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "qwen3vlmoe": Architecture(
         {**LLAMA, **HEAD_NORMS}, experts=experts("expert ff"), common=_QWEN, keys=_MROPE,
-        rules=Rules(ff_key=EXPERT_KEY),
+        rules=Rules(ff_key=EXPERT_KEY, deepstack=True),
     ),
     "deepseek2": replace(_DEEPSEEK_2, predictors=_LATENT_PREDICTOR),
     "mistral4": _DEEPSEEK_2,

@@ -119,6 +119,13 @@ def test_what_is_no_picture_is_an_error_of_the_request(server: str, part: dict[s
     assert words in reply.json()["error"]["message"]
 
 
+def test_tokens_of_pictures_are_not_counted_before_they_are_encoded(server: str) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": text(png())}
+    body = {"model": "mrope", "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
+    reply = httpx.post(f"{server}/v1/messages/count_tokens", json=body, timeout=60)
+    assert (reply.status_code, "once it is encoded" in reply.json()["error"]["message"]) == (400, True)
+
+
 def test_a_model_without_a_projector_says_so(server: str) -> None:
     reply = ask(server, picture(png()), model="blind")
     assert reply.status_code == 400

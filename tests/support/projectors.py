@@ -29,8 +29,8 @@ def text_model(kind: str, layers: int = 3) -> Gguf:
     return model
 
 
-def projector(kind: str, n_embd: int = EMBD) -> Gguf:
-    """A projector of this kind."""
+def projector(kind: str, n_embd: int = EMBD, layers: int = DEEPSTACK) -> Gguf:
+    """A projector of this kind. layers: of the text model that get more of a picture."""
     side = "audio" if kind == "audio" else "vision"
     pairs: dict[str, tuple[str, Any]] = {
         "general.architecture": ("str", "clip"),
@@ -49,10 +49,10 @@ def projector(kind: str, n_embd: int = EMBD) -> Gguf:
     pairs |= {f"clip.vision.image_{name}": ("arr[f32]", [0.5, 0.5, 0.5]) for name in ("mean", "std")}
     if kind == "non_causal":
         pairs["clip.vision.projector.scale_factor"] = ("u32", 2)
-    return Gguf(pairs, _vision(kind, n_embd), seed=5)
+    return Gguf(pairs, _vision(kind, n_embd, layers), seed=5)
 
 
-def _vision(kind: str, n_embd: int) -> dict[str, Tensor]:
+def _vision(kind: str, n_embd: int, deep: int) -> dict[str, Tensor]:
     patches = (SIDE // PATCH) ** 2
     tensors = {"v.patch_embd.weight": Tensor((PATCH, PATCH, 3, WIDTH))}
     if kind in ("mrope", "deepstack"):
@@ -66,8 +66,8 @@ def _vision(kind: str, n_embd: int) -> dict[str, Tensor]:
         return tensors | {"mm.input_projection.weight": Tensor((n_embd, WIDTH)),
                           "mm.soft_emb_norm.weight": Tensor((WIDTH,))}  # fmt: skip
     inner = WIDTH if kind == "plain" else 4 * WIDTH
-    if kind == "deepstack":
-        name = "v.deepstack.0"
+    for i in range(deep if kind == "deepstack" else 0):
+        name = f"v.deepstack.{i}"
         tensors |= {f"{name}.norm.weight": Tensor((inner,)), f"{name}.norm.bias": Tensor((inner,))}
         tensors |= {f"{name}.fc1.weight": Tensor((inner, inner)), f"{name}.fc1.bias": Tensor((inner,))}
         tensors |= {f"{name}.fc2.weight": Tensor((inner, n_embd)), f"{name}.fc2.bias": Tensor((n_embd,))}

@@ -11,7 +11,7 @@ from edge.serve.apis.chat import ChatRequest
 from edge.serve.apis.chat import parse as parse_chat
 from edge.serve.apis.completions import TokenId
 from edge.serve.apis.fields import Fields
-from edge.serve.apis.messages_fields import MessagesInput, conversation_of
+from edge.serve.apis.messages_fields import MessagesInput, conversation_of, media_of
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import ServedModel
 
@@ -64,7 +64,9 @@ async def apply_template(request: ChatRequest, model: ServedModel) -> dict[str, 
 
 
 async def count_tokens(request: MessagesInput, model: ServedModel) -> dict[str, Any]:
-    """Return the number of tokens of a conversation's prompt."""
+    """Return the number of tokens of a conversation's prompt. BadRequest where it has pictures."""
+    if media_of(request):
+        raise BadRequest("the tokens of a picture are known once it is encoded; count the text alone", "messages")
     parsed = conversation_of(request, await template_of(model))
     prompt = _short(await model.render(parsed.messages, parsed.tools, parsed.variables, parsed.think))
     plain = await model.tokenize(prompt, add_special=False, parse_special=True)

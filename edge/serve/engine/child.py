@@ -112,6 +112,7 @@ def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Contro
         ThreadPoolExecutor(_PREPARING, thread_name_prefix="prepare") as pool,
         ThreadPoolExecutor(_CONSTRAINING, thread_name_prefix="constrain") as constraining,
         ThreadPoolExecutor(1, thread_name_prefix="pool texts") as pooling,
+        ThreadPoolExecutor(1, thread_name_prefix="encode") as encoding,  # one at a time, and no text waits for it
     ):
         for message in messages:
             if message["do"] == "cancel":
@@ -122,6 +123,7 @@ def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Contro
                 if message["do"] in ("generate", *_POOLED):
                     loop.expect(message["id"])
                 threads = pooling if message["do"] in _POOLED else constraining if _is_constrained(message) else pool
+                threads = encoding if message.get("with", {}).get("media") else threads
                 threads.submit(_answer, message, loop, control.send)
     loop.end()
 

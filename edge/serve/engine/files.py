@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+import http.client
+import time
 import urllib.request
 
 from edge.errors import MediaError
 from edge.multimodal.decoding import MOST_BYTES
 
-_FETCH_S = 20.0  # without a byte
+_FETCH_S = 20.0  # for a file, and between two parts of it
+_PART = 1 << 16
 
 
 def file_of(source: str, fetches: bool) -> bytes:
@@ -26,9 +29,13 @@ def file_of(source: str, fetches: bool) -> bytes:
             "this server fetches nothing from URLs: send the picture as data:image/png;base64,..., or serve with"
             " --media-urls"
         )
+    deadline, data = time.monotonic() + _FETCH_S, b""
     try:
         with urllib.request.urlopen(source, timeout=_FETCH_S) as response:
-            data: bytes = response.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
+            while len(data) <= MOST_BYTES and (part := response.read1(_PART)):
+                data += part
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"it takes more than {_FETCH_S:g} s")
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise MediaError(f"{source[:200]}: cannot be fetched: {error}") from None
     return data

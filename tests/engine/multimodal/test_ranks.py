@@ -23,9 +23,9 @@ TWO_RANKS: dict[str, Any] = {"shares": (1.0, 1.0), "parallel": "tensor"}
 TWO_STAGES: dict[str, Any] = {"shares": (1.0, 1.0), "parallel": "pipeline"}
 # qwen2vl's attention cannot be shared: heads and widths are of one size.
 CASES = [
-    ("plain", TWO_RANKS), ("non_causal", TWO_RANKS), ("audio", TWO_RANKS),
-    ("plain", TWO_STAGES), ("non_causal", TWO_STAGES), ("mrope", TWO_STAGES), ("audio", TWO_STAGES),
-]  # fmt: skip
+    *((kind, TWO_RANKS) for kind in ("plain", "non_causal", "deepstack", "audio")),
+    *((kind, TWO_STAGES) for kind in projectors.KINDS),
+]
 
 
 @pytest.mark.parametrize(("kind", "how"), CASES, ids=[f"{kind}-{how['parallel']}" for kind, how in CASES])
@@ -54,14 +54,17 @@ def turns(engine: Engine | DistributedEngine, prompt: list[int]) -> list[np.ndar
     return [slot.prefill(tokens).copy() for tokens in (prompt, [*prompt, *more], [*prompt[:-2], *more])]
 
 
-def test_a_picture_for_later_layers_is_refused(tmp_path: Path) -> None:
-    text, projector = projectors.write("deepstack", tmp_path)
+def test_a_picture_for_more_layers_than_the_first_stage_has_is_refused(tmp_path: Path) -> None:
+    model_file = projectors.text_model("deepstack")
+    model_file.pairs["qwen3vl.n_deepstack_layers"] = ("u32", 2)
+    text = model_file.write(tmp_path / "text.gguf")
+    projector = projectors.projector("deepstack", layers=2).write(tmp_path / "mmproj.gguf")
     native, model = open_projector(text, projector)
     with closing(native), closing(model):
         tokens, media = encoded("deepstack", native)
     with (
-        ranks_here(text, TWO_STAGES, OPTIONS, tmp_path) as ranks,
+        ranks_here(text, {**TWO_STAGES, "shares": (1.0, 2.0)}, OPTIONS, tmp_path) as ranks,
         Scheduler(ranks) as scheduler,
-        pytest.raises(MediaError, match="later layers"),
+        pytest.raises(MediaError, match="first 2 layers of this model, and the first stage has 1"),
     ):
         scheduler.add(Request(tokens, 1, media=media))
