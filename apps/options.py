@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,6 +61,20 @@ in_flight, threads = argument(units.whole(1, MAX_IN_FLIGHT)), argument(units.who
 seed = argument(units.whole(0, MAX_SEED))  # of 32 bits, like those `--json` reports
 number, positive, items = argument(units.number), argument(units.positive), argument(units.items)
 byte_size, dimension = argument(units.parse_bytes), argument(units.dimension)
+
+
+@argument
+def kv_type(text: str) -> str:
+    """Return the types of a KV cache as they are written."""
+    kinds = text.split("/")
+    for kind in kinds:
+        if kind not in KV_TYPES:
+            near = get_close_matches(kind, KV_TYPES, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"needs one of {', '.join(KV_TYPES)}, or two: KEYS/VALUES; got {text!r:.80}{hint}")
+    if len(kinds) > 2:
+        raise ValueError(f"takes a type of keys and one of values, KEYS/VALUES, got {text!r:.80}")
+    return text
 
 
 def byte_size_or_none(text: str) -> int:
@@ -172,7 +187,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--insecure": {"action": "store_true", "help": "allow workers that run with --insecure"},
     "--json": {"action": "store_true", "help": "print one JSON object"},
-    "--kv-type": {"choices": KV_TYPES, "help": "type of the KV cache (default: f16)"},
+    "--kv-type": {
+        "type": kv_type, "metavar": "TYPE",
+        "help": "type of the KV cache, or KEYS/VALUES such as q8_0/q4_0 (default: f16)",
+    },
     "--lora": {"action": "append", "metavar": "FILE[:SCALE]", "help": "LoRA adapter, times SCALE (1); repeatable"},
     "--memory": {"type": byte_size, "metavar": "SIZE"},
     "--plan": {"type": Path, "metavar": "FILE", "help": "run as a saved plan says, instead of --workers"},

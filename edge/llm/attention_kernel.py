@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from devices.probe import available_memory
 from devices.remembered import Remembered
 from edge.errors import EdgeError, EngineError
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
-from edge.llm.options import WITHOUT_FLASH, EngineOptions
+from edge.llm.options import EngineOptions, needs_flash
 from edge.llm.states import States
 from edge.microbenchmark import TimedTask, best_of, sample_s
 from edge.paging.gpu_layers import measured_key
@@ -29,6 +30,7 @@ from partition.plan.plan import Range
 from partition.predict.hysteresis import ATTENTION, clearly_better
 from partition.state.sequence import KVBlock, LayerRows
 from quant.text import age_text, bytes_text
+from quant.types import TensorType
 
 if TYPE_CHECKING:
     from edge.llm.engine import ModelRunner
@@ -169,12 +171,14 @@ def fill(states: States, tokens: int) -> None:
     """Hold so many tokens, with random keys and values, in an empty cache: kernels take other times where scores are
     all alike. The cache must be of floats. EngineError, StateError, CannotSlice."""
     numbers = np.random.default_rng(0).standard_normal(_RANDOM, np.float32)
-    if states.kv.name == "bf16":
-        pattern = (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    else:
-        pattern = numbers.astype(states.kv.name.replace("f", "float")).view(np.uint8)
+
+    def rows(kind: TensorType, n_bytes: int) -> NDArray[np.uint8]:
+        if kind.name == "bf16":
+            return np.resize((numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8), (tokens, n_bytes))
+        return np.resize(numbers.astype(kind.name.replace("f", "float")).view(np.uint8), (tokens, n_bytes))
+
     layers = tuple(
-        LayerRows(*(np.resize(pattern, (tokens, n_bytes)) for n_bytes in (layer.key_bytes, layer.value_bytes)))
+        LayerRows(rows(states.kv.keys, layer.key_bytes), rows(states.kv.values, layer.value_bytes))
         for layer in states.shape.layers
     )
     states.write(0, KVBlock(Range(0, tokens), layers))
@@ -188,7 +192,7 @@ def _reason_to_stay(runner: ModelRunner, options: EngineOptions, sizes: ContextS
     reasons = {
         "as set": options.flash_attention != "auto",
         f"llama.cpp has none for {runner.model.architecture} models": not has_flash(runner.model.architecture),
-        f"a cache of {sizes.kv.name} needs it": sizes.kv.name not in WITHOUT_FLASH,
+        f"a cache of {sizes.kv.name} needs it": needs_flash(sizes.kv),
         "the default": not options.follows_load,
         "the default, as nodes are watched": runner._loaded.hooks is not None,
         "the default under a budget": options.memory is not None,

@@ -27,7 +27,7 @@ from partition.state.sequence import KVBlock, LayerRows, check_encoded, decode, 
 from partition.state.shape import StateShape
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
-from quant.types import TensorType
+from quant.types import CacheType
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ class CacheUse:
 class States:
     """The keys and values of one model, or slice of one, on this device."""
 
-    def __init__(self, file: GgufFile, context: Context, kv: TensorType, snapshot_bytes: int = 0) -> None:
+    def __init__(self, file: GgufFile, context: Context, kv: CacheType, snapshot_bytes: int = 0) -> None:
         """snapshot_bytes: of memory that snapshots of recurrent layers may take."""
         self._file, self._context, self.kv = file, context, kv
         self.snapshots = Snapshots(context, snapshot_bytes) if context.blank_snapshot is not None else None

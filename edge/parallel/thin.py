@@ -31,7 +31,7 @@ from partition.model.metadata import Metadata
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock
 from quant.gguf.file import GgufFile
-from quant.types import TensorType
+from quant.types import CacheType
 
 
 class PositionsContext(Context):
@@ -212,7 +212,7 @@ class PositionSnapshots(Snapshots):
 class PositionStates(States):
     """States of a rank without layers: blocks are of other ranks, and only their names are made here."""
 
-    def __init__(self, file: GgufFile, context: Context, kv: TensorType) -> None:
+    def __init__(self, file: GgufFile, context: Context, kv: CacheType) -> None:
         super().__init__(file, context, kv)
         if context.model.is_recurrent:
             self.snapshots = PositionSnapshots(context)
