@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,7 +38,6 @@ ENGINE_OPTIONS = (
 )  # fmt: skip
 ANY_MODEL = "GGUF or ONNX file, a known name, or REPO:FILE (default: the bundled model)"
 
-
 T = TypeVar("T")
 
 
@@ -58,23 +56,11 @@ def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 positive_int, natural = argument(units.positive_int), argument(units.natural)
 in_flight, threads = argument(units.whole(1, MAX_IN_FLIGHT)), argument(units.whole(1, MAX_THREADS))
+attention_window = argument(units.whole(64, MAX_CONTEXT))
 seed = argument(units.whole(0, MAX_SEED))  # of 32 bits, like those `--json` reports
 number, positive, items = argument(units.number), argument(units.positive), argument(units.items)
+kv_type = argument(units.one_or_two(KV_TYPES))
 byte_size, dimension = argument(units.parse_bytes), argument(units.dimension)
-
-
-@argument
-def kv_type(text: str) -> str:
-    """Return the types of a KV cache as they are written."""
-    kinds = text.split("/")
-    for kind in kinds:
-        if kind not in KV_TYPES:
-            near = get_close_matches(kind, KV_TYPES, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"needs one of {', '.join(KV_TYPES)}, or two: KEYS/VALUES; got {text!r:.80}{hint}")
-    if len(kinds) > 2:
-        raise ValueError(f"takes a type of keys and one of values, KEYS/VALUES, got {text!r:.80}")
-    return text
 
 
 def byte_size_or_none(text: str) -> int:
@@ -162,10 +148,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "model": {
         "nargs": "?", "metavar": "MODEL", "help": "GGUF file, a known name, or REPO:FILE (default: the bundled model)",
     },
-    "--attention-window": {
-        "type": argument(units.whole(64, MAX_CONTEXT)), "metavar": "N",
-        "help": "attend to the first 4 and the last N tokens alone, however long a text gets (default: all)",
-    },
     "--affinity": {"type": cores, "metavar": "CORES", "help": "run on these cores only, such as 0,2-3"},
     "--chunk-tokens": {
         "type": positive_int, "default": 512, "metavar": "N", "help": "computed at a time (default: 512)",
@@ -187,10 +169,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--insecure": {"action": "store_true", "help": "allow workers that run with --insecure"},
     "--json": {"action": "store_true", "help": "print one JSON object"},
-    "--kv-type": {
-        "type": kv_type, "metavar": "TYPE",
-        "help": "type of the KV cache, or KEYS/VALUES such as q8_0/q4_0 (default: f16)",
-    },
+    "--kv-type": {"type": kv_type, "metavar": "TYPE", "help": "of the KV cache, or KEYS/VALUES (default: f16)"},
     "--lora": {"action": "append", "metavar": "FILE[:SCALE]", "help": "LoRA adapter, times SCALE (1); repeatable"},
     "--memory": {"type": byte_size, "metavar": "SIZE"},
     "--plan": {"type": Path, "metavar": "FILE", "help": "run as a saved plan says, instead of --workers"},

@@ -17,6 +17,7 @@ from apps.options import (
     add_engine_arguments,
     apply_reproducible,
     argument,
+    attention_window,
     check_draft_worker,
     check_installed,
     given_options,
@@ -73,7 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--target-ttft MS", words, target)
     words = f"that may wait beside them; more are refused, and asked to come later (default: {QUEUE})"
     option(group, "--queue N", words, queue, default=QUEUE)
-    add(group, "--prefix-cache", "--lora", "--attention-window")
+    add(group, "--prefix-cache", "--lora")
+    words = "attend to the first 4 and the last N tokens alone (default: all)"
+    option(group, "--attention-window N", words, attention_window)
     add_draft_arguments(group, "auto")
     words = "tokens that models think before an answer, where a request does not say: off, auto or N (default: auto)"
     option(group, "--think HOW", words, argument(parse_think))

@@ -140,7 +140,8 @@ class ThinEngine(ModelRunner):
         alone is larger than the options allow."""
         self._vocabulary = vocabulary
         super().__init__(path, replace(options, prefixes=None, lora=()), embeddings=True)
-        self.states = PositionStates(self.file, self._context, self.states.kv)
+        attention, self.states = self.states.attention, PositionStates(self.file, self._context, self.states.kv)
+        self.states.attention = attention
 
     def _load(
         self,
