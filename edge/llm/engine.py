@@ -26,7 +26,7 @@ from edge.llama.thread_choice import ThreadChoice, worth_threads
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
-from edge.llm.states import States, held_bytes
+from edge.llm.states import States, attention_kernel, held_bytes
 from edge.paging.budget import BudgetOptions, OtherUses
 from edge.paging.load import load_within
 from edge.paging.mapped import ModelInMemory, another_context, load_mapped
@@ -107,7 +107,9 @@ class ModelRunner(Closing):
             weights_bytes = held_bytes(self.shape) if options.memory else None
             keep_prefixes(self.states, self.file, options.prefixes, weights_bytes)
         self.rows = new_batch(self.batch)
-        self.states.choose_kernel(options, loaded, self.shape, lambda: self.threads)
+        self.states.attention = attention_kernel(
+            self.states, self._context, options, loaded, self.shape, lambda: self.threads
+        )
         if self._choice is not None:
             self.threads = self._choice.begin()
             self._context.use_threads(self.threads)

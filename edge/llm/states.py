@@ -155,31 +155,6 @@ class States:
         self.most_read = in_window(file, READ_TOKENS)
         self.factors = position_factors(file, context.n_ctx)
 
-    def choose_kernel(
-        self, options: EngineOptions, loaded: ModelInMemory, shape: ModelShape, threads: Callable[[], int]
-    ) -> None:
-        """Choose the attention kernel of the context, by measurement where that is possible."""
-        reasons = {
-            "as set": options.flash_attention != "auto",
-            f"a cache of {self.kv.name} needs it": needs_flash(self.kv),
-            "the default": not options.follows_load,
-            "the default under a budget": options.memory is not None,
-            "the default on a GPU": bool(loaded.gpu_layers and loaded.gpu_layers.layers),
-            "the default with adapters": bool(options.lora),
-            "the default, as nodes are watched": loaded.hooks is not None,
-        }
-        why = next((reason for reason, applies in reasons.items() if applies), "")
-        self.attention = AttentionKernel(
-            self,
-            self._context,
-            loaded.sizes,
-            shape,
-            threads,
-            lambda timed: measured_key(shape, loaded.sizes, threads(), timed),
-            why=why,
-            window=options.attention_window,
-        )
-
     def write_to(self, context: Context, block: KVBlock) -> None:
         """Add a block to sequence 0 of another context over the same weights. The errors of `write`."""
         States(self._file, context, self.kv).write(0, block)
@@ -332,6 +307,37 @@ class States:
                 return
         for start in range(0, n_tokens, self.block):  # where cells are free
             self.write(sequence, _part(whole, start, start + self.block))
+
+
+def attention_kernel(
+    states: States,
+    context: Context,
+    options: EngineOptions,
+    loaded: ModelInMemory,
+    shape: ModelShape,
+    threads: Callable[[], int],
+) -> AttentionKernel:
+    """Return the attention kernel of a context, which is chosen by measurement where that is possible."""
+    reasons = {
+        "as set": options.flash_attention != "auto",
+        f"a cache of {states.kv.name} needs it": needs_flash(states.kv),
+        "the default": not options.follows_load,
+        "the default under a budget": options.memory is not None,
+        "the default on a GPU": bool(loaded.gpu_layers and loaded.gpu_layers.layers),
+        "the default with adapters": bool(options.lora),
+        "the default, as nodes are watched": loaded.hooks is not None,
+    }
+    why = next((reason for reason, applies in reasons.items() if applies), "")
+    return AttentionKernel(
+        states,
+        context,
+        loaded.sizes,
+        shape,
+        threads,
+        lambda timed: measured_key(shape, loaded.sizes, threads(), timed),
+        why=why,
+        window=options.attention_window,
+    )
 
 
 def _part(block: KVBlock, start: int, stop: int) -> KVBlock:

@@ -10,7 +10,7 @@ from edge.llm.options import EngineOptions
 from tests.support import ROOT
 
 TEXT = (ROOT / "docs" / "distributed.md").read_text()
-CHUNK, CHUNKS = 256, 3
+CHUNK, CHUNKS = 256, 2
 
 
 def log_probabilities(path: Path, kv_type: str) -> NDArray[np.float64]:
