@@ -34,5 +34,5 @@ def test_keys_need_more_bits_than_values(smollm2: Path) -> None:
         other = log_probabilities(smollm2, kv_type)
         divergence[kv_type] = float((np.exp(exact) * (exact - other)).sum(axis=1).mean())
     print(divergence)
-    assert divergence["q8_0"] < divergence["q8_0/q5_1"] < divergence["q8_0/q4_0"] < divergence["q4_0/q8_0"]
-    assert divergence["q4_0/q8_0"] < 1.1 * divergence["q4_0"]
+    assert divergence["q8_0"] < divergence["q8_0/q5_1"] < divergence["q8_0/q4_0"]
+    assert 2 * divergence["q8_0/q4_0"] < min(divergence["q4_0/q8_0"], divergence["q4_0"])
