@@ -38,7 +38,6 @@ ENGINE_OPTIONS = (
 )  # fmt: skip
 ANY_MODEL = "GGUF or ONNX file, a known name, or REPO:FILE (default: the bundled model)"
 
-
 T = TypeVar("T")
 
 
@@ -57,8 +56,10 @@ def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 positive_int, natural = argument(units.positive_int), argument(units.natural)
 in_flight, threads = argument(units.whole(1, MAX_IN_FLIGHT)), argument(units.whole(1, MAX_THREADS))
+attention_window = argument(units.whole(64, MAX_CONTEXT))
 seed = argument(units.whole(0, MAX_SEED))  # of 32 bits, like those `--json` reports
 number, positive, items = argument(units.number), argument(units.positive), argument(units.items)
+kv_type = argument(units.one_or_two(KV_TYPES))
 byte_size, dimension = argument(units.parse_bytes), argument(units.dimension)
 
 
@@ -147,10 +148,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "model": {
         "nargs": "?", "metavar": "MODEL", "help": "GGUF file, a known name, or REPO:FILE (default: the bundled model)",
     },
-    "--attention-window": {
-        "type": argument(units.whole(64, MAX_CONTEXT)), "metavar": "N",
-        "help": "attend to the first 4 and the last N tokens alone, however long a text gets (default: all)",
-    },
     "--affinity": {"type": cores, "metavar": "CORES", "help": "run on these cores only, such as 0,2-3"},
     "--chunk-tokens": {
         "type": positive_int, "default": 512, "metavar": "N", "help": "computed at a time (default: 512)",
@@ -172,7 +169,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--insecure": {"action": "store_true", "help": "allow workers that run with --insecure"},
     "--json": {"action": "store_true", "help": "print one JSON object"},
-    "--kv-type": {"choices": KV_TYPES, "help": "type of the KV cache (default: f16)"},
+    "--kv-type": {"type": kv_type, "metavar": "TYPE", "help": "of the KV cache, or KEYS/VALUES (default: f16)"},
     "--mmproj": {"type": Path, "metavar": "FILE", "help": "projector of pictures and sounds (default: mmproj-MODEL)"},
     "--lora": {"action": "append", "metavar": "FILE[:SCALE]", "help": "LoRA adapter, times SCALE (1); repeatable"},
     "--memory": {"type": byte_size, "metavar": "SIZE"},

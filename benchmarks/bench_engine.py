@@ -7,7 +7,7 @@ context of their own over the same weights, greedy sampling included (the likeli
 medians over all rounds; ours should reach 0.98. By default on a random file of TinyLlama-1.1B's shape at Q4_0.
 
 attention: tokens, and 32 rows of a prompt, after so many: with flash attention, without, and as an engine chooses
-(`edge/llm/attention_kernel.py`). The cache is filled with random numbers.
+(`edge/llama/attention_kernel.py`). The cache is filled with random numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.harness import Section, alternate, bench, bests, compared, media
 from devices.probe import default_threads, memory_bandwidth_gbps
 from edge.demo import MODEL_PATH
 from edge.llama import llama
-from edge.llm.attention_kernel import LENGTHS, fill
+from edge.llama.attention_kernel import LENGTHS, random_block
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.options import EngineOptions
@@ -166,7 +166,7 @@ def measure_attention(_: Path, args: argparse.Namespace) -> dict[str, Any]:
         for tokens in lengths:
             for engine in sides.values():
                 engine.kv_clear()
-                fill(engine.states, tokens)
+                engine.states.write(0, random_block(engine.states, tokens))
             runs = {side: partial(after, engine, tokens) for side, engine in sides.items()}
             median = medians(alternate(runs, args.rounds))
             better = {figure: min(median[side][figure] for side in ("with", "without")) for figure in median["chosen"]}
@@ -174,11 +174,11 @@ def measure_attention(_: Path, args: argparse.Namespace) -> dict[str, Any]:
                 {
                     "tokens": tokens,
                     "median": median,
-                    "flash": sides["chosen"].attention.flash,
+                    "flash": sides["chosen"].states.attention.flash,
                     "behind": {figure: median["chosen"][figure] / seconds for figure, seconds in better.items()},
                 }
             )
-        return {"cases": cases, "chosen": sides["chosen"].attention.describe()}
+        return {"cases": cases, "chosen": sides["chosen"].states.attention.describe()}
 
 
 def after(engine: Engine, tokens: int) -> dict[str, float]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 
 MOST_BYTES = 2**60
 MOST_WHOLE = 2**31 - 1
@@ -86,6 +87,21 @@ def between(least: float, most: float) -> Callable[[str], float]:
         if not least <= value <= most:
             raise ValueError(f"needs a number from {least:g} to {most:g}, got {text!r}")
         return value
+
+    return parse
+
+
+def one_or_two(names: Sequence[str]) -> Callable[[str], str]:
+    """Return a parser of NAME or NAME/NAME, each one of `names`."""
+
+    def parse(text: str) -> str:
+        parts = text.split("/")
+        for part in parts if len(parts) < 3 else [text]:
+            if part not in names:
+                near = get_close_matches(part, names, 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(f"needs one of {', '.join(names)}, or two of them, A/B; got {text!r:.80}{hint}")
+        return text
 
     return parse
 

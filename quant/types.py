@@ -79,6 +79,29 @@ _BY_ID: Mapping[int, TensorType] = MappingProxyType({t.id: t for t in TYPES.valu
 KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
+@dataclass(frozen=True, slots=True)
+class CacheType:
+    """Types of the keys and the values of a KV cache."""
+
+    keys: TensorType
+    values: TensorType
+
+    @property
+    def name(self) -> str:
+        """As people write it: "q8_0", or "q8_0/q4_0" where values have another type than keys."""
+        return self.keys.name if self.keys == self.values else f"{self.keys.name}/{self.values.name}"
+
+
+def cache_type(name: str) -> CacheType:
+    """The types that a name of `CacheType.name` stands for; UnknownTypeError with the known ones otherwise."""
+    keys, _, values = name.lower().partition("/")
+    if not {keys, values or keys} <= set(KV_TYPES) or name.endswith("/"):
+        raise UnknownTypeError(
+            f"{name!r:.80} cannot store a KV cache; use one of {', '.join(KV_TYPES)}, or two, KEYS/VALUES"
+        )
+    return CacheType(TYPES[keys], TYPES[values or keys])
+
+
 def type_by_name(name: str) -> TensorType:
     """The type called `name`, in any case; UnknownTypeError with the known names otherwise."""
     tensor_type = TYPES.get(name.lower())

@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
         result, times = _measure(args, engine, deployed)
         memory, paging = memory_json(engine), paging_rows(engine.memory, engine.paging)
         drafted = SpeculationResult.measure(engine, draft, args.prompt_tokens, args.gen_tokens, ShownSteps())
-        paging.append(("attention", engine.attention.describe()))
+        if engine.states.attention.times:
+            paging.append(("attention", engine.states.attention.describe()))
         if engine.gpu_layers:
             paging.append(("GPU", engine.gpu_layers.describe()))
         memory["speculation"] = drafted.to_json() if drafted else None

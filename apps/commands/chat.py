@@ -23,6 +23,7 @@ from apps.options import (
     add_engine_arguments,
     apply_reproducible,
     argument,
+    attention_window,
     check_draft_worker,
     given_options,
     model_path,
@@ -65,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--system TEXT", "system message")
     option(parser, "--file FILE", "text before the question; repeatable", Path, action="append", default=[])
     option(parser, "--resume NAME", "go on with the conversation of this name, and keep it; a new one begins")
-    add(parser, "--prefix-cache", "--lora", "--mmproj", "--attention-window")
+    add(parser, "--prefix-cache", "--lora", "--mmproj")
+    words = "attend to the first 4 and the last N tokens alone (default: all)"
+    option(parser, "--attention-window N", words, attention_window)
     option(
         parser, "--image FILE", "picture or sound before the question; repeatable", Path, action="append", default=[]
     )

@@ -19,6 +19,7 @@ from apps.options import (
     add_engine_arguments,
     apply_reproducible,
     argument,
+    attention_window,
     check_draft_worker,
     check_installed,
     given_options,
@@ -86,7 +87,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--target-ttft MS", words, target)
     words = f"that may wait beside them; more are refused, and asked to come later (default: {QUEUE})"
     option(group, "--queue N", words, queue, default=QUEUE)
-    add(group, "--prefix-cache", "--lora", "--mmproj", "--attention-window")
+    add(group, "--prefix-cache", "--lora", "--mmproj")
+    words = "attend to the first 4 and the last N tokens alone (default: all)"
+    option(group, "--attention-window N", words, attention_window)
     option(group, "--media-urls", "fetch pictures and sounds from URLs in requests (default: they come in requests)")
     add_draft_arguments(group, "auto")
     words = "while nobody asks, compute what prompts will begin with: on, off, or N seconds of an hour (default: off)"

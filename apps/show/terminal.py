@@ -90,8 +90,8 @@ class _Talk:
             f"[bold]{escape(str(name))}[/]  {engine.file.architecture}, {count_text(engine.shape.n_params)} parameters,"
             f" context {engine.context}, {counted(engine.threads, 'thread')}"
         )
-        if engine.attention.times:
-            self._dim(engine.attention.describe())
+        if engine.states.attention.times:
+            self._dim(engine.states.attention.describe())
         if engine.gpu_layers:
             self._dim(engine.gpu_layers.describe())
         if self._deployed:

@@ -140,7 +140,7 @@ def kv_bytes(plan: Plan, rank: int, shape: ModelShape, options: EngineOptions) -
     for layer in range(cut.layers.start, cut.layers.stop):
         heads_kv = shape.n_heads_kv[layer]
         own = len(kv_heads(cut.heads, plan.sizes.heads, heads_kv)) if cut.heads else heads_kv
-        total += shape.kv_layer_bytes(layer, context, kv, kv) * own // max(1, heads_kv)
+        total += shape.kv_layer_bytes(layer, context, kv.keys, kv.values) * own // max(1, heads_kv)
     return groups_of(plan, options) * total
 
 

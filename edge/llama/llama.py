@@ -26,7 +26,7 @@ from edge.llama.interrupt import deferred_interrupts
 from edge.llama.library import llama_cpp as L
 from edge.llama.sequences import Sequences
 from partition.architectures.table import RULES, has_flash
-from quant.types import TensorType
+from quant.types import CacheType
 
 FLASH_ATTENTION = {
     "auto": L.LLAMA_FLASH_ATTN_TYPE_AUTO,
@@ -261,7 +261,7 @@ class ContextSizes:
     """Sizes of a context."""
 
     context: int  # tokens
-    kv: TensorType  # of keys and values
+    kv: CacheType
     batch: int = 512  # rows one decode may have
     sequences: int = 1
     outputs: int = 1  # rows of one decode that may give logits; llama.cpp reserves a vocabulary for each
@@ -295,7 +295,7 @@ class Context(Sequences):
         params.n_rs_seq = sizes.rollback if model.is_recurrent else 0
         params.kv_unified = True  # likewise: separate caches would split a batch of several sequences
         params.n_threads = params.n_threads_batch = threads
-        params.type_k = params.type_v = sizes.kv.id
+        params.type_k, params.type_v = sizes.kv.keys.id, sizes.kv.values.id
         flash = has_flash(model.architecture)
         if not flash and sizes.flash_attention == "on":
             raise EngineError(f"llama.cpp has no flash attention for {model.architecture} models; choose auto or off")

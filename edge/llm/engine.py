@@ -23,11 +23,10 @@ from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
 from edge.llama.predicting import HiddenListener, HiddenRows
 from edge.llama.thread_choice import ThreadChoice, worth_threads
-from edge.llm.attention_kernel import AttentionKernel
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
-from edge.llm.states import States, held_bytes
+from edge.llm.states import States, attention_kernel, held_bytes
 from edge.multimodal.placing import PlacedRows
 from edge.paging.budget import BudgetOptions, OtherUses
 from edge.paging.load import load_within
@@ -93,7 +92,6 @@ class ModelRunner(Closing):
             rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.memory),
         )
         self.sequences, self.outputs = options.sequences, sizes.outputs
-        self.attention_window = options.attention_window
         new_batch = partial(_new_batch, self.file, self.shape.n_embd if embeddings else 0)
         if sharing is None:
             loaded = self._load(options, sizes, hooks, new_batch, progress, accounted, embeddings=embeddings)
@@ -110,7 +108,9 @@ class ModelRunner(Closing):
             weights_bytes = held_bytes(self.shape) if options.memory else None
             keep_prefixes(self.states, self.file, options.prefixes, weights_bytes)
         self.rows = new_batch(self.batch)
-        self.attention = AttentionKernel(self, self._context, options, loaded.sizes, new_batch)
+        self.states.attention = attention_kernel(
+            self.states, self._context, options, loaded, self.shape, lambda: self.threads
+        )
         if self._choice is not None:
             self.threads = self._choice.begin()
             self._context.use_threads(self.threads)
@@ -165,7 +165,7 @@ class ModelRunner(Closing):
         outputs = int(np.count_nonzero(rows.outputs[:n]))
         if outputs > self.outputs:  # ggml would abort
             raise EngineError(f"{outputs} rows are to give logits, the engine was made for {self.outputs}; set outputs")
-        self.attention.before(int(rows.positions[n - 1]) + 1)
+        self.states.attention.before(int(rows.positions[n - 1]) + 1)
         paging, hooks = self.paging, self._loaded.hooks
         if paging is not None:
             paging.begin(rows, n)

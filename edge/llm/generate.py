@@ -73,7 +73,12 @@ def generate(
     """
     accepted = time.perf_counter()
     room = scheduler.engine.context - len(prompt)
-    if beginning is None and scheduler.engine.attention_window is None and max_tokens is not None and max_tokens > room:
+    if (
+        beginning is None
+        and scheduler.engine.states.attention.window is None
+        and max_tokens is not None
+        and max_tokens > room
+    ):
         max_tokens = None
     request = Request(
         prompt,

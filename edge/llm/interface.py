@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from edge.adapters.adapter import Scales
 from edge.adapters.file import CheckedAdapter
 from edge.constraints.constraint import Mask
+from edge.llama.attention_kernel import AttentionKernel
 from edge.llama.llama import Model
 from edge.llama.predicting import HiddenListener
-from edge.llm.attention_kernel import AttentionKernel
 from edge.llm.engine import Outputs
 from edge.llm.states import CacheUse
 from edge.paging.gpu_layers import GpuLayers
@@ -43,6 +43,7 @@ class SequenceStates(Protocol):
     """`edge.llm.states.States` and `edge.parallel.states.SpreadStates`; the former documents the methods."""
 
     use: CacheUse
+    attention: AttentionKernel  # of this device's part
     prefiller: Any  # the placement that computes prompts, a `Prefiller`; None: this one
 
     @property
@@ -136,14 +137,6 @@ class TextEngine(Protocol):
     @property
     def gpu_layers(self) -> GpuLayers | None:
         """Layers of this device's part on its GPU; None without one."""
-
-    @property
-    def attention_window(self) -> int | None:
-        """Tokens at the end of a history that it attends to, beside the first ones; None: all."""
-
-    @property
-    def attention(self) -> AttentionKernel:
-        """The attention kernel of this device's part."""
 
     @property
     def sequences(self) -> int:
@@ -369,7 +362,7 @@ def memory_json(engine: TextEngine) -> dict[str, Any]:
     budget."""
     paging = engine.paging
     on_gpu = {"gpu_layers": engine.gpu_layers.to_json() if engine.gpu_layers else None}
-    on_gpu["attention"] = engine.attention.to_json()
+    on_gpu["attention"] = engine.states.attention.to_json()
     if paging is None:
         return {**on_gpu, "memory": None, "paging": None}
     need, plan, stats = engine.memory, paging.plan, paging.stats()

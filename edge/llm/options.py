@@ -13,8 +13,7 @@ from edge.llama import llama
 from edge.paging.budget import context_within
 from edge.prefixes.store import DEFAULT_BYTES, default_folder
 from partition.model.model import ModelShape
-from quant.errors import UnknownTypeError
-from quant.types import KV_TYPES, TensorType, type_by_name
+from quant.types import CacheType, cache_type
 
 DEFAULT_CONTEXT = 4096  # tokens; models trained for more would reserve gigabytes of KV cache nobody asked for
 MAX_CONTEXT = 1 << 24  # tokens; more than any model is trained for. llama.cpp keeps 50 bytes for each even in a dry run
@@ -30,7 +29,7 @@ MAX_IO_THREADS = 64
 MAX_IO_CHUNK = 256 << 20  # bytes
 MOST_ADAPTERS = 64  # of one model; llama.cpp has room for all of them in each graph
 DEFAULT_BATCH = 512  # tokens of a prompt in one pass over the weights
-WITHOUT_FLASH = ("f16", "f32", "bf16")  # types of a KV cache that need no flash attention
+_WITHOUT_FLASH = ("f16", "f32", "bf16")  # types of a KV cache that need no flash attention
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class EngineOptions:
     repack: bool | None = None  # lay weights out for this CPU; None: where they fit in memory
     flash_attention: str = "auto"  # auto: the faster, where it was measured; on, off
     attention_window: int | None = None  # tokens at the end of a history that stay, beside its first SINKS; None: all
-    kv_type: str = "f16"  # type of stored keys and values; quantized values need flash attention
+    kv_type: str = "f16"  # of stored keys and values, or KEYS/VALUES; quantized values need flash attention
     memory: int | None = None  # bytes: a budget for the whole process; what does not fit is read again and again
     reserved: int = 0  # bytes of it that whoever runs the engine takes for what it makes of the logits
     draft_bytes: int = 0  # of these, those of a model that drafts
@@ -143,10 +142,10 @@ def reproducible(options: EngineOptions) -> EngineOptions:
         )
     if options.flash_attention == "on":
         raise EngineError("flash attention depends on the number of threads; reproducible answers need it off")
-    if options.kv_type not in WITHOUT_FLASH:
+    if needs_flash(cache_type(options.kv_type)):
         raise EngineError(
             f"a KV cache of {options.kv_type} needs flash attention, which depends on the number of threads;"
-            f" reproducible answers need one of {', '.join(WITHOUT_FLASH)}"
+            f" reproducible answers need one of {', '.join(_WITHOUT_FLASH)}"
         )
     if options.prefixes is not None:
         raise EngineError(
@@ -162,11 +161,14 @@ def reproducible(options: EngineOptions) -> EngineOptions:
     )
 
 
-def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, TensorType]:
+def needs_flash(kv: CacheType) -> bool:
+    """Return whether a KV cache is read by flash attention alone."""
+    return not {kv.keys.name, kv.values.name} <= set(_WITHOUT_FLASH)
+
+
+def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, CacheType]:
     """(context in tokens, threads, KV type) that `options` mean for a model of this shape."""
-    if options.kv_type not in KV_TYPES:
-        raise UnknownTypeError(f"{options.kv_type!r} cannot store a KV cache; use one of {', '.join(KV_TYPES)}")
-    kv = type_by_name(options.kv_type)
+    kv = cache_type(options.kv_type)
     context = options.context
     if context is None:
         context = min(shape.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)

@@ -191,7 +191,7 @@ def only_background(*queues: Iterable[Running]) -> bool:
 
 def check_window(engine: TextEngine) -> None:
     """EngineError where an attention window is set and the model cannot drop tokens in place."""
-    if engine.attention_window is not None and not engine.can_shift:
+    if engine.states.attention.window is not None and not engine.can_shift:
         raise EngineError(
             f"{engine.path.name} cannot have an attention window: it has windows of its own, recurrent layers or"
             " positions that are not rotations, so nothing can be dropped in place; leave attention_window out"
@@ -206,14 +206,14 @@ def windowed(prompt: Sequence[int], window: int) -> Sequence[int]:
 
 def prepare(number: int, request: Request, engine: TextEngine, given_up: Callable[[], bool]) -> Running:
     """A request that can run on an engine. The errors of `Scheduler.prepare`."""
-    if engine.attention_window is not None:
-        request = replace(request, prompt=windowed(request.prompt, engine.attention_window))
+    if engine.states.attention.window is not None:
+        request = replace(request, prompt=windowed(request.prompt, engine.states.attention.window))
         if request.max_tokens is None:  # no context ends it
             request = replace(request, max_tokens=engine.context)
     prompt, most = request.prompt, request.max_tokens
     _check_media(request.media, engine)
     scales_of(engine.adapters, request.adapters)  # for its errors, before anything is made
-    if most is None or request.stays is not None or engine.attention_window is not None:
+    if most is None or request.stays is not None or engine.states.attention.window is not None:
         check_prompt(prompt, engine)
     elif not 0 < len(prompt) + most <= engine.context or not prompt:
         raise ContextFull(
@@ -232,7 +232,7 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
     )
     try:
         continuation.follow(request.generated)
-        return Running(number, request, continuation, engine.adapters, engine.attention_window)
+        return Running(number, request, continuation, engine.adapters, engine.states.attention.window)
     except BaseException:
         continuation.close()
         raise

@@ -288,7 +288,8 @@ class GreedyDrafter:
 
 def full_length(engine: TextEngine) -> int:
     """Return how many tokens a slot may hold."""
-    return engine.context if engine.attention_window is None else SINKS + engine.attention_window
+    window = engine.states.attention.window
+    return engine.context if window is None else SINKS + window
 
 
 def is_full(slot: Slot) -> bool:

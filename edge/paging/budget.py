@@ -22,7 +22,7 @@ from partition.model.model import ModelShape
 from partition.predict.hysteresis import LAID_OUT, clearly_faster
 from partition.predict.paging import Speed
 from quant.gguf.file import GgufFile
-from quant.types import TensorType
+from quant.types import CacheType
 
 _MARGIN = 26 * MIB  # what comes to be needed while it runs: a terminal takes 14, the process of chat templates 11
 MARGIN_SHARE = 128  # and this part of the budget: page tables, ends of pages
@@ -85,7 +85,7 @@ class BudgetPlan:
     lay_out: bool  # reading what is streamed from files that have it laid out pays
 
 
-def context_within(shape: ModelShape, kv: TensorType, most: int, budget: int) -> int:
+def context_within(shape: ModelShape, kv: CacheType, most: int, budget: int) -> int:
     """Tokens of context, at most `most`, that leave a budget for the weights: a power of two below that if need be."""
     context = most
     while context > _LEAST_CONTEXT and cache_bytes(shape, context, kv) * _CACHE_SHARE > budget:

@@ -144,7 +144,7 @@ def layer_sizes(shape: ModelShape, sizes: ContextSizes) -> list[int]:
     its adapters, keys and values."""
     *adapters, of_head = sizes.adapter_bytes or (shape.n_layers + 1) * (0,)
     layers = [
-        shape.layer_bytes[layer] + n_bytes + shape.kv_layer_bytes(layer, sizes.context, sizes.kv, sizes.kv)
+        shape.layer_bytes[layer] + n_bytes + shape.kv_layer_bytes(layer, sizes.context, sizes.kv.keys, sizes.kv.values)
         for layer, n_bytes in enumerate(adapters)
     ]
     return [shape.head_bytes + of_head, *reversed(layers)]

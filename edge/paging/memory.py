@@ -12,7 +12,7 @@ from edge.errors import EngineError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
 from partition.model.model import ModelShape
-from quant.types import TensorType
+from quant.types import CacheType
 
 MIB = 1 << 20
 _COMPUTE = re.compile(r"compute buffer size\s*=\s*([\d.]+) MiB")
@@ -119,10 +119,10 @@ def _adapters(sizes: ContextSizes) -> dict[str, int]:
     return {"adapters": n_bytes} if n_bytes else {}
 
 
-def cache_bytes(shape: ModelShape, context: int, kv: TensorType) -> int:
+def cache_bytes(shape: ModelShape, context: int, kv: CacheType) -> int:
     """Bytes of KV cache for `context` tokens. EngineError if the model's heads cannot be stored as `kv`."""
     try:
-        return shape.kv_bytes(context, kv, kv)
+        return shape.kv_bytes(context, kv.keys, kv.values)
     except ValueError as error:  # blocks of the type do not divide a head's values
         raise EngineError(f"the KV cache of {shape.name} cannot be {kv.name}: {error}; use f16") from error
 

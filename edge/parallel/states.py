@@ -46,6 +46,7 @@ class SpreadStates:
         """guarded, on_cache: as of `Leader`. answers: takes what each other rank says after a step."""
         self.use = CacheUse()
         self.prefiller: Any = None  # as of `States`
+        self.attention = shard.engine.states.attention
         self._file, self._plan, self._own, self._group = file, plan, shard.engine.states, group
         self._ordered, self._answers = ordered, answers
         own = self._own.snapshots

@@ -31,7 +31,7 @@ from partition.model.metadata import Metadata
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock
 from quant.gguf.file import GgufFile
-from quant.types import TensorType
+from quant.types import CacheType
 
 
 class PositionsContext(Context):
@@ -140,7 +140,8 @@ class ThinEngine(ModelRunner):
         alone is larger than the options allow."""
         self._vocabulary = vocabulary
         super().__init__(path, replace(options, prefixes=None, lora=()), embeddings=True)
-        self.states = PositionStates(self.file, self._context, self.states.kv)
+        attention, self.states = self.states.attention, PositionStates(self.file, self._context, self.states.kv)
+        self.states.attention = attention
 
     def _load(
         self,
@@ -212,7 +213,7 @@ class PositionSnapshots(Snapshots):
 class PositionStates(States):
     """States of a rank without layers: blocks are of other ranks, and only their names are made here."""
 
-    def __init__(self, file: GgufFile, context: Context, kv: TensorType) -> None:
+    def __init__(self, file: GgufFile, context: Context, kv: CacheType) -> None:
         super().__init__(file, context, kv)
         if context.model.is_recurrent:
             self.snapshots = PositionSnapshots(context)

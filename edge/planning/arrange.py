@@ -17,7 +17,7 @@ from partition.search.planner import Placed, Planner
 from partition.slices.gguf_slice import check_tensor, limits
 from quant.gguf.file import GgufFile
 from quant.text import number_text
-from quant.types import type_by_name
+from quant.types import cache_type
 from transport.choice import choose
 
 CONTEXT = 4096  # tokens, where none is said
@@ -94,7 +94,7 @@ def work_of(
 ) -> Work:
     """Return the work of a model that plans are made for."""
     return Work(
-        ModelShape.from_gguf(file), limits(file), context, depth, prompt, concurrency, type_by_name(kv_type),
+        ModelShape.from_gguf(file), limits(file), context, depth, prompt, concurrency, cache_type(kv_type),
         allreduce_s, wire,
     )  # fmt: skip
 

@@ -44,7 +44,7 @@ from partition.model.predictors import predictor_tensors, why_no_predictor
 from partition.predict.drafts import ACCEPTANCE, MTP
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
-from quant.types import TYPES
+from quant.types import cache_type
 
 _PROBE = 12  # tokens at the end of a text that a trial takes in
 _ENOUGH = 8  # tokens that say how fast text is taken in
@@ -71,7 +71,7 @@ def mtp_bytes(file: GgufFile, sequences: int) -> int:
 
 def _sizes(sequences: int) -> llama.ContextSizes:
     own = min(FEW, sequences)
-    return llama.ContextSizes(own * (MOST_TOKENS + _AHEAD), TYPES["f16"], _BATCH, own, predicts=True)
+    return llama.ContextSizes(own * (MOST_TOKENS + _AHEAD), cache_type("f16"), _BATCH, own, predicts=True)
 
 
 def _aligned(n_bytes: int) -> int:

@@ -20,7 +20,7 @@ from partition.plan.plan import Shard
 from partition.plan.tensor import Limits, attention_bytes, kv_heads
 from partition.predict.drafts import Draft, most_windows
 from partition.predict.speeds import DeviceSpeed, Links, LinkSpeed
-from quant.types import TensorType
+from quant.types import CacheType
 from quant.wire import WIRES
 
 Numbers = Any  # a float, or an array of them
@@ -44,7 +44,7 @@ class Work:
     depth: int  # tokens that a sequence has behind it, on average, when one more is decoded
     prompt: int  # tokens, for the time to the first one
     concurrency: int  # C sequences at once
-    kv: TensorType  # type of stored keys and values
+    kv: CacheType
     allreduce_s: AllreduceSeconds
     wire: str = "f32"  # wire type of hidden states and partial sums between ranks
     draft: Draft | None = None  # speculative decoding of a request that is alone; None: off
@@ -97,14 +97,14 @@ class Work:
     def kv_before(self) -> tuple[int, ...]:
         """[layers + 1]: bytes of KV cache of the layers before each."""
         layers = range(self.shape.n_layers)
-        layer_bytes = (self.shape.kv_layer_bytes(layer, self.context, self.kv, self.kv) for layer in layers)
+        layer_bytes = (self.shape.kv_layer_bytes(layer, self.context, self.kv.keys, self.kv.values) for layer in layers)
         return tuple(accumulate(layer_bytes, initial=0))
 
     @cached_property
     def prompt_kv_before(self) -> tuple[int, ...]:
         """[layers + 1]: bytes of the prompt's keys and values of the layers before each."""
         layers = range(self.shape.n_layers)
-        layer_bytes = (self.shape.kv_layer_bytes(layer, self.prompt, self.kv, self.kv) for layer in layers)
+        layer_bytes = (self.shape.kv_layer_bytes(layer, self.prompt, self.kv.keys, self.kv.values) for layer in layers)
         return tuple(accumulate(layer_bytes, initial=0))
 
     def state_bytes(self, rows: float) -> int:

@@ -66,12 +66,12 @@ def decode(data: bytes | memoryview | Bytes, shape: StateShape, positions: Range
         order = _order(reader, positions, sequence, shape)
         transposed = reader.take_transposed(transposed)
         reader.expect("layers", "<I", len(layers))
-        keys = [reader.rows(shape.type_id, layer.key_bytes, len(positions))[order] for layer in layers]
+        keys = [reader.rows(shape.key_type, layer.key_bytes, len(positions))[order] for layer in layers]
         for layer, key in zip(layers, keys, strict=True):
             value = (
                 reader.columns(shape, layer, len(positions))
                 if transposed
-                else reader.rows(shape.type_id, layer.value_bytes, len(positions))
+                else reader.rows(shape.value_type, layer.value_bytes, len(positions))
             )
             rows[layer.layer] = LayerRows(key, value[order])
     reader.end()
@@ -89,15 +89,15 @@ def encode(block: KVBlock, shape: StateShape, *, transposed: bool = False) -> By
         layers = shape.in_cache(number)
         parts += [struct.pack("<II", 1, len(block.positions)), cells, struct.pack("<II", transposed, len(layers))]
         for layer in layers:
-            parts += [struct.pack("<iQ", shape.type_id, layer.key_bytes), rows[layer.layer].keys.reshape(-1)]
+            parts += [struct.pack("<iQ", shape.key_type, layer.key_bytes), rows[layer.layer].keys.reshape(-1)]
         for layer in layers:
             values = rows[layer.layer].values
             if not transposed:
-                parts += [struct.pack("<iQ", shape.type_id, layer.value_bytes), values.reshape(-1)]
+                parts += [struct.pack("<iQ", shape.value_type, layer.value_bytes), values.reshape(-1)]
                 continue
             n_values = _values(shape, layer)
             by_value = values.reshape(len(block.positions), n_values, shape.value_size).swapaxes(0, 1)
-            parts += [struct.pack("<iII", shape.type_id, shape.value_size, n_values), by_value.reshape(-1)]
+            parts += [struct.pack("<iII", shape.value_type, shape.value_size, n_values), by_value.reshape(-1)]
     return np.concatenate([np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part for part in parts])
 
 
@@ -167,7 +167,7 @@ def check(block: KVBlock, shape: StateShape) -> None:
 def _values(shape: StateShape, layer: LayerShape) -> int:
     """Values that one token has in a layer. StateError for a type in blocks, which cannot be transposed."""
     if not shape.value_size:
-        raise StateError(f"values of type {shape.type_id} have blocks and cannot be transposed; use flash attention")
+        raise StateError(f"values of type {shape.value_type} have blocks and cannot be transposed; use flash attention")
     return layer.value_bytes // shape.value_size
 
 
@@ -222,7 +222,7 @@ class _Reader:
     def columns(self, shape: StateShape, layer: LayerShape, tokens: int) -> Bytes:
         """Transposed values as rows, a copy."""
         n_values = _values(shape, layer)
-        self.expect("type", "<i", shape.type_id)
+        self.expect("type", "<i", shape.value_type)
         self.expect("bytes a value", "<I", shape.value_size)
         self.expect("values a token", "<I", n_values)
         raw = np.frombuffer(self.bytes(layer.value_bytes * tokens), np.uint8)

@@ -9,7 +9,7 @@ from partition.plan.plan import NOTHING, Range, Slice
 from partition.plan.tensor import kv_heads
 from partition.slices.metadata import cached_windows
 from partition.slices.source import Source
-from quant.types import TensorType
+from quant.types import CacheType
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,19 @@ class StateShape:
     """Shapes of all layers of a slice that have attention. Recurrent ones hold nothing of each token."""
 
     layers: tuple[LayerShape, ...]
-    type_id: int  # of keys and values, as ggml numbers types
+    key_type: int  # as ggml numbers types
+    value_type: int
     value_size: int  # bytes of one value; 0 where the type has blocks of several
     caches: int  # 2 where some layers have an attention window, whether this slice has both kinds or one
     sections: bool = False  # each cell has its position in two dimensions as well, and a token
 
     def __hash__(self) -> int:
-        return hash((len(self.layers), self.type_id))  # asked for with every block; the layers take longer than a check
+        return hash(
+            (len(self.layers), self.key_type, self.value_type)
+        )  # asked for with every block; the layers take longer than a check
 
     @classmethod
-    def of_slice(cls, source: Source, cut: Slice, kv: TensorType) -> "StateShape":
+    def of_slice(cls, source: Source, cut: Slice, kv: CacheType) -> "StateShape":
         """The shape of a slice that stores keys and values as `kv`.
 
         CannotSlice if a head's keys do not end with a block of that type, so that heads cannot be separated.
@@ -56,9 +59,10 @@ class StateShape:
         if source.rules.no_states:
             raise CannotSlice(f"of {source.file.architecture} models {source.rules.no_states}")
         windows = cached_windows(source, cut)
-        if len(cut.heads) < source.heads and (shape.head_k % kv.block or shape.head_v % kv.block):
+        keys, values = kv.keys, kv.values
+        if len(cut.heads) < source.heads and (shape.head_k % keys.block or shape.head_v % values.block):
             raise CannotSlice(
-                f"keys of {shape.head_k} values in blocks of {kv.block} ({kv.name}) cannot be cut by heads; use f16"
+                f"keys of {shape.head_k} values in blocks of {keys.block} ({kv.name}) cannot be cut by heads; use f16"
             )
         layers = []
         for i, layer in enumerate(range(cut.layers.start, cut.layers.stop)):
@@ -72,17 +76,17 @@ class StateShape:
                 LayerShape(
                     layer,
                     heads,
-                    kv.n_bytes(len(heads) * key),
-                    kv.n_bytes(len(heads) * value),
+                    keys.n_bytes(len(heads) * key),
+                    values.n_bytes(len(heads) * value),
                     windows is not None and windows[i],
                 )
             )
         sections = "rope.dimension_sections" in source.meta
-        value_size = kv.block_bytes if kv.block == 1 else 0
-        return cls(tuple(layers), kv.id, value_size, 1 if windows is None else 2, sections)
+        value_size = values.block_bytes if values.block == 1 else 0
+        return cls(tuple(layers), keys.id, values.id, value_size, 1 if windows is None else 2, sections)
 
     @classmethod
-    def of_model(cls, source: Source, kv: TensorType) -> "StateShape":
+    def of_model(cls, source: Source, kv: CacheType) -> "StateShape":
         """The shape of the whole model."""
         whole = Slice(Range(0, source.shape.n_layers), Range(0, source.heads), Range(0, source.ff), NOTHING, first=True)
         return cls.of_slice(source, whole, kv)

@@ -48,7 +48,7 @@ KEYS = {
     "peak_rss_bytes": int,
     "speculation": type(None),
     "memory": type(None),
-    "attention": {"flash": bool, "why": str, "measured": list},
+    "attention": dict,
     "gpu_layers": type(None),
     "paging": type(None),
 }

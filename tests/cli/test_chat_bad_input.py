@@ -108,6 +108,8 @@ def test_a_context_longer_than_memory_says_need_and_have() -> None:
         "--batch 0",
         "--gpu-layers -1",
         "--kv-type q9",
+        "--kv-type q8_0/",
+        "--kv-type q8_0/q4_0/q4_0",
         "--flash-attention maybe",
         "--max-tokens 0",
         "--temperature -1",

@@ -19,7 +19,7 @@ from edge.llama import llama
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.paging import memory
-from quant.types import type_by_name
+from quant.types import cache_type
 from tests.conftest import Synthetic
 from tests.support.helpers import (
     EDGE,
@@ -376,7 +376,7 @@ def test_gpu_layers_need_a_gpu() -> None:
 
 def test_kv_type_sets_the_size_of_the_cache() -> None:
     sizes = {
-        kv: memory.need(MODEL_PATH, llama.ContextSizes(1024, type_by_name(parsed("--kv-type", kv).kv_type))).parts[
+        kv: memory.need(MODEL_PATH, llama.ContextSizes(1024, cache_type(parsed("--kv-type", kv).kv_type))).parts[
             "KV cache"
         ]
         for kv in ("f32", "f16", "q8_0")

@@ -383,7 +383,7 @@ def test_refused(edge: Run, what_if: Path, tmp_path: Path, capsys: pytest.Captur
         assert_refused(edge(*options), 2, *words)
     assert what_if.read_bytes() == before
     for options, words in (
-        (["--kv-type", "f17"], ["--kv-type", "f16"]),
+        (["--kv-type", "f16/f17"], ["--kv-type", "f16"]),
         (["--workers", many], [str(MOST_WORKERS)]),
         (["--objective", "beauty"], ["latency"]),
         (["--max-latency", "0"], ["above 0"]),

@@ -14,7 +14,7 @@ from partition.slices.gguf_slice import check_tensor, limits
 from partition.slices.source import Source
 from partition.state.shape import StateShape
 from quant.gguf.file import GgufFile
-from quant.types import TYPES
+from quant.types import cache_type
 from tests.support.architectures import CLOSE, PAGE, SHARDED, page_with, table
 from tests.support.slices import ranges, rewritten, run_local, run_shards, run_stages, synthetic
 from tests.support.thorough import thorough
@@ -126,7 +126,7 @@ def test_states_that_cannot_be_told_apart(arch: str, tmp_path: Path) -> None:
     """Nothing of their prompts is kept, or moved to other devices."""
     source = Source.from_file(GgufFile.open(small(arch, tmp_path, embd=64, ff=64)))
     with pytest.raises(CannotSlice, match="keys and values are one latent state"):
-        StateShape.of_model(source, TYPES["f16"])
+        StateShape.of_model(source, cache_type("f16"))
 
 
 def test_the_page_says_what_the_tables_say() -> None:

@@ -27,7 +27,7 @@ from partition.slices.source import Source
 from partition.state.sequence import KVBlock
 from partition.state.shape import StateShape
 from quant.gguf.file import GgufFile
-from quant.types import TYPES
+from quant.types import cache_type
 from tests.support.deployments import pipeline, stages, tensor
 from tests.support.helpers import TIMEOUT_S
 from tests.support.links import start
@@ -167,7 +167,10 @@ def test_between_any_two_plans(arch: str, folder: Path, tmp_path: Path) -> None:
                 assert moved.computed == 1, (source, target)
 
 
-@pytest.mark.parametrize(("kv_type", "flash_attention"), [("q8_0", "on"), ("f16", "on"), ("f16", "off")])
+@pytest.mark.parametrize(
+    ("kv_type", "flash_attention"),
+    [("q8_0", "on"), ("f16", "on"), ("f16", "off"), ("q8_0/q4_0", "on"), ("q8_0/f16", "off")],
+)
 def test_types_of_keys_and_values(kv_type: str, flash_attention: str, folder: Path, tmp_path: Path) -> None:
     """Not a bit changes on the way through all plans; flash attention of a target may be another one than a source's
     where the type allows it."""
@@ -187,9 +190,9 @@ def test_heads_that_share_a_quantized_block_cannot_be_told_apart(folder: Path) -
     """llama.cpp makes no such cache; who asks for the shape of one is told."""
     source = Source.from_file(GgufFile.open(synthetic(folder / "qwen3.gguf", "qwen3")))  # heads of 48, blocks of 32
     shard = Slice(Range(0, 7), Range(0, 2), Range(0, 32), Range(0, 8), first=True)
-    assert len(StateShape.of_slice(source, shard, TYPES["f16"]).layers) == 7
+    assert len(StateShape.of_slice(source, shard, cache_type("f16")).layers) == 7
     with pytest.raises(CannotSlice, match=r"blocks of 32 .* use f16"):
-        StateShape.of_slice(source, shard, TYPES["q8_0"])
+        StateShape.of_slice(source, shard, cache_type("q8_0"))
 
 
 def test_positions_turned_by_other_factors_are_not_mixed(folder: Path, tmp_path: Path) -> None:

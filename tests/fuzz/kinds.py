@@ -194,7 +194,7 @@ class States(Kind):
             layers = tuple(
                 LayerShape(i, (0, 1), 2 * size, (i + 1) * 2 * size, caches == 2 and i == 1) for i in range(3)
             )
-            shape = StateShape(layers, kv.id, size if kv.block == 1 else 0, caches)
+            shape = StateShape(layers, kv.id, kv.id, size if kv.block == 1 else 0, caches)
             block = test_state.block_of(shape, Range(5, 5 + tokens))
             good = bytes(encode(block, shape, transposed=transposed))
             sound = test_state.header(good, shape, tokens, transposed=transposed)

@@ -31,8 +31,11 @@ def test_a_window_with_sinks_costs_little_and_one_without_costs_much(smollm2: Pa
     with Engine(smollm2, EngineOptions(threads=1, context=TOKENS)) as engine:
         tokens = engine.model.tokenize(TEXT, add_special=True, parse_special=False)[:TOKENS]
         full = perplexity(engine, tokens, None)
-        found = {window: perplexity(engine, tokens, window) for window in (256, 128)}
+        wide, narrow = (perplexity(engine, tokens, window) for window in (256, 128))
         without = perplexity(engine, tokens, 256, sinks=0)
-        print(full, found, without)
-        assert 0.98 * full < found[256] < found[128] < 1.25 * full
-        assert without > 1.2 * found[256]
+        print(
+            f"perplexity {full:.1f}; windows of 256 {wide:.1f}, of 128 {narrow:.1f}, of 256 without sinks {without:.1f}"
+        )
+        assert full < wide < narrow < 1.6 * full
+        assert wide < 1.3 * full
+        assert without > 1.5 * wide

@@ -14,7 +14,7 @@ from edge.llama.predicting import HiddenRows
 from edge.speculate.hidden_states import Tokens
 from edge.speculate.mtp import Predictor
 from quant.gguf.file import GgufFile
-from quant.types import TYPES
+from quant.types import cache_type
 from tests.support.drafting import Answers
 from tests.support.slices import rewritten, synthetic
 
@@ -80,7 +80,7 @@ def plant(predictor: Predictor, answers: Answers, acceptance: float, seed: int =
 def drafts_by_llama_cpp(path: Path, text: Sequence[int], n: int) -> list[int]:
     """`n` drafts behind a text, by llama.cpp alone: the text in one decode of the model and one of its predictor, which
     lives in the same model."""
-    sizes = ContextSizes(256, TYPES["f16"], 128, outputs=128)
+    sizes = ContextSizes(256, cache_type("f16"), 128, outputs=128)
     model = llama.Model(path, predictors=True)
     target, own = llama.Context(model, sizes), llama.Context(model, replace(sizes, predicts=True))
     try:

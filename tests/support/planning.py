@@ -11,11 +11,11 @@ from partition.plan.plan import LOCAL, Sizes
 from partition.plan.tensor import Limits
 from partition.predict.cost import Work
 from partition.predict.speeds import Curve, DeviceSpeed, Links, LinkSpeed
-from quant.types import type_by_name
+from quant.types import cache_type
 
 MS = 1e-3
 MIB = 1 << 20
-F16 = type_by_name("f16")
+F16 = cache_type("f16")
 FAST = LinkSpeed(0.0, 1e10)
 
 

@@ -23,7 +23,7 @@ from partition.plan.plan import NOTHING, Range, Slice
 from partition.slices.gguf_slice import limits, slice_recipe
 from quant.gguf.file import GgufFile
 from quant.gguf.writer import NewTensor, encoded, header
-from quant.types import TYPES
+from quant.types import TYPES, cache_type
 
 Floats = NDArray[np.float32]
 
@@ -182,7 +182,7 @@ class Part:
         self._model = llama.Model(path, repack=False)
         self._context = llama.Context(
             self._model,
-            llama.ContextSizes(CONTEXT, TYPES["f32"], batch=64, outputs=64, flash_attention="off"),
+            llama.ContextSizes(CONTEXT, cache_type("f32"), batch=64, outputs=64, flash_attention="off"),
             on_node=self._hooks.callback if hooks else None,
         )
         self._batch = llama.Batch(64, embd if self._takes_states else 0, as_tokens=rules.takes_tokens)

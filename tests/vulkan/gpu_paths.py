@@ -23,13 +23,13 @@ from edge.survey.machine import gpu_backends
 from partition.model.model import ModelShape
 from partition.plan.plan import Range
 from quant.gguf.file import GgufFile
-from quant.types import type_by_name
+from quant.types import cache_type
 from tests.support.deployments import deployed, pipeline, questions, tensor
 from tests.support.helpers import run_edge
 from tests.support.workers import Worker
 
 STEPS = 6
-SIZES = ContextSizes(128, type_by_name("f16"), batch=32)  # of the engines
+SIZES = ContextSizes(128, cache_type("f16"), batch=32)  # of the engines
 ON_CPU = EngineOptions(threads=1, context=128, batch=32, gpu_layers=0)
 ALL = 99
 ON_GPU = replace(ON_CPU, gpu_layers=ALL)

@@ -38,7 +38,7 @@ from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
-from quant.types import type_by_name
+from quant.types import cache_type
 from tests.support import paging
 from tests.support.adapters import write_adapter
 from tests.support.deployments import EXACT, pipeline, tensor
@@ -229,7 +229,7 @@ def test_layers_on_a_gpu_are_counted_with_their_adapters(model: Path, tmp_path: 
     adapter, shape, plain = (
         AdapterFile(path, file, ModelShape.from_gguf(file)),
         ModelShape.from_gguf(file),
-        ContextSizes(64, type_by_name("f16")),
+        ContextSizes(64, cache_type("f16")),
     )
     more = replace(plain, **adapter_sizes([adapter], shape.n_layers))
     added = [n - m for n, m in zip(layer_sizes(shape, more), layer_sizes(shape, plain), strict=True)]

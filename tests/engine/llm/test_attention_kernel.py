@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from devices.remembered import Remembered
-from edge.llm import attention_kernel
-from edge.llm.attention_kernel import AttentionTimes
+from edge.llama import attention_kernel
+from edge.llama.attention_kernel import AttentionTimes
 from edge.llm.engine import Engine
 from edge.llm.interface import memory_json
 from edge.llm.options import EngineOptions
@@ -33,7 +33,9 @@ def _any_cache_is_worth_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def remember(path: Path, points: Sequence[tuple[int, float, float]], options: EngineOptions = OPTIONS) -> None:
     """Let this device have measured these times before."""
     with Engine(path, replace(options, follows_load=False)) as engine:
-        key = measured_key(engine.shape, engine.attention._sizes, engine.threads, [tokens for tokens, *_ in points])
+        key = measured_key(
+            engine.shape, engine.states.attention._sizes, engine.threads, [tokens for tokens, *_ in points]
+        )
     Remembered("attention-kernels").put(key, points)
 
 
@@ -59,24 +61,24 @@ def test_another_kernel_takes_over_with_all_that_is_held(synthetic: Synthetic) -
     path = synthetic("llama")
     remember(path, EARLIER)
     with Engine(path, OPTIONS) as engine, Engine(path, PLAIN) as plain:
-        stays, engine.attention.times = engine.attention.times, None
+        stays, engine.states.attention.times = engine.states.attention.times, None
         engine.decode(TOKENS, 0)
         before = engine.states.read(0, Range(0, 40))
         plain.states.write(0, before)
-        engine.attention.times = stays
+        engine.states.attention.times = stays
         after = engine.decode([5], 40).copy()
-        assert not engine.attention.flash
+        assert not engine.states.attention.flash
         np.testing.assert_array_equal(after, plain.decode([5], 40))
         for new, old in zip(engine.states.read(0, Range(0, 40)).layers, before.layers, strict=True):
             np.testing.assert_array_equal(new.keys, old.keys)
             np.testing.assert_array_equal(new.values, old.values)
         engine.stop()
-        engine.attention.times = AttentionTimes(((256, 0.5, 1.0),))
+        engine.states.attention.times = AttentionTimes(((256, 0.5, 1.0),))
         with pytest.raises(Exception, match="stopped"):
             engine.decode([6], 41)
         engine.resume()
         engine.decode([6], 41)
-        assert engine.attention.flash
+        assert engine.states.attention.flash
         assert engine.kv_last(0) == 41
 
 
@@ -87,7 +89,7 @@ def test_what_was_measured_is_remembered_and_shown(synthetic: Synthetic) -> None
         engine.decode(TOKENS, 0)
         shown = memory_json(engine)["attention"]
         assert (shown["flash"], shown["measured"]) == (False, [{"tokens": 256, "flash_ms": 1e3, "plain_ms": 500.0}])
-        assert "256 tokens 1000.0 ms with it and 500.0 without" in engine.attention.describe()
+        assert "256 tokens 1000.0 ms with it and 500.0 without" in engine.states.attention.describe()
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -107,8 +109,8 @@ def test_figures_of_a_busy_device_choose_nothing(
     for runs in (1, 2):
         with Engine(synthetic("llama"), OPTIONS) as engine:
             assert len(steps) == (2 * runs if busy else 2)  # only what is quiet is remembered
-            assert (engine.attention.times is None) == busy
-            assert ("this device is busy" in engine.attention.why) == busy
+            assert (engine.states.attention.times is None) == busy
+            assert ("this device is busy" in engine.states.attention.why) == busy
 
 
 @pytest.mark.parametrize(
@@ -124,16 +126,16 @@ def test_figures_of_a_busy_device_choose_nothing(
 )
 def test_reasons_not_to_measure(changes: dict[str, object], why: str, synthetic: Synthetic) -> None:
     with Engine(synthetic("llama"), replace(OPTIONS, **changes)) as engine:  # type: ignore[arg-type]
-        assert engine.attention.times is None
-        assert why in engine.attention.describe()
-        assert engine.attention.flash
+        assert engine.states.attention.times is None
+        assert why in engine.states.attention.describe()
+        assert engine.states.attention.flash
 
 
 def test_windows_recurrent_layers_and_no_room_keep_the_default(
     synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Engine(synthetic("gemma2"), OPTIONS) as engine:
-        assert "attention windows" in engine.attention.why
+        assert "attention windows" in engine.states.attention.why
     monkeypatch.setattr(attention_kernel, "available_memory", lambda: 1 << 20)
     with Engine(synthetic("llama"), OPTIONS) as engine:
-        assert "no room for both" in engine.attention.why
+        assert "no room for both" in engine.states.attention.why

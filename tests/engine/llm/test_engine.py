@@ -191,6 +191,7 @@ def test_shifted_positions_make_room(llama: Engine) -> None:
     "options",
     [
         replace(OPTIONS, kv_type="q8_0"),
+        replace(OPTIONS, kv_type="f16/q8_0"),
         replace(OPTIONS, kv_type="q4_0"),
         replace(OPTIONS, kv_type="bf16"),
         replace(OPTIONS, flash_attention="off"),

@@ -22,7 +22,7 @@ from edge.parallel.grouped import GroupedEngine
 from edge.parallel.shard import Shard, load_shards
 from edge.parallel.topology import place
 from partition.plan.plan import Range
-from quant.types import type_by_name
+from quant.types import cache_type
 from tests.conftest import Synthetic
 from tests.engine.llm.test_scheduler import GREEDY, alone, random_requests
 from tests.support import paging
@@ -259,7 +259,7 @@ def test_memory_counts_each_context(synthetic: Synthetic) -> None:
         assert len({id(shard.engine.model) for shard in shards}) == 1
         for shard in reversed(shards):
             shard.close()
-    sizes = [ContextSizes(128, type_by_name("f16"), batch=32, contexts=groups) for groups in (1, 2)]
+    sizes = [ContextSizes(128, cache_type("f16"), batch=32, contexts=groups) for groups in (1, 2)]
     need = [memory.need(model, each) for each in sizes]
     assert need[1].parts["weights"] == need[0].parts["weights"]
     for name in ("KV cache", "compute buffers"):

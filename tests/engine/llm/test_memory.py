@@ -14,20 +14,20 @@ from edge.llm.engine import Engine
 from edge.paging import memory
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
-from quant.types import TYPES
+from quant.types import cache_type
 from tests.conftest import OPTIONS, Synthetic
 
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q8_0/q4_0"])
 @pytest.mark.parametrize("context", [256, 4096])
 def test_the_kv_cache_is_what_the_formula_says(synthetic: Synthetic, context: int, kv_type: str) -> None:
     path = synthetic("llama")
-    kv = TYPES[kv_type]
+    kv = cache_type(kv_type)
     need = memory.need(path, ContextSizes(context=context, kv=kv))
     shape = ModelShape.from_gguf(GgufFile.open(path))
-    assert need.parts["KV cache"] == pytest.approx(shape.kv_bytes(context, kv, kv), abs=0.01 * MIB)
+    assert need.parts["KV cache"] == pytest.approx(shape.kv_bytes(context, kv.keys, kv.values), abs=0.01 * MIB)
     assert need.parts["weights"] == shape.weight_bytes
     assert need.total == sum(need.parts.values())
 
@@ -35,7 +35,7 @@ def test_the_kv_cache_is_what_the_formula_says(synthetic: Synthetic, context: in
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen3moe"])
 def test_the_dry_run_says_what_the_real_run_takes(synthetic: Synthetic, arch: str) -> None:
     path = synthetic(arch)
-    need = memory.need(path, ContextSizes(context=512, batch=32, kv=TYPES["f16"]))
+    need = memory.need(path, ContextSizes(context=512, batch=32, kv=cache_type("f16")))
     with llama.captured_log() as lines:
         Engine(path, replace(OPTIONS, context=512)).close()
     real = sum(float(found[1]) for line in lines if (found := memory._COMPUTE.search(line))) * MIB
@@ -49,7 +49,7 @@ def ignore(level: int, text: bytes, user: object) -> None:
 
 
 def test_the_log_is_heard_even_after_others_took_it(synthetic: Synthetic) -> None:
-    path, sizes = synthetic("llama"), ContextSizes(context=512, batch=32, kv=TYPES["f16"])
+    path, sizes = synthetic("llama"), ContextSizes(context=512, batch=32, kv=cache_type("f16"))
     before = memory.need(path, sizes)
     llama_cpp.llama_log_set(ignore, None)
     after = memory.need(path, sizes)
@@ -59,12 +59,12 @@ def test_the_log_is_heard_even_after_others_took_it(synthetic: Synthetic) -> Non
 
 def test_a_larger_context_and_batch_need_more(synthetic: Synthetic) -> None:
     path = synthetic("llama")
-    small = memory.need(path, ContextSizes(context=256, batch=32, kv=TYPES["f16"]))
+    small = memory.need(path, ContextSizes(context=256, batch=32, kv=cache_type("f16")))
     assert (
-        memory.need(path, ContextSizes(context=512, batch=32, kv=TYPES["f16"])).parts["KV cache"]
+        memory.need(path, ContextSizes(context=512, batch=32, kv=cache_type("f16"))).parts["KV cache"]
         > small.parts["KV cache"]
     )
-    assert memory.need(path, ContextSizes(context=256, batch=256, kv=TYPES["f16"])).allocated > small.allocated
+    assert memory.need(path, ContextSizes(context=256, batch=256, kv=cache_type("f16"))).allocated > small.allocated
 
 
 def test_a_context_longer_than_memory_is_refused_with_need_have_and_a_way_out(
@@ -92,7 +92,7 @@ def test_large_buffers_are_measured_and_not_guessed(
     path = synthetic("llama")
     monkeypatch.setattr(memory, "available_memory", lambda: 8 << 30)
     with Engine(path, replace(OPTIONS, **options)) as engine:
-        kv = TYPES["f16"]
+        kv = cache_type("f16")
         exact = memory.need(path, ContextSizes(kv=kv, **({"batch": OPTIONS.batch} | options)))
         assert engine.memory.parts["compute buffers"] == exact.parts["compute buffers"]
 
@@ -106,6 +106,6 @@ def test_weights_that_do_not_fit_stay_mapped(synthetic: Synthetic, monkeypatch: 
             return engine.memory.fits
 
     assert repacked()
-    need = memory.need(path, ContextSizes(context=OPTIONS.context or 0, batch=OPTIONS.batch, kv=TYPES["f16"]))
+    need = memory.need(path, ContextSizes(context=OPTIONS.context or 0, batch=OPTIONS.batch, kv=cache_type("f16")))
     monkeypatch.setattr(memory, "available_memory", lambda: need.allocated + need.parts["weights"] // 2)
     assert not repacked()

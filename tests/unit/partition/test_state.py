@@ -21,7 +21,7 @@ from partition.state import shape as state_shape
 from partition.state.parts import cut, join
 from partition.state.sequence import KVBlock, LayerRows, check_encoded, decode, encode, encoded_bytes
 from partition.state.shape import LayerShape, StateShape
-from quant.types import TYPES
+from quant.types import TYPES, cache_type
 from tests.support.thorough import some
 
 _CELL = 12  # bytes of a cell's position, number of sequences, and sequence
@@ -39,7 +39,7 @@ def shapes(draw: st.DrawFn, most_layers: int = 4) -> StateShape:
         heads = draw(st.integers(1, 4))
         windowed = caches == 2 and draw(st.booleans())
         layers.append(LayerShape(layer, tuple(range(heads)), heads * head_k, heads * head_v, windowed))
-    return StateShape(tuple(layers), kv.id, kv.block_bytes if kv.block == 1 else 0, caches)
+    return StateShape(tuple(layers), kv.id, kv.id, kv.block_bytes if kv.block == 1 else 0, caches)
 
 
 def block_of(shape: StateShape, positions: Range, seed: int = 0) -> KVBlock:
@@ -99,7 +99,8 @@ def parts_of(draw: st.DrawFn, whole: StateShape) -> list[StateShape]:
                         )
                         for layer in of_stage
                     ),
-                    whole.type_id,
+                    whole.key_type,
+                    whole.value_type,
                     whole.value_size,
                     2 if both else 1,
                 )
@@ -203,19 +204,19 @@ def test_a_part_that_is_missing_or_of_other_positions_is_named(data: st.DataObje
 def test_heads_are_where_their_rank_expects_them() -> None:
     """Known bytes: a shard that needs head 1 twice, and head 2, of keys of two bytes and values of one."""
     layer = LayerShape(5, (0, 1, 2), 6, 3, windowed=False)
-    whole = StateShape((layer,), 0, 1, 1)
+    whole = StateShape((layer,), 0, 0, 1, 1)
     keys, values = np.arange(12, dtype=np.uint8).reshape(2, 6), np.arange(20, 26, dtype=np.uint8).reshape(2, 3)
-    part = StateShape((replace(layer, kv_heads=(1, 1, 2)),), 0, 1, 1)
+    part = StateShape((replace(layer, kv_heads=(1, 1, 2)),), 0, 0, 1, 1)
     rows = cut(KVBlock(Range(0, 2), (LayerRows(keys, values),)), whole, part).layers[0]
     assert rows.keys.tolist() == [[2, 3, 2, 3, 4, 5], [8, 9, 8, 9, 10, 11]]
     assert rows.values.tolist() == [[21, 21, 22], [24, 24, 25]]
-    first = StateShape((replace(layer, kv_heads=(2, 0), key_bytes=4, value_bytes=2),), 0, 1, 1)
+    first = StateShape((replace(layer, kv_heads=(2, 0), key_bytes=4, value_bytes=2),), 0, 0, 1, 1)
     other = KVBlock(Range(0, 2), (LayerRows(keys[:, :4], values[:, :2]),))
     joined = join([(KVBlock(Range(0, 2), (rows,)), part), (other, first)], whole).layers[0]
     assert joined.keys.tolist() == [[2, 3, 2, 3, 4, 5], [8, 9, 8, 9, 10, 11]]
     assert joined.values.tolist() == [[21, 21, 22], [24, 24, 25]]
     with pytest.raises(StateError, match="layer 5 is not among"):
-        cut(KVBlock(Range(0, 2), ()), StateShape((), 0, 1, 1), part)
+        cut(KVBlock(Range(0, 2), ()), StateShape((), 0, 0, 1, 1), part)
 
 
 @given(blocks())
@@ -234,7 +235,7 @@ def test_what_is_encoded_is_decoded(pair: tuple[StateShape, KVBlock]) -> None:
 
 def test_known_bytes_of_a_state() -> None:
     layers = (LayerShape(0, (0,), 2, 4, windowed=True), LayerShape(1, (0,), 2, 4, windowed=False))
-    shape = StateShape(layers, 1, 2, 2)
+    shape = StateShape(layers, 1, 1, 2, 2)
     rows = [LayerRows(np.array([[a, a + 1]], np.uint8), np.arange(a, a + 4, dtype=np.uint8)[None]) for a in (10, 20)]
     state = encode(KVBlock(Range(7, 8), tuple(rows)), shape, transposed=True).tobytes()
     assert all(refused(state[:n], shape, Range(7, 8)) for n in range(len(state)))
@@ -262,15 +263,15 @@ def test_heads_that_do_not_end_with_a_block_are_not_cut(
     )  # fmt: skip
     half = Slice(Range(0, 1), Range(0, 2), Range(0, 8), Range(0, 0), first=True)
     if cut_by_heads:
-        [layer] = StateShape.of_slice(source, half, TYPES["q8_0"]).layers
+        [layer] = StateShape.of_slice(source, half, cache_type("q8_0")).layers
         assert (layer.key_bytes, layer.value_bytes) == (2 * 2 * 34, 2 * 2 * 34)
     else:
         with pytest.raises(CannotSlice, match="cannot be cut by heads; use f16"):
-            StateShape.of_slice(source, half, TYPES["q8_0"])
+            StateShape.of_slice(source, half, cache_type("q8_0"))
 
 
 def test_transposed_values_are_one_value_after_another() -> None:
-    shape = StateShape((LayerShape(0, (0,), 2, 4, windowed=False),), 1, 2, 1)
+    shape = StateShape((LayerShape(0, (0,), 2, 4, windowed=False),), 1, 1, 2, 1)
     values = np.array([[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]], np.uint8)
     block = KVBlock(Range(0, 3), (LayerRows(np.zeros((3, 2), np.uint8), values),))
     assert encode(block, shape, transposed=True)[-12:].tolist() == [1, 2, 5, 6, 9, 10, 3, 4, 7, 8, 11, 12]
@@ -334,7 +335,8 @@ def test_another_shape_or_range_is_refused(pair: tuple[StateShape, KVBlock]) -> 
         assert refused(state, replace(shape, layers=tuple(layers)), at)
         with pytest.raises(StateError):
             encode(block, replace(shape, layers=tuple(layers)))
-    assert refused(state, replace(shape, type_id=shape.type_id + 1), at)
+    assert refused(state, replace(shape, key_type=shape.key_type + 1), at)
+    assert refused(state, replace(shape, value_type=shape.value_type + 1), at)
     assert refused(state, replace(shape, caches=3 - shape.caches), at)
     backwards = replace(shape, layers=shape.layers[::-1])
     sizes = [[[layer.key_bytes for layer in order.in_cache(n)] for n in range(2)] for order in (shape, backwards)]
@@ -342,7 +344,7 @@ def test_another_shape_or_range_is_refused(pair: tuple[StateShape, KVBlock]) -> 
 
 
 def test_numbers_that_say_much_take_no_memory() -> None:
-    shape = StateShape((LayerShape(0, (0,), 2, 2, windowed=False),), 1, 2, 1)
+    shape = StateShape((LayerShape(0, (0,), 2, 2, windowed=False),), 1, 1, 2, 1)
     state = bytes(encode(block_of(shape, Range(0, 4)), shape))
     where, _ = fields(shape, 4, transposed=False)
     tracemalloc.start()
@@ -353,7 +355,7 @@ def test_numbers_that_say_much_take_no_memory() -> None:
                 changed = state[:at] + huge.to_bytes(size, "little") + state[at + size :]
                 assert refused(changed, shape, Range(0, 4)), name
         # A shape of a real model, and so many positions asked for, where the state has four.
-        large = StateShape((replace(shape.layers[0], key_bytes=1 << 20, value_bytes=1 << 20),), 1, 2, 1)
+        large = StateShape((replace(shape.layers[0], key_bytes=1 << 20, value_bytes=1 << 20),), 1, 1, 2, 1)
         assert refused(state, large, Range(0, 1 << 31))
         cells = struct.pack("<IiIIiIi", 0xAF143CD8, 0, 1, 1 << 31, 0, 1, 0)
         assert refused(cells, large, Range(0, 1 << 31))
@@ -415,7 +417,7 @@ def test_what_is_accepted_of_random_changes_changed_keys_and_values_only() -> No
     for kv, caches, tokens, transposed in ((f16, 1, 3, False), (f16, 2, 2, True), (q8, 2, 4, False), (f16, 1, 1, True)):
         size = kv.block_bytes
         layers = tuple(LayerShape(i, (0, 1), 2 * size, (i + 1) * 2 * size, caches == 2 and i == 1) for i in range(3))
-        shape = StateShape(layers, kv.id, size if kv.block == 1 else 0, caches)
+        shape = StateShape(layers, kv.id, kv.id, size if kv.block == 1 else 0, caches)
         block = block_of(shape, Range(5, 5 + tokens))
         state = bytes(encode(block, shape, transposed=transposed))
         cases.append((shape, block.positions, state, header(state, shape, tokens, transposed=transposed), transposed))

@@ -8,7 +8,7 @@ import llama_cpp
 import pytest
 
 from quant.errors import UnknownTypeError
-from quant.types import KV_TYPES, TYPES, TensorType, type_by_id, type_by_name
+from quant.types import KV_TYPES, TYPES, CacheType, TensorType, cache_type, type_by_id, type_by_name
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +64,17 @@ def test_unknown_types_list_the_known_ones() -> None:
 
 def test_kv_types_are_types() -> None:
     assert set(KV_TYPES) <= set(TYPES)
+
+
+@pytest.mark.parametrize("keys", KV_TYPES)
+def test_a_cache_has_a_type_of_keys_and_one_of_values(keys: str) -> None:
+    assert cache_type(keys) == CacheType(TYPES[keys], TYPES[keys])
+    assert cache_type(f"{keys}/q4_1") == CacheType(TYPES[keys], TYPES["q4_1"])
+    for name in (keys, f"{keys}/q8_0"):
+        assert cache_type(name).name == ("q8_0" if name == "q8_0/q8_0" else name)
+
+
+@pytest.mark.parametrize("name", ["", "/", "f16/", "/f16", "q2_k", "f16/q2_k", "f16/f16/f16", "f16 /f16"])
+def test_other_names_of_a_cache_are_refused(name: str) -> None:
+    with pytest.raises(UnknownTypeError, match=r"cannot store a KV cache; use one of f32, .*, or two, KEYS/VALUES"):
+        cache_type(name)

@@ -18,11 +18,11 @@ from edge.paging import gpu_layers
 from edge.paging.gpu_layers import GpuLayers, choose, fastest, layer_sizes
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
-from quant.types import type_by_name
+from quant.types import cache_type
 from tests.unit.edge.test_microbenchmark import Machine
 
 SHAPE = ModelShape.from_gguf(GgufFile.open(MODEL_PATH))
-SIZES = ContextSizes(1024, type_by_name("f16"))
+SIZES = ContextSizes(1024, cache_type("f16"))
 OF = SHAPE.n_layers + 1
 BUFFERS = 10 << 20
 SPARE = 512 << 20
@@ -140,7 +140,7 @@ def test_buffers_are_asked_for_only_where_room_is_short() -> None:
 
 def test_keys_and_values_count() -> None:
     doubled = layer_sizes(SHAPE, ContextSizes(2048, SIZES.kv))
-    cache = SHAPE.kv_bytes(1024, SIZES.kv, SIZES.kv)
+    cache = SHAPE.kv_bytes(1024, SIZES.kv.keys, SIZES.kv.values)
     assert sum(doubled) - ALL == cache > 0
     assert sum(layer_sizes(SHAPE, SIZES)) == SHAPE.head_bytes + sum(SHAPE.layer_bytes) + cache
 

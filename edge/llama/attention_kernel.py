@@ -9,29 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from devices.probe import available_memory
 from devices.remembered import Remembered
 from edge.errors import EdgeError, EngineError
-from edge.llama import llama
-from edge.llama.llama import ContextSizes
-from edge.llm.options import WITHOUT_FLASH, EngineOptions
-from edge.llm.states import States
+from edge.llama.llama import Batch, Context, ContextSizes
 from edge.microbenchmark import TimedTask, best_of, sample_s
-from edge.paging.gpu_layers import measured_key
-from edge.paging.memory import cache_bytes
 from partition.architectures.table import has_flash
 from partition.errors import CannotSlice
+from partition.model.model import ModelShape
 from partition.plan.plan import Range
 from partition.predict.hysteresis import ATTENTION, clearly_better
 from partition.state.sequence import KVBlock, LayerRows
+from partition.state.shape import StateShape
 from quant.text import age_text, bytes_text
-
-if TYPE_CHECKING:
-    from edge.llm.engine import ModelRunner
+from quant.types import CacheType, TensorType
 
 LENGTHS = (256, 1024, 4096)  # tokens in the cache that are timed
 _LEAST_CACHE = 16 << 20  # bytes: attention over a smaller cache is a small part of a token
@@ -63,20 +59,48 @@ class AttentionTimes:
         return f"a token after {', '.join(parts)}, measured {age_text(self.age_s)}"
 
 
+class StoredStates(Protocol):
+    """The part of `edge.llm.states.States` that a kernel needs."""
+
+    kv: CacheType
+
+    @property
+    def shape(self) -> StateShape:
+        """Shape of the keys and values of a token."""
+
+    def read(self, sequence: int, positions: Range) -> KVBlock:
+        """Keys and values at these positions."""
+
+    def write_to(self, context: Context, block: KVBlock) -> None:
+        """Add a block to sequence 0 of another context over the same weights."""
+
+
 class AttentionKernel:
     """The kernel that an engine uses now, and why."""
 
     def __init__(
-        self, runner: ModelRunner, context: llama.Context, options: EngineOptions, sizes: ContextSizes, new_batch: Any
+        self,
+        states: StoredStates,
+        context: Context,
+        sizes: ContextSizes,
+        shape: ModelShape,
+        threads: Callable[[], int],
+        key: Callable[[list[int]], str],
+        *,
+        why: str,
+        window: int | None,
     ) -> None:
-        """sizes: of its context. new_batch: makes a batch of so many rows, as the model takes them."""
-        self._runner, self._context, self._sizes = runner, context, sizes
-        self.flash = options.flash_attention != "off" and has_flash(runner.model.architecture)
+        """sizes: of the context. threads: that it uses. key: of what is remembered of this model, with what was timed.
+        why: the kernel stays whatever the other takes; "": it may change. window: as `EngineOptions.attention_window`.
+        """
+        self._states, self._context, self._sizes, self._threads = states, context, sizes, threads
+        self.window = window
+        self.flash = sizes.flash_attention != "off" and has_flash(context.model.architecture)
         self.times: AttentionTimes | None = None  # None: the kernel stays
-        self.why = _reason_to_stay(runner, options, sizes)
+        self.why = why or _reason_to_stay(context, sizes, shape)
         if not self.why:
             try:
-                self.times = measured(runner, sizes, new_batch)
+                self.times = measured(states, context, sizes, threads(), key)
             except (EdgeError, CannotSlice) as error:
                 self.why = f"not measured: {error}"
 
@@ -96,13 +120,12 @@ class AttentionKernel:
 
     def _move_to(self, sizes: ContextSizes) -> None:
         """Go on in a context of these sizes, with the keys and values of this one."""
-        runner = self._runner
-        n_tokens = runner.kv_last(0) + 1
-        block = runner.states.read(0, Range(0, n_tokens)) if n_tokens else None
-        fresh = llama.Context(runner.model, sizes, threads=runner.threads)
+        n_tokens = self._context.kv_ends(0)[1] + 1
+        block = self._states.read(0, Range(0, n_tokens)) if n_tokens else None
+        fresh = Context(self._context.model, sizes, threads=self._threads())
         try:
             if block is not None:
-                States(runner.file, fresh, runner.states.kv).write(0, block)
+                self._states.write_to(fresh, block)
         except BaseException:
             fresh.close()
             raise
@@ -126,76 +149,72 @@ class AttentionKernel:
         }
 
 
-def measured(runner: ModelRunner, sizes: ContextSizes, new_batch: Callable[[int], llama.Batch]) -> AttentionTimes:
+def measured(
+    states: StoredStates, context: Context, sizes: ContextSizes, threads: int, key: Callable[[list[int]], str]
+) -> AttentionTimes:
     """Return what tokens take with both kernels, as remembered or measured now. EngineError where this device is busy:
     differences of some per cent do not show then. StateError, CannotSlice."""
     lengths = [n for n in LENGTHS if n <= sizes.context]
     cache = Remembered("attention-kernels")
-    key = measured_key(runner.shape, sizes, runner.threads, lengths)
-    if (remembered := cache.get(key)) is not None and (times := _read(*remembered, lengths)) is not None:
+    name = key(lengths)
+    if (remembered := cache.get(name)) is not None and (times := _read(*remembered, lengths)) is not None:
         return times
     points = []
     small = replace(sizes, context=lengths[-1], batch=1, outputs=1)
-    rows = new_batch(1)
     with ExitStack() as closing:
         contexts = []
         for flash in ("on", "off"):
-            contexts.append(llama.Context(runner.model, replace(small, flash_attention=flash), threads=runner.threads))
+            contexts.append(Context(context.model, replace(small, flash_attention=flash), threads=threads))
             closing.callback(contexts[-1].close)
         for tokens in lengths:
-            tasks = [_task(runner, context, rows, tokens) for context in contexts]
-            flash_time, plain_time = best_of(tasks, sample_s(runner.threads))
+            block = random_block(states, tokens - 1)
+            tasks = [_task(states, other, block, tokens) for other in contexts]
+            flash_time, plain_time = best_of(tasks, sample_s(threads))
             if flash_time.busy or plain_time.busy:
                 raise EngineError("this device is busy")
             points.append((tokens, flash_time.seconds, plain_time.seconds))
-    cache.put(key, points)
+    cache.put(name, points)
     return AttentionTimes(tuple(points))
 
 
-def _task(runner: ModelRunner, context: llama.Context, rows: llama.Batch, tokens: int) -> TimedTask:
+def _task(states: StoredStates, context: Context, block: KVBlock, tokens: int) -> TimedTask:
     """Fill a cache, and return the step that computes its last token again and again."""
     context.kv_clear()
-    fill(States(runner.file, context, runner.states.kv), tokens - 1)
+    states.write_to(context, block)
+    rows = Batch(1)
+    rows.positions[0], rows.sequences[0], rows.outputs[0] = tokens - 1, 0, 1
 
     def step() -> None:
         context.kv_remove(0, tokens - 1, -1)
-        rows.positions[0], rows.sequences[0], rows.outputs[0] = tokens - 1, 0, 1
         context.decode(rows, 1)
 
     return TimedTask(step)
 
 
-def fill(states: States, tokens: int) -> None:
-    """Hold so many tokens, with random keys and values, in an empty cache: kernels take other times where scores are
-    all alike. The cache must be of floats. EngineError, StateError, CannotSlice."""
+def random_block(states: StoredStates, tokens: int) -> KVBlock:
+    """Return random keys and values of the first tokens: kernels take other times where scores are all alike. The cache
+    must be of floats. CannotSlice where the shape is not known."""
     numbers = np.random.default_rng(0).standard_normal(_RANDOM, np.float32)
-    if states.kv.name == "bf16":
-        pattern = (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    else:
-        pattern = numbers.astype(states.kv.name.replace("f", "float")).view(np.uint8)
-    layers = tuple(
-        LayerRows(*(np.resize(pattern, (tokens, n_bytes)) for n_bytes in (layer.key_bytes, layer.value_bytes)))
-        for layer in states.shape.layers
-    )
-    states.write(0, KVBlock(Range(0, tokens), layers))
+
+    def rows(kind: TensorType, n_bytes: int) -> NDArray[np.uint8]:
+        if kind.name == "bf16":
+            return np.resize((numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8), (tokens, n_bytes))
+        return np.resize(numbers.astype(kind.name.replace("f", "float")).view(np.uint8), (tokens, n_bytes))
+
+    keys, values = states.kv.keys, states.kv.values
+    layers = (LayerRows(rows(keys, own.key_bytes), rows(values, own.value_bytes)) for own in states.shape.layers)
+    return KVBlock(Range(0, tokens), tuple(layers))
 
 
-def _reason_to_stay(runner: ModelRunner, options: EngineOptions, sizes: ContextSizes) -> str:
+def _reason_to_stay(context: Context, sizes: ContextSizes, shape: ModelShape) -> str:
     """Say why the kernel is not to be measured; "" where it is."""
-    n_bytes = cache_bytes(runner.shape, sizes.context, sizes.kv)
+    model = context.model
+    n_bytes = shape.kv_bytes(sizes.context, sizes.kv.keys, sizes.kv.values)
     # Without flash attention there are scores of all rows, heads and cells, and their softmax.
-    scores_bytes = 8 * sizes.batch * sizes.context * max(runner.shape.n_heads, default=0)
+    scores_bytes = 8 * sizes.batch * sizes.context * max(shape.n_heads, default=0)
     reasons = {
-        "as set": options.flash_attention != "auto",
-        f"llama.cpp has none for {runner.model.architecture} models": not has_flash(runner.model.architecture),
-        f"a cache of {sizes.kv.name} needs it": sizes.kv.name not in WITHOUT_FLASH,
-        "the default": not options.follows_load,
-        "the default, as nodes are watched": runner._loaded.hooks is not None,
-        "the default under a budget": options.memory is not None,
-        "the default on a GPU": bool(runner.gpu_layers and runner.gpu_layers.layers),
-        "the default with adapters": bool(options.lora),
-        "the default with attention windows or recurrent layers": bool(runner.model.window)
-        or runner.model.is_recurrent,
+        f"llama.cpp has none for {model.architecture} models": not has_flash(model.architecture),
+        "the default with attention windows or recurrent layers": bool(model.window) or model.is_recurrent,
         "the default for several sequences": sizes.sequences > 1,
         f"the default, as a cache of {bytes_text(n_bytes)} is small": n_bytes < _LEAST_CACHE
         or sizes.context < LENGTHS[0],
