@@ -308,7 +308,7 @@ def _loaded(
             think=AUTO if args.think is None else args.think,
             encoder=stack.enter_context(config.media_encoder(engine)),
         )
-        for file in args.image:
+        for file in args.image or ():
             chat.attach(file.read_bytes())
         resumed = _resumed(chat, args.resume) if args.resume is not None else None
         chat.system = args.system or chat.system
