@@ -66,9 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--file FILE", "text before the question; repeatable", Path, action="append", default=[])
     option(parser, "--resume NAME", "go on with the conversation of this name, and keep it; a new one begins")
     add(parser, "--prefix-cache", "--lora", "--mmproj")
-    option(
-        parser, "--image FILE", "picture or sound before the question; repeatable", Path, action="append", default=[]
-    )
+    option(parser, "--image FILE", "picture or sound before the question; repeatable", Path, action="append")
     add_draft_arguments(parser, "auto")
     words = "tokens that the model thinks before an answer: off, auto (as its template has it) or N (default: auto)"
     option(parser, "--think HOW", words, argument(parse_think))
