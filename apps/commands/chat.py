@@ -69,9 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--prefix-cache", "--lora", "--mmproj")
     words = "attend to the first 4 and the last N tokens alone (default: all)"
     option(parser, "--attention-window N", words, attention_window)
-    option(
-        parser, "--image FILE", "picture or sound before the question; repeatable", Path, action="append", default=[]
-    )
+    option(parser, "--image FILE", "picture or sound before the question; repeatable", Path, action="append")
     add_draft_arguments(parser, "auto")
     words = "tokens that the model thinks before an answer: off, auto (as its template has it) or N (default: auto)"
     option(parser, "--think HOW", words, argument(parse_think))
@@ -311,7 +309,7 @@ def _loaded(
             think=AUTO if args.think is None else args.think,
             encoder=stack.enter_context(config.media_encoder(engine)),
         )
-        for file in args.image:
+        for file in args.image or ():
             chat.attach(file.read_bytes())
         resumed = _resumed(chat, args.resume) if args.resume is not None else None
         chat.system = args.system or chat.system

@@ -129,6 +129,9 @@ class MediaEncoder(Closing):
             raise MediaError(f"the process that encodes gave no answer in {WAIT_S:g} s") from None
         except OSError:
             answer = None
+        except BaseException:
+            self.close()  # this answer was not read: the next file would take it for its own
+            raise
         if answer is None or len(rest) != answer["bytes"]:
             raise MediaError(f"it cannot be encoded: the process for that {self._ending()}")
         if "error" in answer:

@@ -119,6 +119,24 @@ def test_a_process_that_ends_is_replaced(files: dict[str, tuple[Path, Path]]) ->
         assert encoder.encode(png()).rows
 
 
+def test_an_interrupt_leaves_no_answer_for_the_next_file(
+    files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MediaEncoder(*files["plain"]) as encoder:
+        expected = encoder.encode(png(2)).tokens
+        with monkeypatch.context() as changed:
+            changed.setattr(encoder._stream, "readline", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                encoder.encode(png(1))
+        assert encoder.pid is None
+        encoder._held.clear()
+        assert encoder.encode(png(2)).tokens == expected
+
+
+def interrupt() -> bytes:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
