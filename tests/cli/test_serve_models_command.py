@@ -2,6 +2,7 @@
 
 import os
 import urllib.error
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,16 @@ model = "model.gguf"
 """
 
 
-def configs_of(monkeypatch: pytest.MonkeyPatch, *options: str | Path) -> tuple[dict[str, EngineConfig], Any]:
-    """The configurations that a command line has served, and the server's options."""
+def configs_of(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> tuple[dict[str, EngineConfig], Any, Any]:
+    """The configurations that a command line has served, the server's options, and what fetches models."""
     got: list[Any] = []
-    monkeypatch.setattr("edge.serve.server.serve", lambda configs, options, **more: got.extend((configs, options)))
-    assert main(["serve", "--port", "0", *map(str, options)]) == 0
-    return got[0], got[1]
+
+    def serve(configs: Any, options: Any, **more: Any) -> None:
+        got.extend((configs, options, more["fetch"]))
+
+    monkeypatch.setattr("edge.serve.server.serve", serve)
+    assert main(["serve", "--port", "0", *map(str, words)]) == 0
+    return got[0], got[1], got[2]
 
 
 def test_presets_are_models_with_names_and_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -45,7 +50,7 @@ def test_presets_are_models_with_names_and_options(monkeypatch: pytest.MonkeyPat
     os.link(MODEL_PATH, tmp_path / "model.gguf")
     (tmp_path / "serve.toml").write_text(PRESETS)
     file = tmp_path / "serve.toml"
-    configs, options = configs_of(monkeypatch, "--config", file, "--threads", "2", "--idle-unload", "1.5")
+    configs, options, _ = configs_of(monkeypatch, "--config", file, "--threads", "2", "--idle-unload", "1.5")
     house, plain = configs["house"], configs["plain"]
     assert (house.path, plain.path) == (str(MODEL_PATH), str(tmp_path / "model.gguf"))
     assert (house.system, plain.system) == ("You run a house.", "")
@@ -58,8 +63,16 @@ def test_presets_are_models_with_names_and_options(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_model_stays_where_nothing_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, options = configs_of(monkeypatch, MODEL_PATH)
-    assert (options.pinned, options.idle_unload_s) == ((), float("inf"))
+    _, options, fetch = configs_of(monkeypatch, MODEL_PATH)
+    assert (options.pinned, options.idle_unload_s, fetch) == ((), float("inf"), None)
+
+
+def test_fetched_models_are_served_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.models.paths.pull", lambda name, progress: Path(f"/models/{name}"))
+    configs, _, fetch = configs_of(monkeypatch, MODEL_PATH, "--allow-pull", "--threads", "3")
+    [served] = configs.values()
+    assert fetch("new", lambda *done: None) == replace(served, path="/models/new")
+    assert "leave it out" in refused(str(MODEL_PATH), "--allow-pull", "--workers", "127.0.0.1:9", "--insecure")[1]
 
 
 @pytest.mark.parametrize(

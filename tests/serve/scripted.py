@@ -133,6 +133,7 @@ class ScriptedModels:
         self.plans: list[Mapping[str, Any]] = []
         self.kept_s: float | None = None
         self.other_is_busy = False
+        self.fetched: list[str] | None = None  # None: that is not allowed
 
     @property
     def names(self) -> Sequence[str]:
@@ -171,7 +172,10 @@ class ScriptedModels:
         return self.other_is_busy
 
     async def fetch(self, name: str, progress: Callable[[int, int], None]) -> None:
-        raise NotAllowed("nothing is fetched here")
+        if self.fetched is None:
+            raise NotAllowed("nothing is fetched here: --allow-pull")
+        progress(5, 10)
+        self.fetched.append(name)
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
         self.plans.append(plan)

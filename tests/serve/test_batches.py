@@ -288,8 +288,13 @@ def test_an_interrupted_batch_goes_on_with_the_next_server(place: Place) -> None
     assert len(place.model.asked) - n_before == 4 - len(done)  # what was answered is not asked again
     assert [each["custom_id"] for each in output(again, restored, restored.output_file_id)] == ["a", "b", "c"]
     assert len(output(again, restored, restored.error_file_id)) == 1
+    place.now += 1
+    place.batch(again, line("d"))
+    place.now += 1
+    newest = place.batch(again, line("e"))
     third = place.store()  # ended ones are there, too
-    [ended] = third.batches("me")
+    assert third.batches("me")[0].id == newest.id
+    ended = third.batches("me")[-1]
     assert ended.to_json() == restored.to_json()
 
 

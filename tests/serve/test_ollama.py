@@ -278,6 +278,15 @@ def test_what_is_not_done_is_refused_in_words(ollama: Client, server: str) -> No
     assert set(httpx.get(f"{server}/api/nothing").json()) == {"error"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_models_are_fetched(scripted: Any, models: ScriptedModels, stream: bool) -> None:
+    models.fetched = []
+    for name in ("hf.co/owner/name:Q4_K_M", "known:latest"):
+        lines = scripted.pull(name, stream=stream)
+        assert [line.status for line in lines][-1] == "success" if stream else lines.status == "success"
+    assert models.fetched == ["owner/name:Q4_K_M", "known"]
+
+
 def test_a_stream_that_fails_ends_with_its_error(scripted: Client, models: ScriptedModels) -> None:
     from ollama import ResponseError
 

@@ -102,7 +102,7 @@ class BatchRunner:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-        is_cancelled = batch.status == "cancelling"
+        is_cancelled = batch.is_cancelled
         code, why = ("batch_cancelled", "cancelled") if is_cancelled else ("batch_expired", "over")
         for line in left:
             text = failed_line(line.custom_id, code, f"it was not answered before the batch was {why}")
@@ -128,7 +128,7 @@ class BatchRunner:
             most = None if most is None else most - 1
 
     def _stops(self, batch: Batch) -> bool:
-        return batch.status == "cancelling" or self.store.clock() >= batch.expires_at
+        return batch.is_cancelled or self.store.clock() >= batch.expires_at
 
     async def _unless_others_ask(self, batch: Batch, line: Line) -> tuple[int, Any]:
         """Return the status and the body of a line's response. Whoever asks the same model goes first in its

@@ -21,6 +21,7 @@ from edge.prefixes.keys import derived
 
 _HEAD = struct.Struct("<I12s")
 _SUFFIX = ".sealed"
+_VERSION = b"batches 1"  # of what records are: those of others cannot be read
 
 
 class SealedFolder:
@@ -32,7 +33,7 @@ class SealedFolder:
 
     @cached_property
     def _cipher(self) -> AESGCM:
-        return AESGCM(derived(self._owner_key(), b"batches"))
+        return AESGCM(derived(self._owner_key(), _VERSION))
 
     def names(self) -> list[str]:
         """Return the names of all files."""

@@ -17,7 +17,7 @@ from edge.serve.http.errors import BadRequest, NotThere
 
 MAX_FILES = 1000  # files and batches
 MAX_BYTES = 1 << 30  # of all files
-MAX_RESULT_BYTES = 256 << 20  # of one batch
+MAX_RESULT_BYTES = 64 << 20  # of one batch
 LASTS_S = 30 * 86400  # that a file or an ended batch stays
 WINDOW_S = 86400  # in which a batch is to be answered
 _FILE, _BATCH = "file-", "batch_"
@@ -64,6 +64,11 @@ class Batch:
     result_bytes: int = 0
 
     @property
+    def is_cancelled(self) -> bool:
+        """True if it was cancelled, whether it has ended or not."""
+        return "cancelling_at" in self.times
+
+    @property
     def ended(self) -> bool:
         """True if nothing more will be answered."""
         return self.status in ("completed", "expired", "cancelled", "failed")
@@ -105,11 +110,13 @@ class BatchStore:
             records = self._sealed.records(name)
             first = next(records, None)
             if first is None:
-                continue  # made with another key, or broken: it expires with the folder
+                continue  # broken, or of another key or version, which may come back
             if name.startswith(_FILE):
                 self._files[name] = StoredFile(**json.loads(first))
             elif name.startswith(_BATCH):
                 self._batches[name] = self._restored(name, [first, *records])
+        self._files = dict(sorted(self._files.items(), key=lambda item: item[1].created_at))
+        self._batches = dict(sorted(self._batches.items(), key=lambda item: item[1].created_at))
         self.sweep()
 
     def _restored(self, name: str, records: list[bytes]) -> Batch:
