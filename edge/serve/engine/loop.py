@@ -106,8 +106,9 @@ class ServingLoop:
         counters["steps"] += scheduler.passes - passes
         counters["preemptions"] += scheduler.preemptions - preemptions
         self._warming.stepped(events, time.monotonic() - began)
-        if events := [event for event in events if event.request in self._numbers]:
-            self._send(*map(self._message, events))  # a part of a prompt has none, and the server need not wake for it
+        events = [event for event in events if event.request in self._numbers]
+        if events:  # a part of a prompt has none, and the server need not wake for it
+            self._send(*map(self._message, events))
         if (problem := self._about.new_problem()) is not None:
             self._send({"say": problem})
 
@@ -167,11 +168,12 @@ class ServingLoop:
             for running in sorted(
                 self._scheduler.running, key=lambda request: request.slot.sequence if request.slot else -1
             )
+            if running.number in self._numbers
         ]
         return {
             **self._about.to_json(),
             "slots": slots,
-            "waiting": len(self._scheduler.waiting),
+            "waiting": sum(running.number in self._numbers for running in self._scheduler.waiting),
             **self._statistics.to_json(),
             "speculation": None if self._drafter is None else self._drafter.to_json(),
             "latency": None if self._targets is None else self._targets.to_json(),
