@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.cli.test_serve_command import served
 from tests.support import ROOT
 from tests.support.deployments import ONE_THREAD
 from tests.support.helpers import run_edge
+from tests.support.trust import Cluster
 from tests.support.workers import worker
 
 WAIT_S = 60
@@ -66,12 +68,15 @@ def test_the_health_check_of_a_server_fails_once_it_has_ended() -> None:
 
 
 def test_the_health_check_of_a_worker_fails_once_it_has_ended(tmp_path: Path) -> None:
-    command = health_check("worker")
-    assert command[:2] == ["edge", "devices"]
-    with worker(tmp_path / "one", *ONE_THREAD) as daemon:
-        asked = [daemon.address if part == "127.0.0.1:7070" else part for part in command[1:]]
-        assert run_edge(*asked).returncode == 0
-    assert run_edge(*asked).returncode == 7
+    """It may not ask another member of its cluster what it is, nor itself; but it answers by TLS."""
+    command = [sys.executable, *health_check("worker")[1:]]
+    cluster = Cluster(tmp_path / "cluster", time.time())
+    cluster.joined("box")
+    shutil.copytree(cluster.at("box"), tmp_path / "one" / "config" / "edge" / "credentials")
+    with worker(tmp_path / "one", "--no-announce", *ONE_THREAD, listen="0.0.0.0:0") as daemon:
+        command[-1] = command[-1].replace("7070", str(daemon.port))
+        assert subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False).returncode == 0
+    assert subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False).returncode != 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root, for a chroot")
