@@ -42,7 +42,7 @@ CONTEXT = 8192
 COLD_EVERY = 4  # turns; those between are compared with the prompt before, which is shorter, so less than their own
 WARM_UP = "sk-warm-up"
 LIMIT_S = 300.0
-PROMPT_WORDS, REQUESTS = 150, 40  # of `foreground`
+PROMPT_WORDS, REQUESTS = 60, 24  # of `foreground`
 Messages = list[dict[str, Any]]
 
 
