@@ -8,10 +8,10 @@ and its price, for requests that come while it computes.
 | agent      | a coding agent, whose history grows by files and results                                     |
 | foreground | how long does a request take while prefixes are computed, beside one without any?            |
 
-A trace (`benchmarks/warming_traces.py`) is sent three times to `edge serve`: with --prefix-warming on, in its own time;
-without it, with the prefix cache alone; and each prompt with a key of its own, so that nothing of it is cached. The
-three send the same messages: the answers of the first, but for the time in the system prompt. By default with the
-trained weights of SmolLM2-135M. Without FILE, --json prints only JSON.
+A trace (`benchmarks/warming_traces.py`) is sent three times to `edge serve`: with --prefix-warming on, in its own
+time; without it, with the prefix cache alone; and every fourth prompt with a key of its own, so that nothing of it is
+cached. The messages are those of the first. By default with the trained weights of SmolLM2-135M. Without FILE, --json
+prints only JSON.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from tests.real.weights import SMOLLM2
 ASKED_PART, ASKED_TURNS, ASKED_SLOWER = 1 / 10, 9 / 10, 1.02
 ANSWER = 24  # tokens
 CONTEXT = 8192
+COLD_EVERY = 4  # turns; those between are compared with the prompt before, which is shorter, so less than their own
 WARM_UP = "sk-warm-up"
 LIMIT_S = 300.0
-PROMPT_WORDS, REQUESTS = 150, 40  # of `foreground`
+PROMPT_WORDS, REQUESTS = 60, 24  # of `foreground`
 Messages = list[dict[str, Any]]
 
 
@@ -94,13 +95,16 @@ def trace(name: str, folder: Path, args: argparse.Namespace) -> Figures:
         counters = _counters(server)
     with serving(folder / "cached", args, 1) as server:
         cached = [_first_token(server, turns, *chat, _key(0)) for chat in chats]
+    cold = [warm[0]]  # nobody knew it
     with serving(folder / "cold", args, len(chats)) as server:
-        cold = [_first_token(server, turns, *chat, _key(i)) for i, chat in enumerate(chats)]
-    parts = [w["first_s"] / c["first_s"] for w, c in zip(warm[1:], cold[1:], strict=True)]  # nobody knew the first
+        for i, chat in enumerate(chats[1:]):
+            is_measured = i % COLD_EVERY == 0
+            cold.append(_first_token(server, turns, *chat, _key(i), most=1) if is_measured else cold[-1])
+    parts = [w["first_s"] / c["first_s"] for w, c in zip(warm[1:], cold[1:], strict=True)]
     return {
         "turns": [
-            {"prompt_tokens": c["tokens"], "cached_tokens": w["cached"], "warm_s": w["first_s"], "cold_s": c["first_s"]}
-            | {"cache_alone_s": a["first_s"], "same": w["text"] == a["text"] == c["text"]}
+            {"prompt_tokens": w["tokens"], "cached_tokens": w["cached"], "warm_s": w["first_s"], "cold_s": c["first_s"]}
+            | {"cache_alone_s": a["first_s"], "same": w["text"] == a["text"]}
             for w, a, c in zip(warm, cached, cold, strict=True)
         ],
         "turns_within": sum(part <= ASKED_PART for part in parts) / len(parts),
@@ -130,20 +134,21 @@ def _followed(server: Server, turns: Trace) -> tuple[list[tuple[Messages, float,
 
 
 def _first_token(
-    server: Server, turns: Trace, history: Messages, at: float, calls: str | None, key: str
+    server: Server, turns: Trace, history: Messages, at: float, calls: str | None, key: str, most: int = 0
 ) -> dict[str, Any]:
-    """Ask; seconds to the first token, and what the answer was."""
+    """Ask; seconds to the first token, and what the answer was. most: tokens of it; 0: the usual."""
     system = {"role": "system", "content": turns.system_at(at)}
     body: dict[str, Any] = {"messages": [system, *history], "max_tokens": ANSWER, "temperature": 0}
     body["tools"] = turns.tools
     if calls is not None:
         body |= {"tool_choice": {"type": "function", "function": {"name": calls}}, "max_tokens": 4 * ANSWER}
+    body["max_tokens"] = most or body["max_tokens"]
     return _answer(server, body, key)
 
 
 def _answer(server: Server, body: dict[str, Any], key: str) -> dict[str, Any]:
     host, port = server.address
-    began, first_s, text, calls, usage = time.perf_counter(), None, "", [], {}
+    began, first_s, text, calls, usage = time.perf_counter(), 0.0, "", [], {}
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     url, headers = f"http://{host}:{port}/v1/chat/completions", {"Authorization": f"Bearer {key}"}
     with httpx.stream("POST", url, json=body, headers=headers, timeout=LIMIT_S) as response:
@@ -154,6 +159,7 @@ def _answer(server: Server, body: dict[str, Any], key: str) -> dict[str, Any]:
             if "error" in event:
                 raise SystemExit(f"{server.name}: {event['error']['message']}")
             usage = event.get("usage") or usage
+            first_s = first_s or time.perf_counter() - began  # the role comes with the first token
             for choice in event["choices"]:
                 delta = choice["delta"]
                 text += delta.get("content") or ""
@@ -162,8 +168,6 @@ def _answer(server: Server, body: dict[str, Any], key: str) -> dict[str, Any]:
                         calls.append({"id": call["id"], "type": "function", "function": dict(call["function"])})
                     else:
                         calls[-1]["function"]["arguments"] += call["function"]["arguments"]
-                if first_s is None and (delta.get("content") or delta.get("tool_calls") or choice["finish_reason"]):
-                    first_s = time.perf_counter() - began
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls and _is_json(calls[-1]["function"]["arguments"]):
         message["tool_calls"] = calls

@@ -79,15 +79,15 @@ HOME = Trace(
     [
         TraceTurn(0, "Turn on the light in the kitchen.", calls="turn_on"),
         TraceTurn(1, "done"),
-        TraceTurn(14, "Is the bathroom window closed?"),
-        TraceTurn(17, "Make it a bit warmer in the office.", calls="climate_set"),
+        TraceTurn(9, "Is the bathroom window closed?"),
+        TraceTurn(12, "Make it a bit warmer in the office.", calls="climate_set"),
         TraceTurn(1, "office thermostat: 21.5 degrees"),
-        TraceTurn(16, "Start a timer for the pasta, nine minutes.", calls="timer_start"),
+        TraceTurn(10, "Start a timer for the pasta, nine minutes.", calls="timer_start"),
         TraceTurn(1, "timer pasta: 9 minutes"),
-        TraceTurn(17, "Close all the blinds, please."),
-        TraceTurn(19, "What is on the shopping list?"),
-        TraceTurn(15, "Put milk on it."),
-        TraceTurn(16, "Good night."),
+        TraceTurn(14, "Close all the blinds, please."),
+        TraceTurn(9, "What is on the shopping list?"),
+        TraceTurn(10, "Put milk on it."),
+        TraceTurn(11, "Good night."),
     ],
 )
 

@@ -203,7 +203,10 @@ def _presets(args: argparse.Namespace) -> dict[str, Preset]:
 def _warming_seconds(text: str) -> float:
     """The seconds of an hour that --prefix-warming says. ValueError."""
     known = {"off": 0.0, "on": WARMING_S}
-    return known[text] if text in known else units.between(1, 3600)(text)
+    try:
+        return known[text] if text in known else units.between(1, 3600)(text)
+    except ValueError:
+        raise ValueError(f"needs on, off, or seconds from 1 to 3600, got {text!r}") from None
 
 
 def _keys_in(path: Path | None) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from edge.errors import EngineError, EngineGone, Overloaded
+from edge.errors import EngineGone, Overloaded
 from edge.serve.answer import ProcessAnswer
 from edge.serve.process import EngineProcess
 from edge.serve.served import Generation
@@ -68,11 +68,7 @@ class EngineClient:
 
     async def prefixes(self, do: str, arguments: Mapping[str, Any]) -> Any:
         """As ServedModel.prefixes."""
-        if not self.process.config.prefix_warming:
-            if do == "announce":
-                raise EngineError("nothing is computed while nobody asks; serve with --prefix-warming on")
-            return []
-        return await self.process.ask(do, arguments)
+        return await self.process.ask(do, arguments) if self.process.config.prefix_warming else None
 
     async def status(self) -> dict[str, Any]:
         """As ServedModel.status."""

@@ -135,7 +135,7 @@ class ServedModel(Protocol):
 
     async def prefixes(self, do: str, arguments: Mapping[str, Any]) -> Any:
         """Announce a prefix, list those that were announced, or forget one, as the Warmer's `announce`, `announced` and
-        `forget`. EngineError if this model computes nothing while nobody asks."""
+        `forget`. None if this model computes nothing while nobody asks."""
 
     async def about(self) -> Mapping[str, Any]:
         """Return the key `model` of its status, without asking the engine."""

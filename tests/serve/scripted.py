@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from edge.errors import EdgeError, EngineError, NotAllowed, SamplingError, UnknownModel
+from edge.errors import EdgeError, NotAllowed, SamplingError, UnknownModel
 from edge.serve.adapters import ServedAdapters
 from edge.serve.model_files import ModelFile
 from edge.serve.served import Answer, Generation, Piece, ServedModel, TokenLogprob
@@ -106,7 +106,7 @@ class Scripted:
         self.turns.append(turn)
 
     async def prefixes(self, do: str, arguments: Mapping[str, Any]) -> Any:
-        raise EngineError("it computes nothing while nobody asks")
+        return {"id": "prefix-0", "object": "prefix", "tokens": 1, "state": "queued"} if do == "announce" else []
 
     async def about(self) -> dict[str, Any]:
         return dict((await self.status())["model"])

@@ -305,7 +305,7 @@ def post(url: str, path: str, key: str = "", **body: Any) -> httpx.Response:
 
 
 def ready(url: str, key: str = "") -> list[dict[str, Any]]:
-    """What was announced, once all of it is ready."""
+    """Return what was announced, once all of it is ready."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     deadline = time.monotonic() + WAIT_S
     while True:
@@ -350,7 +350,9 @@ def test_a_prompt_begins_with_what_was_announced() -> None:
     values = {
         line.split("{")[0]: float(line.split()[-1]) for line in metrics.splitlines() if "edge_warming" in line[:13]
     }
-    assert values["edge_warming_computed_tokens_total"] == values["edge_warming_used_tokens_total"] == sum(tokens)
+    # Beginnings that others share, such as the first token, were there before.
+    assert sum(tokens) - len(tokens) <= values["edge_warming_used_tokens_total"] <= sum(tokens)
+    assert values["edge_warming_computed_tokens_total"] >= values["edge_warming_used_tokens_total"]
 
 
 def test_what_cannot_be_announced_is_refused_with_the_reason() -> None:
@@ -372,7 +374,7 @@ def test_what_cannot_be_announced_is_refused_with_the_reason() -> None:
     with server(0.0) as url:
         response = post(url, "/v1/prefixes", prompt="Nobody computes this.")
         assert "--prefix-warming on" in response.text
-        assert response.status_code >= 400
+        assert response.status_code == 400
         assert httpx.get(f"{url}/v1/prefixes").json() == {"object": "list", "data": []}
 
 

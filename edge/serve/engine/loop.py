@@ -78,7 +78,6 @@ class ServingLoop:
         self._statistics = Statistics()
         allowance = Allowance(prefix_warming)
         self._warming = WarmingRequests(self._inputs, lambda: self._scheduler, self._jobs.put, allowance)
-        self._said_problem = False  # whether it has reported once why prompts are not cached
         self._handlers: dict[str, Callable[..., Any]] = {
             "tokenize": engine.model.tokenize,
             "pieces": self._inputs.pieces,
@@ -120,10 +119,10 @@ class ServingLoop:
         counters["steps"] += scheduler.passes - passes
         counters["preemptions"] += scheduler.preemptions - preemptions
         self._warming.stepped(events, time.monotonic() - began)
-        if events := [event for event in events if event.request in self._numbers]:
-            self._send(*map(self._message, events))  # a part of a prompt has none, and the server need not wake for it
-        if not self._said_problem and (problem := self._engine.states.problem) is not None:
-            self._said_problem = True
+        events = [event for event in events if event.request in self._numbers]
+        if events:  # a part of a prompt has none, and the server need not wake for it
+            self._send(*map(self._message, events))
+        if (problem := self._about.new_problem()) is not None:
             self._send({"say": problem})
 
     def _fail(self, error: Exception) -> None:
@@ -142,7 +141,6 @@ class ServingLoop:
         """Report that a request is computed: if this process ends now, the request may be the cause."""
         if number in self._numbers:
             self._send({"id": self._numbers[number], "begun": True})
-            self._warming.warmer.count(self._requests[self._numbers[number]])
 
     def _message(self, event: Event) -> dict[str, Any]:
         """Return an event as a message to the server."""
@@ -154,6 +152,7 @@ class ServingLoop:
             del self._numbers[event.request]
             counters["prompt_tokens"] += len(running.request.prompt)
             counters["cached_tokens"] += event.cached_tokens
+            self._warming.warmer.count(running)
         if event.error is not None:
             return {"id": number, "error": error_json(event.error)}
         piece: dict[str, Any] = {
@@ -182,11 +181,12 @@ class ServingLoop:
             for running in sorted(
                 self._scheduler.running, key=lambda request: request.slot.sequence if request.slot else -1
             )
+            if running.number in self._numbers
         ]
         return {
             **self._about.to_json(),
             "slots": slots,
-            "waiting": len(self._scheduler.waiting),
+            "waiting": sum(running.number in self._numbers for running in self._scheduler.waiting),
             **self._statistics.to_json(),
             "speculation": None if self._drafter is None else self._drafter.to_json(),
             "latency": None if self._targets is None else self._targets.to_json(),

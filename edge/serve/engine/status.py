@@ -61,6 +61,13 @@ class EngineStatus:
         }
         self._plan = deployed.plan if deployed else None
         self._plan_json = self._plan.to_json() if self._plan else None
+        self._said_problem = False
+
+    def new_problem(self) -> str | None:
+        """Return why prompts are not cached, once."""
+        problem = None if self._said_problem else self._engine.states.problem
+        self._said_problem |= problem is not None
+        return problem
 
     def to_json(self) -> dict[str, Any]:
         """Return the current status."""

@@ -24,7 +24,8 @@ class PrefixRequest(Fields):
 
 
 async def announce(request: PrefixRequest, models: ServedModels, namespace: str) -> dict[str, Any]:
-    """Announce a prefix. BadRequest unless it has either messages or a prompt; the errors of a chat; Overloaded."""
+    """Announce a prefix. BadRequest unless it has either messages or a prompt, and where nothing is computed ahead; the
+    errors of a chat; Overloaded."""
     if (request.messages is None) == (request.prompt is None):
         raise BadRequest("a prefix has either messages or a prompt", "messages")
     model = await models.model(request.model)
@@ -43,7 +44,10 @@ async def announce(request: PrefixRequest, models: ServedModels, namespace: str)
             for placeholder in PLACEHOLDERS
         ]
     arguments["adapters"] = models.adapters(request.model).scales(request.model) or None
-    return {**await model.prefixes("announce", arguments), "model": model.name}
+    prefix = await model.prefixes("announce", arguments)
+    if prefix is None:
+        raise BadRequest("nothing is computed while nobody asks; serve with --prefix-warming on")
+    return {**prefix, "model": model.name}
 
 
 async def announced(models: ServedModels, namespace: str) -> dict[str, Any]:
@@ -51,7 +55,7 @@ async def announced(models: ServedModels, namespace: str) -> dict[str, Any]:
     data = [
         {**prefix, "model": model.name}
         for model in await models.loaded()
-        for prefix in await model.prefixes("announced", {"namespace": namespace})
+        for prefix in await model.prefixes("announced", {"namespace": namespace}) or ()
     ]
     return {"object": "list", "data": data}
 

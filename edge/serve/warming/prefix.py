@@ -82,6 +82,6 @@ class Turn:
         ]
 
     def _moved(self, message: Message, when: float | None) -> Message:
-        if when is None or message["role"] != "system":
+        if when is None or message["role"] != "system" or not isinstance(message.get("content"), str):
             return message
-        return {**message, "content": moved(str(message.get("content") or ""), self.stamps, when)}
+        return {**message, "content": moved(message["content"], self.stamps, when)}

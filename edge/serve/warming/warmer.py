@@ -207,7 +207,7 @@ class Warmer:
         self._wake.set()
 
     def count(self, running: Running) -> None:
-        """Count what a request that has begun uses of what was computed for it."""
+        """Count what a request has used of what was computed for it."""
         request, n_cached = running.request, running.cached_tokens or 0
         own = [p for p in self._warmed if (p.namespace, p.adapters) == (request.namespace, request.adapters)]
         used = {prefix: min(n_cached, common_prefix(prefix.tokens, request.prompt)) for prefix in own}
