@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge.errors import EngineError
-from edge.llama.ggml import Node
+from edge.llama.ggml import Node, _Tensor
 from edge.llama.hooks import Hook
 from edge.llama.products import Products
 from edge.paging.experts import MOST_ROWS, Experts, Router
@@ -41,7 +43,11 @@ class PagingHooks:
         self._streamed = {p.weight.address: p for p in plan.streamed if p not in plan.head_pieces}
         # What may be used in one way only; of experts, with their layer.
         self._factors = self._streamed.keys() | {p.weight.address for p in roles.factors if p.repacked}
-        self._banks = {} if experts is None else {p.weight.address: n for n, ps in roles.experts.items() for p in ps}
+        # Weights with experts: their layer, and which of its weights they are.
+        self._banks: dict[int, tuple[int, int]] = {}
+        if experts is not None:
+            self._banks = {p.weight.address: (n, i) for n, ps in roles.experts.items() for i, p in enumerate(ps)}
+        self._slots: dict[int, tuple[NDArray[np.int32], _Tensor]] = {}  # of the chosen experts, by layer
         head = roles.head
         # A head that is the token table, too, has a struct of its own where it lies elsewhere than the table's rows.
         self._own_head = None
@@ -65,6 +71,9 @@ class PagingHooks:
             hooks.append(Hook(self._uses_streamed, self._release, self._acquire, self._pager.ready))
         if self._experts is not None:
             hooks.append(Hook(self._chooses, self._choose))
+            for i in range(max(map(len, self._roles.experts.values()))):
+                uses, before = partial(self._uses_bank, i), partial(self._await_bank, i)
+                hooks.append(Hook(uses, None, before, partial(self._experts.arrived, i)))
             if self._routers:
                 hooks.append(Hook(self._comes_before_experts, self._expect))
         if self._plan.head_pieces:
@@ -80,7 +89,7 @@ class PagingHooks:
         wrong = [address for address in (*others, *node.viewed) if address in factors or address in banks]
         if first in factors and node.op != "MUL_MAT":
             wrong.append(first)
-        if first in banks and (node.op != "MUL_MAT_ID" or banks[first] not in self._choosing):
+        if first in banks and (node.op != "MUL_MAT_ID" or banks[first][0] not in self._choosing):
             wrong.append(first)
         if wrong:
             weights = (*self._roles.factors, *(p for pieces in self._roles.experts.values() for p in pieces))
@@ -112,7 +121,18 @@ class PagingHooks:
 
     def _choose(self, node: Node) -> None:
         assert self._experts is not None
-        self._experts.choose(_layer(_CHOSEN, node), set(np.unique(node.integers()).tolist()))
+        layer, numbers = _layer(_CHOSEN, node), node.integers()
+        slots = self._experts.choose(layer, set(numbers.ravel().tolist()))
+        values = np.array([[slots[number] for number in row] for row in numbers.tolist()], np.int32)
+        self._slots[layer] = values, node.with_integers(values)
+
+    def _uses_bank(self, bank: int, node: Node) -> bool:
+        return node.source in self._banks and self._banks[node.source][1] == bank
+
+    def _await_bank(self, bank: int, node: Node) -> None:
+        assert self._experts is not None
+        self._experts.wait(bank)
+        node.use_source(self._slots[self._banks[node.source][0]][1], 2)
 
     def _comes_before_experts(self, node: Node) -> bool:
         match = _LAYER_OUT.fullmatch(node.name)
