@@ -65,6 +65,20 @@ class _Bank:
         return Job(self.weight, self.source.file, offset, self.n_bytes, arena, slot + self.start, self.repacked)
 
 
+class _Cached:
+    """An expert that has a slot, and the jobs that bring it there, one for each weight; none when all is there."""
+
+    __slots__ = ("jobs", "slot")
+
+    def __init__(self, slot: int, jobs: list[Job]) -> None:
+        self.slot, self.jobs = slot, jobs
+
+    def arrived(self) -> bool:
+        if self.jobs and all(job.left == 0 and job.error is None for job in self.jobs):
+            self.jobs = []
+        return not self.jobs
+
+
 class Experts:
     """LRU cache of a model's experts, in slots of one size. A product finds an expert by the number of its slot."""
 
@@ -76,49 +90,64 @@ class Experts:
         self._arena = AddressSpace(self.n_slots * self._slot_bytes, huge=True)
         self._banks = {layer: self._place(banks) for layer, banks in layers.items()}
         self._reader = reader
-        self._cached: OrderedDict[Expert, tuple[int, list[Job]]] = OrderedDict()  # (slot, a job a bank), oldest first
+        self._cached: OrderedDict[Expert, _Cached] = OrderedDict()  # the one used longest ago first
         self._free = list(range(self.n_slots))[::-1]
         self._expected: dict[int, set[int]] = {}
-        self._chosen: list[Expert] = []  # of the layer that computes
-        self.counts = ExpertCounts()
+        self._coming: list[_Cached] = []  # of the experts that were chosen last, those that were not there
+        self._chosen = self._hits = self._n_expected = self._right = 0
 
     @staticmethod
     def expert_bytes(banks: Sequence[Weight]) -> int:
         """Memory one expert of a layer takes."""
         return sum(_span(weight) for weight in banks)
 
+    @property
+    def counts(self) -> ExpertCounts:
+        """Return the counts of choices since the experts were made."""
+        return ExpertCounts(self._chosen, self._hits, self._n_expected, self._right)
+
     def choose(self, layer: int, numbers: Collection[int]) -> dict[int, int]:
-        """Begin to bring these experts of a layer into memory; return the slot of each. `wait` for them."""
-        needed = [(layer, number) for number in sorted(numbers)]
-        for expert in needed:
-            if any(job.error for job in self._jobs(expert)):  # read ahead in a bad moment
+        """Begin to bring these experts of a layer into memory, and return the slot of each. `wait` for them."""
+        slots, missing = {}, []
+        coming = self._coming = []
+        for number in numbers:
+            expert = layer, number
+            cached = self._cached.get(expert)
+            if cached is not None and cached.jobs and any(job.error for job in cached.jobs):  # read in a bad moment
                 self._drop(expert)
-        missing = [expert for expert in needed if expert not in self._cached]
-        expected = self._expected.pop(layer, set())
-        self.counts += ExpertCounts(
-            chosen=len(needed),
-            hits=sum(expert in self._cached and all(job.left == 0 for job in self._jobs(expert)) for expert in needed),
-            expected=len(expected),
-            right=len(expected & set(numbers)),
-        )
-        for expert in needed:
-            if expert in self._cached:
-                self._cached.move_to_end(expert)
-        self._make_room(missing, keep=set(needed))
-        self._chosen = needed
-        # What is multiplied first is read first.
-        jobs = [self._jobs(expert)[i] for i in range(len(self._banks[layer])) for expert in needed]
-        self._reader.submit_all(jobs, urgent=True)
-        return {number: self._cached[layer, number][0] for number in numbers}
+                cached = None
+            if cached is None:
+                missing.append(expert)
+                continue
+            self._cached.move_to_end(expert)
+            slots[number] = cached.slot
+            if not cached.arrived():
+                coming.append(cached)
+        self._chosen += len(numbers)
+        self._hits += len(slots) - len(coming)
+        if layer in self._expected:
+            expected = self._expected.pop(layer)
+            self._n_expected += len(expected)
+            self._right += len(expected.intersection(numbers))
+        if missing:
+            for expert, cached in self._make_room(missing, keep={(layer, number) for number in slots}):
+                slots[expert[1]] = cached.slot
+                coming.append(cached)
+        if coming:
+            self._read(coming, urgent=True)
+        return slots
 
     def arrived(self, bank: int) -> bool:
-        """Return whether the chosen experts' parts of their layer's weight with this number are in memory."""
-        return all(self._cached[expert][1][bank].done for expert in self._chosen)
+        """Return whether the weights with this number of all chosen experts are in memory."""
+        for cached in self._coming:
+            if not cached.jobs[bank].done:
+                return False
+        return True
 
     def wait(self, bank: int) -> None:
         """Return when they are. WeightsError if they cannot be read."""
-        for expert in self._chosen:
-            self._reader.wait(self._cached[expert][1][bank])
+        for cached in self._coming:
+            self._reader.wait(cached.jobs[bank])
 
     def expect(self, layer: int, numbers: Collection[int], *, read: bool) -> None:
         """Prefetch these experts of a layer, which are likely to be chosen soon. read: begin to read those that are not
@@ -126,14 +155,13 @@ class Experts:
         self._expected[layer] = set(numbers)
         if not read:
             return
-        expected = [(layer, number) for number in sorted(numbers)]
-        for expert in expected:
-            if expert in self._cached:
-                self._cached.move_to_end(expert)
+        expected = [(layer, number) for number in numbers]
         missing = [expert for expert in expected if expert not in self._cached]
-        self._make_room(missing, keep=set(expected))
-        jobs = [self._jobs(expert)[i] for i in range(len(self._banks[layer])) for expert in missing]
-        self._reader.submit_all(jobs, urgent=False)
+        if missing:
+            for expert in expected:
+                if expert in self._cached:
+                    self._cached.move_to_end(expert)
+            self._read([cached for _, cached in self._make_room(missing, keep=set(expected))], urgent=False)
 
     def close(self) -> None:
         """Free all memory; the reader must have been closed."""
@@ -151,25 +179,28 @@ class Experts:
             start += _span(weight)
         return placed
 
-    def _jobs(self, expert: Expert) -> Sequence[Job]:
-        return self._cached[expert][1] if expert in self._cached else ()
-
-    def _make_room(self, missing: Sequence[Expert], keep: Collection[Expert]) -> None:
+    def _make_room(self, missing: Sequence[Expert], keep: Collection[Expert]) -> list[tuple[Expert, _Cached]]:
         """Give the missing experts slots, in place of the least recently used ones."""
         n = max(0, len(missing) - len(self._free))
         for expert in list(islice((expert for expert in self._cached if expert not in keep), n)):
             self._drop(expert)
+        new = []
         for expert in missing:
             slot = self._free.pop()
-            banks = self._banks[expert[0]]
-            self._cached[expert] = slot, [bank.read(expert[1], slot * self._slot_bytes, self._arena) for bank in banks]
+            jobs = [bank.read(expert[1], slot * self._slot_bytes, self._arena) for bank in self._banks[expert[0]]]
+            self._cached[expert] = cached = _Cached(slot, jobs)
+            new.append((expert, cached))
+        return new
+
+    def _read(self, coming: Sequence[_Cached], *, urgent: bool) -> None:
+        """Begin to read experts of a layer: first the weight that is multiplied first, of all of them."""
+        self._reader.submit_all([job for jobs in zip(*(c.jobs for c in coming), strict=True) for job in jobs], urgent)
 
     def _drop(self, expert: Expert) -> None:
-        slot, jobs = self._cached.pop(expert)
-        for job in jobs:
-            if not job.done or job.error:
-                self._reader.drop(job)
-        self._free.append(slot)
+        cached = self._cached.pop(expert)
+        for job in cached.jobs:
+            self._reader.drop(job)
+        self._free.append(cached.slot)
 
 
 def _span(weight: Weight) -> int:

@@ -121,9 +121,9 @@ class PagingHooks:
 
     def _choose(self, node: Node) -> None:
         assert self._experts is not None
-        layer, numbers = _layer(_CHOSEN, node), node.integers()
-        slots = self._experts.choose(layer, set(numbers.ravel().tolist()))
-        values = np.array([[slots[number] for number in row] for row in numbers.tolist()], np.int32)
+        layer, numbers = _layer(node), node.integers().tolist()
+        slots = self._experts.choose(layer, dict.fromkeys(number for row in numbers for number in row))
+        values = np.array([[slots[number] for number in row] for row in numbers], np.int32)
         self._slots[layer] = values, node.with_integers(values)
 
     def _uses_bank(self, bank: int, node: Node) -> bool:
@@ -143,7 +143,7 @@ class PagingHooks:
         hidden = node.view()
         if hidden is None or not 0 < len(hidden) <= MOST_ROWS:
             return
-        layer = _layer(_LAYER_OUT, node) + 1
+        layer = _layer(node) + 1
         counts = self._experts.counts
         trusted = counts.expected < _TRUST_AFTER or counts.right >= _TRUST * counts.expected
         self._experts.expect(layer, self._routers[layer].expect(hidden), read=trusted)
@@ -188,7 +188,6 @@ class PagingHooks:
             first += piece.rows
 
 
-def _layer(pattern: re.Pattern[str], node: Node) -> int:
-    match = pattern.fullmatch(node.name)
-    assert match is not None
-    return int(match[1])
+def _layer(node: Node) -> int:
+    """Return the layer that the node's name ends with."""
+    return int(node.name.rpartition("-")[2])

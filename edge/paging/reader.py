@@ -136,10 +136,10 @@ class Reader:
 
     def submit(self, job: Job, *, urgent: bool = False) -> Job:
         """Begin a job, before all that wait if urgent."""
-        self.submit_all((job,), urgent=urgent)
+        self.submit_all((job,), urgent)
         return job
 
-    def submit_all(self, jobs: Sequence[Job], *, urgent: bool) -> None:
+    def submit_all(self, jobs: Sequence[Job], urgent: bool) -> None:
         """Begin jobs in this order, before all that wait if urgent; those that wait already may become so. Jobs that
         are done, or nearly, are left out."""
         with self._turn:
