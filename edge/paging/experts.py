@@ -8,6 +8,7 @@ Which experts a layer will choose, predicted before its attention is computed.
 
 from __future__ import annotations
 
+import statistics
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from edge.llama.address_space import PAGE, AddressSpace, pages
 from edge.llama.buffers import Weight
 from edge.paging.reader import Job, Reader
 from edge.paging.window import Source
+from partition.predict.hysteresis import READ_AHEAD, clearly_better
 
 Expert = tuple[int, int]
 """(layer, number in the layer)."""
@@ -139,22 +141,16 @@ class Experts:
 
     def arrived(self, bank: int) -> bool:
         """Return whether the weights with this number of all chosen experts are in memory."""
-        for cached in self._coming:
-            if not cached.jobs[bank].done:
-                return False
-        return True
+        return all(cached.jobs[bank].done for cached in self._coming)
 
     def wait(self, bank: int) -> None:
         """Return when they are. WeightsError if they cannot be read."""
         for cached in self._coming:
             self._reader.wait(cached.jobs[bank])
 
-    def expect(self, layer: int, numbers: Collection[int], *, read: bool) -> None:
-        """Prefetch these experts of a layer, which are likely to be chosen soon. read: begin to read those that are not
-        there."""
+    def expect(self, layer: int, numbers: Collection[int]) -> None:
+        """Prefetch these experts of a layer, which are likely to be chosen soon."""
         self._expected[layer] = set(numbers)
-        if not read:
-            return
         expected = [(layer, number) for number in numbers]
         missing = [expert for expert in expected if expert not in self._cached]
         if missing:
@@ -210,8 +206,35 @@ def _span(weight: Weight) -> int:
 
 
 MOST_ROWS = 4  # of a batch that a prediction is made for; more rows choose nearly all experts
+_RUN, _TRIED, _STAYS = 4, 32, 1024  # passes
 
 Floats = NDArray[np.float32]
+
+
+class ReadAhead:
+    """Chooses by measurement if experts are read ahead: passes alternate both ways, and the faster one stays a while.
+
+    What is read ahead hides behind attention. Predicting costs time, too, and what was expected and is not chosen takes
+    the disk's time and the place of another expert.
+    """
+
+    def __init__(self) -> None:
+        self.on = True
+        self._seconds: dict[bool, list[float]] = {True: [], False: []}
+        self._left = 0  # passes until both ways are tried again
+
+    def passed(self, seconds: float) -> None:
+        """Add the time of a pass of one row, and choose how the next one reads."""
+        if self._left:
+            self._left -= 1
+            return
+        self._seconds[self.on].append(seconds)
+        n = sum(map(len, self._seconds.values()))
+        self.on = n // _RUN % 2 == 0  # in runs, as the first pass of one has what the other way left in memory
+        if n == _TRIED:
+            with_, without = (statistics.median(self._seconds[on]) for on in (True, False))
+            self.on = clearly_better(with_, without, by=READ_AHEAD)
+            self._seconds, self._left = {True: [], False: []}, _STAYS
 
 
 class Router:

@@ -13,15 +13,13 @@ from edge.errors import EngineError
 from edge.llama.ggml import Node, _Tensor
 from edge.llama.hooks import Hook
 from edge.llama.products import Products
-from edge.paging.experts import MOST_ROWS, Experts, Router
+from edge.paging.experts import MOST_ROWS, Experts, ReadAhead, Router
 from edge.paging.plan import PagePlan
 from edge.paging.roles import Roles
 from edge.paging.window import Pager, Piece
 
 _CHOSEN = re.compile(r"ffn_moe_topk-(\d+)")  # nodes with the numbers of the experts that rows go through
 _LAYER_OUT = re.compile(r"l_out-(\d+)")
-_TRUST_AFTER = 512  # experts expected; from then on they are read ahead only while so many of them are right:
-_TRUST = 0.35
 
 
 class PagingHooks:
@@ -47,6 +45,7 @@ class PagingHooks:
         self._banks: dict[int, tuple[int, int]] = {}
         if experts is not None:
             self._banks = {p.weight.address: (n, i) for n, ps in roles.experts.items() for i, p in enumerate(ps)}
+        self.read_ahead = ReadAhead()
         self._slots: dict[int, tuple[NDArray[np.int32], _Tensor]] = {}  # of the chosen experts, by layer
         head = roles.head
         # A head that is the token table, too, has a struct of its own where it lies elsewhere than the table's rows.
@@ -140,13 +139,10 @@ class PagingHooks:
 
     def _expect(self, node: Node) -> None:
         assert self._experts is not None
-        hidden = node.view()
-        if hidden is None or not 0 < len(hidden) <= MOST_ROWS:
-            return
-        layer = _layer(node) + 1
-        counts = self._experts.counts
-        trusted = counts.expected < _TRUST_AFTER or counts.right >= _TRUST * counts.expected
-        self._experts.expect(layer, self._routers[layer].expect(hidden), read=trusted)
+        hidden = node.view() if self.read_ahead.on else None
+        if hidden is not None and 0 < len(hidden) <= MOST_ROWS:
+            layer = _layer(node) + 1
+            self._experts.expect(layer, self._routers[layer].expect(hidden))
 
     # --- the head ---
 
