@@ -122,10 +122,8 @@ class NodeHooks:
                 for hook in current:
                     if hook.before is not None:
                         hook.before(Node(address))
-                # A comprehension in `any` would cost as much as the call of a hook.
-                for hook in current:
-                    if hook.run is not None:
-                        return True
+                if any(hook.run is not None for hook in current):
+                    return True
             if self._learning:
                 return False
             # A generator would cost a microsecond, and there are hundreds of nodes to a token.

@@ -1,9 +1,8 @@
 """Experts in memory: those used last stay, the others come when the router has chosen them, or is expected to.
 
 All experts lie in slots of one piece of memory. A weight with all experts of a layer points to the first slot, and its
-product is given numbers of slots in place of numbers of experts.
-
-Which experts a layer will choose, predicted before its attention is computed.
+product is given numbers of slots in place of numbers of experts. What a layer will choose is predicted before its
+attention is computed, where reading ahead pays.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.llama.address_space import PAGE, AddressSpace, pages
+from edge.llama.address_space import PAGE, AddressSpace
 from edge.llama.buffers import Weight
 from edge.paging.reader import Job, Reader
 from edge.paging.window import Source
@@ -200,9 +199,8 @@ class Experts:
 
 
 def _span(weight: Weight) -> int:
-    """Whole pages that one expert's part of a weight takes, wherever in a page it begins."""
-    n_bytes = weight.n_bytes // weight.shape[0]
-    return pages(n_bytes) + (0 if n_bytes % PAGE else PAGE)
+    """Bytes of whole pages that a read of one expert's part of a weight may write to, wherever in a page it begins."""
+    return (weight.n_bytes // weight.shape[0] // PAGE + 1) * PAGE
 
 
 MOST_ROWS = 4  # of a batch that a prediction is made for; more rows choose nearly all experts

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EngineError
-from edge.llama.ggml import Node, _Tensor
+from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
 from edge.llama.products import Products
 from edge.paging.experts import MOST_ROWS, Experts, ReadAhead, Router
@@ -46,7 +47,9 @@ class PagingHooks:
         if experts is not None:
             self._banks = {p.weight.address: (n, i) for n, ps in roles.experts.items() for i, p in enumerate(ps)}
         self.read_ahead = ReadAhead()
-        self._slots: dict[int, tuple[NDArray[np.int32], _Tensor]] = {}  # of the chosen experts, by layer
+        self._slots: dict[
+            int, tuple[NDArray[np.int32], Any]
+        ] = {}  # of the chosen experts, by layer: numbers, ggml's struct
         head = roles.head
         # A head that is the token table, too, has a struct of its own where it lies elsewhere than the table's rows.
         self._own_head = None

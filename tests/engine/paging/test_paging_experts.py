@@ -170,6 +170,23 @@ def test_hits_and_misses_by_known_choices(stored: Stored) -> None:
     experts.close()
 
 
+def test_reading_one_weight_of_an_expert_leaves_the_others(stored: Stored) -> None:
+    """They lie behind each other in a slot, and reads are of whole pages."""
+    reader = Reader(paging.MIB, 2, 64 << 10)
+    experts = stored.experts(3, reader)
+    try:
+        chosen_there(stored, experts, 1, {4, 5, 6})
+        for bank in (2, 1, 0):
+            slot = experts._cached[1, 5].slot * experts._slot_bytes
+            reader.wait(reader.submit(experts._banks[1][bank].read(5, slot, experts._arena)))
+            for number in (4, 5, 6):
+                for found, plain in stored.right(1, number, experts._cached[1, number].slot):
+                    np.testing.assert_array_equal(found, plain)
+    finally:
+        reader.close()
+        experts.close()
+
+
 def test_read_ahead_stays_only_where_it_is_faster() -> None:
     for with_s, without_s, on in ((1.0, 2.0, True), (2.0, 1.0, False), (1.0, 1.01, False)):
         choice, seen = ReadAhead(), []
