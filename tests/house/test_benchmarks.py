@@ -24,7 +24,7 @@ SECTIONS = {
     "bench_engine": (),
     "bench_lora": (),
     "bench_mtp": ("one", "tensor", "stages", "paged"),
-    "bench_paging": ("limit", "mmap", "keeps-up"),
+    "bench_paging": ("limit", "mmap", "keeps-up", "experts"),
     "bench_phases": ("strong", "equal"),
     "bench_planner": (),
     "bench_plans": (),
