@@ -147,6 +147,8 @@ def test_paging() -> None:
     [row] = result["mmap"]["cases"]
     assert row["least"] <= row["ratio"] <= row["most"]
     assert all(one["compared"]["ratio"] > 0 for one in result["keeps-up"]["cases"])
+    assert [one["skew"] for one in result["experts"]["cases"]] == ["none", "mild", "strong"]
+    assert all(one["resident"]["decode_s"] > 0 for one in result["experts"]["cases"])
 
 
 def test_planner() -> None:
