@@ -1,16 +1,17 @@
 """Weights paged through a window, beside the disk's own speed, llama.cpp's mapped files, and models that fit.
 
-    python benchmarks/bench_paging.py [--only limit|mmap|keeps-up] [--work DIR] [--large] [--json [FILE]]
+    python benchmarks/bench_paging.py [--only limit|mmap|keeps-up|experts] [--work DIR] [--large] [--json [FILE]]
 
 | section  | question                                                                                        |
 | limit    | inside a memory group as large as the budget: is it never killed, and as fast as the disk?       |
 | mmap     | under the same limit, how much sooner does a token come than from llama.cpp's own mapped file?   |
 | keeps-up | where the disk keeps up, what does paging cost beside the resident model with the same kernels?  |
+| experts  | with half of a mixture of experts in memory, how much slower is a token, by the routers' skew?    |
 
 A side of `limit` and `mmap` is a process of its own in each round, with a memory group of its own (Linux and
 root); all caches are dropped before it, and the disk's O_DIRECT bandwidth is measured before and after. Sides of
-`keeps-up` stay loaded and are measured in turn. Model files have random weights; they are written to DIR
-(8 GB; 40 GB more for --large, which adds a 70B shape) and used again where they are there.
+`keeps-up` and `experts` stay loaded and are measured in turn. Model files have random weights; they are written to DIR
+(12 GB; 40 GB more for --large, which adds a 70B shape) and used again where they are there.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import paging_tables
-from benchmarks.harness import GIB, MIB, LeftOut, Section, alternate, bench, compared, medians, parser_of
+from benchmarks.harness import GIB, MIB, LeftOut, Section, alternate, bench, compared, medians, parser_of, steal_s
 from benchmarks.paging_runs import CONTEXT, DISK_S, PROMPT, RUN_S, SIDE, Models, alone, disk_bounds, half_of, middle
+from benchmarks.planted_routers import plant_routers
 from benchmarks.processes import Ranks, memory_group
 from benchmarks.raw_disk import NoDirectReads, RawDisk
 from devices.lab.control_group import NoGroups
@@ -48,6 +50,7 @@ class Case:
 LIMIT = [Case("1b", 450 * MIB, 5, 4, 24), Case("8b", 3 * GIB // 2, 3, 2, 8)]
 LIMIT_LARGE = [Case("70b", int(3.1 * GIB), 1, 1, 4)]
 MMAP = [Case("8b", 0.5, 3, 2, 6, "0.85"), Case("8b", 0.75, 3, 2, 6, "0.85")]
+SKEWS = (("none", 0.0, 0.0), ("mild", 0.3, 0.3), ("strong", 0.6, 0.6))  # of rows by rank; of tokens that repeat
 MMAP_LARGE = [Case("70b", int(3.1 * GIB), 1, 1, 3, "1.3")]
 
 
@@ -245,10 +248,48 @@ def keeps_up(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+# --- experts ---
+
+
+def experts(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Half of the file's size for all, beside all in memory, with routers that prefer no experts, or some."""
+    model = args.models("tiny-moe" if args.tiny else "moe")
+    size, rounds, found = model.stat().st_size, n_rounds(args, 4), []
+    part = half_of(model) if args.tiny else size // 2
+    steps = {"prompt": 1, "warm": 1, "steps": 2} if args.tiny else {"prompt": 1, "warm": 8, "steps": 20}
+    for skew, exponent, repeats in SKEWS:
+        plant_routers(model, exponent)
+        with RawDisk(model) as disk, Ranks(SIDE, 1) as resident, Ranks(SIDE, 1) as paged:
+            loads: tuple[tuple[str, Ranks, dict[str, Any]], ...] = (
+                ("resident", resident, {"repack": True}),
+                ("paged", paged, {"memory": part}),
+            )
+            for _, side, options in loads:
+                side.tell("load", RUN_S, model=str(model), options={"context": CONTEXT, **options})
+            stolen = steal_s()
+            runs = {name: partial(at, side, 0, "run", repeats=repeats, **steps) for name, side, _ in loads}
+            times = alternate(runs, rounds)
+            rates = disk.gbps(0.2 if args.tiny else DISK_S)
+        found.append(
+            {
+                "skew": skew,
+                "median": medians({"paged": times["paged"]})["paged"],
+                "resident": medians({"resident": times["resident"]})["resident"],
+                "best": min(one["decode_s"] for one in times["paged"]),
+                "best_resident": min(one["decode_s"] for one in times["resident"]),
+                "disk_gbps": max(rates.values()),
+                "steal_s": steal_s() - stolen,
+                "measured": times,
+            }
+        )
+    return {"cases": found, "budget_bytes": part, "model_bytes": size, "asked_of_resident": ">= 0.75"}
+
+
 SECTIONS = {
     "limit": Section(limit, paging_tables.limit),
     "mmap": Section(mmap, paging_tables.mmap),
     "keeps-up": Section(keeps_up, paging_tables.keeps_up),
+    "experts": Section(experts, paging_tables.experts),
 }
 
 if __name__ == "__main__":

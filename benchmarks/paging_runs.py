@@ -8,7 +8,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,10 @@ DISK_S = 2.5  # of one measurement of the disk
 
 _TINY = shape("llama", layers=16, embd=512, ff=2048, heads=8, kv=4, vocab=4096)  # 64 MB at Q8_0
 
+_TINY_MOE = shape(
+    "qwen3moe", layers=4, embd=512, ff=512, heads=8, kv=2, vocab=2048, experts=16, experts_used=2, expert_ff=256
+)
+
 
 @dataclass(frozen=True)
 class Model:
@@ -43,6 +47,8 @@ MODELS = {
     "8b": Model(SHAPES["llama-3.1-8b"]),
     "70b": Model(SHAPES["llama-3.1-70b"], large=True),
     "tiny": Model(_TINY, "q8_0"),
+    "moe": Model(replace(SHAPES["qwen3-30b-a3b"], layers=12, vocab=32768)),  # a quarter of its layers
+    "tiny-moe": Model(_TINY_MOE),
 }
 
 

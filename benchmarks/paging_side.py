@@ -29,6 +29,7 @@ class Side:
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
+        self._runs = 0
 
     def load(self, model: str, options: dict[str, Any]) -> dict[str, Any]:
         """Load a model: how long that took, and what the engine says of its memory and its paging."""
@@ -50,13 +51,15 @@ class Side:
             self._engine.close()
             self._engine = None
 
-    def run(self, prompt: int, warm: int, steps: int) -> dict[str, float]:
+    def run(self, prompt: int, warm: int, steps: int, repeats: float = 0.0) -> dict[str, float]:
         """A prompt of so many tokens, `warm` steps that are not counted, and steps of one token that are.
 
-        Tokens are random: what a model with random weights goes on with would soon repeat itself, and its experts, too.
+        Tokens are random, others in each run: what a model with random weights goes on with would soon repeat itself,
+        and its experts, too. repeats: of the tokens, how many are one of the last 24.
         """
         engine = self._loaded
-        tokens = self._tokens(prompt + warm + steps)
+        self._runs += 1
+        tokens = self._tokens(prompt + warm + steps, self._runs - 1, repeats)
         engine.kv_clear()
         prefill_s = self._prefill(tokens[:prompt])
         for i in range(prompt, prompt + warm):
@@ -89,8 +92,13 @@ class Side:
         assert self._engine is not None
         return self._engine
 
-    def _tokens(self, n: int) -> Any:
-        return np.random.default_rng(SEED).integers(0, self._loaded.model.n_vocab, n, np.int32)
+    def _tokens(self, n: int, run: int = 0, repeats: float = 0.0) -> Any:
+        rng = np.random.default_rng(SEED + run)
+        tokens = rng.integers(0, self._loaded.model.n_vocab, n, np.int32)
+        for i in range(1, n):
+            if rng.random() < repeats:
+                tokens[i] = tokens[i - 1 - rng.integers(0, min(i, 24))]
+        return tokens
 
     def _prefill(self, tokens: Any) -> float:
         engine, n = self._loaded, len(tokens)

@@ -94,6 +94,28 @@ def _sides(row: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return [(side, row[side]) for side in ("paged", "mapped")]
 
 
+def experts(found: Mapping[str, Any]) -> str:
+    lines = []
+    for case in found["cases"]:
+        paged, alone = case["median"], case["resident"]
+        disk_ms = paged["bytes_per_token"] / case["disk_gbps"] / 1e6
+        lines.append(
+            [
+                case["skew"],
+                f"{paged.get('hit_rate', 1.0):.1%}",
+                _megabytes(paged, "bytes_per_token"),
+                f"{disk_ms:,.1f} ({case['disk_gbps']:.2f} GB/s)",
+                f"{alone['decode_s'] * 1e3:,.1f} ({case['best_resident'] * 1e3:,.1f})",
+                f"{paged['decode_s'] * 1e3:,.1f} ({case['best'] * 1e3:,.1f})",
+                f"{paged['stall_ms']:,.1f}",
+                f"{alone['decode_s'] / paged['decode_s']:.2f}",
+                f"{case['steal_s']:.2f}",
+            ]
+        )
+    header = ["routers", "hits", "MB/token", "the disk's ms", "resident, ms (best)", "paged, ms (best)", "waited, ms"]
+    return table([*header, "resident / paged", "steal, s"], lines)
+
+
 def _streaming(case: Mapping[str, Any]) -> list[str]:
     median = case["median"]
     if not median:

@@ -82,14 +82,16 @@ class _Override(C.Structure):
 class Weight:
     """Weight of a loaded model, as the nodes of its graphs use it."""
 
-    __slots__ = ("_plain", "_tensor", "_traits", "_twins", "address", "n_bytes", "name", "row_bytes", "rows")
+    __slots__ = ("_plain", "_tensor", "_traits", "_twins", "address", "n_bytes", "name", "row_bytes", "rows", "shape")
 
     def __init__(self, address: int) -> None:
         t = self._tensor = _Tensor.from_address(address)
         self.address = address  # of ggml's struct, by which nodes name their sources
         self.name = bytes(t.name).decode(errors="replace")
         self.row_bytes = int(t.nb[1])
-        self.rows = int(t.ne[1] * t.ne[2] * t.ne[3])
+        # Matrices (more than one where it holds experts), rows of one, columns.
+        self.shape = int(t.ne[2] * t.ne[3]), int(t.ne[1]), int(t.ne[0])
+        self.rows = self.shape[0] * self.shape[1]
         self.n_bytes = self.row_bytes * self.rows
         self._plain = t.buffer
         self._traits = _layout_of(t)
@@ -99,12 +101,6 @@ class Weight:
     def repacks(self) -> bool:
         """Return whether this CPU has faster kernels for another layout of it, of the same size."""
         return self._traits is not None
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(matrices, rows of one, columns): more than one matrix where it holds experts."""
-        ne = self._tensor.ne
-        return int(ne[2] * ne[3]), int(ne[1]), int(ne[0])
 
     def add_twin(self, address: int) -> None:
         """Let one more of ggml's structs be this weight: of Gemma 4, the head and the token table have one each."""
@@ -132,9 +128,10 @@ class Weight:
         t.nb[3] = t.nb[2] * t.ne[2]
         return restore
 
-    def spread_matrices(self, n_bytes: int) -> None:
-        """Place matrix k of several `n_bytes` times k after the first, from the next node on."""
+    def spread_matrices(self, n_bytes: int, n: int) -> None:
+        """Let the weight have `n` matrices, each `n_bytes` after the one before, from the next node on."""
         t = self._tensor
+        t.ne[2] = n
         t.nb[2], t.nb[3] = n_bytes, n_bytes * t.ne[2]
 
     def repack(self, source: int, rows: int, target: int) -> None:

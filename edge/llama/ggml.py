@@ -206,9 +206,16 @@ class Node:
 
         return restore
 
-    def use_source(self, tensor: _Tensor) -> None:
-        """Make `tensor` the node's first source; it must live as long as the graph."""
-        _Tensor.from_address(self.address).src[0] = C.addressof(tensor)
+    def use_source(self, tensor: _Tensor, index: int = 0) -> None:
+        """Make `tensor` the node's source of this index; it must live as long as the graph."""
+        _Tensor.from_address(self.address).src[index] = C.addressof(tensor)
+
+    def with_integers(self, values: NDArray[np.int32]) -> _Tensor:
+        """Return ggml's struct of the node with other values [rows, columns], which must live as long as it."""
+        t = _Tensor.from_buffer_copy(_Tensor.from_address(self.address))
+        t.nb[1], t.nb[2], t.nb[3] = values.strides[0], values.nbytes, values.nbytes
+        t.data = values.ctypes.data
+        return t
 
     def product_addresses(self) -> tuple[int, int]:
         """Return the addresses of a matrix product in this machine's own memory: of the input rows, and of the result.

@@ -23,7 +23,8 @@ class Hook:
     """Hook: the nodes it applies to, and the functions to call there."""
 
     wants: Callable[[Node], bool]  # asked once per node and kind of graph
-    run: Callable[[Node], bool | None]  # called when the node is computed; returning False ends the graph there
+    # Called when the node is computed; returning False ends the graph there. Without one, the graph is not interrupted.
+    run: Callable[[Node], bool | None] | None
     before: Callable[[Node], None] | None = None  # called before the node is computed
     ready: Callable[[], bool] | None = None  # whether `before` returns at once; if not, what precedes is computed first
 
@@ -117,7 +118,7 @@ class NodeHooks:
             if not ask:
                 node = Node(address)
                 for hook in self._current:
-                    if hook.run(node) is False:
+                    if hook.run is not None and hook.run(node) is False:
                         self._ended = True
                 return not self._ended
             if self._ended:
@@ -132,7 +133,8 @@ class NodeHooks:
                 for hook in current:
                     if hook.before is not None:
                         hook.before(Node(address))
-                return True
+                if any(hook.run is not None for hook in current):
+                    return True
             if self._learning:
                 return False
             # A generator would cost a microsecond, and there are hundreds of nodes to a token.

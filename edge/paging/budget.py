@@ -31,6 +31,7 @@ _THREADS_BESIDE = 2  # that read while all cores compute; more get in their way
 _BUFFERS_SHARE = 24  # buffers to read with take at most this part of the budget
 _CACHE_SHARE = 8  # a context that is not asked for takes at most this part of the budget
 _LEAST_CONTEXT = 512  # tokens
+_COUNTER_BYTES = 72  # of ggml for every expert of a product, or slot for one: a cache line and a number
 _BATCHES = (128, 256, 512, 1024, 2048)  # rows, to choose from
 _COMPUTE_OVER_READ = 2.0  # a pass over a prompt's rows should compute for so much longer than it reads
 
@@ -178,13 +179,18 @@ def _context_need(
             llama.Context(model, sizes).close()
     else:
         _, lines = dry_run(dry, sizes)
+    experts = [piece for pieces in roles.experts.values() for piece in pieces]
     matrices = (
         *roles.factors,
         *((roles.head,) if roles.head else ()),
-        *(p for ps in roles.experts.values() for p in ps),
+        *experts,
     )
     widest = max((piece.weight.shape[2] for piece in matrices), default=0)
     parts = _context_parts(lines, shape, sizes, widest, model.n_vocab)
+    # A product with paged experts counts the rows of each slot. Kernels of repacked weights note every row once.
+    n_slots = sum(pieces[0].weight.shape[0] for pieces in roles.experts.values())
+    notes = 1 if all(piece.repacked for piece in experts) else shape.n_experts_used
+    parts["compute buffers"] += sizes.contexts * n_slots * (_COUNTER_BYTES + 8 * sizes.batch * notes)
     if roles.table is None:  # rows come as hidden states: ours, llama.cpp's copy, and those of the ranks
         parts["hidden states"] = sizes.contexts * 3 * 4 * sizes.batch * shape.n_embd
     return parts

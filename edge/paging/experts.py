@@ -1,23 +1,26 @@
-"""Experts in memory: the hot ones stay, the others come when the router has chosen them, or is expected to.
+"""Experts in memory: those used last stay, the others come when the router has chosen them, or is expected to.
 
-A weight with all experts of a layer keeps its full range of addresses. Only the experts that are held take memory.
-
-Which experts a layer will choose, predicted before its attention is computed.
+All experts lie in slots of one piece of memory. A weight with all experts of a layer points to the first slot, and its
+product is given numbers of slots in place of numbers of experts. What a layer will choose is predicted before its
+attention is computed, where reading ahead pays.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.llama.address_space import AddressSpace, pages
+from edge.llama.address_space import PAGE, AddressSpace
 from edge.llama.buffers import Weight
 from edge.paging.reader import Job, Reader
 from edge.paging.window import Source
+from partition.predict.hysteresis import READ_AHEAD, clearly_better
 
 Expert = tuple[int, int]
 """(layer, number in the layer)."""
@@ -50,129 +53,186 @@ class ExpertCounts:
 
 
 class _Bank:
-    """One weight with all experts of a layer."""
+    """One weight with all experts of a layer, and where in a slot its part of an expert lies."""
 
-    def __init__(self, weight: Weight, source: Source, repacked: bool) -> None:
+    def __init__(self, weight: Weight, source: Source, repacked: bool, start: int) -> None:
         self.weight, self.source, self.repacked = weight, source, repacked
-        self.n_experts, rows, _ = weight.shape
-        self.n_bytes = rows * weight.row_bytes  # of one expert
-        self.stride = pages(self.n_bytes)  # whole pages, so that one can go without its neighbours
-        self.space = AddressSpace(self.stride * self.n_experts)
-        weight.spread_matrices(self.stride)
-        weight.point(self.space.address, repacked)
+        self.n_bytes = weight.n_bytes // weight.shape[0]  # of one expert
+        # Read in place where every expert is as far into a page in memory as it is in the file.
+        self.start = start + (0 if repacked or self.n_bytes % PAGE else source.offset % PAGE)
 
-    def read(self, number: int) -> Job:
+    def read(self, number: int, slot: int, arena: AddressSpace) -> Job:
         offset = self.source.offset + number * self.n_bytes
-        start = number * self.stride
-        return Job(self.weight, self.source.file, offset, self.n_bytes, self.space, start, self.repacked)
+        return Job(self.weight, self.source.file, offset, self.n_bytes, arena, slot + self.start, self.repacked)
 
-    def release(self, number: int) -> None:
-        self.space.release(number * self.stride, (number + 1) * self.stride)
+
+class _Cached:
+    """An expert that has a slot, and the jobs that bring it there, one for each weight; none when all is there."""
+
+    __slots__ = ("jobs", "slot")
+
+    def __init__(self, slot: int, jobs: list[Job]) -> None:
+        self.slot, self.jobs = slot, jobs
+
+    def arrived(self) -> bool:
+        if self.jobs and all(job.left == 0 and job.error is None for job in self.jobs):
+            self.jobs = []
+        return not self.jobs
 
 
 class Experts:
-    """LRU cache of a model's experts: as many as there is room for are in memory."""
+    """LRU cache of a model's experts, in slots of one size. A product finds an expert by the number of its slot."""
 
     def __init__(self, layers: Mapping[int, Sequence[tuple[Weight, Source, bool]]], room: int, reader: Reader) -> None:
-        """layers: the weights with experts of each layer, each with whether it is repacked. room: bytes, at least for
-        the experts of a layer that one pass chooses, and as many that are expected."""
-        self._banks = {layer: [_Bank(*entry) for entry in banks] for layer, banks in layers.items()}
+        """layers: the weights with experts of each layer, in the order of use, each with whether it is repacked. room:
+        bytes, at least for the experts of a layer that one pass chooses, and as many that are expected."""
+        self._slot_bytes = max(self.expert_bytes([weight for weight, *_ in banks]) for banks in layers.values())
+        self.n_slots = room // self._slot_bytes
+        self._arena = AddressSpace(self.n_slots * self._slot_bytes, huge=True)
+        self._banks = {layer: self._place(banks) for layer, banks in layers.items()}
         self._reader = reader
-        self._room = room
-        self._cached: OrderedDict[Expert, list[Job]] = OrderedDict()  # the one used longest ago first
-        self.held_bytes = 0  # memory they take
+        self._cached: OrderedDict[Expert, _Cached] = OrderedDict()  # the one used longest ago first
+        self._free = list(range(self.n_slots))[::-1]
         self._expected: dict[int, set[int]] = {}
-        self.counts = ExpertCounts()
+        self._coming: list[_Cached] = []  # of the experts that were chosen last, those that were not there
+        self._chosen = self._hits = self._n_expected = self._right = 0
 
     @staticmethod
     def expert_bytes(banks: Sequence[Weight]) -> int:
         """Memory one expert of a layer takes."""
-        return sum(pages(weight.n_bytes // weight.shape[0]) for weight in banks)
+        return sum(_span(weight) for weight in banks)
 
-    def choose(self, layer: int, numbers: Collection[int]) -> None:
-        """Bring these experts of a layer into memory, and wait for them. WeightsError if they cannot be read."""
-        needed = [(layer, number) for number in sorted(numbers)]
-        for expert in needed:
-            if any(job.error for job in self._cached.get(expert, ())):  # read ahead in a bad moment
+    @property
+    def counts(self) -> ExpertCounts:
+        """Return the counts of choices since the experts were made."""
+        return ExpertCounts(self._chosen, self._hits, self._n_expected, self._right)
+
+    def choose(self, layer: int, numbers: Collection[int]) -> dict[int, int]:
+        """Begin to bring these experts of a layer into memory, and return the slot of each. `wait` for them."""
+        slots, missing = {}, []
+        coming = self._coming = []
+        for number in numbers:
+            expert = layer, number
+            cached = self._cached.get(expert)
+            if cached is not None and cached.jobs and any(job.error for job in cached.jobs):  # read in a bad moment
                 self._drop(expert)
-        missing = [expert for expert in needed if expert not in self._cached]
-        expected = self._expected.pop(layer, set())
-        self.counts = replace(
-            self.counts,
-            chosen=self.counts.chosen + len(needed),
-            hits=self.counts.hits + sum(expert in self._cached and self._arrived(expert) for expert in needed),
-            expected=self.counts.expected + len(expected),
-            right=self.counts.right + len(expected & set(numbers)),
-        )
-        for expert in needed:
-            if expert in self._cached:
-                self._cached.move_to_end(expert)
-                for job in self._cached[expert]:
-                    self._reader.prioritize(job)
-        for expert in missing:
-            self._bring(expert, keep=set(needed), urgent=True)
-        for expert in needed:
-            try:
-                for job in self._cached[expert]:
-                    self._reader.wait(job)
-            except BaseException:
-                for failed in needed:  # who tries again gets another read
-                    self._drop(failed)
-                raise
+                cached = None
+            if cached is None:
+                missing.append(expert)
+                continue
+            self._cached.move_to_end(expert)
+            slots[number] = cached.slot
+            if not cached.arrived():
+                coming.append(cached)
+        self._chosen += len(numbers)
+        self._hits += len(slots) - len(coming)
+        if layer in self._expected:
+            expected = self._expected.pop(layer)
+            self._n_expected += len(expected)
+            self._right += len(expected.intersection(numbers))
+        if missing:
+            for expert, cached in self._make_room(missing, keep={(layer, number) for number in slots}):
+                slots[expert[1]] = cached.slot
+                coming.append(cached)
+        if coming:
+            self._read(coming, urgent=True)
+        return slots
 
-    def expect(self, layer: int, numbers: Collection[int], *, read: bool) -> None:
-        """Prefetch these experts of a layer, which are likely to be chosen soon. read: begin to read those that are not
-        there."""
+    def arrived(self, bank: int) -> bool:
+        """Return whether the weights with this number of all chosen experts are in memory."""
+        return all(cached.jobs[bank].done for cached in self._coming)
+
+    def wait(self, bank: int) -> None:
+        """Return when they are. WeightsError if they cannot be read."""
+        for cached in self._coming:
+            self._reader.wait(cached.jobs[bank])
+
+    def expect(self, layer: int, numbers: Collection[int]) -> None:
+        """Prefetch these experts of a layer, which are likely to be chosen soon."""
         self._expected[layer] = set(numbers)
-        if not read:
-            return
-        expected = {(layer, number) for number in numbers}
-        for expert in expected:
-            if expert in self._cached:
-                self._cached.move_to_end(expert)
-        for expert in sorted(expected):
-            if expert not in self._cached:
-                self._bring(expert, keep=expected, urgent=False)
+        expected = [(layer, number) for number in numbers]
+        missing = [expert for expert in expected if expert not in self._cached]
+        if missing:
+            for expert in expected:
+                if expert in self._cached:
+                    self._cached.move_to_end(expert)
+            self._read([cached for _, cached in self._make_room(missing, keep=set(expected))], urgent=False)
 
     def close(self) -> None:
         """Free all memory; the reader must have been closed."""
         self._cached.clear()
-        for banks in self._banks.values():
-            for bank in banks:
-                bank.space.close()
+        self._arena.close()
 
-    def _size(self, layer: int) -> int:
-        return sum(bank.stride for bank in self._banks[layer])
+    def _place(self, banks: Sequence[tuple[Weight, Source, bool]]) -> list[_Bank]:
+        """Let the weights of a layer lie behind each other in every slot."""
+        placed, start = [], 0
+        for weight, source, repacked in banks:
+            bank = _Bank(weight, source, repacked, start)
+            weight.point(self._arena.address + bank.start, repacked)
+            weight.spread_matrices(self._slot_bytes, self.n_slots)
+            placed.append(bank)
+            start += _span(weight)
+        return placed
 
-    def _arrived(self, expert: Expert) -> bool:
-        return all(job.left == 0 for job in self._cached[expert])
+    def _make_room(self, missing: Sequence[Expert], keep: Collection[Expert]) -> list[tuple[Expert, _Cached]]:
+        """Give the missing experts slots, in place of the least recently used ones."""
+        n = max(0, len(missing) - len(self._free))
+        for expert in list(islice((expert for expert in self._cached if expert not in keep), n)):
+            self._drop(expert)
+        new = []
+        for expert in missing:
+            slot = self._free.pop()
+            jobs = [bank.read(expert[1], slot * self._slot_bytes, self._arena) for bank in self._banks[expert[0]]]
+            self._cached[expert] = cached = _Cached(slot, jobs)
+            new.append((expert, cached))
+        return new
 
-    def _bring(self, expert: Expert, keep: Collection[Expert], urgent: bool) -> None:
-        """Begin to read an expert in place of the least recently used ones."""
-        size = self._size(expert[0])
-        for other in list(self._cached):
-            if self.held_bytes + size <= self._room:
-                break
-            if other not in keep:
-                self._drop(other)
-        self._cached[expert] = jobs = [bank.read(expert[1]) for bank in self._banks[expert[0]]]
-        self.held_bytes += size
-        for job in jobs:
-            self._reader.submit(job, urgent=urgent)
+    def _read(self, coming: Sequence[_Cached], *, urgent: bool) -> None:
+        """Begin to read experts of a layer: first the weight that is multiplied first, of all of them."""
+        self._reader.submit_all([job for jobs in zip(*(c.jobs for c in coming), strict=True) for job in jobs], urgent)
 
     def _drop(self, expert: Expert) -> None:
-        if expert not in self._cached:
-            return
-        for job in self._cached.pop(expert):
+        cached = self._cached.pop(expert)
+        for job in cached.jobs:
             self._reader.drop(job)
-        self.held_bytes -= self._size(expert[0])
-        for bank in self._banks[expert[0]]:
-            bank.release(expert[1])
+        self._free.append(cached.slot)
+
+
+def _span(weight: Weight) -> int:
+    """Bytes of whole pages that a read of one expert's part of a weight may write to, wherever in a page it begins."""
+    return (weight.n_bytes // weight.shape[0] // PAGE + 1) * PAGE
 
 
 MOST_ROWS = 4  # of a batch that a prediction is made for; more rows choose nearly all experts
+_RUN, _TRIED, _STAYS = 4, 32, 1024  # passes
 
 Floats = NDArray[np.float32]
+
+
+class ReadAhead:
+    """Chooses by measurement if experts are read ahead: passes alternate both ways, and the faster one stays a while.
+
+    What is read ahead hides behind attention. Predicting costs time, too, and what was expected and is not chosen takes
+    the disk's time and the place of another expert.
+    """
+
+    def __init__(self) -> None:
+        self.on = True
+        self._seconds: dict[bool, list[float]] = {True: [], False: []}
+        self._left = 0  # passes until both ways are tried again
+
+    def passed(self, seconds: float) -> None:
+        """Add the time of a pass of one row, and choose how the next one reads."""
+        if self._left:
+            self._left -= 1
+            return
+        self._seconds[self.on].append(seconds)
+        n = sum(map(len, self._seconds.values()))
+        self.on = n // _RUN % 2 == 0  # in runs, as the first pass of one has what the other way left in memory
+        if n == _TRIED:
+            with_, without = (statistics.median(self._seconds[on]) for on in (True, False))
+            self.on = clearly_better(with_, without, by=READ_AHEAD)
+            self._seconds, self._left = {True: [], False: []}, _STAYS
 
 
 class Router:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge.errors import EngineError
 from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
 from edge.llama.products import Products
-from edge.paging.experts import MOST_ROWS, Experts, Router
+from edge.paging.experts import MOST_ROWS, Experts, ReadAhead, Router
 from edge.paging.plan import PagePlan
 from edge.paging.roles import Roles
 from edge.paging.window import Pager, Piece
 
 _CHOSEN = re.compile(r"ffn_moe_topk-(\d+)")  # nodes with the numbers of the experts that rows go through
 _LAYER_OUT = re.compile(r"l_out-(\d+)")
-_TRUST_AFTER = 512  # experts expected; from then on they are read ahead only while so many of them are right:
-_TRUST = 0.35
 
 
 class PagingHooks:
@@ -41,7 +42,14 @@ class PagingHooks:
         self._streamed = {p.weight.address: p for p in plan.streamed if p not in plan.head_pieces}
         # What may be used in one way only; of experts, with their layer.
         self._factors = self._streamed.keys() | {p.weight.address for p in roles.factors if p.repacked}
-        self._banks = {} if experts is None else {p.weight.address: n for n, ps in roles.experts.items() for p in ps}
+        # Weights with experts: their layer, and which of its weights they are.
+        self._banks: dict[int, tuple[int, int]] = {}
+        if experts is not None:
+            self._banks = {p.weight.address: (n, i) for n, ps in roles.experts.items() for i, p in enumerate(ps)}
+        self.read_ahead = ReadAhead()
+        self._slots: dict[
+            int, tuple[NDArray[np.int32], Any]
+        ] = {}  # of the chosen experts, by layer: numbers, ggml's struct
         head = roles.head
         # A head that is the token table, too, has a struct of its own where it lies elsewhere than the table's rows.
         self._own_head = None
@@ -65,6 +73,9 @@ class PagingHooks:
             hooks.append(Hook(self._uses_streamed, self._release, self._acquire, self._pager.ready))
         if self._experts is not None:
             hooks.append(Hook(self._chooses, self._choose))
+            for i in range(max(map(len, self._roles.experts.values()))):
+                uses, before = partial(self._uses_bank, i), partial(self._await_bank, i)
+                hooks.append(Hook(uses, None, before, partial(self._experts.arrived, i)))
             if self._routers:
                 hooks.append(Hook(self._comes_before_experts, self._expect))
         if self._plan.head_pieces:
@@ -80,7 +91,7 @@ class PagingHooks:
         wrong = [address for address in (*others, *node.viewed) if address in factors or address in banks]
         if first in factors and node.op != "MUL_MAT":
             wrong.append(first)
-        if first in banks and (node.op != "MUL_MAT_ID" or banks[first] not in self._choosing):
+        if first in banks and (node.op != "MUL_MAT_ID" or banks[first][0] not in self._choosing):
             wrong.append(first)
         if wrong:
             weights = (*self._roles.factors, *(p for pieces in self._roles.experts.values() for p in pieces))
@@ -112,7 +123,18 @@ class PagingHooks:
 
     def _choose(self, node: Node) -> None:
         assert self._experts is not None
-        self._experts.choose(_layer(_CHOSEN, node), set(np.unique(node.integers()).tolist()))
+        layer, numbers = _layer(node), node.integers().tolist()
+        slots = self._experts.choose(layer, dict.fromkeys(number for row in numbers for number in row))
+        values = np.array([[slots[number] for number in row] for row in numbers], np.int32)
+        self._slots[layer] = values, node.with_integers(values)
+
+    def _uses_bank(self, bank: int, node: Node) -> bool:
+        return node.source in self._banks and self._banks[node.source][1] == bank
+
+    def _await_bank(self, bank: int, node: Node) -> None:
+        assert self._experts is not None
+        self._experts.wait(bank)
+        node.use_source(self._slots[self._banks[node.source][0]][1], 2)
 
     def _comes_before_experts(self, node: Node) -> bool:
         match = _LAYER_OUT.fullmatch(node.name)
@@ -120,13 +142,10 @@ class PagingHooks:
 
     def _expect(self, node: Node) -> None:
         assert self._experts is not None
-        hidden = node.view()
-        if hidden is None or not 0 < len(hidden) <= MOST_ROWS:
-            return
-        layer = _layer(_LAYER_OUT, node) + 1
-        counts = self._experts.counts
-        trusted = counts.expected < _TRUST_AFTER or counts.right >= _TRUST * counts.expected
-        self._experts.expect(layer, self._routers[layer].expect(hidden), read=trusted)
+        hidden = node.view() if self.read_ahead.on else None
+        if hidden is not None and 0 < len(hidden) <= MOST_ROWS:
+            layer = _layer(node) + 1
+            self._experts.expect(layer, self._routers[layer].expect(hidden))
 
     # --- the head ---
 
@@ -168,7 +187,6 @@ class PagingHooks:
             first += piece.rows
 
 
-def _layer(pattern: re.Pattern[str], node: Node) -> int:
-    match = pattern.fullmatch(node.name)
-    assert match is not None
-    return int(match[1])
+def _layer(node: Node) -> int:
+    """Return the layer that the node's name ends with."""
+    return int(node.name.rpartition("-")[2])

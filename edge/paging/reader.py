@@ -6,6 +6,7 @@ import hashlib
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,17 +136,18 @@ class Reader:
 
     def submit(self, job: Job, *, urgent: bool = False) -> Job:
         """Begin a job, before all that wait if urgent."""
-        with self._turn:
-            (self._urgent if urgent else self._ahead).append(job)
-            self._turn.notify_all()
+        self.submit_all((job,), urgent)
         return job
 
-    def prioritize(self, job: Job) -> None:
-        """Make a job urgent that waits behind others."""
+    def submit_all(self, jobs: Sequence[Job], urgent: bool) -> None:
+        """Begin jobs in this order, before all that wait if urgent; those that wait already may become so. Jobs that
+        are done, or nearly, are left out."""
         with self._turn:
-            if job in self._ahead:
-                self._ahead.remove(job)
-                self._urgent.append(job)
+            for job in jobs:
+                if job.next < job.n_bytes and job.error is None:
+                    self._forget(job)
+                    (self._urgent if urgent else self._ahead).append(job)
+            self._turn.notify_all()
 
     def wait(self, job: Job) -> None:
         """Return when the job's bytes are in place; raise WeightsError if they cannot be."""

@@ -19,7 +19,8 @@ _FACTORS = (
     "ffn_up_shexp", "ffn_gate_shexp", "ffn_down_shexp",
 )  # fmt: skip
 _FACTOR = re.compile(rf"blk\.\d+\.({'|'.join(_FACTORS)})\.weight")
-_EXPERTS = re.compile(r"blk\.\d+\.ffn_(up|gate|down|gate_up)_exps\.weight")
+_EXPERT_KINDS = ("gate_up", "gate", "up", "down")  # in the order of use
+_EXPERTS = re.compile(rf"blk\.\d+\.ffn_({'|'.join(_EXPERT_KINDS)})_exps\.weight")
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,15 @@ def sort_weights(weights: Mapping[str, Weight], sources: Mapping[str, Source], *
         head=piece(head, True) if head is not None else None,
         tied=tied,
         table=piece(table, False) if table is not None and tokens else None,
-        experts=experts,
+        experts={n: sorted(pieces, key=_place_of_experts) for n, pieces in experts.items()},
         rest=tuple(rest),
     )
+
+
+def _place_of_experts(piece: Piece) -> int:
+    match = _EXPERTS.fullmatch(piece.weight.name)
+    assert match is not None
+    return _EXPERT_KINDS.index(match[1])
 
 
 def _place(piece: Piece) -> tuple[int, int]:

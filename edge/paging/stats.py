@@ -83,14 +83,14 @@ class Passes:
         self._tokens = len(sequences)
         self._decodes = len(set(sequences.tolist())) == len(sequences)
 
-    def end(self) -> None:
-        """End the pass and add its counts."""
+    def end(self) -> float | None:
+        """End the pass and add its counts; return its seconds if it had one row."""
         reads, experts = self._reader.counts(), self._experts()
         before_reads, before_experts = self._before
-        self._sums[self._decodes].add(
-            self._tokens, self._clock() - self._began, reads - before_reads, experts - before_experts
-        )
+        seconds = self._clock() - self._began
+        self._sums[self._decodes].add(self._tokens, seconds, reads - before_reads, experts - before_experts)
         self._before = reads, experts
+        return seconds if self._tokens == 1 else None
 
     def stats(self) -> PagingStats:
         """Return the statistics of the passes since the last `clear`."""

@@ -76,7 +76,9 @@ class PagedWeights:
 
     def end(self) -> None:
         """End the decode."""
-        self._passes.end()
+        seconds = self._passes.end()
+        if seconds is not None:
+            self._at_nodes.read_ahead.passed(seconds)
         if self._pager is not None:
             self._pager.end()
 

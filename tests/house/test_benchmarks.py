@@ -24,7 +24,7 @@ SECTIONS = {
     "bench_engine": ("loop", "attention"),
     "bench_lora": (),
     "bench_mtp": ("one", "tensor", "stages", "paged"),
-    "bench_paging": ("limit", "mmap", "keeps-up"),
+    "bench_paging": ("limit", "mmap", "keeps-up", "experts"),
     "bench_phases": ("strong", "equal"),
     "bench_planner": (),
     "bench_plans": (),
@@ -151,6 +151,8 @@ def test_paging() -> None:
     [row] = result["mmap"]["cases"]
     assert row["least"] <= row["ratio"] <= row["most"]
     assert all(one["compared"]["ratio"] > 0 for one in result["keeps-up"]["cases"])
+    assert [one["skew"] for one in result["experts"]["cases"]] == ["none", "mild", "strong"]
+    assert all(one["resident"]["decode_s"] > 0 for one in result["experts"]["cases"])
 
 
 def test_planner() -> None:

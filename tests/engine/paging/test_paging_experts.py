@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from edge.errors import EngineError
 from edge.llama import llama
+from edge.llama.address_space import PAGE
 from edge.llama.buffers import CallerBuffer
 from edge.llama.hooks import Hook
 from edge.llm.engine import Engine
-from edge.paging import node_hooks
+from edge.paging import experts as experts_module
 from edge.paging.direct_file import DirectFile
-from edge.paging.experts import Experts
+from edge.paging.experts import Experts, ReadAhead
 from edge.paging.load import load_stub
 from edge.paging.reader import Reader
 from edge.paging.roles import Roles, sort_weights
@@ -54,15 +55,30 @@ class Stored:
         """A store with room for so many."""
         banks = {layer: [(p.weight, p.source, False) for p in pieces] for layer, pieces in self.roles.experts.items()}
         size = Experts.expert_bytes([weight for weight, _, _ in banks[0]])
-        return Experts(banks, slots * size + 100, reader)
+        experts = Experts(banks, slots * size + 100, reader)
+        assert experts.n_slots == slots
+        return experts
 
-    def right(self, layer: int, number: int) -> Iterator[tuple[Bytes, Bytes]]:
+    def right(self, layer: int, number: int, slot: int) -> Iterator[tuple[Bytes, Bytes]]:
         """(bytes where graphs look for an expert, bytes of the file) of all its weights."""
         for piece in self.roles.experts[layer]:
             tensor = piece.weight._tensor
             n_bytes = piece.weight.n_bytes // N_EXPERTS
             plain = np.frombuffer(self.data.data(piece.weight.name), np.uint8)
-            yield bytes_at(tensor.data + number * tensor.nb[2], n_bytes), plain[number * n_bytes :][:n_bytes]
+            yield bytes_at(tensor.data + slot * tensor.nb[2], n_bytes), plain[number * n_bytes :][:n_bytes]
+
+
+def chosen_there(stored: Stored, experts: Experts, layer: int, numbers: set[int]) -> None:
+    """Choose experts, and see that each of their weights has the file's bytes where its slot is."""
+    slots = experts.choose(layer, sorted(numbers))
+    assert set(slots) == numbers
+    assert len(set(slots.values())) == len(numbers)
+    for bank in range(3):
+        experts.wait(bank)
+        assert experts.arrived(bank)
+    for number, slot in slots.items():
+        for found, plain in stored.right(layer, number, slot):
+            np.testing.assert_array_equal(found, plain)
 
 
 @pytest.fixture
@@ -79,7 +95,7 @@ def stored(made: Made) -> Iterator[Stored]:
 
 
 numbers = st.sets(st.integers(0, N_EXPERTS - 1), min_size=1)
-steps = st.lists(st.tuples(st.sampled_from(["choose", "expect", "predict"]), st.integers(0, N_LAYERS - 1), numbers))
+steps = st.lists(st.tuples(st.sampled_from(["choose", "expect"]), st.integers(0, N_LAYERS - 1), numbers))
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -95,10 +111,7 @@ def test_what_is_chosen_is_there_and_no_more_than_fits(
         for what, layer, some in steps:
             wanted = set(sorted(some)[:slots])  # more than fit are never asked for
             if what == "choose":
-                experts.choose(layer, wanted)
-                for number in wanted:
-                    for found, plain in stored.right(layer, number):
-                        np.testing.assert_array_equal(found, plain)
+                chosen_there(stored, experts, layer, wanted)
                 prediction = predictions.pop(layer, set())
                 chosen, right, expected = (
                     chosen + len(wanted),
@@ -106,10 +119,10 @@ def test_what_is_chosen_is_there_and_no_more_than_fits(
                     expected + len(prediction),
                 )
             else:
-                experts.expect(layer, wanted, read=what == "expect")
+                experts.expect(layer, wanted)
                 predictions[layer] = wanted
-            assert experts.held_bytes <= experts._room
-            assert experts.held_bytes == sum(map(experts._size, (layer for layer, _ in experts._cached)))
+            taken = sorted([*experts._free, *(cached.slot for cached in experts._cached.values())])
+            assert taken == list(range(slots))  # each slot has one expert or none
         counts = experts.counts
         assert (counts.chosen, counts.right, counts.expected) == (chosen, right, expected)
         assert counts.hits <= counts.chosen
@@ -134,7 +147,7 @@ def test_those_used_longest_ago_go_first(stored: Stored, choices: list[tuple[int
                 held.move_to_end(one)
             while len(held) > slots:
                 held.popitem(last=False)
-            experts.choose(layer, {number for _, number in wanted})
+            chosen_there(stored, experts, layer, {number for _, number in wanted})
             assert set(experts._cached) == set(held)
         assert experts.counts.hits == hits
     finally:
@@ -142,16 +155,59 @@ def test_those_used_longest_ago_go_first(stored: Stored, choices: list[tuple[int
         experts.close()
 
 
-def test_memory_of_what_goes_is_given_back(stored: Stored) -> None:
+def test_hits_and_misses_by_known_choices(stored: Stored) -> None:
+    """Room for four: the fifth takes the place of the one used longest ago, in whatever layer that is."""
     reader = Reader(paging.MIB, 2, 64 << 10)
-    experts = stored.experts(2, reader)
-    experts.choose(0, {3, 4})
-    experts.choose(1, {3, 4})
-    for found, plain in stored.right(0, 3):
-        assert not found.any()  # its pages read as zeros again
-        assert plain.any()
+    experts = stored.experts(4, reader)
+    hits = []
+    for layer, numbers in ((0, {1, 2}), (1, {1, 2}), (0, {1, 3}), (1, {1}), (0, {2}), (0, {1, 3})):
+        before = experts.counts.hits
+        chosen_there(stored, experts, layer, numbers)
+        hits.append(experts.counts.hits - before)
+    assert hits == [0, 0, 1, 1, 0, 2]  # the third goes to the place of (0, 2), which comes back in that of (1, 2)
+    assert experts.counts.chosen == 10
     reader.close()
     experts.close()
+
+
+def test_reading_one_weight_of_an_expert_leaves_the_others(stored: Stored) -> None:
+    """They lie behind each other in a slot, and reads are of whole pages."""
+    reader = Reader(paging.MIB, 2, 64 << 10)
+    experts = stored.experts(3, reader)
+    try:
+        chosen_there(stored, experts, 1, {4, 5, 6})
+        for bank in (2, 1, 0):
+            slot = experts._cached[1, 5].slot * experts._slot_bytes
+            reader.wait(reader.submit(experts._banks[1][bank].read(5, slot, experts._arena)))
+            for number in (4, 5, 6):
+                for found, plain in stored.right(1, number, experts._cached[1, number].slot):
+                    np.testing.assert_array_equal(found, plain)
+    finally:
+        reader.close()
+        experts.close()
+
+
+def test_read_ahead_stays_only_where_it_is_faster() -> None:
+    for with_s, without_s, on in ((1.0, 2.0, True), (2.0, 1.0, False), (1.0, 1.01, False)):
+        choice, seen = ReadAhead(), []
+        for _ in range(40):
+            seen.append(choice.on)
+            choice.passed(with_s if choice.on else without_s)
+        assert seen[:32].count(True) == seen[:32].count(False) == 16
+        assert seen[32:] == [on] * 8
+
+
+def test_read_ahead_is_tried_again() -> None:
+    choice = ReadAhead()
+    for _ in range(32 + 1024):
+        choice.passed(2.0 if choice.on else 1.0)
+    assert not choice.on
+    seen = []
+    for _ in range(33):  # now it pays
+        seen.append(choice.on)
+        choice.passed(1.0 if choice.on else 2.0)
+    assert True in seen[:32]
+    assert choice.on
 
 
 def test_what_was_read_ahead_in_a_bad_moment_is_read_again(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,16 +219,11 @@ def test_what_was_read_ahead_in_a_bad_moment_is_read_again(stored: Stored, monke
     try:
         with monkeypatch.context() as bad:
             bad.setattr(os, "preadv", fail)
-            experts.expect(0, {1, 2}, read=True)
-            until(lambda: all(job.error for jobs in experts._cached.values() for job in jobs), "all reads fail")
-        experts.choose(0, {1, 3})
-        for number in (1, 3):
-            for found, plain in stored.right(0, number):
-                np.testing.assert_array_equal(found, plain)
+            experts.expect(0, {1, 2})
+            until(lambda: all(job.error for c in experts._cached.values() for job in c.jobs), "all reads fail")
+        chosen_there(stored, experts, 0, {1, 3})
         assert experts.counts.hits == 0
-        experts.choose(0, {2})
-        for found, plain in stored.right(0, 2):
-            np.testing.assert_array_equal(found, plain)
+        chosen_there(stored, experts, 0, {2})
     finally:
         reader.close()
         experts.close()
@@ -206,15 +257,16 @@ def test_the_router_chooses_what_it_does_with_all_in_memory_and_choices_add_up(m
         assert stats.hit_rate == held.counts.hits / held.counts.chosen
         assert held.counts.expected <= held.counts.chosen
         assert stats.predicted_right == held.counts.right / held.counts.expected
-        assert held.held_bytes <= engine.paging.plan.expert_room
+        assert held._arena.n_bytes <= engine.paging.plan.expert_room + PAGE
         # What was not there was read, and each read is of a missing expert, a prediction, or a dense weight.
-        size = held._size(0)
+        size = held._slot_bytes
         missing = held.counts.chosen - held.counts.hits
         assert stats.bytes_per_token * stats.tokens >= (missing - held.counts.right) * (size - 3 * 4096)
 
 
-def test_a_router_before_attention_is_known_exactly(tmp_path: Path) -> None:
+def test_a_router_before_attention_is_known_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its choice is made of what the layer before gave, without the norm that comes after attention."""
+    monkeypatch.setattr(ReadAhead, "passed", lambda self, seconds: None)  # read ahead in all passes
     figures = {"layers": 4, "embd": 512, "ff": 512, "vocab": 2048, "experts": 16, "experts_used": 2, "expert_ff": 256}
     plain = synthetic(tmp_path / "plain.gguf", "smallthinker", "q4_0", **figures)
     rng = np.random.default_rng(0)
@@ -258,8 +310,7 @@ def test_a_batch_is_no_longer_than_the_room_for_its_experts(made: Made, arch: st
             assert engine.paging is not None
             batches.append(engine.batch)
             plan = engine.paging.plan
-            size = engine.paging._experts._size(0) if engine.paging._experts else 0
-            slots = plan.expert_room // size if size else N_EXPERTS
+            slots = engine.paging._experts.n_slots if plan.expert_room else N_EXPERTS
             assert slots >= N_EXPERTS or engine.batch * USED <= slots
             with pytest.raises(EngineError, match=f"1 to {engine.batch} tokens"):
                 engine.decode([5] * (engine.batch + 1), 0)
@@ -285,12 +336,10 @@ def test_sequences_of_a_model_with_little_room_for_experts(made: Made) -> None:
         np.testing.assert_array_equal(found, np.stack([engine.logits(i) for i in range(8)]))
 
 
-@pytest.mark.parametrize("trusted", [True, False])
-def test_predictions_change_no_logits(made: Made, monkeypatch: pytest.MonkeyPatch, trusted: bool) -> None:
-    """Right or wrong, read or not."""
+def test_predictions_change_no_logits(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right or wrong, made or not."""
     path = made("qwen3moe")
-    monkeypatch.setattr(node_hooks, "_TRUST_AFTER", 0 if not trusted else 1 << 30)
-    monkeypatch.setattr(node_hooks, "_TRUST", 2.0)
+    monkeypatch.setattr(experts_module, "_RUN", 2)
     with paged(path, least(path)) as engine:
         np.testing.assert_array_equal(answer(engine), resident_answer(path, True, min(16, engine.batch)))
         assert engine.paging is not None
