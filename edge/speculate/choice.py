@@ -31,6 +31,7 @@ _STAKE = 1.5  # passes of one row that the whole text may take where drafts have
 _AGAIN = 4  # passes until a size that was measured once is tried again: that may have been a bad moment
 _OLD = 256  # passes until what a size costs is taken for unknown
 _PLAIN_OLD = 128  # passes until one of one row is made while more rows are best
+_PLAIN_NEW = 8  # likewise, for each time of one row that is known: all costs are counted in these
 
 
 class RowChoice:
@@ -79,8 +80,8 @@ class RowChoice:
 
     def rows(self, most: int) -> int:
         """The size of the next pass, at most `most` rows: the best one, or one that may be better and can be tried."""
-        best = self.best(most)
-        if len(self._seconds[1]) < _LEAST_PLAIN or (best > 1 and self._age(1) >= _PLAIN_OLD):
+        best, n_plain = self.best(most), len(self._seconds[1])
+        if n_plain < _LEAST_PLAIN or (best > 1 and self._age(1) >= min(_PLAIN_OLD, _PLAIN_NEW * n_plain)):
             return 1
         hoped = self.accepted if best > 1 else self.hoped
         trials = [

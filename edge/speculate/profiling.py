@@ -47,7 +47,7 @@ def profile_passes(
     engine.kv_clear()
     slot = Slot(engine)
     slot.prefill(text.prompt, top=1)
-    last_s = clock() - began
+    plain_s = last_s = clock() - began
     for _ in range(_ROUNDS):
         for size in (size for size in SIZES if size <= most):
             if clock() - began + 2 * last_s > limit_s:
@@ -57,4 +57,7 @@ def profile_passes(
             drafter.profile_pass(text, size, lambda tokens: slot.decode(tokens, "all", top=1))
             last_s = clock() - pass_began
             slot.forget(len(slot.tokens) - _PROMPT)
+            plain_s = last_s if size == 1 else plain_s
+            if last_s > size * plain_s:  # it cannot pay, whatever is accepted, and larger ones are seldom cheaper
+                break
     engine.kv_clear()

@@ -156,11 +156,12 @@ def test_many_bad_moments_do_not_make_dear_rows_look_cheap(right: float) -> None
 
 def test_a_bad_moment_in_use_changes_nothing() -> None:
     found = Conversation(FLAT, 0.75).go_on(200)
-    best = found.choice.best()
-    assert best > 1
+    assert found.choice.best() > 1
+    costs = [found.choice.cost(size) for size in SIZES]
     for _ in range(2):
         found.one_pass(times_as_long=30.0)
-    assert found.choice.best() == best
+    assert [found.choice.cost(size) for size in SIZES] == costs
+    assert found.choice.best() > 1
 
 
 def test_a_bad_moment_of_one_row_does_not_make_many_look_cheap() -> None:
