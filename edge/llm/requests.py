@@ -242,7 +242,7 @@ def _check_media(media: Sequence[EmbeddingRows], engine: TextEngine) -> None:
     """MediaError where an engine cannot take a picture."""
     if media and (problem := getattr(engine, "media_problem", "")):
         raise MediaError(problem)
-    if media and engine.attention_window is not None:
+    if media and engine.states.attention.window is not None:
         raise MediaError("an attention window drops tokens, and would cut a picture; leave one of them out")
     most = max((len(rows.embeddings) for rows in media if not rows.causal), default=0)
     if most > engine.batch:

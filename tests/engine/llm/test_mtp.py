@@ -422,12 +422,12 @@ def test_answers_with_adapters_are_the_same(folder: Path, tmp_path: Path, where:
     assert plain != expected
     parallel = {"tensor": tensor(1, 1), "stages": pipeline(1, 1)}
     with ExitStack() as stack:
-        engine = stack.enter_context(
+        runner = stack.enter_context(
             ranks_here(path, parallel[where], options, tmp_path) if where in parallel else Engine(path, options)
         )
-        predictor = stack.enter_context(open_predictor(engine))
+        predictor = stack.enter_context(open_predictor(runner))
         drafted = plant(predictor, {tuple(PROMPT): expected}, 0.7)
         drafter = speculating(predictor)
-        assert one_slot(engine, drafter).run([Request(PROMPT, 24, GREEDY, ends=False, adapters=(1.0,))]) == [expected]
+        assert one_slot(runner, drafter).run([Request(PROMPT, 24, GREEDY, ends=False, adapters=(1.0,))]) == [expected]
         assert drafted() > 0
         assert 0 < drafter.stats.accepted < drafter.stats.drafted
