@@ -22,6 +22,7 @@ from edge.thinking.tracker import Thinking
 from partition.model.generation import generates
 
 _ANSWER_PART = 4  # a fourth of the context is left to what fills a gap, where a request does not say how much
+_MOST_WINDOWED = 1 << 20  # tokens; that many take about a second to tokenize
 
 
 class InputProcessor:
@@ -33,7 +34,9 @@ class InputProcessor:
         """reproducible: without a seed of its own, a request's seed is its number among the answers to one prompt.
         think: tokens of thoughts, for requests that do not say. spm_infill: as `spm` of InfillPrompts."""
         self._engine, self._reproducible, self._think = engine, reproducible, think
-        self._most_tokens = min(engine.context, engine.shape.context_length or engine.context)  # of one request
+        # Of one request, and of an answer that does not say. A window keeps the ends of what is longer.
+        self._most_answer = min(engine.context, engine.shape.context_length or engine.context)
+        self._most_tokens = self._most_answer if engine.states.attention.window is None else _MOST_WINDOWED
         self._tokenizer = Tokenizer(engine.model, engine.file)
         self._renderer_lock, self._renderer = threading.Lock(), TemplateProcess()
         self._infill = InfillPrompts(engine.model, engine.path.name, spm=spm_infill)
@@ -67,7 +70,7 @@ class InputProcessor:
         seed = {"seed": generation["place"]} if self._reproducible else {}
         return Request(
             prompt,
-            min(room, max_tokens or room),
+            min(room, max_tokens or self._most_answer),
             SamplingParams(**{**seed, **sampling, "logit_bias": biases}),
             stops,
             thinking=thinking,
