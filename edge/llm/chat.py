@@ -66,7 +66,7 @@ class Chat:
         if when_full not in (None, *get_args(WhenFull)):
             raise ValueError(f"when_full is {', '.join(get_args(WhenFull))} or None, not {when_full!r}")
         if when_full in ("forget", "stop") and engine.states.attention.window is not None:
-            raise ValueError(f"an attention window drops the oldest tokens in place; leave out when_full {when_full}")
+            raise EngineError(f"an attention window drops the oldest tokens in place; leave out when_full {when_full}")
         if when_full == "shift" and not engine.can_shift:
             raise EngineError(
                 f"{engine.path.name} cannot shift its context: it has attention windows, recurrent layers or positions"

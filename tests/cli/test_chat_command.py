@@ -394,6 +394,7 @@ def test_an_attention_window_lets_an_answer_outgrow_the_context(tmp_path: Path) 
     assert done["usage"]["dropped_tokens"] > 0
     assert_one_line_error(run_chat("-p", "hi", "--attention-window", "65", "--context", "68"), 5, "context of 69")
     assert_one_line_error(run_chat("-p", "hi", "--attention-window", "9"), 2, "--attention-window")
+    assert_one_line_error(run_chat("-p", "hi", "--attention-window", "64", "--when-full", "forget"), 5, "forget")
 
 
 def test_flash_attention_off_cannot_have_a_quantized_cache() -> None:

@@ -138,6 +138,15 @@ def test_the_server_loads_nothing_that_computes() -> None:
     assert done.stdout == "set()\n"
 
 
+def test_an_attention_window_keeps_the_ends_of_a_long_prompt() -> None:
+    with served("--attention-window", "64", "--requests", "2", "--prefix-cache", "0") as server:
+        assert server.status()["model"]["context"] == 2 * 68
+        messages = [{"role": "user", "content": f"{'I like tea. ' * 60}What is 3 plus 4?"}]
+        answered = server.post("/v1/chat/completions", {**ASK, "messages": messages, "max_tokens": 100})
+        assert answered["usage"]["prompt_tokens"] == 4 + 56
+        assert server.answer() == "3 plus 4 is 7."
+
+
 def test_models_of_a_folder_are_loaded_when_they_are_asked_for(tmp_path: Path) -> None:
     for name in ("first", "second"):
         shutil.copy(MODEL_PATH, tmp_path / f"{name}.gguf")

@@ -108,5 +108,5 @@ def test_bad_sizes_are_refused() -> None:
         EngineOptions(attention_window=63)
     with pytest.raises(EngineError, match="an attention window of 64 tokens needs a context of 68, it is 67"):
         Engine(MODEL_PATH, replace(OPTIONS, context=67))
-    with Engine(MODEL_PATH, OPTIONS) as engine, pytest.raises(ValueError, match="leave out when_full forget"):
+    with Engine(MODEL_PATH, OPTIONS) as engine, pytest.raises(EngineError, match="leave out when_full forget"):
         Chat(engine, when_full="forget")

@@ -29,6 +29,7 @@ from edge.thinking.tracker import Thinking
 from partition.model.generation import generates
 
 _ANSWER_PART = 4  # a fourth of the context is left to what fills a gap, where a request does not say how much
+_MOST_WINDOWED = 1 << 20  # tokens; that many take about a second to tokenize
 
 
 class InputProcessor:
@@ -51,7 +52,9 @@ class InputProcessor:
         only come with requests."""
         self._engine, self._reproducible, self._think, self._system = engine, reproducible, think, system
         self._encoder, self._media_urls = encoder, media_urls
-        self._most_tokens = min(engine.context, engine.shape.context_length or engine.context)  # of one request
+        # Of one request, and of an answer that does not say. A window keeps the ends of what is longer.
+        self._most_answer = min(engine.context, engine.shape.context_length or engine.context)
+        self._most_tokens = self._most_answer if engine.states.attention.window is None else _MOST_WINDOWED
         self._tokenizer = Tokenizer(engine.model, engine.file)
         self._renderer_lock, self._renderer = threading.Lock(), TemplateProcess()
         self._infill = InfillPrompts(engine.model, engine.path.name, spm=spm_infill)
@@ -85,7 +88,7 @@ class InputProcessor:
         seed = {"seed": generation["place"]} if self._reproducible else {}
         return Request(
             prompt,
-            min(room, max_tokens or room),
+            min(room, max_tokens or self._most_answer),
             SamplingParams(**{**seed, **sampling, "logit_bias": biases}),
             stops,
             thinking=thinking,
