@@ -7,6 +7,7 @@
 | tensor  | two tensor-parallel ranks, threads of this process, 5 ms on every way |
 | stages  | two stages, threads of this process, 10 ms on every way |
 | paged   | on this device, half of the weights read from the disk every token |
+| counted | a small one, by a clock that counts what passes took on a quiet machine: nothing disturbs it |
 
 The model has the widths of GLM-4.7-Flash (2,048, 64 experts, 154,880 tokens), 8 of its 47 layers, and one that drafts.
 Its weights are random, so a draft is right by chance alone: each is computed by that layer, and then replaced by what
@@ -44,6 +45,9 @@ from devices.probe import default_threads, own_rss
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine, VerifyResult
 from edge.llm.options import EngineOptions
+from edge.llm.requests import Request
+from edge.llm.sampler import SamplingParams
+from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
 from edge.models import synth
 from edge.models.shapes import shape
@@ -56,7 +60,7 @@ from edge.speculate.speculation import Speculation
 from edge.speculate.windows import WindowChoice
 from partition.predict.drafts import MTP, ROWS, WINDOWS, Draft, most_windows
 from partition.predict.hysteresis import DRAFT, clearly_faster
-from tests.support.mtp import plant
+from tests.support.mtp import PROMPT, PassClock, plant, with_predictor
 from tests.support.ranks_here import ranks_here
 
 FLASH = shape(
@@ -69,19 +73,28 @@ TINY = replace(
 RIGHT = (0.0, 0.5, 0.75, 0.9)
 CONTEXT = 512
 DELAYS_S = {"tensor": 5e-3, "stages": 10e-3}  # each way
+COUNTED = {  # passes by their rows, and a draft, in passes of one row: of the sections above, on a quiet machine
+    "one device": ({1: 1.0, 2: 1.71, 4: 2.69, 8: 6.07, 16: 12.0}, 0.535),
+    "two tensor ranks": ({1: 1.0, 2: 1.24, 4: 1.61, 8: 2.75, 16: 5.5}, 0.21),
+    "half paged": ({1: 1.0, 2: 1.0, 4: 2.06, 8: 3.91, 16: 7.8}, 0.12),
+    "24 dense layers": ({1: 1.0, 2: 1.63, 4: 2.43, 8: 4.42, 16: 8.8}, 0.092),
+}
 LEAST, NEAR = 0.98, 0.1  # of plain; of the formula
 _PASSES = 3  # of each size
+_ANSWERS = 6  # of a conversation in counted time
+_PROFILED = 40.0  # passes of one row: two seconds of 50 ms each
 
 
 def main() -> None:
     """Measure what is asked for."""
-    parser = parser_of(__doc__, ("one", "tensor", "stages", "paged"), rounds=3)
+    parser = parser_of(__doc__, ("one", "tensor", "stages", "paged", "counted"), rounds=3)
     parser.add_argument("--work", type=Path, help="folder for the model's file (default: a temporary one)")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
     words = "on one device (default: all cores); with fewer than cores, what else runs disturbs less"
     parser.add_argument("--threads", type=int, default=default_threads(), help=words)
     sections = ("one", "tensor", "stages", "paged")
-    bench(parser, {name: Section(partial(measured, name), text) for name in sections})
+    counted_time = {"counted": Section(counted, counted_text)}
+    bench(parser, {name: Section(partial(measured, name), text) for name in sections} | counted_time)
 
 
 def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -102,7 +115,7 @@ def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, 
         for right, drafter in drafters.items():
             if engine.paging is None:
                 profile_passes(drafter, engine)
-            drafter.verified = partial(counted, drafter.verified, chosen[right])  # type: ignore[method-assign]
+            drafter.verified = partial(counted_rows, drafter.verified, chosen[right])  # type: ignore[method-assign]
         same = dict.fromkeys(RIGHT, True)
         seeds = itertools.count()  # each answer has draws of its own: few are made where drafts do not pay
         counts = {right: np.zeros(2) for right in RIGHT}
@@ -151,6 +164,55 @@ def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, 
         }
 
 
+def counted(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Answers in counted time: the first of a conversation, and later ones. Of each round other drafts are right."""
+    path, tokens = with_predictor(folder, type_name="q8_0"), 24 if args.tiny else args.tokens
+    options = EngineOptions(threads=1, context=CONTEXT, batch=64, outputs=ROWS[-1])
+    requests = [Request([*PROMPT, i], tokens, SamplingParams(temperature=0), ends=False) for i in range(_ANSWERS)]
+    rows = []
+    for (side, (costs, draft_s)), right in itertools.product(COUNTED.items(), RIGHT):
+        took: list[list[float]] = []
+        for seed in range(args.rounds):
+            with Engine(path, options) as engine, open_predictor(engine) as predictor:
+                answers = [Scheduler(engine, slots=1, keep=True).run([request])[0] for request in requests]
+                known = {tuple(request.prompt): answer for request, answer in zip(requests, answers, strict=True)}
+                plant(predictor, known, right, seed)
+                clock = PassClock(engine, predictor, costs, draft_s)
+                drafter = Speculation(mtp_drafts(predictor, clock), MTP, clock=clock)
+                if side != "half paged":
+                    profile_passes(drafter, engine, _PROFILED, clock)
+                took.append([])
+                for request in requests:
+                    began = clock.now
+                    Scheduler(engine, slots=1, keep=True, drafter=drafter).run([request])
+                    took[-1].append(clock.now - began - costs[ROWS[-1]])  # without the prompt
+        first, *later = (tokens - 1) / np.array(took).T
+        figures = {
+            "first": float(np.mean(first)),
+            "later": float(np.mean(later)),
+            "least": float(np.min([first, *later])),
+        }
+        formula = predicted(right, costs, draft_s, {}, 1)
+        rows.append({"side": side, "right": right, **figures, **formula})
+    return {"tokens": tokens, "rows": rows}
+
+
+def counted_text(section: dict[str, Any]) -> str:
+    """The figures as Markdown."""
+    header = ["side", "right", "first answer", "later", "least", "formula", "rows", "of the formula"]
+    lines = [
+        [
+            row["side"],
+            f"{row['right']:g}",
+            *(f"{row[key]:.2f}" for key in ("first", "later", "least", "predicted_ratio")),
+            str(row["predicted_rows"]),
+            f"{row['later'] / row['predicted_ratio']:.2f}",
+        ]
+        for row in section["rows"]
+    ]
+    return f"Answers of {section['tokens']} tokens, in times of plain ones.\n\n{table(header, lines)}"
+
+
 class OneRow(RowChoice):
     """Never drafts."""
 
@@ -158,7 +220,7 @@ class OneRow(RowChoice):
         return 1
 
 
-def counted(
+def counted_rows(
     verified: Callable[[Sequence[VerifyResult]], None], chosen: Counter[int], results: Sequence[VerifyResult]
 ) -> None:
     """Count the rows of a pass, and let the drafter learn."""

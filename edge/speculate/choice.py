@@ -29,7 +29,7 @@ _FILLS = 0.01  # of a pass of one row that a token brings: in the long run draft
 _LEAST_LOSS = 0.25  # of a draft that gained nothing: trials that cost next to nothing are rare, too
 _STAKE = 1.5  # passes of one row that the whole text may take where drafts have won nothing yet
 _AGAIN = 4  # passes until a size that was measured once is tried again: that may have been a bad moment
-_OLD = 256  # passes until what a size costs is taken for unknown
+_OLD = 512  # passes until what a size costs is taken for unknown
 _PLAIN_OLD = 128  # passes until one of one row is made while more rows are best
 _PLAIN_NEW = 8  # likewise, for each time of one row that is known: all costs are counted in these
 

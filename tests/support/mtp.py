@@ -11,6 +11,7 @@ import numpy as np
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
 from edge.llama.predicting import HiddenRows
+from edge.llm.engine import Engine
 from edge.speculate.hidden_states import Tokens
 from edge.speculate.mtp import Predictor
 from quant.gguf.file import GgufFile
@@ -75,6 +76,41 @@ def plant(predictor: Predictor, answers: Answers, acceptance: float, seed: int =
 
     predictor.propose = propose  # type: ignore[method-assign]
     return lambda: drafted[0]
+
+
+class PassClock:
+    """Time goes on by what a step of the engine takes, by its rows, and what the predictor takes, by its tokens."""
+
+    def __init__(self, engine: Engine, predictor: Predictor, costs: dict[int, float], draft_s: float) -> None:
+        """costs: seconds of a pass, by its rows. draft_s: of a draft."""
+        self.now = 0.0
+        submit, decode, propose, take_in = engine.submit, engine.decode, predictor.propose, predictor.take_in
+
+        def timed_submit(tokens, *rows, **how):  # type: ignore[no-untyped-def]
+            submit(tokens, *rows, **how)
+            self.now += passes(len(tokens))
+
+        def timed_decode(tokens, *rows, **how):  # type: ignore[no-untyped-def]
+            self.now += passes(len(tokens))
+            return decode(tokens, *rows, **how)
+
+        def passes(rows: int) -> float:
+            return next((cost for size, cost in costs.items() if size >= rows), rows / 8)
+
+        def timed_propose(sequence: int, text: Tokens, start: int, n: int, assumed: tuple[int, ...] = ()) -> list[int]:
+            self.now += n * draft_s
+            return propose(sequence, text, start, n, assumed)
+
+        def timed_take_in(sequence: int, text: Tokens, start: int, *, whole: bool) -> None:
+            self.now += predictor.behind(sequence, text, start, whole=whole) * draft_s / 4
+            take_in(sequence, text, start, whole=whole)
+
+        engine.submit, engine.decode = timed_submit, timed_decode  # type: ignore[method-assign]
+        predictor.propose = timed_propose  # type: ignore[method-assign,assignment]
+        predictor.take_in = timed_take_in  # type: ignore[method-assign]
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def drafts_by_llama_cpp(path: Path, text: Sequence[int], n: int) -> list[int]:

@@ -7,14 +7,13 @@ import pytest
 
 from edge.llm.engine import Engine
 from edge.llm.requests import Request
-from edge.speculate.hidden_states import Tokens
-from edge.speculate.mtp import Predictor, mtp_drafts, open_predictor
+from edge.speculate.mtp import mtp_drafts, open_predictor
 from edge.speculate.profiling import profile_passes
 from edge.speculate.speculation import Speculation
 from partition.predict.drafts import ROWS, Draft
 from partition.predict.hysteresis import DRAFT, clearly_faster
 from tests.support.drafting import GREEDY, ROOM, one_slot
-from tests.support.mtp import PROMPT, plant, with_predictor
+from tests.support.mtp import PROMPT, PassClock, plant, with_predictor
 from tests.support.thorough import thorough
 
 TOKENS = 400
@@ -26,40 +25,6 @@ COSTS = {
 }
 
 
-class Clock:
-    """Time goes on by what a step of the engine takes, by its rows, and what the predictor takes, by its tokens."""
-
-    def __init__(self, engine: Engine, predictor: Predictor, costs: dict[int, float]) -> None:
-        self.now = 0.0
-        submit, decode, propose, take_in = engine.submit, engine.decode, predictor.propose, predictor.take_in
-
-        def timed_submit(tokens, *rows, **how):  # type: ignore[no-untyped-def]
-            submit(tokens, *rows, **how)
-            self.now += passes(len(tokens))
-
-        def timed_decode(tokens, *rows, **how):  # type: ignore[no-untyped-def]
-            self.now += passes(len(tokens))
-            return decode(tokens, *rows, **how)
-
-        def passes(rows: int) -> float:
-            return next((cost for size, cost in costs.items() if size >= rows), rows / 8)
-
-        def timed_propose(sequence: int, text: Tokens, start: int, n: int, assumed: tuple[int, ...] = ()) -> list[int]:
-            self.now += n * DRAFT_S
-            return propose(sequence, text, start, n, assumed)
-
-        def timed_take_in(sequence: int, text: Tokens, start: int, *, whole: bool) -> None:
-            self.now += predictor.behind(sequence, text, start, whole=whole) * DRAFT_S / 4
-            take_in(sequence, text, start, whole=whole)
-
-        engine.submit, engine.decode = timed_submit, timed_decode  # type: ignore[method-assign]
-        predictor.propose = timed_propose  # type: ignore[method-assign,assignment]
-        predictor.take_in = timed_take_in  # type: ignore[method-assign]
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.mark.parametrize("right", [0.0, *thorough(0.5), 0.75, *thorough(0.9)])
 @pytest.mark.parametrize("where", COSTS)
 def test_the_gain_is_that_of_the_formula(tmp_path: Path, where: str, right: float) -> None:
@@ -69,7 +34,7 @@ def test_the_gain_is_that_of_the_formula(tmp_path: Path, where: str, right: floa
     with Engine(path, replace(ROOM, context=512)) as engine, open_predictor(engine) as predictor:
         answers = [one_slot(engine).run([request])[0] for request in requests]
         plant(predictor, {tuple(r.prompt): answer for r, answer in zip(requests, answers, strict=True)}, right)
-        clock = Clock(engine, predictor, COSTS[where])
+        clock = PassClock(engine, predictor, COSTS[where], DRAFT_S)
         drafter, began = Speculation(mtp_drafts(predictor, clock), "mtp", clock=clock), 0.0
         profile_passes(drafter, engine, limit_s=100.0, clock=clock)
         for request, answer in zip(requests, answers, strict=True):
@@ -88,7 +53,7 @@ def test_costs_are_known_before_the_first_answer(tmp_path: Path, limit_s: float)
     """As far as the limit allows: within none, a slow model computes the prompt of the profiling alone."""
     path, costs = with_predictor(tmp_path, type_name="q8_0"), COSTS["far ranks"]
     with Engine(path, replace(ROOM, context=512)) as engine, open_predictor(engine) as predictor:
-        clock = Clock(engine, predictor, costs)
+        clock = PassClock(engine, predictor, costs, DRAFT_S)
         drafter = Speculation(mtp_drafts(predictor, clock), "mtp", clock=clock)
         profile_passes(drafter, engine, limit_s, clock)
         choice = drafter._choices[1].rows
