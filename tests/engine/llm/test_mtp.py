@@ -414,15 +414,15 @@ def test_answers_with_adapters_are_the_same(folder: Path, tmp_path: Path, where:
     of_drafts = {f"blk.4.{name}.lora_{side}" for name in weights for side in "ab"}  # which no pass of the model reads
     adapter = write_adapter(folder / "adapter.gguf", path, weights, size=1.0, drop=of_drafts)
     options = replace(ROOM, lora=(f"{adapter}:0",))
-    with Engine(path, options) as engine:
+    with Engine(path, options) as whole:
         plain, expected = (
-            one_slot(engine).run([Request(PROMPT, 24, GREEDY, ends=False, adapters=scales)])[0]
+            one_slot(whole).run([Request(PROMPT, 24, GREEDY, ends=False, adapters=scales)])[0]
             for scales in ((), (1.0,))
         )
     assert plain != expected
     parallel = {"tensor": tensor(1, 1), "stages": pipeline(1, 1)}
     with ExitStack() as stack:
-        engine = stack.enter_context(
+        engine: TextEngine = stack.enter_context(
             ranks_here(path, parallel[where], options, tmp_path) if where in parallel else Engine(path, options)
         )
         predictor = stack.enter_context(open_predictor(engine))
