@@ -420,11 +420,11 @@ def test_answers_with_adapters_are_the_same(folder: Path, tmp_path: Path, where:
             for scales in ((), (1.0,))
         )
     assert plain != expected
-    parallel = {"tensor": tensor(1, 1), "stages": pipeline(1, 1)}
+    how = {"tensor": tensor(1, 1), "stages": pipeline(1, 1)}
+    opened: AbstractContextManager[TextEngine]
+    opened = ranks_here(path, how[where], options, tmp_path) if where in how else Engine(path, options)
     with ExitStack() as stack:
-        engine: TextEngine = stack.enter_context(
-            ranks_here(path, parallel[where], options, tmp_path) if where in parallel else Engine(path, options)
-        )
+        engine = stack.enter_context(opened)
         predictor = stack.enter_context(open_predictor(engine))
         drafted = plant(predictor, {tuple(PROMPT): expected}, 0.7)
         drafter = speculating(predictor)
