@@ -73,7 +73,8 @@ TINY = replace(
 RIGHT = (0.0, 0.5, 0.75, 0.9)
 CONTEXT = 512
 DELAYS_S = {"tensor": 5e-3, "stages": 10e-3}  # each way
-COUNTED = {  # passes by their rows, and a draft, in passes of one row: of the sections above, on a quiet machine
+COUNTED = {  # passes by their rows, and a draft, in passes of one row: measured on a quiet machine; 16 rows
+    # are taken to be twice 8
     "one device": ({1: 1.0, 2: 1.71, 4: 2.69, 8: 6.07, 16: 12.0}, 0.535),
     "two tensor ranks": ({1: 1.0, 2: 1.24, 4: 1.61, 8: 2.75, 16: 5.5}, 0.21),
     "half paged": ({1: 1.0, 2: 1.0, 4: 2.06, 8: 3.91, 16: 7.8}, 0.12),

@@ -414,20 +414,20 @@ def test_answers_with_adapters_are_the_same(folder: Path, tmp_path: Path, where:
     of_drafts = {f"blk.4.{name}.lora_{side}" for name in weights for side in "ab"}  # which no pass of the model reads
     adapter = write_adapter(folder / "adapter.gguf", path, weights, size=1.0, drop=of_drafts)
     options = replace(ROOM, lora=(f"{adapter}:0",))
-    with Engine(path, options) as engine:
+    with Engine(path, options) as whole:
         plain, expected = (
-            one_slot(engine).run([Request(PROMPT, 24, GREEDY, ends=False, adapters=scales)])[0]
+            one_slot(whole).run([Request(PROMPT, 24, GREEDY, ends=False, adapters=scales)])[0]
             for scales in ((), (1.0,))
         )
     assert plain != expected
-    parallel = {"tensor": tensor(1, 1), "stages": pipeline(1, 1)}
+    how = {"tensor": tensor(1, 1), "stages": pipeline(1, 1)}
+    opened: AbstractContextManager[TextEngine]
+    opened = ranks_here(path, how[where], options, tmp_path) if where in how else Engine(path, options)
     with ExitStack() as stack:
-        runner = stack.enter_context(
-            ranks_here(path, parallel[where], options, tmp_path) if where in parallel else Engine(path, options)
-        )
-        predictor = stack.enter_context(open_predictor(runner))
+        engine = stack.enter_context(opened)
+        predictor = stack.enter_context(open_predictor(engine))
         drafted = plant(predictor, {tuple(PROMPT): expected}, 0.7)
         drafter = speculating(predictor)
-        assert one_slot(runner, drafter).run([Request(PROMPT, 24, GREEDY, ends=False, adapters=(1.0,))]) == [expected]
+        assert one_slot(engine, drafter).run([Request(PROMPT, 24, GREEDY, ends=False, adapters=(1.0,))]) == [expected]
         assert drafted() > 0
         assert 0 < drafter.stats.accepted < drafter.stats.drafted
