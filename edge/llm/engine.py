@@ -28,6 +28,7 @@ from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
 from edge.llm.states import States, held_bytes
 from edge.paging.budget import BudgetOptions, OtherUses
+from edge.paging.gpu_load import first_gpu, load_on_gpu
 from edge.paging.load import load_within
 from edge.paging.mapped import ModelInMemory, another_context, load_mapped
 from edge.paging.memory import MemoryNeed
@@ -123,6 +124,18 @@ class ModelRunner(Closing):
         embeddings: bool,
     ) -> ModelInMemory:
         """Load the model: mapped, or within the budget of the options."""
+        if options.gpu_memory is not None and self._generates:
+            return load_on_gpu(
+                self.file,
+                self.shape,
+                sizes,
+                options.gpu_memory,
+                first_gpu(),
+                threads=self.threads,
+                rows=new_batch,
+                hooks=hooks,
+                progress=progress,
+            )
         if options.memory is None:
             return load_mapped(
                 self.path,
@@ -161,9 +174,11 @@ class ModelRunner(Closing):
         outputs = int(np.count_nonzero(rows.outputs[:n]))
         if outputs > self.outputs:  # ggml would abort
             raise EngineError(f"{outputs} rows are to give logits, the engine was made for {self.outputs}; set outputs")
-        paging, hooks = self.paging, self._loaded.hooks
+        paging, stream, hooks = self.paging, self._loaded.stream, self._loaded.hooks
         if paging is not None:
             paging.begin(rows, n)
+        if stream is not None:
+            stream.begin(n)
         if hooks is None:
             self._context.decode(rows, n)
         else:
