@@ -62,7 +62,7 @@ class LayerStream:
         self._copies = 0  # begun so far: they take the slots in turn
         self._coming: deque[tuple[int, Future[None]]] = deque()  # layers that have a slot, oldest first
         self._in_use: int | None = None
-        self._on_device = True
+        self._on_device: bool | None = None  # not known: weights are where they were before
         self._seen: int | None = None  # layer of the last node that was learned
         try:
             for _ in range(SLOTS):
@@ -77,7 +77,7 @@ class LayerStream:
         self._layers = dict(layers)
         self._by_address = {part.weight.address: n for n, layer in layers.items() for part in layer}
         self._names = {part.weight.name for layer in layers.values() for part in layer}
-        self._order, self._next, self._in_use, self._on_device = sorted(layers), 0, None, False
+        self._order, self._next, self._in_use, self._on_device = sorted(layers), 0, None, None
 
     @property
     def layers(self) -> tuple[int, ...]:
