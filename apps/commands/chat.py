@@ -158,8 +158,8 @@ _SAMPLING = (
 )  # fmt: skip
 _OF_THIS_PROCESS = (
     "resume", "lora", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full", "grammar", "context",
-    "threads", "affinity", "batch", "gpu_layers", "gpu_memory", "memory", "window", "workers", "plan", "shares", "parallel",
-    "insecure", "spare", "reproducible",
+    "threads", "affinity", "batch", "gpu_layers", "gpu_memory", "memory", "window", "workers", "plan", "shares",
+    "parallel", "insecure", "spare", "reproducible",
 )  # fmt: skip
 
 

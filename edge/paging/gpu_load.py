@@ -35,8 +35,8 @@ def first_gpu() -> int:
     gpus = ggml.gpu_devices() if llama.has_gpu() else []
     if not gpus:
         raise EngineError(
-            "a GPU's memory was to be used, but this build of llama.cpp finds no GPU; leave --gpu-memory out, or install"
-            " llama-cpp-python built for the GPU"
+            "a GPU's memory was to be used, but this build of llama.cpp finds no GPU; leave --gpu-memory out, or"
+            " install llama-cpp-python built for the GPU"
         )
     return gpus[0]
 
@@ -111,6 +111,10 @@ def load_on_gpu(
                 parts[PRODUCTS] = max(0, used - others) + MARGIN_BYTES
             streamed = choose(parts)
             stream.stream({n: _page_locked(layers[n], device, buffers) for n in streamed})
+            if streamed:
+                parts[BUFFERS] = SLOTS * largest
+            else:
+                stream.close()  # its buffers make room for the last layers
             for layer in layers:
                 if layer not in streamed:
                     stay(layer)
@@ -118,10 +122,9 @@ def load_on_gpu(
                 least_rows = _measured(passes, shape, sizes, threads, streamed)
             passes.use(least_rows)
             context.kv_clear()
-            parts[BUFFERS] = SLOTS * largest
         parts["layers"] = sum(n for layer, n in layer_bytes.items() if layer not in streamed)
         chosen = GpuBudget(budget, parts, streamed, least_rows)
-        on_device = GpuLayers(len(layers) - len(streamed) + 1, len(layers) + 1, _why(chosen), chosen)
+        on_device = GpuLayers(len(layers) - len(streamed) + 1, len(layers) + 1, _why(chosen, sizes.batch), chosen)
         return ModelInMemory(
             model, context, sizes, node_hooks, need, closing.pop_all(), gpu_layers=on_device, stream=stream
         )
@@ -200,8 +203,10 @@ def _measured(passes: _Passes, shape: ModelShape, sizes: ContextSizes, threads: 
     return least_rows
 
 
-def _why(chosen: GpuBudget) -> str:
+def _why(chosen: GpuBudget, batch: int) -> str:
     within = f"within {bytes_text(chosen.budget)}"
     if not chosen.streamed:
         return f"all fit {within}"
+    if chosen.least_rows > batch:
+        return f"{within}; the processor computes the others faster than they pass through"
     return f"{within}; the others pass through two buffers there for {chosen.least_rows} rows and more at once"

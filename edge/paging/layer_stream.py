@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -46,7 +45,10 @@ def copy_layer(layer: Layer) -> None:
 
 
 class LayerStream:
-    """Streamed layers of a model. A pass of few rows may leave them where they are, for the processor to compute."""
+    """Streamed layers of a model. A pass of few rows may leave them where they are, for the processor to compute.
+
+    A layer always has the same of the two buffers: graphs may have views of its weights, with their addresses.
+    """
 
     def __init__(self, device: Device, slot_bytes: int) -> None:
         """slot_bytes: of the largest layer. NotEnoughMemory."""
@@ -56,11 +58,9 @@ class LayerStream:
         self._by_address: dict[int, int] = {}  # layer of each weight
         self._names: set[str] = set()
         self._slots: list[DeviceBuffer] = []
+        self._orders: list[list[int]] = []  # layers of each slot, in the order of use
+        self._arriving: list[tuple[int, Future[None]] | None] = []  # layer that each slot has, or will have
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="edge-gpu-copy")
-        self._order: list[int] = []
-        self._next = 0  # place in the order of the layer that is copied next
-        self._copies = 0  # begun so far: they take the slots in turn
-        self._coming: deque[tuple[int, Future[None]]] = deque()  # layers that have a slot, oldest first
         self._in_use: int | None = None
         self._on_device: bool | None = None  # not known: weights are where they were before
         self._seen: int | None = None  # layer of the last node that was learned
@@ -74,15 +74,11 @@ class LayerStream:
     def stream(self, layers: Mapping[int, Layer]) -> None:
         """Stream these layers from now on, and no others. Graphs must be made and learned anew."""
         self._drain()
-        self._layers = dict(layers)
+        self._layers = {n: layers[n] for n in sorted(layers)}
         self._by_address = {part.weight.address: n for n, layer in layers.items() for part in layer}
         self._names = {part.weight.name for layer in layers.values() for part in layer}
-        self._order, self._next, self._in_use, self._on_device = sorted(layers), 0, None, None
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The streamed layers."""
-        return tuple(self._order)
+        self._orders = [list(self._layers)[slot::SLOTS] for slot in range(SLOTS)]
+        self._in_use = self._on_device = None
 
     def begin(self, rows: int) -> None:
         """A pass of so many rows comes next. Call it before its graph is made."""
@@ -92,15 +88,15 @@ class LayerStream:
             return
         self._on_device = on_device
         self._drain()
-        for n, layer in self._layers.items():
-            if on_device:  # for the graph: each is copied, and placed again, before it is used
-                place_layer(layer, self._device, self._slots[0])
-            else:
-                for part in layer:
-                    part.weight.point(int(part.data.ctypes.data), repacked=False)
-        self._next = 0
-        if on_device:
-            self._fill()
+        for slot, order in enumerate(self._orders):
+            for n in order:
+                if on_device:
+                    place_layer(self._layers[n], self._device, self._slots[slot])
+                else:
+                    for part in self._layers[n]:
+                        part.weight.point(int(part.data.ctypes.data), repacked=False)
+            if on_device and order:
+                self._copy(slot, order[0])
 
     def hooks(self) -> list[Hook]:
         """Return the hooks that the graphs need."""
@@ -149,45 +145,43 @@ class LayerStream:
         return None
 
     def _ready(self) -> bool:
-        return self._in_use is None and bool(self._coming) and self._coming[0][1].done()
+        """Return whether nothing is to be waited for. What precedes a layer is computed while it still arrives."""
+        return all(arriving is None or arriving[1].done() for arriving in self._arriving)
 
     def _acquire(self, node: Node) -> None:
         """Wait until the layer of a node has arrived."""
         layer = self._layer_of(node)
         assert layer is not None
         if self._in_use is not None:
-            raise EngineError(f"layer {self._in_use} does not end before layer {layer} begins; use --gpu-layers")
-        if not self._coming or self._coming[0][0] != layer:  # a pass ended early, or this is the first one
-            self._drain()
-            self._next = self._order.index(layer)
-            self._fill()
-        self._coming[0][1].result()
+            raise EngineError(
+                f"the graph of this model does not say where layer {self._in_use} ends, so it cannot be streamed;"
+                " use --gpu-layers"
+            )
+        slot = next(slot for slot, order in enumerate(self._orders) if layer in order)
+        arriving = self._arriving[slot]
+        if arriving is None or arriving[0] != layer:  # a pass ended early
+            arriving = self._copy(slot, layer)
+        arriving[1].result()
         self._in_use = layer
 
-    def _release(self, node: Node) -> None:
-        """Let the next layer have the slot of the one that is computed."""
-        if self._in_use is not None:
-            self._in_use = None
-            self._coming.popleft()
-            self._fill()
+    def _release(self, _: Node) -> None:
+        """Copy the next layer of its buffer in place of the one that is computed."""
+        for slot, order in enumerate(self._orders):
+            if self._in_use in order and len(order) > 1:
+                self._copy(slot, order[(order.index(self._in_use) + 1) % len(order)])
+        self._in_use = None
 
     # --- copies ---
 
-    def _fill(self) -> None:
-        """Begin to copy as many layers as there are slots free."""
-        while len(self._coming) < min(SLOTS, len(self._order)):
-            layer = self._order[self._next]
-            self._next = (self._next + 1) % len(self._order)
-            slot = self._slots[self._copies % SLOTS]
-            self._copies += 1
-            self._coming.append((layer, self._copier.submit(self._copy, layer, slot)))
-
-    def _copy(self, layer: int, slot: DeviceBuffer) -> None:
-        place_layer(self._layers[layer], self._device, slot)
-        copy_layer(self._layers[layer])
+    def _copy(self, slot: int, layer: int) -> tuple[int, Future[None]]:
+        """Begin to copy a layer; one copy runs at a time, in the order in which they were begun."""
+        arriving = layer, self._copier.submit(copy_layer, self._layers[layer])
+        self._arriving[slot] = arriving
+        return arriving
 
     def _drain(self) -> None:
         """Wait for copies that have begun, and forget them."""
-        for _, copy in self._coming:
-            copy.exception()
-        self._coming.clear()
+        for arriving in self._arriving:
+            if arriving is not None:
+                arriving[1].exception()
+        self._arriving = [None] * SLOTS

@@ -178,8 +178,8 @@ def limit_options(options: EngineOptions, limits: ResourceLimits) -> EngineOptio
     """Return the options with no more threads, GPU layers and bytes of its memory than the limits allow."""
     requested, most = options.gpu_layers, limits.gpu_layers
     threads = min(options.threads or limits.threads, limits.threads)
-    if limits.gpu_memory is not None and 0 not in (requested, most):  # layers there are counted in bytes then
-        return replace(options, threads=threads, gpu_layers=None, memory=None, gpu_memory=limits.gpu_memory)
+    if limits.gpu_memory is not None and options.memory is None and 0 not in (requested, most):
+        return replace(options, threads=threads, gpu_layers=None, gpu_memory=limits.gpu_memory)
     return replace(
         options,
         threads=threads,
