@@ -224,11 +224,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add(group, "--affinity")
     option(group, "--batch N", "prompt tokens in one pass (default: 512; with --memory, measured)", positive_int)
     add(group, "--gpu-layers", help="layers on the GPU (default: as many as fit and pay)")
-    add(
-        group,
-        "--gpu-memory",
-        help="use at most so much of a GPU's memory, such as 6GiB: layers that do not fit pass through it",
-    )
+    add(group, "--gpu-memory", help="most of a GPU's memory, such as 6GiB: layers that do not fit pass through it")
     add(group, "--kv-type", default="f16")
     group.add_argument("--flash-attention", choices=("auto", "on", "off"), default="auto")
     option(
@@ -238,12 +234,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
     )
     group = parser.add_argument_group("memory")
-    add(
-        group,
-        "--memory",
-        help="use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every token"
-        " (default: no limit)",
-    )
+    words = "use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every token"
+    add(group, "--memory", help=f"{words} (default: no limit)")
     option(group, "--window SIZE", "part of it that such weights pass through (default: measured)", byte_size)
     io_threads = argument(units.whole(1, MAX_IO_THREADS))
     option(group, "--io-threads N", "that read them (default: measured)", io_threads)
@@ -380,8 +372,7 @@ def options_of_chunks(args: argparse.Namespace) -> EngineOptions:
 def check_engine_arguments(args: argparse.Namespace) -> None:
     """Raise UsageError for engine options that do not go together."""
     if args.gpu_memory is not None:
-        beside = ("memory", "gpu_layers", "lora", "reproducible")
-        refuse(args, beside, "does not go with --gpu-memory: leave one of the two out")
+        refuse(args, ("memory", "gpu_layers", "lora", "reproducible"), "does not go with --gpu-memory")
     if args.memory is None:
         about_budget = ("window", "io_threads", "io_chunk", "verify")
         refuse(args, about_budget, "is about a budget: give one with --memory SIZE")

@@ -18,6 +18,7 @@ from edge.adapters.loaded import LoadedAdapters
 from edge.closing import Closing
 from edge.constraints.constraint import Mask
 from edge.errors import ContextFull, EngineError
+from edge.gpu.load import first_gpu, load_on_gpu
 from edge.llama import llama
 from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
@@ -28,7 +29,6 @@ from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
 from edge.llm.states import States, held_bytes
 from edge.paging.budget import BudgetOptions, OtherUses
-from edge.paging.gpu_load import first_gpu, load_on_gpu
 from edge.paging.load import load_within
 from edge.paging.mapped import ModelInMemory, another_context, load_mapped
 from edge.paging.memory import MemoryNeed
@@ -126,30 +126,19 @@ class ModelRunner(Closing):
         """Load the model: mapped, or within the budget of the options."""
         if options.gpu_memory is not None and self._generates:
             return load_on_gpu(
-                self.file,
-                self.shape,
-                sizes,
-                options.gpu_memory,
-                first_gpu(),
-                threads=self.threads,
-                rows=new_batch,
-                hooks=hooks,
-                progress=progress,
+                self.file, self.shape, sizes, options.gpu_memory, first_gpu(), self.threads, new_batch, hooks, progress
             )
         if options.memory is None:
             return load_mapped(
-                self.path,
-                self.shape,
-                sizes,
+                self.path, self.shape, sizes,
                 adapters=self.adapters.files,
                 threads=self.threads,
                 repack=options.repack,
                 on_gpu=options.gpu_layers,
                 most_on_gpu=options.most_gpu_layers,
                 rows=new_batch if self._generates else None,
-                hooks=hooks,
-                progress=progress,
-            )
+                hooks=hooks, progress=progress,
+            )  # fmt: skip
         return load_within(
             self.file,
             self.shape,

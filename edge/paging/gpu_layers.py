@@ -16,8 +16,8 @@ from edge.llama import ggml, llama
 from edge.llama.llama import ContextSizes
 from edge.microbenchmark import BestTime, TimedTask, best_of, sample_s
 from edge.paging import memory
-from edge.paging.gpu_budget import GpuBudget
 from partition.model.model import ModelShape
+from partition.predict.gpu_memory import GpuBudget
 from partition.predict.hysteresis import BUSY_GPU_LAYERS, GPU_LAYERS, clearly_better
 from quant.text import age_text, bytes_text
 

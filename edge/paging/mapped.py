@@ -11,10 +11,10 @@ from edge.adapters.file import AdapterFile
 from edge.errors import EngineError
 from edge.llama import llama
 from edge.llama.hooks import Hook, NodeHooks
+from edge.llama.layer_stream import LayerStream
 from edge.llama.llama import ContextSizes
 from edge.paging import gpu_layers, memory
 from edge.paging.gpu_layers import GpuLayers
-from edge.paging.layer_stream import LayerStream
 from edge.paging.memory import MemoryNeed
 from edge.paging.weights import PagedWeights
 from partition.model.model import ModelShape

@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge.demo import MODEL_PATH
+from edge.gpu import load as gpu_load
+from edge.gpu.account import PRODUCTS, fixed_parts
 from edge.llama import ggml
 from edge.llama.buffers import Device
 from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.paging import gpu_load, memory
-from edge.paging.gpu_budget import PRODUCTS, fixed_parts
+from edge.paging import memory
 from edge.paging.gpu_layers import layer_sizes
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile

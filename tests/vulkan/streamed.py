@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from edge.gpu import load as gpu_load
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.paging import gpu_load
 
 PROMPT = list(range(264, 284))
 STEPS = 3

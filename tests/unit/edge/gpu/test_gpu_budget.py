@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.demo import MODEL_PATH
+from edge.gpu.account import fixed_parts, too_little
 from edge.llama.llama import ContextSizes
-from edge.paging.gpu_budget import GpuBudget, fixed_parts, share_out, too_little
 from edge.paging.gpu_layers import GpuLayers
 from partition.model.model import ModelShape
+from partition.predict.gpu_memory import GpuBudget, share_out
 from quant.gguf.file import GgufFile
 from quant.types import type_by_name
 
@@ -68,7 +69,9 @@ def test_parts_beside_the_layers() -> None:
 def test_too_little_names_the_parts_and_what_is_free() -> None:
     shape = ModelShape.from_gguf(GgufFile.open(MODEL_PATH))
     error = too_little(shape, {"head": 2 << 20, "two buffers": 5 << 20}, 6 << 20, 4 << 20)
-    assert "needs at least 7 MiB of the GPU's memory (head 2, two buffers 5), the budget has 6 and 4 are free" in str(error)
+    assert "needs at least 7 MiB of the GPU's memory (head 2, two buffers 5), the budget has 6 and 4 are free" in str(
+        error
+    )
 
 
 def test_it_is_in_what_commands_print() -> None:

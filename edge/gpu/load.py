@@ -11,17 +11,18 @@ import numpy as np
 from devices.probe import available_memory
 from devices.remembered import Remembered
 from edge.errors import EngineError
+from edge.gpu.account import BUFFERS, MARGIN_BYTES, PRODUCTS, fixed_parts, too_little
 from edge.llama import ggml, llama
 from edge.llama.buffers import CallerBuffer, Device
 from edge.llama.hooks import Hook, NodeHooks
+from edge.llama.layer_stream import HostWeight, Layer, LayerStream, copy_layer, place_layer
 from edge.llama.llama import ContextSizes
 from edge.microbenchmark import TimedTask, best_of, sample_s
 from edge.paging import memory
-from edge.paging.gpu_budget import BUFFERS, MARGIN_BYTES, PRODUCTS, GpuBudget, fixed_parts, share_out, too_little
 from edge.paging.gpu_layers import GpuLayers, measured_key
-from edge.paging.layer_stream import SLOTS, HostWeight, Layer, LayerStream, copy_layer, place_layer
 from edge.paging.mapped import ModelInMemory, check_generates_text
 from partition.model.model import ModelShape, block_of
+from partition.predict.gpu_memory import SLOTS, GpuBudget, share_out
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
@@ -47,11 +48,10 @@ def load_on_gpu(
     sizes: ContextSizes,
     budget: int,
     handle: int,
-    *,
     threads: int,
     rows: Rows,
-    hooks: Sequence[Hook] = (),
-    progress: Callable[[float], None] | None = None,
+    hooks: Sequence[Hook],
+    progress: Callable[[float], None] | None,
 ) -> ModelInMemory:
     """Load a model so that it never takes more than `budget` bytes of a device's memory.
 

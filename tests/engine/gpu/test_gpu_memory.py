@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError, NotEnoughMemory
+from edge.gpu import load as gpu_load
 from edge.llama import ggml
 from edge.llama.buffers import Device, DeviceBuffer
 from edge.llama.hooks import Hook
+from edge.llama.layer_stream import LayerStream
 from edge.llm.engine import Engine, ModelRunner
 from edge.llm.options import EngineOptions, reproducible
-from edge.paging import gpu_load
-from edge.paging.gpu_budget import GpuBudget
-from edge.paging.layer_stream import LayerStream
 from partition.architectures.table import ARCHITECTURES
+from partition.predict.gpu_memory import GpuBudget
 from tests.support.slices import synthetic
 from tests.support.thorough import thorough
 
@@ -91,7 +91,7 @@ def test_models_of_every_architecture(arch: str, tmp_path: Path) -> None:
 
 
 class Copies:
-    """What is copied and computed, as it happens."""
+    """Record copies, and check each against what computes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[int] = []
@@ -125,7 +125,7 @@ class Copies:
 def test_each_layer_is_copied_once_a_pass_while_the_one_before_computes(
     count: int, a_pass: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three, the second one has a buffer to itself."""
+    """The second of three has a buffer to itself."""
     options = with_streamed(MODEL_PATH, count)
     copies = Copies(monkeypatch)
     with Engine(MODEL_PATH, options) as engine:

@@ -14,8 +14,8 @@ from edge.errors import EngineError
 from edge.llama.buffers import Device, DeviceBuffer, Weight
 from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
+from partition.predict.gpu_memory import SLOTS
 
-SLOTS = 2  # one layer computes while the next arrives
 _LAYER_OUT = re.compile(r"l_out-(\d+)")  # the node of a layer that all others of it come before
 
 

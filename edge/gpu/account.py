@@ -1,15 +1,12 @@
-"""Division of a budget of a GPU's memory: which layers stay there, and which pass through two buffers."""
+"""Account of a budget of a GPU's memory: what is needed beside the layers, before any is there."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from edge.errors import NotEnoughMemory
 from edge.llama.llama import ContextSizes
-from edge.paging.layer_stream import SLOTS
 from edge.paging.memory import MIB, context_parts
 from partition.model.model import ModelShape, block_of
 from quant.gguf.file import GgufFile
@@ -20,41 +17,6 @@ _TABLE, _HEAD = "token_embd.weight", "output.weight"
 _COMPUTE = re.compile(r"(\S+) compute buffer size\s*=\s*([\d.]+) MiB")
 _PRODUCTS_BYTES = 64 * MIB  # a driver's, beside the rows of a pass
 _ROW_COPIES = 4  # a driver's, in floats, of the widest row of a product
-_LEAST_STREAMED = 3  # layers: one or two would take no less than the two buffers
-
-
-@dataclass(frozen=True)
-class GpuBudget:
-    """Division of a budget of a GPU's memory."""
-
-    budget: int  # bytes
-    parts: Mapping[str, int]  # bytes by part
-    streamed: tuple[int, ...]  # layers that pass through the buffers
-    least_rows: int  # of a pass that brings them there; in smaller ones the processor computes them
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli/chat.md says."""
-        return {
-            "budget_bytes": self.budget,
-            "total_bytes": sum(self.parts.values()),
-            "parts": dict(self.parts),
-            "streamed_layers": list(self.streamed),
-            "streamed_from_rows": self.least_rows,
-        }
-
-
-def share_out(layer_bytes: Mapping[int, int], room: int) -> tuple[int, ...] | None:
-    """Choose the layers to stream: as few as fit into `room` bytes with the others and the buffers, and evenly between
-    them, so that each has as long to arrive. (): all can stay. None: there is no room for the buffers."""
-    layers, total = sorted(layer_bytes), sum(layer_bytes.values())
-    if total <= room:
-        return ()
-    buffers = SLOTS * max(layer_bytes.values())
-    for count in range(min(_LEAST_STREAMED, len(layers)), len(layers) + 1):
-        streamed = tuple(layers[(2 * i + 1) * len(layers) // (2 * count)] for i in range(count))
-        if total - sum(layer_bytes[layer] for layer in streamed) + buffers <= room:
-            return streamed
-    return None
 
 
 def fixed_parts(
