@@ -1,6 +1,6 @@
 """Seconds of a prompt of 512 tokens within budgets of a GPU's memory, beside llama.cpp's own offload in the same bytes.
 
-    prompts.py [MODEL] [ROUNDS]
+    prompts.py [MODEL] [ROUNDS] [SHARES]
 
 llama.cpp has as many layers on the GPU as its dry run says, and copies each matrix of the others there for the prompt.
 Streamed layers pass through two buffers. Both are loaded anew in each round, and compute the prompt twice; the second
@@ -53,7 +53,7 @@ def main() -> None:
         return fixed_parts(file, shape, SIZES, memory.dry_run(path, SIZES, layers)[1], name)
 
     every = parts(-1)
-    for share in (0.25, 0.5):
+    for share in map(float, sys.argv[3:] or ("0.25", "0.5")):
         budget = sum(every.values()) + round((share + 2 / shape.n_layers) * sum(shape.layer_bytes))
         sizes, fit = layer_sizes(shape, SIZES), 0
         for layers in range(1, shape.n_layers + 2):
