@@ -33,7 +33,7 @@ MAX_SEED = 2**32 - 2
 QUANTIZE_MINUTES = 10.0
 # Fields of EngineOptions that are options of commands; a test holds that these are all that there are.
 ENGINE_OPTIONS = (
-    "context", "batch", "threads", "gpu_layers", "repack", "flash_attention", "kv_type",
+    "context", "batch", "threads", "gpu_layers", "gpu_memory", "repack", "flash_attention", "kv_type",
     "memory", "window", "io_threads", "io_chunk", "verify",
 )  # fmt: skip
 ANY_MODEL = "GGUF or ONNX file, a known name, or REPO:FILE (default: the bundled model)"
@@ -160,6 +160,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--force": {"action": "store_true", "help": "overwrite files"},
     "--gpu-layers": {"type": natural, "metavar": "N"},
+    "--gpu-memory": {"type": byte_size, "metavar": "SIZE"},
     "--input": {
         "action": "append", "metavar": "[NAME=]FILE",
         "help": "a picture, or a .npz file with an array for each ONNX input; may be given more than once",
@@ -225,6 +226,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add(group, "--affinity")
     option(group, "--batch N", "prompt tokens in one pass (default: 512; with --memory, measured)", positive_int)
     add(group, "--gpu-layers", help="layers on the GPU (default: as many as fit and pay)")
+    add(group, "--gpu-memory", help="most of a GPU's memory, such as 6GiB: layers that do not fit pass through it")
     add(group, "--kv-type", default="f16")
     group.add_argument("--flash-attention", choices=("auto", "on", "off"), default="auto")
     option(
@@ -234,12 +236,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
     )
     group = parser.add_argument_group("memory")
-    add(
-        group,
-        "--memory",
-        help="use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every token"
-        " (default: no limit)",
-    )
+    words = "use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every token"
+    add(group, "--memory", help=f"{words} (default: no limit)")
     option(group, "--window SIZE", "part of it that such weights pass through (default: measured)", byte_size)
     io_threads = argument(units.whole(1, MAX_IO_THREADS))
     option(group, "--io-threads N", "that read them (default: measured)", io_threads)
@@ -375,6 +373,8 @@ def options_of_chunks(args: argparse.Namespace) -> EngineOptions:
 
 def check_engine_arguments(args: argparse.Namespace) -> None:
     """Raise UsageError for engine options that do not go together."""
+    if args.gpu_memory is not None:
+        refuse(args, ("memory", "gpu_layers", "lora", "reproducible"), "does not go with --gpu-memory")
     if args.memory is None:
         about_budget = ("window", "io_threads", "io_chunk", "verify")
         refuse(args, about_budget, "is about a budget: give one with --memory SIZE")

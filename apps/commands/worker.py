@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--threads", help="default: one per physical core, of those of --affinity")
     add(parser, "--affinity", help="compute on these cores only, such as 0,2-3 (default: all)")
     add(parser, "--gpu-layers", help="most layers of a session on the GPU (default: as many as fit and pay)")
+    add(parser, "--gpu-memory", help="most of a GPU's memory that a session may use (default: all that is free)")
     option(parser, "--models DIR", "folder of model files: what is cut from one need not be sent", Path)
     option(
         parser,
@@ -96,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
                     credentials=folder if secure else None,
                     affinity=affinity,
                     gpu_layers=args.gpu_layers,
+                    gpu_memory=args.gpu_memory,
                     prefix_bytes=DEFAULT_BYTES if args.prefix_cache is None else args.prefix_cache,
                 ),
                 port=port,

@@ -22,6 +22,7 @@ def load(
     model: PathLike | None = None,
     *,
     memory: int | str | None = None,
+    gpu_memory: int | str | None = None,
     prefix_cache: int | str = 0,
     draft: PathLike = "off",
     draft_worker: str | None = None,
@@ -32,6 +33,7 @@ def load(
 
     model: a GGUF file, or REPO:FILE of the hub, which is fetched where it is not cached; None: the bundled one.
     memory: bytes, or a text such as "3GiB", that the whole process may take; what does not fit is read again and again.
+    gpu_memory: the same of a GPU's memory; layers that do not fit pass through two buffers there.
     prefix_cache: bytes, or a text, of disk space for what is computed of prompts: it is not computed again after a
     restart. draft: how tokens of single answers are drafted, several of which one pass checks: "ngram", "mtp", the
     file of a smaller model, "self", "auto" or "off". draft_worker: HOST or HOST:PORT of a worker that is to draft, by
@@ -49,6 +51,7 @@ def load(
         "prefix_cache": as_bytes(prefix_cache),
         "reproducible": reproducible,
         "memory": as_bytes(memory),
+        "gpu_memory": as_bytes(gpu_memory),
     }
     engine = Engine(path, engine_options(drafting, **how, **options))
     return model_with(drafting, engine, engine.close)

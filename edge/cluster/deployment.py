@@ -149,7 +149,8 @@ class Deployment(RankGroup):
                 f"the plan is for {plan.sizes}, and {file.path.name} has {limits(file).sizes}; make a new plan"
             )
         shape = ModelShape.from_gguf(file)
-        options = replace(options, memory=options.memory or plan.shard(0).memory)
+        if options.gpu_memory is None:
+            options = replace(options, memory=options.memory or plan.shard(0).memory)
         sequences, groups = options.sequences, groups_of(plan, options)
         if groups > sequences:
             raise EngineError(
@@ -310,7 +311,9 @@ def _state(rank: int, said: pb.LinkState) -> LinkState:
         raise WorkerError(f"rank {rank} says of its links what cannot be: {error}") from None
 
 
-_OF_A_DEVICE = frozenset({"threads", "gpu_layers", "memory", "window", "io_threads", "io_chunk", "verify"})
+_OF_A_DEVICE = frozenset(
+    {"threads", "gpu_layers", "gpu_memory", "memory", "window", "io_threads", "io_chunk", "verify"}
+)
 
 
 def _own(part: Part) -> dict[str, Any]:

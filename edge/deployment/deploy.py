@@ -134,6 +134,8 @@ def alone(path: Path, options: EngineOptions, plan: Plan, steps: Steps = SILENT,
     """Load the whole model on this device, as its plan says where `options` do not. pages: within a part of the free
     memory, where it is larger than that. The errors of Engine."""
     shard, free = plan.shard(0), available_memory()
+    if options.gpu_memory is not None:
+        return load(path, replace(options, threads=options.threads or shard.threads), steps)
     memory = options.memory or shard.memory
     if pages and memory is None and path.stat().st_size > free:
         memory = round(PAGED_SHARE * free)

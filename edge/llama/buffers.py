@@ -12,9 +12,9 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from edge.errors import EngineError
+from edge.errors import EngineError, NotEnoughMemory
 from edge.llama.address_space import AddressSpace
-from edge.llama.ggml import _ggml, _row_size, _Tensor, cpu_device, cpu_procedure
+from edge.llama.ggml import _ggml, _nbytes, _row_size, _Tensor, cpu_device, cpu_procedure, device_name
 from edge.llama.library import PINNED_VERSION
 from edge.llama.library import llama_cpp as L
 
@@ -22,6 +22,7 @@ ROW_GROUP = 32  # rows in a chunk that is laid out are a multiple of this; layou
 
 _P = C.c_void_p
 _Alloc = C.CFUNCTYPE(_P, _P, C.c_size_t)
+_GetName = C.CFUNCTYPE(_P, _P)
 _InitTensor = C.CFUNCTYPE(C.c_int, _P, _P)
 _SetTensor = C.CFUNCTYPE(None, _P, _P, _P, C.c_size_t, C.c_size_t)
 
@@ -34,6 +35,13 @@ _alloc_buffer = _ggml("ggml_backend_buft_alloc_buffer", _P, _P, C.c_size_t)
 _init_tensor = _ggml("ggml_backend_buffer_init_tensor", C.c_int, _P, _P)
 _tensor_set = _ggml("ggml_backend_tensor_set", None, _P, _P, C.c_size_t, C.c_size_t)
 _type_size = _ggml("ggml_type_size", C.c_size_t, C.c_int)
+_device_type = _ggml("ggml_backend_dev_buffer_type", _P, _P)
+_device_host_type = _ggml("ggml_backend_dev_host_buffer_type", _P, _P)
+_alignment = _ggml("ggml_backend_buft_get_alignment", C.c_size_t, _P)
+_alloc_size = _ggml("ggml_backend_buft_get_alloc_size", C.c_size_t, _P, _P)
+_set_usage = _ggml("ggml_backend_buffer_set_usage", None, _P, C.c_int)
+_free_buffer = _ggml("ggml_backend_buffer_free", None, _P)
+_WEIGHTS = 1  # usage of a buffer: products run on the device that has it
 
 
 class _BufferType(C.Structure):
@@ -112,6 +120,19 @@ class Weight:
             t.data = address
             t.buffer, t.extra = (_repack_buffer(), self._traits) if repacked else (self._plain, None)
 
+    def place(self, buffer: DeviceBuffer, offset: int) -> None:
+        """Let the weight lie `offset` bytes into a device's buffer, for graphs made from now on. Nothing is copied."""
+        for t in (self._tensor, *self._twins):
+            t.data, t.buffer, t.extra = buffer.address + offset, buffer.handle, None
+
+    def copy_from(self, source: int) -> None:
+        """Copy the weight from an address of this machine's memory to where it was placed, and wait for that. Runs
+        without the interpreter's lock. EngineError if the device keeps weights in a form of its own."""
+        address, t = self.address, self._tensor
+        if _init_tensor(t.buffer, address) or t.extra:
+            raise EngineError(f"this GPU cannot have {self.name} copied into a buffer; use --gpu-layers")
+        _tensor_set(address, source, 0, _nbytes(address))
+
     def replace(self, type_id: int, address: int) -> Callable[[], None]:
         """Replace the weight from the next node on by the data at `address`, of another ggml type, until the returned
         function is called. The weight must not be repacked."""
@@ -150,25 +171,79 @@ class Weight:
         return part
 
 
+class DeviceBuffer:
+    """Memory that a device computes from, or page-locked memory of this machine that it copies from."""
+
+    def __init__(self, kind: int, n_bytes: int, name: str) -> None:
+        self.handle = _alloc_buffer(kind, n_bytes)
+        if not self.handle:
+            raise NotEnoughMemory(f"{name} has no {n_bytes / 2**20:,.0f} MiB more; use a smaller --gpu-memory")
+        self.address, self.n_bytes = int(_get_base(self.handle)), n_bytes
+        _set_usage(self.handle, _WEIGHTS)
+
+    def view(self) -> memoryview:
+        """Its bytes, writable, where it is page-locked memory of this machine. Valid until `close`."""
+        return memoryview((C.c_char * self.n_bytes).from_address(self.address)).cast("B")
+
+    def close(self) -> None:
+        """Free the memory."""
+        _free_buffer(self.handle)
+
+
+class Device:
+    """A device of ggml that weights are brought to."""
+
+    def __init__(self, handle: int) -> None:
+        self.name = device_name(handle)
+        self._kind = _device_type(handle)
+        self._host_kind = _device_host_type(handle) or _cpu_type()
+        self._alignment = int(_alignment(self._kind))
+
+    @property
+    def buffer_name(self) -> str:
+        """Name of its buffers in llama.cpp's log."""
+        return bytes(_type_name(self._kind)).decode()
+
+    def span(self, weight: Weight) -> int:
+        """Bytes that a weight takes there, up to where the next may begin."""
+        n_bytes = int(_alloc_size(self._kind, weight.address))
+        return -(-n_bytes // self._alignment) * self._alignment
+
+    def allocate(self, n_bytes: int) -> DeviceBuffer:
+        """Return so much of its memory. NotEnoughMemory."""
+        return DeviceBuffer(self._kind, n_bytes, self.name)
+
+    def allocate_host(self, n_bytes: int) -> DeviceBuffer:
+        """Return so much of this machine's memory, page-locked where the driver does that. NotEnoughMemory."""
+        return DeviceBuffer(self._host_kind, n_bytes, "this machine")
+
+
 class CallerBuffer:
     """A buffer type that notes the tensors of a model and gives them addresses, but no memory."""
 
-    def __init__(self) -> None:
-        """Raise EngineError if this build of ggml lays its buffers out differently."""
+    def __init__(self, pattern: bytes = b".*") -> None:
+        """pattern: a regular expression that occurs in the names of the tensors. Raise EngineError if this build of
+        ggml lays its buffers out differently."""
         self.weights: dict[str, Weight] = {}
         self.is_ordinary = False  # what comes from now on is no weight of the model, and has memory
         self._spaces: list[AddressSpace] = []
-        self._callbacks = (_Alloc(self._allocate), _InitTensor(self._note), _SetTensor(lambda *_: None))
-        allocate, self._init, self._set = (C.cast(callback, _P).value for callback in self._callbacks)
+        self._name = C.create_string_buffer(b"Edge")  # llama.cpp tells types apart by their names
+        self._callbacks = (
+            _Alloc(self._allocate),
+            _InitTensor(self._note),
+            _SetTensor(lambda *_: None),
+            _GetName(lambda _: C.addressof(self._name)),
+        )
+        allocate, self._init, self._set, get_name = (C.cast(callback, _P).value for callback in self._callbacks)
         self._type = _BufferType.from_buffer_copy(_BufferType.from_address(_cpu_type()))
         if C.CFUNCTYPE(C.c_char_p, _P)(self._type.get_name)(_cpu_type()) != _type_name(_cpu_type()):
             raise _other_layout()
-        self._type.alloc_buffer = allocate
-        self._overrides = (_Override * 2)(_Override(b".*", C.addressof(self._type)), _Override(None, None))
+        self._type.alloc_buffer, self._type.get_name = allocate, get_name
+        self._overrides = (_Override * 2)(_Override(pattern, C.addressof(self._type)), _Override(None, None))
 
     @property
     def overrides(self) -> int:
-        """Return the address of overrides for llama.cpp's model parameters: all tensors are of this buffer type."""
+        """Return the address of overrides for llama.cpp's model parameters: its tensors are of this buffer type."""
         return C.addressof(self._overrides)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import ctypes as C
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -322,13 +322,21 @@ def gpu_names() -> list[str]:
     ]
 
 
-def gpu_free_bytes() -> int | None:
-    """Bytes that are free on the GPUs that llama.cpp uses: on those with memory of their own, else on those without.
-    None if a driver does not tell."""
-    used = next((devices for kind in _GPU_DEVICES if (devices := _devices(kind))), [])
+def gpu_devices() -> list[int]:
+    """ggml's handles of the GPUs that llama.cpp uses: those with memory of their own, else those without."""
+    return next((devices for kind in _GPU_DEVICES if (devices := _devices(kind))), [])
+
+
+def device_name(device: int) -> str:
+    """ggml's name of a device: "Vulkan0"."""
+    return bytes(_device_name(device)).decode(errors="replace")
+
+
+def gpu_free_bytes(devices: Sequence[int] | None = None) -> int | None:
+    """Bytes that are free on `devices`, or on the GPUs that llama.cpp uses. None if a driver does not tell."""
     free, total = C.c_size_t(), C.c_size_t()
     free_bytes = 0
-    for device in used:
+    for device in gpu_devices() if devices is None else devices:
         _device_memory(device, C.byref(free), C.byref(total))
         if not total.value:
             return None

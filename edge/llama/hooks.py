@@ -72,6 +72,10 @@ class NodeHooks:
         finally:
             self.end(completed)
 
+    def forget(self) -> None:
+        """Learn all graphs anew: hooks may want other nodes from now on."""
+        self._cache.clear()
+
     def begin(
         self,
         rows: int,

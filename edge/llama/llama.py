@@ -132,6 +132,7 @@ class Model:
         params.load_mtp = predictors
         if own is not None:
             params.tensor_buft_overrides = own.overrides
+            params.split_mode = L.LLAMA_SPLIT_MODE_NONE  # its weights are brought to one GPU
         self.path = os.path.abspath(path)
         self.at_close = ExitStack()  # what is made of this model, and ends with it
         self.own_memory = own  # llama.cpp points into it

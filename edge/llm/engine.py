@@ -18,6 +18,7 @@ from edge.adapters.loaded import LoadedAdapters
 from edge.closing import Closing
 from edge.constraints.constraint import Mask
 from edge.errors import ContextFull, EngineError
+from edge.gpu.load import first_gpu, load_on_gpu
 from edge.llama import llama
 from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
@@ -127,20 +128,21 @@ class ModelRunner(Closing):
         embeddings: bool,
     ) -> ModelInMemory:
         """Load the model: mapped, or within the budget of the options."""
+        if options.gpu_memory is not None and self._generates:
+            return load_on_gpu(
+                self.file, self.shape, sizes, options.gpu_memory, first_gpu(), self.threads, new_batch, hooks, progress
+            )
         if options.memory is None:
             return load_mapped(
-                self.path,
-                self.shape,
-                sizes,
+                self.path, self.shape, sizes,
                 adapters=self.adapters.files,
                 threads=self.threads,
                 repack=options.repack,
                 on_gpu=options.gpu_layers,
                 most_on_gpu=options.most_gpu_layers,
                 rows=new_batch if self._generates else None,
-                hooks=hooks,
-                progress=progress,
-            )
+                hooks=hooks, progress=progress,
+            )  # fmt: skip
         return load_within(
             self.file,
             self.shape,
@@ -166,9 +168,11 @@ class ModelRunner(Closing):
         if outputs > self.outputs:  # ggml would abort
             raise EngineError(f"{outputs} rows are to give logits, the engine was made for {self.outputs}; set outputs")
         self.states.attention.before(int(rows.positions[n - 1]) + 1)
-        paging, hooks = self.paging, self._loaded.hooks
+        paging, stream, hooks = self.paging, self._loaded.stream, self._loaded.hooks
         if paging is not None:
             paging.begin(rows, n)
+        if stream is not None:
+            stream.begin(n)
         if hooks is None:
             self._context.decode(rows, n)
         else:

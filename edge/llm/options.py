@@ -59,6 +59,7 @@ class EngineOptions:
     follows_load: bool = False  # of these, those that others leave free; answers are then not the same to the last bit
     gpu_layers: int | None = None  # None: where the build has a GPU, as many as fit and pay there, else 0
     most_gpu_layers: int | None = None  # that a device lends, where gpu_layers is None
+    gpu_memory: int | None = None  # bytes of a GPU's memory: layers that do not fit pass through two buffers there
     repack: bool | None = None  # lay weights out for this CPU; None: where they fit in memory
     flash_attention: str = "auto"  # auto: the faster, where it was measured; on, off
     attention_window: int | None = None  # tokens at the end of a history that stay, beside its first SINKS; None: all
@@ -88,6 +89,7 @@ class EngineOptions:
             ("threads", self.threads, 1, MAX_THREADS),
             ("gpu_layers", self.gpu_layers, 0, MAX_GPU_LAYERS),
             ("most_gpu_layers", self.most_gpu_layers, 0, MAX_GPU_LAYERS),
+            ("gpu_memory", self.gpu_memory, 1, MAX_BYTES),
             ("memory", self.memory, 1, MAX_BYTES),
             ("reserved", self.reserved, 0, MAX_BYTES),
             ("draft_bytes", self.draft_bytes, 0, self.reserved),
@@ -107,6 +109,10 @@ class EngineOptions:
             raise EngineError("window, io_threads, io_chunk and verify are about a budget; give one with memory")
         if self.memory is not None and self.gpu_layers:
             raise EngineError("a memory budget is of this machine's own memory; leave gpu_layers out, or the budget")
+        if self.gpu_memory is not None:
+            others = [name for name in ("memory", "gpu_layers", "lora") if getattr(self, name) not in (None, ())]
+            if others:
+                raise EngineError(f"gpu_memory decides what the GPU has; leave it out, or {' and '.join(others)}")
         if self.flash_attention not in llama.FLASH_ATTENTION:
             raise EngineError(f"flash_attention must be auto, on or off, it is {self.flash_attention!r:.80}")
 
@@ -151,6 +157,10 @@ def reproducible(options: EngineOptions) -> EngineOptions:
         raise EngineError(
             "with a prefix cache a prompt is computed in other portions from run to run; reproducible answers need"
             " prefix_cache=0"
+        )
+    if options.gpu_memory is not None:
+        raise EngineError(
+            "with gpu_memory it is measured which passes the GPU computes; reproducible answers need it left out"
         )
     return replace(
         options,

@@ -17,6 +17,7 @@ from edge.llama.llama import ContextSizes
 from edge.microbenchmark import BestTime, TimedTask, best_of, sample_s
 from edge.paging import memory
 from partition.model.model import ModelShape
+from partition.predict.gpu_memory import GpuBudget
 from partition.predict.hysteresis import BUSY_GPU_LAYERS, GPU_LAYERS, clearly_better
 from quant.text import age_text, bytes_text
 
@@ -35,6 +36,7 @@ class GpuLayers:
     layers: int
     total: int
     why: str
+    budget: GpuBudget | None = None  # of the GPU's memory
 
     @property
     def native(self) -> int:
@@ -47,7 +49,8 @@ class GpuLayers:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as docs/cli/chat.md says."""
-        return {"layers": self.layers, "of": self.total, "why": self.why}
+        budget = {"budget": self.budget.to_json()} if self.budget else {}
+        return {"layers": self.layers, "of": self.total, "why": self.why, **budget}
 
 
 def for_model(
@@ -116,7 +119,7 @@ def choose(
     for fewer in sorted({fit // 2, 0}, reverse=True):
         if sum(sizes_of_layers[fewer:]) <= available():  # what is read from disk for every token is not worth a try
             candidates.append(fewer)
-    cache, key = Remembered("gpu-layers"), measured_key(shape, sizes, threads, candidates)
+    cache, key = Remembered("gpu-layers"), measured_key(shape, sizes, threads, str(candidates))
     remembered = cache.get(key)
     times, age_s = (_read(remembered[0], candidates), remembered[1]) if remembered else (None, 0.0)
     if times is None:
@@ -207,9 +210,9 @@ def _busy(times: Times) -> bool:
     return any(figure.busy for figure in times.values())
 
 
-def measured_key(shape: ModelShape, sizes: ContextSizes, threads: int, candidates: list[int]) -> str:
-    """Return the key of what tokens of a model of this shape take on this device, with each of the candidates."""
-    # Loaded only here: they take a while.
+def measured_key(shape: ModelShape, sizes: ContextSizes, threads: int, candidates: str) -> str:
+    """Key of times of a model of this shape on this device and its GPU, by what was tried."""
+    # Loaded with a GPU only: they take a while.
     from devices.names import host_name
     from devices.profile import describe
     from edge.version import version
@@ -222,7 +225,7 @@ def measured_key(shape: ModelShape, sizes: ContextSizes, threads: int, candidate
         llama_cpp=version("llama-cpp-python"),
     )
     # Models of equal shapes take equal times, whatever they are called.
-    described = [repr(replace(shape, name="")), sizes.kv.name, sizes.flash_attention, str(candidates)]
+    described = [repr(replace(shape, name="")), sizes.kv.name, sizes.flash_attention, candidates]
     return key_of(described, device)
 
 

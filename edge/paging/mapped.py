@@ -11,6 +11,7 @@ from edge.adapters.file import AdapterFile
 from edge.errors import EngineError
 from edge.llama import llama
 from edge.llama.hooks import Hook, NodeHooks
+from edge.llama.layer_stream import LayerStream
 from edge.llama.llama import ContextSizes
 from edge.paging import gpu_layers, memory
 from edge.paging.gpu_layers import GpuLayers
@@ -31,6 +32,7 @@ class ModelInMemory:
     closing: ExitStack  # frees it all
     gpu_layers: GpuLayers | None = None  # without a GPU, or under a budget
     weights: PagedWeights | None = None  # under a budget; None where llama.cpp holds them
+    stream: LayerStream | None = None  # layers that do not stay in a GPU's memory
 
 
 def load_mapped(
@@ -75,10 +77,10 @@ def load_mapped(
 def another_context(loaded: ModelInMemory, threads: int, hooks: Sequence[Hook]) -> ModelInMemory:
     """Make another context of the same sizes over a model that is loaded, to be closed before it. EngineError where
     weights are paged: they are brought to where the graphs of one context read them."""
-    if loaded.weights is not None and loaded.weights.hooks():
+    if loaded.stream is not None or (loaded.weights is not None and loaded.weights.hooks()):
         raise EngineError(
             "two groups of requests need all weights in memory, and a budget has no room for them here; leave out"
-            " --groups, or give a larger --memory, there or here"
+            " --groups, or give a larger --memory or --gpu-memory, there or here"
         )
     node_hooks = NodeHooks(hooks) if hooks else None
     on_node = node_hooks.callback if node_hooks else None

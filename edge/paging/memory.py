@@ -59,10 +59,10 @@ def need(path: str | os.PathLike[str], sizes: ContextSizes) -> MemoryNeed:
     return MemoryNeed({"weights": weights, **parts, **_adapters(sizes), "runtime": own_rss()}, available_memory())
 
 
-def dry_run(path: str | os.PathLike[str], sizes: ContextSizes) -> tuple[int, list[str]]:
+def dry_run(path: str | os.PathLike[str], sizes: ContextSizes, gpu_layers: int = 0) -> tuple[int, list[str]]:
     """(bytes of weights, what llama.cpp logs) of loading a model and making a context without taking their memory."""
     with llama.captured_log() as lines:
-        model = llama.Model(path, allocate=False, predictors=sizes.predicts)
+        model = llama.Model(path, allocate=False, gpu_layers=gpu_layers, predictors=sizes.predicts)
         try:
             llama.Context(model, replace(sizes, batch=min(sizes.batch, sizes.context))).close()
             return model.n_bytes, lines

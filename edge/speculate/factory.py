@@ -213,7 +213,12 @@ def speculation(
             partial(ModelDrafts, device, DraftPace(), clock), file.path.name, 1, device=device, clock=clock
         )
     budgeted = engine.paging is not None
-    options = EngineOptions(context=engine.context, threads=engine.threads, repack=False if budgeted else None)
+    options = EngineOptions(
+        context=engine.context,
+        threads=engine.threads,
+        repack=False if budgeted else None,
+        gpu_layers=0 if engine.gpu_layers and engine.gpu_layers.budget else None,
+    )
     small = GreedyDrafter(enter(Engine(draft, options)))
     return Speculation(partial(ModelDrafts, small, DraftPace(), clock), draft.name, 1, clock=clock)
 

@@ -1,4 +1,4 @@
-"""Resource limits of an engine process: cores, threads, GPU layers. Passed on its command line."""
+"""Resource limits of an engine process: cores, threads, layers and bytes of the GPU. Passed on its command line."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class ResourceLimits:
     threads: int
     affinity: tuple[int, ...] = ()  # cores to compute on; empty: all that the daemon may use
     gpu_layers: int | None = None  # most layers on the GPU; None: no limit
+    gpu_memory: int | None = None  # most bytes of its memory; None: no limit
 
     def options(self) -> list[str]:
         """Return the limits as options of a command line."""
@@ -25,12 +26,14 @@ class ResourceLimits:
             options += ["--affinity", cores_text(self.affinity)]
         if self.gpu_layers is not None:
             options += ["--gpu-layers", str(self.gpu_layers)]
+        if self.gpu_memory is not None:
+            options += ["--gpu-memory", str(self.gpu_memory)]
         return options
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> ResourceLimits:
         """Return the limits of a command line that a parser with `add_arguments` read."""
-        return cls(args.threads, args.affinity, args.gpu_layers)
+        return cls(args.threads, args.affinity, args.gpu_layers, args.gpu_memory)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--affinity", type=parse_cores, default=())
     parser.add_argument("--gpu-layers", type=int)
+    parser.add_argument("--gpu-memory", type=int)
 
 
 def compute_on(cores: Sequence[int]) -> None:

@@ -175,11 +175,14 @@ def _check_limit(need: MemoryNeed, limit: int) -> None:
 
 
 def limit_options(options: EngineOptions, limits: ResourceLimits) -> EngineOptions:
-    """Return the options with no more threads and GPU layers than the limits allow."""
+    """Return the options with no more threads, GPU layers and bytes of its memory than the limits allow."""
     requested, most = options.gpu_layers, limits.gpu_layers
+    threads = min(options.threads or limits.threads, limits.threads)
+    if limits.gpu_memory is not None and options.memory is None and 0 not in (requested, most):
+        return replace(options, threads=threads, gpu_layers=None, gpu_memory=limits.gpu_memory)
     return replace(
         options,
-        threads=min(options.threads or limits.threads, limits.threads),
+        threads=threads,
         gpu_layers=requested if requested is None or most is None else min(requested, most),
         most_gpu_layers=most,
     )

@@ -57,6 +57,7 @@ class WorkerOptions:
     credentials: Path | None  # their folder, if mutual TLS is used
     affinity: tuple[int, ...] = ()  # cores that sessions may use; empty: all that the daemon may use
     gpu_layers: int | None = None  # most layers that a session may put on the GPU; None: no limit
+    gpu_memory: int | None = None  # most bytes of a GPU's memory that a session may use; None: no limit
     prefix_bytes: int = DEFAULT_BYTES  # of the prefix cache for the owner; 0: none
 
 
@@ -69,7 +70,7 @@ class Worker:
         self._limiter = limiter
         self._store = store
         self._digests = digests
-        limits = ResourceLimits(options.threads, options.affinity, options.gpu_layers)
+        limits = ResourceLimits(options.threads, options.affinity, options.gpu_layers, options.gpu_memory)
         self._sessions = Sessions(
             store, options.host, options.credentials, limits, options.memory_limit_bytes, options.prefix_bytes
         )

@@ -19,9 +19,9 @@ if ! command -v glslc >/dev/null || ! command -v cmake >/dev/null || [ ! -e "$dr
 fi
 version=$(PYTHONPATH=$root "$python" -c 'from edge.llama.ggml import PINNED_VERSION as version; print(version)')
 library=$folder/llama.cpp-$version
-if [ ! -d "$library" ]; then # once: half an hour, most of it shaders
-    echo "building llama.cpp of llama-cpp-python $version with Vulkan" >&2
-    work=$(mktemp -d "$folder/build.XXXXXX")
+include=$folder/headers-1.4.309
+if [ ! -d "$include" ]; then
+    work=$(mktemp -d "$folder/headers.XXXXXX")
     trap 'rm -rf "$work"' EXIT
     echo "$headers" | while read -r digest path; do
         [ -n "$digest" ] || continue
@@ -29,6 +29,13 @@ if [ ! -d "$library" ]; then # once: half an hour, most of it shaders
         echo "$digest  $work/headers.deb" | sha256sum --check --quiet
         dpkg-deb --extract "$work/headers.deb" "$work/headers"
     done
+    mv "$work/headers" "$include"
+    rm -rf "$work"
+fi
+if [ ! -d "$library" ]; then # once: half an hour, most of it shaders
+    echo "building llama.cpp of llama-cpp-python $version with Vulkan" >&2
+    work=$(mktemp -d "$folder/build.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
     "$python" -m pip download --quiet --no-deps --no-binary llama-cpp-python --dest "$work" "llama-cpp-python==$version"
     tar -xzf "$work"/llama_cpp_python-*.tar.gz -C "$work"
     loader=$(/sbin/ldconfig -p | awk '/libvulkan\.so\.1/ { print $NF; exit }')
@@ -36,15 +43,17 @@ if [ ! -d "$library" ]; then # once: half an hour, most of it shaders
         -DBUILD_SHARED_LIBS=ON -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON -DCMAKE_INSTALL_RPATH='$ORIGIN' \
         -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF \
         -DLLAMA_BUILD_SERVER=OFF -DLLAMA_CURL=OFF -DGGML_VULKAN=ON \
-        -DVulkan_INCLUDE_DIR="$work/headers/usr/include" -DVulkan_LIBRARY="$loader" \
+        -DVulkan_INCLUDE_DIR="$include/usr/include" -DVulkan_LIBRARY="$loader" \
         -DVulkan_GLSLC_EXECUTABLE="$(command -v glslc)" \
-        -DSPIRV-Headers_DIR="$work/headers/usr/share/cmake/SPIRV-Headers" >"$folder/cmake.log"
+        -DSPIRV-Headers_DIR="$include/usr/share/cmake/SPIRV-Headers" >"$folder/cmake.log"
     cmake --build "$work/build" --target llama --parallel "${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}" >"$folder/build.log"
     mkdir "$work/lib"
     cp -a "$work"/build/bin/lib*.so* "$work/lib"
     mv "$work/lib" "$library"
+    rm -rf "$work"
 fi
+cc -shared -fPIC -O1 -Wall -I "$include/usr/include" -o "$folder/discrete.so" "$here/discrete.c" -ldl
 # llama.cpp leaves devices out that are processors, unless one is named.
-export LLAMA_CPP_LIB_PATH=$library VK_DRIVER_FILES=$driver GGML_VK_VISIBLE_DEVICES=0 PYTHONPATH=$root
+export EDGE_VK_DISCRETE=$folder/discrete.so LLAMA_CPP_LIB_PATH=$library VK_DRIVER_FILES=$driver GGML_VK_VISIBLE_DEVICES=0 PYTHONPATH=$root
 cd "$root"
 exec "$python" -m pytest -n 0 "$here/gpu_paths.py" "$@"

@@ -1,5 +1,6 @@
 """Cores as people write them, and keeping to some of them."""
 
+import argparse
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from devices.cores import check_cores, cores_text, parse_cores, pin_to_cores, us
 from edge.errors import EdgeError
 from edge.llm.options import EngineOptions
 from edge.worker import load
-from edge.worker.limits import ResourceLimits, compute_on
+from edge.worker.limits import ResourceLimits, add_arguments, compute_on
 
 pinning = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not let programs choose")
 
@@ -78,3 +79,21 @@ def test_no_more_layers_on_the_gpu_than_are_lent(asked: int | None, most: int | 
     options = load.limit_options(EngineOptions(gpu_layers=asked), ResourceLimits(2, gpu_layers=most))
     assert (options.gpu_layers, options.most_gpu_layers) == (used, most)
     assert options.threads == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "most", "used"),
+    [
+        (EngineOptions(), None, 7),
+        (EngineOptions(gpu_layers=3), None, 7),  # as many as fit into what is lent
+        (EngineOptions(memory=1 << 30), None, None),  # of the machine: the processor computes
+        (EngineOptions(gpu_layers=0), None, None),
+        (EngineOptions(), 0, None),
+    ],
+)
+def test_no_more_memory_of_the_gpu_than_is_lent(options: EngineOptions, most: int | None, used: int | None) -> None:
+    limits = ResourceLimits(2, gpu_layers=most, gpu_memory=7)
+    assert load.limit_options(options, limits).gpu_memory == used
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert ResourceLimits.from_args(parser.parse_args(limits.options())) == limits

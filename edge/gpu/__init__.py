@@ -1,0 +1,1 @@
+"""A model within a budget of a GPU's memory."""

@@ -1,0 +1,212 @@
+"""A model loaded within a budget of a GPU's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from devices.probe import available_memory
+from devices.remembered import Remembered
+from edge.errors import EngineError
+from edge.gpu.account import BUFFERS, MARGIN_BYTES, PRODUCTS, fixed_parts, too_little
+from edge.llama import ggml, llama
+from edge.llama.buffers import CallerBuffer, Device
+from edge.llama.hooks import Hook, NodeHooks
+from edge.llama.layer_stream import HostWeight, Layer, LayerStream, copy_layer, place_layer
+from edge.llama.llama import ContextSizes
+from edge.microbenchmark import TimedTask, best_of, sample_s
+from edge.paging import memory
+from edge.paging.gpu_layers import GpuLayers, measured_key
+from edge.paging.mapped import ModelInMemory, check_generates_text
+from partition.model.model import ModelShape, block_of
+from partition.predict.gpu_memory import SLOTS, GpuBudget, share_out
+from quant.gguf.file import GgufFile
+from quant.text import bytes_text
+
+_ROWS = (1, 4, 16, 64, 256)  # of passes that are timed with the streamed layers on the GPU, and on the processor
+_ALIGNED = 64  # bytes; the processor's kernels read so many at once
+Rows = Callable[[int], llama.Batch]
+
+
+def first_gpu() -> int:
+    """Return ggml's handle of the first GPU. EngineError if there is none."""
+    gpus = ggml.gpu_devices() if llama.has_gpu() else []
+    if not gpus:
+        raise EngineError(
+            "a GPU's memory was to be used, but this build of llama.cpp finds no GPU; leave --gpu-memory out, or"
+            " install llama-cpp-python built for the GPU"
+        )
+    return gpus[0]
+
+
+def load_on_gpu(
+    file: GgufFile,
+    shape: ModelShape,
+    sizes: ContextSizes,
+    budget: int,
+    handle: int,
+    threads: int,
+    rows: Rows,
+    hooks: Sequence[Hook],
+    progress: Callable[[float], None] | None,
+) -> ModelInMemory:
+    """Load a model so that it never takes more than `budget` bytes of a device's memory.
+
+    handle: ggml's, of the device. rows: makes a batch of so many rows, as the model takes them. NotEnoughMemory with
+    the least budget and what it is made of; the errors of llama.cpp.
+    """
+    llama.initialise()
+    is_gpu = handle != ggml.cpu_device()
+    on_gpu = -1 if is_gpu else 0
+    need = memory.check(file.path, shape, sizes)
+    device, free = Device(handle), ggml.gpu_free_bytes([handle]) if is_gpu else None
+    have = budget if free is None else min(budget, free)
+    parts = fixed_parts(file, shape, sizes, memory.dry_run(file.path, sizes, on_gpu)[1], device.buffer_name)
+    with ExitStack() as closing:
+        own = CallerBuffer(rb"^blk\.")
+        closing.callback(own.close)
+        buffers = closing.enter_context(ExitStack())  # freed after the model
+        model = llama.Model(file.path, gpu_layers=on_gpu, repack=False, own=own, progress=progress)
+        closing.callback(model.close)
+        check_generates_text(model, file.path)
+        layers = _layers(file, own)
+        layer_bytes = {n: sum(device.span(part.weight) for part in layer) for n, layer in layers.items()}
+        largest = max(layer_bytes.values())
+
+        def choose(parts: dict[str, int]) -> tuple[int, ...]:
+            chosen = share_out(layer_bytes, have - sum(parts.values()))
+            if chosen is None:
+                raise too_little(shape, parts | {BUFFERS: SLOTS * largest}, budget, free)
+            return chosen
+
+        def stay(layer: int) -> None:
+            buffer = device.allocate(layer_bytes[layer])
+            buffers.callback(buffer.close)
+            place_layer(layers[layer], device, buffer)
+            copy_layer(layers[layer])
+
+        streamed = choose(parts)
+        stream = LayerStream(device, largest) if streamed else None
+        if stream is not None:
+            buffers.callback(stream.close)
+            stream.stream(layers)  # all of them, until it is known what the driver takes
+            stream.begin(sizes.batch)  # the context reserves for passes with the layers on the device
+        else:
+            for layer in layers:
+                stay(layer)
+        all_hooks = (*stream.hooks(), *hooks) if stream else tuple(hooks)
+        node_hooks = NodeHooks(all_hooks) if all_hooks else None
+        on_node = node_hooks.callback if node_hooks else None
+        context = llama.Context(model, sizes, threads=threads, on_node=on_node)
+        closing.callback(context.close)
+        least_rows = 1
+        if stream is not None and node_hooks is not None:
+            passes = _Passes(context, node_hooks, stream, rows)
+            passes.run(sizes.batch)
+            if free is not None and (used := free - (ggml.gpu_free_bytes([handle]) or free)) > 0:
+                others = sum(parts.values()) - parts[PRODUCTS] + SLOTS * largest
+                parts[PRODUCTS] = max(0, used - others) + MARGIN_BYTES
+            streamed = choose(parts)
+            stream.stream({n: _page_locked(layers[n], device, buffers) for n in streamed})
+            if streamed:
+                parts[BUFFERS] = SLOTS * largest
+            else:
+                stream.close()  # its buffers make room for the last layers
+            for layer in layers:
+                if layer not in streamed:
+                    stay(layer)
+            if streamed:
+                least_rows = _measured(passes, shape, sizes, threads, streamed)
+            passes.use(least_rows)
+            context.kv_clear()
+        parts["layers"] = sum(n for layer, n in layer_bytes.items() if layer not in streamed)
+        chosen = GpuBudget(budget, parts, streamed, least_rows)
+        on_device = GpuLayers(len(layers) - len(streamed) + 1, len(layers) + 1, _why(chosen, sizes.batch), chosen)
+        return ModelInMemory(
+            model, context, sizes, node_hooks, need, closing.pop_all(), gpu_layers=on_device, stream=stream
+        )
+
+
+def _layers(file: GgufFile, own: CallerBuffer) -> dict[int, Layer]:
+    """Return the weights of each layer, with their bytes as the file has them."""
+    layers: dict[int, list[HostWeight]] = {}
+    for name, weight in own.weights.items():
+        layer = block_of(name)
+        assert layer is not None
+        layers.setdefault(layer, []).append(HostWeight(weight, np.frombuffer(file.data(name), np.uint8)))
+    return dict(layers)
+
+
+def _page_locked(layer: Layer, device: Device, buffers: ExitStack) -> Layer:
+    """Return a layer in memory that the device copies from fastest; as it is, where that has no room."""
+    spans = [-(-len(part.data) // _ALIGNED) * _ALIGNED for part in layer]
+    if sum(spans) > available_memory():
+        return layer
+    buffer = device.allocate_host(sum(spans))
+    buffers.callback(buffer.close)
+    to, at, moved = np.frombuffer(buffer.view(), np.uint8), 0, []
+    for part, span in zip(layer, spans, strict=True):
+        to[at : at + len(part.data)] = part.data
+        moved.append(HostWeight(part.weight, to[at : at + len(part.data)]))
+        at += span
+    return moved
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Passes over any rows, before those of a person."""
+
+    context: llama.Context
+    hooks: NodeHooks
+    stream: LayerStream
+    rows: Rows
+
+    def run(self, n: int, outputs: int = 1) -> None:
+        """Compute a pass of `n` rows of one sequence, from its beginning on."""
+        batch = self.rows(n)
+        batch.positions[:] = range(n)
+        batch.outputs[n - 1] = outputs
+        self.context.kv_clear()
+        self.stream.begin(n)
+        self.hooks.decode(self.context, batch, n, outputs)
+        self.context.wait()
+
+    def use(self, least_rows: int) -> None:
+        """Stream in passes of so many rows and more, and in no others."""
+        self.stream.least_rows = least_rows
+        self.hooks.forget()
+        self.run(1, outputs=0)  # llama.cpp uses a graph again if the next one has as many rows and outputs
+
+    def seconds(self, n: int, least_s: float) -> float:
+        """Return what a pass of `n` rows takes."""
+        return best_of([TimedTask(lambda: self.run(n))], least_s, samples=2)[0].seconds
+
+
+def _measured(passes: _Passes, shape: ModelShape, sizes: ContextSizes, threads: int, streamed: tuple[int, ...]) -> int:
+    """Return the rows from which on a pass is faster with the streamed layers on the GPU; one more than a pass may have
+    if none is. Remembered."""
+    counts = [*(n for n in _ROWS if n < sizes.batch), sizes.batch]
+    cache, key = Remembered("gpu-memory"), measured_key(shape, sizes, threads, f"{streamed} {counts}")
+    remembered = cache.get(key)
+    if remembered and remembered[0] in (*counts, sizes.batch + 1):
+        return int(remembered[0])
+    least_s = sample_s(threads)
+    passes.use(1)
+    on_gpu = [passes.seconds(n, least_s) for n in counts]
+    passes.use(sizes.batch + 1)
+    faster = (n for n, seconds in zip(counts, on_gpu, strict=True) if seconds <= passes.seconds(n, least_s))
+    least_rows = next(faster, sizes.batch + 1)
+    cache.put(key, least_rows)
+    return least_rows
+
+
+def _why(chosen: GpuBudget, batch: int) -> str:
+    within = f"within {bytes_text(chosen.budget)}"
+    if not chosen.streamed:
+        return f"all fit {within}"
+    if chosen.least_rows > batch:
+        return f"{within}; the processor computes the others faster than they pass through"
+    return f"{within}; the others pass through two buffers there for {chosen.least_rows} rows and more at once"

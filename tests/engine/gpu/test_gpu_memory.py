@@ -1,0 +1,275 @@
+"""A budget of a device's memory: streamed layers compute what resident ones do. The processor stands for the GPU, with
+buffers of ggml's own; tests/vulkan has the same on a Vulkan device."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge.demo import MODEL_PATH
+from edge.errors import EngineError, NotEnoughMemory
+from edge.gpu import load as gpu_load
+from edge.llama import ggml
+from edge.llama.buffers import Device, DeviceBuffer
+from edge.llama.hooks import Hook
+from edge.llama.layer_stream import LayerStream
+from edge.llm.engine import Engine, ModelRunner
+from edge.llm.options import EngineOptions, reproducible
+from partition.architectures.table import ARCHITECTURES
+from partition.predict.gpu_memory import GpuBudget
+from tests.support.slices import synthetic
+from tests.support.thorough import thorough
+
+OPTIONS = EngineOptions(threads=1, context=128, batch=32, repack=False)
+PROMPT = list(range(264, 284))
+NEVER, ALWAYS, PROMPTS = 33, 1, 8  # least rows of a pass that streams
+NOT_STREAMED = ("step35", "nemotron_h", "nemotron_h_moe", "plamo2", "rwkv6qwen2")  # no node of theirs ends a layer
+USUALLY = (NOT_STREAMED[0], "kimi-linear", "qwen35", "glm4moe", "deepseek2", "gpt2", "gemma4", "qwen3moe")
+
+
+@pytest.fixture(name="measured")
+def _measured(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """The processor is the GPU; passes stream from as many rows on as the test says."""
+    monkeypatch.setattr("edge.llm.engine.first_gpu", ggml.cpu_device)
+    monkeypatch.setattr(gpu_load, "_measured", lambda *_: getattr(request, "param", ALWAYS))
+
+
+def budget_of(engine: ModelRunner) -> GpuBudget:
+    assert engine.gpu_layers is not None
+    assert engine.gpu_layers.budget is not None
+    return engine.gpu_layers.budget
+
+
+def answer(engine: Engine, n: int = 4) -> NDArray[np.float32]:
+    """Logits of the prompt's last token and of `n` more, twice: the second time what was copied ahead is used."""
+    rows = []
+    for _ in range(2):
+        engine.kv_clear()
+        rows.append(engine.decode(PROMPT, 0).copy())
+        for i in range(n):
+            rows.append(engine.decode([int(rows[-1].argmax())], len(PROMPT) + i).copy())
+    return np.stack(rows)
+
+
+def with_streamed(path: Path, count: int, options: EngineOptions = OPTIONS) -> EngineOptions:
+    """Return options with the least budget that streams `count` layers or fewer."""
+    with Engine(path, replace(options, gpu_memory=1 << 40)) as engine:
+        budget = budget_of(engine)
+        layers = engine.shape.layer_bytes
+    fixed = sum(budget.parts.values()) - budget.parts["layers"]
+    return replace(options, gpu_memory=fixed + sum(sorted(layers)[: len(layers) - count]) + 2 * max(layers) + 4096)
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("measured", [ALWAYS, PROMPTS, NEVER], indirect=True)
+@pytest.mark.parametrize("count", [3, 5, 8])
+def test_streamed_layers_compute_the_bits_of_resident_ones(count: int) -> None:
+    with Engine(MODEL_PATH, OPTIONS) as engine:
+        expected = answer(engine)
+    with Engine(MODEL_PATH, with_streamed(MODEL_PATH, count)) as engine:
+        assert len(budget_of(engine).streamed) == count
+        np.testing.assert_array_equal(answer(engine), expected)
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("arch", [*USUALLY, *thorough(*(arch for arch in ARCHITECTURES if arch not in USUALLY))])
+def test_models_of_every_architecture(arch: str, tmp_path: Path) -> None:
+    path = synthetic(tmp_path / f"{arch}.gguf", arch, "f16", layers=6, embd=256, ff=256, vocab=320)
+    with Engine(path, OPTIONS) as engine:
+        expected = answer(engine)
+    assert np.isfinite(expected).all()
+    if arch in NOT_STREAMED:
+        with pytest.raises(EngineError, match="does not say where layer 0 ends, so it cannot be streamed"):
+            Engine(path, with_streamed(path, 4))
+        return
+    with Engine(path, with_streamed(path, 4)) as engine:
+        assert len(budget_of(engine).streamed) >= 3
+        np.testing.assert_array_equal(answer(engine), expected)
+
+
+class Copies:
+    """Record copies, and check each against what computes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[int] = []
+        self.began = threading.Condition()
+        self._in_use: DeviceBuffer | None = None
+        copy, acquire, release = LayerStream._copy, LayerStream._acquire, LayerStream._release
+
+        def copied(stream: LayerStream, slot: int, layer: int) -> object:
+            assert stream._slots[slot] is not self._in_use  # nothing comes over what computes
+            self.done.append(layer)
+            return copy(stream, slot, layer)
+
+        def acquired(stream: LayerStream, node: ggml.Node) -> None:
+            acquire(stream, node)
+            streamed = list(stream._layers)
+            here = streamed.index(stream._in_use)
+            self._in_use = stream._slots[here % 2]
+            if here + 1 < len(streamed):  # the next one is on its way before this one computes
+                coming = stream._arriving[(here + 1) % 2]
+                assert coming is not None and coming[0] == streamed[here + 1]
+
+        def released(stream: LayerStream, node: ggml.Node) -> None:
+            self._in_use = None
+            release(stream, node)
+
+        for name, method in (("_copy", copied), ("_acquire", acquired), ("_release", released)):
+            monkeypatch.setattr(LayerStream, name, method)
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(("count", "a_pass"), [(4, 4), (5, 5), (3, 2)])
+def test_each_layer_is_copied_once_a_pass_while_the_one_before_computes(
+    count: int, a_pass: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of three has a buffer to itself."""
+    options = with_streamed(MODEL_PATH, count)
+    copies = Copies(monkeypatch)
+    with Engine(MODEL_PATH, options) as engine:
+        engine.decode(PROMPT, 0)
+        copies.done.clear()
+        for i in range(3):
+            engine.decode([7], len(PROMPT) + i)
+        assert len(copies.done) == 3 * a_pass
+        assert set(copies.done) <= set(budget_of(engine).streamed)
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("measured", [PROMPTS], indirect=True)
+def test_small_passes_copy_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = with_streamed(MODEL_PATH, 5)
+    copies = Copies(monkeypatch)
+    with Engine(MODEL_PATH, options) as engine:
+        engine.decode(PROMPT, 0)
+        copies.done.clear()
+        for i in range(3):
+            engine.decode([7], len(PROMPT) + i)
+        assert copies.done == []
+        engine.decode(PROMPT[:PROMPTS], len(PROMPT) + 3)
+        assert len(copies.done) == 2 + 5  # the first two, and one for each that was computed
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("layer", [0, 3, 7])
+def test_a_pass_that_ended_early_leaves_the_next_one_right(layer: int) -> None:
+    """All layers are streamed, and one of them fails in the middle of a pass."""
+    fails: list[bool] = []
+
+    def fail(_: ggml.Node) -> bool:
+        if fails:
+            raise RuntimeError(fails.pop())
+        return True
+
+    hook = Hook(lambda node: node.name == f"l_out-{layer}", fail)
+    with Engine(MODEL_PATH, OPTIONS) as engine:
+        expected = answer(engine)
+    with Engine(MODEL_PATH, with_streamed(MODEL_PATH, 8), hooks=[hook]) as engine:
+        for _ in range(2):
+            engine.kv_clear()
+            fails.append(True)
+            with pytest.raises(RuntimeError):
+                engine.decode(PROMPT, 0)
+            np.testing.assert_array_equal(answer(engine), expected)
+
+
+@pytest.mark.usefixtures("measured")
+def test_buffers_never_take_more_than_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any moment of ten loads with answers, with budgets from the least one up to all."""
+    taken: dict[int, int] = {}
+    peaks: list[int] = []
+    allocate, close = Device.allocate, DeviceBuffer.close
+
+    def allocated(device: Device, n_bytes: int) -> DeviceBuffer:
+        buffer = allocate(device, n_bytes)
+        taken[buffer.address] = n_bytes
+        peaks[-1] = max(peaks[-1], sum(taken.values()))
+        return buffer
+
+    def closed(buffer: DeviceBuffer) -> None:
+        taken.pop(buffer.address, None)
+        close(buffer)
+
+    least = with_streamed(MODEL_PATH, 8).gpu_memory
+    assert least is not None
+    monkeypatch.setattr(Device, "allocate", allocated)
+    monkeypatch.setattr(DeviceBuffer, "close", closed)
+    for share in range(10):
+        peaks.append(0)
+        options = replace(OPTIONS, gpu_memory=least + share * 800_000)
+        with Engine(MODEL_PATH, options) as engine:
+            answer(engine, 1)
+            budget = budget_of(engine)
+        others = sum(n for name, n in budget.parts.items() if name not in ("two buffers", "layers"))
+        assert sum(budget.parts.values()) <= budget.budget
+        assert peaks[-1] + others <= budget.budget
+        assert taken == {}
+    assert peaks[-1] > peaks[0]
+
+
+@pytest.mark.usefixtures("measured")
+def test_too_small_a_budget_says_what_it_lacks() -> None:
+    least = with_streamed(MODEL_PATH, 8).gpu_memory
+    assert least is not None
+    words = (
+        r"edge demo needs at least \d+ MiB of the GPU's memory \(head 1, KV cache 1, .*two buffers 2\), the budget has"
+    )
+    with pytest.raises(NotEnoughMemory, match=words):
+        Engine(MODEL_PATH, replace(OPTIONS, gpu_memory=least - 800_000))
+    with pytest.raises(NotEnoughMemory, match="the budget has 0; use a smaller --context"):
+        Engine(MODEL_PATH, replace(OPTIONS, gpu_memory=1))
+
+
+def test_passes_stream_from_the_rows_on_that_are_faster_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A GPU that takes a second for any pass, and a processor that takes a tenth of one for each row."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("edge.llm.engine.first_gpu", ggml.cpu_device)
+    timed: list[int] = []
+
+    def seconds(passes: gpu_load._Passes, n: int, _: float) -> float:
+        timed.append(n)
+        passes.run(n)
+        return 1.0 if n >= passes.stream.least_rows else n / 10
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu_load, "_measured", lambda *_: 1)
+        options = with_streamed(MODEL_PATH, 5)
+        with Engine(MODEL_PATH, OPTIONS) as engine:
+            expected = answer(engine)
+    monkeypatch.setattr(gpu_load._Passes, "seconds", seconds)
+    for _ in range(2):  # the second time it is remembered
+        with Engine(MODEL_PATH, options) as engine:
+            assert budget_of(engine).least_rows == 16
+            np.testing.assert_array_equal(answer(engine), expected)
+    assert timed == [1, 4, 16, 32, 1, 4, 16]
+
+
+def test_without_a_gpu_it_is_refused() -> None:
+    with pytest.raises(EngineError, match="finds no GPU; leave --gpu-memory out"):
+        Engine(MODEL_PATH, replace(OPTIONS, gpu_memory=1 << 30))
+
+
+@pytest.mark.parametrize(
+    ("others", "named"),
+    [({"memory": 1 << 30}, "memory"), ({"gpu_layers": 0}, "gpu_layers"), ({"lora": ["a.gguf"]}, "lora")],
+)
+def test_options_that_do_not_go_with_it(others: dict[str, object], named: str) -> None:
+    with pytest.raises(EngineError, match=f"gpu_memory decides what the GPU has; leave it out, or {named}"):
+        EngineOptions(gpu_memory=1 << 30, **others)  # type: ignore[arg-type]
+
+
+def test_it_is_not_reproducible() -> None:
+    with pytest.raises(EngineError, match="reproducible answers need it left out"):
+        reproducible(EngineOptions(gpu_memory=1 << 30))
+
+
+@pytest.mark.usefixtures("measured")
+def test_streamed_layers_serve_one_context_alone() -> None:
+    with (
+        Engine(MODEL_PATH, with_streamed(MODEL_PATH, 5)) as engine,
+        pytest.raises(EngineError, match="a larger --memory or --gpu-memory"),
+    ):
+        ModelRunner(MODEL_PATH, OPTIONS, sharing=engine)
