@@ -206,9 +206,16 @@ class Node:
 
         return restore
 
-    def use_source(self, tensor: _Tensor) -> None:
-        """Make `tensor` the node's first source; it must live as long as the graph."""
-        _Tensor.from_address(self.address).src[0] = C.addressof(tensor)
+    def use_source(self, tensor: _Tensor) -> Callable[[], None]:
+        """Make `tensor` the node's first source, until what is returned is called: before the graph is used again, or
+        freed. It must live as long."""
+        t = _Tensor.from_address(self.address)
+        source, t.src[0] = t.src[0], C.addressof(tensor)
+
+        def restore() -> None:
+            t.src[0] = source
+
+        return restore
 
     def product_addresses(self) -> tuple[int, int]:
         """Return the addresses of a matrix product in this machine's own memory: of the input rows, and of the result.

@@ -17,6 +17,7 @@ from edge.adapters.file import AdapterFile, CheckedAdapter, adapter_sizes
 from edge.adapters.loaded import LoadedAdapters
 from edge.closing import Closing
 from edge.constraints.constraint import Mask
+from edge.elastic.load import load_elastic
 from edge.errors import ContextFull, EngineError
 from edge.llama import llama
 from edge.llama.ggml import forget_views
@@ -28,7 +29,7 @@ from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
 from edge.llm.states import States, held_bytes
 from edge.paging.budget import BudgetOptions, OtherUses
-from edge.paging.load import load_within
+from edge.paging.load import load_weights, load_within
 from edge.paging.mapped import ModelInMemory, another_context, load_mapped
 from edge.paging.memory import MemoryNeed
 from edge.paging.plan import PagePlan
@@ -88,7 +89,7 @@ class ModelRunner(Closing):
             **adapter_sizes(self.adapters.files, self.shape.n_layers),
             contexts=options.groups if embeddings else 1,  # a model that is alone has no sums to wait for
             # Ranks have agreed on it (`shared_rollback`), whatever memory each has.
-            rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.memory),
+            rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.sure_memory),
         )
         self.sequences, self.outputs = options.sequences, sizes.outputs
         new_batch = partial(_new_batch, self.file, self.shape.n_embd if embeddings else 0)
@@ -102,7 +103,7 @@ class ModelRunner(Closing):
         self.hidden = HiddenRows(self._context)
         self.memory, self.gpu_layers = loaded.memory, loaded.gpu_layers
         self.paging, self.batch = loaded.weights, loaded.sizes.batch
-        self.states = States(self.file, self._context, kv, snapshot_bytes(options.memory))
+        self.states = States(self.file, self._context, kv, snapshot_bytes(options.sure_memory))
         if options.prefixes is not None:
             weights_bytes = held_bytes(self.shape) if options.memory else None
             keep_prefixes(self.states, self.file, options.prefixes, weights_bytes)
@@ -137,6 +138,9 @@ class ModelRunner(Closing):
                 hooks=hooks,
                 progress=progress,
             )
+        load = load_weights
+        if options.least_memory is not None:
+            load = partial(load_elastic, options.least_memory, options.prefer)
         return load_within(
             self.file,
             self.shape,
@@ -150,6 +154,7 @@ class ModelRunner(Closing):
             hooks=hooks,
             progress=progress,
             accounted=accounted,
+            load=load,
         )
 
     def decode_rows(self, rows: llama.Batch, n: int) -> None:
@@ -164,10 +169,15 @@ class ModelRunner(Closing):
         paging, hooks = self.paging, self._loaded.hooks
         if paging is not None:
             paging.begin(rows, n)
-        if hooks is None:
-            self._context.decode(rows, n)
-        else:
-            hooks.decode(self._context, rows, n, outputs)
+        try:
+            if hooks is None:
+                self._context.decode(rows, n)
+            else:
+                hooks.decode(self._context, rows, n, outputs)
+        except BaseException:
+            if paging is not None:
+                paging.reset()
+            raise
         if paging is not None:
             paging.end()
 

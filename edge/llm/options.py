@@ -27,6 +27,7 @@ MAX_BYTES = 1 << 60
 MAX_IO_THREADS = 64
 MAX_IO_CHUNK = 256 << 20  # bytes
 MOST_ADAPTERS = 64  # of one model; llama.cpp has room for all of them in each graph
+PREFERENCES = ("speed", "quality")
 DEFAULT_BATCH = 512  # tokens of a prompt in one pass over the weights
 _WITHOUT_FLASH = ("f16", "f32", "bf16")  # types of a KV cache that need no flash attention
 
@@ -62,6 +63,8 @@ class EngineOptions:
     flash_attention: str = "auto"  # auto, on, off
     kv_type: str = "f16"  # type of stored keys and values; quantized values need flash attention
     memory: int | None = None  # bytes: a budget for the whole process; what does not fit is read again and again
+    least_memory: int | None = None  # bytes that it may shrink to while the model runs, and back; None: it stays
+    prefer: str = "speed"  # fewer bits before weights are paged; or "quality": the other way round
     reserved: int = 0  # bytes of it that whoever runs the engine takes for what it makes of the logits
     draft_bytes: int = 0  # of these, those of a model that drafts
     window: int | None = None  # bytes of it that weights pass through; this and the next two, None: measured
@@ -86,6 +89,7 @@ class EngineOptions:
             ("gpu_layers", self.gpu_layers, 0, MAX_GPU_LAYERS),
             ("most_gpu_layers", self.most_gpu_layers, 0, MAX_GPU_LAYERS),
             ("memory", self.memory, 1, MAX_BYTES),
+            ("least_memory", self.least_memory, 1, self.memory or 0),
             ("reserved", self.reserved, 0, MAX_BYTES),
             ("draft_bytes", self.draft_bytes, 0, self.reserved),
             ("window", self.window, 1, MAX_BYTES),
@@ -102,10 +106,17 @@ class EngineOptions:
             raise EngineError(f"{len(self.lora)} adapters in lora; {MOST_ADAPTERS} are the most")
         if self.memory is None and (self.window or self.io_threads or self.io_chunk or self.verify):
             raise EngineError("window, io_threads, io_chunk and verify are about a budget; give one with memory")
+        if self.prefer not in PREFERENCES:
+            raise EngineError(f"prefer must be one of {', '.join(PREFERENCES)}, it is {self.prefer!r:.80}")
         if self.memory is not None and self.gpu_layers:
             raise EngineError("a memory budget is of this machine's own memory; leave gpu_layers out, or the budget")
         if self.flash_attention not in llama.FLASH_ATTENTION:
             raise EngineError(f"flash_attention must be auto, on or off, it is {self.flash_attention!r:.80}")
+
+    @property
+    def sure_memory(self) -> int | None:
+        """Bytes of the budget that are there at all times."""
+        return self.least_memory or self.memory
 
     @property
     def rows(self) -> int:
@@ -166,6 +177,6 @@ def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, Tensor
     context = options.context
     if context is None:
         context = min(shape.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-        if options.memory is not None:
-            context = context_within(shape, kv, context, options.memory)
+        if options.sure_memory is not None:
+            context = context_within(shape, kv, context, options.sure_memory)
     return context, options.threads or default_threads(), kv

@@ -135,10 +135,12 @@ class Experts:
                 self._bring(expert, keep=expected, urgent=False)
 
     def close(self) -> None:
-        """Free all memory; the reader must have been closed."""
-        self._cached.clear()
+        """Free all memory."""
+        for expert in list(self._cached):
+            self._drop(expert)
         for banks in self._banks.values():
             for bank in banks:
+                bank.weight.spread_matrices(bank.n_bytes)  # without gaps again
                 bank.space.close()
 
     def _size(self, layer: int) -> int:

@@ -70,7 +70,7 @@ class PagingHooks:
         if self._plan.head_pieces:
             hooks.append(Hook(self._is_head, self._multiply_head, self._skip_head))
         elif self._own_head is not None:
-            hooks.append(Hook(self._is_head, lambda _: None, self._use_own_head))
+            hooks.append(Hook(self._is_head, lambda _: self.begin(), self._use_own_head))
         return [Hook(self._check, lambda _: None), *hooks] if hooks else []
 
     def _check(self, node: Node) -> bool:
@@ -136,7 +136,7 @@ class PagingHooks:
 
     def _use_own_head(self, node: Node) -> None:
         assert self._own_head is not None
-        node.use_source(self._own_head)
+        self._restore_head = node.use_source(self._own_head)
 
     def _skip_head(self, node: Node) -> None:
         self._restore_head = node.skip()

@@ -1,0 +1,175 @@
+"""Weights that change between two passes: other bits, or other parts in memory, as the room changes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from edge.elastic.governor import Governor
+from edge.elastic.room import ROOM, Room
+from edge.elastic.sizes import SizeChoice, Sizes
+from edge.errors import WeightsError
+from edge.llama import llama
+from edge.llama.hooks import Hook, NodeHooks
+from edge.log import info
+from edge.paging.arena import ElasticArena
+from edge.paging.load import Opening
+from edge.paging.reader import Reader
+from edge.paging.weights import PagedWeights
+from edge.tasks import Repeated
+from partition.slices.rules import router_first
+
+_LOOK_S = 0.1  # between two looks at the memory
+_CHECK_S = 0.02  # likewise, while weights are read
+_ATTEMPTS = 3  # to load what others take the memory of meanwhile; then the least is loaded
+
+
+class _RoomIsGone(Exception):
+    """Others took the memory that a change was for."""
+
+
+class ElasticWeights(PagedWeights):
+    """Weights of a model that has several sizes. A thread looks at the memory; what has to change, changes between two
+    passes: at the beginning of the next one, or at once while none is computed."""
+
+    def __init__(self, opening: Opening, sizes: Sizes, governor: Governor, room: Room = ROOM) -> None:
+        """Load what the budget gets. WeightsError if it cannot be read."""
+        self._sizes, self._governor, self._room = sizes, governor, room
+        self._lock = threading.Lock()  # of a pass, or a change
+        self._computing = False
+        self._intact = True  # False: a change failed, and is to be tried again
+        self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = None  # and those that are not of the weights
+        self._shown = opening.progress
+        self._watch: Repeated | None = None
+        self._checked_s = 0.0  # when `_loads` looked last
+        self.choice = sizes.choose(governor.budget)
+        self._due: SizeChoice | None = None
+        self.changes: list[SizeChoice] = []  # made so far
+        super().__init__(
+            self.choice.roles,
+            self.choice.plan,
+            Reader(sizes.longest_row, sizes.read.threads, sizes.read.chunk, verify=opening.options.verify),
+            threads=opening.threads,
+            experts_used=opening.shape.n_experts_used,
+            router_first=router_first(opening.shape.architecture),
+            progress=self._loads,
+            arena=ElasticArena(),
+        )
+        self._shown = None
+        self._watch = Repeated(self._follow, _LOOK_S, "memory")
+
+    def begin(self, rows: llama.Batch, n: int) -> None:
+        """Change the weights if that is due, then as `PagedWeights`."""
+        self._lock.acquire()
+        self._computing = True
+        try:
+            self._change()
+            super().begin(rows, n)
+        except BaseException:
+            self._pass_is_over()
+            raise
+
+    def end(self) -> None:
+        super().end()
+        self._pass_is_over()
+
+    def reset(self) -> None:
+        super().reset()
+        self._pass_is_over()
+
+    def hooks(self) -> list[Hook]:
+        """Return the hooks the graphs need now, and one that is always there: later they may need more."""
+        return [_NO_HOOK, *super().hooks()]
+
+    def node_hooks(self, hooks: Sequence[Hook]) -> NodeHooks:
+        node_hooks = NodeHooks((*self.hooks(), *hooks))
+        self._hooks = node_hooks, hooks
+        return node_hooks
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        with self._lock:
+            self._reader.close()
+            if not self._reader.hangs:
+                self._release()
+                self._arena.close()
+
+    def look(self) -> None:
+        """See how much memory there is, and note what has to change."""
+        held, before = self.choice.n_bytes, self._governor.budget
+        budget = self._governor.look(self._room.for_process(held), held, self._room.stalled_s(), self._room.now())
+        if budget != before:
+            choice = self._sizes.choose(budget)
+            self._due = None if choice.is_like(self.choice) else choice
+
+    def _follow(self) -> None:
+        """Look, and change what is due unless a pass is computed, which has the next one change it."""
+        self.look()
+        if self._due is not None and self._lock.acquire(blocking=False):
+            try:
+                if not self._watch_is_over():
+                    self._change()
+            except WeightsError:
+                pass  # the next pass tries again, and says what is wrong
+            finally:
+                self._lock.release()
+
+    def _watch_is_over(self) -> bool:
+        return self._watch is not None and self._watch.is_over
+
+    def _pass_is_over(self) -> None:
+        if self._computing:
+            self._computing = False
+            self._lock.release()
+
+    def _change(self) -> None:
+        """Change to what is due. The lock is held. WeightsError if it cannot be read: then the weights are not usable
+        until it can."""
+        due, self._due = self._due, None
+        if due is None:
+            if self._intact:
+                return
+            due = self.choice
+        began = self._room.now()
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._change_to(due)
+                break
+            except _RoomIsGone:
+                budget = self._room.for_process(due.n_bytes) if attempt < _ATTEMPTS - 2 else self._sizes.least
+                self._governor.budget = min(budget, self._governor.budget)
+                due = self._sizes.choose(self._governor.budget)
+        self.changes.append(due)
+        info("memory", budget=self._governor.budget, size=due.size.file_bytes, streamed=due.plan.streamed_bytes,
+             took_ms=round(1e3 * (self._room.now() - began)))  # fmt: skip
+
+    def _change_to(self, choice: SizeChoice) -> None:
+        super().reset()
+        self._release()
+        assert isinstance(self._arena, ElasticArena)
+        self._arena.keep_only(choice.plan.resident)
+        self.choice, self._intact = choice, False
+        try:
+            self._use(choice.roles, choice.plan)
+        except BaseException:
+            self._release()
+            raise
+        self._intact = True
+        if self._hooks is not None:
+            node_hooks, others = self._hooks
+            node_hooks.replace((*self.hooks(), *others))
+
+    def _loads(self, fraction: float) -> None:
+        """Show how far loading is. _RoomIsGone if what is left has no room any more."""
+        if self._shown is not None:
+            self._shown(fraction)
+        now = self._room.now()
+        if now - self._checked_s < _CHECK_S or self.choice.n_bytes <= self._sizes.least:
+            return
+        self._checked_s = now
+        if sum(job.left for job in self._jobs.values()) > self._room.free():
+            raise _RoomIsGone
+
+
+_NO_HOOK = Hook(lambda node: False, lambda node: None)
