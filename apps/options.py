@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Copies of names in quant.types and edge.llm.engine, so that --help stays quick; a test compares them.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+PREFERENCES = ("speed", "quality")
 TRANSPORTS = ("auto", "tcp", "grpc")
 WIRES = ("f32", "f16", "q8")
 MOST_WORKERS = 63
@@ -34,7 +35,7 @@ QUANTIZE_MINUTES = 10.0
 # Fields of EngineOptions that are options of commands; a test holds that these are all that there are.
 ENGINE_OPTIONS = (
     "context", "batch", "threads", "gpu_layers", "repack", "flash_attention", "kv_type",
-    "memory", "window", "io_threads", "io_chunk", "verify",
+    "memory", "least_memory", "prefer", "window", "io_threads", "io_chunk", "verify",
 )  # fmt: skip
 ANY_MODEL = "GGUF or ONNX file, a known name, or REPO:FILE (default: the bundled model)"
 
@@ -60,6 +61,7 @@ in_flight, threads = argument(units.whole(1, MAX_IN_FLIGHT)), argument(units.who
 seed = argument(units.whole(0, MAX_SEED))  # of 32 bits, like those `--json` reports
 number, positive, items = argument(units.number), argument(units.positive), argument(units.items)
 byte_size, dimension = argument(units.parse_bytes), argument(units.dimension)
+byte_range = argument(units.parse_byte_range)
 
 
 def byte_size_or_none(text: str) -> int:
@@ -215,6 +217,15 @@ def option(
     parser.add_argument(flag, help=text, **how)
 
 
+class _Memory(argparse.Action):
+    """Sets `memory`, and `least_memory` where a range was given."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        vars(namespace).update(values)
+
+
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how to load and run the model."""
     group = parser.add_argument_group("engine")
@@ -235,9 +246,15 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         group,
         "--memory",
-        help="use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every token"
-        " (default: no limit)",
+        type=argument(units.memory_options),
+        action=_Memory,
+        metavar="SIZE[..SIZE]",
+        help="use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every token;"
+        " 1.2GiB..4GiB: as much of that as is free at any time (default: no limit)",
     )
+    parser.set_defaults(least_memory=None)
+    words = "where memory gets less: page weights before they get fewer bits, or after (default: speed)"
+    option(group, "--prefer HOW", words, choices=PREFERENCES, default="speed")
     option(group, "--window SIZE", "part of it that such weights pass through (default: measured)", byte_size)
     io_threads = argument(units.whole(1, MAX_IO_THREADS))
     option(group, "--io-threads N", "that read them (default: measured)", io_threads)
@@ -353,7 +370,7 @@ def quiet_grpc() -> None:
 def engine_values(args: argparse.Namespace) -> dict[str, Any]:
     """Return the engine options by name. UsageError for options that do not go together."""
     check_engine_arguments(args)
-    return {name: getattr(args, name) for name in ENGINE_OPTIONS}
+    return {name: getattr(args, name) for name in ENGINE_OPTIONS} | {"prefer": args.prefer or "speed"}
 
 
 def engine_options(args: argparse.Namespace) -> EngineOptions:
@@ -373,6 +390,8 @@ def options_of_chunks(args: argparse.Namespace) -> EngineOptions:
 
 def check_engine_arguments(args: argparse.Namespace) -> None:
     """Raise UsageError for engine options that do not go together."""
+    if args.least_memory is None:
+        refuse(args, ("prefer",), "is about memory that changes: give a range with --memory SIZE..SIZE")
     if args.memory is None:
         about_budget = ("window", "io_threads", "io_chunk", "verify")
         refuse(args, about_budget, "is about a budget: give one with --memory SIZE")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 GROW_AFTER_S = 8.0  # of steady room; reading takes the rest of the ten seconds in which memory is taken back
-_SLACK = 64  # a budget that shrinks is one part in so many less than the room, or it would do so again at once
+SLACK = 64  # a budget that shrinks is one part in so many less than the room, or it would do so again at once
 _STALLED = 0.1  # of the time since the last look: memory that others wait for so long is too little, whatever is free
 _NEAR = 4  # room is scarce where it is no more than what is held and one part in so many of that
 _STALLED_SHARE = 16  # of what is held is then given back: one part in so many
@@ -33,7 +33,7 @@ class Governor:
         room = min(room, self._most)
         if room < held:
             self._seen.clear()
-            self.budget = room - room // _SLACK
+            self.budget = room - room // SLACK
         elif room <= self.budget:
             self._seen.clear()
         else:

@@ -19,7 +19,7 @@ from edge.paging.weights import PagedWeights
 from edge.tasks import Repeated
 from partition.slices.rules import router_first
 
-_LOOK_S = 0.1  # between two looks at the memory
+LOOK_S = 0.1  # between two looks at the memory
 _CHECK_S = 0.02  # likewise, while weights are read
 _ATTEMPTS = 3  # to load what others take the memory of meanwhile; then the least is loaded
 
@@ -34,7 +34,7 @@ class ElasticWeights(PagedWeights):
 
     def __init__(self, opening: Opening, sizes: Sizes, governor: Governor, room: Room = ROOM) -> None:
         """Load what the budget gets. WeightsError if it cannot be read."""
-        self._sizes, self._governor, self._room = sizes, governor, room
+        self.sizes, self._governor, self._room = sizes, governor, room
         self._lock = threading.Lock()  # of a pass, or a change
         self._computing = False
         self._intact = True  # False: a change failed, and is to be tried again
@@ -56,7 +56,7 @@ class ElasticWeights(PagedWeights):
             arena=ElasticArena(),
         )
         self._shown = None
-        self._watch = Repeated(self._follow, _LOOK_S, "memory")
+        self._watch = Repeated(self._follow, LOOK_S, "memory")
 
     def begin(self, rows: llama.Batch, n: int) -> None:
         """Change the weights if that is due, then as `PagedWeights`."""
@@ -100,7 +100,7 @@ class ElasticWeights(PagedWeights):
         held, before = self.choice.n_bytes, self._governor.budget
         budget = self._governor.look(self._room.for_process(held), held, self._room.stalled_s(), self._room.now())
         if budget != before:
-            choice = self._sizes.choose(budget)
+            choice = self.sizes.choose(budget)
             self._due = None if choice.is_like(self.choice) else choice
 
     def _follow(self) -> None:
@@ -137,9 +137,9 @@ class ElasticWeights(PagedWeights):
                 self._change_to(due)
                 break
             except _RoomIsGone:
-                budget = self._room.for_process(due.n_bytes) if attempt < _ATTEMPTS - 2 else self._sizes.least
+                budget = self._room.for_process(due.n_bytes) if attempt < _ATTEMPTS - 2 else self.sizes.least
                 self._governor.budget = min(budget, self._governor.budget)
-                due = self._sizes.choose(self._governor.budget)
+                due = self.sizes.choose(self._governor.budget)
         self.changes.append(due)
         info("memory", budget=self._governor.budget, size=due.size.file_bytes, streamed=due.plan.streamed_bytes,
              took_ms=round(1e3 * (self._room.now() - began)))  # fmt: skip
@@ -165,7 +165,7 @@ class ElasticWeights(PagedWeights):
         if self._shown is not None:
             self._shown(fraction)
         now = self._room.now()
-        if now - self._checked_s < _CHECK_S or self.choice.n_bytes <= self._sizes.least:
+        if now - self._checked_s < _CHECK_S or self.choice.n_bytes <= self.sizes.least:
             return
         self._checked_s = now
         if sum(job.left for job in self._jobs.values()) > self._room.free():

@@ -155,6 +155,8 @@ def reproducible(options: EngineOptions) -> EngineOptions:
             f"a KV cache of {options.kv_type} needs flash attention, which depends on the number of threads;"
             f" reproducible answers need one of {', '.join(_WITHOUT_FLASH)}"
         )
+    if options.least_memory is not None:
+        raise EngineError("bits that follow free memory change answers; reproducible ones need one size of memory")
     if options.prefixes is not None:
         raise EngineError(
             "with a prefix cache a prompt is computed in other portions from run to run; reproducible answers need"
