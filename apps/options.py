@@ -249,8 +249,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         type=argument(units.memory_options),
         action=_Memory,
         metavar="SIZE[..SIZE]",
-        help="use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every token;"
-        " 1.2GiB..4GiB: as much of that as is free at any time (default: no limit)",
+        help="use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every"
+        " token; 1.2GiB..4GiB: as much of that as is free at any time (default: no limit)",
     )
     parser.set_defaults(least_memory=None)
     words = "where memory gets less: page weights before they get fewer bits, or after (default: speed)"

@@ -91,8 +91,8 @@ def _own_groups(controller: str) -> Iterator[tuple[Path, int]]:
 
 
 def _room(group: Path, version: int) -> int | None:
-    """Bytes a memory group has left below the limit that kills, and the one that it is to keep to, counting the cache it
-    gives back when asked; None if it has no limit."""
+    """Bytes a memory group has left, counting the cache it gives back when asked; None if it has no limit: neither the
+    one that kills, nor the one that it is to keep to."""
     limit_files, use_file, cache_line = (
         (("memory.limit_in_bytes", "memory.soft_limit_in_bytes"), "memory.usage_in_bytes", "total_inactive_file")
         if version == 1

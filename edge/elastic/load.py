@@ -23,7 +23,8 @@ def load_elastic(least: int, prefer: Preference, opening: Opening, room: Room = 
     if budget < sizes.least:
         raise NotEnoughMemory(
             f"{opening.shape.name} needs at least {sizes.least / MIB:,.0f} MiB in its smallest size; of the"
-            f" {most / MIB:,.0f} MiB that it may have, {budget / MIB:,.0f} are free. Free memory, or use a smaller --context"
+            f" {most / MIB:,.0f} MiB that it may have, {budget / MIB:,.0f} are free. Free memory, or use a smaller"
+            " --context"
         )
     choice = sizes.choose(budget)
     need = MemoryNeed({**shared.parts, **choice.plan.parts}, most, budget=most)

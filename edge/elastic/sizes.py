@@ -17,7 +17,7 @@ from partition.predict.paging import Matrix, Pages, Speed, pass_seconds
 from quant.gguf.elastic import ElasticSize
 from quant.text import bytes_text
 
-Preference = Literal["quality", "speed"]
+Preference = Literal["speed", "quality"]
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,8 @@ class Weight:
     """Weight of a loaded model, as the nodes of its graphs use it."""
 
     __slots__ = (
-        "_plain", "_strides", "_tensor", "_traits", "_twins", "_type", "address", "n_bytes", "name", "row_bytes", "rows",
+        "_plain", "_strides", "_tensor", "_traits", "_twins", "_type", "address", "n_bytes", "name", "row_bytes",
+        "rows",
     )  # fmt: skip
 
     def __init__(self, address: int) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 from devices.paths import state_folder
 from devices.probe import default_threads
+from edge.elastic.sizes import Preference
 from edge.errors import EngineError
 from edge.llama import llama
 from edge.paging.budget import context_within
@@ -27,7 +29,7 @@ MAX_BYTES = 1 << 60
 MAX_IO_THREADS = 64
 MAX_IO_CHUNK = 256 << 20  # bytes
 MOST_ADAPTERS = 64  # of one model; llama.cpp has room for all of them in each graph
-PREFERENCES = ("speed", "quality")
+PREFERENCES = get_args(Preference)
 DEFAULT_BATCH = 512  # tokens of a prompt in one pass over the weights
 _WITHOUT_FLASH = ("f16", "f32", "bf16")  # types of a KV cache that need no flash attention
 
@@ -64,7 +66,7 @@ class EngineOptions:
     kv_type: str = "f16"  # type of stored keys and values; quantized values need flash attention
     memory: int | None = None  # bytes: a budget for the whole process; what does not fit is read again and again
     least_memory: int | None = None  # bytes that it may shrink to while the model runs, and back; None: it stays
-    prefer: str = "speed"  # fewer bits before weights are paged; or "quality": the other way round
+    prefer: Preference = "speed"  # fewer bits before weights are paged; or "quality": the other way round
     reserved: int = 0  # bytes of it that whoever runs the engine takes for what it makes of the logits
     draft_bytes: int = 0  # of these, those of a model that drafts
     window: int | None = None  # bytes of it that weights pass through; this and the next two, None: measured

@@ -174,8 +174,8 @@ class PagedWeights:
                 by_name.get(f"blk.{layer}.ffn_norm.weight", by_name.get(f"blk.{layer}.post_attention_norm.weight"))
             )
             if weights is not None:
-                first = norm is None or self._router_first  # of its layer, with no norm before it
-                routers[layer] = Router(weights, None if first else norm[0], self._experts_used)
+                scale = None if norm is None or self._router_first else norm[0]  # without a norm before it: None
+                routers[layer] = Router(weights, scale, self._experts_used)
         return routers
 
     def _floats(self, piece: Piece | None) -> NDArray[np.float32] | None:

@@ -9,7 +9,7 @@ import pytest
 from edge.elastic.sizes import Sizes
 from edge.llm.engine import Engine
 from tests.engine.elastic.conftest import Elastic, Memory, engine_in
-from tests.support.paging import MIB, OPTIONS, PROMPT
+from tests.support.paging import OPTIONS, PROMPT
 
 ARCHITECTURES = ["llama", "gemma", "qwen3moe"]
 WAIT_S = 60.0
