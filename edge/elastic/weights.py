@@ -43,6 +43,7 @@ class ElasticWeights(PagedWeights):
         self._watch: Repeated | None = None
         self._checked_s = 0.0  # when `_loads` looked last
         self.choice = sizes.choose(governor.budget)
+        self.planned_bytes = self.choice.n_bytes  # of the process
         self._due: SizeChoice | None = None
         self.changes: list[SizeChoice] = []  # made so far
         super().__init__(
@@ -97,11 +98,14 @@ class ElasticWeights(PagedWeights):
 
     def look(self) -> None:
         """See how much memory there is, and note what has to change."""
-        held, before = self.choice.n_bytes, self._governor.budget
-        budget = self._governor.look(self._room.for_process(held), held, self._room.stalled_s(), self._room.now())
+        before, room = self._governor.budget, self._room.for_process(self.planned_bytes)
+        budget = self._governor.look(room, self.planned_bytes, self._room.stalled_s(), self._room.now())
         if budget != before:
             choice = self.sizes.choose(budget)
-            self._due = None if choice.is_like(self.choice) else choice
+            if choice.is_like(self.choice):
+                self._due, self.planned_bytes = None, choice.n_bytes
+            else:
+                self._due = choice
 
     def _follow(self) -> None:
         """Look, and change what is due unless a pass is computed, which has the next one change it."""
@@ -149,7 +153,7 @@ class ElasticWeights(PagedWeights):
         self._release()
         assert isinstance(self._arena, ElasticArena)
         self._arena.keep_only(choice.plan.resident)
-        self.choice, self._intact = choice, False
+        self.choice, self.planned_bytes, self._intact = choice, choice.n_bytes, False
         try:
             self._use(choice.roles, choice.plan)
         except BaseException:
