@@ -150,6 +150,8 @@ class _Talk:
             self._dim(f"{STOPPED}; {_BRINGS_BACK}")
         else:
             self._dim(self._stats_line(stopped))
+        for line in memory_news(self._chat.engine):
+            self._dim(line)
 
     def _keep(self) -> None:
         """Save the conversation, if it has a file."""

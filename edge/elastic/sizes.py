@@ -67,30 +67,27 @@ class Sizes:
         self._parts = sum(parts.values()) - least // MARGIN_SHARE  # one part grows with the budget
         self.least = self._least(self._roles[-1])
 
-    def choose(self, budget: int) -> SizeChoice:
-        """Return what a budget gets, or the least one if that is more.
+    def choose(self, budget: int, prefer: Preference | None = None) -> SizeChoice:
+        """Return what a budget gets, or the least one if that is more. prefer: None: as at the beginning.
 
         With "speed" that is the largest size that is in memory whole; where none is, the smallest, paged. With
         "quality" it is the largest that can be paged.
         """
         budget = max(budget, self.least)
-        for number in range(len(self._sizes)):
+        last = len(self._sizes) - 1
+        for number in range(last):
             choice = self._within(number, budget)
-            if choice is not None and (self._prefer == "quality" or not choice.plan.pages):
+            if choice is not None and ((prefer or self._prefer) == "quality" or not choice.plan.pages):
                 return choice
-        smallest = self._within(len(self._sizes) - 1, budget)
+        smallest = self._within(last, budget)
         assert smallest is not None
         return smallest
 
-    def other(self, budget: int) -> SizeChoice | None:
-        """Return what the budget would get by the other preference; None if that is the same."""
-        mine, self._prefer = self._prefer, "speed" if self._prefer == "quality" else "quality"
-        try:
-            choice = self.choose(budget)
-        finally:
-            self._prefer = mine
-        chosen = self.choose(budget)
-        return None if (choice.number, choice.n_bytes) == (chosen.number, chosen.n_bytes) else choice
+    def other(self, budget: int) -> tuple[Preference, SizeChoice] | None:
+        """Return the other preference and what the budget would get by it; None if that is the same."""
+        prefer: Preference = "speed" if self._prefer == "quality" else "quality"
+        choice = self.choose(budget, prefer)
+        return None if choice.is_like(self.choose(budget)) else (prefer, choice)
 
     @property
     def longest_row(self) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from edge.elastic.governor import Governor
 from edge.elastic.room import ROOM, Room
@@ -18,7 +20,9 @@ from edge.paging.reader import Reader
 from edge.paging.weights import PagedWeights
 from edge.tasks import Repeated
 from partition.slices.rules import router_first
+from quant.text import bytes_text
 
+_MOST_NEWS = 16
 LOOK_S = 0.1  # between two looks at the memory
 _CHECK_S = 0.02  # likewise, while weights are read
 _ATTEMPTS = 3  # to load what others take the memory of meanwhile; then the least is loaded
@@ -26,6 +30,15 @@ _ATTEMPTS = 3  # to load what others take the memory of meanwhile; then the leas
 
 class _RoomIsGone(Exception):
     """Others took the memory that a change was for."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that was made."""
+
+    budget: int  # bytes of the process, since then
+    choice: SizeChoice
+    took_s: float
 
 
 class ElasticWeights(PagedWeights):
@@ -45,7 +58,7 @@ class ElasticWeights(PagedWeights):
         self.choice = sizes.choose(governor.budget)
         self.planned_bytes = self.choice.n_bytes  # of the process
         self._due: SizeChoice | None = None
-        self.changes: list[SizeChoice] = []  # made so far
+        self.changes: deque[Change] = deque(maxlen=_MOST_NEWS)  # that `news` has not told yet
         super().__init__(
             self.choice.roles,
             self.choice.plan,
@@ -96,6 +109,17 @@ class ElasticWeights(PagedWeights):
                 self._release()
                 self._arena.close()
 
+    def news(self) -> list[str]:
+        lines = []
+        while self.changes:
+            change = self.changes.popleft()
+            lines.append(f"{bytes_text(change.budget)} of memory: {change.choice}; changed in {change.took_s:.1f} s")
+            if change.budget < self.sizes.least:
+                lines.append(f"{bytes_text(self.sizes.least)} is the least that it can run in; free memory, or end it")
+            elif other := self.sizes.other(change.budget):
+                lines.append(f"--prefer {other[0]} would have {other[1]}")
+        return lines
+
     def look(self) -> None:
         """See how much memory there is, and note what has to change."""
         before, room = self._governor.budget, self._room.for_process(self.planned_bytes)
@@ -135,7 +159,7 @@ class ElasticWeights(PagedWeights):
             if self._intact:
                 return
             due = self.choice
-        began = self._room.now()
+        began_s = self._room.now()
         for attempt in range(_ATTEMPTS):
             try:
                 self._change_to(due)
@@ -144,9 +168,10 @@ class ElasticWeights(PagedWeights):
                 budget = self._room.for_process(due.n_bytes) if attempt < _ATTEMPTS - 2 else self.sizes.least
                 self._governor.budget = min(budget, self._governor.budget)
                 due = self.sizes.choose(self._governor.budget)
-        self.changes.append(due)
-        info("memory", budget=self._governor.budget, size=due.size.file_bytes, streamed=due.plan.streamed_bytes,
-             took_ms=round(1e3 * (self._room.now() - began)))  # fmt: skip
+        change = Change(self._governor.budget, due, self._room.now() - began_s)
+        self.changes.append(change)
+        size, streamed = due.size.file_bytes, due.plan.streamed_bytes
+        info("memory", budget=change.budget, size=size, streamed=streamed, took_ms=round(1e3 * change.took_s))
 
     def _change_to(self, choice: SizeChoice) -> None:
         super().reset()

@@ -355,6 +355,11 @@ class Drafter(Protocol):
         """The same in a line for people."""
 
 
+def memory_news(engine: TextEngine) -> list[str]:
+    """Return how its memory has changed since this was asked last, in lines for people."""
+    return [f"memory: {line}" for line in engine.paging.news()] if engine.paging is not None else []
+
+
 def memory_json(engine: TextEngine) -> dict[str, Any]:
     """The keys "gpu_layers", "memory" and "paging" of a command's --json; None without a GPU, or a budget."""
     paging = engine.paging

@@ -106,6 +106,10 @@ class PagedWeights:
         """Return bytes read, waits and cache hits since the last `clear_stats`."""
         return self._passes.stats()
 
+    def news(self) -> list[str]:
+        """Return what has changed since the last call, in a line each: nothing, where the budget stays."""
+        return []
+
     def clear_stats(self) -> None:
         """Reset the counts."""
         self._passes.clear()
