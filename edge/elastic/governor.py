@@ -17,7 +17,7 @@ class Governor:
     def __init__(self, most: int, budget: int) -> None:
         """budget: bytes that it has to begin with."""
         self._most, self.budget = most, budget
-        self._seen: deque[tuple[float, int]] = deque()  # (time, room) of looks that had more than the budget
+        self._seen: deque[tuple[float, int]] = deque()  # (time, room) of looks since the budget last shrank
         self._stalled: tuple[float, float] | None = None  # (time, seconds stalled) of the last look
 
     def look(self, room: int, held: int, stalled_s: float, now_s: float) -> int:
@@ -34,11 +34,11 @@ class Governor:
         if room < held:
             self._seen.clear()
             self.budget = room - room // SLACK
-        elif room <= self.budget:
-            self._seen.clear()
-        else:
-            self._seen.append((now_s, room))
-            if now_s - self._seen[0][0] >= GROW_AFTER_S:
-                self.budget = min(room for _, room in self._seen)
-                self._seen.clear()
+            return self.budget
+        self._seen.append((now_s, room))
+        while len(self._seen) > 1 and now_s - self._seen[1][0] >= GROW_AFTER_S:
+            self._seen.popleft()
+        steady = min(room for _, room in self._seen)
+        if now_s - self._seen[0][0] >= GROW_AFTER_S and steady > self.budget + 2 * self.budget // SLACK:
+            self.budget = steady
         return self.budget
