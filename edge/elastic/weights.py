@@ -70,7 +70,7 @@ class ElasticWeights(PagedWeights):
             arena=ElasticArena(),
         )
         self._shown = None
-        self._watch = Repeated(self._follow, LOOK_S, "memory")
+        self._watch = Repeated(self.follow, LOOK_S, "memory")
 
     def begin(self, rows: llama.Batch, n: int) -> None:
         """Change the weights if that is due, then as `PagedWeights`."""
@@ -131,7 +131,7 @@ class ElasticWeights(PagedWeights):
             else:
                 self._due = choice
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """Look, and change what is due unless a pass is computed, which has the next one change it."""
         self.look()
         if self._due is not None and self._lock.acquire(blocking=False):

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from edge.demo import MODEL_PATH
 from edge.elastic.load import load_elastic
 from edge.elastic.room import Room
 from edge.elastic.weights import ElasticWeights
@@ -49,6 +50,18 @@ def elastic(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Elastic
         return Elastic(out, static)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def bundled(tmp_path_factory: pytest.TempPathFactory) -> Elastic:
+    """The bundled model in several sizes."""
+    folder, source = tmp_path_factory.mktemp("elastic"), GgufFile.open(MODEL_PATH)
+    static = tuple(folder / f"{mix}.gguf" for mix in MIXES)
+    for path in static:
+        quantize(source, path, mix_by_name(path.stem), threads=1)
+    out = folder / "elastic.gguf"
+    write_elastic(plan_elastic([GgufFile.open(path) for path in static], [0.0, 0.01, 0.1]), out)
+    return Elastic(out, static)
 
 
 class Memory:

@@ -11,11 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge.demo import MODEL_PATH
-from edge.quantization.gguf import quantize
-from quant.gguf.elastic import plan_elastic, write_elastic
-from quant.gguf.file import GgufFile
-from quant.mixes import mix_by_name
+from tests.engine.elastic.conftest import Elastic
 from tests.support import ROOT
 from tests.support.helpers import until
 from tests.support.paging import MIB
@@ -68,18 +64,6 @@ with Engine(path, replace(options, least_memory=200 << 20)) as engine:
 """
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The bundled model in an elastic file, and its sizes alone, the largest first."""
-    folder, source = tmp_path_factory.mktemp("elastic"), GgufFile.open(MODEL_PATH)
-    static = [folder / f"{mix}.gguf" for mix in ("q8_0", "q4_0", "q2_k")]
-    for path in static:
-        quantize(source, path, mix_by_name(path.stem), threads=1)
-    out = folder / "elastic.gguf"
-    write_elastic(plan_elastic([GgufFile.open(path) for path in static], [0.0, 0.01, 0.1]), out)
-    return [out, *static]
-
-
 @pytest.fixture
 def group() -> Iterator[Path]:
     folder = Path("/sys/fs/cgroup/memory", f"edge-elastic-{os.getpid()}")
@@ -104,9 +88,9 @@ def limit(group: Path, n_bytes: int) -> bool:
     return int((group / "memory.limit_in_bytes").read_text()) // MIB == n_bytes // MIB
 
 
-def test_a_limit_that_is_lowered_and_raised_changes_bits_and_ends_nothing(files: list[Path], group: Path) -> None:
+def test_a_limit_that_is_lowered_and_raised_changes_bits_and_ends_nothing(bundled: Elastic, group: Path) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, *map(str, files)],
+        [sys.executable, "-c", _CHILD, *map(str, (bundled.path, *bundled.static))],
         cwd=ROOT,
         text=True,
         stdin=subprocess.PIPE,
