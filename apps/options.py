@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from apps.errors import UsageError
+from apps.memory_action import MemoryAction
 from devices.errors import TrustError
 from edge import units
 from partition.predict.drafts import KINDS, SELF
@@ -32,6 +33,7 @@ MAX_IO_CHUNK = 256 << 20
 MAX_IN_FLIGHT = 64
 MAX_SEED = 2**32 - 2
 QUANTIZE_MINUTES = 10.0
+ELASTIC_SIZES = 4
 # Fields of EngineOptions that are options of commands; a test holds that these are all that there are.
 ENGINE_OPTIONS = (
     "context", "batch", "threads", "gpu_layers", "repack", "flash_attention", "kv_type",
@@ -61,7 +63,7 @@ in_flight, threads = argument(units.whole(1, MAX_IN_FLIGHT)), argument(units.who
 seed = argument(units.whole(0, MAX_SEED))  # of 32 bits, like those `--json` reports
 number, positive, items = argument(units.number), argument(units.positive), argument(units.items)
 byte_size, dimension = argument(units.parse_bytes), argument(units.dimension)
-byte_range = argument(units.parse_byte_range)
+byte_range, io_chunk = argument(units.parse_byte_range), argument(units.bytes_up_to(MAX_IO_CHUNK))
 
 
 def byte_size_or_none(text: str) -> int:
@@ -72,15 +74,6 @@ def byte_size_or_none(text: str) -> int:
 def between(least: float, most: float) -> Callable[[str], float]:
     """Return a parser of numbers from `least` to `most`."""
     return argument(units.between(least, most))
-
-
-@argument
-def io_chunk(text: str) -> int:
-    """Return the bytes of one read, up to the engine's limit."""
-    size = units.parse_bytes(text)
-    if size > MAX_IO_CHUNK:
-        raise ValueError(f"needs a size of at most {MAX_IO_CHUNK >> 20}MiB, got {text}")
-    return size
 
 
 @argument
@@ -217,15 +210,6 @@ def option(
     parser.add_argument(flag, help=text, **how)
 
 
-class _Memory(argparse.Action):
-    """Sets `memory`, and `least_memory` where a range was given."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
-    ) -> None:
-        vars(namespace).update(values)
-
-
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how to load and run the model."""
     group = parser.add_argument_group("engine")
@@ -243,18 +227,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
     )
     group = parser.add_argument_group("memory")
-    add(
-        group,
-        "--memory",
-        type=argument(units.memory_options),
-        action=_Memory,
-        metavar="SIZE[..SIZE]",
-        help="use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every"
-        " token; 1.2GiB..4GiB: as much of that as is free at any time (default: no limit)",
-    )
+    words = "use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every token;"
+    words += " 1.2GiB..4GiB: as much of that as is free at any time (default: no limit)"
+    memory = argument(units.memory_options)
+    add(group, "--memory", type=memory, action=MemoryAction, metavar="SIZE[..SIZE]", help=words)
     parser.set_defaults(least_memory=None)
-    words = "where memory gets less: page weights before they get fewer bits, or after (default: speed)"
-    option(group, "--prefer HOW", words, choices=PREFERENCES, default="speed")
+    words = "where memory gets less, speed: fewer bits before weights are paged; quality: paged before (default: speed)"
+    option(group, "--prefer", words, choices=PREFERENCES)
     option(group, "--window SIZE", "part of it that such weights pass through (default: measured)", byte_size)
     io_threads = argument(units.whole(1, MAX_IO_THREADS))
     option(group, "--io-threads N", "that read them (default: measured)", io_threads)

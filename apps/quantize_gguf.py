@@ -6,9 +6,8 @@ import argparse
 import time
 from pathlib import Path
 
-from apps.commands.quantize import SIZES
 from apps.errors import UsageError
-from apps.options import QUANTIZE_MINUTES, check_output, model_path
+from apps.options import ELASTIC_SIZES, QUANTIZE_MINUTES, check_output, model_path
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json, print_note, print_table
 from devices.probe import default_threads
@@ -115,7 +114,7 @@ def _make_elastic(args: argparse.Namespace, model: Path, steps: ShownSteps, bega
             make.budget_within(source, memory, args.context, args.kv_type or "f16", options, steps)
             for memory in args.elastic
         ]
-        budgets = budgets_between(ends[0], min(ends[1], source.file.size_bytes), args.sizes or SIZES)
+        budgets = budgets_between(ends[0], min(ends[1], source.file.size_bytes), args.sizes or ELASTIC_SIZES)
         text = read_text(args.text or BUNDLED)
         fitted = make.quantize_to_sizes(source, args.output, budgets, text, options, steps)
     if args.json:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.processes import serve
+from edge.elastic import load as loading
 from edge.elastic.load import load_elastic
 from edge.elastic.room import Room
 from edge.elastic.weights import ElasticWeights
-from edge.llm import engine as engine_module
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 
@@ -38,7 +38,7 @@ class Side:
         self.close()
         self._free = options["memory"]
         room = Room(lambda: 0, lambda: self._free, lambda: 0.0, lambda: self._now_s)
-        engine_module.load_elastic = partial(load_elastic, room=room) if says else load_elastic  # type: ignore[assignment]
+        loading.load_elastic = partial(load_elastic, room=room) if says else load_elastic  # type: ignore[assignment]
         began = time.perf_counter()
         self._engine = Engine(model, EngineOptions(**options))
         took = time.perf_counter() - began

@@ -29,6 +29,18 @@ def as_bytes(size: int | str | None) -> int | None:
     return parse_bytes(size) if isinstance(size, str) else size
 
 
+def bytes_up_to(most: int) -> Callable[[str], int]:
+    """Return a parser of sizes of at most `most` bytes."""
+
+    def parse(text: str) -> int:
+        size = parse_bytes(text)
+        if size > most:
+            raise ValueError(f"needs a size of at most {most >> 20}MiB, got {text}")
+        return size
+
+    return parse
+
+
 def parse_byte_range(text: str) -> tuple[int, int]:
     """Return (least, most) bytes from "1.2GiB..4GiB"."""
     least, dots, most = text.partition("..")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from apps.errors import UsageError
 from apps.options import (
+    ELASTIC_SIZES,
     QUANTIZE_MINUTES,
     add,
     argument,
@@ -38,7 +39,6 @@ _FOR_GGUF = (
     "size", "fit", "elastic", "sizes", "context", "kv_type", "imatrix", "text", "types", "compare", "png", "minutes",
     "fast", "report",
 )  # fmt: skip
-SIZES = 4  # of an elastic file
 _FOR_ONNX = ("calibration", "block_size")
 _NEEDED = ("onnx", "onnxruntime")
 _NEEDED_INT4 = ("onnx_ir", "ml_dtypes")  # what ONNX Runtime's tool for 4 bits imports, and does not install
@@ -56,7 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--fit SIZE", "a model that runs in so much memory", byte_size)
     words = "several sizes in one file, to run in 1.2GiB..4GiB of memory: more and fewer bits as that changes"
     option(parser, "--elastic SIZE..SIZE", words, byte_range)
-    option(parser, "--sizes N", f"with --elastic: how many (default: {SIZES})", argument(units.whole(2, MOST_SIZES)))
+    option(
+        parser,
+        "--sizes N",
+        f"with --elastic: how many (default: {ELASTIC_SIZES})",
+        argument(units.whole(2, MOST_SIZES)),
+    )
     add(parser, "--context", help="with --fit and --elastic: tokens of context (default: 4096)")
     add(parser, "--kv-type", help="with --fit and --elastic: type of the KV cache (default: f16)")
     option(parser, "--imatrix FILE", "importance matrix (--size, --fit and --elastic make their own)", Path)

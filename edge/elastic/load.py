@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from edge.elastic.governor import Governor
 from edge.elastic.room import ROOM, Room
 from edge.elastic.sizes import Preference, Sizes
 from edge.elastic.weights import ElasticWeights
 from edge.errors import NotEnoughMemory
-from edge.paging.load import Loaded, Opening
+from edge.paging.load import Loaded, Opening, load_weights
 from edge.paging.memory import MIB, MemoryNeed
 from quant.gguf.elastic import elastic_sizes
+
+
+def loader(least: int | None, prefer: Preference) -> Callable[[Opening], Loaded]:
+    """Return what loads the weights of a model whose memory may shrink to `least` bytes; None: it stays."""
+    return load_weights if least is None else partial(load_elastic, least, prefer)
 
 
 def load_elastic(least: int, prefer: Preference, opening: Opening, room: Room = ROOM) -> Loaded:

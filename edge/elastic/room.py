@@ -11,7 +11,7 @@ from devices.probe import available_memory, memory_stalled_s, own_rss
 
 @dataclass(frozen=True)
 class Room:
-    """How memory is looked at. Tests bring their own."""
+    """Readings of memory. Tests bring their own."""
 
     held: Callable[[], int] = own_rss  # bytes in memory now
     free: Callable[[], int] = available_memory  # bytes that an allocation could have

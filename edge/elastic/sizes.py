@@ -22,7 +22,7 @@ Preference = Literal["speed", "quality"]
 
 @dataclass(frozen=True)
 class SizeChoice:
-    """What a budget gets."""
+    """Use of a budget: a size of the model, and how it is paged."""
 
     number: int  # of the size; 0: the largest
     size: ElasticSize

@@ -17,7 +17,7 @@ from edge.adapters.file import AdapterFile, CheckedAdapter, adapter_sizes
 from edge.adapters.loaded import LoadedAdapters
 from edge.closing import Closing
 from edge.constraints.constraint import Mask
-from edge.elastic.load import load_elastic
+from edge.elastic.load import loader
 from edge.errors import ContextFull, EngineError
 from edge.llama import llama
 from edge.llama.ggml import forget_views
@@ -29,10 +29,11 @@ from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
 from edge.llm.states import States, held_bytes
 from edge.paging.budget import BudgetOptions, OtherUses
-from edge.paging.load import load_weights, load_within
+from edge.paging.load import load_within
 from edge.paging.mapped import ModelInMemory, another_context, load_mapped
 from edge.paging.memory import MemoryNeed
 from edge.paging.plan import PagePlan
+from edge.paging.weights import one_pass
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
 from partition.model.generation import generates
@@ -138,9 +139,6 @@ class ModelRunner(Closing):
                 hooks=hooks,
                 progress=progress,
             )
-        load = load_weights
-        if options.least_memory is not None:
-            load = partial(load_elastic, options.least_memory, options.prefer)
         return load_within(
             self.file,
             self.shape,
@@ -154,7 +152,7 @@ class ModelRunner(Closing):
             hooks=hooks,
             progress=progress,
             accounted=accounted,
-            load=load,
+            load=loader(options.least_memory, options.prefer),
         )
 
     def decode_rows(self, rows: llama.Batch, n: int) -> None:
@@ -166,20 +164,12 @@ class ModelRunner(Closing):
         outputs = int(np.count_nonzero(rows.outputs[:n]))
         if outputs > self.outputs:  # ggml would abort
             raise EngineError(f"{outputs} rows are to give logits, the engine was made for {self.outputs}; set outputs")
-        paging, hooks = self.paging, self._loaded.hooks
-        if paging is not None:
-            paging.begin(rows, n)
-        try:
+        hooks = self._loaded.hooks
+        with one_pass(self.paging, rows, n):
             if hooks is None:
                 self._context.decode(rows, n)
             else:
                 hooks.decode(self._context, rows, n, outputs)
-        except BaseException:
-            if paging is not None:
-                paging.reset()
-            raise
-        if paging is not None:
-            paging.end()
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """Logits [n_vocab] of batch row `row` of the last decode; a view that holds until the next one."""

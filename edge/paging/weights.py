@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,21 @@ from edge.paging.roles import Roles
 from edge.paging.stats import PagingStats, Passes
 from edge.paging.token_rows import TokenRows
 from edge.paging.window import Pager, Piece
+
+
+@contextmanager
+def one_pass(weights: PagedWeights | None, rows: llama.Batch, n: int) -> Iterator[None]:
+    """Have weights in place while the first `n` rows are decoded in the block. None: they are, always."""
+    if weights is None:
+        yield
+        return
+    weights.begin(rows, n)
+    try:
+        yield
+    except BaseException:
+        weights.reset()
+        raise
+    weights.end()
 
 
 class PagedWeights:
@@ -39,7 +55,7 @@ class PagedWeights:
         """Load what stays. WeightsError if it cannot be read; what `progress` raises ends the load. arena: the memory
         that it stays in; the caller closes this, and the reader. None: one of its own."""
         self._reader, self._progress, self._threads = reader, progress, threads
-        self._experts_used, self._router_first = experts_used, router_first
+        self._routing = experts_used, router_first
         self._arena, self._owns = arena or OneArena(plan.resident), arena is None
         self._jobs: dict[Piece, Job] = {}  # of what stays
         self._rows: TokenRows | None = None
@@ -170,6 +186,7 @@ class PagedWeights:
 
     def _make_routers(self) -> dict[int, Router]:
         """Make the routers of all layers whose router and norm are plain numbers."""
+        used, router_first = self._routing
         by_name = {piece.weight.name: piece for piece in self.plan.resident}
         routers = {}
         for layer in self._roles.experts:
@@ -178,8 +195,7 @@ class PagedWeights:
                 by_name.get(f"blk.{layer}.ffn_norm.weight", by_name.get(f"blk.{layer}.post_attention_norm.weight"))
             )
             if weights is not None:
-                scale = None if norm is None or self._router_first else norm[0]  # without a norm before it: None
-                routers[layer] = Router(weights, scale, self._experts_used)
+                routers[layer] = Router(weights, None if norm is None or router_first else norm[0], used)
         return routers
 
     def _floats(self, piece: Piece | None) -> NDArray[np.float32] | None:

@@ -94,7 +94,7 @@ def engine_in(
     load = partial(load_elastic, room=memory.room)
     with (
         steady_runtime(),
-        mock.patch("edge.llm.engine.load_elastic", load),
+        mock.patch("edge.elastic.load.load_elastic", load),
         mock.patch("edge.elastic.weights.LOOK_S", 1e9),
         mock.patch("edge.elastic.governor.SLACK", 1 << 40),  # sizes of these models are near each other
         Engine(path, replace(options, least_memory=least)) as engine,
