@@ -155,7 +155,7 @@ def followed(name: str, path: Path, args: argparse.Namespace) -> dict[str, Any]:
     high = how["memory"] + GIB
     samples: list[tuple[float, int]] = []
     times: dict[str, float] = {}
-    with memory_group(high) as group, Grouped(SIDE, group) as side:
+    with memory_group(high) as group, (process := Grouped(SIDE, group)) as side:
         [loaded] = side.tell("load", RUN_S, model=str(path), options=how)
         side.tell("prompt", RUN_S, n=position)
         whole, memory = loaded["whole"], next(f for f in group.folders if f.parent.name == "memory")
@@ -188,7 +188,7 @@ def followed(name: str, path: Path, args: argparse.Namespace) -> dict[str, Any]:
     down = before - (whole[0] - whole[-1]) * 9 // 10
     return {
         "model": name,
-        "killed": killed or side.killed,
+        "killed": killed or process.killed,
         "tokens": len(tokens),
         "rss_bytes": [before, min(held for at, held in samples if at > times["low"]), samples[-1][1]],
         "down_s": next((at for at, held in samples if at > times["low"] and held <= down), 1e9) - times["low"],
