@@ -369,7 +369,12 @@ def memory_json(engine: TextEngine) -> dict[str, Any]:
     need, plan, stats = engine.memory, paging.plan, paging.stats()
     return {
         **on_gpu,
-        "memory": {"budget_bytes": need.budget, "total_bytes": need.total, "parts": need.parts},
+        "memory": {
+            "budget_bytes": need.budget,
+            "total_bytes": need.total,
+            "parts": need.parts,
+            "changes": paging.news(),
+        },
         "paging": {
             "resident_bytes": sum(piece.n_bytes for piece in plan.resident),
             "streamed_bytes": plan.streamed_bytes,
