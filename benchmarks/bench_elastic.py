@@ -102,10 +102,10 @@ def change(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 side.tell("decode", RUN_S, position=history, n=3)
                 changed = {}
                 for number in (*range(1, len(static)), *reversed(range(len(static) - 1))):  # down and up again
-                    side.tell("give", free=loaded["whole"][number] * 65 // 64)
                     forget(path)
-                    [[first, *others]] = side.tell("decode", RUN_S, position=history, n=4)
-                    changed.setdefault(number, []).append({"next_s": first, "token_s": min(others)})
+                    [next_s] = side.tell("give", RUN_S, free=loaded["whole"][number] * 65 // 64, position=history)
+                    [tokens] = side.tell("decode", RUN_S, position=history, n=4)
+                    changed.setdefault(number, []).append({"next_s": next_s, "token_s": min(tokens)})
                 for number, figures in changed.items():
                     forget(*static)
                     [reload_s] = side.tell("reload", RUN_S, model=str(static[number]), options=alone, history=history)

@@ -53,14 +53,16 @@ class Side:
         for start in range(0, n, engine.batch):
             engine.decode(tokens[start : start + engine.batch], start)
 
-    def give(self, free: int) -> None:
-        """Let so much memory be free, for long enough."""
-        weights = self._loaded.paging
+    def give(self, free: int, position: int) -> float:
+        """Let so much memory be free, for long enough; return the seconds until there is a token at a position."""
+        began, weights = time.perf_counter(), self._loaded.paging
         assert isinstance(weights, ElasticWeights)
         self._free = free
         for _ in range(2):
             self._now_s += _STEADY_S
             weights.look()
+        self.decode(position, 1)
+        return time.perf_counter() - began
 
     def decode(self, position: int, n: int) -> list[float]:
         """Decode so many tokens from a position on; return the seconds of each."""

@@ -28,7 +28,7 @@ _CHECK_S = 0.02  # likewise, while weights are read
 _ATTEMPTS = 3  # to load what others take the memory of meanwhile; then the least is loaded
 
 
-class _RoomIsGone(Exception):
+class RoomIsGone(Exception):
     """Others took the memory that a change was for."""
 
 
@@ -46,7 +46,7 @@ class ElasticWeights(PagedWeights):
     passes: at the beginning of the next one, or at once while none is computed."""
 
     def __init__(self, opening: Opening, sizes: Sizes, governor: Governor, room: Room = ROOM) -> None:
-        """Load what the budget gets. WeightsError if it cannot be read."""
+        """Load what the budget gets. WeightsError if it cannot be read; RoomIsGone."""
         self.sizes, self._governor, self._room = sizes, governor, room
         self._lock = threading.Lock()  # of a pass, or a change
         self._computing = False
@@ -164,7 +164,7 @@ class ElasticWeights(PagedWeights):
             try:
                 self._change_to(due)
                 break
-            except _RoomIsGone:
+            except RoomIsGone:
                 budget = self._room.for_process(due.n_bytes) if attempt < _ATTEMPTS - 2 else self.sizes.least
                 self._governor.budget = min(budget, self._governor.budget)
                 due = self.sizes.choose(self._governor.budget)
@@ -190,7 +190,7 @@ class ElasticWeights(PagedWeights):
             node_hooks.replace((*self.hooks(), *others))
 
     def _loads(self, fraction: float) -> None:
-        """Show how far loading is. _RoomIsGone if what is left has no room any more."""
+        """Show how far loading is. RoomIsGone if what is left has no room any more."""
         if self._shown is not None:
             self._shown(fraction)
         now = self._room.now()
@@ -198,7 +198,7 @@ class ElasticWeights(PagedWeights):
             return
         self._checked_s = now
         if sum(job.left for job in self._jobs.values()) > self._room.free():
-            raise _RoomIsGone
+            raise RoomIsGone
 
 
 _NO_HOOK = Hook(lambda node: False, lambda node: None)
