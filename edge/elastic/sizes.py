@@ -65,6 +65,10 @@ class Sizes:
         self._experts = self._used * max(2, context.sequences, context.batch)
         self.read, self._speeds = _speeds(self._roles, replace(opening.options, memory=least), opening.threads)
         self._parts = sum(parts.values()) - least // MARGIN_SHARE  # one part grows with the budget
+        self._whole = [  # bytes of the weights of each size, with all in memory
+            sum(plan(roles, 1 << 62, self.read, speed, self._batch, self._experts).parts.values())
+            for roles, speed in zip(self._roles, self._speeds, strict=True)
+        ]
         self.least = self._least(self._roles[-1])
 
     def choose(self, budget: int, prefer: Preference | None = None) -> SizeChoice:
@@ -76,8 +80,9 @@ class Sizes:
         budget = max(budget, self.least)
         last = len(self._sizes) - 1
         for number in range(last):
-            choice = self._within(number, budget)
-            if choice is not None and ((prefer or self._prefer) == "quality" or not choice.plan.pages):
+            if (prefer or self._prefer) == "speed" and self._whole[number] > self._room(budget):
+                continue  # planning how to page it takes a while
+            if (choice := self._within(number, budget)) is not None:
                 return choice
         smallest = self._within(last, budget)
         assert smallest is not None
@@ -96,7 +101,7 @@ class Sizes:
 
     def _within(self, number: int, budget: int) -> SizeChoice | None:
         """Return a size, paged as far as the budget makes it; None if it cannot be."""
-        roles, room = self._roles[number], budget - self._parts - budget // MARGIN_SHARE
+        roles, room = self._roles[number], self._room(budget)
         if sum(least_parts(roles, self.read, self._batch, self._experts).values()) > room:
             return None
         try:
@@ -108,6 +113,10 @@ class Sizes:
         n_bytes = self._parts + budget // MARGIN_SHARE + sum(share.parts.values())
         token_s = _token_s(roles, share, self._speeds[number], self._used)
         return SizeChoice(number, self._sizes[number], roles, share, n_bytes, token_s)
+
+    def _room(self, budget: int) -> int:
+        """Return the bytes of a budget that weights may take."""
+        return budget - self._parts - budget // MARGIN_SHARE
 
     def _least(self, roles: Roles) -> int:
         """Return the bytes of the least budget that a size can be paged in."""
