@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from apps.errors import UsageError
+from apps.memory_action import MemoryAction
 from devices.errors import TrustError
 from edge import units
 from partition.predict.drafts import KINDS, SELF
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 # Copies of names in quant.types and edge.llm.engine, so that --help stays quick; a test compares them.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+PREFERENCES = ("speed", "quality")
 TRANSPORTS = ("auto", "tcp", "grpc")
 WIRES = ("f32", "f16", "q8")
 MOST_WORKERS = 63
@@ -31,10 +33,11 @@ MAX_IO_CHUNK = 256 << 20
 MAX_IN_FLIGHT = 64
 MAX_SEED = 2**32 - 2
 QUANTIZE_MINUTES = 10.0
+ELASTIC_SIZES = 4
 # Fields of EngineOptions that are options of commands; a test holds that these are all that there are.
 ENGINE_OPTIONS = (
     "context", "batch", "threads", "gpu_layers", "gpu_memory", "repack", "flash_attention", "kv_type",
-    "memory", "window", "io_threads", "io_chunk", "verify",
+    "memory", "least_memory", "prefer", "window", "io_threads", "io_chunk", "verify",
 )  # fmt: skip
 ANY_MODEL = "GGUF or ONNX file, a known name, or REPO:FILE (default: the bundled model)"
 
@@ -61,6 +64,7 @@ seed = argument(units.whole(0, MAX_SEED))  # of 32 bits, like those `--json` rep
 number, positive, items = argument(units.number), argument(units.positive), argument(units.items)
 kv_type = argument(units.one_or_two(KV_TYPES))
 byte_size, dimension = argument(units.parse_bytes), argument(units.dimension)
+byte_range, io_chunk = argument(units.parse_byte_range), argument(units.bytes_up_to(MAX_IO_CHUNK))
 
 
 def byte_size_or_none(text: str) -> int:
@@ -71,15 +75,6 @@ def byte_size_or_none(text: str) -> int:
 def between(least: float, most: float) -> Callable[[str], float]:
     """Return a parser of numbers from `least` to `most`."""
     return argument(units.between(least, most))
-
-
-@argument
-def io_chunk(text: str) -> int:
-    """Return the bytes of one read, up to the engine's limit."""
-    size = units.parse_bytes(text)
-    if size > MAX_IO_CHUNK:
-        raise ValueError(f"needs a size of at most {MAX_IO_CHUNK >> 20}MiB, got {text}")
-    return size
 
 
 @argument
@@ -229,15 +224,16 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add(group, "--gpu-memory", help="most of a GPU's memory, such as 6GiB: layers that do not fit pass through it")
     add(group, "--kv-type", default="f16")
     group.add_argument("--flash-attention", choices=("auto", "on", "off"), default="auto")
-    option(
-        group,
-        "--repack",
-        "lay weights out for this CPU: faster, takes memory of its own (default: where it fits)",
-        action=argparse.BooleanOptionalAction,
-    )
+    words = "lay weights out for this CPU: faster, takes memory of its own (default: where it fits)"
+    option(group, "--repack", words, action=argparse.BooleanOptionalAction)
     group = parser.add_argument_group("memory")
-    words = "use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every token"
-    add(group, "--memory", help=f"{words} (default: no limit)")
+    words = "use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every token;"
+    words += " 1.2GiB..4GiB: as much of that as is free at any time (default: no limit)"
+    memory = argument(units.memory_options)
+    add(group, "--memory", type=memory, action=MemoryAction, metavar="SIZE[..SIZE]", help=words)
+    parser.set_defaults(least_memory=None)
+    words = "where memory gets less, speed: fewer bits before weights are paged; quality: paged before (default: speed)"
+    option(group, "--prefer", words, choices=PREFERENCES)
     option(group, "--window SIZE", "part of it that such weights pass through (default: measured)", byte_size)
     io_threads = argument(units.whole(1, MAX_IO_THREADS))
     option(group, "--io-threads N", "that read them (default: measured)", io_threads)
@@ -353,7 +349,7 @@ def quiet_grpc() -> None:
 def engine_values(args: argparse.Namespace) -> dict[str, Any]:
     """Return the engine options by name. UsageError for options that do not go together."""
     check_engine_arguments(args)
-    return {name: getattr(args, name) for name in ENGINE_OPTIONS}
+    return {name: getattr(args, name) for name in ENGINE_OPTIONS} | {"prefer": args.prefer or "speed"}
 
 
 def engine_options(args: argparse.Namespace) -> EngineOptions:
@@ -375,6 +371,8 @@ def check_engine_arguments(args: argparse.Namespace) -> None:
     """Raise UsageError for engine options that do not go together."""
     if args.gpu_memory is not None:
         refuse(args, ("memory", "gpu_layers", "lora", "reproducible"), "does not go with --gpu-memory")
+    if args.least_memory is None:
+        refuse(args, ("prefer",), "is about memory that changes: give a range with --memory SIZE..SIZE")
     if args.memory is None:
         about_budget = ("window", "io_threads", "io_chunk", "verify")
         refuse(args, about_budget, "is about a budget: give one with --memory SIZE")

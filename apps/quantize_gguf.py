@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from apps.errors import UsageError
-from apps.options import QUANTIZE_MINUTES, check_output, model_path
+from apps.options import ELASTIC_SIZES, QUANTIZE_MINUTES, check_output, model_path
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json, print_note, print_table
 from devices.probe import default_threads
@@ -15,6 +15,7 @@ from edge.pictures.canvas import check_picture
 from edge.pictures.quality import draw_evaluation
 from edge.quantization import make
 from edge.quantization.comparison import COLUMNS, compare_mixes
+from edge.quantization.elastic import budgets_between
 from edge.quantization.fit import FitOptions
 from edge.quantization.kernels import default_mix
 from edge.quantization.make import QuantizedModel, Source
@@ -33,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
     model = model if is_folder else model_path(args.model)
     read = [path for path in (args.imatrix, args.text) if path]
     check_output(args.output, [*make.model_files(model), *read], args.force)
+    if args.elastic:
+        return _make_elastic(args, model, steps, began)
     evaluation = None
     if is_folder and (args.type or "").lower() in CONVERTED_TYPES and not args.report:
         quantized = make.convert_checkpoint(model, args.output, args.type.lower(), steps)
@@ -93,10 +96,35 @@ def _make(args: argparse.Namespace, source: Source, steps: ShownSteps) -> Quanti
     if not (args.size or args.fit):
         mix = mix_by_name(args.type) if args.type else default_mix(args.threads or default_threads())
         return make.quantize_to_type(source, args.output, mix, imatrix=args.imatrix, threads=args.threads, steps=steps)
-    kinds = tuple(weight_type(name) for name in args.types or ())
-    options = FitOptions(args.imatrix, kinds, args.fast, 60 * (args.minutes or QUANTIZE_MINUTES), args.threads)
+    options = _fit_options(args)
     size = args.size or make.budget_within(source, args.fit, args.context, args.kv_type or "f16", options, steps)
     return make.quantize_to_size(source, args.output, size, read_text(args.text or BUNDLED), options, steps)
+
+
+def _fit_options(args: argparse.Namespace) -> FitOptions:
+    kinds = tuple(weight_type(name) for name in args.types or ())
+    return FitOptions(args.imatrix, kinds, args.fast, 60 * (args.minutes or QUANTIZE_MINUTES), args.threads)
+
+
+def _make_elastic(args: argparse.Namespace, model: Path, steps: ShownSteps, began: float) -> int:
+    """Write OUT in several sizes, and say what they are; the exit code."""
+    options = _fit_options(args)
+    with make.as_gguf(model, args.output, steps) as source:
+        ends = [
+            make.budget_within(source, memory, args.context, args.kv_type or "f16", options, steps)
+            for memory in args.elastic
+        ]
+        budgets = budgets_between(ends[0], min(ends[1], source.file.size_bytes), args.sizes or ELASTIC_SIZES)
+        text = read_text(args.text or BUNDLED)
+        fitted = make.quantize_to_sizes(source, args.output, budgets, text, options, steps)
+    if args.json:
+        paths = {"input": str(args.model), "output": str(args.output)}
+        return print_json({**paths, **fitted.to_json(), "duration_s": time.monotonic() - began})
+    sizes = [(bytes_text(fit.outcome.n_bytes), f"{fit.measured_divergence:.5f}") for fit in fitted.fits]
+    print_columns(("size", "KL divergence"), [list(row) for row in sizes])
+    alone = sum(fit.outcome.n_bytes for fit in fitted.fits)
+    print_note(f"{args.output}: {bytes_text(fitted.n_bytes)}, where these files alone have {bytes_text(alone)}")
+    return 0
 
 
 def _print(args: argparse.Namespace, quantized: QuantizedModel) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -57,6 +58,17 @@ def available_memory() -> int:
     return available if room is None else min(available, room)
 
 
+def memory_stalled_s() -> float:
+    """Seconds, since this machine or the control group began to count, in which some process waited for memory; 0 where
+    the kernel does not count."""
+    groups = (group / "memory.pressure" for group, version in _own_groups("memory") if version == 2)
+    for path in (*groups, Path("/proc/pressure/memory")):
+        with suppress(OSError, ValueError, IndexError):
+            some = path.read_text().splitlines()[0]
+            return int(some.rpartition("total=")[2]) / 1e6
+    return 0.0
+
+
 def _cgroup_room() -> int | None:
     """Bytes left under the tightest memory limit of this process's control groups; None without one."""
     rooms = (_room(*group) for group in _own_groups("memory"))
@@ -79,14 +91,19 @@ def _own_groups(controller: str) -> Iterator[tuple[Path, int]]:
 
 
 def _room(group: Path, version: int) -> int | None:
-    """Bytes a memory group has left, counting the cache it gives back when asked; None if it has no limit."""
-    limit_file, use_file, cache_line = (
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    """Bytes a memory group has left, counting the cache it gives back when asked; None if it has no limit: neither the
+    one that kills, nor the one that it is to keep to."""
+    limit_files, use_file, cache_line = (
+        (("memory.limit_in_bytes", "memory.soft_limit_in_bytes"), "memory.usage_in_bytes", "total_inactive_file")
         if version == 1
-        else ("memory.max", "memory.current", "inactive_file")
+        else (("memory.max", "memory.high"), "memory.current", "inactive_file")
     )
+    limits = []
+    for name in limit_files:
+        with suppress(OSError, ValueError):  # "max" where there is none
+            limits.append(int((group / name).read_text()))
     try:
-        limit = int((group / limit_file).read_text())  # "max" where there is none
+        limit = min(limits)
         used = int((group / use_file).read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):

@@ -30,6 +30,37 @@ def as_bytes(size: int | str | None) -> int | None:
     return parse_bytes(size) if isinstance(size, str) else size
 
 
+def bytes_up_to(most: int) -> Callable[[str], int]:
+    """Return a parser of sizes of at most `most` bytes."""
+
+    def parse(text: str) -> int:
+        size = parse_bytes(text)
+        if size > most:
+            raise ValueError(f"needs a size of at most {most >> 20}MiB, got {text}")
+        return size
+
+    return parse
+
+
+def parse_byte_range(text: str) -> tuple[int, int]:
+    """Return (least, most) bytes from "1.2GiB..4GiB"."""
+    least, dots, most = text.partition("..")
+    if not dots:
+        raise ValueError(f"needs two sizes such as 1.2GiB..4GiB, got {text!r}")
+    result = parse_bytes(least), parse_bytes(most)
+    if result[0] > result[1]:
+        raise ValueError(f"needs the smaller size first, got {text!r}")
+    return result
+
+
+def memory_options(memory: int | str | None) -> dict[str, int | None]:
+    """Return `memory` and `least_memory` of engine options from bytes, or a text such as "3GiB" or "1.2GiB..4GiB"."""
+    if isinstance(memory, str) and ".." in memory:
+        least, most = parse_byte_range(memory)
+        return {"memory": most, "least_memory": least}
+    return {"memory": as_bytes(memory), "least_memory": None}
+
+
 def parse_span(text: str, least_s: int, most_s: int) -> int:
     """Return seconds from "90s", "15m", "1h" or "2d"."""
     match = re.fullmatch(r"([0-9]{1,7})([smhd])", text)

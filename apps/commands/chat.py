@@ -225,7 +225,7 @@ def _has_input(timeout_s: float) -> bool:
 def _answer_once(args: argparse.Namespace, loaded: LoadedChat, prompt: str, sampling: SamplingParams) -> int:
     from edge.errors import EdgeError
     from edge.llama.interrupt import interrupt_stops
-    from edge.llm.interface import memory_json
+    from edge.llm.interface import memory_json, memory_news
     from transport.errors import TransportError
 
     chat = loaded.chat
@@ -246,6 +246,8 @@ def _answer_once(args: argparse.Namespace, loaded: LoadedChat, prompt: str, samp
         sys.stdout.write("\n")
         if last.usage.dropped_tokens:
             say(dropped_line(last.usage))
+        for line in memory_news(chat.engine):
+            say(line)
         if ending := end_line(last, args.max_tokens, sampling):
             say(ending)
         return 0

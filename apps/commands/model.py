@@ -93,6 +93,11 @@ def _info(args: argparse.Namespace) -> int:
     if shape.n_experts:
         rows.insert(7, ("experts", f"{shape.n_experts}, {shape.n_experts_used} used for a token"))
     rows += [(f"  of it {name}", bytes_text(n)) for name, n in shape.bytes_by_type.items()]
+    if len(info.sizes) > 1:
+        rows += [
+            (f"  size {bytes_text(size.file_bytes)}", f"{size.divergence:.5f} nats from the original")
+            for size in info.sizes
+        ]
     print_table(str(info.file.path), rows)
     spread = [(name, f"no: {why}" if why else "yes") for name, why in zip(("stages", "shards"), info.cuts, strict=True)]
     if info.whole_attention:

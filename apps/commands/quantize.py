@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 from apps.errors import UsageError
 from apps.options import (
+    ELASTIC_SIZES,
     QUANTIZE_MINUTES,
     add,
+    argument,
     between,
+    byte_range,
     byte_size,
     check_installed,
     check_output,
@@ -22,6 +25,8 @@ from apps.options import (
 )
 from apps.show.progress import progress
 from apps.show.table import figure, print_columns, print_json, print_note, print_notes, print_table
+from edge import units
+from quant.gguf.elastic import MOST_SIZES
 from quant.text import bytes_text, counted, number_text
 
 if TYPE_CHECKING:
@@ -31,7 +36,8 @@ if TYPE_CHECKING:
 HELP = "Make a model smaller: to a type, to a size, or to the memory there is; and say what that costs."
 
 _FOR_GGUF = (
-    "size", "fit", "context", "kv_type", "imatrix", "text", "types", "compare", "png", "minutes", "fast", "report",
+    "size", "fit", "elastic", "sizes", "context", "kv_type", "imatrix", "text", "types", "compare", "png", "minutes",
+    "fast", "report",
 )  # fmt: skip
 _FOR_ONNX = ("calibration", "block_size")
 _NEEDED = ("onnx", "onnxruntime")
@@ -48,13 +54,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--type T", "q4_k_m, q8_0, ...; an unknown one lists all (default: by --kernels)")
     option(parser, "--size SIZE", "a file of at most so much, such as 900MiB", byte_size)
     option(parser, "--fit SIZE", "a model that runs in so much memory", byte_size)
-    add(parser, "--context", help="with --fit: tokens of context (default: 4096)")
-    add(parser, "--kv-type", help="with --fit: type of the KV cache (default: f16)")
-    option(parser, "--imatrix FILE", "importance matrix (--size and --fit make their own)", Path)
+    words = "several sizes in one file, to run in 1.2GiB..4GiB of memory: more and fewer bits as that changes"
+    option(parser, "--elastic SIZE..SIZE", words, byte_range)
+    option(
+        parser,
+        "--sizes N",
+        f"with --elastic: how many (default: {ELASTIC_SIZES})",
+        argument(units.whole(2, MOST_SIZES)),
+    )
+    add(parser, "--context", help="with --fit and --elastic: tokens of context (default: 4096)")
+    add(parser, "--kv-type", help="with --fit and --elastic: type of the KV cache (default: f16)")
+    option(parser, "--imatrix FILE", "importance matrix (--size, --fit and --elastic make their own)", Path)
     option(parser, "--text FILE", "to measure the damage with (default: a bundled one)", Path)
-    option(parser, "--types T,T", "--size and --fit choose among these (default: iq2_xxs to q8_0)", items)
+    option(parser, "--types T,T", "--size, --fit and --elastic choose among these (default: iq2_xxs to q8_0)", items)
     option(parser, "--fast", "and not among those that decode slower here than a larger one, if possible")
-    words = f"that --size and --fit may take, all in all (default: {QUANTIZE_MINUTES:.0f})"
+    words = f"that --size, --fit and --elastic may take, all in all (default: {QUANTIZE_MINUTES:.0f})"
     option(parser, "--minutes N", words, between(0.001, 10_000))
     add(parser, "--threads")
     add(parser, "--force", help="overwrite OUT")
@@ -90,21 +104,25 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """UsageError for options that do not go together."""
-    chosen = [name for name in ("type", "size", "fit") if getattr(args, name)]
+    chosen = [name for name in ("type", "size", "fit", "elastic") if getattr(args, name)]
     if len(chosen) > 1:
         raise UsageError(f"--{chosen[0]} and --{chosen[1]} do not go together: give one")
-    fits = args.size or args.fit
+    fits = args.size or args.fit or args.elastic
+    uses = "--size, --fit and --elastic"
     for names, files, use in (
-        (("types", "minutes", "fast"), fits, "--size and --fit"),
-        (("context", "kv_type"), args.fit, "--fit"),
+        (("types", "minutes", "fast"), fits, uses),
+        (("sizes",), args.elastic, "--elastic"),
+        (("context", "kv_type"), args.fit or args.elastic, "--fit and --elastic"),
         (("compare", "png"), args.report, "--report"),
-        (("text",), fits or args.report, "--size, --fit and --report"),
+        (("text",), fits or args.report, f"{uses}, and --report"),
         (_FOR_ONNX, None, "ONNX models"),
     ):
         if not files:
             refuse(args, names, f"is for {use}")
     if fits:
-        check_installed({"scipy": "scipy"}, "--size and --fit", "quantize")
+        check_installed({"scipy": "scipy"}, uses, "quantize")
+    if args.elastic:
+        refuse(args, ("report",), "compares one size; use edge evaluate on the file, which is its largest size")
 
 
 def _run_kernels(args: argparse.Namespace) -> int:

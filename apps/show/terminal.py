@@ -22,6 +22,7 @@ from edge.errors import EdgeError, EngineError, Interrupted, WorkerError
 from edge.llama.interrupt import interrupt_stops
 from edge.llm.chat import Chat
 from edge.llm.generate import Response
+from edge.llm.interface import memory_news
 from edge.llm.sampler import MAX_SEED, SamplingParams
 from edge.paging.describe import paging_rows
 from quant.text import count_text, counted, printable
@@ -154,6 +155,8 @@ class _Talk:
             self._dim(f"{STOPPED}; {_BRINGS_BACK}")
         else:
             self._dim(self._stats_line(stopped))
+        for line in memory_news(self._chat.engine):
+            self._dim(line)
 
     def _keep(self) -> None:
         """Save the conversation, if it has a file."""

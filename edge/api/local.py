@@ -13,7 +13,7 @@ from edge.quantization.gguf import Outcome
 from edge.quantization.gguf import quantize as to_mix
 from edge.quantization.text_file import BUNDLED, read_text
 from edge.speculate.factory import drafts, engine_options, model_with
-from edge.units import as_bytes
+from edge.units import as_bytes, memory_options
 from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
 
@@ -33,6 +33,8 @@ def load(
 
     model: a GGUF file, or REPO:FILE of the hub, which is fetched where it is not cached; None: the bundled one.
     memory: bytes, or a text such as "3GiB", that the whole process may take; what does not fit is read again and again.
+    A range such as "1.2GiB..4GiB": as much of that as is free at any time, in fewer bits where the file has several
+    sizes (`prefer`: "speed" or "quality").
     gpu_memory: the same of a GPU's memory; layers that do not fit pass through two buffers there.
     prefix_cache: bytes, or a text, of disk space for what is computed of prompts: it is not computed again after a
     restart. draft: how tokens of single answers are drafted, several of which one pass checks: "ngram", "mtp", the
@@ -50,8 +52,8 @@ def load(
     how: dict[str, Any] = {
         "prefix_cache": as_bytes(prefix_cache),
         "reproducible": reproducible,
-        "memory": as_bytes(memory),
         "gpu_memory": as_bytes(gpu_memory),
+        **memory_options(memory),
     }
     engine = Engine(path, engine_options(drafting, **how, **options))
     return model_with(drafting, engine, engine.close)

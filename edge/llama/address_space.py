@@ -26,11 +26,12 @@ def huge_pages(n_bytes: int) -> int:
 class AddressSpace:
     """`n_bytes` of addresses. A page takes memory from its first write on; before, it reads as zeros."""
 
-    def __init__(self, n_bytes: int, *, huge: bool = False) -> None:
+    def __init__(self, n_bytes: int, *, huge: bool = False, whole: bool = True) -> None:
         """huge: in huge pages, of which it takes whole ones. A disk fills them at twice the speed, where the memory it
-        writes to must be announced to it page by page."""
+        writes to must be announced to it page by page. whole: False: what does not fill a huge page is in small
+        ones."""
         self.huge = huge
-        self.n_bytes = huge_pages(max(1, n_bytes)) if huge else pages(max(1, n_bytes))
+        self.n_bytes = huge_pages(max(1, n_bytes)) if huge and whole else pages(max(1, n_bytes))
         self._map = mmap.mmap(-1, self.n_bytes + (HUGE_PAGE if huge else 0), flags=_FLAGS)
         self._bytes = np.frombuffer(self._map, np.uint8)
         start = int(self._bytes.ctypes.data)
@@ -38,7 +39,10 @@ class AddressSpace:
         self.address = start + self._skip
         with suppress(AttributeError, OSError):  # no such advice here: pages are as the system likes them
             advice = mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE
-            self._map.madvise(advice, self._skip, self.n_bytes)
+            n_advised = self.n_bytes // HUGE_PAGE * HUGE_PAGE if huge else self.n_bytes
+            self._map.madvise(advice, self._skip, n_advised)
+            if n_advised < self.n_bytes:
+                self._map.madvise(mmap.MADV_NOHUGEPAGE, self._skip + n_advised, self.n_bytes - n_advised)
 
     def view(self, start: int, n_bytes: int) -> memoryview:
         """The bytes from `start` on, writable. Valid until `close`."""

@@ -10,6 +10,7 @@ import ctypes as C
 import functools
 import itertools
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 from edge.errors import EngineError, NotEnoughMemory
@@ -90,20 +91,37 @@ class _Override(C.Structure):
 class Weight:
     """Weight of a loaded model, as the nodes of its graphs use it."""
 
-    __slots__ = ("_plain", "_tensor", "_traits", "_twins", "address", "n_bytes", "name", "row_bytes", "rows", "shape")
+    __slots__ = (
+        "_n_matrices", "_plain", "_strides", "_tensor", "_traits", "_twins", "_type", "address", "n_bytes", "name",
+        "row_bytes", "rows", "shape",
+    )  # fmt: skip
 
     def __init__(self, address: int) -> None:
         t = self._tensor = _Tensor.from_address(address)
         self.address = address  # of ggml's struct, by which nodes name their sources
         self.name = bytes(t.name).decode(errors="replace")
-        self.row_bytes = int(t.nb[1])
         # Matrices (more than one where it holds experts), rows of one, columns.
         self.shape = int(t.ne[2] * t.ne[3]), int(t.ne[1]), int(t.ne[0])
         self.rows = self.shape[0] * self.shape[1]
-        self.n_bytes = self.row_bytes * self.rows
+        self._n_matrices = self.shape[0]
         self._plain = t.buffer
-        self._traits = _layout_of(t)
         self._twins: list[_Tensor] = []
+        self._set_type(t.type)
+
+    def _set_type(self, type_id: int) -> None:
+        self._type, self._strides = type_id, _strides(type_id, self.shape[::-1])
+        self.row_bytes = self._strides[1]
+        self.n_bytes = self.row_bytes * self.rows
+        t = _Tensor.from_buffer_copy(self._tensor)
+        t.type, t.ne[2], t.nb[:] = type_id, self.shape[0], self._strides
+        self._traits = _layout_of(t)
+
+    def in_type(self, type_id: int) -> Weight:
+        """Return the same weight in another ggml type: where that is pointed to, graphs compute with data of that
+        type."""
+        other = copy(self)
+        other._set_type(type_id)
+        return other
 
     @property
     def repacks(self) -> bool:
@@ -117,7 +135,8 @@ class Weight:
     def point(self, address: int, repacked: bool) -> None:
         """Move the weight to `address` from the next node on. repacked: in this CPU's layout."""
         for t in (self._tensor, *self._twins):
-            t.data = address
+            t.data, t.type, t.ne[2] = address, self._type, self._n_matrices
+            t.nb[:] = self._strides
             t.buffer, t.extra = (_repack_buffer(), self._traits) if repacked else (self._plain, None)
 
     def place(self, buffer: DeviceBuffer, offset: int) -> None:
@@ -141,19 +160,19 @@ class Weight:
 
         def restore() -> None:
             t.type, t.data = before[0], before[1]
-            t.nb[0], t.nb[1], t.nb[2], t.nb[3] = before[2]
+            t.nb[:] = before[2]
 
         t.type, t.data = type_id, address
-        t.nb[0], t.nb[1] = _type_size(type_id), _row_size(type_id, t.ne[0])
-        t.nb[2] = t.nb[1] * t.ne[1]
-        t.nb[3] = t.nb[2] * t.ne[2]
+        t.nb[:] = _strides(type_id, t.ne)
         return restore
 
     def spread_matrices(self, n_bytes: int, n: int) -> None:
-        """Let the weight have `n` matrices, each `n_bytes` after the one before, from the next node on."""
-        t = self._tensor
-        t.ne[2] = n
-        t.nb[2], t.nb[3] = n_bytes, n_bytes * t.ne[2]
+        """Have `n` matrices, each `n_bytes` after the one before, where the weight is pointed to from now on."""
+        self._n_matrices, self._strides = n, (*self._strides[:2], n_bytes, n_bytes * n)
+
+    def join_matrices(self) -> None:
+        """Have the model's own matrices again, without gaps, where the weight is pointed to from now on."""
+        self.spread_matrices(self.n_bytes // self.shape[0], self.shape[0])
 
     def repack(self, source: int, rows: int, target: int) -> None:
         """Write `rows` rows that lie at address `source` to `target`, in this CPU's layout. Rows begin at a multiple of
@@ -164,6 +183,7 @@ class Weight:
     def part(self, address: int, rows: int, repacked: bool) -> _Tensor:
         """ggml's struct of a matrix of some rows of it, which lie at `address`."""
         part = _Tensor.from_buffer_copy(self._tensor)
+        part.type, part.nb[0], part.nb[1] = self._type, self._strides[0], self.row_bytes
         part.ne[1], part.ne[2], part.ne[3] = rows, 1, 1
         part.nb[2] = part.nb[3] = rows * self.row_bytes
         part.data = address
@@ -216,6 +236,12 @@ class Device:
     def allocate_host(self, n_bytes: int) -> DeviceBuffer:
         """Return so much of this machine's memory, page-locked where the driver does that. NotEnoughMemory."""
         return DeviceBuffer(self._host_kind, n_bytes, "this machine")
+
+
+def _strides(type_id: int, ne: Any) -> tuple[int, int, int, int]:
+    """Return the bytes from a block, a row, a matrix and a set of these to the next, of a type, without gaps."""
+    row = int(_row_size(type_id, ne[0]))
+    return int(_type_size(type_id)), row, row * ne[1], row * ne[1] * ne[2]
 
 
 class CallerBuffer:

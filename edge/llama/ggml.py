@@ -206,9 +206,16 @@ class Node:
 
         return restore
 
-    def use_source(self, tensor: _Tensor, index: int = 0) -> None:
-        """Make `tensor` the node's source of this index; it must live as long as the graph."""
-        _Tensor.from_address(self.address).src[index] = C.addressof(tensor)
+    def use_source(self, tensor: _Tensor, index: int = 0) -> Callable[[], None]:
+        """Make `tensor` the node's source of this index, until what is returned is called: before the graph is used
+        again, or freed. It must live as long."""
+        t = _Tensor.from_address(self.address)
+        source, t.src[index] = t.src[index], C.addressof(tensor)
+
+        def restore() -> None:
+            t.src[index] = source
+
+        return restore
 
     def with_integers(self, values: NDArray[np.int32]) -> _Tensor:
         """Return ggml's struct of the node with other values [rows, columns], which must live as long as it."""

@@ -53,6 +53,11 @@ class NodeHooks:
         self._ended = False
         self._error: BaseException | None = None
 
+    def replace(self, hooks: Sequence[Hook]) -> None:
+        """Have other hooks from the next graph on, which is learned anew."""
+        self._hooks = tuple(hooks)
+        self._cache.clear()
+
     def decode(self, context: Context, rows: Batch, n: int, outputs: int) -> None:
         """Decode the first `n` rows, of which `outputs` give logits. Errors of `Context.decode`, of hooks and of
         `end`."""

@@ -17,6 +17,7 @@ from edge.adapters.file import AdapterFile, CheckedAdapter, adapter_sizes
 from edge.adapters.loaded import LoadedAdapters
 from edge.closing import Closing
 from edge.constraints.constraint import Mask
+from edge.elastic.load import loader
 from edge.errors import ContextFull, EngineError
 from edge.gpu.load import first_gpu, load_on_gpu
 from edge.llama import llama
@@ -34,6 +35,7 @@ from edge.paging.load import load_within
 from edge.paging.mapped import ModelInMemory, another_context, load_mapped
 from edge.paging.memory import MemoryNeed
 from edge.paging.plan import PagePlan
+from edge.paging.weights import one_pass
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
 from partition.model.generation import generates
@@ -90,7 +92,7 @@ class ModelRunner(Closing):
             **adapter_sizes(self.adapters.files, self.shape.n_layers),
             contexts=options.groups if embeddings else 1,  # a model that is alone has no sums to wait for
             # Ranks have agreed on it (`shared_rollback`), whatever memory each has.
-            rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.memory),
+            rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.sure_memory),
         )
         self.sequences, self.outputs = options.sequences, sizes.outputs
         new_batch = partial(_new_batch, self.file, self.shape.n_embd if embeddings else 0)
@@ -104,10 +106,9 @@ class ModelRunner(Closing):
         self.hidden = HiddenRows(self._context)
         self.memory, self.gpu_layers = loaded.memory, loaded.gpu_layers
         self.paging, self.batch = loaded.weights, loaded.sizes.batch
-        self.states = States(self.file, self._context, kv, snapshot_bytes(options.memory))
+        self.states = States(self.file, self._context, kv, snapshot_bytes(options.sure_memory))
         if options.prefixes is not None:
-            weights_bytes = held_bytes(self.shape) if options.memory else None
-            keep_prefixes(self.states, self.file, options.prefixes, weights_bytes)
+            keep_prefixes(self.states, self.file, options.prefixes, held_bytes(self.shape) if options.memory else None)
         self.rows = new_batch(self.batch)
         self.states.attention = attention_kernel(
             self.states, self._context, options, loaded, self.shape, lambda: self.threads
@@ -144,19 +145,15 @@ class ModelRunner(Closing):
                 hooks=hooks, progress=progress,
             )  # fmt: skip
         return load_within(
-            self.file,
-            self.shape,
-            _budget(options, options.memory, sizes, self.shape, embeddings),
-            sizes,
+            self.file, self.shape, _budget(options, options.memory, sizes, self.shape, embeddings), sizes,
             adapters=self.adapters.files,
             choose_batch=options.batch is None,
             threads=self.threads,
             repack=options.repack is not False,
             tokens=not embeddings,
-            hooks=hooks,
-            progress=progress,
-            accounted=accounted,
-        )
+            hooks=hooks, progress=progress, accounted=accounted,
+            load=loader(options.least_memory, options.prefer),
+        )  # fmt: skip
 
     def decode_rows(self, rows: llama.Batch, n: int) -> None:
         """Compute the first `n` rows of a batch as filled in by the caller: any positions and sequences."""
@@ -168,17 +165,14 @@ class ModelRunner(Closing):
         if outputs > self.outputs:  # ggml would abort
             raise EngineError(f"{outputs} rows are to give logits, the engine was made for {self.outputs}; set outputs")
         self.states.attention.before(int(rows.positions[n - 1]) + 1)
-        paging, stream, hooks = self.paging, self._loaded.stream, self._loaded.hooks
-        if paging is not None:
-            paging.begin(rows, n)
+        stream, hooks = self._loaded.stream, self._loaded.hooks
         if stream is not None:
             stream.begin(n)
-        if hooks is None:
-            self._context.decode(rows, n)
-        else:
-            hooks.decode(self._context, rows, n, outputs)
-        if paging is not None:
-            paging.end()
+        with one_pass(self.paging, rows, n):
+            if hooks is None:
+                self._context.decode(rows, n)
+            else:
+                hooks.decode(self._context, rows, n, outputs)
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """Logits [n_vocab] of batch row `row` of the last decode; a view that holds until the next one."""

@@ -16,6 +16,7 @@ from partition.errors import CannotSlice
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape
 from partition.slices.gguf_slice import check_tensor, limits
+from quant.gguf.elastic import ElasticSize, elastic_sizes
 from quant.gguf.file import GgufFile
 
 
@@ -37,6 +38,11 @@ class ModelInfo:
         shape = ModelShape.from_gguf(file)
         n_context, _, kv = resolve(EngineOptions(context=context, kv_type=kv_type), shape)
         return cls(file, shape, n_context, kv_type, memory.need(file.path, ContextSizes(n_context, kv)))
+
+    @cached_property
+    def sizes(self) -> tuple[ElasticSize, ...]:
+        """The sizes that its file holds, the largest first."""
+        return elastic_sizes(self.file)
 
     @cached_property
     def cuts(self) -> tuple[str, str]:
@@ -77,6 +83,7 @@ class ModelInfo:
             "parameters": shape.n_params,
             "size_bytes": self.file.size_bytes,
             "bytes_by_type": dict(shape.bytes_by_type),
+            "sizes": [{"size_bytes": size.file_bytes, "divergence": size.divergence} for size in self.sizes],
             "stages": not stages,
             "no_stages_because": stages or None,
             "shards": not shards,

@@ -357,6 +357,11 @@ class Drafter(Protocol):
         """The same in a line for people."""
 
 
+def memory_news(engine: TextEngine) -> list[str]:
+    """Return how its memory has changed since this was asked last, in lines for people."""
+    return [f"memory: {line}" for line in engine.paging.news()] if engine.paging is not None else []
+
+
 def memory_json(engine: TextEngine) -> dict[str, Any]:
     """The keys "attention", "gpu_layers", "memory" and "paging" of a command's --json; None without a GPU, or a
     budget."""
@@ -368,7 +373,12 @@ def memory_json(engine: TextEngine) -> dict[str, Any]:
     need, plan, stats = engine.memory, paging.plan, paging.stats()
     return {
         **on_gpu,
-        "memory": {"budget_bytes": need.budget, "total_bytes": need.total, "parts": need.parts},
+        "memory": {
+            "budget_bytes": need.budget,
+            "total_bytes": need.total,
+            "parts": need.parts,
+            "changes": paging.news(),
+        },
         "paging": {
             "resident_bytes": sum(piece.n_bytes for piece in plan.resident),
             "streamed_bytes": plan.streamed_bytes,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 from devices.paths import state_folder
 from devices.probe import default_threads
+from edge.elastic.sizes import Preference
 from edge.errors import EngineError
 from edge.llama import llama
 from edge.paging.budget import context_within
@@ -28,6 +30,7 @@ MAX_BYTES = 1 << 60
 MAX_IO_THREADS = 64
 MAX_IO_CHUNK = 256 << 20  # bytes
 MOST_ADAPTERS = 64  # of one model; llama.cpp has room for all of them in each graph
+PREFERENCES = get_args(Preference)
 DEFAULT_BATCH = 512  # tokens of a prompt in one pass over the weights
 _WITHOUT_FLASH = ("f16", "f32", "bf16")  # types of a KV cache that need no flash attention
 
@@ -65,6 +68,8 @@ class EngineOptions:
     attention_window: int | None = None  # tokens at the end of a history that stay, beside its first SINKS; None: all
     kv_type: str = "f16"  # of stored keys and values, or KEYS/VALUES; quantized values need flash attention
     memory: int | None = None  # bytes: a budget for the whole process; what does not fit is read again and again
+    least_memory: int | None = None  # bytes that it may shrink to while the model runs, and back; None: it stays
+    prefer: Preference = "speed"  # fewer bits before weights are paged; or "quality": the other way round
     reserved: int = 0  # bytes of it that whoever runs the engine takes for what it makes of the logits
     draft_bytes: int = 0  # of these, those of a model that drafts
     window: int | None = None  # bytes of it that weights pass through; this and the next two, None: measured
@@ -91,6 +96,7 @@ class EngineOptions:
             ("most_gpu_layers", self.most_gpu_layers, 0, MAX_GPU_LAYERS),
             ("gpu_memory", self.gpu_memory, 1, MAX_BYTES),
             ("memory", self.memory, 1, MAX_BYTES),
+            ("least_memory", self.least_memory, 1, self.memory or 0),
             ("reserved", self.reserved, 0, MAX_BYTES),
             ("draft_bytes", self.draft_bytes, 0, self.reserved),
             ("window", self.window, 1, MAX_BYTES),
@@ -107,6 +113,8 @@ class EngineOptions:
             raise EngineError(f"{len(self.lora)} adapters in lora; {MOST_ADAPTERS} are the most")
         if self.memory is None and (self.window or self.io_threads or self.io_chunk or self.verify):
             raise EngineError("window, io_threads, io_chunk and verify are about a budget; give one with memory")
+        if self.prefer not in PREFERENCES:
+            raise EngineError(f"prefer must be one of {', '.join(PREFERENCES)}, it is {self.prefer!r:.80}")
         if self.memory is not None and self.gpu_layers:
             raise EngineError("a memory budget is of this machine's own memory; leave gpu_layers out, or the budget")
         if self.gpu_memory is not None:
@@ -115,6 +123,11 @@ class EngineOptions:
                 raise EngineError(f"gpu_memory decides what the GPU has; leave it out, or {' and '.join(others)}")
         if self.flash_attention not in llama.FLASH_ATTENTION:
             raise EngineError(f"flash_attention must be auto, on or off, it is {self.flash_attention!r:.80}")
+
+    @property
+    def sure_memory(self) -> int | None:
+        """Bytes of the budget that are there at all times."""
+        return self.least_memory or self.memory
 
     @property
     def rows(self) -> int:
@@ -153,6 +166,8 @@ def reproducible(options: EngineOptions) -> EngineOptions:
             f"a KV cache of {options.kv_type} needs flash attention, which depends on the number of threads;"
             f" reproducible answers need one of {', '.join(_WITHOUT_FLASH)}"
         )
+    if options.least_memory is not None:
+        raise EngineError("bits that follow free memory change answers; reproducible ones need one size of memory")
     if options.prefixes is not None:
         raise EngineError(
             "with a prefix cache a prompt is computed in other portions from run to run; reproducible answers need"
@@ -184,8 +199,8 @@ def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, CacheT
         context = min(shape.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
         if options.attention_window is not None:
             context = SINKS + options.attention_window
-        if options.memory is not None:
-            context = context_within(shape, kv, context, options.memory)
+        if options.sure_memory is not None:
+            context = context_within(shape, kv, context, options.sure_memory)
     if options.attention_window is not None and context < SINKS + options.attention_window:
         raise EngineError(
             f"an attention window of {options.attention_window} tokens needs a context of"

@@ -130,7 +130,7 @@ def plan_budget(
             return BudgetPlan(sizes, parts, read, whole, False)
     _check(shape, parts, least_parts(roles, read, sizes.batch, at_once), budget, savings)
     before = read, sizes, parts
-    read, speed, prefill = _measure(roles, read, options, threads)
+    read, speed, prefill = measure(roles, read, options, threads)
     if choose_batch:
         chosen = _choose_batch(roles, sizes, budget - sum(parts.values()), speed.read, prefill)
         if chosen != sizes:
@@ -141,7 +141,7 @@ def plan_budget(
         share = plan(roles, budget - sum(parts.values()), read, speed, sizes.batch, at_once)
     except PlanError as error:
         raise NotEnoughMemory(str(error)) from None
-    rows = _rows_of_experts(roles, share, used)
+    rows = rows_of_experts(roles, share, used)
     if rows < sizes.batch and not choose_batch:
         raise NotEnoughMemory(
             f"{sizes.batch} rows of a batch may choose more experts than the {share.expert_room / MIB:,.0f} MiB for"
@@ -245,7 +245,7 @@ def _advice(lacking: int, savings: Mapping[str, int]) -> str:
     return f"It fits with {advice}; or use {larger}" if left <= 0 else f"{advice} would not be enough: use {larger}"
 
 
-def _measure(roles: Roles, read: ReadOptions, options: BudgetOptions, threads: int) -> tuple[ReadOptions, Speed, float]:
+def measure(roles: Roles, read: ReadOptions, options: BudgetOptions, threads: int) -> tuple[ReadOptions, Speed, float]:
     """(how to read, speeds of decoding, bytes of weights a second that a prompt's row passes)."""
     if not roles.factors:
         return read, Speed(1e9, 1e9), 1e9
@@ -280,7 +280,7 @@ def _reads_faster_laid_out(share: PagePlan, read: ReadOptions, speed: Speed) -> 
     return clearly_faster(laid_out_rate(largest, read.threads, read.chunk), speed.read, by=LAID_OUT)
 
 
-def _rows_of_experts(roles: Roles, share: PagePlan, used: int) -> int:
+def rows_of_experts(roles: Roles, share: PagePlan, used: int) -> int:
     """Rows of a batch that find room for all experts they may choose."""
     most = 1 << 30
     if not share.expert_room:

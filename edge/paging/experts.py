@@ -159,8 +159,11 @@ class Experts:
             self._read([cached for _, cached in self._make_room(missing, keep=set(expected))], urgent=False)
 
     def close(self) -> None:
-        """Free all memory; the reader must have been closed."""
-        self._cached.clear()
+        """Free all memory."""
+        for expert in list(self._cached):
+            self._drop(expert)
+        for bank in (bank for banks in self._banks.values() for bank in banks):
+            bank.weight.join_matrices()
         self._arena.close()
 
     def _place(self, banks: Sequence[tuple[Weight, Source, bool]]) -> list[_Bank]:
@@ -168,8 +171,8 @@ class Experts:
         placed, start = [], 0
         for weight, source, repacked in banks:
             bank = _Bank(weight, source, repacked, start)
-            weight.point(self._arena.address + bank.start, repacked)
             weight.spread_matrices(self._slot_bytes, self.n_slots)
+            weight.point(self._arena.address + bank.start, repacked)
             placed.append(bank)
             start += _span(weight)
         return placed

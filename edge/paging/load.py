@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,22 +21,95 @@ from devices.files import removed_at_end
 from edge.adapters.file import AdapterFile
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llama import llama
-from edge.llama.buffers import CallerBuffer
-from edge.llama.hooks import Hook, NodeHooks
+from edge.llama.buffers import CallerBuffer, Weight
+from edge.llama.hooks import Hook
 from edge.llama.llama import ContextSizes
-from edge.paging.budget import BudgetOptions, plan_budget
+from edge.paging.budget import BudgetOptions, BudgetPlan, plan_budget
 from edge.paging.direct_file import DirectFile
 from edge.paging.mapped import ModelInMemory, check_generates_text
 from edge.paging.memory import MIB, MemoryNeed
 from edge.paging.plan import PagePlan
 from edge.paging.reader import Reader
 from edge.paging.repacked_cache import laid_out
-from edge.paging.roles import sort_weights
+from edge.paging.roles import Roles, sort_weights
 from edge.paging.weights import PagedWeights
 from edge.paging.window import Source
 from partition.model.model import ModelShape
 from partition.slices.rules import router_first
-from quant.gguf.file import GgufFile
+from quant.gguf.file import GgufFile, TensorInfo
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A model of which llama.cpp knows the header, and how its weights are to be loaded."""
+
+    file: GgufFile
+    shape: ModelShape
+    options: BudgetOptions
+    sizes: ContextSizes  # proposed
+    choose_batch: bool  # `sizes.batch` is only a proposal
+    threads: int
+    repack: bool
+    tokens: bool  # batches bring tokens, not hidden states
+    progress: Callable[[float], None] | None
+    accounted: Callable[[MemoryNeed, PagePlan], None] | None  # called with the account, before weights are loaded
+    model: llama.Model
+    weights: Mapping[str, Weight]
+    opened: Mapping[Path, DirectFile]
+
+    def roles(self, tensors: Mapping[str, TensorInfo] | None = None) -> Roles:
+        """Return the roles of the weights. tensors: where each lies, and its type; None: as the file's table says."""
+        tensors = tensors or self.file.tensors
+        weights = {name: weight.in_type(tensors[name].type.id) for name, weight in self.weights.items()}
+        sources = {name: Source(self.opened[tensor.path], tensor.offset) for name, tensor in tensors.items()}
+        return sort_weights(weights, sources, repack=self.repack, tokens=self.tokens)
+
+    def plan(self, roles: Roles, memory: int) -> BudgetPlan:
+        """Divide a budget of `memory` bytes. NotEnoughMemory, with the least budget."""
+        options = replace(self.options, memory=memory)
+        return plan_budget(
+            self.file.path, self.model, self.shape, roles, options, self.sizes, self.threads, self.choose_batch
+        )
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Weights that were loaded."""
+
+    weights: PagedWeights
+    memory: MemoryNeed
+    sizes: ContextSizes
+    files: Sequence[DirectFile] = ()  # that were opened beside those of the model
+
+
+def load_weights(opening: Opening) -> Loaded:
+    """Load the weights within a budget that stays. NotEnoughMemory, WeightsError."""
+    options, roles = opening.options, opening.roles()
+    shared = opening.plan(roles, options.memory)
+    accounts = MemoryNeed({**shared.parts, **shared.plan.parts}, options.memory, budget=options.memory)
+    if opening.accounted is not None:
+        opening.accounted(accounts, shared.plan)
+    reader = Reader(roles.longest_row, shared.read.threads, shared.read.chunk, verify=options.verify)
+    try:
+        plan, files = _from_laid_out(shared.plan, reader, shared.lay_out)
+    except BaseException:
+        reader.close()
+        raise
+    try:
+        weights = PagedWeights(
+            roles,
+            plan,
+            reader,
+            threads=opening.threads,
+            experts_used=opening.shape.n_experts_used,
+            router_first=router_first(opening.shape.architecture),
+            progress=opening.progress,
+        )
+    except BaseException:
+        for file in files:
+            file.close()
+        raise
+    return Loaded(weights, accounts, shared.sizes, files)
 
 
 def load_within(
@@ -53,49 +126,34 @@ def load_within(
     hooks: Sequence[Hook] = (),
     progress: Callable[[float], None] | None = None,
     accounted: Callable[[MemoryNeed, PagePlan], None] | None = None,
+    load: Callable[[Opening], Loaded] = load_weights,
 ) -> ModelInMemory:
     """Load a model so that the process never holds more than `options.memory` bytes.
 
-    choose_batch: `sizes.batch` is only a proposal. tokens: batches bring tokens, not hidden states. accounted: called
-    with what the budget is used for, before weights are loaded. NotEnoughMemory, with the least budget and what it is
-    made of; the errors of `load_stub`; WeightsError.
+    The other arguments are as `Opening` has them. load: loads the weights. NotEnoughMemory, with the least budget and
+    what it is made of; the errors of `load_stub`; WeightsError.
     """
     opened: dict[Path, DirectFile] = {}
     model, own = load_stub(file)
-    files: list[DirectFile] = []
-    reader: Reader | None = None
-    weights: PagedWeights | None = None
+    loaded: Loaded | None = None
     try:
         check_generates_text(model, file.path)
         for adapter in adapters:
             adapter.load(model)
         for path in file.paths:
             opened[path] = DirectFile(path, *file.stamp(path))
-            files.append(opened[path])
-        sources = {name: Source(opened[tensor.path], tensor.offset) for name, tensor in file.tensors.items()}
-        roles = sort_weights(own.weights, sources, repack=repack, tokens=tokens)
-        shared = plan_budget(file.path, model, shape, roles, options, sizes, threads, choose_batch)
-        accounts = MemoryNeed({**shared.parts, **shared.plan.parts}, options.memory, budget=options.memory)
-        if accounted is not None:
-            accounted(accounts, shared.plan)
-        reader = Reader(roles.longest_row, shared.read.threads, shared.read.chunk, verify=options.verify)
-        plan_ = _from_laid_out(shared.plan, reader, files, shared.lay_out)
-        weights = PagedWeights(
-            roles,
-            plan_,
-            reader,
-            threads=threads,
-            experts_used=shape.n_experts_used,
-            router_first=router_first(shape.architecture),
-            progress=progress,
-        )
-        all_hooks = (*weights.hooks(), *hooks)
-        node_hooks = NodeHooks(all_hooks) if all_hooks else None
+        opening = Opening(
+            file, shape, options, sizes, choose_batch, threads, repack, tokens, progress, accounted, model,
+            own.weights, opened,
+        )  # fmt: skip
+        loaded = load(opening)
+        weights = loaded.weights
+        node_hooks = weights.node_hooks(hooks)
         context = llama.Context(
-            model, shared.sizes, threads=threads, on_node=node_hooks.callback if node_hooks else None
+            model, loaded.sizes, threads=threads, on_node=node_hooks.callback if node_hooks else None
         )
     except BaseException as error:
-        _close(weights, reader, model, own, files)
+        _close(loaded, model, own, opened)
         if isinstance(error, OSError):  # of a system that gives no addresses, or too few
             raise NotEnoughMemory(
                 f"{shape.name} needs addresses for {file.size_bytes / MIB:,.0f} MiB, and the system gives none:"
@@ -103,34 +161,26 @@ def load_within(
             ) from error
         raise
     closing = ExitStack()
-    for free in (partial(_close, weights, None, model, own, files), context.close, weights.reset):
+    for free in (partial(_close, loaded, model, own, opened), context.close, weights.reset):
         closing.callback(free)  # the last one comes first
-    return ModelInMemory(model, context, shared.sizes, node_hooks, accounts, closing, weights=weights)
+    return ModelInMemory(model, context, loaded.sizes, node_hooks, loaded.memory, closing, weights=weights)
 
 
-def _close(
-    weights: PagedWeights | None,
-    reader: Reader | None,
-    model: llama.Model,
-    own: CallerBuffer,
-    files: Sequence[DirectFile],
-) -> None:
+def _close(loaded: Loaded | None, model: llama.Model, own: CallerBuffer, opened: Mapping[Path, DirectFile]) -> None:
     model.close()
-    if weights is not None:
-        weights.close()  # and its reader
-    elif reader is not None:
-        reader.close()
+    if loaded is not None:
+        loaded.weights.close()  # and its reader
     own.close()
-    for file in files:
+    for file in (*opened.values(), *(loaded.files if loaded else ())):
         file.close()
 
 
-def _from_laid_out(share: PagePlan, reader: Reader, files: list[DirectFile], make: bool) -> PagePlan:
-    """Read what is streamed from a file that has it laid out, where there can be one. It is opened into `files`."""
+def _from_laid_out(share: PagePlan, reader: Reader, make: bool) -> tuple[PagePlan, tuple[DirectFile, ...]]:
+    """Read what is streamed from files that have it laid out, where there can be some. Return those, too."""
     moved, opened = laid_out(share.streamed, reader, make=make)
-    files.extend(opened)
     new = dict(zip(share.streamed, moved, strict=True))
-    return replace(share, streamed=moved, head_pieces=tuple(new.get(piece, piece) for piece in share.head_pieces))
+    pieces = tuple(new.get(piece, piece) for piece in share.head_pieces)
+    return replace(share, streamed=moved, head_pieces=pieces), opened
 
 
 _CHECKED = "loaded meta data with"  # what llama.cpp says when it has read and checked all headers

@@ -55,11 +55,15 @@ class PagingHooks:
         self._own_head = None
         if head is not None and roles.tied and roles.table is not None and head.repacked and head in places:
             self._own_head = head.weight.part(places[head], head.rows, repacked=True)
+        self._restores: list[Callable[[], None]] = []  # of products with experts: the graph's own numbers
         self._restore_head: Callable[[], None] | None = None
         self._choosing: set[int] = set()  # layers whose choice of experts the graph being learned has
 
     def begin(self) -> None:
-        """Undo what a pass that was interrupted left behind."""
+        """Undo what the last pass left behind."""
+        for restore in self._restores:
+            restore()
+        self._restores.clear()
         if self._restore_head is not None:
             self._restore_head()
             self._restore_head = None
@@ -81,7 +85,7 @@ class PagingHooks:
         if self._plan.head_pieces:
             hooks.append(Hook(self._is_head, self._multiply_head, self._skip_head))
         elif self._own_head is not None:
-            hooks.append(Hook(self._is_head, lambda _: None, self._use_own_head))
+            hooks.append(Hook(self._is_head, lambda _: self.begin(), self._use_own_head))
         return [Hook(self._check, lambda _: None), *hooks] if hooks else []
 
     def _check(self, node: Node) -> bool:
@@ -134,7 +138,7 @@ class PagingHooks:
     def _await_bank(self, bank: int, node: Node) -> None:
         assert self._experts is not None
         self._experts.wait(bank)
-        node.use_source(self._slots[self._banks[node.source][0]][1], 2)
+        self._restores.append(node.use_source(self._slots[self._banks[node.source][0]][1], 2))
 
     def _comes_before_experts(self, node: Node) -> bool:
         match = _LAYER_OUT.fullmatch(node.name)
@@ -155,7 +159,7 @@ class PagingHooks:
 
     def _use_own_head(self, node: Node) -> None:
         assert self._own_head is not None
-        node.use_source(self._own_head)
+        self._restore_head = node.use_source(self._own_head)
 
     def _skip_head(self, node: Node) -> None:
         self._restore_head = node.skip()

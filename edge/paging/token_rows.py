@@ -52,5 +52,5 @@ class TokenRows:
         self._there.update(missing)
 
     def close(self) -> None:
-        """Free the memory; the reader must have been closed."""
+        """Free the memory."""
         self._space.close()

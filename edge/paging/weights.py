@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.llama import llama
-from edge.llama.address_space import AddressSpace
-from edge.llama.hooks import Hook
+from edge.llama.hooks import Hook, NodeHooks
 from edge.llama.products import Products
+from edge.paging.arena import Arena, OneArena
 from edge.paging.experts import ExpertCounts, Experts, Router
 from edge.paging.node_hooks import PagingHooks
 from edge.paging.plan import PagePlan
@@ -19,6 +20,21 @@ from edge.paging.roles import Roles
 from edge.paging.stats import PagingStats, Passes
 from edge.paging.token_rows import TokenRows
 from edge.paging.window import Pager, Piece
+
+
+@contextmanager
+def one_pass(weights: PagedWeights | None, rows: llama.Batch, n: int) -> Iterator[None]:
+    """Have weights in place while the first `n` rows are decoded in the block. None: they are, always."""
+    if weights is None:
+        yield
+        return
+    weights.begin(rows, n)
+    try:
+        yield
+    except BaseException:
+        weights.reset()
+        raise
+    weights.end()
 
 
 class PagedWeights:
@@ -34,34 +50,43 @@ class PagedWeights:
         experts_used: int,
         router_first: bool,
         progress: Callable[[float], None] | None = None,
+        arena: Arena | None = None,
     ) -> None:
-        """Load what stays. WeightsError if it cannot be read; what `progress` raises ends the load."""
-        self.plan = plan
-        self._roles, self._reader = roles, reader
-        self._arena = AddressSpace(sum(piece.span for piece in plan.resident), huge=True)
-        self._places: dict[Piece, int] = {}  # addresses of what stays
+        """Load what stays. WeightsError if it cannot be read; what `progress` raises ends the load. arena: the memory
+        that it stays in; the caller closes this, and the reader. None: one of its own."""
+        self._reader, self._progress, self._threads = reader, progress, threads
+        self._routing = experts_used, router_first
+        self._arena, self._owns = arena or OneArena(plan.resident), arena is None
+        self._jobs: dict[Piece, Job] = {}  # of what stays
         self._rows: TokenRows | None = None
         self._pager: Pager | None = None
         self._experts: Experts | None = None
         self._products: Products | None = None
-        self._routers: dict[int, Router] = {}
         try:
-            self._load(progress)
-            if plan.streamed:
-                self._pager = Pager(plan.streamed, plan.window, reader)
-            if plan.expert_room:
-                banks = {n: [(p.weight, p.source, p.repacked) for p in ps] for n, ps in roles.experts.items()}
-                self._experts = Experts(banks, plan.expert_room, reader)
-                self._routers = self._make_routers(experts_used, router_first)
-            if plan.head_pieces:
-                self._products = Products(threads)
+            self._use(roles, plan)
         except BaseException:
             self.close()
             raise
+
+    def _use(self, roles: Roles, plan: PagePlan) -> None:
+        """Load what stays by a plan, and be ready for what does not."""
+        self._roles, self.plan = roles, plan
+        self._jobs.clear()
+        self._places: dict[Piece, int] = {}  # addresses of what stays
+        self._routers: dict[int, Router] = {}
+        self._load()
+        if plan.streamed:
+            self._pager = Pager(plan.streamed, plan.window, self._reader)
+        if plan.expert_room:
+            banks = {n: [(p.weight, p.source, p.repacked) for p in ps] for n, ps in roles.experts.items()}
+            self._experts = Experts(banks, plan.expert_room, self._reader)
+            self._routers = self._make_routers()
+        if plan.head_pieces:
+            self._products = Products(self._threads)
         self._at_nodes = PagingHooks(
             roles, plan, self._places, self._pager, self._experts, self._routers, self._products
         )
-        self._passes = Passes(reader, self._experts_counts)
+        self._passes = Passes(self._reader, self._experts_counts)
 
     # --- before and after a decode ---
 
@@ -86,6 +111,11 @@ class PagedWeights:
         """Return the hooks the graphs need; none if every weight stays where it is."""
         return self._at_nodes.hooks()
 
+    def node_hooks(self, hooks: Sequence[Hook]) -> NodeHooks | None:
+        """Return the callback of these hooks and the graphs' own; None if there are none."""
+        all_hooks = (*self.hooks(), *hooks)
+        return NodeHooks(all_hooks) if all_hooks else None
+
     def reset(self) -> None:
         """Undo what an interrupted pass left behind. Call it before the graphs are freed."""
         self._at_nodes.begin()
@@ -93,6 +123,10 @@ class PagedWeights:
     def stats(self) -> PagingStats:
         """Return bytes read, waits and cache hits since the last `clear_stats`."""
         return self._passes.stats()
+
+    def news(self) -> list[str]:
+        """Return what has changed since the last call, in a line each: nothing, where the budget stays."""
+        return []
 
     def clear_stats(self) -> None:
         """Reset the counts."""
@@ -109,41 +143,52 @@ class PagedWeights:
         return self._reader
 
     def close(self) -> None:
-        """Free all memory. The model must have been freed."""
-        self._reader.close()
-        if self._reader.hangs:
-            return  # its threads may still write there
+        """Free all memory. The model must have been freed, or not compute until other weights are in place."""
+        if self._owns:
+            self._reader.close()
+            if self._reader.hangs:
+                return  # its threads may still write there
+        self._release()
+        if self._owns:
+            self._arena.close()
+
+    def _release(self) -> None:
+        """Free all memory but that of what stays."""
+        for job in self._jobs.values():
+            self._reader.drop(job)
         for part in (self._pager, self._experts, self._rows, self._products):
             if part is not None:
                 part.close()
-        self._arena.close()
+        self._pager = self._experts = self._rows = self._products = None
 
     # --- loading ---
 
-    def _load(self, progress: Callable[[float], None] | None) -> None:
-        jobs: list[tuple[Piece, Job]] = []
-        at = 0
+    def _load(self) -> None:
         for piece in self.plan.resident:
-            jobs.append((piece, self._reader.submit(piece.read(self._arena, at))))
-            at += piece.span
+            job = self._jobs[piece] = piece.read(*self._arena.place(piece))
+            if self._arena.holds(piece):
+                job.left = 0
+            else:
+                self._reader.submit(job)
         done, total = 0, max(1, sum(piece.n_bytes for piece in self.plan.resident))
         whole_head = self._roles.head if not self.plan.head_pieces else None
-        for piece, job in jobs:
+        for piece, job in self._jobs.items():
             self._reader.wait(job)
-            address = self._places[piece] = self._arena.address + job.start
+            self._arena.arrived(piece)
+            address = self._places[piece] = job.space.address + job.start
             if piece not in self.plan.head_pieces:
                 piece.weight.point(address, piece.repacked)
             done += piece.n_bytes
-            if progress is not None:
-                progress(done / total)
+            if self._progress is not None:
+                self._progress(done / total)
         table = self._roles.table
         # A tied head that lies in memory as it lies in the file is the token table, too.
         if table is not None and not (self._roles.tied and whole_head and not whole_head.repacked):
             self._rows = TokenRows(table, self._reader)
 
-    def _make_routers(self, used: int, router_first: bool) -> dict[int, Router]:
-        """Make the routers of all layers whose router and norm are plain numbers. router_first: there is no norm before
-        it."""
+    def _make_routers(self) -> dict[int, Router]:
+        """Make the routers of all layers whose router and norm are plain numbers."""
+        used, router_first = self._routing
         by_name = {piece.weight.name: piece for piece in self.plan.resident}
         routers = {}
         for layer in self._roles.experts:
@@ -162,7 +207,8 @@ class PagedWeights:
         _, rows, columns = piece.weight.shape
         if piece.n_bytes != 4 * rows * columns:
             return None
-        view = self._arena.view(self._places[piece] - self._arena.address, piece.n_bytes)
+        job = self._jobs[piece]
+        view = job.space.view(job.start, piece.n_bytes)
         values: NDArray[np.float32] = np.frombuffer(view, np.float32).reshape(rows, columns).copy()
         return values
 

@@ -113,7 +113,9 @@ class Pager:
             self._go_to(self._order[0])
 
     def close(self) -> None:
-        """Free the window; the reader must have been closed."""
+        """Free the window."""
+        for _, job, _ in self._placed:
+            self._reader.drop(job)
         self._placed.clear()
         self._window.close()
 

@@ -25,6 +25,7 @@ from edge.slices.local import OwnSlices
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
 from quant.errors import ModelFileError
+from quant.gguf.elastic import is_elastic
 from quant.gguf.file import GgufFile
 from quant.gguf.writer import NewTensor, encoded, header
 from quant.mixes import NEED_IMPORTANCE, Mix, mix_by_name
@@ -185,6 +186,9 @@ def _child(
     threads: int,
 ) -> Iterator[Iterator[dict[str, Any]]]:
     """Yield the events of a process that makes a mix of each file. At the end of the block it has ended."""
+    for file, _ in jobs:
+        if is_elastic(file):
+            raise EngineError(f"{file.path.name} holds several sizes of a model; quantize what it was made from")
     job = {
         "sources": [(str(file.path), mix.id) for file, mix in jobs],
         "target": str(target or ""),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from devices.files import temporary_beside
+from edge.quantization.elastic import FittedSizes, fit_sizes
 from edge.quantization.fit import FitOptions, Fitted, file_within, fit_file, least_bytes
 from edge.quantization.gguf import Outcome, quantize
 from edge.tasks import SILENT, ShowStep, Steps
@@ -116,6 +117,19 @@ def quantize_to_size(
     with _stages(steps) as show:
         fitted = fit_file(source.file, out, budget, text, options, show)
     return QuantizedModel(source, fitted.outcome, "fitted", fitted, budget)
+
+
+def quantize_to_sizes(
+    source: Source, out: Path, budgets: Sequence[int], text: str, options: FitOptions, steps: Steps = SILENT
+) -> FittedSizes:
+    """Quantize the model to files of at most `budgets` bytes, in one. The errors of `fit_sizes`."""
+    _warn_of_loss(source.file, steps)
+
+    def say(n_bytes: int) -> None:
+        steps.say(f"all sizes in one file will have {n_bytes:,} bytes ({bytes_text(n_bytes)})")
+
+    with _stages(steps) as show:
+        return fit_sizes(source.file, out, budgets, text, options, show, say)
 
 
 def budget_within(

@@ -36,7 +36,8 @@ def profile_from(message: pb.DeviceProfile) -> DeviceProfile:
 def options_message(options: EngineOptions) -> pb.EngineOptions:
     """Return engine options as a message. None becomes an absent field."""
     values = dataclasses.asdict(options)
-    del values["prefixes"], values["most_gpu_layers"], values["gpu_memory"]  # each device has its own
+    for name in ("prefixes", "most_gpu_layers", "gpu_memory", "least_memory", "prefer"):  # each device has its own
+        del values[name]
     if options.groups == 1:  # as where a worker knows of no groups
         del values["groups"]
     if not options.rollback:

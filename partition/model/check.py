@@ -13,6 +13,7 @@ from partition.model.check_architecture import check_architecture
 from partition.model.check_vocabulary import check_vocabulary
 from partition.model.metadata import Metadata
 from partition.model.model import ModelShape, block_of
+from quant.gguf.elastic import elastic_sizes
 from quant.gguf.file import GgufFile, TensorInfo
 from quant.gguf.header import GgufArray
 
@@ -39,8 +40,9 @@ def check_loadable(file: GgufFile) -> None:
     _check_heads(meta, shape)
     _check_numbers(meta)
     check_vocabulary(meta)
-    for tensor in file.tensors.values():
-        _check_tensor(meta, tensor)
+    for size in elastic_sizes(file):
+        for tensor in size.tensors.values():
+            _check_tensor(meta, tensor)
     check_architecture(meta, shape)
 
 

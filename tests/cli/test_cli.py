@@ -92,6 +92,7 @@ def test_limits_named_for_a_quick_help_are_those_of_the_engine() -> None:
     assert apps.options.MAX_CONTEXT == edge.llm.options.MAX_CONTEXT
     assert apps.options.MAX_IO_THREADS == edge.llm.options.MAX_IO_THREADS
     assert apps.options.MAX_IO_CHUNK == edge.llm.options.MAX_IO_CHUNK
+    assert apps.options.PREFERENCES == edge.llm.options.PREFERENCES
     assert apps.options.MAX_THREADS == edge.llm.options.MAX_THREADS
     assert apps.options.MAX_SEED == edge.llm.sampler.MAX_SEED
 

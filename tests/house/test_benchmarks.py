@@ -21,6 +21,7 @@ SECTIONS = {
     "bench_busy_plans": ("made-up", "load"),
     "bench_distributed": ("speed", "pipeline", "groups", "load"),
     "bench_drafts": ("resident", "far", "paged"),
+    "bench_elastic": ("change", "follow"),
     "bench_engine": ("loop", "attention"),
     "bench_lora": (),
     "bench_mtp": ("one", "tensor", "stages", "paged"),
@@ -127,6 +128,15 @@ def test_mtp() -> None:
         assert [row["right"] for row in rows] == [0.0, 0.5, 0.75, 0.9]
         assert all(row["same"] and row["predicted_ratio"] >= 1 for row in rows)
         assert result[section]["draft_ms"] > 0
+
+
+def test_elastic() -> None:
+    result = run("bench_elastic")
+    assert {case["size"] for case in result["change"]["cases"]} == {"q8_0", "q4_0", "q2_k"}
+    assert all(case["ratio"] > 0 for case in result["change"]["cases"])
+    for case in result.get("follow", {}).get("cases", ()):
+        assert not case["killed"]
+        assert case["rss_bytes"][1] < case["rss_bytes"][0]
 
 
 def test_engine() -> None:

@@ -111,7 +111,8 @@ class Copies:
             self._in_use = stream._slots[here % 2]
             if here + 1 < len(streamed):  # the next one is on its way before this one computes
                 coming = stream._arriving[(here + 1) % 2]
-                assert coming is not None and coming[0] == streamed[here + 1]
+                assert coming is not None
+                assert coming[0] == streamed[here + 1]
 
         def released(stream: LayerStream, node: ggml.Node) -> None:
             self._in_use = None

@@ -78,7 +78,8 @@ def sent(message: Any) -> Any:
 @pytest.mark.parametrize(("message", "values"), [(pb.EngineOptions, EngineOptions), (pb.DeviceProfile, DeviceProfile)])
 def test_a_message_has_a_field_for_each_value_and_no_other(message: Any, values: Any) -> None:
     # Of each device, or the owner.
-    own = {"prefixes", "most_gpu_layers", "gpu_memory", "draft_rows", "draft_bytes", "lora", "attention_window"}
+    own = {"prefixes", "most_gpu_layers", "gpu_memory", "least_memory", "prefer"}
+    own |= {"draft_rows", "draft_bytes", "lora", "attention_window"}
     crosses = [one.name for one in dataclasses.fields(values) if one.name not in own]
     assert [one.name for one in message.DESCRIPTOR.fields] == crosses
     assert all(one.has_presence for one in message.DESCRIPTOR.fields)  # 0 is not the same as not said

@@ -1,0 +1,1 @@
+"""Elastic precision: a model that follows the memory there is."""

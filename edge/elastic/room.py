@@ -1,0 +1,27 @@
+"""Memory that this process could hold: what it has, and what is free for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from devices.probe import available_memory, memory_stalled_s, own_rss
+
+
+@dataclass(frozen=True)
+class Room:
+    """Readings of memory. Tests bring their own."""
+
+    held: Callable[[], int] = own_rss  # bytes in memory now
+    free: Callable[[], int] = available_memory  # bytes that an allocation could have
+    stalled_s: Callable[[], float] = memory_stalled_s  # seconds, since some time
+    now: Callable[[], float] = time.monotonic
+
+    def for_process(self, planned: int) -> int:
+        """Return the bytes that plans of this process may come to. planned: those of its plan now. What it holds beyond
+        that is not there for weights."""
+        return min(self.held(), planned) + self.free()
+
+
+ROOM = Room()

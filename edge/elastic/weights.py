@@ -1,0 +1,204 @@
+"""Weights that change between two passes: other bits, or other parts in memory, as the room changes."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge.elastic.governor import Governor
+from edge.elastic.room import ROOM, Room
+from edge.elastic.sizes import SizeChoice, Sizes
+from edge.errors import WeightsError
+from edge.llama import llama
+from edge.llama.hooks import Hook, NodeHooks
+from edge.log import info
+from edge.paging.arena import ElasticArena
+from edge.paging.load import Opening
+from edge.paging.reader import Reader
+from edge.paging.weights import PagedWeights
+from edge.tasks import Repeated
+from partition.slices.rules import router_first
+from quant.text import bytes_text
+
+_MOST_NEWS = 16
+LOOK_S = 0.1  # between two looks at the memory
+_CHECK_S = 0.02  # likewise, while weights are read
+_ATTEMPTS = 3  # to load what others take the memory of meanwhile; then the least is loaded
+
+
+class RoomIsGone(Exception):
+    """Others took the memory that a change was for."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that was made."""
+
+    budget: int  # bytes of the process, since then
+    choice: SizeChoice
+    took_s: float
+
+
+class ElasticWeights(PagedWeights):
+    """Weights of a model that has several sizes. A thread looks at the memory; what has to change, changes between two
+    passes: at the beginning of the next one, or at once while none is computed."""
+
+    def __init__(self, opening: Opening, sizes: Sizes, governor: Governor, room: Room = ROOM) -> None:
+        """Load what the budget gets. WeightsError if it cannot be read; RoomIsGone."""
+        self.sizes, self._governor, self._room = sizes, governor, room
+        self._lock = threading.Lock()  # of a pass, or a change
+        self._computing = False
+        self._intact = True  # False: a change failed, and is to be tried again
+        self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = None  # and those that are not of the weights
+        self._shown = opening.progress
+        self._watch: Repeated | None = None
+        self._checked_s = 0.0  # when `_loads` looked last
+        self.choice = sizes.choose(governor.budget)
+        self.planned_bytes = self.choice.n_bytes  # of the process
+        self._due: SizeChoice | None = None
+        self.changes: deque[Change] = deque(maxlen=_MOST_NEWS)  # that `news` has not told yet
+        super().__init__(
+            self.choice.roles,
+            self.choice.plan,
+            Reader(sizes.longest_row, sizes.read.threads, sizes.read.chunk, verify=opening.options.verify),
+            threads=opening.threads,
+            experts_used=opening.shape.n_experts_used,
+            router_first=router_first(opening.shape.architecture),
+            progress=self._loads,
+            arena=ElasticArena(),
+        )
+        self._shown = None
+        self._watch = Repeated(self.follow, LOOK_S, "memory")
+
+    def begin(self, rows: llama.Batch, n: int) -> None:
+        """Change the weights if that is due, then as `PagedWeights`."""
+        self._lock.acquire()
+        self._computing = True
+        try:
+            self._change()
+            super().begin(rows, n)
+        except BaseException:
+            self._pass_is_over()
+            raise
+
+    def end(self) -> None:
+        super().end()
+        self._pass_is_over()
+
+    def reset(self) -> None:
+        super().reset()
+        self._pass_is_over()
+
+    def hooks(self) -> list[Hook]:
+        """Return the hooks the graphs need now, and one that is always there: later they may need more."""
+        return [_NO_HOOK, *super().hooks()]
+
+    def node_hooks(self, hooks: Sequence[Hook]) -> NodeHooks:
+        node_hooks = NodeHooks((*self.hooks(), *hooks))
+        self._hooks = node_hooks, hooks
+        return node_hooks
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        with self._lock:
+            self._reader.close()
+            if not self._reader.hangs:
+                self._release()
+                self._arena.close()
+
+    def news(self) -> list[str]:
+        lines = []
+        while self.changes:
+            change = self.changes.popleft()
+            lines.append(f"{bytes_text(change.budget)} of memory: {change.choice}; changed in {change.took_s:.1f} s")
+            if change.budget < self.sizes.least:
+                lines.append(f"{bytes_text(self.sizes.least)} is the least that it can run in; free memory, or end it")
+            elif other := self.sizes.other(change.budget):
+                lines.append(f"--prefer {other[0]} would have {other[1]}")
+        return lines
+
+    def look(self) -> None:
+        """See how much memory there is, and note what has to change."""
+        before, room = self._governor.budget, self._room.for_process(self.planned_bytes)
+        budget = self._governor.look(room, self.planned_bytes, self._room.stalled_s(), self._room.now())
+        if budget != before:
+            choice = self.sizes.choose(budget)
+            if choice.is_like(self.choice):
+                self._due, self.planned_bytes = None, choice.n_bytes
+            else:
+                self._due = choice
+
+    def follow(self) -> None:
+        """Look, and change what is due unless a pass is computed, which has the next one change it."""
+        self.look()
+        if self._due is not None and self._lock.acquire(blocking=False):
+            try:
+                if not self._watch_is_over():
+                    self._change()
+            except WeightsError:
+                pass  # the next pass tries again, and says what is wrong
+            finally:
+                self._lock.release()
+
+    def _watch_is_over(self) -> bool:
+        return self._watch is not None and self._watch.is_over
+
+    def _pass_is_over(self) -> None:
+        if self._computing:
+            self._computing = False
+            self._lock.release()
+
+    def _change(self) -> None:
+        """Change to what is due. The lock is held. WeightsError if it cannot be read: then the weights are not usable
+        until it can."""
+        due, self._due = self._due, None
+        if due is None:
+            if self._intact:
+                return
+            due = self.choice
+        began_s = self._room.now()
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._change_to(due)
+                break
+            except RoomIsGone:
+                budget = self._room.for_process(due.n_bytes) if attempt < _ATTEMPTS - 2 else self.sizes.least
+                self._governor.budget = min(budget, self._governor.budget)
+                due = self.sizes.choose(self._governor.budget)
+        change = Change(self._governor.budget, due, self._room.now() - began_s)
+        self.changes.append(change)
+        size, streamed = due.size.file_bytes, due.plan.streamed_bytes
+        info("memory", budget=change.budget, size=size, streamed=streamed, took_ms=round(1e3 * change.took_s))
+
+    def _change_to(self, choice: SizeChoice) -> None:
+        super().reset()
+        self._release()
+        assert isinstance(self._arena, ElasticArena)
+        self._arena.keep_only(choice.plan.resident)
+        self.choice, self.planned_bytes, self._intact = choice, choice.n_bytes, False
+        try:
+            self._use(choice.roles, choice.plan)
+        except BaseException:
+            self._release()
+            raise
+        self._intact = True
+        if self._hooks is not None:
+            node_hooks, others = self._hooks
+            node_hooks.replace((*self.hooks(), *others))
+
+    def _loads(self, fraction: float) -> None:
+        """Show how far loading is. RoomIsGone if what is left has no room any more."""
+        if self._shown is not None:
+            self._shown(fraction)
+        now = self._room.now()
+        if now - self._checked_s < _CHECK_S or self.choice.n_bytes <= self.sizes.least:
+            return
+        self._checked_s = now
+        if sum(job.left for job in self._jobs.values()) > self._room.free():
+            raise RoomIsGone
+
+
+_NO_HOOK = Hook(lambda node: False, lambda node: None)

@@ -1,0 +1,168 @@
+"""Elastic files: one GGUF that holds each tensor in every type that one of several sizes of the model has for it.
+
+For other readers the file is the largest size: its tensors are the table of the GGUF. Those of the smaller sizes that
+have other types lie behind its last tensor, each once, padded like all. Pairs say where, the largest size first:
+
+    elastic.version     u32       1
+    elastic.file_bytes  arr[u64]  bytes of the file that holds this size alone
+    elastic.divergence  arr[f32]  of that file from the model it was made of, nats a token
+    elastic.tensors     arr[str]  names of the tensors that have several types
+    elastic.types       arr[u32]  ids: of all these tensors at the first size, then at the second, ...
+    elastic.offsets     arr[u64]  likewise, bytes from the first tensor on
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quant.errors import ModelFileError, UnknownTypeError
+from quant.gguf.file import GgufFile, TensorInfo
+from quant.gguf.header import GgufArray
+from quant.gguf.writer import ALIGNMENT, NewTensor, encoded, header
+from quant.types import TensorType, type_by_id
+from quant.whole_file import whole_file
+
+PREFIX = "elastic."
+MOST_SIZES = 16
+_VERSION = 1
+_ARRAYS = {"file_bytes": "u64", "divergence": "f32", "tensors": "str", "types": "u32", "offsets": "u64"}
+
+
+@dataclass(frozen=True)
+class ElasticSize:
+    """One size of a model, as a file of its own would have it."""
+
+    file_bytes: int  # of that file
+    divergence: float  # of its predictions from the original's, nats a token; 0 where nothing is known
+    tensors: Mapping[str, TensorInfo]
+
+
+def is_elastic(file: GgufFile) -> bool:
+    """Return whether a file says that it holds several sizes."""
+    return f"{PREFIX}version" in file.metadata
+
+
+def elastic_sizes(file: GgufFile) -> tuple[ElasticSize, ...]:
+    """Return the sizes in a file, the largest first; one for a file that is not elastic. ModelFileError, one line, for
+    whatever is wrong with them."""
+    if not is_elastic(file):
+        return (ElasticSize(file.size_bytes, 0.0, file.tensors),)
+    values = {name: _array(file, name, kind) for name, kind in _ARRAYS.items()}
+    if (version := file.metadata[f"{PREFIX}version"]) != _VERSION:
+        raise _error(file, f"version is {version!r:.80}, {_VERSION} is read; update edge")
+    if len(file.paths) > 1:
+        raise _error(file, "sizes cannot lie in a model of several parts")
+    names, sizes = values["tensors"], len(values["file_bytes"])
+    if not 0 < sizes <= MOST_SIZES or len(values["divergence"]) != sizes:
+        raise _error(file, f"{sizes} sizes and {len(values['divergence'])} divergences; 1 to {MOST_SIZES} of each")
+    for name in ("types", "offsets"):
+        if len(values[name]) != sizes * len(names):
+            raise _error(file, f"{name} has {len(values[name])} items for {sizes} sizes of {len(names)} tensors")
+    if len(set(names)) != len(names):
+        raise _error(file, "a tensor is named twice")
+    for name in names:
+        if name not in file.tensors:
+            raise _error(file, f"there is no tensor {name[:80]!r}")
+    start, end = file.header_bytes(file.path), file.size_bytes
+    result = []
+    for k in range(sizes):
+        tensors = dict(file.tensors)
+        for i, name in enumerate(names, start=k * len(names)):
+            tensors[name] = _placed(file, name, values["types"][i], start + values["offsets"][i], end)
+            if k == 0 and tensors[name] != file.tensors[name]:
+                raise _error(file, f"the largest size has another {name} than the file's own table")
+        divergence = values["divergence"][k]
+        if not 0 <= divergence < math.inf:
+            raise _error(file, f"a divergence is {divergence}, needed is a number from 0 on")
+        result.append(ElasticSize(values["file_bytes"][k], divergence, tensors))
+    return tuple(result)
+
+
+@dataclass(frozen=True)
+class ElasticPlan:
+    """An elastic file before it is written: all that its size depends on."""
+
+    head: bytes
+    files: Sequence[GgufFile]  # that hold one size each
+    places: Mapping[tuple[str, int], tuple[GgufFile, int]]  # by tensor and type id: the file it is in, offset
+    n_bytes: int
+
+
+def plan_elastic(files: Sequence[GgufFile], divergences: Sequence[float]) -> ElasticPlan:
+    """Plan the file that holds these sizes of one model, each a file of its own, the largest first. ValueError where
+    they are no sizes of one model, or are split or elastic themselves."""
+    first = files[0]
+    shapes = {name: tensor.shape for name, tensor in first.tensors.items()}
+    for file in files:
+        if {name: tensor.shape for name, tensor in file.tensors.items()} != shapes:
+            raise ValueError(f"{file.path.name} has other tensors than {first.path.name}")
+        if len(file.paths) > 1 or is_elastic(file):
+            raise ValueError(f"{file.path.name} is split, or holds several sizes")
+    places: dict[tuple[str, int], tuple[GgufFile, int]] = {}
+    position = 0
+    for file in files:
+        for name, tensor in file.tensors.items():
+            if (key := (name, tensor.type.id)) not in places:
+                places[key] = file, position
+                position += -(-tensor.n_bytes // ALIGNMENT) * ALIGNMENT
+    names = [name for name in shapes if len({file.tensors[name].type.id for file in files}) > 1]
+    ids = [file.tensors[name].type.id for file in files for name in names]
+    pairs = {key: first.raw_value(key) for key in first.metadata if key != "general.alignment"}
+    pairs |= {
+        f"{PREFIX}version": encoded("u32", _VERSION),
+        f"{PREFIX}file_bytes": encoded("arr[u64]", [file.size_bytes for file in files]),
+        f"{PREFIX}divergence": encoded("arr[f32]", list(divergences)),
+        f"{PREFIX}tensors": encoded("arr[str]", names),
+        f"{PREFIX}types": encoded("arr[u32]", ids),
+        f"{PREFIX}offsets": encoded("arr[u64]", [places[k][1] for k in zip(names * len(files), ids, strict=True)]),
+    }
+    head = header(pairs, [NewTensor(name, tensor.shape, tensor.type) for name, tensor in first.tensors.items()])
+    return ElasticPlan(head, files, places, len(head) + position)
+
+
+def write_elastic(plan: ElasticPlan, out: Path) -> None:
+    """Write the file, whole or not at all. OSError if there is no room; ModelFileError if a tensor is not the same in
+    all the files that have it in one type."""
+    for file in plan.files:
+        for name, tensor in file.tensors.items():
+            other, _ = plan.places[name, tensor.type.id]
+            if other is not file and not _same(file.data(name), other.data(name)):
+                raise ModelFileError(f"{file.path.name} and {other.path.name} have other values of {name}")
+    with whole_file(out, plan.n_bytes) as target:
+        target.write(plan.head)
+        for (name, _), (file, _) in plan.places.items():
+            data = file.data(name)
+            target.write(data)
+            target.write(bytes(-len(data) % ALIGNMENT))
+
+
+def _same(a: memoryview, b: memoryview) -> bool:
+    chunk = 1 << 20
+    return all(bytes(a[i : i + chunk]) == bytes(b[i : i + chunk]) for i in range(0, len(a), chunk))
+
+
+def _array(file: GgufFile, name: str, kind: str) -> GgufArray:
+    value = file.metadata.get(PREFIX + name)
+    if not isinstance(value, GgufArray) or value.item_type != kind:
+        raise _error(file, f"{name} is no list of {kind}")
+    return value
+
+
+def _placed(file: GgufFile, name: str, type_id: int, offset: int, end: int) -> TensorInfo:
+    """Return a tensor in another type, at another place."""
+    own = file.tensors[name]
+    try:
+        kind: TensorType = type_by_id(type_id)
+    except UnknownTypeError as error:
+        raise _error(file, f"{name} has an {error}") from None
+    if own.shape[0] % kind.block:
+        raise _error(file, f"{name} has rows of {own.shape[0]} values, {kind.name} needs a multiple of {kind.block}")
+    n_bytes = kind.n_bytes(math.prod(own.shape))
+    if offset % ALIGNMENT or offset + n_bytes > end:
+        raise _error(file, f"{name} as {kind.name} would be bytes {offset} to {offset + n_bytes} of {end}")
+    return replace(own, type=kind, offset=offset, n_bytes=n_bytes)
+
+
+def _error(file: GgufFile, problem: str) -> ModelFileError:
+    return ModelFileError(f"{file.path.name}: its sizes are damaged: {problem}; write it again with edge quantize")

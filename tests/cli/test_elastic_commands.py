@@ -1,0 +1,78 @@
+"""A file with several sizes by command: made, looked into, run in a range of memory, and refused where it cannot be."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.demo import MODEL_PATH
+from tests.support.helpers import assert_one_line_error, run_edge
+
+HOW = ("--types", "q4_0,q8_0", "--sizes", "2", "--context", "256", "--minutes", "0.05", "--threads", "1")
+WAIT_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
+    """The bundled model in two sizes, what the command said in JSON, and beside it."""
+    out = tmp_path_factory.mktemp("elastic") / "elastic.gguf"
+    refused = run_edge("quantize", MODEL_PATH, out, "--elastic", "1MiB..400MiB", *HOW, timeout=WAIT_S)
+    assert_one_line_error(refused, 4, "the smallest file has")
+    assert not out.exists()
+    least = re.search(r"Take --fit (\d+)MiB", refused.stderr)
+    assert least
+    sizes = f"{int(least[1]) + 1}MiB..400MiB"  # a process does not always have the same size
+    done = run_edge("quantize", MODEL_PATH, out, "--elastic", sizes, *HOW, "--json", timeout=WAIT_S)
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout), done.stderr
+
+
+def test_the_size_is_said_before_and_is_at_most_the_sum(made: tuple[Path, dict[str, Any], str]) -> None:
+    out, said, beside = made
+    n_bytes = out.stat().st_size
+    assert said["type"] == "elastic"
+    assert said["predicted_bytes"] == said["size_bytes"] == n_bytes
+    assert f"will have {n_bytes:,} bytes" in beside
+    large, small = said["sizes"]
+    assert large["size_bytes"] > small["size_bytes"]
+    assert n_bytes <= large["size_bytes"] + small["size_bytes"]
+    assert large["measured_divergence"] < small["measured_divergence"]
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
+    info = json.loads(run_edge("model", "info", out, "--json").stdout)
+    assert [size["size_bytes"] for size in info["sizes"]] == [large["size_bytes"], small["size_bytes"]]
+
+
+def test_a_chat_runs_in_a_range_with_the_answer_of_its_largest_size(made: tuple[Path, dict[str, Any], str]) -> None:
+    ask = ("chat", made[0], "-p", "What is 27 plus 38?", "--temperature", "0", "--json", "--prefix-cache", "0")
+    options = ("--threads", "1", "--context", "256")
+    ranged, whole = (run_edge(*ask, *options, "--memory", memory) for memory in ("250MiB..2GiB", "2GiB"))
+    assert ranged.returncode == whole.returncode == 0, ranged.stderr
+    assert json.loads(ranged.stdout)["text"] == json.loads(whole.stdout)["text"]
+    assert json.loads(ranged.stdout)["memory"]["changes"] == []
+    assert "memory: " in ranged.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("chat", "--memory", "3GiB..1GiB"), "the smaller size first"),
+        (("chat", "--memory", "1GiB..x"), "needs a size such as"),
+        (("chat", "--prefer", "quality", "-p", "x"), "memory that changes"),
+        (("chat", "--memory", "1GiB", "--prefer", "speed", "-p", "x"), "memory that changes"),
+        (("chat", "--memory", "1GiB..2GiB", "--workers", "127.0.0.1:9", "-p", "x"), "for one device"),
+        (("quantize", "a.gguf", "b.gguf", "--elastic", "2GiB"), "needs two sizes"),
+        (("quantize", "a.gguf", "b.gguf", "--sizes", "3", "--size", "1GiB"), "is for --elastic"),
+        (("quantize", "a.gguf", "b.gguf", "--elastic", "1GiB..2GiB", "--fit", "1GiB"), "do not go together"),
+        (("quantize", "a.gguf", "b.gguf", "--elastic", "1GiB..2GiB", "--report"), "largest size"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(arguments: tuple[str, ...], words: str) -> None:
+    assert_one_line_error(run_edge(*arguments), 2, words)
+
+
+def test_bits_that_change_are_not_reproducible() -> None:
+    done = run_edge("chat", "--memory", "1GiB..2GiB", "--reproducible", "-p", "x")
+    assert done.returncode != 0
+    assert "one size of memory" in done.stderr

@@ -1,0 +1,175 @@
+"""Weights that change while a model runs: what is computed is what the file of that size alone gives."""
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.elastic.sizes import Preference, Sizes
+from edge.errors import EngineError, Interrupted, NotEnoughMemory, WeightsError
+from edge.llm.engine import Engine
+from edge.llm.sampler import SamplingParams
+from edge.quantization.gguf import quantize
+from edge.speculate.factory import model_with
+from quant.gguf.file import GgufFile
+from quant.mixes import mix_by_name
+from quant.text import bytes_text
+from tests.engine.elastic.conftest import Elastic, Memory, engine_in
+from tests.support.paging import MIB, OPTIONS, PROMPT
+
+ARCHITECTURES = ["llama", "gemma", "qwen3moe"]
+WAIT_S = 60.0
+
+
+def budgets(sizes: Sizes) -> dict[int, int]:
+    """Return the largest budget in which each size is in memory whole, by its number, and the least of all by -1."""
+    whole = {}
+    for budget in range(1 << 30, sizes.least, -(1 << 18)):
+        choice = sizes.choose(budget, "speed")
+        if not choice.plan.pages:
+            whole.setdefault(choice.number, budget)
+    return {**whole, -1: sizes.least}
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_after_a_change_logits_are_those_of_the_static_file_on_the_same_keys_and_values(
+    elastic: Callable[[str], Elastic], arch: str
+) -> None:
+    files, memory, n = elastic(arch), Memory(1 << 30), len(PROMPT)
+    with engine_in(memory, files.path) as (engine, weights), ExitStack() as stack:
+        at = budgets(weights.sizes)
+        assert at.keys() == {-1, 0, 1, 2}
+        for start in range(0, n, engine.batch):
+            engine.decode(PROMPT[start : start + engine.batch], start)
+        history = engine.states.read(0, range(n))
+        static = [stack.enter_context(Engine(path, OPTIONS)) for path in files.static]
+        expected = []
+        for other in static:
+            other.states.write(0, history)
+            expected.append(other.decode([7], n).copy())
+        assert not np.array_equal(expected[0], expected[1])
+        for wanted in (1, 2, -1, 0, 2, 1, -1):
+            memory.is_now(weights, at[wanted], WAIT_S)
+            logits = engine.decode([7], n).copy()
+            assert weights.choice.number == wanted % 3
+            assert weights.plan.pages == (wanted == -1)
+            assert np.array_equal(logits, expected[wanted])
+            engine.kv_remove(0, n)
+
+
+@pytest.mark.parametrize(("prefer", "number", "pages"), [("speed", 2, False), ("quality", 0, True)])
+def test_the_preference_decides_between_fewer_bits_and_paging(
+    elastic: Callable[[str], Elastic], prefer: Preference, number: int, pages: bool
+) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path, replace(OPTIONS, prefer=prefer)) as (engine, weights):
+        budget = budgets(weights.sizes)[2]
+        memory.is_now(weights, budget)
+        engine.decode(PROMPT, 0)
+        assert (weights.choice.number, weights.plan.pages) == (number, pages)
+        first, second = weights.news()
+        assert f"size {bytes_text(weights.choice.size.file_bytes)}" in first
+        assert f"{weights.choice.size.divergence:.4f} nats" in first
+        assert "ms a token" in first
+        assert f"--prefer {'quality' if prefer == 'speed' else 'speed'} would have" in second
+        assert weights.news() == []
+
+
+def test_below_the_least_the_conversation_goes_on_paged_and_the_least_is_said(
+    elastic: Callable[[str], Elastic],
+) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        engine.decode(PROMPT, 0)
+        memory.is_now(weights, MIB)
+        assert np.isfinite(engine.decode([7], len(PROMPT))).all()
+        assert weights.plan.pages
+        assert any(f"{bytes_text(weights.sizes.least)} is the least" in line for line in weights.news())
+
+
+def test_too_little_to_open_names_the_least(elastic: Callable[[str], Elastic]) -> None:
+    path = elastic("llama").path
+    with pytest.raises(NotEnoughMemory, match=r"at least \d+ MiB in its smallest size"), engine_in(Memory(MIB), path):
+        pass
+
+
+def test_memory_that_others_take_in_the_middle_of_a_change_is_not_used(elastic: Callable[[str], Elastic]) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        at = budgets(weights.sizes)
+        memory.is_now(weights, at[2])
+        engine.decode(PROMPT, 0)
+        memory.is_now(weights, at[0], WAIT_S)
+        memory.free = 0  # whatever the look saw
+        memory.now_s += 1
+        engine.decode([7], len(PROMPT))
+        assert weights.plan.pages
+        memory.is_now(weights, at[0], WAIT_S)
+        engine.decode([8], len(PROMPT) + 1)
+        assert (weights.choice.number, weights.plan.pages) == (0, False)
+
+
+def test_weights_change_while_nothing_is_computed_also_after_an_interrupted_pass(
+    elastic: Callable[[str], Elastic],
+) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        at = budgets(weights.sizes)
+        engine.stop()
+        with pytest.raises(Interrupted):
+            engine.decode(PROMPT, 0)
+        engine.resume()
+        memory.is_now(weights, at[2])
+        weights.follow()
+        assert weights.choice.number == 2
+
+
+def test_a_file_that_was_changed_in_place_ends_the_pass_and_not_the_process(
+    elastic: Callable[[str], Elastic], tmp_path: Path
+) -> None:
+    path, memory = Path(shutil.copy(elastic("llama").path, tmp_path)), Memory(1 << 30)
+    with engine_in(memory, path) as (engine, weights):
+        engine.decode(PROMPT, 0)
+        before = path.stat().st_mtime_ns
+        os.utime(path, ns=(1, 1))
+        memory.is_now(weights, budgets(weights.sizes)[1])
+        for _ in range(2):  # the next pass does not compute with half of it
+            with pytest.raises(WeightsError, match="changed while in use"):
+                engine.decode([7], len(PROMPT))
+        os.utime(path, ns=(before, before))
+        assert np.isfinite(engine.decode([7], len(PROMPT))).all()
+
+
+def test_without_a_range_it_is_the_largest_size_for_us_and_for_stock_llama_cpp(
+    elastic: Callable[[str], Elastic],
+) -> None:
+    files, stock = elastic("llama"), replace(OPTIONS, memory=None, io_threads=None, io_chunk=None)
+    for options in (OPTIONS, stock):
+        with Engine(files.path, options) as engine, Engine(files.static[0], options) as other:
+            assert np.array_equal(engine.decode(PROMPT, 0), other.decode(PROMPT, 0))
+
+
+def test_a_file_of_several_sizes_is_not_quantized_again(elastic: Callable[[str], Elastic], tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="several sizes"):
+        quantize(GgufFile.open(elastic("llama").path), tmp_path / "out.gguf", mix_by_name("q4_0"))
+
+
+def test_drafts_and_paging_change_no_token(bundled: Elastic) -> None:
+    """Bits that do not change give equal tokens, whatever else is in use."""
+    answers = []
+    for pages, draft in ((False, "off"), (False, "ngram"), (True, "ngram"), (True, "off")):
+        memory, options = Memory(1 << 30), replace(OPTIONS, context=256, prefer="quality", outputs=8)
+        with engine_in(memory, bundled.path, options) as (engine, weights):
+            if pages:
+                memory.is_now(weights, weights.sizes.least + 2 * MIB)
+            sampling = SamplingParams(temperature=0.0)
+            responses = model_with(draft, engine, engine.close).generate("4 plus 4 is", sampling, max_tokens=24)
+            answers.append([response.token_id for response in responses])
+            assert (weights.choice.number, weights.plan.pages) == (0, pages)
+    assert len(answers[0]) > 4
+    assert all(answer == answers[0] for answer in answers)
