@@ -271,7 +271,7 @@ class SleepingContext(PositionsContext):
         run."""
         node = _Node((n, self._shape.n_embd), name, weight)
         for hook in self._hooks:
-            if hook.wants(node):  # type: ignore[arg-type]  # it looks at names alone
+            if hook.run is not None and hook.wants(node):  # type: ignore[arg-type]  # it looks at names alone
                 self._wait(due_s)
                 due_s = 0.0
                 hook.run(node)  # type: ignore[arg-type]  # and at values
