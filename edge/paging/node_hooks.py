@@ -137,8 +137,9 @@ class PagingHooks:
 
     def _await_bank(self, bank: int, node: Node) -> None:
         assert self._experts is not None
-        self._experts.wait(bank)
+        # First: where the wait fails, ggml computes this node still, and would stop over numbers beyond the slots.
         self._restores.append(node.use_source(self._slots[self._banks[node.source][0]][1], 2))
+        self._experts.wait(bank)
 
     def _comes_before_experts(self, node: Node) -> bool:
         match = _LAYER_OUT.fullmatch(node.name)
