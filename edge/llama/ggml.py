@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes as C
 import math
-import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +20,6 @@ from edge.llama.library import llama_cpp as L
 
 _F32, _I32 = 0, 26  # their ggml type ids
 _NO_OP = 0
-EXIT_NATIVE_ABORT = 70  # EX_SOFTWARE: ggml found an invariant broken and the process cannot go on
 
 
 class _Tensor(C.Structure):
@@ -387,21 +384,3 @@ def dequantize_rows(rows: NDArray[np.uint8], type_id: int, out: NDArray[np.float
     if not traits.to_float or out.size * traits.type_size != rows.nbytes * traits.blck_size:
         raise EngineError(f"{rows.nbytes} bytes of ggml type {type_id} are not {out.size} values")
     traits.to_float(rows.ctypes.data, out.ctypes.data, out.size)
-
-
-_AbortHandler = C.CFUNCTYPE(None, C.c_char_p)
-
-
-@_AbortHandler  # type: ignore[untyped-decorator]
-def _on_abort(message: bytes | None) -> None:
-    # ggml calls abort() after this returns. Say it in one line and leave with a documented code instead.
-    reason = (message or b"unknown").decode(errors="replace").strip().replace("\n", " ")
-    sys.stderr.write(f"edge: llama.cpp stopped the process: {reason}\n")
-    sys.stderr.flush()
-    os._exit(EXIT_NATIVE_ABORT)
-
-
-def on_abort_exit() -> None:
-    """Leave with one line and EXIT_NATIVE_ABORT where ggml would dump core."""
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # it would attach a debugger to us and print pages
-    _ggml("ggml_set_abort_callback", C.c_void_p, _AbortHandler)(_on_abort)

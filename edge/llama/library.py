@@ -28,6 +28,7 @@ _DEFAULTS: dict[str, dict[str, int | float]] = {
     "model_quantize": {"ftype": 7, "token_embedding_type": 43, "quantize_output_tensor": 1, "max_buf_size": 8 << 30},
 }
 LIB_PATH = "LLAMA_CPP_LIB_PATH"  # llama-cpp-python reads it, too
+EXIT_NATIVE_ABORT = 70  # EX_SOFTWARE: ggml found an invariant broken and the process cannot go on
 _NAME = "libllama.dylib" if sys.platform == "darwin" else "libllama.so"
 _INSTALL = f"pip install llama-cpp-python=={PINNED_VERSION}"
 
@@ -142,3 +143,22 @@ def _what_to_do() -> str:
 
 
 llama_cpp, libllama, _folder = _open()
+
+
+_AbortHandler = C.CFUNCTYPE(None, C.c_char_p)
+
+
+@_AbortHandler  # type: ignore[untyped-decorator]
+def _on_abort(message: bytes | None) -> None:
+    # ggml calls abort() after this returns. Say it in one line and leave with a documented code instead.
+    reason = (message or b"unknown").decode(errors="replace").strip().replace("\n", " ")
+    sys.stderr.write(f"edge: llama.cpp stopped the process: {reason}\n")
+    sys.stderr.flush()
+    os._exit(EXIT_NATIVE_ABORT)
+
+
+def on_abort_exit() -> None:
+    """Leave with one line and EXIT_NATIVE_ABORT where ggml would dump core."""
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # it would attach a debugger to us and print pages
+    libllama.ggml_set_abort_callback.argtypes = [_AbortHandler]
+    libllama.ggml_set_abort_callback(_on_abort)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EngineError, Interrupted
-from edge.llama import ggml
+from edge.llama import library
 from edge.llama.batch import Batch as Batch
 from edge.llama.buffers import CallerBuffer, disable_amx
 from edge.llama.interrupt import deferred_interrupts
@@ -57,7 +57,7 @@ def _on_log(level: int, text: bytes, _: Any) -> None:
 @functools.cache
 def initialise() -> None:
     """Start the backend once: quiet log, and a clear line instead of a core dump if ggml has to stop the process."""
-    ggml.on_abort_exit()
+    library.on_abort_exit()
     L.llama_log_set(_on_log, None)
     L.llama_backend_init()
     disable_amx()
@@ -119,8 +119,7 @@ class Model:
         vocabulary_only: bool = False,  # to tokenize: no weights are loaded
         own: CallerBuffer | None = None,  # where the weights get their addresses; nothing is loaded then
         predictors: bool = False,  # with the layers behind the last one that predict further tokens
-        progress: Callable[[float], None]
-        | None = None,  # called with the fraction loaded; what it raises ends the load
+        progress: Callable[[float], None] | None = None,  # called with the fraction loaded; may raise
     ) -> None:
         initialise()
         params = L.llama_model_default_params()

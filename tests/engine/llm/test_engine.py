@@ -286,6 +286,6 @@ def test_when_ggml_aborts_there_is_one_line_and_a_documented_code() -> None:
         "ggml._ggml('ggml_abort', None, C.c_char_p, C.c_int, C.c_char_p)(b'ggml.c', 7, b'the invariant')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
-    assert done.returncode == ggml.EXIT_NATIVE_ABORT
+    assert done.returncode == library.EXIT_NATIVE_ABORT
     assert done.stdout == ""
     assert done.stderr.splitlines() == ["edge: llama.cpp stopped the process: ggml.c:7: the invariant"]
