@@ -92,13 +92,15 @@ def load_on_gpu(
         stream = LayerStream(device, largest) if streamed else None
         if stream is not None:
             buffers.callback(stream.close)
+            closing.callback(stream.finish)
             stream.stream(layers)  # all of them, until it is known what the driver takes
             stream.begin(sizes.batch)  # the context reserves for passes with the layers on the device
         else:
             for layer in layers:
                 stay(layer)
-        all_hooks = (*stream.hooks(), *hooks) if stream else tuple(hooks)
-        node_hooks = NodeHooks(all_hooks) if all_hooks else None
+        # Other hooks may wait for ranks, which know nothing of the passes below.
+        first_hooks = stream.hooks() if stream else hooks
+        node_hooks = NodeHooks(first_hooks) if first_hooks else None
         on_node = node_hooks.callback if node_hooks else None
         context = llama.Context(model, sizes, threads=threads, on_node=on_node)
         closing.callback(context.close)
@@ -121,6 +123,7 @@ def load_on_gpu(
             if streamed:
                 least_rows = _measured(passes, shape, sizes, threads, streamed)
             passes.use(least_rows)
+            node_hooks.use((*stream.hooks(), *hooks))
             context.kv_clear()
         parts["layers"] = sum(n for layer, n in layer_bytes.items() if layer not in streamed)
         chosen = GpuBudget(budget, parts, streamed, least_rows)
@@ -177,7 +180,7 @@ class _Passes:
     def use(self, least_rows: int) -> None:
         """Stream in passes of so many rows and more, and in no others."""
         self.stream.least_rows = least_rows
-        self.hooks.forget()
+        self.hooks.use(self.stream.hooks())
         self.run(1, outputs=0)  # llama.cpp uses a graph again if the next one has as many rows and outputs
 
     def seconds(self, n: int, least_s: float) -> float:

@@ -73,7 +73,7 @@ class LayerStream:
 
     def stream(self, layers: Mapping[int, Layer]) -> None:
         """Stream these layers from now on, and no others. Graphs must be made and learned anew."""
-        self._drain()
+        self.finish()
         self._layers = {n: layers[n] for n in sorted(layers)}
         self._by_address = {part.weight.address: n for n, layer in layers.items() for part in layer}
         self._names = {part.weight.name for layer in layers.values() for part in layer}
@@ -87,7 +87,7 @@ class LayerStream:
         if on_device == self._on_device:
             return
         self._on_device = on_device
-        self._drain()
+        self.finish()
         for slot, order in enumerate(self._orders):
             for n in order:
                 if on_device:
@@ -104,6 +104,13 @@ class LayerStream:
             Hook(self._enters, lambda _: None, self._acquire, self._ready),
             Hook(self._leaves, self._release),
         ]
+
+    def finish(self) -> None:
+        """Wait for copies that have begun, and forget them. Call it before the model is freed."""
+        for arriving in self._arriving:
+            if arriving is not None:
+                arriving[1].exception()
+        self._arriving = [None] * SLOTS
 
     def close(self) -> None:
         """Free the buffers. The model must have been freed."""
@@ -178,10 +185,3 @@ class LayerStream:
         arriving = layer, self._copier.submit(copy_layer, self._layers[layer])
         self._arriving[slot] = arriving
         return arriving
-
-    def _drain(self) -> None:
-        """Wait for copies that have begun, and forget them."""
-        for arriving in self._arriving:
-            if arriving is not None:
-                arriving[1].exception()
-        self._arriving = [None] * SLOTS

@@ -4,6 +4,7 @@ buffers of ggml's own; tests/vulkan has the same on a Vulkan device."""
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,14 @@ from edge.llama.buffers import Device, DeviceBuffer
 from edge.llama.hooks import Hook
 from edge.llama.layer_stream import LayerStream
 from edge.llm.engine import Engine, ModelRunner
+from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, reproducible
 from partition.architectures.table import ARCHITECTURES
 from partition.predict.gpu_memory import GpuBudget
+from tests.support.deployments import deployed, pipeline, tensor
 from tests.support.slices import synthetic
 from tests.support.thorough import thorough
+from tests.support.workers import Worker
 
 OPTIONS = EngineOptions(threads=1, context=128, batch=32, repack=False)
 PROMPT = list(range(264, 284))
@@ -37,13 +41,13 @@ def _measured(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
     monkeypatch.setattr(gpu_load, "_measured", lambda *_: getattr(request, "param", ALWAYS))
 
 
-def budget_of(engine: ModelRunner) -> GpuBudget:
+def budget_of(engine: TextEngine) -> GpuBudget:
     assert engine.gpu_layers is not None
     assert engine.gpu_layers.budget is not None
     return engine.gpu_layers.budget
 
 
-def answer(engine: Engine, n: int = 4) -> NDArray[np.float32]:
+def answer(engine: TextEngine, n: int = 4) -> NDArray[np.float32]:
     """Logits of the prompt's last token and of `n` more, twice: the second time what was copied ahead is used."""
     rows = []
     for _ in range(2):
@@ -110,7 +114,9 @@ class Copies:
             here = streamed.index(stream._in_use)
             self._in_use = stream._slots[here % 2]
             if here + 1 < len(streamed):  # the next one is on its way before this one computes
-                assert stream._arriving[(here + 1) % 2][0] == streamed[here + 1]
+                arriving = stream._arriving[(here + 1) % 2]
+                assert arriving is not None
+                assert arriving[0] == streamed[here + 1]
 
         def released(stream: LayerStream, node: ggml.Node) -> None:
             self._in_use = None
@@ -272,3 +278,17 @@ def test_streamed_layers_serve_one_context_alone() -> None:
         pytest.raises(EngineError, match="a larger --memory or --gpu-memory"),
     ):
         ModelRunner(MODEL_PATH, OPTIONS, sharing=engine)
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1)], ids=str)
+def test_a_rank_streams_its_part(one: Worker, how: dict[str, Any]) -> None:
+    """The passes before a person's are this rank's own: others know nothing of them."""
+    with deployed(one, MODEL_PATH, how, replace(OPTIONS, gpu_memory=1 << 40)) as deployment:
+        parts = budget_of(deployment.engine).parts
+    least = sum(parts.values()) - parts["layers"] // 4  # of 8 parts of layers, or of 4 layers
+    with deployed(one, MODEL_PATH, how, OPTIONS) as deployment:
+        expected = answer(deployment.engine)
+    with deployed(one, MODEL_PATH, how, replace(OPTIONS, gpu_memory=least + 4096)) as deployment:
+        assert len(budget_of(deployment.engine).streamed) >= 3
+        np.testing.assert_array_equal(answer(deployment.engine), expected)
