@@ -167,7 +167,7 @@ class ModelRunner(Closing):
         if paging is not None:
             paging.begin(rows, n)
         if stream is not None:
-            stream.begin(n)
+            stream.begin()
         if hooks is None:
             self._context.decode(rows, n)
         else:
