@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import numpy as np
 
 from devices.probe import available_memory
-from devices.remembered import Remembered
 from edge.errors import EngineError
 from edge.gpu.account import BUFFERS, MARGIN_BYTES, PRODUCTS, fixed_parts, too_little
 from edge.llama import ggml, llama
@@ -17,16 +15,14 @@ from edge.llama.buffers import CallerBuffer, Device
 from edge.llama.hooks import Hook, NodeHooks
 from edge.llama.layer_stream import HostWeight, Layer, LayerStream, copy_layer, place_layer
 from edge.llama.llama import ContextSizes
-from edge.microbenchmark import TimedTask, best_of, sample_s
 from edge.paging import memory
-from edge.paging.gpu_layers import GpuLayers, measured_key
+from edge.paging.gpu_layers import GpuLayers
 from edge.paging.mapped import ModelInMemory, check_generates_text
 from partition.model.model import ModelShape, block_of
 from partition.predict.gpu_memory import SLOTS, GpuBudget, share_out
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
-_ROWS = (1, 4, 16, 64, 256)  # of passes that are timed with the streamed layers on the GPU, and on the processor
 _ALIGNED = 64  # bytes; the processor's kernels read so many at once
 Rows = Callable[[int], llama.Batch]
 
@@ -92,20 +88,25 @@ def load_on_gpu(
         stream = LayerStream(device, largest) if streamed else None
         if stream is not None:
             buffers.callback(stream.close)
+            closing.callback(stream.finish)
             stream.stream(layers)  # all of them, until it is known what the driver takes
-            stream.begin(sizes.batch)  # the context reserves for passes with the layers on the device
+            stream.begin()  # the context reserves for passes with the layers on the device
         else:
             for layer in layers:
                 stay(layer)
-        all_hooks = (*stream.hooks(), *hooks) if stream else tuple(hooks)
-        node_hooks = NodeHooks(all_hooks) if all_hooks else None
+        # Other hooks may wait for ranks, which know nothing of the passes below.
+        first_hooks = stream.hooks() if stream else hooks
+        node_hooks = NodeHooks(first_hooks) if first_hooks else None
         on_node = node_hooks.callback if node_hooks else None
         context = llama.Context(model, sizes, threads=threads, on_node=on_node)
         closing.callback(context.close)
-        least_rows = 1
         if stream is not None and node_hooks is not None:
-            passes = _Passes(context, node_hooks, stream, rows)
-            passes.run(sizes.batch)
+            batch = rows(sizes.batch)
+            batch.positions[:] = range(sizes.batch)
+            batch.outputs[sizes.batch - 1] = 1
+            stream.begin()
+            node_hooks.decode(context, batch, sizes.batch, 1)
+            context.wait()
             if free is not None and (used := free - (ggml.gpu_free_bytes([handle]) or free)) > 0:
                 others = sum(parts.values()) - parts[PRODUCTS] + SLOTS * largest
                 parts[PRODUCTS] = max(0, used - others) + MARGIN_BYTES
@@ -118,13 +119,11 @@ def load_on_gpu(
             for layer in layers:
                 if layer not in streamed:
                     stay(layer)
-            if streamed:
-                least_rows = _measured(passes, shape, sizes, threads, streamed)
-            passes.use(least_rows)
+            node_hooks.use((*stream.hooks(), *hooks))
             context.kv_clear()
         parts["layers"] = sum(n for layer, n in layer_bytes.items() if layer not in streamed)
-        chosen = GpuBudget(budget, parts, streamed, least_rows)
-        on_device = GpuLayers(len(layers) - len(streamed) + 1, len(layers) + 1, _why(chosen, sizes.batch), chosen)
+        chosen = GpuBudget(budget, parts, streamed)
+        on_device = GpuLayers(len(layers) - len(streamed) + 1, len(layers) + 1, _why(chosen), chosen)
         return ModelInMemory(
             model, context, sizes, node_hooks, need, closing.pop_all(), gpu_layers=on_device, stream=stream
         )
@@ -155,58 +154,8 @@ def _page_locked(layer: Layer, device: Device, buffers: ExitStack) -> Layer:
     return moved
 
 
-@dataclass(frozen=True)
-class _Passes:
-    """Passes over any rows, before those of a person."""
-
-    context: llama.Context
-    hooks: NodeHooks
-    stream: LayerStream
-    rows: Rows
-
-    def run(self, n: int, outputs: int = 1) -> None:
-        """Compute a pass of `n` rows of one sequence, from its beginning on."""
-        batch = self.rows(n)
-        batch.positions[:] = range(n)
-        batch.outputs[n - 1] = outputs
-        self.context.kv_clear()
-        self.stream.begin(n)
-        self.hooks.decode(self.context, batch, n, outputs)
-        self.context.wait()
-
-    def use(self, least_rows: int) -> None:
-        """Stream in passes of so many rows and more, and in no others."""
-        self.stream.least_rows = least_rows
-        self.hooks.forget()
-        self.run(1, outputs=0)  # llama.cpp uses a graph again if the next one has as many rows and outputs
-
-    def seconds(self, n: int, least_s: float) -> float:
-        """Return what a pass of `n` rows takes."""
-        return best_of([TimedTask(lambda: self.run(n))], least_s, samples=2)[0].seconds
-
-
-def _measured(passes: _Passes, shape: ModelShape, sizes: ContextSizes, threads: int, streamed: tuple[int, ...]) -> int:
-    """Return the rows from which on a pass is faster with the streamed layers on the GPU; one more than a pass may have
-    if none is. Remembered."""
-    counts = [*(n for n in _ROWS if n < sizes.batch), sizes.batch]
-    cache, key = Remembered("gpu-memory"), measured_key(shape, sizes, threads, f"{streamed} {counts}")
-    remembered = cache.get(key)
-    if remembered and remembered[0] in (*counts, sizes.batch + 1):
-        return int(remembered[0])
-    least_s = sample_s(threads)
-    passes.use(1)
-    on_gpu = [passes.seconds(n, least_s) for n in counts]
-    passes.use(sizes.batch + 1)
-    faster = (n for n, seconds in zip(counts, on_gpu, strict=True) if seconds <= passes.seconds(n, least_s))
-    least_rows = next(faster, sizes.batch + 1)
-    cache.put(key, least_rows)
-    return least_rows
-
-
-def _why(chosen: GpuBudget, batch: int) -> str:
+def _why(chosen: GpuBudget) -> str:
     within = f"within {bytes_text(chosen.budget)}"
     if not chosen.streamed:
         return f"all fit {within}"
-    if chosen.least_rows > batch:
-        return f"{within}; the processor computes the others faster than they pass through"
-    return f"{within}; the others pass through two buffers there for {chosen.least_rows} rows and more at once"
+    return f"{within}; the others pass through two buffers there"

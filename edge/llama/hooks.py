@@ -77,8 +77,9 @@ class NodeHooks:
         finally:
             self.end(completed)
 
-    def forget(self) -> None:
-        """Learn all graphs anew: hooks may want other nodes from now on."""
+    def use(self, hooks: Sequence[Hook]) -> None:
+        """Run these hooks from now on, and learn all graphs anew."""
+        self._hooks = tuple(hooks)
         self._cache.clear()
 
     def begin(

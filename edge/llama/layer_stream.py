@@ -45,14 +45,13 @@ def copy_layer(layer: Layer) -> None:
 
 
 class LayerStream:
-    """Streamed layers of a model. A pass of few rows may leave them where they are, for the processor to compute.
+    """Streamed layers of a model.
 
     A layer always has the same of the two buffers: graphs may have views of its weights, with their addresses.
     """
 
     def __init__(self, device: Device, slot_bytes: int) -> None:
         """slot_bytes: of the largest layer. NotEnoughMemory."""
-        self.least_rows = 1  # of a pass that has the layers on the device
         self._device = device
         self._layers: dict[int, Layer] = {}
         self._by_address: dict[int, int] = {}  # layer of each weight
@@ -62,7 +61,7 @@ class LayerStream:
         self._arriving: list[tuple[int, Future[None]] | None] = []  # layer that each slot has, or will have
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="edge-gpu-copy")
         self._in_use: int | None = None
-        self._on_device: bool | None = None  # not known: weights are where they were before
+        self._placed = False
         self._seen: int | None = None  # layer of the last node that was learned
         try:
             for _ in range(SLOTS):
@@ -73,29 +72,23 @@ class LayerStream:
 
     def stream(self, layers: Mapping[int, Layer]) -> None:
         """Stream these layers from now on, and no others. Graphs must be made and learned anew."""
-        self._drain()
+        self.finish()
         self._layers = {n: layers[n] for n in sorted(layers)}
         self._by_address = {part.weight.address: n for n, layer in layers.items() for part in layer}
         self._names = {part.weight.name for layer in layers.values() for part in layer}
         self._orders = [list(self._layers)[slot::SLOTS] for slot in range(SLOTS)]
-        self._in_use = self._on_device = None
+        self._in_use, self._placed = None, False
 
-    def begin(self, rows: int) -> None:
-        """A pass of so many rows comes next. Call it before its graph is made."""
+    def begin(self) -> None:
+        """A pass comes next. Call it before its graph is made."""
         self._in_use = self._seen = None  # also of a pass that was interrupted
-        on_device = rows >= self.least_rows
-        if on_device == self._on_device:
+        if self._placed:
             return
-        self._on_device = on_device
-        self._drain()
+        self._placed = True
         for slot, order in enumerate(self._orders):
             for n in order:
-                if on_device:
-                    place_layer(self._layers[n], self._device, self._slots[slot])
-                else:
-                    for part in self._layers[n]:
-                        part.weight.point(int(part.data.ctypes.data), repacked=False)
-            if on_device and order:
+                place_layer(self._layers[n], self._device, self._slots[slot])
+            if order:
                 self._copy(slot, order[0])
 
     def hooks(self) -> list[Hook]:
@@ -104,6 +97,13 @@ class LayerStream:
             Hook(self._enters, lambda _: None, self._acquire, self._ready),
             Hook(self._leaves, self._release),
         ]
+
+    def finish(self) -> None:
+        """Wait for copies that have begun, and forget them. Call it before the model is freed."""
+        for arriving in self._arriving:
+            if arriving is not None:
+                arriving[1].exception()
+        self._arriving = [None] * SLOTS
 
     def close(self) -> None:
         """Free the buffers. The model must have been freed."""
@@ -116,8 +116,6 @@ class LayerStream:
 
     def _enters(self, node: Node) -> bool:
         """Return whether a node is the first of a streamed layer."""
-        if not self._on_device:
-            return False
         for address in node.sources:
             name = Node(address).name if address else ""
             if name.count("#") == 2 and name.split("#")[1] in self._names:
@@ -132,7 +130,7 @@ class LayerStream:
 
     def _leaves(self, node: Node) -> bool:
         """Return whether a node is the last of a streamed layer."""
-        match = _LAYER_OUT.fullmatch(node.name) if self._on_device else None
+        match = _LAYER_OUT.fullmatch(node.name)
         if match is None or int(match[1]) not in self._layers:
             return False
         self._seen = None  # a later node of it would bring it back
@@ -178,10 +176,3 @@ class LayerStream:
         arriving = layer, self._copier.submit(copy_layer, self._layers[layer])
         self._arriving[slot] = arriving
         return arriving
-
-    def _drain(self) -> None:
-        """Wait for copies that have begun, and forget them."""
-        for arriving in self._arriving:
-            if arriving is not None:
-                arriving[1].exception()
-        self._arriving = [None] * SLOTS

@@ -167,7 +167,7 @@ class ModelRunner(Closing):
         self.states.attention.before(int(rows.positions[n - 1]) + 1)
         stream, hooks = self._loaded.stream, self._loaded.hooks
         if stream is not None:
-            stream.begin(n)
+            stream.begin()
         with one_pass(self.paging, rows, n):
             if hooks is None:
                 self._context.decode(rows, n)

@@ -174,9 +174,7 @@ def reproducible(options: EngineOptions) -> EngineOptions:
             " prefix_cache=0"
         )
     if options.gpu_memory is not None:
-        raise EngineError(
-            "with gpu_memory it is measured which passes the GPU computes; reproducible answers need it left out"
-        )
+        raise EngineError("gpu_memory follows what a GPU has free; reproducible answers need it left out")
     return replace(
         options,
         batch=options.rows,

@@ -17,7 +17,6 @@ class GpuBudget:
     budget: int  # bytes
     parts: Mapping[str, int]  # bytes by part
     streamed: tuple[int, ...]  # layers that pass through the buffers
-    least_rows: int  # of a pass that brings them there; in smaller ones the processor computes them
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as docs/cli/chat.md says."""
@@ -26,7 +25,6 @@ class GpuBudget:
             "total_bytes": sum(self.parts.values()),
             "parts": dict(self.parts),
             "streamed_layers": list(self.streamed),
-            "streamed_from_rows": self.least_rows,
         }
 
 

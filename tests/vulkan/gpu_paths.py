@@ -159,9 +159,9 @@ def test_a_budget_alone_computes_on_the_processor(expected: list[int]) -> None:
         assert greedy(engine) == expected
 
 
-def streamed(path: Path, budget: int, least_rows: int, **env: str) -> dict[str, Any]:
+def streamed(path: Path, budget: int, **env: str) -> dict[str, Any]:
     """Return what streamed.py says, in a process of its own."""
-    command = [sys.executable, str(Path(__file__).with_name("streamed.py")), str(path), str(budget), str(least_rows)]
+    command = [sys.executable, str(Path(__file__).with_name("streamed.py")), str(path), str(budget)]
     done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -176,32 +176,25 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_streamed_layers_compute_the_bits_of_resident_ones(larger: Path) -> None:
-    """The driver does not tell what is used. A pass of few rows leaves them to the processor, with its last bits."""
-    resident, budget = streamed(larger, 0, 0), 120 << 20
-    found = streamed(larger, budget, 1)
+    """The driver does not tell what is used."""
+    resident, budget = streamed(larger, 0), 120 << 20
+    found = streamed(larger, budget)
     assert len(found["budget"]["streamed_layers"]) >= 3
     assert found["digest"] == resident["digest"]
-    assert streamed(larger, budget, 16)["tokens"] == resident["tokens"]
 
 
 def test_the_budget_is_never_passed(larger: Path, tmp_path: Path) -> None:
     """Ten runs with a GPU that has memory of its own: its peak, as Vulkan allocates."""
     peak, counts = tmp_path / "peak", set()
-    resident = streamed(larger, 0, 0, LD_PRELOAD=os.environ["EDGE_VK_DISCRETE"], EDGE_VK_PEAK=str(peak))
+    resident = streamed(larger, 0, LD_PRELOAD=os.environ["EDGE_VK_DISCRETE"], EDGE_VK_PEAK=str(peak))
     for budget in range(100 << 20, 150 << 20, 5 << 20):
-        found = streamed(larger, budget, 1, LD_PRELOAD=os.environ["EDGE_VK_DISCRETE"], EDGE_VK_PEAK=str(peak))
+        found = streamed(larger, budget, LD_PRELOAD=os.environ["EDGE_VK_DISCRETE"], EDGE_VK_PEAK=str(peak))
         print(f"budget {budget}, account {found['budget']['total_bytes']}, peak {peak.read_text()}")
         assert int(peak.read_text()) <= found["budget"]["total_bytes"] <= budget
         assert found["digest"] == resident["digest"]
         counts.add(len(found["budget"]["streamed_layers"]))
     assert min(counts) == 0
     assert max(counts) >= 4
-
-
-def test_the_processor_computes_them_where_that_is_faster(larger: Path, tmp_path: Path) -> None:
-    """This GPU is software, so no pass is worth a copy."""
-    found = streamed(larger, 120 << 20, 0, XDG_STATE_HOME=str(tmp_path))
-    assert "the processor computes the others faster than they pass through" in found["why"]
 
 
 def test_the_budget_is_an_option(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge.demo import MODEL_PATH
-from edge.gpu import load as gpu_load
 from edge.gpu.account import PRODUCTS, fixed_parts
 from edge.llama import ggml
 from edge.llama.buffers import Device
@@ -45,7 +44,6 @@ def seconds(path: Path, options: EngineOptions) -> float:
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else MODEL_PATH
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 2
-    gpu_load._measured = lambda *_: 1
     file = GgufFile.open(path)
     shape, name = ModelShape.from_gguf(file), Device(ggml.gpu_devices()[0]).buffer_name
 

@@ -1,6 +1,6 @@
-"""Answers of a model within a budget of a GPU's memory: streamed.py MODEL BUDGET LEAST_ROWS. Prints JSON.
+"""Answers of a model within a budget of a GPU's memory: streamed.py MODEL BUDGET. Prints JSON.
 
-A budget of 0: all layers on the GPU. Least rows of 0: measured."""
+A budget of 0: all layers on the GPU."""
 
 import hashlib
 import json
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.gpu import load as gpu_load
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 
@@ -18,9 +17,7 @@ STEPS = 3
 
 
 def main() -> None:
-    path, budget, least_rows = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    if least_rows:
-        gpu_load._measured = lambda *_: least_rows
+    path, budget = Path(sys.argv[1]), int(sys.argv[2])
     on_gpu = {"gpu_memory": budget} if budget else {"gpu_layers": 99}
     with Engine(path, EngineOptions(threads=1, context=128, batch=32, **on_gpu)) as engine:
         rows = [engine.decode(PROMPT, 0).copy()]

@@ -4,6 +4,7 @@ buffers of ggml's own; tests/vulkan has the same on a Vulkan device."""
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,39 +12,39 @@ from numpy.typing import NDArray
 
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError, NotEnoughMemory
-from edge.gpu import load as gpu_load
 from edge.llama import ggml
 from edge.llama.buffers import Device, DeviceBuffer
 from edge.llama.hooks import Hook
 from edge.llama.layer_stream import LayerStream
 from edge.llm.engine import Engine, ModelRunner
+from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, reproducible
 from partition.architectures.table import ARCHITECTURES
 from partition.predict.gpu_memory import GpuBudget
+from tests.support.deployments import deployed, pipeline, tensor
 from tests.support.slices import synthetic
 from tests.support.thorough import thorough
+from tests.support.workers import Worker
 
 OPTIONS = EngineOptions(threads=1, context=128, batch=32, repack=False)
 PROMPT = list(range(264, 284))
-NEVER, ALWAYS, PROMPTS = 33, 1, 8  # least rows of a pass that streams
 NOT_STREAMED = ("step35", "nemotron_h", "nemotron_h_moe", "plamo2", "rwkv6qwen2")  # no node of theirs ends a layer
 USUALLY = (NOT_STREAMED[0], "kimi-linear", "qwen35", "glm4moe", "deepseek2", "gpt2", "gemma4", "qwen3moe")
 
 
-@pytest.fixture(name="measured")
-def _measured(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """The processor is the GPU; passes stream from as many rows on as the test says."""
+@pytest.fixture(name="on_processor")
+def _on_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor is the GPU."""
     monkeypatch.setattr("edge.llm.engine.first_gpu", ggml.cpu_device)
-    monkeypatch.setattr(gpu_load, "_measured", lambda *_: getattr(request, "param", ALWAYS))
 
 
-def budget_of(engine: ModelRunner) -> GpuBudget:
+def budget_of(engine: TextEngine) -> GpuBudget:
     assert engine.gpu_layers is not None
     assert engine.gpu_layers.budget is not None
     return engine.gpu_layers.budget
 
 
-def answer(engine: Engine, n: int = 4) -> NDArray[np.float32]:
+def answer(engine: TextEngine, n: int = 4) -> NDArray[np.float32]:
     """Logits of the prompt's last token and of `n` more, twice: the second time what was copied ahead is used."""
     rows = []
     for _ in range(2):
@@ -63,8 +64,7 @@ def with_streamed(path: Path, count: int, options: EngineOptions = OPTIONS) -> E
     return replace(options, gpu_memory=fixed + sum(sorted(layers)[: len(layers) - count]) + 2 * max(layers) + 4096)
 
 
-@pytest.mark.usefixtures("measured")
-@pytest.mark.parametrize("measured", [ALWAYS, PROMPTS, NEVER], indirect=True)
+@pytest.mark.usefixtures("on_processor")
 @pytest.mark.parametrize("count", [3, 5, 8])
 def test_streamed_layers_compute_the_bits_of_resident_ones(count: int) -> None:
     with Engine(MODEL_PATH, OPTIONS) as engine:
@@ -74,7 +74,7 @@ def test_streamed_layers_compute_the_bits_of_resident_ones(count: int) -> None:
         np.testing.assert_array_equal(answer(engine), expected)
 
 
-@pytest.mark.usefixtures("measured")
+@pytest.mark.usefixtures("on_processor")
 @pytest.mark.parametrize("arch", [*USUALLY, *thorough(*(arch for arch in ARCHITECTURES if arch not in USUALLY))])
 def test_models_of_every_architecture(arch: str, tmp_path: Path) -> None:
     path = synthetic(tmp_path / f"{arch}.gguf", arch, "f16", layers=6, embd=256, ff=256, vocab=320)
@@ -110,9 +110,9 @@ class Copies:
             here = streamed.index(stream._in_use)
             self._in_use = stream._slots[here % 2]
             if here + 1 < len(streamed):  # the next one is on its way before this one computes
-                coming = stream._arriving[(here + 1) % 2]
-                assert coming is not None
-                assert coming[0] == streamed[here + 1]
+                arriving = stream._arriving[(here + 1) % 2]
+                assert arriving is not None
+                assert arriving[0] == streamed[here + 1]
 
         def released(stream: LayerStream, node: ggml.Node) -> None:
             self._in_use = None
@@ -122,7 +122,7 @@ class Copies:
             monkeypatch.setattr(LayerStream, name, method)
 
 
-@pytest.mark.usefixtures("measured")
+@pytest.mark.usefixtures("on_processor")
 @pytest.mark.parametrize(("count", "a_pass"), [(4, 4), (5, 5), (3, 2)])
 def test_each_layer_is_copied_once_a_pass_while_the_one_before_computes(
     count: int, a_pass: int, monkeypatch: pytest.MonkeyPatch
@@ -139,22 +139,7 @@ def test_each_layer_is_copied_once_a_pass_while_the_one_before_computes(
         assert set(copies.done) <= set(budget_of(engine).streamed)
 
 
-@pytest.mark.usefixtures("measured")
-@pytest.mark.parametrize("measured", [PROMPTS], indirect=True)
-def test_small_passes_copy_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = with_streamed(MODEL_PATH, 5)
-    copies = Copies(monkeypatch)
-    with Engine(MODEL_PATH, options) as engine:
-        engine.decode(PROMPT, 0)
-        copies.done.clear()
-        for i in range(3):
-            engine.decode([7], len(PROMPT) + i)
-        assert copies.done == []
-        engine.decode(PROMPT[:PROMPTS], len(PROMPT) + 3)
-        assert len(copies.done) == 2 + 5  # the first two, and one for each that was computed
-
-
-@pytest.mark.usefixtures("measured")
+@pytest.mark.usefixtures("on_processor")
 @pytest.mark.parametrize("layer", [0, 3, 7])
 def test_a_pass_that_ended_early_leaves_the_next_one_right(layer: int) -> None:
     """All layers are streamed, and one of them fails in the middle of a pass."""
@@ -177,7 +162,7 @@ def test_a_pass_that_ended_early_leaves_the_next_one_right(layer: int) -> None:
             np.testing.assert_array_equal(answer(engine), expected)
 
 
-@pytest.mark.usefixtures("measured")
+@pytest.mark.usefixtures("on_processor")
 def test_buffers_never_take_more_than_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
     """At any moment of ten loads with answers, with budgets from the least one up to all."""
     taken: dict[int, int] = {}
@@ -211,7 +196,7 @@ def test_buffers_never_take_more_than_the_account(monkeypatch: pytest.MonkeyPatc
     assert peaks[-1] > peaks[0]
 
 
-@pytest.mark.usefixtures("measured")
+@pytest.mark.usefixtures("on_processor")
 def test_too_small_a_budget_says_what_it_lacks() -> None:
     least = with_streamed(MODEL_PATH, 8).gpu_memory
     assert least is not None
@@ -222,30 +207,6 @@ def test_too_small_a_budget_says_what_it_lacks() -> None:
         Engine(MODEL_PATH, replace(OPTIONS, gpu_memory=least - 800_000))
     with pytest.raises(NotEnoughMemory, match="the budget has 0; use a smaller --context"):
         Engine(MODEL_PATH, replace(OPTIONS, gpu_memory=1))
-
-
-def test_passes_stream_from_the_rows_on_that_are_faster_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A GPU that takes a second for any pass, and a processor that takes a tenth of one for each row."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr("edge.llm.engine.first_gpu", ggml.cpu_device)
-    timed: list[int] = []
-
-    def seconds(passes: gpu_load._Passes, n: int, _: float) -> float:
-        timed.append(n)
-        passes.run(n)
-        return 1.0 if n >= passes.stream.least_rows else n / 10
-
-    with monkeypatch.context() as patch:
-        patch.setattr(gpu_load, "_measured", lambda *_: 1)
-        options = with_streamed(MODEL_PATH, 5)
-        with Engine(MODEL_PATH, OPTIONS) as engine:
-            expected = answer(engine)
-    monkeypatch.setattr(gpu_load._Passes, "seconds", seconds)
-    for _ in range(2):  # the second time it is remembered
-        with Engine(MODEL_PATH, options) as engine:
-            assert budget_of(engine).least_rows == 16
-            np.testing.assert_array_equal(answer(engine), expected)
-    assert timed == [1, 4, 16, 32, 1, 4, 16]
 
 
 def test_without_a_gpu_it_is_refused() -> None:
@@ -267,10 +228,24 @@ def test_it_is_not_reproducible() -> None:
         reproducible(EngineOptions(gpu_memory=1 << 30))
 
 
-@pytest.mark.usefixtures("measured")
+@pytest.mark.usefixtures("on_processor")
 def test_streamed_layers_serve_one_context_alone() -> None:
     with (
         Engine(MODEL_PATH, with_streamed(MODEL_PATH, 5)) as engine,
         pytest.raises(EngineError, match="a larger --memory or --gpu-memory"),
     ):
         ModelRunner(MODEL_PATH, OPTIONS, sharing=engine)
+
+
+@pytest.mark.usefixtures("on_processor")
+@pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1)], ids=str)
+def test_a_rank_streams_its_part(one: Worker, how: dict[str, Any]) -> None:
+    """The passes before a person's are this rank's own: others know nothing of them."""
+    with deployed(one, MODEL_PATH, how, replace(OPTIONS, gpu_memory=1 << 40)) as deployment:
+        parts = budget_of(deployment.engine).parts
+    least = sum(parts.values()) - parts["layers"] // 4  # of 8 parts of layers, or of 4 layers
+    with deployed(one, MODEL_PATH, how, OPTIONS) as deployment:
+        expected = answer(deployment.engine)
+    with deployed(one, MODEL_PATH, how, replace(OPTIONS, gpu_memory=least + 4096)) as deployment:
+        assert len(budget_of(deployment.engine).streamed) >= 3
+        np.testing.assert_array_equal(answer(deployment.engine), expected)
