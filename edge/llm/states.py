@@ -334,7 +334,7 @@ def attention_kernel(
         loaded.sizes,
         shape,
         threads,
-        lambda timed: measured_key(shape, loaded.sizes, threads(), str(timed)),
+        lambda timed: measured_key(shape, loaded.sizes, threads(), timed),
         why=why,
         window=options.attention_window,
     )

@@ -119,7 +119,7 @@ def choose(
     for fewer in sorted({fit // 2, 0}, reverse=True):
         if sum(sizes_of_layers[fewer:]) <= available():  # what is read from disk for every token is not worth a try
             candidates.append(fewer)
-    cache, key = Remembered("gpu-layers"), _key(shape, sizes, threads, candidates)
+    cache, key = Remembered("gpu-layers"), measured_key(shape, sizes, threads, candidates)
     remembered = cache.get(key)
     times, age_s = (_read(remembered[0], candidates), remembered[1]) if remembered else (None, 0.0)
     if times is None:
@@ -210,8 +210,9 @@ def _busy(times: Times) -> bool:
     return any(figure.busy for figure in times.values())
 
 
-def _key(shape: ModelShape, sizes: ContextSizes, threads: int, candidates: list[int]) -> str:
-    # Loaded with a GPU only: they take a while.
+def measured_key(shape: ModelShape, sizes: ContextSizes, threads: int, candidates: list[int]) -> str:
+    """Return the key of what tokens of a model of this shape take on this device, with each of the candidates."""
+    # Loaded only here: they take a while.
     from devices.names import host_name
     from devices.profile import describe
     from edge.version import version

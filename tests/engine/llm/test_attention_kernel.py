@@ -34,7 +34,7 @@ def remember(path: Path, points: Sequence[tuple[int, float, float]], options: En
     """Let this device have measured these times before."""
     with Engine(path, replace(options, follows_load=False)) as engine:
         key = measured_key(
-            engine.shape, engine.states.attention._sizes, engine.threads, str([tokens for tokens, *_ in points])
+            engine.shape, engine.states.attention._sizes, engine.threads, [tokens for tokens, *_ in points]
         )
     Remembered("attention-kernels").put(key, points)
 
