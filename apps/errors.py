@@ -4,7 +4,7 @@ import errno
 
 # Exit codes, as documented in docs/cli.md. Classes are named, not imported: importing them would make --help slow.
 _NAMES = {
-    2: "BadRequest MediaError PictureError PlanError SamplingError ShapeError UnknownTypeError UsageError",
+    2: "BadRequest MediaError NotAllowed PictureError PlanError SamplingError ShapeError UnknownTypeError UsageError",
     3: "CannotSlice CatalogError ChatFileError ClusterFileError LabFileError ModelFileError NotThere OSError"
     " PrefixError RecipeError SliceError StateError TemplateError TextError TraceError TrustError UnknownModel"
     " WeightsError",
