@@ -281,6 +281,7 @@ def test_a_read_that_hangs_writes_to_no_place_that_others_have(
             np.testing.assert_array_equal(found, loaded.whole[second])
         go_on.set()
         until(lambda: not pager._reader._at_work, "what hung returns")
+        monkeypatch.setattr(reader_module, "READ_TIMEOUT_S", TIMEOUT_S)
         pager.begin()
         np.testing.assert_array_equal(acquired(pager, first), loaded.whole[first])  # and is read again
     finally:
