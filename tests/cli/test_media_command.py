@@ -81,7 +81,7 @@ def test_a_server_has_the_projector_and_the_leave_to_fetch(files: tuple[Path, Pa
         parser = ArgumentParser()
         serve.add_arguments(parser)
         args: Namespace = parser.parse_args([str(files[0]), *words])
-        assert args.media_urls == ("--media-urls" in words)
+        assert args.media_urls == ("public" if words else None)
         return distributed.engine_config(args, files[0], None, 1).mmproj
 
-    assert config() == config("--mmproj", str(files[1]), "--media-urls") == str(files[1])
+    assert config() == config("--mmproj", str(files[1]), "--media-urls", "public") == str(files[1])

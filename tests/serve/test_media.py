@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from edge.api.config import EngineConfig
+from edge.api.config import EngineConfig, MediaUrls
 from edge.demo import MODEL_PATH
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
@@ -24,6 +24,7 @@ from tests.support.multimodal import png, wav
 OPTIONS = {"threads": 1, "sequences": 2, "context": 1024}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
 CHAT = "/v1/chat/completions"
+URLS: dict[str, MediaUrls] = {"non_causal": "all", "audio": "public"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     for kind in ("mrope", "audio", "non_causal"):
         text, projector = projectors.write(kind, folder)
         configs[kind] = EngineConfig(
-            str(text), OPTIONS, prefix_cache=0, mmproj=str(projector), media_urls=kind == "non_causal"
+            str(text), OPTIONS, prefix_cache=0, mmproj=str(projector), media_urls=URLS.get(kind, "")
         )
     router = Router(configs)
     with serving(create_app(router, ServeOptions()), at_end=router.close) as address:
