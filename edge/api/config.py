@@ -113,7 +113,10 @@ class EngineConfig:
         from partition.model.model import ModelShape
         from quant.gguf.file import GgufFile
 
-        options = engine_options(draft, prefix_cache=self.prefix_cache, reproducible=self.reproducible, **self.options)
+        own = dict(self.options)
+        if self.mmproj is not None and own.get("memory") is not None:  # the process that encodes has it
+            own["reserved"] = own.get("reserved", 0) + Path(self.mmproj).stat().st_size
+        options = engine_options(draft, prefix_cache=self.prefix_cache, reproducible=self.reproducible, **own)
         if options.context is not None or options.memory is not None:
             return options
         # Requests share the context, and few of them have the full length.

@@ -83,6 +83,16 @@ class ChatMedia:
         self.attached += mark
         return len(self._media[mark].tokens)
 
+    def asked(self, question: str) -> None:
+        """Note that a question is answered: what it begins with is attached no more."""
+        if question.startswith(self.attached):
+            self.attached = ""
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._media.clear()
+        self.attached = ""
+
     def in_messages(self, messages: Iterable[Mapping[str, Any]]) -> dict[str, Media]:
         """Return those that stand in messages."""
         texts = [message["content"] for message in messages] if self._media else []
