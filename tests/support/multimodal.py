@@ -16,7 +16,7 @@ from edge.llama import llama
 from edge.llama.library import llama_cpp as L
 from edge.llama.multimodal import NativeProjector
 from edge.multimodal.media import EmbeddingRows
-from quant.types import type_by_name
+from quant.types import cache_type
 
 BEFORE, BEHIND = "w1 what is in", "w2 w3 say it"
 CONTEXT, BATCH = 512, 128
@@ -81,7 +81,7 @@ def own_run(kind: str, text: Path, native: NativeProjector, seed: int = 1) -> ND
     """Logits [n_vocab] behind that prompt, as libmtmd's helper computes them."""
     mtmd: Any = native._mtmd
     model = llama.Model(text)
-    sizes = llama.ContextSizes(CONTEXT, type_by_name("f16"), batch=BATCH)
+    sizes = llama.ContextSizes(CONTEXT, cache_type("f16"), batch=BATCH)
     with closing(model), closing(llama.Context(model, sizes, threads=1)) as context:
         if kind == "audio":
             data = samples(seed)

@@ -110,13 +110,32 @@ def test_a_sound_of_an_hour_is_refused(files: dict[str, tuple[Path, Path]]) -> N
             encoder.encode(b"RIFF\0\0\0\0WAVEnonsense")
 
 
-def test_a_process_that_ends_is_replaced(files: dict[str, tuple[Path, Path]]) -> None:
+def test_a_process_that_ends_while_nothing_is_encoded_is_replaced(files: dict[str, tuple[Path, Path]]) -> None:
     with MediaEncoder(*files["plain"]) as encoder:
-        assert encoder.pid is not None
-        os.kill(encoder.pid, signal.SIGKILL)
-        with pytest.raises(MediaError, match="ended by signal 9"):
-            encoder.encode(png())
+        pid = encoder.pid
+        end(encoder)
         assert encoder.encode(png()).rows
+        assert encoder.pid not in (None, pid)
+
+
+@pytest.mark.parametrize("moment", ["flush", "readline"])
+@pytest.mark.parametrize("data", [png(), png(1) + bytes(1 << 20)], ids=["small", "large"])
+def test_a_process_that_ends_during_a_file_costs_an_error(
+    moment: str, data: bytes, files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MediaEncoder(*files["plain"]) as encoder:
+        with monkeypatch.context() as changed:
+            own = getattr(encoder._stream, moment)
+            changed.setattr(encoder._stream, moment, lambda: (end(encoder), own())[1])
+            with pytest.raises(MediaError, match="ended by signal 9"):
+                encoder.encode(data)
+        assert encoder.encode(data).rows
+
+
+def end(encoder: MediaEncoder) -> None:
+    assert encoder._process is not None
+    os.kill(encoder._process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, encoder._process.pid, os.WEXITED | os.WNOWAIT)
 
 
 def test_an_interrupt_leaves_no_answer_for_the_next_file(

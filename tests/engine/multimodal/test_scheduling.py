@@ -23,7 +23,7 @@ from tests.support.multimodal import encoded, open_projector, prompt_around
 from tests.support.ranks_here import ranks_here
 
 GREEDY = SamplingParams(temperature=0, allow_repetition=True)
-OPTIONS = EngineOptions(context=1024, batch=64, threads=1, sequences=2)
+OPTIONS = EngineOptions(context=1024, batch=64, threads=1, sequences=2, kv_type="f32", flash_attention="off")
 N = 8  # tokens of an answer
 CAUSAL = ("plain", "mrope", "deepstack")
 
@@ -118,7 +118,7 @@ def test_pictures_beside_texts_in_groups_of_ranks(tmp_path: Path, model: Model) 
     how = {"shares": (1.0, 1.0), "parallel": "tensor"}
     with ranks_here(model.text, how, options, tmp_path) as ranks, Scheduler(ranks) as scheduler:
         results = probabilities(scheduler, *requests)
-    np.testing.assert_allclose(results, alone(model, *requests), atol=1e-2)
+    np.testing.assert_allclose(results, alone(model, *requests), atol=1e-3)
 
 
 def test_rows_stay_known_while_any_request_has_them() -> None:
