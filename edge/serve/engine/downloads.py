@@ -54,14 +54,14 @@ class Downloads:
             with self._connected(parts, until) as connection:
                 target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
                 connection.request("GET", quote(target, safe=string.punctuation), headers=_HEADERS)
-                response = connection.getresponse()
-                location = response.headers["Location"]
-                if response.status in _REDIRECTS and location:
-                    url = urljoin(url, location)
-                    continue
-                if response.status != 200:
-                    raise ValueError(f"it answers {response.status} {response.reason}")
-                data = response.read(MOST_BYTES + 1)
+                with connection.getresponse() as response:
+                    location = response.headers["Location"]
+                    if response.status in _REDIRECTS and location:
+                        url = urljoin(url, location)
+                        continue
+                    if response.status != 200:
+                        raise ValueError(f"it answers {response.status} {response.reason}")
+                    data = response.read(MOST_BYTES + 1)
                 if time.monotonic() >= until:  # what came of it is no whole file
                     raise TimeoutError
                 return data
