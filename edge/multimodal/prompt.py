@@ -22,10 +22,11 @@ def encoded(
 ) -> dict[str, Media]:
     """Encode files, by their marks, while they have at most so many tokens together and somebody waits. n_files: how
     many there are. MediaError, with the number of the one at fault; ContextFull; EngineError once it is given up."""
-    if n_files and encoder is None:
-        raise MediaError("this model takes no pictures and sounds here: load it with its projector (--mmproj FILE)")
-    assert encoder is not None or not n_files
     media: dict[str, Media] = {}
+    if not n_files:
+        return media
+    if encoder is None:
+        raise MediaError("this model takes no pictures and sounds here: load it with its projector (--mmproj FILE)")
     try:
         for mark, data in files:
             if given_up():

@@ -93,14 +93,14 @@ class Downloads:
     def _socket(self, host: str, port: int, until: float) -> socket.socket:
         """Connect to an address of a host that is allowed. It is the address that is checked, as a name of anybody's
         may have one of this network."""
-        addresses = [info[4] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-        allowed = [address for address in addresses if self._urls == "all" or is_public(str(address[0]))]
+        addresses = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        allowed = [address for address in addresses if self._urls == "all" or is_public(address)]
         problem: Exception = ValueError(
             f"{host} is in this server's own network; --media-urls all allows that, and then to everybody who asks"
         )
         for address in allowed:
             try:
-                return socket.create_connection(address[:2], max(0.01, until - time.monotonic()))
+                return socket.create_connection((address, port), max(0.01, until - time.monotonic()))
             except OSError as error:
                 problem = error
         raise problem

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge.errors import MediaError
+from edge.errors import EngineError, MediaError
 from edge.multimodal import decoding
 from edge.multimodal.encoder import MediaEncoder
-from edge.multimodal.media import EmbeddingRows, rows_from
+from edge.multimodal.media import EmbeddingRows, embeddings_of, rows_from
+from edge.multimodal.prompt import encoded as encoded_files
 from tests.support import projectors
 from tests.support.multimodal import encoded, open_projector, pixels, png, wav
 
@@ -188,3 +189,38 @@ def test_ids_say_how_many_rows_follow() -> None:
     rows = EmbeddingRows(b"x", np.zeros((5, 4), np.float32))
     assert [rows_from(token) for token in rows.ids] == [5, 4, 3, 2, 1]
     assert len(set(rows.ids)) == 5
+
+
+def test_nothing_more_is_encoded_for_nobody(pictures: MediaEncoder) -> None:
+    seen: list[str] = []
+
+    def files() -> Iterator[tuple[str, bytes]]:
+        for mark in "abc":
+            seen.append(mark)
+            yield mark, png()
+
+    with pytest.raises(EngineError, match="cancelled"):
+        encoded_files(pictures, files(), 3, given_up=lambda: len(seen) == 2)
+    assert seen == ["a", "b"]
+
+
+def test_an_answer_that_ends_within_a_line_is_an_error(
+    files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MediaEncoder(*files["plain"]) as encoder:
+        with monkeypatch.context() as changed:
+            changed.setattr(encoder._stream, "readline", lambda: b'{"digest": ')
+            with pytest.raises(MediaError, match="ended by signal 9"):
+                encoder.encode(png())
+        assert encoder.encode(png()).rows
+
+
+def test_rows_outlive_what_is_held_of_them(files: dict[str, tuple[Path, Path]]) -> None:
+    """A request still has a picture that was encoded once more for another one, which has ended."""
+    with MediaEncoder(*files["plain"]) as encoder:
+        first = encoder.encode(png())
+        encoder._held.clear()
+        second = encoder.encode(png())
+        encoder._held.clear()
+        del second
+        assert embeddings_of(first.rows[0].ids[0]) is first.rows[0]

@@ -110,6 +110,38 @@ def test_a_picture_in_the_background_is_preempted_between_its_rows(model: Model)
         np.testing.assert_allclose(list(logs.values()), expected, atol=1e-4)
 
 
+def test_a_text_follows_a_picture_that_is_forgotten(model: Model) -> None:
+    """In the same slot, and longer than what stood in front of the picture."""
+    text = replace(
+        model.request(1),
+        prompt=model.model.tokenize("w3" + 60 * " w4", add_special=True, parse_special=False),
+        media=(),
+    )
+    with Engine(model.text, OPTIONS) as engine, Scheduler(engine, slots=1, keep=True) as scheduler:
+        probabilities(scheduler, model.request(1))
+        results = probabilities(scheduler, text)
+    np.testing.assert_allclose(results, alone(model, text), atol=1e-4)
+
+
+def test_a_picture_beside_an_answer_is_in_steps_of_few_rows(model: Model) -> None:
+    """Its rows in each step are as many as the budget leaves, all of them where they attend to each other."""
+    answer = replace(
+        model.request(1),
+        prompt=model.model.tokenize("w3 w4", add_special=True, parse_special=False),
+        media=(),
+        max_tokens=40,
+    )
+    picture = model.request(2)
+    with Engine(model.text, replace(OPTIONS, batch=64)) as engine, Scheduler(engine) as scheduler:
+        scheduler._budget.choose = _few_rows(scheduler._budget.choose)  # type: ignore[method-assign]
+        results = probabilities(scheduler, answer, picture)
+    np.testing.assert_allclose(results[1], alone(model, picture)[0], atol=1e-4)
+
+
+def _few_rows(choose):  # type: ignore[no-untyped-def]
+    return lambda *arguments, **how: [(running, min(n_rows, 3)) for running, n_rows in choose(*arguments, **how)]
+
+
 def test_pictures_beside_texts_in_groups_of_ranks(tmp_path: Path, model: Model) -> None:
     if model.kind == "mrope":
         pytest.skip("attention of these models is not shared")
