@@ -161,7 +161,7 @@ _SAMPLING = (
     "allow_repetition",
 )  # fmt: skip
 _OF_THIS_PROCESS = (
-    "resume", "lora", "mmproj", "image", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full",
+    "resume", "lora", "mmproj", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full",
     "attention_window", "grammar", "context", "threads", "affinity", "batch", "gpu_layers", "gpu_memory",
     "memory", "window", "workers", "plan", "shares", "parallel", "insecure", "spare", "reproducible",
 )  # fmt: skip
@@ -169,7 +169,7 @@ _OF_THIS_PROCESS = (
 
 def _ask_server(args: argparse.Namespace, prompt: str | None) -> int:
     """Let a server answer."""
-    from apps.show.remote import answer_once, talk
+    from apps.show.remote import answer_once, media_part, talk
     from edge.net.chat_client import ServerChat
 
     refuse(args, _OF_THIS_PROCESS, "is about a model that is loaded here, and with --url it is loaded by a server")
@@ -186,6 +186,7 @@ def _ask_server(args: argparse.Namespace, prompt: str | None) -> int:
         chat = ServerChat(args.url, key=key, model=args.model, system=args.system)
     except ValueError as error:
         raise UsageError(f"--url: {error}") from None
+    chat.attached = [media_part(file) for file in args.image or ()]
     document = "".join(f"{_read(name).strip()}\n\n" for name in args.file)
     if prompt is None:
         if document:

@@ -90,7 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(group, "--prefix-cache", "--lora", "--mmproj")
     words = "attend to the first 4 and the last N tokens alone (default: all)"
     option(group, "--attention-window N", words, attention_window)
-    option(group, "--media-urls", "fetch pictures and sounds from URLs in requests (default: they come in requests)")
+    words = "fetch pictures and sounds by URLs in requests: from the internet, or all that is reached (default: not)"
+    option(group, "--media-urls", words, choices=("public", "all"))
     add_draft_arguments(group, "auto")
     words = "while nobody asks, compute what prompts will begin with: on, off, or N seconds of an hour (default: off)"
     option(group, "--prefix-warming HOW", words, argument(_warming_seconds))
@@ -140,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
         return replace(
             config,
             spm_infill=args.spm_infill,
-            media_urls=args.media_urls,
+            media_urls=args.media_urls or "",
             system=system,
             prefix_warming=args.prefix_warming or 0.0,
             **targets,

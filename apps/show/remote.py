@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import mimetypes
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.show.answer import PlainAnswer
@@ -13,7 +16,21 @@ from apps.show.table import print_json
 if TYPE_CHECKING:
     from edge.net.chat_client import ServerChat
 
-_COMMANDS = {"/clear": "begin anew", "/exit": "leave"}
+_COMMANDS = {
+    "/image": "FILE: a picture or sound for the next question",
+    "/audio": "FILE: the same",
+    "/clear": "begin anew",
+    "/exit": "leave",
+}
+
+
+def media_part(path: Path) -> dict[str, Any]:
+    """Return a picture or sound as a part of a message. OSError."""
+    data, kind = path.read_bytes(), mimetypes.guess_type(path.name)[0] or "image/png"
+    text = base64.b64encode(data).decode()
+    if kind.startswith("audio/"):
+        return {"type": "input_audio", "input_audio": {"data": text, "format": path.suffix[1:].lower()}}
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{text}"}}
 
 
 def answer_once(chat: ServerChat, prompt: str, options: Mapping[str, Any], *, as_json: bool) -> int:
@@ -60,8 +77,11 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
             line = prompt.read()
             if line == "/exit":
                 return 0
+            command, _, rest = line.partition(" ")
             if line == "/clear":
-                chat.messages = list(system)
+                chat.messages, chat.attached = list(system), []
+            elif command in ("/image", "/audio"):
+                chat.attached.append(media_part(Path(rest.strip()).expanduser()))
             elif line:
                 waits = True
                 with AnswerStream(console) as shown:
@@ -77,5 +97,5 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
             console.print()  # the server notices the closed stream, and stops
         except EOFError:
             return 0
-        except TransportError as error:
+        except (OSError, TransportError) as error:
             console.print(f"[red]{escape(printable(str(error)))}[/]\n", soft_wrap=True)

@@ -69,7 +69,7 @@ class _Talk:
             "/system": ("TEXT: set the system message; -: remove it; nothing: show it", self._system),
             "/save": ("FILE: save the conversation", self._save),
             "/load": ("FILE: continue a saved one", self._load),
-            "/image": ("FILE: a picture or sound for the next question", partial(_attach, self._chat)),
+            "/image": ("FILE: a picture or sound for the next question; nothing: none", partial(_attach, self._chat)),
             "/audio": ("FILE: the same", partial(_attach, self._chat)),
             "/lora": (
                 "NAME SCALE: use an adapter so from the next answer on; nothing: show all",
@@ -194,7 +194,7 @@ class _Talk:
         if word not in self._commands:
             self._console.print(f"[red]{escape(word)} is not a command; /help lists them[/]")
             return
-        if word in ("/save", "/load", "/image", "/audio") and not rest.strip():
+        if word in ("/save", "/load") and not rest.strip():
             self._console.print(f"[red]{word} needs a file name[/]")
             return
         self._commands[word][1](rest.strip())
@@ -297,7 +297,10 @@ class _Talk:
 
 
 def _attach(chat: Chat, path: str) -> None:
-    """FILE puts a picture or sound in front of the next question."""
+    """FILE puts a picture or sound in front of the next question; nothing takes back what is there."""
+    if not path:
+        chat.detach()
+        return
     n_tokens = chat.attach(Path(path).expanduser().read_bytes())
     print_columns(("before the next question", "tokens"), [(Path(path).name, str(n_tokens))])
 

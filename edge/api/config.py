@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:  # the server makes configurations, and loads nothing of what computes
     from edge.api.cluster import Parallel
@@ -21,6 +21,10 @@ if TYPE_CHECKING:  # the server makes configurations, and loads nothing of what 
     from edge.multimodal.encoder import MediaEncoder
     from edge.speculate.factory import Draft
     from edge.tasks import Steps
+
+MediaUrls = Literal["", "public", "all"]
+"""Addresses that pictures and sounds are fetched from by URLs in requests. "": none. public: those of the internet.
+all: also those of this network and this machine."""
 
 FULL_REQUESTS = 4  # requests of the model's full context that have room at once, if no context is given
 
@@ -63,7 +67,7 @@ class EngineConfig:
     prefix_warming: float = 0.0  # seconds of an hour that prefixes may be computed for while nobody asks; 0: never
     spm_infill: bool = False  # whether prompts to fill a gap have the suffix first
     mmproj: str | None = None  # file of the projector of pictures and sounds; None: none
-    media_urls: bool = False  # whether pictures and sounds are fetched from URLs in requests
+    media_urls: MediaUrls = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -109,7 +113,10 @@ class EngineConfig:
         from partition.model.model import ModelShape
         from quant.gguf.file import GgufFile
 
-        options = engine_options(draft, prefix_cache=self.prefix_cache, reproducible=self.reproducible, **self.options)
+        own = dict(self.options)
+        if self.mmproj is not None and own.get("memory") is not None:  # the process that encodes has it
+            own["reserved"] = own.get("reserved", 0) + Path(self.mmproj).stat().st_size
+        options = engine_options(draft, prefix_cache=self.prefix_cache, reproducible=self.reproducible, **own)
         if options.context is not None or options.memory is not None:
             return options
         # Requests share the context, and few of them have the full length.

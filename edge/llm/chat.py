@@ -109,7 +109,8 @@ class Chat:
         return self._scheduler.slots.n_cached
 
     def clear(self) -> None:
-        """Forget the conversation, keep the system message."""
+        """Forget the conversation and its pictures, keep the system message."""
+        self._media.clear()
         self.messages = self.messages[:1] if self.system is not None else []
 
     @property
@@ -144,13 +145,16 @@ class Chat:
         None goes on to the end of the context, with "shift" until the answer has as many tokens as a context holds.
         """
         messages = [*self.messages, {"role": "user", "content": self._media.attached + text}]
-        self._media.attached = ""
         return self._answer(messages, sampling, max_tokens, stop, on_prefill)
 
     def attach(self, data: bytes) -> int:
-        """Put a picture or sound, the bytes of a file, in front of the next question: how many tokens it takes.
-        MediaError where it cannot be used."""
+        """Put a picture or sound, the bytes of a file, in front of the next question, until one is answered: how many
+        tokens it takes. MediaError where it cannot be used."""
         return self._media.attach(data)
+
+    def detach(self) -> None:
+        """Take back what is in front of the next question."""
+        self._media.attached = ""
 
     def retry(
         self,
@@ -205,6 +209,7 @@ class Chat:
                 media=self._media.rows_in(fitting),
             ):
                 if not pieces:  # only now is it sure that there is an answer
+                    self._media.asked(messages[-1]["content"])
                     self.dropped = len(self.messages) - len(fitting)
                     self.messages = fitting
                 pieces.append(response.text)

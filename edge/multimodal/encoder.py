@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from devices.processes.interpreter import module_command
 from edge.closing import Closing
 from edge.errors import MediaError
 from edge.multimodal.decoding import MOST_BYTES
-from edge.multimodal.media import EmbeddingRows
+from edge.multimodal.media import EmbeddingRows, interned
 from edge.multimodal.projector import identity, open_projector
 from quant.text import bytes_text
 
@@ -63,12 +64,13 @@ class MediaEncoder(Closing):
 
     def close(self) -> None:
         """End the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._stream.close()
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            with suppress(OSError):  # what it was not sent any more
+                self._stream.close()
             self._socket.close()
-            self._process = None
 
     @property
     def pid(self) -> int | None:
@@ -95,6 +97,8 @@ class MediaEncoder(Closing):
             raise MediaError(f"{self.path.name}: {error}") from None
 
     def _encoded(self, data: bytes) -> Media:
+        if self._process is not None and self._process.poll() is not None:  # while nothing was encoded
+            self.close()
         if self._process is None:
             self._start()
         answer, rest = self._ask({"bytes": len(data)}, data)
@@ -112,7 +116,8 @@ class MediaEncoder(Closing):
                     offsets = np.frombuffer(rest, np.int32, 3 * n, offset).reshape(3, n)
                     offset += offsets.nbytes
                 digest = self._identity + bytes.fromhex(answer["digest"]) + str(number).encode()
-                rows.append(EmbeddingRows(digest, embeddings, offsets, chunk["positions"], causal=chunk["causal"]))
+                own = EmbeddingRows(digest, embeddings, offsets, chunk["positions"], causal=chunk["causal"])
+                rows.append(interned(own))
                 tokens += rows[-1].ids
         return Media(tuple(tokens), tuple(rows))
 
@@ -127,7 +132,7 @@ class MediaEncoder(Closing):
         except TimeoutError:
             self.close()
             raise MediaError(f"the process that encodes gave no answer in {WAIT_S:g} s") from None
-        except OSError:
+        except (OSError, ValueError):  # it ended, perhaps within a line
             answer = None
         except BaseException:
             self.close()  # this answer was not read: the next file would take it for its own

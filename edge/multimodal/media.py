@@ -41,13 +41,19 @@ class EmbeddingRows:
         if not 0 < len(embeddings) <= MOST_ROWS:
             raise EngineError(f"a picture or sound becomes 1 to {MOST_ROWS} rows, not {len(embeddings)}")
         self.key = int.from_bytes(hashlib.sha256(digest).digest()[:_HASH_BYTES], "little")
-        _known[self.key] = self
+        _known.setdefault(self.key, self)
 
     @cached_property
     def ids(self) -> list[int]:
         """The id of each row."""
         n = len(self.embeddings)
         return [-(((self.key << _ROW_BITS | n) << _ROW_BITS | row) + _FIRST) for row in range(n)]
+
+
+def interned(rows: EmbeddingRows) -> EmbeddingRows:
+    """Return the rows of this key that somebody holds already, or these: the ids of a picture are those of one object,
+    which is there for as long as any request has it."""
+    return _known.setdefault(rows.key, rows)
 
 
 _known: weakref.WeakValueDictionary[int, EmbeddingRows] = weakref.WeakValueDictionary()

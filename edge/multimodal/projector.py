@@ -8,7 +8,7 @@ from pathlib import Path
 from edge.errors import MediaError
 from quant.gguf.file import GgufFile
 
-_ENCODERS = {"vision": "pictures", "audio": "sounds"}
+_ENCODERS = ("vision", "audio")
 # Numbers that libmtmd allocates by or divides by, and the most that any published projector comes near to.
 _COMMON = {"embedding_length": 1 << 16, "attention.head_count": 1 << 10, "projection_dim": 1 << 18}
 _OWN = {"vision": {"image_size": 1 << 14, "patch_size": 1 << 10}, "audio": {"num_mel_bins": 1 << 10}}
@@ -22,10 +22,9 @@ def open_projector(path: Path) -> GgufFile:
     file = GgufFile.open(path)
     if file.architecture != "clip":
         raise MediaError(f"{path.name} is a model of the architecture {file.architecture!r} and no projector (mmproj)")
-    encoders = [name for name in _ENCODERS if file.metadata.get(f"clip.has_{name}_encoder") is True]
-    if not encoders:
+    if not encoders(file):
         raise MediaError(f"{path.name} has neither an encoder of pictures nor one of sounds")
-    for name in encoders:
+    for name in encoders(file):
         kind = file.metadata.get("clip.projector_type") or file.metadata.get(f"clip.{name}.projector_type")
         if not isinstance(kind, str) or not kind:
             raise MediaError(f"{path.name} does not say of which type its projector is (clip.projector_type)")
@@ -35,6 +34,11 @@ def open_projector(path: Path) -> GgufFile:
         if width % heads:
             raise MediaError(f"{path.name}: {heads} heads cannot share {width} values")
     return file
+
+
+def encoders(file: GgufFile) -> tuple[str, ...]:
+    """Return what a projector encodes: vision, audio."""
+    return tuple(name for name in _ENCODERS if file.metadata.get(f"clip.has_{name}_encoder") is True)
 
 
 def _number(file: GgufFile, key: str, least: int, most: int) -> int:

@@ -6,23 +6,40 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from edge.errors import MediaError
+from edge.constraints.constraint import never_given_up
+from edge.errors import ContextFull, EngineError, MediaError
 from edge.multimodal.encoder import Media, MediaEncoder
 from edge.multimodal.marks import new_mark
 from edge.multimodal.media import EmbeddingRows
 
 
-def encoded(encoder: MediaEncoder | None, files: Mapping[str, bytes]) -> dict[str, Media]:
-    """Encode files, by their marks. MediaError, with the number of the one at fault."""
-    if files and encoder is None:
-        raise MediaError("this model takes no pictures and sounds here: load it with its projector (--mmproj FILE)")
+def encoded(
+    encoder: MediaEncoder | None,
+    files: Iterable[tuple[str, bytes]],
+    n_files: int = 1,
+    most_tokens: int | None = None,
+    given_up: Callable[[], bool] = never_given_up,
+) -> dict[str, Media]:
+    """Encode files, by their marks, while they have at most so many tokens together and somebody waits. n_files: how
+    many there are. MediaError, with the number of the one at fault; ContextFull; EngineError once it is given up."""
     media: dict[str, Media] = {}
-    for number, (mark, data) in enumerate(files.items(), 1):
-        assert encoder is not None
-        try:
+    if not n_files:
+        return media
+    if encoder is None:
+        raise MediaError("this model takes no pictures and sounds here: load it with its projector (--mmproj FILE)")
+    try:
+        for mark, data in files:
+            if given_up():
+                raise EngineError("the request was cancelled before its pictures and sounds were encoded")
             media[mark] = encoder.encode(data)
-        except MediaError as error:
-            raise MediaError(f"picture or sound {number}: {error}" if len(files) > 1 else str(error)) from None
+            n_tokens = sum(len(own.tokens) for own in media.values())
+            if most_tokens is not None and n_tokens >= most_tokens:
+                raise ContextFull(
+                    f"{len(media)} of {n_files} pictures and sounds have {n_tokens} tokens already, and {most_tokens}"
+                    " is all that a prompt and its answer may have; send fewer or smaller ones"
+                )
+    except MediaError as error:
+        raise MediaError(f"picture or sound {len(media) + 1}: {error}" if n_files > 1 else str(error)) from None
     return media
 
 
@@ -63,9 +80,19 @@ class ChatMedia:
     def attach(self, data: bytes) -> int:
         """Put the bytes of a file in front of the next question: how many tokens it takes. MediaError."""
         mark = new_mark()
-        self._media |= encoded(self._encoder, {mark: data})
+        self._media |= encoded(self._encoder, [(mark, data)])
         self.attached += mark
         return len(self._media[mark].tokens)
+
+    def asked(self, question: str) -> None:
+        """Note that a question is answered: what it begins with is attached no more."""
+        if question.startswith(self.attached):
+            self.attached = ""
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._media.clear()
+        self.attached = ""
 
     def in_messages(self, messages: Iterable[Mapping[str, Any]]) -> dict[str, Media]:
         """Return those that stand in messages."""

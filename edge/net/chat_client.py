@@ -30,15 +30,18 @@ class ServerChat:
             raise ValueError(f"{url[:200]!r} is no address of a server, such as http://127.0.0.1:8080")
         base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._where, self._url, self._key, self._model = parts.netloc, f"{base}/v1/chat/completions", key, model
-        self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        self.attached: list[dict[str, Any]] = []  # parts that the next question begins with
         self.usage: dict[str, Any] | None = None  # of the last answer, as the server says
         self.finish_reason: str | None = None  # "repetition" where a server such as `edge serve` says so beside it
 
     def ask(self, text: str, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Ask, and yield the answer as it comes: pieces of text, each with what was thought before it. Question and
-        text join the conversation, as far as they came; a question without any answer does not. options: fields of the
-        request, such as temperature. TransportError, with the server's words."""
-        messages = [*self.messages, {"role": "user", "content": text}]
+        text join the conversation, as far as they came; a question without any answer does not, and what is attached
+        stays for the next. options: fields of the request, such as temperature. TransportError, with the server's
+        words."""
+        content = [*self.attached, {"type": "text", "text": text}] if self.attached else text
+        messages = [*self.messages, {"role": "user", "content": content}]
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         body: dict[str, Any] = {"messages": messages, **stream, **options}
         if self._model is not None:
@@ -59,6 +62,7 @@ class ServerChat:
         finally:
             if chunks:
                 self.messages = [*messages, {"role": "assistant", "content": "".join(chunks)}]
+                self.attached = []
 
     def _events(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from edge.errors import EdgeError
+from edge.multimodal.projector import encoders, open_projector
 from partition.model.generation import generates
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
@@ -28,16 +29,18 @@ class ModelFile:
     parameters: int | None = None
     generates: bool = True  # False: it makes only embeddings or scores
     metadata: Mapping[str, Any] = field(default_factory=dict)  # of the header, without arrays
+    encoders: tuple[str, ...] = ()  # of its projector: vision, audio
 
 
-def model_file(path: str) -> ModelFile:
-    """Return the facts about a file. A header takes some milliseconds to read, and clients ask for all models at
-    once, so facts are kept as long as the file does not change."""
+def model_file(path: str, projector: str | None = None) -> ModelFile:
+    """Return the facts about a file, and about its projector. A header takes some milliseconds to read, and clients ask
+    for all models at once, so facts are kept as long as the file does not change."""
     try:
         status = os.stat(path)
     except OSError:
         return ModelFile(0)
-    return _read(path, status.st_mtime_ns, status.st_size)
+    file = _read(path, status.st_mtime_ns, status.st_size)
+    return file if projector is None else replace(file, encoders=_encoders(projector))
 
 
 @lru_cache(1024)
@@ -50,3 +53,10 @@ def _read(path: str, changed_ns: int, size_bytes: int) -> ModelFile:
         plain = {key: value for key, value in file.metadata.items() if isinstance(value, bool | int | float | str)}
         return ModelFile(created, size_bytes, *sizes, generates(file), plain)
     return ModelFile(created, size_bytes)
+
+
+@lru_cache(64)
+def _encoders(path: str) -> tuple[str, ...]:
+    with suppress(EdgeError, OSError):  # a request for this model gets the error
+        return encoders(open_projector(Path(path)))
+    return ()

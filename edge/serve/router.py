@@ -20,7 +20,7 @@ from edge.serve.model_files import ModelFile, model_file
 from edge.serve.process import EngineProcess
 from partition.plan.plan import Plan
 
-_BESIDE_WEIGHTS = 1.2  # memory of a model, in sizes of its file and those of its adapters
+_BESIDE_WEIGHTS = 1.2  # memory of a model, in sizes of its file, its projector and its adapters
 _MOST_NAMED = 20  # models listed in an error message
 _LOOK_S = 1.0  # between looks for idle models
 
@@ -92,7 +92,8 @@ class Router:
 
     def file(self, name: str) -> ModelFile:
         """As ServedModels.file."""
-        return model_file(self._configs[self._known(name)].path)
+        config = self._configs[self._known(name)]
+        return model_file(config.path, config.mmproj)
 
     async def running(self, name: str) -> Mapping[str, Any]:
         """As ServedModels.running."""
@@ -214,7 +215,8 @@ class Router:
     async def _make_room(self, name: str) -> None:
         """Unload models that are not in use, the longest unused first, while this one needs their memory."""
         config = self._configs[name]
-        n_bytes = Path(config.path).stat().st_size + self._adapters[name].file_bytes
+        files = [Path(path) for path in (config.path, config.mmproj) if path is not None]
+        n_bytes = sum(path.stat().st_size for path in files) + self._adapters[name].file_bytes
         need = n_bytes * _BESIDE_WEIGHTS
         for other in sorted(self._idle(), key=lambda other: self._lifetimes.used[other]):
             if not config.options.get("memory") and need <= psutil.virtual_memory().available:

@@ -1,6 +1,7 @@
 """`--mmproj FILE`, `--image FILE` and `--media-urls`, and `/image` of a conversation."""
 
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from apps import distributed
 from apps.commands import serve
 from apps.show.terminal import _attach
-from edge.errors import MediaError
+from edge.api.config import EngineConfig
+from edge.errors import Interrupted, MediaError
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
@@ -81,7 +83,43 @@ def test_a_server_has_the_projector_and_the_leave_to_fetch(files: tuple[Path, Pa
         parser = ArgumentParser()
         serve.add_arguments(parser)
         args: Namespace = parser.parse_args([str(files[0]), *words])
-        assert args.media_urls == ("--media-urls" in words)
+        assert args.media_urls == ("public" if words else None)
         return distributed.engine_config(args, files[0], None, 1).mmproj
 
-    assert config() == config("--mmproj", str(files[1]), "--media-urls") == str(files[1])
+    assert config() == config("--mmproj", str(files[1]), "--media-urls", "public") == str(files[1])
+
+
+def test_a_question_that_is_not_answered_keeps_its_picture(files: tuple[Path, Path, Path]) -> None:
+    model, projector, picture = files
+    greedy = SamplingParams(temperature=0, allow_repetition=True)
+    with (
+        Engine(model, EngineOptions(context=512, threads=1)) as engine,
+        MediaEncoder(model, projector) as encoder,
+    ):
+        chat = Chat(engine, encoder=encoder)
+        [*_, plain] = chat.ask("What is it?", greedy, max_tokens=2)
+        chat.clear()
+        _attach(chat, str(picture))
+        engine.stop()
+        with pytest.raises(Interrupted):
+            next(chat.ask("What is it?", greedy, max_tokens=2))
+        engine.resume()
+        [*_, asked] = chat.ask("What is it?", greedy, max_tokens=2)
+        [*_, next_one] = chat.ask("And?", greedy, max_tokens=2)
+        n_rows = asked.usage.prompt_tokens - plain.usage.prompt_tokens
+        assert n_rows > 12
+        assert next_one.usage.prompt_tokens < asked.usage.prompt_tokens + n_rows
+        for forget in (chat.detach, chat.clear):
+            _attach(chat, str(picture))
+            forget()
+            chat.clear()
+            [*_, without] = chat.ask("What is it?", greedy, max_tokens=2)
+            assert without.usage.prompt_tokens == plain.usage.prompt_tokens
+
+
+def test_a_budget_has_room_for_the_projector(files: tuple[Path, Path, Path]) -> None:
+    config = EngineConfig(str(files[0]), {"memory": 1 << 30}, prefix_cache=0)
+    with_projector = replace(config, mmproj=str(files[1]))
+    assert config.engine_options().reserved == 0
+    assert with_projector.engine_options().reserved == files[1].stat().st_size
+    assert replace(with_projector, options={}).engine_options().reserved == 0

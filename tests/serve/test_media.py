@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import base64
 import http.server
+import json
+import re
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from edge.api.config import EngineConfig
+from edge.api.config import EngineConfig, MediaUrls
 from edge.demo import MODEL_PATH
+from edge.errors import MediaError
 from edge.serve.app import create_app
+from edge.serve.engine import downloads
+from edge.serve.engine.downloads import Downloads, is_public
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
 from tests.serve.serving import serving
 from tests.support import projectors
+from tests.support.helpers import TIMEOUT_S, edge_here
 from tests.support.multimodal import png, wav
 
 OPTIONS = {"threads": 1, "sequences": 2, "context": 1024}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
 CHAT = "/v1/chat/completions"
+URLS: dict[str, MediaUrls] = {"non_causal": "all", "audio": "public"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     for kind in ("mrope", "audio", "non_causal"):
         text, projector = projectors.write(kind, folder)
         configs[kind] = EngineConfig(
-            str(text), OPTIONS, prefix_cache=0, mmproj=str(projector), media_urls=kind == "non_causal"
+            str(text), OPTIONS, prefix_cache=0, mmproj=str(projector), media_urls=URLS.get(kind, "")
         )
     router = Router(configs)
     with serving(create_app(router, ServeOptions()), at_end=router.close) as address:
@@ -132,27 +141,174 @@ def test_a_model_without_a_projector_says_so(server: str) -> None:
     assert "--mmproj" in reply.json()["error"]["message"]
 
 
-def test_a_url_is_fetched_where_that_is_allowed(server: str, tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(png())
+def test_pictures_by_the_client_of_ollama(server: str) -> None:
+    from ollama import Client, ResponseError
 
-    class Files(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args, directory=str(tmp_path))
+    options = {"temperature": 0, "num_predict": 4}
+    with Client(server, timeout=120) as ollama:
+        question: Any = [{"role": "user", "content": "What is it?", "images": [png()]}]
+        chat = ollama.chat("mrope", question, options=options)
+        [*_, streamed] = ollama.chat("mrope", question, options=options, stream=True)
+        generated = ollama.generate("mrope", "What is it?", images=[png()], options=options)
+        expected = ask(server, picture(png())).json()
+        assert chat.message.content == generated.response == expected["choices"][0]["message"]["content"]
+        counts = [reply.prompt_eval_count for reply in (chat, streamed, generated)]
+        assert counts == 3 * [expected["usage"]["prompt_tokens"]]
+        two = ollama.generate("mrope", "What is it?", images=[png(), png(2)], options=options)
+        assert two.prompt_eval_count > counts[0] + 12
+        for model, words, more in (
+            ("mrope", "damaged", {"images": [b"nothing"]}),
+            ("mrope", "not in a raw text", {"images": [png()], "raw": True}),
+            ("blind", "--mmproj", {"images": [png()]}),
+        ):
+            with pytest.raises(ResponseError, match=words) as error:
+                ollama.generate(model, "What is it?", **more)
+            assert error.value.status_code == 400
+        able = {
+            name: set(ollama.show(name).capabilities or ()) & {"vision", "audio"}
+            for name in ("blind", "mrope", "audio")
+        }
+        assert able == {"blind": set(), "mrope": {"vision"}, "audio": {"audio"}}
+
+
+def test_pictures_of_more_tokens_than_a_prompt_may_have_are_not_all_encoded(server: str) -> None:
+    reply = ask(server, *(picture(png(seed)) for seed in range(100, 140)))
+    assert reply.status_code == 400
+    assert re.search(r"^1\d of 40 pictures and sounds have \d+ tokens already", reply.json()["error"]["message"])
+
+
+def test_a_batch_with_pictures(server: str) -> None:
+    from openai import OpenAI
+
+    content = [picture(png()), {"type": "text", "text": "What is it?"}]
+    body = {"model": "mrope", "messages": [{"role": "user", "content": content}], **GREEDY}
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": body})
+    with OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as openai:
+        file = openai.files.create(file=("lines.jsonl", line.encode()), purpose="batch")
+        batch = openai.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        until = time.monotonic() + TIMEOUT_S
+        while batch.status not in ("completed", "failed") and time.monotonic() < until:
+            batch = openai.batches.retrieve(batch.id)
+        assert batch.output_file_id is not None
+        answered = json.loads(openai.files.content(batch.output_file_id).text)
+    assert answered["response"]["body"]["choices"] == ask(server, picture(png())).json()["choices"]
+
+
+def test_edge_chat_sends_pictures_to_a_server(server: str, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    (tmp_path / "a.wav").write_bytes(wav())
+    question = ("-p", "What is it?", "--temperature", "0", "--max-tokens", "4")
+    for file, model in (("a.png", "mrope"), ("a.wav", "audio")):
+        counts = [
+            json.loads(edge_here("chat", model, "--url", server, *question, *more, "--json").stdout)["usage"][
+                "prompt_tokens"
+            ]
+            for more in ((), ("--image", str(tmp_path / file)))
+        ]
+        assert counts[1] > counts[0] + 12
+    done = edge_here("chat", "mrope", "--url", server, *question, "--image", str(tmp_path / "a.wav"))
+    assert done.returncode
+    assert "takes no sounds" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a server with a picture, and with answers that never end or lead elsewhere."""
+
+    class Files(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/a.png":
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(png())
+            elif self.path.startswith("/to?"):
+                self.send_response(302)
+                self.send_header("Location", self.path[4:])
+                self.end_headers()
+            elif self.path == "/slow":  # a little now and then, each soon enough
+                with suppress(OSError):
+                    while not ends.wait(0.05):
+                        self.wfile.write(b"HTTP/1.1 200 OK\r\nX: " if self.request_version else b"x")
+                        self.request_version = ""
+            else:
+                self.send_error(404)
 
         def log_message(self, *_: Any) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files) as files:
-        thread = threading.Thread(target=files.serve_forever)
+    ends = threading.Event()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files) as served:
+        thread = threading.Thread(target=served.serve_forever)
         thread.start()
-        try:
-            url = f"http://127.0.0.1:{files.server_port}"
-            fetched, lost = (
-                ask(server, {"type": "image_url", "image_url": {"url": f"{url}/{name}.png"}}, model="non_causal")
-                for name in ("a", "b")
-            )
-        finally:
-            files.shutdown()
-            thread.join()
-    assert fetched.json()["choices"] == ask(server, picture(png()), model="non_causal").json()["choices"]
+        yield f"http://127.0.0.1:{served.server_port}"
+        ends.set()
+        served.shutdown()
+        thread.join()
+
+
+def at(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def test_a_url_is_fetched_where_that_is_allowed(server: str, files: str) -> None:
+    expected = ask(server, picture(png()), model="non_causal").json()["choices"]
+    for path in ("/a.png", "/to?/a.png", f"/to?{files}/to?/a.png"):
+        assert ask(server, at(files + path), model="non_causal").json()["choices"] == expected
+    lost = ask(server, at(f"{files}/b.png"), model="non_causal")
     assert (lost.status_code, "cannot be fetched" in lost.json()["error"]["message"]) == (400, True)
+    inside = ask(server, at(f"{files}/a.png"), model="audio")
+    assert (inside.status_code, "own network" in inside.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/to?file:///etc/passwd", "no URL of http"),
+        ("/to?ftp://127.0.0.1/a.png", "no URL of http"),
+        ("/to?/to?/to?/to?/to?/to?/to?/a.png", "answers 404|more than 5"),
+        ("/b.png", "answers 404"),
+    ],
+)
+def test_where_a_url_leads_is_bounded(path: str, words: str, files: str) -> None:
+    with pytest.raises(MediaError, match=words):
+        Downloads("all").get(files + path)
+
+
+def test_a_redirect_into_this_network_is_refused(files: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = files.rpartition(":")[2]
+    monkeypatch.setattr(downloads, "is_public", lambda address: address == "127.0.0.1")
+    assert Downloads("public").get(f"{files}/a.png") == png()
+    with pytest.raises(MediaError, match=r"127\.0\.0\.2 is in this server's own network"):
+        Downloads("public").get(f"{files}/to?http://127.0.0.2:{port}/a.png")
+
+
+def test_files_of_a_request_have_so_much_time_together(files: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads, "TOTAL_S", 0.5)
+    own = Downloads("all")
+    for path in ("/slow", "/slow", "/a.png"):
+        with pytest.raises(MediaError, match=r"fetched for 0\.5 s, and it takes longer"):
+            own.get(files + path)
+    assert Downloads("all").get(f"{files}/a.png") == png()
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700::1111", True),
+        ("127.0.0.1", False),
+        ("10.1.2.3", False),
+        ("169.254.169.254", False),
+        ("0.0.0.0", False),
+        ("100.64.0.1", False),
+        ("224.0.0.1", False),
+        ("::1", False),
+        ("fe80::1%eth0", False),
+        ("fd00::1", False),
+        ("::ffff:192.168.1.1", False),
+        ("64:ff9b::a01:203", False),
+        ("2002:a01:203::", False),
+    ],
+)
+def test_addresses_of_the_internet(address: str, public: bool) -> None:
+    assert is_public(address) == public

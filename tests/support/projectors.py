@@ -8,6 +8,7 @@ from tests.support.tiny_gguf import EMBD, Gguf, Tensor
 
 WIDTH, FF, PATCH, SIDE = 32, 64, 8, 32  # of the encoder: embedding, FFN, points of a patch's and of a picture's side
 DEEPSTACK = 1  # layers of the text model that get more of a picture
+LARGEST = 1.0  # of a text model's weights: small ones, as in other tests, hide what a picture changes
 KINDS = ("plain", "non_causal", "mrope", "deepstack", "audio")
 _TYPES = {"plain": "mlp", "non_causal": "gemma3", "mrope": "qwen2vl_merger", "deepstack": "qwen3vl_merger"}
 _TEXT = {"plain": "llama", "non_causal": "gemma3", "mrope": "qwen2vl", "deepstack": "qwen3vl", "audio": "llama"}
@@ -18,6 +19,7 @@ def text_model(kind: str, layers: int = 3) -> Gguf:
     arch = _TEXT[kind]
     like = {"qwen2vl": "qwen2", "qwen3vl": "qwen3"}.get(arch, arch)
     model = tiny_gguf.model(like, layers=layers)
+    model.largest = LARGEST
     if like != arch:
         pairs = {key.replace(f"{like}.", f"{arch}."): value for key, value in model.pairs.items()}
         pairs["general.architecture"] = ("str", arch)

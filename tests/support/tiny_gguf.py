@@ -41,6 +41,7 @@ class Gguf:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     version: int = 3
     seed: int = 0
+    largest: float = 0.1  # of the weights
 
     def write(self, path: Path) -> Path:
         header, data = self.encode()
@@ -57,7 +58,7 @@ class Gguf:
             head += [_string(key.encode()), _value(kind, value)]
         data = bytearray()
         noise = random.Random(self.seed)
-        some = struct.pack("<4099f", *(noise.uniform(-0.1, 0.1) for _ in range(4099)))
+        some = struct.pack("<4099f", *(noise.uniform(-self.largest, self.largest) for _ in range(4099)))
         for name, t in self.tensors.items():
             type_id = TYPES[t.type].id if t.type_id is None else t.type_id
             offset = len(data) if t.offset is None else t.offset

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from edge.api.config import MediaUrls
+from edge.constraints.constraint import never_given_up
 from edge.errors import ContextFull, SamplingError
 from edge.llm.interface import TextEngine
 from edge.llm.requests import Request
@@ -16,7 +18,7 @@ from edge.llm.slot import check_prompt, common_prefix
 from edge.multimodal.encoder import MediaEncoder
 from edge.multimodal.media import EmbeddingRows
 from edge.multimodal.prompt import encoded, tokens_with
-from edge.serve.engine.files import file_of
+from edge.serve.engine.files import files_of
 from edge.serve.engine.grammars import with_control_tokens
 from edge.serve.engine.infill import InfillPrompts
 from edge.serve.engine.ranking import RankingPrompts
@@ -44,12 +46,12 @@ class InputProcessor:
         spm_infill: bool = False,
         system: str = "",
         encoder: MediaEncoder | None = None,
-        media_urls: bool = False,
+        media_urls: MediaUrls = "",
     ) -> None:
         """reproducible: without a seed of its own, a request's seed is its number among the answers to one prompt.
         think: tokens of thoughts, for requests that do not say. spm_infill: as `spm` of InfillPrompts. system: system
-        prompt of chats that have none. encoder: of pictures and sounds. media_urls: these are fetched, too, and do not
-        only come with requests."""
+        prompt of chats that have none. encoder: of pictures and sounds. media_urls: where files are fetched
+        from, too."""
         self._engine, self._reproducible, self._think, self._system = engine, reproducible, think, system
         self._encoder, self._media_urls = encoder, media_urls
         # Of one request, and of an answer that does not say. A window keeps the ends of what is longer.
@@ -66,11 +68,12 @@ class InputProcessor:
         """End the process that renders templates."""
         self._renderer.close()
 
-    def request(self, generation: Mapping[str, Any]) -> Request:
-        """Return the scheduler's request. Raises all errors that a request can have."""
+    def request(self, generation: Mapping[str, Any], given_up: Callable[[], bool] = never_given_up) -> Request:
+        """Return the scheduler's request. given_up: whether nobody waits for it any more. Raises all errors that a
+        request can have."""
         if not generates(self._engine.file):
             raise SamplingError(f"{self._engine.path.name} does not go on with texts; ask it for embeddings")
-        prompt, thinking, media = self._prompt(generation)
+        prompt, thinking, media = self._prompt(generation, given_up)
         room = self._most_tokens - len(prompt)
         if room <= 0:
             raise ContextFull(
@@ -101,14 +104,16 @@ class InputProcessor:
             media=media,
         )
 
-    def _prompt(self, generation: Mapping[str, Any]) -> tuple[list[int], Thinking | None, tuple[EmbeddingRows, ...]]:
+    def _prompt(
+        self, generation: Mapping[str, Any], given_up: Callable[[], bool]
+    ) -> tuple[list[int], Thinking | None, tuple[EmbeddingRows, ...]]:
         """Return the token ids of the prompt, how its answer thinks, and the prompt's pictures and sounds."""
         messages, most = generation["messages"], self._most_tokens
         if messages is not None:
             self._tokenizer.check_messages(messages, most)
             think = self._think if generation["think"] is None else generation["think"]
             text, tokens, media = self._chat(
-                messages, generation["tools"], generation["variables"], think, generation["media"]
+                messages, generation["tools"], generation["variables"], think, generation["media"], given_up
             )
             form = self.template.thinking
             if form is not None:
@@ -132,6 +137,7 @@ class InputProcessor:
         variables: Mapping[str, Any],
         think: int | None,
         media: Mapping[str, str] = MappingProxyType({}),
+        given_up: Callable[[], bool] = never_given_up,
     ) -> tuple[str, list[int], tuple[EmbeddingRows, ...]]:
         """Return a chat's prompt, its token ids, and its pictures and sounds. media: as of Generation."""
         text = self.render(messages, tools, variables, think)
@@ -141,8 +147,9 @@ class InputProcessor:
             add_special = is_first and adds_bos
             return self._tokenizer.tokenize(part, self._most_tokens, add_special=add_special, parse_special=True)
 
-        files = {mark: file_of(file, self._media_urls) for mark, file in media.items()}
-        return text, *tokens_with(text, encoded(self._encoder, files), tokenize)
+        files = files_of(media, self._media_urls)
+        own = encoded(self._encoder, files, len(media), self._most_tokens, given_up)
+        return text, *tokens_with(text, own, tokenize)
 
     def shared_prefix(
         self,

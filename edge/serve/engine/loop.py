@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from edge.api.config import MediaUrls
 from edge.constraints.constraint import never_given_up
 from edge.deployment.deployed import DeployedModel
 from edge.errors import EngineError
@@ -46,7 +47,7 @@ class ServingLoop:
         spm_infill: bool = False,
         system: str = "",
         encoder: MediaEncoder | None = None,
-        media_urls: bool = False,
+        media_urls: MediaUrls = "",
         prefix_warming: float = 0.0,
     ) -> None:
         """send: sends messages to the server. drafter: drafts tokens. reproducible: a request shares nothing with
@@ -237,7 +238,7 @@ class ServingLoop:
             given_up = self._preparing[number].is_set
             if given_up():
                 raise EngineError("the request was cancelled before it was prepared")
-            running = self._scheduler.prepare(self._inputs.request(generation), given_up)
+            running = self._scheduler.prepare(self._inputs.request(generation, given_up), given_up)
         except BaseException:
             self._preparing.pop(number, None)
             raise

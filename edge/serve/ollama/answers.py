@@ -12,8 +12,8 @@ from edge.serve.apis.api import Api, Event, ParsedRequest
 from edge.serve.apis.fields import constrained, template_variables, think_tokens
 from edge.serve.apis.openai_fields import token_logprobs
 from edge.serve.deltas import Begin, Call, Deltas, End, Text, Thought
-from edge.serve.http.errors import Failure, error_body
-from edge.serve.ollama.fields import AnswerRequest, OllamaChatRequest, OllamaTextRequest, check_pictures
+from edge.serve.http.errors import BadRequest, Failure, error_body
+from edge.serve.ollama.fields import AnswerRequest, OllamaChatRequest, OllamaTextRequest, behind_pictures
 from edge.serve.served import Generation, Infill
 from edge.serve.tools.conversation import Conversation, conversation
 from edge.serve.tools.functions import FunctionUse, Message, json_text
@@ -31,16 +31,22 @@ def timestamp() -> str:
 def parse_chat(request: OllamaChatRequest, template: str) -> ParsedRequest:
     """Parse a chat. BadRequest."""
     functions = [tool.function.to_function() for tool in request.tools or ()]
-    return _chat(request, _messages(request), FunctionUse(functions), template)
+    media: dict[str, str] = {}
+    return _chat(request, _messages(request, media), FunctionUse(functions), template, media)
 
 
 def parse_text(request: OllamaTextRequest, template: str) -> ParsedRequest:
     """Parse a text: a chat of one question, or a text as it is where it is raw or has a gap. BadRequest."""
-    check_pictures(request.images)
     if not (request.raw or request.suffix):
+        media: dict[str, str] = {}
+        prompt = behind_pictures(request.prompt, request.images, media)
         system = [{"role": "system", "content": request.system}] if request.system else []
-        messages = [*system, {"role": "user", "content": request.prompt}]
-        return _chat(request, messages, FunctionUse(), template)
+        messages = [*system, {"role": "user", "content": prompt}]
+        return _chat(request, messages, FunctionUse(), template, media)
+    if request.images:
+        raise BadRequest(
+            "pictures stand in chats, not in a raw text or one with a gap; leave out raw and suffix", "images"
+        )
     schema = request.text_schema
     constraint = {} if schema is None else {"json_schema": json_text(schema, "format")}
     generation = Generation(
@@ -53,7 +59,9 @@ def parse_text(request: OllamaTextRequest, template: str) -> ParsedRequest:
     return ParsedRequest([generation])
 
 
-def _chat(request: AnswerRequest, messages: Sequence[Message], use: FunctionUse, template: str) -> ParsedRequest:
+def _chat(
+    request: AnswerRequest, messages: Sequence[Message], use: FunctionUse, template: str, media: Mapping[str, str]
+) -> ParsedRequest:
     effort = request.think if isinstance(request.think, str) else None
     budget = None if request.think is None or effort else AUTO if request.think else 0
     parsed: Conversation = conversation(
@@ -65,17 +73,17 @@ def _chat(request: AnswerRequest, messages: Sequence[Message], use: FunctionUse,
         think_tokens(template, None, effort, budget),
     )
     sampling = request.options.sampling()
-    return ParsedRequest.of_conversation(parsed, sampling, request.max_tokens, request.n_alternatives)
+    return ParsedRequest.of_conversation(parsed, sampling, request.max_tokens, request.n_alternatives, media=media)
 
 
-def _messages(request: OllamaChatRequest) -> list[Message]:
-    """Return messages in the form of templates. Calls and their results belong together by ids, which Ollama need not
-    have: a result is that of the first call of its name that has none."""
+def _messages(request: OllamaChatRequest, media: dict[str, str]) -> list[Message]:
+    """Return messages in the form of templates; `media` gets their pictures, by marks. Calls and their results belong
+    together by ids, which Ollama need not have: a result is that of the first call of its name that has none."""
     messages: list[Message] = []
     open_calls: list[tuple[str, str]] = []  # id and name
     for message in request.messages:
-        check_pictures(message.images)
-        values: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        content = behind_pictures(message.content, message.images, media)
+        values: dict[str, Any] = {"role": message.role, "content": content}
         if message.thinking:
             values["reasoning_content"] = message.thinking
         if message.tool_calls:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
 from pydantic_core import PydanticCustomError
 
+from edge.multimodal.marks import new_mark
 from edge.serve.apis.chat import Tool
 from edge.serve.apis.fields import (
     MAX_LOGPROBS,
@@ -151,7 +152,7 @@ class AnswerRequest(StayingModel, GeneratingRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-Images = Annotated[list[str], Field(description="base64")]
+Images = Annotated[list[str], Field(description="base64 of pictures, or of sounds, before the text")]
 
 
 class CalledFunction(Fields):
@@ -229,9 +230,8 @@ class NamedRequest(Fields):
         raise BadRequest("model is required", "model")
 
 
-def check_pictures(images: Sequence[str] | None) -> None:
-    """Raise BadRequest where there are pictures, which this server does not read."""
-    if images:
-        raise BadRequest(
-            "this model reads text, no pictures: a server reads them with a projector, --mmproj FILE", "images"
-        )
+def behind_pictures(text: str | None, images: Sequence[str] | None, media: dict[str, str]) -> str:
+    """Return a text behind the marks of its pictures, which are put into `media` by their marks."""
+    own = {new_mark(): image for image in images or ()}
+    media |= own
+    return "".join(own) + (text or "")

@@ -101,6 +101,7 @@ def _capabilities(file: ModelFile, template: str) -> Iterator[str]:
         yield "insert"
     if thinking_format(template) is not None:
         yield "thinking"
+    yield from file.encoders
 
 
 def _modified(file: ModelFile) -> str:

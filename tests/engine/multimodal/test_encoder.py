@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge.errors import MediaError
+from edge.errors import EngineError, MediaError
 from edge.multimodal import decoding
 from edge.multimodal.encoder import MediaEncoder
-from edge.multimodal.media import EmbeddingRows, rows_from
+from edge.multimodal.media import EmbeddingRows, embeddings_of, rows_from
+from edge.multimodal.prompt import encoded as encoded_files
 from tests.support import projectors
 from tests.support.multimodal import encoded, open_projector, pixels, png, wav
 
@@ -110,13 +111,32 @@ def test_a_sound_of_an_hour_is_refused(files: dict[str, tuple[Path, Path]]) -> N
             encoder.encode(b"RIFF\0\0\0\0WAVEnonsense")
 
 
-def test_a_process_that_ends_is_replaced(files: dict[str, tuple[Path, Path]]) -> None:
+def test_a_process_that_ends_while_nothing_is_encoded_is_replaced(files: dict[str, tuple[Path, Path]]) -> None:
     with MediaEncoder(*files["plain"]) as encoder:
-        assert encoder.pid is not None
-        os.kill(encoder.pid, signal.SIGKILL)
-        with pytest.raises(MediaError, match="ended by signal 9"):
-            encoder.encode(png())
+        pid = encoder.pid
+        end(encoder)
         assert encoder.encode(png()).rows
+        assert encoder.pid not in (None, pid)
+
+
+@pytest.mark.parametrize("moment", ["flush", "readline"])
+@pytest.mark.parametrize("data", [png(), png(1) + bytes(1 << 20)], ids=["small", "large"])
+def test_a_process_that_ends_during_a_file_costs_an_error(
+    moment: str, data: bytes, files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MediaEncoder(*files["plain"]) as encoder:
+        with monkeypatch.context() as changed:
+            own = getattr(encoder._stream, moment)
+            changed.setattr(encoder._stream, moment, lambda: (end(encoder), own())[1])
+            with pytest.raises(MediaError, match="ended by signal 9"):
+                encoder.encode(data)
+        assert encoder.encode(data).rows
+
+
+def end(encoder: MediaEncoder) -> None:
+    assert encoder._process is not None
+    os.kill(encoder._process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, encoder._process.pid, os.WEXITED | os.WNOWAIT)
 
 
 def test_an_interrupt_leaves_no_answer_for_the_next_file(
@@ -169,3 +189,38 @@ def test_ids_say_how_many_rows_follow() -> None:
     rows = EmbeddingRows(b"x", np.zeros((5, 4), np.float32))
     assert [rows_from(token) for token in rows.ids] == [5, 4, 3, 2, 1]
     assert len(set(rows.ids)) == 5
+
+
+def test_nothing_more_is_encoded_for_nobody(pictures: MediaEncoder) -> None:
+    seen: list[str] = []
+
+    def files() -> Iterator[tuple[str, bytes]]:
+        for mark in "abc":
+            seen.append(mark)
+            yield mark, png()
+
+    with pytest.raises(EngineError, match="cancelled"):
+        encoded_files(pictures, files(), 3, given_up=lambda: len(seen) == 2)
+    assert seen == ["a", "b"]
+
+
+def test_an_answer_that_ends_within_a_line_is_an_error(
+    files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MediaEncoder(*files["plain"]) as encoder:
+        with monkeypatch.context() as changed:
+            changed.setattr(encoder._stream, "readline", lambda: b'{"digest": ')
+            with pytest.raises(MediaError, match="ended by signal 9"):
+                encoder.encode(png())
+        assert encoder.encode(png()).rows
+
+
+def test_rows_outlive_what_is_held_of_them(files: dict[str, tuple[Path, Path]]) -> None:
+    """A request still has a picture that was encoded once more for another one, which has ended."""
+    with MediaEncoder(*files["plain"]) as encoder:
+        first = encoder.encode(png())
+        encoder._held.clear()
+        second = encoder.encode(png())
+        encoder._held.clear()
+        del second
+        assert embeddings_of(first.rows[0].ids[0]) is first.rows[0]

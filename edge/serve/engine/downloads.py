@@ -1,0 +1,127 @@
+"""Files fetched from URLs: from where that is allowed, within bounds of bytes, time and redirects."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+import ssl
+import string
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import SplitResult, quote, urljoin, urlsplit, urlunsplit
+
+from edge.api.config import MediaUrls
+from edge.errors import MediaError
+from edge.multimodal.decoding import MOST_BYTES
+
+TOTAL_S = 20.0  # for all files of a request
+MOST_REDIRECTS = 5
+_REDIRECTS = (301, 302, 303, 307, 308)
+_HEADERS = {"User-Agent": "edge", "Accept": "image/*, audio/*", "Connection": "close"}
+
+
+class Downloads:
+    """Fetches the files of one request."""
+
+    def __init__(self, urls: MediaUrls) -> None:
+        self._urls, self._left_s = urls, TOTAL_S
+
+    def get(self, url: str) -> bytes:
+        """Return the bytes at a URL. MediaError where it may not be fetched, or cannot be in the time that is left."""
+        if not self._urls:
+            raise MediaError(
+                "this server fetches nothing from URLs: send the picture as data:image/png;base64,..., or serve with"
+                " --media-urls"
+            )
+        began = time.monotonic()
+        try:
+            return self._followed(url, began + self._left_s)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            late = f"files are fetched for {TOTAL_S:g} s, and it takes longer"
+            reason = late if time.monotonic() - began >= self._left_s else str(error)
+            raise MediaError(f"{url[:200]}: cannot be fetched: {reason}") from None
+        finally:
+            self._left_s -= time.monotonic() - began
+
+    def _followed(self, url: str, until: float) -> bytes:
+        for _ in range(1 + MOST_REDIRECTS):
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f"{url[:200]!r} is no URL of http or https")
+            with self._connected(parts, until) as connection:
+                target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
+                connection.request("GET", quote(target, safe=string.punctuation), headers=_HEADERS)
+                with connection.getresponse() as response:
+                    location = response.headers["Location"]
+                    if response.status in _REDIRECTS and location:
+                        url = urljoin(url, location)
+                        continue
+                    if response.status != 200:
+                        raise ValueError(f"it answers {response.status} {response.reason}")
+                    data = response.read(MOST_BYTES + 1)
+                if time.monotonic() >= until:  # what came of it is no whole file
+                    raise TimeoutError
+                return data
+        raise ValueError(f"it leads to more than {MOST_REDIRECTS} other URLs")
+
+    @contextmanager
+    def _connected(self, parts: SplitResult, until: float) -> Iterator[http.client.HTTPConnection]:
+        """A connection that is shut down when the time is over, however little comes at a time."""
+        is_tls, host = parts.scheme == "https", parts.hostname or ""
+        connection = (http.client.HTTPSConnection if is_tls else http.client.HTTPConnection)(host, parts.port)
+        plain = self._socket(host, connection.port, until)
+        try:
+            connection.sock = plain
+            if is_tls:
+                context = ssl.create_default_context()
+                connection.sock = context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
+            end = threading.Timer(max(0.0, until - time.monotonic()), _shut_down, (connection.sock,))
+            end.daemon = True
+            end.start()
+            try:
+                if isinstance(connection.sock, ssl.SSLSocket):
+                    connection.sock.do_handshake()
+                yield connection
+            finally:
+                end.cancel()
+        finally:
+            connection.close()
+
+    def _socket(self, host: str, port: int, until: float) -> socket.socket:
+        """Connect to an address of a host that is allowed. It is the address that is checked, as a name of anybody's
+        may have one of this network."""
+        addresses = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        allowed = [address for address in addresses if self._urls == "all" or is_public(address)]
+        problem: Exception = ValueError(
+            f"{host} is in this server's own network; --media-urls all allows that, and then to everybody who asks"
+        )
+        for address in allowed:
+            try:
+                return socket.create_connection((address, port), max(0.01, until - time.monotonic()))
+            except OSError as error:
+                problem = error
+        raise problem
+
+
+def _shut_down(connected: socket.socket) -> None:
+    try:
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)  # also of TLS, without its farewell
+    except OSError:
+        return  # it is closed
+
+
+def is_public(address: str) -> bool:
+    """Return whether an address is of the internet, and of no network that only some can reach."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour
+        if ip in _NAT64:
+            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+        ip = inner or ip
+    return ip.is_global and not ip.is_multicast
+
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
