@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bench_speculate import busy_ms, known_answer, run
-from benchmarks.harness import GIB, Section, alternate, bench, compared, parser_of, table
+from benchmarks.harness import GIB, Section, alternate, bench, compared, parser_of, progress, table
 from devices.probe import default_threads, own_rss
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine, VerifyResult
@@ -109,6 +109,9 @@ def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, 
         prompt, answer = known_answer(engine, tokens)
         passes, drafted = pass_s(engine, prompt, answer), draft_s(engine, predictor, prompt)
         busy = busy_ms(engine, prompt) if isinstance(engine, DistributedEngine) else {}
+        progress(f"passes by rows, s: {passes}; a draft {drafted:.4f} s; busiest stage by rows, ms: {busy}")
+        for right in RIGHT:
+            progress(f"formula with {right:g} right: {predicted(right, passes, drafted, busy, engine.stages)}")
         compute = predictor.propose
         drafters = {right: Speculation(mtp_drafts(predictor, time.perf_counter), MTP) for right in RIGHT}
         idle = Speculation(mtp_drafts(predictor, time.perf_counter), MTP, choice=lambda: WindowChoice(OneRow()))

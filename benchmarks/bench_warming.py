@@ -30,7 +30,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.harness import Figures, Section, bench, parser_of, table
+from benchmarks.harness import Figures, Section, bench, parser_of, progress, table
 from benchmarks.servers import Server, edge_serve
 from benchmarks.warming_traces import TRACES, Trace, TraceTurn
 from edge.demo import MODEL_PATH
@@ -93,13 +93,14 @@ def trace(name: str, folder: Path, args: argparse.Namespace) -> Figures:
     with serving(folder / "warm", args, 1, *warming) as server:
         chats, warm = _followed(server, turns)
         counters = _counters(server)
-    with serving(folder / "cached", args, 1) as server:
-        cached = [_first_token(server, turns, *chat, _key(0)) for chat in chats]
     cold = [warm[0]]  # nobody knew it
     with serving(folder / "cold", args, len(chats)) as server:
         for i, chat in enumerate(chats[1:]):
             is_measured = i % COLD_EVERY == 0
             cold.append(_first_token(server, turns, *chat, _key(i), most=1) if is_measured else cold[-1])
+            progress(f"turn {i + 2}: {warm[i + 1]['first_s']:.3f} s of {cold[-1]['first_s']:.2f} s cold")
+    with serving(folder / "cached", args, 1) as server:
+        cached = [_first_token(server, turns, *chat, _key(0)) for chat in chats]
     parts = [w["first_s"] / c["first_s"] for w, c in zip(warm[1:], cold[1:], strict=True)]
     return {
         "turns": [
@@ -129,6 +130,7 @@ def _followed(server: Server, turns: Trace) -> tuple[list[tuple[Messages, float,
         history.append({**told, "content": turn.text})
         chats.append(([*history], at, turn.calls))
         results.append(_first_token(server, turns, *chats[-1], _key(0)))
+        progress("turn {}: {tokens} tokens, {cached} cached, {first_s:.3f} s".format(len(chats), **results[-1]))
         history.append(results[-1]["message"])
     return chats, results
 
@@ -242,6 +244,7 @@ def foreground(folder: Path, args: argparse.Namespace) -> Figures:
                     time.sleep(0.2)  # what the turn itself has computed
                 if turn:
                     times[side].append(result)
+                    progress(f"round {turn}, {side}: {result['first_s']:.3f} s, {result['all_s']:.3f} s")
     medians = {
         side: {key: statistics.median(result[key] for result in results) for key in ("first_s", "all_s")}
         for side, results in times.items()

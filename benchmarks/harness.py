@@ -143,6 +143,7 @@ def alternate(measures: Mapping[str, Callable[[], dict[str, float]]], rounds: in
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             measured = measures[name]()
+            progress(f"round {turn}, {name}: " + ", ".join(f"{key} {value:.4g}" for key, value in measured.items()))
             if turn or not warm_up:
                 found[name].append(measured)
     return found
@@ -191,6 +192,11 @@ def _is_time(key: str) -> bool:
 
 
 # --- showing ---
+
+
+def progress(text: str) -> None:
+    """Show a figure as soon as it is measured, beside the results: a run that is cut short tells something."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

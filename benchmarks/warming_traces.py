@@ -13,6 +13,8 @@ from typing import Any
 
 from benchmarks.harness import ROOT
 
+MOST_CHARACTERS = 24  # of an argument: small models end no text by themselves, and calls are to be complete
+
 
 @dataclass(frozen=True)
 class TraceTurn:
@@ -38,7 +40,9 @@ class Trace:
 
 
 def _tool(name: str, description: str, /, **parameters: str) -> dict[str, Any]:
-    properties = {key: {"type": "string", "description": text} for key, text in parameters.items()}
+    properties = {
+        key: {"type": "string", "description": text, "maxLength": MOST_CHARACTERS} for key, text in parameters.items()
+    }
     schema = {"type": "object", "properties": properties, "required": list(parameters)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
