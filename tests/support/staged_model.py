@@ -44,7 +44,14 @@ class StagedModel:
         self.logits_cross = False
         self.lives: int | None = None  # results it still gives
         self.states = SimpleNamespace(
-            block=64, most_read=16, keeps=False, snapshots=None, use=CacheUse(), read=_read, prefiller=None
+            block=64,
+            most_read=16,
+            keeps=False,
+            snapshots=None,
+            use=CacheUse(),
+            read=_read,
+            prefiller=None,
+            attention=SimpleNamespace(window=None),
         )
         self.path = self.file = self.shape = None
         self.held: list[int] = []
