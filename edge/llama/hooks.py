@@ -52,6 +52,7 @@ class NodeHooks:
         self._current: _Hooks = ()
         self._ended = False
         self._error: BaseException | None = None
+        self._unskip: Callable[[], None] | None = None  # the node that an error came before
 
     def replace(self, hooks: Sequence[Hook]) -> None:
         """Have other hooks from the next graph on, which is learned anew."""
@@ -107,6 +108,9 @@ class NodeHooks:
 
         completed: the decode ran to its end; what an interrupted graph showed is not remembered.
         """
+        if self._unskip is not None:
+            self._unskip()
+            self._unskip = None
         if self._error is not None:
             raise self._error
         if not completed or self._key is None:
@@ -157,4 +161,6 @@ class NodeHooks:
             return False
         except BaseException as error:
             self._error, self._ended, self._current = error, True, ()
-            return ask  # to be called when this node is computed, and end the graph there
+            if ask:  # not computed: what it needs may not be there, and ggml ends the process over wrong numbers
+                self._unskip = Node(address).skip()
+            return ask  # to be called after this node, and end the graph there

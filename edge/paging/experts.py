@@ -195,9 +195,10 @@ class Experts:
         self._reader.submit_all([job for jobs in zip(*(c.jobs for c in coming), strict=True) for job in jobs], urgent)
 
     def _drop(self, expert: Expert) -> None:
-        cached = self._cached.pop(expert)
+        cached = self._cached[expert]
         for job in cached.jobs:
             self._reader.drop(job)
+        del self._cached[expert]  # not before: a read that hangs may still write there
         self._free.append(cached.slot)
 
 

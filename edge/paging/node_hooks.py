@@ -24,7 +24,7 @@ _LAYER_OUT = re.compile(r"l_out-(\d+)")
 
 
 class PagingHooks:
-    """The hooks for a plan. `begin` is to be called before every pass, and before the graphs are freed."""
+    """The hooks for a plan. `restore` is to be called after every pass, before the graphs are freed."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class PagingHooks:
         self._restore_head: Callable[[], None] | None = None
         self._choosing: set[int] = set()  # layers whose choice of experts the graph being learned has
 
-    def begin(self) -> None:
-        """Undo what the last pass left behind."""
+    def restore(self) -> None:
+        """Undo what a pass changed in its graph."""
         for restore in self._restores:
             restore()
         self._restores.clear()
@@ -85,7 +85,7 @@ class PagingHooks:
         if self._plan.head_pieces:
             hooks.append(Hook(self._is_head, self._multiply_head, self._skip_head))
         elif self._own_head is not None:
-            hooks.append(Hook(self._is_head, lambda _: self.begin(), self._use_own_head))
+            hooks.append(Hook(self._is_head, lambda _: self.restore(), self._use_own_head))
         return [Hook(self._check, lambda _: None), *hooks] if hooks else []
 
     def _check(self, node: Node) -> bool:
@@ -137,7 +137,6 @@ class PagingHooks:
 
     def _await_bank(self, bank: int, node: Node) -> None:
         assert self._experts is not None
-        # First: where the wait fails, ggml computes this node still, and would stop over numbers beyond the slots.
         self._restores.append(node.use_source(self._slots[self._banks[node.source][0]][1], 2))
         self._experts.wait(bank)
 

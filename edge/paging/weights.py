@@ -92,7 +92,6 @@ class PagedWeights:
 
     def begin(self, rows: llama.Batch, n: int) -> None:
         """Bring the token rows of the first `n` rows into memory, before they are decoded."""
-        self._at_nodes.begin()
         self._passes.begin(rows.sequences[:n])
         if self._pager is not None:
             self._pager.begin()
@@ -101,6 +100,7 @@ class PagedWeights:
 
     def end(self) -> None:
         """End the decode."""
+        self._at_nodes.restore()  # now, as its graph may be freed before the next one
         seconds = self._passes.end()
         if seconds is not None:
             self._at_nodes.read_ahead.passed(seconds)
@@ -118,7 +118,7 @@ class PagedWeights:
 
     def reset(self) -> None:
         """Undo what an interrupted pass left behind. Call it before the graphs are freed."""
-        self._at_nodes.begin()
+        self._at_nodes.restore()
 
     def stats(self) -> PagingStats:
         """Return bytes read, waits and cache hits since the last `clear_stats`."""

@@ -3,8 +3,10 @@ counted."""
 
 import errno
 import os
+import re
+import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,13 +15,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge.errors import EngineError
+from edge.errors import EngineError, WeightsError
 from edge.llama import llama
 from edge.llama.address_space import PAGE
 from edge.llama.buffers import CallerBuffer
 from edge.llama.hooks import Hook
 from edge.llm.engine import Engine
 from edge.paging import experts as experts_module
+from edge.paging import node_hooks
+from edge.paging import reader as reader_module
 from edge.paging.direct_file import DirectFile
 from edge.paging.experts import Experts, ReadAhead
 from edge.paging.load import load_stub
@@ -30,7 +34,7 @@ from quant.gguf.file import GgufFile
 from tests.engine.paging.conftest import Made
 from tests.engine.paging.test_paging_ring import Bytes, bytes_at
 from tests.support import paging
-from tests.support.helpers import until
+from tests.support.helpers import TIMEOUT_S, until
 from tests.support.paging import EXPERTS, OPTIONS, PROMPT, answer, least, paged, resident_answer
 from tests.support.slices import rewritten, synthetic
 
@@ -229,6 +233,34 @@ def test_what_was_read_ahead_in_a_bad_moment_is_read_again(stored: Stored, monke
         experts.close()
 
 
+def test_a_read_that_hangs_costs_no_slot(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, read = threading.Event(), os.preadv
+
+    def stuck(descriptor: int, into: list[memoryview], offset: int) -> int:
+        go_on.wait(TIMEOUT_S)
+        return read(descriptor, into, offset)
+
+    reader = Reader(paging.MIB, 2, 64 << 10)
+    experts = stored.experts(2, reader)
+    try:
+        with monkeypatch.context() as bad:
+            bad.setattr(os, "preadv", stuck)
+            bad.setattr(reader_module, "READ_TIMEOUT_S", 0.05)
+            experts.expect(0, {1, 2})
+            until(lambda: reader._at_work == 2, "both threads read")
+            for _ in range(2):
+                with pytest.raises(WeightsError, match=r"arrived in 0\.05 s"):
+                    experts.choose(0, {3, 4})
+            go_on.set()
+        for numbers in ({1, 2}, {3, 4}, {5, 6}):
+            chosen_there(stored, experts, 0, numbers)
+        assert len(experts._cached) + len(experts._free) == 2
+    finally:
+        go_on.set()
+        reader.close()
+        experts.close()
+
+
 # In an engine.
 
 
@@ -349,3 +381,59 @@ def test_predictions_change_no_logits(made: Made, monkeypatch: pytest.MonkeyPatc
             router._weights[:] = -router._weights  # the least likely
         engine.kv_clear()
         np.testing.assert_array_equal(answer(engine), resident_answer(path, True, min(16, engine.batch)))
+
+
+def test_experts_that_nobody_has_chosen_are_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their product has numbers of experts where it needs slots, over which ggml would end the process."""
+    path = made("qwen3moe")
+    monkeypatch.setattr(node_hooks, "_CHOSEN", re.compile("another name"))
+    with paged(path, least(path)) as engine:
+        for _ in range(2):
+            engine.kv_clear()
+            with pytest.raises(EngineError, match=r"blk\.0\.ffn_gate_exps\.weight in a way that cannot be paged"):
+                answer(engine)
+
+
+def test_reads_of_chosen_experts_that_fail_end_the_decode_only(made: Made) -> None:
+    """At each weight: what was read ahead is none of it, as the first layer's experts are not expected."""
+    path = made("qwen3moe")
+    with paged(path, least(path)) as engine:
+        expected = answer(engine)
+        assert engine.paging is not None
+        experts = engine.paging._experts
+        assert experts is not None
+        assert experts.n_slots < N_EXPERTS  # numbers of experts are beyond the slots
+        for bad in range(3):
+            engine.kv_clear()
+            with pytest.MonkeyPatch.context() as broken:
+                wait = experts.wait
+
+                def fail(bank: int, bad: int = bad, wait: Callable[[int], None] = wait) -> None:
+                    if bank == bad:
+                        raise WeightsError("Input/output error")
+                    wait(bank)
+
+                broken.setattr(experts, "wait", fail)
+                with pytest.raises(WeightsError, match="Input/output error"):
+                    answer(engine)
+            engine.kv_clear()
+            np.testing.assert_array_equal(answer(engine), expected)
+
+
+def test_no_graph_is_changed_between_passes(made: Made) -> None:
+    """It may be freed with its context before the next pass, of another one."""
+    path = made("qwen3moe")
+    with paged(path, least(path)) as engine:
+        assert engine.paging is not None
+        hooks = engine.paging._at_nodes
+        seen = []
+        await_bank = hooks._experts.wait  # type: ignore[union-attr]
+
+        def wait(bank: int) -> None:
+            await_bank(bank)
+            seen.append(len(hooks._restores))
+
+        hooks._experts.wait = wait  # type: ignore[union-attr, method-assign]
+        engine.decode([5], 0)
+        assert max(seen) == 3 * N_LAYERS
+        assert not hooks._restores
