@@ -6,7 +6,7 @@ Commands and the server load models by it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -63,6 +63,7 @@ class EngineConfig:
     prefix_warming: float = 0.0  # seconds of an hour that prefixes may be computed for while nobody asks; 0: never
     spm_infill: bool = False  # whether prompts to fill a gap have the suffix first
     mmproj: str | None = None  # file of the projector of pictures and sounds; None: none
+    encoder: str = "auto"  # where it runs: "auto", "here", or the address of a worker
     media_urls: bool = False  # whether pictures and sounds are fetched from URLs in requests
 
     def to_json(self) -> dict[str, Any]:
@@ -87,13 +88,32 @@ class EngineConfig:
             raise EngineError("layers that predict tokens see no pictures; use other drafts, or no projector")
         return "auto"
 
-    def media_encoder(self, engine: TextEngine) -> AbstractContextManager[MediaEncoder | None]:
-        """Return the encoder of pictures and sounds, until the end of the block. MediaError, ModelFileError."""
+    @contextmanager
+    def media_encoder(self, engine: TextEngine, steps: Steps) -> Iterator[MediaEncoder | None]:
+        """Yield the encoder of pictures and sounds, until the end of the block. MediaError, ModelFileError; the errors
+        of `encoder_device`."""
         from edge.multimodal.encoder import MediaEncoder
+        from partition.plan.plan import LOCAL, Plan
 
         if self.mmproj is None:
-            return nullcontext()
-        return MediaEncoder(Path(self.path), Path(self.mmproj), threads=engine.threads)
+            yield None
+            return
+        path, mmproj, threads = Path(self.path), Path(self.mmproj), engine.threads
+        with ExitStack() as stack:
+            device = None
+            workers = self.workers if self.plan is None else Plan.from_json(dict(self.plan)).devices
+            workers = tuple(address for address in workers if address != LOCAL)
+            if self.encoder not in ("auto", "here") or (self.encoder == "auto" and workers):
+                from edge.helpers.encoding import EncoderFiles
+                from edge.planning.encoder_place import encoder_device
+
+                device = stack.enter_context(
+                    encoder_device(
+                        self.encoder, EncoderFiles.open(path, mmproj), workers,
+                        insecure=self.insecure, threads=threads, steps=steps,
+                    )
+                )  # fmt: skip
+            yield stack.enter_context(MediaEncoder(path, mmproj, threads=threads, device=device))
 
     def latency_targets(self) -> LatencyTargets | None:
         """Return the targets of the server's steps; None without any."""

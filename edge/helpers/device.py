@@ -36,6 +36,7 @@ class LoadedHelper(RankGroup):
         self._closing.then(fleet.close)
         ((self._address, self._worker),) = fleet.workers.items()
         self.name = self._worker.label
+        self.profile = fleet.profiles[self._address]
         self._waits = False  # somebody waits for an answer
 
     def why_lost(self, error: TransportError) -> Exception:

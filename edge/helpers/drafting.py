@@ -27,7 +27,7 @@ class LoadedDraft(LoadedHelper):
     def load(self, path: Path, context: int, n_vocab: int, steps: Steps) -> None:
         """As `DraftDevice`. steps: shows how it loads."""
         n_bytes = path.stat().st_size
-        if self._fleet.profiles[self._address].memory_limit_bytes is None:  # else it pages what does not fit
+        if self.profile.memory_limit_bytes is None:  # else it pages what does not fit
             check_memory(
                 self._fleet, [(self._address, {"weights": n_bytes})], "use a smaller drafting model, or another worker"
             )

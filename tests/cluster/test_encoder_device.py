@@ -5,13 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge.errors import MediaError, NotEnoughMemory, WorkerError
 from edge.helpers import device as helper
 from edge.helpers.encoding import EncoderDevice, EncoderFiles
 from edge.multimodal.encoder import Media, MediaEncoder
 from tests.support import projectors
+from tests.support.deployments import ONE_THREAD, Heard
 from tests.support.helpers import until
 from tests.support.multimodal import png, wav
 from tests.support.workers import Worker
+from transport.frame import Frame
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +56,93 @@ def test_embeddings_are_those_of_this_device(kind: str, one: Worker, files: dict
         assert there.encode(data) is media
         assert device._loaded.link.received_bytes == received
     until(lambda: not one.children(), "the end of the engine process")
+
+
+def kill(one: Worker) -> None:
+    for child in one.children():
+        os.kill(child.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("where", ["before", "within"])
+def test_its_loss_leaves_the_picture_as_it_was(
+    where: str, one: Worker, files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two pictures, or after one was sent and before it is answered: this device encodes it, one line says
+    so, and the next picture is not sent there."""
+    steps = Heard()
+    with MediaEncoder(*files["mrope"]) as here:
+        expected = [here.encode(png(seed)) for seed in (1, 2, 3)]
+    with (
+        EncoderDevice(one.address, EncoderFiles.open(*files["mrope"]), steps=steps) as device,
+        MediaEncoder(*files["mrope"], device=device) as there,
+    ):
+        assert same(there.encode(png(1)), expected[0])
+        assert device._loaded is not None
+        link = device._loaded.link
+        if where == "before":
+            kill(one)
+        else:
+            receive = link.receive
+
+            def kill_first(*how: float) -> Frame:
+                kill(one)
+                return receive(*how)
+
+            monkeypatch.setattr(link, "receive", kill_first)
+            for child in one.children():
+                os.kill(child.pid, signal.SIGSTOP)  # so that it has not answered before it is killed
+        assert same(there.encode(png(2)), expected[1])
+        assert device.is_lost
+        assert there.pid is not None
+        sent = link.sent_bytes
+        assert same(there.encode(png(3)), expected[2])
+        assert link.sent_bytes == sent
+        [line] = steps.lines
+        assert re.match("one encodes no more, and this device does: .*(went away|killed by SIGKILL)", line)
+
+
+def test_it_is_taken_back(tmp_path: Path, files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper, "AGAIN_S", 0.01)
+    steps = Heard()
+    begun = [Worker(tmp_path, ONE_THREAD, "127.0.0.1:0")]
+    try:
+        begun[0].port = int(begun[0].says(r"INFO listening .*address=\S+:(\d+)\b")[1])
+        with EncoderDevice(begun[0].address, EncoderFiles.open(*files["plain"]), steps=steps) as device:
+            begun[0].kill()
+            assert device.encode(png()) is None
+            begun.append(Worker(tmp_path, ONE_THREAD, begun[0].address))
+            until(lambda: not device.is_lost, "the worker to encode again")
+            assert device.encode(png()) is not None
+            assert steps.lines[-1] == f"{device.name} encodes again"
+    finally:
+        for one in begun:
+            one.kill()
+
+
+def test_a_damaged_picture_is_an_error_and_the_worker_stays(one: Worker, files: dict[str, tuple[Path, Path]]) -> None:
+    with (
+        EncoderDevice(one.address, EncoderFiles.open(*files["plain"])) as device,
+        MediaEncoder(*files["plain"], device=device) as there,
+    ):
+        with pytest.raises(MediaError, match="damaged"):
+            there.encode(png()[:200])
+        assert not device.is_lost
+        assert there.encode(png()).rows
+        assert there.pid is None
+
+
+def test_a_projector_of_another_model_is_refused(
+    one: Worker, files: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    other = projectors.projector("plain", n_embd=32).write(tmp_path / "mmproj.gguf")
+    with pytest.raises(WorkerError, match="mismatch between text model"):
+        EncoderDevice(one.address, EncoderFiles.open(files["plain"][0], other))
+    until(lambda: not one.children(), "the end of the engine process")
+
+
+def test_a_worker_without_memory_says_so(
+    one: Worker, files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.cluster.fleet.Fleet.memory_of", lambda self, address: 1 << 20)
+    with pytest.raises(NotEnoughMemory, match=r"one needs .*encode on another device"):
+        EncoderDevice(one.address, EncoderFiles.open(*files["plain"]))

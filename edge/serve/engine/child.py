@@ -94,7 +94,7 @@ def main() -> int:
                 spm_infill=config.spm_infill,
                 system=config.system,
                 prefix_warming=config.prefix_warming,
-                encoder=stack.enter_context(config.media_encoder(engine)),
+                encoder=stack.enter_context(config.media_encoder(engine, steps)),
                 media_urls=config.media_urls,
             )
             control.send({"ready": loop.status()})
