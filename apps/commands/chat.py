@@ -163,8 +163,8 @@ _SAMPLING = (
 )  # fmt: skip
 _OF_THIS_PROCESS = (
     "resume", "lora", "mmproj", "encoder", "image", "draft", "draft_worker", "prefix_cache", "chat_template",
-    "when_full", "attention_window", "grammar", "context", "threads", "affinity", "batch", "gpu_layers", "memory", "window",
-    "workers", "plan", "shares", "parallel", "insecure", "spare", "reproducible",
+    "when_full", "attention_window", "grammar", "context", "threads", "affinity", "batch", "gpu_layers", "memory",
+    "window", "workers", "plan", "shares", "parallel", "insecure", "spare", "reproducible",
 )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
             save_plan(args.save, point.plan, saved_figures(space, point))
         placed = None if is_onnx(args.model) else _encoder(args, fleet)
-        first_token_s = placed and (point.predicted.ttft_s or 0.0) + placed[1].total_s
+        first_token_s = (point.predicted.ttft_s or 0.0) + (placed[1].total_s if placed else 0.0)
         if args.json:
             encoder = placed and place_json(*placed, first_token_s)
             return print_json(planned_json(space, args.objective, point, why, changes, spare, encoder))

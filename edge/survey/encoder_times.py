@@ -62,7 +62,7 @@ def encoder_times(
     steps: Steps = SILENT,
 ) -> EncoderTimes:
     """Time this device, and then the workers at `addresses`, one by one. Figures are remembered for a day.
-    insecure: also workers that do not encrypt. threads: of this device. fresh: measure again. steps: shows the progress.
+    insecure: also workers that do not encrypt. threads: of this device. fresh: measure again. steps: shows progress.
 
     A worker that cannot be reached, or cannot encode, is left out, with a note. MediaError, ModelFileError.
     """

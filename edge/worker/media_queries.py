@@ -108,6 +108,7 @@ def _parsed(text: bytes, peer: str) -> dict[str, Any]:
     """Return an answer with its count of bytes, or its error. ProtocolError for anything else."""
     with _valid(peer):
         answer: dict[str, Any] = json.loads(text)
+        _need(isinstance(answer, dict))
         _need("error" in answer or _is_count(answer["bytes"], MOST_ANSWER_BYTES))
     return answer
 
