@@ -282,6 +282,7 @@ def _loaded(
 ) -> Iterator[LoadedChat]:
     """A chat on the loaded model. once: for a single question, whose answer ends where the context is full."""
     document = "\n\n".join(_read(name).strip() for name in args.file)
+    from edge.api.media import media_encoder
     from edge.llm.chat import Chat
     from edge.speculate.factory import speculation
     from edge.templates.process import TemplateProcess
@@ -308,7 +309,7 @@ def _loaded(
             when_full=when_full,
             drafter=drafter,
             think=AUTO if args.think is None else args.think,
-            encoder=stack.enter_context(config.media_encoder(engine, ShownSteps())),
+            encoder=stack.enter_context(media_encoder(config, engine, ShownSteps())),
         )
         for file in args.image or ():
             chat.attach(file.read_bytes())

@@ -6,7 +6,7 @@ Commands and the server load models by it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # the server makes configurations, and loads nothing of what 
     from edge.llm.interface import TextEngine
     from edge.llm.options import EngineOptions
     from edge.llm.step_budget import LatencyTargets
-    from edge.multimodal.encoder import MediaEncoder
     from edge.speculate.factory import Draft
     from edge.tasks import Steps
 
@@ -87,33 +86,6 @@ class EngineConfig:
         if not draft.is_auto:
             raise EngineError("layers that predict tokens see no pictures; use other drafts, or no projector")
         return "auto"
-
-    @contextmanager
-    def media_encoder(self, engine: TextEngine, steps: Steps) -> Iterator[MediaEncoder | None]:
-        """Yield the encoder of pictures and sounds, until the end of the block. MediaError, ModelFileError; the errors
-        of `encoder_device`."""
-        from edge.multimodal.encoder import MediaEncoder
-        from partition.plan.plan import LOCAL, Plan
-
-        if self.mmproj is None:
-            yield None
-            return
-        path, mmproj, threads = Path(self.path), Path(self.mmproj), engine.threads
-        with ExitStack() as stack:
-            device = None
-            workers = self.workers if self.plan is None else Plan.from_json(dict(self.plan)).devices
-            workers = tuple(address for address in workers if address != LOCAL)
-            if self.encoder not in ("auto", "here") or (self.encoder == "auto" and workers):
-                from edge.helpers.encoding import EncoderFiles
-                from edge.planning.encoder_place import encoder_device
-
-                device = stack.enter_context(
-                    encoder_device(
-                        self.encoder, EncoderFiles.open(path, mmproj), workers,
-                        insecure=self.insecure, threads=threads, steps=steps,
-                    )
-                )  # fmt: skip
-            yield stack.enter_context(MediaEncoder(path, mmproj, threads=threads, device=device))
 
     def latency_targets(self) -> LatencyTargets | None:
         """Return the targets of the server's steps; None without any."""

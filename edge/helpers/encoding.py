@@ -32,11 +32,8 @@ class EncoderFiles:
 
     @classmethod
     def open(cls, text_model: Path, projector: Path) -> EncoderFiles:
-        """Open both. ModelFileError, MediaError; EngineError for a text model that is split over several files."""
-        files = cls(open_projector(projector), GgufFile.open(text_model))
-        if len(files.text_model.paths) > 1 or len(files.projector.paths) > 1:
-            raise EngineError(f"{text_model.name}: a worker encodes for a model of one file; join its parts")
-        return files
+        """Open both. ModelFileError, MediaError."""
+        return cls(open_projector(projector), GgufFile.open(text_model))
 
     def text_recipe(self, digest: str) -> Recipe:
         """Return the recipe of the text model's header: sizes and vocabulary, and none of its weights."""
@@ -61,6 +58,8 @@ class LoadedEncoder(LoadedHelper):
     def load(self, files: EncoderFiles, steps: Steps, *, blank: bool = False) -> None:
         """Load it. blank: with weights of zero. steps: shows how it loads. The errors of `EncoderDevice`."""
         projector, text, own = files.projector, files.text_model, OwnSlices()
+        if len(text.paths) > 1 or len(projector.paths) > 1:
+            raise EngineError(f"{text.path.name}: a worker encodes for a model of one file; join its parts")
         needs = {"projector": projector.size_bytes + WORK_BYTES}
         check_memory(self._fleet, [(self._address, needs)], "encode on another device")
         model = Model(text.path, allocate=False)

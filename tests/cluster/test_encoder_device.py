@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from edge.api.config import EngineConfig
+from edge.api.media import media_encoder
 from edge.cluster.fleet import Fleet
 from edge.errors import MediaError, NotEnoughMemory, WorkerError
 from edge.helpers import device as helper
@@ -163,7 +164,7 @@ def test_a_worker_without_memory_says_so(
 
 def place(config: EngineConfig, steps: Heard) -> str | None:
     """The name of the worker that encodes for a model of this configuration; None: this device. It must encode."""
-    with config.loaded(SILENT) as model, config.media_encoder(model.engine, steps) as encoder:
+    with config.loaded(SILENT) as model, media_encoder(config, model.engine, steps) as encoder:
         assert encoder is not None
         assert encoder.encode(png()).rows
         device = encoder._device
@@ -244,7 +245,7 @@ def test_the_plan_says_where(
     one: Worker, files: dict[str, tuple[Path, Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, projector = map(str, files["mrope"])
-    here = ("plan", model, "--workers", one.address, "--threads", "1", "--context", "128")
+    here = ("plan", model, "--workers", one.address, "--threads", "1", "--context", "256")
     assert main(*here, "--mmproj", projector, "--encoder", one.address, "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert said["encoder"]["device"] == "one"
