@@ -20,7 +20,7 @@ GOOD = {"digest": "ab" * 32, "chunks": [{"tokens": [5]}, CHUNK], "bytes": ROWS.n
 
 
 def answered(answer: Any, rest: bytes = ROWS.tobytes() + OFFSETS.tobytes()) -> Any:
-    """What becomes of an answer."""
+    """Return what the owner makes of an answer."""
     ours, theirs = pair()
     theirs.send(answer if isinstance(answer, bytes) else json.dumps(answer).encode(), Kind.CONTROL)
     theirs.send(rest)
