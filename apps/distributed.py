@@ -14,6 +14,8 @@ from apps.options import (
     AUTO,
     MOST_WORKERS,
     add,
+    address,
+    argument,
     check_engine_arguments,
     check_output,
     engine_values,
@@ -40,6 +42,7 @@ AnyPlan = TypeVar("AnyPlan", "Plan", "OnnxPlan")
 # Named here and not asked of edge and partition, so that --help stays quick; a test holds them together.
 LOCAL = "local"
 PARALLEL = ("auto", "tensor", "pipeline")
+ENCODER_PLACES = ("auto", "here")
 
 _OF_SEVERAL = (
     "cut", "shares", "parallel", "save_plan", "transport", "wire", "allreduce", "in_flight", "insecure", "no_local",
@@ -75,6 +78,25 @@ def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> Non
         choices = ("auto", *ALGORITHMS)
         option(group, "--allreduce", "how partial sums are summed (default: auto)", choices=choices)
     add(group, "--insecure")
+
+
+def add_media_arguments(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
+    """The projector of pictures and sounds, and where it encodes."""
+    add(group, "--mmproj")
+    words = "where pictures and sounds are encoded, and go: here, HOST[:PORT], or auto: the fastest (default)"
+    option(group, "--encoder WHERE", words, _encoder_place)
+
+
+@argument
+def _encoder_place(text: str) -> str:
+    """Return auto, here, or HOST:PORT of a worker."""
+    return text if text in ENCODER_PLACES else address(text)
+
+
+def has_helper(args: argparse.Namespace) -> bool:
+    """Return whether a worker drafts or encodes, which need not hold a part of the model."""
+    encoder = getattr(args, "encoder", None)
+    return getattr(args, "draft_worker", None) is not None or encoder not in (None, *ENCODER_PLACES)
 
 
 @dataclass(frozen=True)
@@ -159,12 +181,11 @@ def _addresses(args: argparse.Namespace) -> tuple[str, ...]:
 def _devices(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] | None:
     """Return the devices that the options name, for either kind of model."""
     if args.plan is None and args.workers is None:
-        has_draft_worker = (
-            getattr(args, "draft_worker", None) is not None
-        )  # a worker does, which may be one that is insecure
+        if is_helped := has_helper(args):  # by a worker, which may be one that is insecure
+            quiet_grpc()
         refuse(
             args,
-            [name for name in _OF_SEVERAL if not (has_draft_worker and name == "insecure")],
+            [name for name in _OF_SEVERAL if not (is_helped and name == "insecure")],
             "is for several devices: name them with --workers HOST:PORT,..., or give a --plan",
         )
         return None
@@ -215,7 +236,7 @@ def engine_config(
             several |= {"plan": devices.plan.to_json(), "plan_name": str(args.plan)}
         if args.save_plan is not None:
             several["save_plan"] = str(args.save_plan)
-    mmproj = _projector(args, path)
+    mmproj = projector_of(args, path)
     lora = {"lora": checked_for(path, args.lora)} if getattr(args, "lora", None) else {}
     follows = {"sequences": sequences, "follows_load": follows_load and devices is None}
     return EngineConfig(
@@ -226,14 +247,15 @@ def engine_config(
         draft_worker=getattr(args, "draft_worker", None),
         insecure=args.insecure,
         reproducible=getattr(args, "reproducible", False),
-        **given_options(args, ("think",)),
+        **given_options(args, ("think", "encoder")),
         mmproj=None if mmproj is None else str(mmproj.absolute()),
         **several,
     )
 
 
-def _projector(args: argparse.Namespace, path: Path) -> Path | None:
-    """Return the projector of the model at `path`, checked, where the command takes one and there is one."""
+def projector_of(args: argparse.Namespace, path: Path) -> Path | None:
+    """Return the projector of the model at `path`, checked, where the command takes one and there is one. UsageError
+    for --encoder without one."""
     from edge.multimodal.projector import beside, open_projector
 
     if not hasattr(args, "mmproj"):
@@ -241,6 +263,8 @@ def _projector(args: argparse.Namespace, path: Path) -> Path | None:
     mmproj: Path | None = args.mmproj or beside(path)
     if mmproj is not None:
         open_projector(mmproj)
+    elif args.encoder is not None:
+        raise UsageError("--encoder is of a projector of pictures and sounds: name it with --mmproj FILE")
     return mmproj
 
 

@@ -224,7 +224,7 @@ class LinkState(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., kind: _Optional[str] = ..., tcp_round_trip_s: _Optional[float] = ..., grpc_round_trip_s: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("slice", "path", "memory_limit_bytes", "stages", "options", "stage", "prefix_key", "prefix_folder", "prefix_bytes", "adapters", "adapter_paths")
+    __slots__ = ("slice", "path", "memory_limit_bytes", "stages", "options", "stage", "prefix_key", "prefix_folder", "prefix_bytes", "adapters", "adapter_paths", "encoder")
     SLICE_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +236,7 @@ class Load(_message.Message):
     PREFIX_BYTES_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_PATHS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_FIELD_NUMBER: _ClassVar[int]
     slice: str
     path: str
     memory_limit_bytes: int
@@ -247,7 +248,18 @@ class Load(_message.Message):
     prefix_bytes: int
     adapters: _containers.RepeatedScalarFieldContainer[str]
     adapter_paths: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, slice: _Optional[str] = ..., path: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[EngineOptions, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., prefix_key: _Optional[bytes] = ..., prefix_folder: _Optional[str] = ..., prefix_bytes: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ..., adapter_paths: _Optional[_Iterable[str]] = ...) -> None: ...
+    encoder: Encoder
+    def __init__(self, slice: _Optional[str] = ..., path: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[EngineOptions, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., prefix_key: _Optional[bytes] = ..., prefix_folder: _Optional[str] = ..., prefix_bytes: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ..., adapter_paths: _Optional[_Iterable[str]] = ..., encoder: _Optional[_Union[Encoder, _Mapping]] = ...) -> None: ...
+
+class Encoder(_message.Message):
+    __slots__ = ("text_model", "text_model_bytes", "text_model_path")
+    TEXT_MODEL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_MODEL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TEXT_MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
+    text_model: str
+    text_model_bytes: int
+    text_model_path: str
+    def __init__(self, text_model: _Optional[str] = ..., text_model_bytes: _Optional[int] = ..., text_model_path: _Optional[str] = ...) -> None: ...
 
 class EngineOptions(_message.Message):
     __slots__ = ("context", "batch", "sequences", "outputs", "threads", "follows_load", "gpu_layers", "repack", "flash_attention", "kv_type", "memory", "reserved", "window", "io_threads", "io_chunk", "verify", "groups", "rollback")

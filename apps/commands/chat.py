@@ -66,7 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--system TEXT", "system message")
     option(parser, "--file FILE", "text before the question; repeatable", Path, action="append", default=[])
     option(parser, "--resume NAME", "go on with the conversation of this name, and keep it; a new one begins")
-    add(parser, "--prefix-cache", "--lora", "--mmproj")
+    add(parser, "--prefix-cache", "--lora")
+    distributed.add_media_arguments(parser)
     words = "attend to the first 4 and the last N tokens alone (default: all)"
     option(parser, "--attention-window N", words, attention_window)
     option(parser, "--image FILE", "picture or sound before the question; repeatable", Path, action="append")
@@ -161,7 +162,7 @@ _SAMPLING = (
     "allow_repetition",
 )  # fmt: skip
 _OF_THIS_PROCESS = (
-    "resume", "lora", "mmproj", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full",
+    "resume", "lora", "mmproj", "encoder", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full",
     "attention_window", "grammar", "context", "threads", "affinity", "batch", "gpu_layers", "gpu_memory",
     "memory", "window", "workers", "plan", "shares", "parallel", "insecure", "spare", "reproducible",
 )  # fmt: skip
@@ -284,6 +285,7 @@ def _loaded(
 ) -> Iterator[LoadedChat]:
     """A chat on the loaded model. once: for a single question, whose answer ends where the context is full."""
     document = "\n\n".join(_read(name).strip() for name in args.file)
+    from edge.api.media import media_encoder
     from edge.llm.chat import Chat
     from edge.speculate.factory import speculation
     from edge.templates.process import TemplateProcess
@@ -310,7 +312,7 @@ def _loaded(
             when_full=when_full,
             drafter=drafter,
             think=AUTO if args.think is None else args.think,
-            encoder=stack.enter_context(config.media_encoder(engine)),
+            encoder=stack.enter_context(media_encoder(config, engine, ShownSteps())),
         )
         for file in args.image or ():
             chat.attach(file.read_bytes())

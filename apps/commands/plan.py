@@ -8,15 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apps import planning
+from apps import distributed, planning
 from apps.options import add, byte_size, check_output, is_onnx, option, positive, refuse
+from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json, print_notes
 from partition.predict.objectives import OBJECTIVES, SEARCHED, Objective, default_axes, searched
-from quant.text import printable
+from quant.text import printable, seconds_text
 
 if TYPE_CHECKING:
+    from edge.cluster.fleet import Fleet
     from edge.planning.llm_space import SpareCost
     from edge.planning.space import PlanSpace
+    from edge.survey.encoder_times import EncoderTime, EncoderTimes
     from partition.plan.plan import Plan
     from partition.predict.pareto import Point
     from partition.search.changes import Change
@@ -35,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         requirements.add_argument(_limit(name, objective), type=kind, dest=f"limit_{name}", metavar=metavar, help=words)
     planning.add_type_arguments(parser)
     add(parser, "--spare")
+    distributed.add_media_arguments(parser)
     option(parser, "--save FILE", "write the plan, to be used with --plan", Path)
     add(parser, "--force", help="overwrite FILE")
     add(parser, "--json")
@@ -46,11 +50,12 @@ def run(args: argparse.Namespace) -> int:
     from edge.cluster.standby import slices_limits
     from edge.planning.choose import best_of
     from edge.planning.describe import planned_json, saved_figures
+    from edge.planning.encoder_place import place_json, place_text
     from edge.planning.llm_space import LlmSpace
     from partition.plan.plan import Plan
 
     if is_onnx(args.model):
-        refuse(args, ("spare",), "is of language models")
+        refuse(args, ("spare", "mmproj", "encoder"), "is of language models")
     with planning.spaces(args, default_axes(args.types)) as (spaces, fleet):
         caps = _caps(args)
         space, point, why = best_of(spaces, args.objective, caps)
@@ -62,12 +67,39 @@ def run(args: argparse.Namespace) -> int:
             from edge.planning.choice import save_plan
 
             save_plan(args.save, point.plan, saved_figures(space, point))
+        placed = None if is_onnx(args.model) else _encoder(args, fleet)
+        first_token_s = (point.predicted.ttft_s or 0.0) + (placed[1].total_s if placed else 0.0)
         if args.json:
-            return print_json(planned_json(space, args.objective, point, why, changes, spare))
+            encoder = placed and place_json(*placed, first_token_s)
+            return print_json(planned_json(space, args.objective, point, why, changes, spare, encoder))
         _show(args, space, point, why, changes)
+        if placed is not None:
+            print(printable(place_text(*placed)))
+            print(f"first token of a prompt with one: {seconds_text(first_token_s)}")
+            print_notes(placed[0].notes)
         if spare is not None and isinstance(point.plan, Plan):
             _show_spare(spare, point.plan, space.names)
     return 0
+
+
+def _encoder(args: argparse.Namespace, fleet: Fleet | None) -> tuple[EncoderTimes, EncoderTime] | None:
+    """Where pictures and sounds are encoded, with the times of all devices; None for a model without a projector."""
+    from edge.helpers.encoding import EncoderFiles
+    from edge.planning.encoder_place import planned
+
+    model = planning.model_file(args)
+    if (projector := distributed.projector_of(args, model)) is None:
+        return None
+    workers, how = tuple(fleet.workers) if fleet else (), {"threads": args.threads, "fresh": args.fresh}
+    insecure = args.insecure or (fleet is not None and not fleet.secure)
+    return planned(
+        args.encoder or "auto",
+        EncoderFiles.open(model, projector),
+        workers,
+        insecure=insecure,
+        steps=ShownSteps(),
+        **how,
+    )
 
 
 def _caps(args: argparse.Namespace) -> dict[str, float]:

@@ -87,7 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--target-ttft MS", words, target)
     words = f"that may wait beside them; more are refused, and asked to come later (default: {QUEUE})"
     option(group, "--queue N", words, queue, default=QUEUE)
-    add(group, "--prefix-cache", "--lora", "--mmproj")
+    add(group, "--prefix-cache", "--lora")
+    distributed.add_media_arguments(group)
     words = "attend to the first 4 and the last N tokens alone (default: all)"
     option(group, "--attention-window N", words, attention_window)
     words = "fetch pictures and sounds by URLs in requests: from the internet, or all that is reached (default: not)"
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     if args.save_plan is not None:
         raise UsageError("--save-plan is of commands that end; make a plan with `edge plan`, and serve it with --plan")
     insecure = args.insecure
-    asks_workers = (args.workers or args.plan or args.draft_worker) is not None
+    asks_workers = args.workers is not None or args.plan is not None or distributed.has_helper(args)
     args.insecure = insecure and asks_workers  # else it is about clients alone
     apply_reproducible(args)
     if args.reproducible and (args.requests or 1) > 1:
@@ -152,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
     if not presets:
         models = _models(args.models, devices is None)
         if len(models) > 1:
-            refuse(args, ("lora", "mmproj"), f"is of one model, and there are {len(models)}; name one")
+            refuse(args, ("lora", "mmproj", "encoder"), f"is of one model, and there are {len(models)}; name one")
         configs = {name: engine_config(path) for name, path in models.items()}
     if devices is not None:
         refuse(
@@ -197,7 +198,7 @@ def _presets(args: argparse.Namespace) -> dict[str, Preset]:
     """The models of --config, by name. OSError, UsageError."""
     if args.models:
         raise UsageError(f"--config {args.config} names the models; leave {args.models[0]} out, or write it there")
-    refuse(args, ("lora", "mmproj"), "is of one model; write it below its [[model]] in the file of --config")
+    refuse(args, ("lora", "mmproj", "encoder"), "is of one model; write it below its [[model]] in the file of --config")
     return read_presets(args.config, args, add_arguments)
 
 

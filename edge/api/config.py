@@ -6,7 +6,7 @@ Commands and the server load models by it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # the server makes configurations, and loads nothing of what 
     from edge.llm.interface import TextEngine
     from edge.llm.options import EngineOptions
     from edge.llm.step_budget import LatencyTargets
-    from edge.multimodal.encoder import MediaEncoder
     from edge.speculate.factory import Draft
     from edge.tasks import Steps
 
@@ -67,6 +66,7 @@ class EngineConfig:
     prefix_warming: float = 0.0  # seconds of an hour that prefixes may be computed for while nobody asks; 0: never
     spm_infill: bool = False  # whether prompts to fill a gap have the suffix first
     mmproj: str | None = None  # file of the projector of pictures and sounds; None: none
+    encoder: str = "auto"  # where it runs: "auto", "here", or the address of a worker
     media_urls: MediaUrls = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -90,14 +90,6 @@ class EngineConfig:
         if not draft.is_auto:
             raise EngineError("layers that predict tokens see no pictures; use other drafts, or no projector")
         return "auto"
-
-    def media_encoder(self, engine: TextEngine) -> AbstractContextManager[MediaEncoder | None]:
-        """Return the encoder of pictures and sounds, until the end of the block. MediaError, ModelFileError."""
-        from edge.multimodal.encoder import MediaEncoder
-
-        if self.mmproj is None:
-            return nullcontext()
-        return MediaEncoder(Path(self.path), Path(self.mmproj), threads=engine.threads)
 
     def latency_targets(self) -> LatencyTargets | None:
         """Return the targets of the server's steps; None without any."""

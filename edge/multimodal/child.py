@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,7 +40,9 @@ def main() -> int:
         try:
             settings = json.loads(line)
             model = Model(settings["model"], allocate=False)
-            projector = NativeProjector(settings["projector"], model, threads=settings["threads"], use_gpu=True)
+            projector = NativeProjector(
+                settings["projector"], model, threads=settings["threads"], use_gpu=settings["use_gpu"]
+            )
         except EdgeError as error:
             _send(stream, {"error": str(error)})
             return 0
@@ -54,6 +57,7 @@ def main() -> int:
 
 
 def _answer(projector: NativeProjector, data: bytes) -> tuple[dict[str, Any], list[np.ndarray[Any, Any]]]:
+    began = time.perf_counter()
     if decoding.is_sound(data):
         if not projector.takes_sounds:
             raise MediaError("this model takes no sounds, only pictures")
@@ -70,7 +74,8 @@ def _answer(projector: NativeProjector, data: bytes) -> tuple[dict[str, Any], li
         digest = hashlib.sha256(f"picture {pixels.shape}".encode() + pixels.tobytes())
         chunks = projector.encode_picture(pixels)
     arrays = [array for chunk in chunks for array in (chunk.embeddings, chunk.offsets) if array is not None]
-    return {"digest": digest.hexdigest(), "chunks": [_described(chunk) for chunk in chunks]}, arrays
+    described = [_described(chunk) for chunk in chunks]
+    return {"digest": digest.hexdigest(), "chunks": described, "encode_s": time.perf_counter() - began}, arrays
 
 
 def _described(chunk: EncodedChunk) -> dict[str, Any]:

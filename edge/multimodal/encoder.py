@@ -12,7 +12,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,6 +27,15 @@ from quant.text import bytes_text
 WAIT_S = 600.0  # for an answer: a large picture takes a slow device minutes
 MOST_HELD = 256 << 20  # bytes of embeddings that are kept for later turns
 
+RawMedia = tuple[dict[str, Any], bytes]  # an answer of `edge.multimodal.child`, and the bytes that follow it
+
+
+class EncodingDevice(Protocol):
+    """Another device that encodes."""
+
+    def encode(self, data: bytes) -> RawMedia | None:
+        """Return what a file becomes; None while the device is lost. MediaError where the file cannot be used."""
+
 
 @dataclass(frozen=True)
 class Media:
@@ -39,16 +48,27 @@ class Media:
 class MediaEncoder(Closing):
     """Encodes files of pictures and sounds for one model. Any thread may use it, one at a time is encoded."""
 
-    def __init__(self, model: Path, projector: Path, *, threads: int = 1) -> None:
-        """model: the text model's file, of which sizes and vocabulary are read. MediaError or ModelFileError where the
-        projector is damaged, or of another model."""
+    def __init__(
+        self,
+        model: Path,
+        projector: Path,
+        *,
+        threads: int = 1,
+        use_gpu: bool = True,
+        device: EncodingDevice | None = None,
+    ) -> None:
+        """model: the text model's file, of which sizes and vocabulary are read. device: encodes in place of this one,
+        which does it where that is lost, and loads nothing before. MediaError or ModelFileError where the projector is
+        damaged, or of another model."""
         file = open_projector(projector)
         self.path, self._identity = projector, identity(file)
-        self._settings = {"model": str(model), "projector": str(projector), "threads": threads}
+        self._settings = {"model": str(model), "projector": str(projector), "threads": threads, "use_gpu": use_gpu}
+        self._device = device
         self._lock = threading.Lock()
         self._held: OrderedDict[bytes, Media] = OrderedDict()  # by the hash of the file
         self._process: subprocess.Popen[bytes] | None = None
-        self._start()
+        if device is None:
+            self._start()
 
     def encode(self, data: bytes) -> Media:
         """Return what a file becomes. MediaError where it cannot be used."""
@@ -62,6 +82,16 @@ class MediaEncoder(Closing):
                 self._held.popitem(last=False)
         return media
 
+    def encode_raw(self, data: bytes) -> RawMedia:
+        """Return what a file becomes, as the process says it. For one thread at a time. MediaError."""
+        if self._device is not None and (raw := self._device.encode(data)) is not None:
+            return raw
+        if self._process is not None and self._process.poll() is not None:  # while nothing was encoded
+            self.close()
+        if self._process is None:
+            self._start()
+        return self._ask({"bytes": len(data)}, data)
+
     def close(self) -> None:
         """End the process."""
         process, self._process = self._process, None
@@ -74,7 +104,7 @@ class MediaEncoder(Closing):
 
     @property
     def pid(self) -> int | None:
-        """Id of the process; None where the last file ended it."""
+        """Id of the process; None where the last file ended it, or another device encodes."""
         return None if self._process is None else self._process.pid
 
     def _start(self) -> None:
@@ -97,11 +127,7 @@ class MediaEncoder(Closing):
             raise MediaError(f"{self.path.name}: {error}") from None
 
     def _encoded(self, data: bytes) -> Media:
-        if self._process is not None and self._process.poll() is not None:  # while nothing was encoded
-            self.close()
-        if self._process is None:
-            self._start()
-        answer, rest = self._ask({"bytes": len(data)}, data)
+        answer, rest = self.encode_raw(data)
         tokens: list[int] = []
         rows: list[EmbeddingRows] = []
         offset = 0
@@ -121,7 +147,7 @@ class MediaEncoder(Closing):
                 tokens += rows[-1].ids
         return Media(tuple(tokens), tuple(rows))
 
-    def _ask(self, message: dict[str, Any], data: bytes = b"") -> tuple[dict[str, Any], bytes]:
+    def _ask(self, message: dict[str, Any], data: bytes = b"") -> RawMedia:
         """Return an answer, and the bytes that follow it. MediaError; the process is ended where it did not answer."""
         try:
             self._stream.write(json.dumps(message).encode() + b"\n" + data)

@@ -82,8 +82,10 @@ def planned_json(
     why: str,
     changes: Sequence[Change],
     spare: SpareCost | None = None,
+    encoder: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The object of `edge plan --json`: the plan that is best by an objective, why, and what changes would buy."""
+    """The object of `edge plan --json`: the plan that is best by an objective, why, and what changes would buy.
+    encoder: of pictures, as `place_json` describes it."""
     return {
         "format": PLANNED,
         "kind": space.kind,
@@ -96,6 +98,7 @@ def planned_json(
         "why": why,
         "changes": [change.to_json() for change in changes],
         "spare": None if spare is None else spare_json(spare),
+        "encoder": encoder,
         **known_json(space),
     }
 

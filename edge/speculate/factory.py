@@ -205,7 +205,7 @@ def speculation(
     check_loadable(file)
     check_vocabulary(engine.file, file)
     if isinstance(draft, WorkerDraft):
-        from edge.cluster.drafting import DraftDevice  # which takes gRPC with it
+        from edge.helpers.drafting import DraftDevice  # which takes gRPC with it
 
         n_vocab, insecure = engine.model.n_vocab, draft.insecure
         device = enter(DraftDevice(draft.worker, draft.path, engine.context, n_vocab, insecure=insecure, steps=steps))

@@ -48,7 +48,7 @@ class Drafts(Protocol):
 
 
 class DraftingDevice(Protocol):
-    """`edge.cluster.drafting.DraftDevice`: a worker that drafts."""
+    """`edge.helpers.drafting.DraftDevice`: a worker that drafts."""
 
     @property
     def name(self) -> str:

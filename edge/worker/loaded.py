@@ -10,7 +10,7 @@ from transport.collective import Group
 
 
 class LoadedPart(Protocol):
-    """A whole model, a slice of a language model, or a stage of an ONNX model."""
+    """A whole model, a slice of a language model, a projector of one, or a stage of an ONNX model."""
 
     def describe(self) -> pb.Loaded:
         """Return its kind of description, and the memory it takes."""

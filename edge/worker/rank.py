@@ -82,7 +82,7 @@ class Rank:
         self._open = open_
         # One thread more than there are cores would keep all others waiting.
         self._limits = replace(limits, threads=min(limits.threads, len(cores) or limits.threads))
-        self._credentials = credentials
+        self._credentials, self._folder = credentials, folder
         self._poll_s = polling_s(limits.threads)  # of all sessions' threads: they share the quota
         self._deadlines = Deadlines(
             open_.connect_timeout_s or Deadlines.connect_timeout_s,
@@ -141,6 +141,10 @@ class Rank:
             from edge.worker.load_stage import load as load_stage
 
             self._loaded = load_stage(request, self._open.rank, self._limits, self._report)
+        elif request.HasField("encoder"):
+            from edge.worker.load_encoder import load as load_encoder
+
+            self._loaded = load_encoder(request, self._limits, self._folder, self._report)
         else:
             from edge.worker.load import load
 

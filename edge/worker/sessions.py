@@ -252,6 +252,9 @@ class Sessions:
             raise EdgeError("a slice is loaded already; unload it first")
         load.path = str(session.lease.enter_context(self._store.use(load.slice)))
         load.adapter_paths[:] = [str(session.lease.enter_context(self._store.use(name))) for name in load.adapters]
+        if load.HasField("encoder"):
+            head = session.lease.enter_context(self._store.use(load.encoder.text_model))
+            load.encoder.text_model_path = str(head)
         load.memory_limit_bytes = 0
         load.prefix_folder, load.prefix_bytes = str(self._store.folder.with_name("prefixes")), self._prefix_bytes
         session.slice = load.slice

@@ -14,10 +14,10 @@ import pytest
 
 import edge
 from edge.api.config import EngineConfig
-from edge.cluster import drafting
-from edge.cluster.drafting import DraftDevice
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError
+from edge.helpers import device as helper
+from edge.helpers.drafting import DraftDevice
 from edge.llm.engine import Engine
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
@@ -92,7 +92,7 @@ def test_answers_are_the_same_and_ids_alone_cross(one: Worker, engine: Engine, p
 @pytest.fixture(autouse=True)
 def taken_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep a lost draft worker lost for a test, where it says nothing else."""
-    monkeypatch.setattr(drafting, "AGAIN_S", 1e6)
+    monkeypatch.setattr(helper, "AGAIN_S", 1e6)
 
 
 def kill(one: Worker) -> None:
@@ -146,8 +146,8 @@ def test_it_is_taken_back_when_it_is_there_again(
     engine: Engine, plain: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker ends in the middle of an answer, and one starts in its place. Each try to reach it waits longer."""
-    monkeypatch.setattr(drafting, "AGAIN_S", 0.01)
-    monkeypatch.setattr(drafting, "MOST_AGAIN_S", 0.04)
+    monkeypatch.setattr(helper, "AGAIN_S", 0.01)
+    monkeypatch.setattr(helper, "MOST_AGAIN_S", 0.04)
     steps, (first, *_, last) = Heard(), plain.items()
     begun = [Worker(tmp_path, ONE_THREAD, "127.0.0.1:0")]
     try:

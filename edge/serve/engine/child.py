@@ -20,6 +20,7 @@ from typing import Any
 
 from devices.processes.limits import give_back_memory
 from edge.api.config import EngineConfig
+from edge.api.media import media_encoder
 from edge.serve.engine.loop import ServingLoop
 from edge.serve.messages import MOST_LINE_BYTES, error_json
 from edge.speculate.factory import speculation
@@ -94,7 +95,7 @@ def main() -> int:
                 spm_infill=config.spm_infill,
                 system=config.system,
                 prefix_warming=config.prefix_warming,
-                encoder=stack.enter_context(config.media_encoder(engine)),
+                encoder=stack.enter_context(media_encoder(config, engine, steps)),
                 media_urls=config.media_urls,
             )
             control.send({"ready": loop.status()})

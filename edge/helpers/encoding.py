@@ -1,0 +1,121 @@
+"""The encoder of pictures and sounds on a worker: the projector is loaded there, in an engine process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.cluster.fleet import Fleet
+from edge.cluster.preflight import check_memory
+from edge.errors import EngineError
+from edge.helpers.device import HelperDevice, LoadedHelper
+from edge.llama.llama import Model
+from edge.multimodal.encoder import WAIT_S, RawMedia
+from edge.multimodal.projector import open_projector
+from edge.slices.local import OwnSlices
+from edge.tasks import SILENT, AggregateProgress, Steps
+from edge.worker.load_encoder import WORK_BYTES
+from edge.worker.media_queries import RemoteEncoder
+from partition.slices.recipe import Copy, Literal, Recipe, Zeros, whole
+from quant.gguf.file import GgufFile
+from transport import edge_pb2 as pb
+from transport.errors import TransportError
+
+
+@dataclass(frozen=True)
+class EncoderFiles:
+    """A projector, and the text model that it is of."""
+
+    projector: GgufFile
+    text_model: GgufFile
+
+    @classmethod
+    def open(cls, text_model: Path, projector: Path) -> EncoderFiles:
+        """Open both. ModelFileError, MediaError."""
+        return cls(open_projector(projector), GgufFile.open(text_model))
+
+    def text_recipe(self, digest: str) -> Recipe:
+        """Return the recipe of the text model's header: sizes and vocabulary, and none of its weights."""
+        return Recipe(
+            digest, self.text_model.size_bytes, (Copy(0, self.text_model.header_bytes(self.text_model.path)),)
+        )
+
+    def blank_recipe(self, digest: str) -> Recipe:
+        """Return the recipe of the projector with weights of zero, which a device makes by itself: for timing it."""
+        n_bytes = self.projector.header_bytes(self.projector.path)
+        with self.projector.path.open("rb") as file:
+            head = Literal(file.read(n_bytes))
+        return Recipe(digest, self.projector.size_bytes, (head, Zeros(self.projector.size_bytes - n_bytes)))
+
+
+class LoadedEncoder(LoadedHelper):
+    """A projector in an engine process of a worker. `close()` it."""
+
+    def __init__(self, fleet: Fleet, say: Callable[[str], None]) -> None:
+        super().__init__(fleet, say, WAIT_S)
+
+    def load(self, files: EncoderFiles, steps: Steps, *, blank: bool = False) -> None:
+        """Load it. blank: with weights of zero. steps: shows how it loads. The errors of `EncoderDevice`."""
+        projector, text, own = files.projector, files.text_model, OwnSlices()
+        if len(text.paths) > 1 or len(projector.paths) > 1:
+            raise EngineError(f"{text.path.name}: a worker encodes for a model of one file; join its parts")
+        needs = {"projector": projector.size_bytes + WORK_BYTES}
+        check_memory(self._fleet, [(self._address, needs)], "encode on another device")
+        model = Model(text.path, allocate=False)
+        width, n_vocab = model.n_embd_inp, model.n_vocab
+        model.close()
+        digest, text_digest = own.model_digest(projector.path), own.model_digest(text.path)
+        recipe = files.blank_recipe(digest) if blank else whole(digest, projector.size_bytes)
+        head = files.text_recipe(text_digest)
+        slices = ((recipe, projector.path), (head, text.path))
+        with steps.step(f"Loading {projector.path.name} on {self.name}") as show:
+            total = AggregateProgress(show, recipe.n_bytes + head.n_bytes, self._closing.check)
+            names = []
+            for part, path in slices:
+                names.append(own.digest(part, path))
+                with total.part(part.n_bytes) as sent:
+                    self._worker.send_slice(part, path, names[-1], sent)
+            encoder = pb.Encoder(text_model=names[1], text_model_bytes=text.size_bytes)
+            self._start(pb.Load(slice=names[0], encoder=encoder), lambda _: self._closing.check())
+        self._encoder = RemoteEncoder(self.link, width, n_vocab)
+        self._closing.then(self._end_quietly)
+
+    def encode(self, data: bytes) -> RawMedia:
+        """As `RemoteEncoder.encode`."""
+        with self._waiting():
+            return self._encoder.encode(data, WAIT_S)
+
+    def _end(self) -> None:
+        self._encoder.end()
+
+
+class EncoderDevice(HelperDevice[LoadedEncoder]):
+    """A worker that encodes pictures and sounds. `close()` it; it is also a context manager."""
+
+    lost_words, back_words = "encodes no more, and this device does", "encodes again"
+
+    def __init__(self, address: str, files: EncoderFiles, *, insecure: bool = False, steps: Steps = SILENT) -> None:
+        """Load the projector on the worker at `address`. insecure, steps: as of `HelperDevice`.
+
+        NotEnoughMemory, NoRoom, WorkerError or a TransportError where it cannot be.
+        """
+        self._files = files
+        super().__init__(address, insecure=insecure, steps=steps)
+
+    def encode(self, data: bytes) -> RawMedia | None:
+        """Return what a file becomes; None while the device is lost. MediaError where the file cannot be used."""
+        loaded = self._loaded
+        if loaded is None:
+            return None
+        try:
+            return loaded.encode(data)
+        except TransportError as error:
+            self._lose(loaded, error)
+            return None
+
+    def _new(self, fleet: Fleet) -> LoadedEncoder:
+        return LoadedEncoder(fleet, self._steps.say)
+
+    def _load(self, loaded: LoadedEncoder, steps: Steps) -> None:
+        loaded.load(self._files, steps)

@@ -1,0 +1,113 @@
+"""The place of the encoder of pictures and sounds: this device, unless a worker is clearly faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from edge.cluster.fleet import device
+from edge.errors import EdgeError
+from edge.helpers.encoding import EncoderDevice, EncoderFiles
+from edge.survey.encoder_times import EncoderTime, EncoderTimes, encoder_times
+from edge.tasks import Steps
+from partition.plan.plan import LOCAL
+from partition.predict.hysteresis import ENCODER, clearly_better
+from quant.text import counted, seconds_text
+
+AUTO, HERE = "auto", "here"
+
+
+def by_preference(times: EncoderTimes) -> list[EncoderTime]:
+    """Return the devices that come into question, the best first: workers that are clearly faster than this device,
+    and at last this device."""
+    here, *workers = times.devices
+    faster = [time for time in workers if clearly_better(time.total_s, here.total_s, by=ENCODER)]
+    return [*sorted(faster, key=lambda time: time.total_s), here]
+
+
+def planned(place: str, files: EncoderFiles, workers: Sequence[str], **how: Any) -> tuple[EncoderTimes, EncoderTime]:
+    """Return the times of all devices, and that of the place. place, workers: as of `encoder_device`; how: options of
+    `encoder_times`. EdgeError where the device of an address cannot encode; the errors of `encoder_times`."""
+    addresses = [address for address in dict.fromkeys(map(device, workers)) if address != LOCAL]
+    if place not in (AUTO, HERE) and device(place) not in addresses:
+        addresses.append(device(place))
+    times = encoder_times(files, addresses, **how)
+    if place == AUTO:
+        return times, by_preference(times)[0]
+    address = LOCAL if place == HERE else device(place)
+    chosen = [time for time in times.devices if time.device == address]
+    if not chosen:
+        raise EdgeError("; ".join(times.notes))
+    return times, chosen[0]
+
+
+@contextmanager
+def encoder_device(
+    place: str,
+    files: EncoderFiles,
+    workers: Sequence[str],
+    *,
+    insecure: bool = False,
+    threads: int | None = None,
+    steps: Steps,
+) -> Iterator[EncoderDevice | None]:
+    """Yield the worker that encodes, with the projector loaded there, until the end of the block; None: this device
+    does. place: AUTO, the fastest of this device and `workers`; HERE; or the address of one. The others as of
+    `encoder_times`.
+
+    A worker of AUTO's choice that cannot load the projector is passed over, with a line of `steps`. The errors of
+    `encoder_times`; those of `EncoderDevice` for an address.
+    """
+    with ExitStack() as stack:
+        if place != AUTO:
+            yield None if place == HERE else stack.enter_context(_loaded(place, files, insecure, steps))
+            return
+        addresses = [address for address in dict.fromkeys(map(device, workers)) if address != LOCAL]
+        if not addresses:
+            yield None
+            return
+        times = encoder_times(files, addresses, insecure=insecure, threads=threads, steps=steps)
+        for time in by_preference(times):
+            if time.device == LOCAL:
+                yield None
+                return
+            try:
+                encoder = stack.enter_context(_loaded(time.device, files, insecure, steps))
+            except EdgeError as error:
+                steps.say(f"pictures are not encoded on {time.name}: {error}")
+                continue
+            steps.say(place_text(times, time))
+            yield encoder
+            return
+
+
+def _loaded(address: str, files: EncoderFiles, insecure: bool, steps: Steps) -> EncoderDevice:
+    return EncoderDevice(address, files, insecure=insecure, steps=steps)
+
+
+def place_text(times: EncoderTimes, chosen: EncoderTime) -> str:
+    """Return a sentence about the chosen place, with its time and that of this device."""
+    words = f"{chosen.name} encodes pictures and sounds: {times.sample} takes {seconds_text(chosen.total_s)}"
+    if chosen.device == LOCAL:
+        return f"{words}, and becomes {counted(chosen.rows, 'token')}"
+    way = f"{seconds_text(chosen.transfer_s)} of it on the way; {seconds_text(times.devices[0].total_s)} on this device"
+    return f"{words} ({way}), and becomes {counted(chosen.rows, 'token')}"
+
+
+def place_json(times: EncoderTimes, chosen: EncoderTime, first_token_s: float | None) -> dict[str, Any]:
+    """Return the place and the times as plain values. first_token_s: of a prompt, with its picture encoded before."""
+    devices = [
+        {"name": time.name, "address": time.device, "encode_s": time.encode_s, "transfer_s": time.transfer_s}
+        for time in times.devices
+    ]
+    return {
+        "device": chosen.name,
+        "address": chosen.device,
+        "sample": times.sample,
+        "rows": chosen.rows,
+        "total_s": chosen.total_s,
+        "first_token_s": first_token_s,
+        "devices": devices,
+        "notes": list(times.notes),
+    }

@@ -1,0 +1,75 @@
+"""Loading in an engine process: the projector of pictures and sounds, of a text model that is elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from devices.sleeping import sleep_profile
+from edge.errors import EdgeError, NotEnoughMemory
+from edge.multimodal.encoder import MediaEncoder
+from edge.multimodal.projector import open_projector
+from edge.net.relink import Relink
+from edge.worker.limits import ResourceLimits
+from edge.worker.media_queries import follow
+from partition.model.check import check_loadable
+from partition.slices.recipe import MAX_BYTES
+from quant.gguf.file import GgufFile
+from quant.text import bytes_text
+from transport import edge_pb2 as pb
+from transport.collective import Group
+
+WORK_BYTES = 384 << 20  # beside the weights: a process more, decoding, and what the encoder computes in
+
+
+class EncoderPart:
+    """A projector, which encodes pictures and sounds for rank 0."""
+
+    def __init__(self, encoder: MediaEncoder, need: int) -> None:
+        """need: bytes of memory that it takes."""
+        self._encoder, self._need = encoder, need
+
+    def describe(self) -> pb.Loaded:
+        """Return its memory."""
+        return pb.Loaded(memory_bytes=self._need)
+
+    def run(self, _: pb.Run, group: Group, __: Relink | None) -> None:
+        """Answer rank 0's requests, until its end. EdgeError in a larger group; errors of links."""
+        if group.world_size != 2:
+            raise EdgeError(f"an encoder works for one other rank, {group.world_size} are connected")
+        follow(self._encoder, group.links[0])
+
+    def time(self, _: pb.Time) -> pb.Timed:
+        """Raise EdgeError: its answers say how long they took."""
+        raise EdgeError("an encoder is timed by its answers")
+
+    def finish(self, timeout_s: float) -> None:
+        """Nothing is written in the background."""
+
+    def close(self) -> None:
+        """End its process."""
+        self._encoder.close()
+
+
+def load(request: pb.Load, limits: ResourceLimits, folder: Path, progress: Callable[[float], None]) -> EncoderPart:
+    """Load a projector. folder: of this engine process, for the text model's file with a hole in place of its weights.
+    NotEnoughMemory, MediaError, ModelFileError."""
+    if sleep_profile():
+        raise EdgeError("this device of a lab sleeps: it has no weights to encode with; let another one encode")
+    projector = open_projector(Path(request.path))
+    need = projector.size_bytes + WORK_BYTES
+    if request.memory_limit_bytes and need > request.memory_limit_bytes:
+        raise NotEnoughMemory(
+            f"the projector needs {bytes_text(need)}, this worker has {bytes_text(request.memory_limit_bytes)} left of"
+            " its limit; encode on another device"
+        )
+    text, n_bytes = folder / "text-model.gguf", request.encoder.text_model_bytes
+    if n_bytes > MAX_BYTES:
+        raise EdgeError(f"a text model of {n_bytes} bytes; the most are {MAX_BYTES}")
+    shutil.copyfile(request.encoder.text_model_path, text)
+    os.truncate(text, n_bytes)
+    check_loadable(GgufFile.open(text))
+    progress(0.5)
+    return EncoderPart(MediaEncoder(text, projector.path, threads=limits.threads, use_gpu=limits.gpu_layers != 0), need)

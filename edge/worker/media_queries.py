@@ -1,0 +1,151 @@
+"""Pictures and sounds over a link: rank 0 sends files, the rank with the projector answers with embeddings.
+
+A request is a CONTROL frame, and the file in DATA frames of up to PART_BYTES:
+
+| bytes | field |
+| 0     | operation: 1 encode, 2 end |
+| 1-3   | 0 |
+| 4-7   | uint32: bytes of the file |
+
+The answer is a CONTROL frame with JSON as `edge.multimodal.child` writes it, and the arrays it tells of in DATA frames.
+All little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from edge.errors import MediaError
+from edge.multimodal.decoding import MOST_BYTES
+from edge.multimodal.encoder import MediaEncoder, RawMedia
+from edge.multimodal.media import MOST_ROWS
+from edge.parallel.follower import IDLE_S
+from transport.errors import ProtocolError
+from transport.frame import Kind
+from transport.link import Link
+
+PART_BYTES = 1 << 20  # of a file or an answer in one frame
+MOST_ANSWER_BYTES = 1 << 30  # of embeddings
+_HEAD = struct.Struct("<BBHI")
+_ENCODE, _END = 1, 2
+_DIGEST_BYTES = 32
+
+
+class RemoteEncoder:
+    """The encoder at the other end of a link."""
+
+    def __init__(self, link: Link, width: int, n_vocab: int) -> None:
+        """width, n_vocab: values of an embedding row, and ids of tokens, that the text model takes."""
+        self._link, self._width, self._n_vocab = link, width, n_vocab
+
+    def encode(self, data: bytes, timeout_s: float) -> RawMedia:
+        """Return what a file becomes. MediaError where it cannot be used. A TransportError if the link breaks, or the
+        answer takes longer than `timeout_s` or is not valid; the encoder cannot be used any more then."""
+        try:
+            self._link.send(_HEAD.pack(_ENCODE, 0, 0, len(data)), Kind.CONTROL)
+            _send(self._link, data)
+            head = self._link.receive(timeout_s)
+            if head.kind is not Kind.CONTROL:
+                raise ProtocolError(f"{self._link.peer} sent {head.kind.name} where an answer was expected")
+            answer = _parsed(bytes(head.payload), self._link.peer)
+            error = answer.get("error")
+            rest = b"" if error is not None else _received(self._link, answer["bytes"])
+            if error is None:
+                _check(answer, rest, self._width, self._n_vocab, self._link.peer)
+        except BaseException:  # a late answer would be taken for that to the next request
+            self._link.close()
+            raise
+        if error is not None:
+            raise MediaError(str(error)[:1000])
+        return answer, rest
+
+    def end(self) -> None:
+        """Tell the other end that no more requests come. A TransportError if the link is broken."""
+        self._link.send(_HEAD.pack(_END, 0, 0, 0), Kind.CONTROL)
+
+
+def follow(encoder: MediaEncoder, link: Link) -> None:
+    """Answer the requests that come over `link`, until its end. Raises errors of links."""
+    while True:
+        frame = link.receive(IDLE_S)
+        if frame.kind is not Kind.CONTROL or len(frame.payload) != _HEAD.size:
+            raise ProtocolError(f"{link.peer} sent {frame.kind.name} where a request for embeddings was expected")
+        op, zero, zeros, n_bytes = _HEAD.unpack(frame.payload)
+        if op == _END:
+            return
+        if op != _ENCODE or zero or zeros or n_bytes > MOST_BYTES:
+            raise ProtocolError(f"operation {op} with {n_bytes} bytes is none; update both devices")
+        data = _received(link, n_bytes)
+        try:
+            answer, rest = encoder.encode_raw(data)
+        except MediaError as error:
+            answer, rest = {"error": str(error)}, b""
+        link.send(json.dumps(answer).encode(), Kind.CONTROL)
+        _send(link, rest)
+
+
+def _send(link: Link, data: bytes) -> None:
+    view = memoryview(data)
+    for start in range(0, len(view), PART_BYTES):
+        link.send(view[start : start + PART_BYTES])
+
+
+def _received(link: Link, n_bytes: int) -> bytes:
+    buffer = bytearray(n_bytes)
+    view = memoryview(buffer)
+    for start in range(0, n_bytes, PART_BYTES):
+        link.receive_into(view[start : start + PART_BYTES])
+    return bytes(buffer)
+
+
+def _parsed(text: bytes, peer: str) -> dict[str, Any]:
+    """Return an answer with its count of bytes, or its error. ProtocolError for anything else."""
+    with _valid(peer):
+        answer: dict[str, Any] = json.loads(text)
+        _need(isinstance(answer, dict))
+        _need("error" in answer or _is_count(answer["bytes"], MOST_ANSWER_BYTES))
+    return answer
+
+
+def _check(answer: dict[str, Any], rest: bytes, width: int, n_vocab: int, peer: str) -> None:
+    """Raise ProtocolError for an answer that no projector of the text model gives: an engine would end on it."""
+    at = 0
+    with _valid(peer):
+        _need(len(bytes.fromhex(answer["digest"])) == _DIGEST_BYTES)
+        for chunk in answer["chunks"]:
+            if "shape" not in chunk:
+                _need(all(_is_count(token, n_vocab - 1) for token in chunk["tokens"]))
+                continue
+            n_rows, n_values = chunk["shape"]
+            _need(_is_count(n_rows, MOST_ROWS) and n_rows > 0 and _is_count(n_values, width) and n_values == width)
+            _need(_is_count(chunk["positions"], MOST_ROWS) and {chunk["sections"], chunk["causal"]} <= {True, False})
+            _need(bool(np.isfinite(np.frombuffer(rest, np.float32, n_rows * width, at)).all()))
+            at += 4 * n_rows * width
+            if chunk["sections"]:
+                offsets = np.frombuffer(rest, np.int32, 3 * n_rows, at)
+                _need(bool(((offsets >= 0) & (offsets <= MOST_ROWS)).all()))
+                at += offsets.nbytes
+        _need(at == len(rest))
+
+
+@contextmanager
+def _valid(peer: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        raise ProtocolError(f"{peer} sent embeddings that are not of this model; they are not used") from None
+
+
+def _need(holds: bool) -> None:
+    if not holds:
+        raise ValueError
+
+
+def _is_count(value: Any, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
