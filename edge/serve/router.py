@@ -75,23 +75,22 @@ class Router:
         self._awaited[name] += 1
         try:
             async with self._loading:
-                return self._running(name) or await self._load(name)
+                model = self._running(name)
+                if model is None:
+                    if name in self._models:
+                        await self._unload(name)
+                    await self._make_room(name)
+                    model = EngineClient(EngineProcess(name, self._configs[name], say=self._say), self._queue)
+                    try:
+                        await model.process.start()
+                    except BaseException:
+                        await model.process.close()
+                        raise
+                    self._models[name] = model
+                    self._lifetimes.use(name)
+                return model
         finally:
             self._awaited[name] -= 1
-
-    async def _load(self, name: str) -> EngineClient:
-        if name in self._models:
-            await self._unload(name)
-        await self._make_room(name)
-        model = EngineClient(EngineProcess(name, self._configs[name], say=self._say), self._queue)
-        try:
-            await model.process.start()
-        except BaseException:
-            await model.process.close()
-            raise
-        self._models[name] = model
-        self._lifetimes.use(name)
-        return model
 
     async def loaded(self) -> Sequence[EngineClient]:
         """As ServedModels.loaded."""
