@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,7 @@ class Router:
         self._lifetimes = lifetimes or Lifetimes()
         self._fetch = fetch
         self._loading = asyncio.Lock()  # one model at a time: each must know how much memory is free
+        self._awaited: Counter[str] = Counter()  # requests that wait until each is loaded
         self._moves: set[asyncio.Task[None]] = set()  # to other plans; references, so that they are not collected
         self._fetching: dict[str, asyncio.Task[None]] = {}
 
@@ -70,21 +72,25 @@ class Router:
         model = self._running(name)
         if model is not None:  # without waiting for models that are being loaded
             return model
-        async with self._loading:
-            model = self._running(name)
-            if model is None:
-                if name in self._models:
-                    await self._unload(name)
-                await self._make_room(name)
-                model = EngineClient(EngineProcess(name, self._configs[name], say=self._say), self._queue)
-                try:
-                    await model.process.start()
-                except BaseException:
-                    await model.process.close()
-                    raise
-                self._models[name] = model
-                self._lifetimes.use(name)
-            return model
+        self._awaited[name] += 1
+        try:
+            async with self._loading:
+                model = self._running(name)
+                if model is None:
+                    if name in self._models:
+                        await self._unload(name)
+                    await self._make_room(name)
+                    model = EngineClient(EngineProcess(name, self._configs[name], say=self._say), self._queue)
+                    try:
+                        await model.process.start()
+                    except BaseException:
+                        await model.process.close()
+                        raise
+                    self._models[name] = model
+                    self._lifetimes.use(name)
+                return model
+        finally:
+            self._awaited[name] -= 1
 
     async def loaded(self) -> Sequence[EngineClient]:
         """As ServedModels.loaded."""
@@ -147,7 +153,8 @@ class Router:
     def busy_beside(self, name: str | None) -> bool:
         """As ServedModels.busy_beside."""
         name = self._known(name)
-        return any(model.process.busy for other, model in self._models.items() if other != name)
+        busy = {other for other, model in self._models.items() if model.process.busy}
+        return bool((busy | {other for other, n in self._awaited.items() if n}) - {name})
 
     async def unload_idle(self) -> None:
         """Unload the models that were idle for long enough."""

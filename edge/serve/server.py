@@ -65,7 +65,7 @@ async def _serve(
     router = Router(configs, queue=queue, say=say, lifetimes=lifetimes, fetch=fetch)
     app = create_app(router, options)
     batches: BatchRunner = app.state.batches
-    server = _Server(uvicorn_config(app, options), router)
+    server = _Server(uvicorn_config(app, options), router, batches)
     tasks: list[asyncio.Task[None]] = []
     try:
         await router.model(None)
@@ -110,11 +110,12 @@ class _Server(uvicorn.Server):
     """Server that ends the engines first: their answers end then, and so do the streams that shutting down waits
     for."""
 
-    def __init__(self, config: uvicorn.Config, router: Router) -> None:
+    def __init__(self, config: uvicorn.Config, router: Router, batches: BatchRunner) -> None:
         super().__init__(config)
-        self._router = router
+        self._router, self._batches = router, batches
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the engines, then shut down."""
+        """Stop batches, which would load their models again, close the engines, then shut down."""
+        await self._batches.close()
         await self._router.close()
         await super().shutdown(sockets)

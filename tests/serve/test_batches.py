@@ -14,15 +14,17 @@ import pytest
 
 from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH
+from edge.errors import EngineGone
 from edge.serve.app import create_app
 from edge.serve.batches import runner as runner_module
 from edge.serve.batches import store as store_module
 from edge.serve.batches.lines import read_lines
-from edge.serve.batches.runner import BatchRunner
+from edge.serve.batches.runner import TRIES, BatchRunner
 from edge.serve.batches.store import LASTS_S, WINDOW_S, Batch, BatchStore
 from edge.serve.http.errors import BadRequest, NotThere
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
+from edge.serve.server import _Server, uvicorn_config
 from tests.serve.scripted import Scripted, ScriptedModels
 from tests.serve.serving import serving
 from tests.support.helpers import until
@@ -192,6 +194,32 @@ def test_what_cannot_be_done_is_refused_in_words(openai: OpenAI, server: str) ->
         assert httpx.post(f"{server}/v1/files", content=body, headers=headers).status_code == 400
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"form-data; name=file; filename*\r\n\r\nx",
+        b"form-data; name*=x\r\n\r\nx",
+        b'form-data; name="file"; ' + b"(" * 5000 + b"\r\n\r\nx",
+        b'form-data; name="file"\r\nContent-Type: multipart/mixed; boundary=y\r\n\r\n--y\r\n\r\nx',
+        b"\xff\xfe\x00",
+        b'form-data; name="a"\r\n\r\na\r\n--x\r\nContent-Disposition: ' * 100_000,
+    ],
+)
+def test_broken_forms_are_refused_or_kept_as_they_are(server: str, part: bytes) -> None:
+    body = b"--x\r\nContent-Disposition: " + part + b"\r\n--x--\r\n"
+    response = httpx.post(
+        f"{server}/v1/files", content=body, headers={"Content-Type": "multipart/form-data; boundary=x"}
+    )
+    assert response.status_code == 400, response.text
+
+
+def test_a_file_is_kept_byte_by_byte(openai: OpenAI) -> None:
+    content = bytes(range(256)) + b"\r\n--\n\r\r\n"
+    file = openai.files.create(file=("Fragen für heute.jsonl", content), purpose="batch")
+    assert (file.filename, file.bytes) == ("Fragen für heute.jsonl", len(content))
+    assert openai.files.content(file.id).content == content
+
+
 # --- with a model that says what a test wrote down ---
 
 
@@ -334,6 +362,77 @@ def test_a_batch_is_cancelled(place: Place) -> None:
     assert (len(errors), batch.failed, batch.output_file_id) == (20, 20, None)
 
 
+def test_a_batch_that_ends_meanwhile_keeps_its_results(place: Place) -> None:
+    """A cancellation may wait for the store while the batch ends."""
+    store = place.store()
+    batch = place.batch(store, line("a"))
+    place.run(store, until_ended=batch)
+    with pytest.raises(BadRequest, match="is completed"):
+        store.cancel(batch)
+    assert (batch.status, place.store().batches("me")[0].status) == ("completed", "completed")
+
+
+def test_a_model_that_makes_room_for_others_fails_no_request(place: Place) -> None:
+    store = place.store()
+    batch = place.batch(store, line("a"))
+    models, n_begun = place.models, 0
+
+    async def model(name: str | None) -> Scripted:
+        nonlocal n_begun
+        n_begun += 1
+        models.other_is_busy = n_begun <= TRIES
+        if models.other_is_busy:
+            asyncio.get_running_loop().call_later(0.02, setattr, models, "other_is_busy", False)
+            raise EngineGone("another one needs the memory")
+        return models.scripted
+
+    models.model = model  # type: ignore[method-assign]
+    place.run(store, until_ended=batch)
+    assert (batch.status, batch.failed, n_begun) == ("completed", 0, TRIES + 1)
+
+
+def test_models_of_a_batch_answer_one_after_the_other(place: Place) -> None:
+    store = place.store()
+    batch = place.batch(store, *(line(f"{model}{n}", model=model) for n in range(6) for model in "ab"))
+    running: list[str | None] = []
+    together = set()
+
+    async def model(name: str | None) -> Scripted:
+        running.append(name)
+        for _ in range(5):
+            await asyncio.sleep(0)
+            together.add(frozenset(running))
+        running.remove(name)
+        return place.model
+
+    place.models.model = model  # type: ignore[method-assign]
+    place.run(store, until_ended=batch)
+    assert (batch.status, batch.failed) == ("completed", 0)
+    assert together == {frozenset("a"), frozenset("b")}
+
+
+def test_a_server_that_ends_stops_batches_before_engines(place: Place) -> None:
+    """Else they would load their models again."""
+    closed: list[str] = []
+
+    class Part:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        async def close(self) -> None:
+            closed.append(self._name)
+
+    parts: Any = (Part("engines"), Part("batches"))
+
+    async def end() -> None:
+        server = _Server(uvicorn_config(create_app(place.models, ServeOptions()), ServeOptions()), *parts)
+        server.should_exit = True
+        await server.serve([])
+
+    asyncio.run(end())
+    assert closed == ["batches", "engines"]
+
+
 def test_a_batch_expires_and_files_are_removed(place: Place) -> None:
     store = place.store()
     batch = place.batch(store, line("a"), line("b"))
@@ -356,8 +455,6 @@ def test_a_batch_expires_and_files_are_removed(place: Place) -> None:
 
 
 def test_a_request_that_fails_for_now_is_tried_again(place: Place) -> None:
-    from edge.errors import EngineGone
-
     store = place.store()
     batch = place.batch(store, line("a"))
     place.model.refuses = EngineGone("it ended")

@@ -109,6 +109,17 @@ def test_texts_that_are_embedded_keep_a_model() -> None:
     run(test)
 
 
+def test_who_waits_for_a_model_is_seen_by_others() -> None:
+    async def test(router: Router, clock: Clock) -> None:
+        loading = asyncio.ensure_future(router.model("a"))
+        await asyncio.sleep(0)  # it has begun
+        assert (router.busy_beside("a"), router.busy_beside("b")) == (False, True)
+        await loading
+        assert not router.busy_beside("b")
+
+    run(test)
+
+
 def test_requests_say_for_how_long_a_model_stays() -> None:
     async def test(router: Router, clock: Clock) -> None:
         for name in ("a", "b"):

@@ -231,6 +231,21 @@ def test_embeddings(ollama: Client) -> None:
     assert not ollama.embed(NAME, []).embeddings
 
 
+def test_an_adapter_makes_no_embeddings(
+    scripted: Client, models: ScriptedModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ollama import ResponseError
+
+    class Adapters:
+        names = ("ada",)
+
+    monkeypatch.setattr(models, "adapters", lambda name: Adapters())
+    with pytest.raises(ResponseError, match="is an adapter"):
+        scripted.embed("ada", "one text")
+    with pytest.raises(ResponseError, match="is an adapter"):
+        scripted.embeddings("ada", "one text")
+
+
 def test_which_models_there_are(ollama: Client) -> None:
     [listed] = ollama.list().models
     assert listed.model == f"{NAME}:latest"

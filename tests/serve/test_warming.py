@@ -288,6 +288,22 @@ def test_what_is_left_of_the_allowance_ends_a_prefix(engine: Engine) -> None:
         assert [p["state"] for p in loop.ask("announced", {"namespace": "n"})] == ["ready"]
 
 
+def test_what_the_engine_drops_can_be_announced_again(engine: Engine) -> None:
+    """As after a step that failed."""
+    loop = ServingLoop(engine, None, Replies().send, prefix_warming=1.0)
+    made = loop._warming.warmer
+    announced = {"prompts": None, "text": "What the sea is like.", "tools": (), "namespace": "n", "adapters": None}
+    first = loop.ask("announce", announced)["id"]
+    made.poll()
+    assert made._computing is not None
+    made.ended(made._computing, None)
+    again = loop.ask("announce", announced)
+    assert (again["id"] != first, again["state"]) == (True, "queued")
+    assert made.poll() is None
+    assert made._computing is not None
+    loop._inputs.close()
+
+
 # --- over HTTP ---
 
 
@@ -356,11 +372,13 @@ def test_a_prompt_begins_with_what_was_announced() -> None:
 
 
 def test_what_cannot_be_announced_is_refused_with_the_reason() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
     with server() as url:
         bad = [
             ({}, 400, "either messages or a prompt"),
             ({"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, 400, "either messages or a prompt"),
             ({"messages": []}, 400, "messages"),
+            ({"messages": [{"role": "user", "content": [picture]}]}, 400, "not computed ahead"),
             ({"prompt": "word " * 50_000}, 400, "tokens"),
             ({"prompt": "a b", "model": "none"}, 404, "there is no model"),
         ]

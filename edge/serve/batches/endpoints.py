@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import email.message
-import email.parser
-import email.policy
+import email
 from collections.abc import Awaitable, Callable, Sequence
+from email.message import Message
 from typing import Annotated, Any, Literal
 
 import anyio
@@ -26,6 +25,8 @@ from edge.serve.http.security import namespace_of, owner_of
 
 LEAST_LASTS_S = 3600
 MAX_NAME = 255  # characters of a file's name
+MAX_HEAD = 8192  # bytes of the headers of a form's part
+MOST_PARTS = 32  # of a form, with its end
 MOST_LISTED = 100
 Handler = Callable[[Request], Awaitable[Response]]
 Seconds = Annotated[int, Field(ge=LEAST_LASTS_S, le=LASTS_S)]
@@ -102,10 +103,7 @@ def batch_endpoints(runner: BatchRunner) -> list[Endpoint]:
 
     async def cancel(http: Request) -> Response:
         stored = await runner.do(store.batch, owner_of(http.scope), http.path_params["name"])
-        if stored.status not in ("validating", "in_progress", "cancelling"):
-            raise BadRequest(f"{stored.id} is {stored.status}, and cannot be cancelled any more", "batch_id")
-        if stored.status != "cancelling":
-            await runner.do(store.move, stored, "cancelling")
+        await runner.do(store.cancel, stored)
         runner.start()
         return Json(stored.to_json())
 
@@ -170,19 +168,24 @@ async def _form(http: Request) -> tuple[str, bytes, dict[str, str]]:
 
 
 def _parsed(kind: str, body: bytes) -> tuple[str, bytes, dict[str, str]]:
-    parser = email.parser.BytesParser(policy=email.policy.HTTP)
-    form = parser.parsebytes(b"Content-Type: " + kind.encode("latin-1") + b"\r\n\r\n" + body)
+    """Return what `_form` does. The parts are split here: the parser of mails takes minutes for many, and its errors
+    are many, too."""
+    form = Message()
+    form["Content-Type"] = kind
+    boundary = f"\r\n--{form.get_param('boundary') or ''}".encode("latin-1", "replace")
+    _, *parts = (b"\r\n" + body).split(boundary, MOST_PARTS)
     file: tuple[str, bytes] | None = None
     fields: dict[str, str] = {}
-    for part in form.iter_parts() if form.is_multipart() else ():
-        name = part.get_param("name", header="content-disposition")
-        content = part.get_payload(decode=True)
-        if not isinstance(content, bytes) or not isinstance(name, str):
-            raise BadRequest("a part of the form has no name, or has parts itself", "file")
+    for part in parts[:-1]:
+        head, _, content = part.partition(b"\r\n\r\n")
+        headers = email.message_from_string(head[:MAX_HEAD].decode(errors="replace").lstrip("\r\n"))
+        name = headers.get_param("name", header="content-disposition")
+        if not isinstance(name, str):
+            raise BadRequest("a part of the form has no name", "file")
         if name == "file":
-            file = (part.get_filename() or "file")[:MAX_NAME], content
+            file = (headers.get_filename() or "file")[:MAX_NAME], content
         else:
             fields[name] = content.decode(errors="replace")
-    if file is None or form.defects:
-        raise BadRequest("the form has no file, or was cut off", "file")
+    if file is None or not parts[-1].startswith(b"--"):
+        raise BadRequest(f"the form has no file, more than {MOST_PARTS - 1} parts, or was cut off", "file")
     return (*file, fields)

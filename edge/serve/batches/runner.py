@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -92,7 +93,21 @@ class BatchRunner:
         for number, text in broken.items():
             if number not in batch.done:
                 await self.do(self.store.note, batch, number, text, answered=False)
-        left = deque(line for line in lines if line.number not in batch.done)
+        remaining: list[Line] = []
+        lines = [line for line in lines if line.number not in batch.done]
+        for _, group in groupby(lines, key=lambda line: line.model):  # two models may not have room beside each other
+            left = deque(group)
+            await self._answer_group(batch, left)
+            remaining += left
+        is_cancelled = batch.is_cancelled
+        code, why = ("batch_cancelled", "cancelled") if is_cancelled else ("batch_expired", "over")
+        for line in remaining:
+            text = failed_line(line.custom_id, code, f"it was not answered before the batch was {why}")
+            await self.do(self.store.note, batch, line.number, text, answered=False)
+        await self.do(self.store.end, batch, "cancelled" if is_cancelled else "expired" if remaining else "completed")
+
+    async def _answer_group(self, batch: Batch, left: deque[Line]) -> None:
+        """Answer lines for one model. Those stay that are not answered before the batch is to stop."""
         failures: Counter[int] = Counter()
         await self._work(batch, left, failures, most=1)  # what others have in common with it is computed once
         workers = [asyncio.create_task(self._work(batch, left, failures)) for _ in range(AT_ONCE)]
@@ -102,12 +117,6 @@ class BatchRunner:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-        is_cancelled = batch.is_cancelled
-        code, why = ("batch_cancelled", "cancelled") if is_cancelled else ("batch_expired", "over")
-        for line in left:
-            text = failed_line(line.custom_id, code, f"it was not answered before the batch was {why}")
-            await self.do(self.store.note, batch, line.number, text, answered=False)
-        await self.do(self.store.end, batch, "cancelled" if is_cancelled else "expired" if left else "completed")
 
     async def _work(self, batch: Batch, left: deque[Line], failures: Counter[int], most: int | None = None) -> None:
         """Answer lines, `most` of them, until there are none or the batch is to stop."""
@@ -142,7 +151,10 @@ class BatchRunner:
             while not (await asyncio.wait({answering}, timeout=LOOK_S))[0]:
                 if self._stops(batch) or self._others_ask(line):
                     raise Interrupted
-            return answering.result()
+            status, body = answering.result()
+            if status in _FOR_NOW and self._others_ask(line):  # its model was unloaded for theirs
+                raise Interrupted
+            return status, body
         finally:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)

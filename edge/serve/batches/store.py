@@ -92,7 +92,7 @@ class Batch:
 
 
 def _public(stored: StoredFile | Batch) -> dict[str, Any]:
-    return {key: value for key, value in asdict(stored).items() if key != "owner"}
+    return {key: value for key, value in vars(stored).items() if key != "owner"}
 
 
 class BatchStore:
@@ -212,6 +212,13 @@ class BatchStore:
         batch.status = status
         batch.times[f"{status}_at"] = int(self.clock())
         self._append(batch, {"status": status, "times": batch.times})
+
+    def cancel(self, batch: Batch) -> None:
+        """Note that a batch is to end. BadRequest if it has ended, OSError."""
+        if batch.status not in ("validating", "in_progress", "cancelling"):
+            raise BadRequest(f"{batch.id} is {batch.status}, and cannot be cancelled any more", "batch_id")
+        if batch.status != "cancelling":
+            self.move(batch, "cancelling")
 
     def note(self, batch: Batch, line: int, text: str, *, answered: bool) -> None:
         """Keep the result of a line. OSError."""

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from edge.errors import EdgeError, NotAllowed
+from edge.serve.apis.adapters import check_no_adapter
 from edge.serve.apis.api import Api
 from edge.serve.apis.embeddings import EmbeddingsRequest, embeddings
 from edge.serve.http.bodies import Json, read, to_json, unless_gone
@@ -141,6 +142,7 @@ async def _embed(
 ) -> dict[str, Any]:
     """Return the embedding of each text. The errors of `embeddings`."""
     began = time.monotonic_ns()
+    check_no_adapter(request.model, models)
     models.keep(request.model, request.keep_s)
     model = await models.model(request.model)
     loaded = time.monotonic_ns()

@@ -33,7 +33,10 @@ async def announce(request: PrefixRequest, models: ServedModels, namespace: str)
     if request.messages is not None:
         values = request.model_dump(include={"model", "messages", "tools"}, exclude_none=True)
         chat = ChatRequest.model_validate(values)
-        talk = CHAT.parse(chat, await template_of(model)).conversation
+        parsed = CHAT.parse(chat, await template_of(model))
+        if parsed.generations[0].media:
+            raise BadRequest("a prefix has text alone: pictures and sounds are not computed ahead", "messages")
+        talk = parsed.conversation
         assert talk is not None, "it is a chat"
         messages, last = talk.messages, talk.messages[-1]
         arguments["tools"] = talk.tools

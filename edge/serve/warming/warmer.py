@@ -191,7 +191,9 @@ class Warmer:
         """Note that a prefix was computed, or that it ended before that. running: None where it could not begin."""
         with self._lock:
             self._computing = None
-            if running is not None and prefix.cached is None:
+            if running is None:  # one that was announced can be announced again
+                self._announced.pop(prefix.id, None)
+            elif prefix.cached is None:
                 prefix.cached = running.cached_tokens
             if running is not None and running.answer:
                 prefix.state = "ready"
