@@ -1,7 +1,8 @@
 """Gain of prefix warming: the first tokens of two clients' turns, beside those of prompts of which nothing is cached;
 and its price, for requests that come while it computes.
 
-    python benchmarks/bench_warming.py [--only home|agent|foreground] [--model FILE] [--threads 2] [--json [FILE]] [--tiny]
+    python benchmarks/bench_warming.py [--only home|agent|foreground] [--model FILE] [--threads 2] [--json [FILE]]
+        [--tiny]
 
 | section    | question                                                                                     |
 | home       | a home assistant, the time at the beginning of its prompt: how soon comes each first token?  |
