@@ -1,7 +1,8 @@
 """Gain of prefix warming: the first tokens of two clients' turns, beside those of prompts of which nothing is cached;
 and its price, for requests that come while it computes.
 
-    python benchmarks/bench_warming.py [--only home|agent|foreground] [--model FILE] [--json [FILE]] [--tiny]
+    python benchmarks/bench_warming.py [--only home|agent|foreground] [--model FILE] [--threads 2] [--json [FILE]]
+        [--tiny]
 
 | section    | question                                                                                     |
 | home       | a home assistant, the time at the beginning of its prompt: how soon comes each first token?  |
@@ -49,6 +50,8 @@ Messages = list[dict[str, Any]]
 def main() -> None:
     parser = parser_of(__doc__, SECTIONS, rounds=REQUESTS)
     parser.add_argument("--model", type=Path, help="GGUF file (default: SmolLM2-135M)")
+    words = "of a server (default: 2); with fewer than cores, what else runs disturbs less"
+    parser.add_argument("--threads", type=int, default=2, help=words)
     bench(parser, SECTIONS, prepare)
 
 
@@ -67,7 +70,7 @@ def serving(folder: Path, args: argparse.Namespace, n_keys: int, *more: str) -> 
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     context = 2048 if args.tiny else CONTEXT
     options = ("--api-key-file", str(keys), "--prefix-cache", "1GiB", *more)
-    server = edge_serve(args.model, folder, context=context, requests=2, threads=2, more=options)
+    server = edge_serve(args.model, folder, context=context, requests=2, threads=args.threads, more=options)
     server.start()
     try:
         schema = {"type": "json_schema", "json_schema": {"name": "b", "schema": {"type": "boolean"}}}

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.harness import ROOT
 
-MOST_CHARACTERS = 24  # of an argument: small models end no text by themselves, and calls are to be complete
+MOST_CHARACTERS = 24  # of an argument. Small models end no call by themselves: neither a text nor a list of arguments
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def _tool(name: str, description: str, /, **parameters: str) -> dict[str, Any]:
     properties = {
         key: {"type": "string", "description": text, "maxLength": MOST_CHARACTERS} for key, text in parameters.items()
     }
-    schema = {"type": "object", "properties": properties, "required": list(parameters)}
+    schema = {"type": "object", "properties": properties, "required": [*parameters], "additionalProperties": False}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
