@@ -78,8 +78,8 @@ def written(folder: Path, text: str) -> Path:
 def test_json_has_what_is_documented(edge: Run, one: Worker) -> None:
     found = said(edge, "--workers", one.address, "--insecure")
     assert {*found} == {
-        "format", "kind", "model", "type", "objective", "plan", "parallel", "predicted", "why", "changes", "spare", "encoder",
-        "devices", "links", "notes",
+        "format", "kind", "model", "type", "objective", "plan", "parallel", "predicted", "why", "changes", "spare",
+        "encoder", "devices", "links", "notes",
     }  # fmt: skip
     assert (found["format"], found["kind"], found["model"]) == (PLANNED, "llm", str(MODEL_PATH))
     assert [(device["name"], device["address"]) for device in found["devices"]] == [
