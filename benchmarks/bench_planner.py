@@ -33,7 +33,7 @@ from partition.search.phases import Phases
 from partition.search.planner import Planner
 from partition.search.problem import Array, Group, Problem
 from partition.search.search import front
-from quant.types import type_by_name
+from quant.types import cache_type
 
 _LAYER_S, _HEAD_S, _STEP_S = 0.008, 0.02, 0.0003  # on a device of speed 1
 _NEAR_S, _FAR_S = 0.0003, 0.005
@@ -103,7 +103,7 @@ def planner(many: int, hold: Sequence[float]) -> Planner:
         Sizes(n, 32, 4, 5632, 32000), 1, 32, 0.2 * layer_bytes / 32, 0.05 * layer_bytes / 4, 0.75 * layer_bytes / 5632,
         head_bytes / 32000, (float(layer_bytes),) * n,
     )  # fmt: skip
-    work = Work(shape, limits, 2048, 64, 1000, 1, type_by_name("f16"), _all_reduce_s)
+    work = Work(shape, limits, 2048, 64, 1000, 1, cache_type("f16"), _all_reduce_s)
     need = work.weights_before[-1] + work.kv_before[-1] + head_bytes
     speeds = []
     for i, (name, times) in enumerate(zip(names, fast, strict=True)):

@@ -24,11 +24,11 @@ from edge.paging import memory
 from edge.paging.gpu_layers import layer_sizes
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
-from quant.types import type_by_name
+from quant.types import cache_type
 
 PROMPT = 512
 OPTIONS = EngineOptions(context=PROMPT, batch=PROMPT)
-SIZES = ContextSizes(PROMPT, type_by_name("f16"), batch=PROMPT)
+SIZES = ContextSizes(PROMPT, cache_type("f16"), batch=PROMPT)
 
 
 def seconds(path: Path, options: EngineOptions) -> float:
