@@ -1,8 +1,8 @@
 """Gain of prefix warming: the first tokens of two clients' turns, beside those of prompts of which nothing is cached;
 and its price, for requests that come while it computes.
 
-    python benchmarks/bench_warming.py [--only home|agent|foreground] [--model FILE] [--threads 2] [--json [FILE]]
-        [--tiny]
+    python benchmarks/bench_warming.py [--only home|agent|foreground] [--model FILE] [--threads 2] [--exact]
+        [--json [FILE]] [--tiny]
 
 | section    | question                                                                                     |
 | home       | a home assistant, the time at the beginning of its prompt: how soon comes each first token?  |
@@ -52,6 +52,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="GGUF file (default: SmolLM2-135M)")
     words = "of a server (default: 2); with fewer than cores, what else runs disturbs less"
     parser.add_argument("--threads", type=int, default=2, help=words)
+    words = "nothing that rounds more where steps are cut otherwise: with weights in F32 all answers are the same"
+    parser.add_argument("--exact", action="store_true", help=words)
     bench(parser, SECTIONS, prepare)
 
 
@@ -69,7 +71,8 @@ def serving(folder: Path, args: argparse.Namespace, n_keys: int, *more: str) -> 
     keys.write_text("\n".join([*map(_key, range(n_keys)), WARM_UP]))
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     context = 2048 if args.tiny else CONTEXT
-    options = ("--api-key-file", str(keys), "--prefix-cache", "1GiB", *more)
+    exact = ("--kv-type", "f32", "--flash-attention", "off", "--draft", "off") if args.exact else ()
+    options = ("--api-key-file", str(keys), "--prefix-cache", "1GiB", *exact, *more)
     server = edge_serve(args.model, folder, context=context, requests=2, threads=args.threads, more=options)
     server.start()
     try:

@@ -22,7 +22,7 @@ from edge.llm.requests import Running
 
 STEP_S = 0.25  # that a step with prompt tokens may take: a reader hardly sees a pause of that
 MOST_STEP_S = 1.0  # and where many wait for each one that is answered
-SHORT_STEP_S = 0.05  # a step of background requests: whoever comes meanwhile waits for it
+SHORT_STEP_S = 0.02  # a step of background requests: whoever comes meanwhile waits for it
 FIRST_ROWS = 64
 OLDEST_PART = 4  # of a step's rows for prompts, one in so many is for the oldest
 _REMEMBERED = 8  # steps; the best of them counts, so that a burst of somebody else's work does not
@@ -204,7 +204,7 @@ class StepBudget:
             most = self._within_targets(self._targets, len(group), turns, prefilling + waiting)
         if is_short:
             rows = int(max(self._short_rates, default=0.0) * SHORT_STEP_S) - len(group)
-            most = min(most, max(TILE_ROWS, rows // TILE_ROWS * TILE_ROWS))
+            most = min(most, max(LEAST_ROWS, rows // TILE_ROWS * TILE_ROWS))
         return chosen + parts(prefilling, min(self._most_rows - len(group), most))
 
     def _within_targets(

@@ -9,7 +9,7 @@ from edge.llm.engine import Engine
 from edge.llm.options import PrefixOptions
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
-from edge.llm.step_budget import SHORT_STEP_S, TILE_ROWS, LatencyTargets, StepBudget
+from edge.llm.step_budget import LEAST_ROWS, SHORT_STEP_S, TILE_ROWS, LatencyTargets, StepBudget
 from tests.conftest import Synthetic
 from tests.engine.llm.test_scheduler import alone, random_requests
 from tests.support.deployments import EXACT
@@ -80,12 +80,15 @@ def test_many_requests_are_answered_as_each_alone_beside_background_ones(synthet
 
 
 def test_a_prompt_in_the_background_has_short_steps(synthetic: Synthetic) -> None:
-    """As many whole tiles as were computed in SHORT_STEP_S, one at first; others have the chunks of the engine."""
+    """As many whole tiles as were computed in SHORT_STEP_S, LEAST_ROWS where none was; others have whole chunks."""
     now = 0.0
     budget = StepBudget(512, lambda: now)
     prompt = _Prompt()
     assert budget.choose([prompt], 0, lambda n: min(n, 512)) == [(prompt, 512)]
-    assert budget.choose([prompt], 0, lambda n: min(n, 512), is_short=True) == [(prompt, TILE_ROWS)]
+    assert budget.choose([prompt], 0, lambda n: min(n, 512), is_short=True) == [(prompt, LEAST_ROWS)]
+    with budget.timed(TILE_ROWS, TILE_ROWS):
+        now += SHORT_STEP_S / 0.9
+    assert budget.choose([prompt], 0, lambda n: min(n, 512), is_short=True) == [(prompt, LEAST_ROWS)]
     with budget.timed(TILE_ROWS, TILE_ROWS):
         now += SHORT_STEP_S / 4.5
     assert budget.choose([prompt], 0, lambda n: min(n, 512), is_short=True) == [(prompt, 4 * TILE_ROWS)]
