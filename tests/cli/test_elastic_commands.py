@@ -54,9 +54,32 @@ def test_a_chat_runs_in_a_range_with_the_answer_of_its_largest_size(made: tuple[
     assert "memory: " in ranged.stderr
 
 
+def test_a_server_runs_in_a_range(made: tuple[Path, dict[str, Any], str]) -> None:
+    path, said, _ = made
+    with served(str(path), "--memory", "250MiB..2GiB", "--context", "512", "--prefix-cache", "0") as server:
+        assert server.answer() == "3 plus 4 is 7."
+        assert server.status()["model"]["least_memory_bytes"] == 250 << 20
+
+
+def test_a_disk_that_fills_while_all_sizes_are_written_together_leaves_nothing(
+    made: tuple[Path, dict[str, Any], str], tmp_path: Path
+) -> None:
+    path, said, _ = made
+    most = path.stat().st_size - 1  # each size alone is smaller
+    assert max(size["size_bytes"] for size in said["sizes"]) < most
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most))
+    sizes = "--elastic", "1GiB..2GiB"
+    done = run_edge("quantize", MODEL_PATH, tmp_path / "out.gguf", *sizes, *HOW, timeout=WAIT_S, preexec=limit)
+    assert_one_line_error(done, 5, "out.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("worker", "--memory", "1GiB..2GiB"), "--memory: needs a size such as 2GiB"),
+        (("plan", "--memory", "1GiB..2GiB"), "--memory: needs a size such as 2GiB"),
+        (("serve", "--memory", "1GiB..2GiB", "--workers", "127.0.0.1:9"), "for one device"),
         (("chat", "--memory", "3GiB..1GiB"), "the smaller size first"),
         (("chat", "--memory", "1GiB..x"), "needs a size such as"),
         (("chat", "--prefer", "quality", "-p", "x"), "memory that changes"),
