@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from edge.demo import MODEL_PATH
+from tests.cli.test_serve_command import served
+from tests.cli.test_serve_models_command import configs_of
 from tests.support.helpers import assert_one_line_error, run_edge
 
 HOW = ("--types", "q4_0,q8_0", "--sizes", "2", "--context", "256", "--minutes", "0.05", "--threads", "1")
@@ -55,23 +57,16 @@ def test_a_chat_runs_in_a_range_with_the_answer_of_its_largest_size(made: tuple[
 
 
 def test_a_server_runs_in_a_range(made: tuple[Path, dict[str, Any], str]) -> None:
-    path, said, _ = made
-    with served(str(path), "--memory", "250MiB..2GiB", "--context", "512", "--prefix-cache", "0") as server:
-        assert server.answer() == "3 plus 4 is 7."
-        assert server.status()["model"]["least_memory_bytes"] == 250 << 20
+    path, _, _ = made
+    options = ("--memory", "250MiB..2GiB", "--prefer", "quality")
+    with served(str(path), *options, "--context", "512", "--prefix-cache", "0") as server:
+        assert server.answer()
 
 
-def test_a_disk_that_fills_while_all_sizes_are_written_together_leaves_nothing(
-    made: tuple[Path, dict[str, Any], str], tmp_path: Path
-) -> None:
-    path, said, _ = made
-    most = path.stat().st_size - 1  # each size alone is smaller
-    assert max(size["size_bytes"] for size in said["sizes"]) < most
-    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most))
-    sizes = "--elastic", "1GiB..2GiB"
-    done = run_edge("quantize", MODEL_PATH, tmp_path / "out.gguf", *sizes, *HOW, timeout=WAIT_S, preexec=limit)
-    assert_one_line_error(done, 5, "out.gguf")
-    assert list(tmp_path.iterdir()) == []
+def test_a_server_has_the_range_and_the_preference(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs, _, _ = configs_of(monkeypatch, MODEL_PATH, "--memory", "1GiB..2GiB", "--prefer", "quality")
+    options = configs[MODEL_PATH.stem].engine_options()
+    assert (options.least_memory, options.memory, options.prefer) == (1 << 30, 2 << 30, "quality")
 
 
 @pytest.mark.parametrize(

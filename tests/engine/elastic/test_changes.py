@@ -19,12 +19,14 @@ from edge.llm.engine import Engine
 from edge.llm.sampler import SamplingParams
 from edge.paging.load import load_stub
 from edge.quantization.gguf import quantize
+from edge.serve.engine.loop import ServingLoop
 from edge.speculate.factory import model_with
 from quant.gguf.elastic import elastic_sizes
 from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
 from quant.text import bytes_text
 from tests.engine.elastic.conftest import Elastic, Memory, engine_in
+from tests.serve.test_serving_loop import Replies, begin, run
 from tests.support import ROOT
 from tests.support.paging import MIB, OPTIONS, PROMPT
 
@@ -132,9 +134,24 @@ def test_the_preference_decides_between_fewer_bits_and_paging(
         first, second = weights.news()
         assert f"size {bytes_text(weights.choice.size.file_bytes)}" in first
         assert f"{weights.choice.size.divergence:.4f} nats" in first
-        assert "ms a token" in first
+        assert f" {1e3 * weights.choice.token_s:.0f} ms a token" in first
         assert f"--prefer {'quality' if prefer == 'speed' else 'speed'} would have" in second
         assert weights.news() == []
+
+
+def test_a_server_says_what_changed(bundled: Elastic) -> None:
+    memory, replies = Memory(1 << 30), Replies()
+    with engine_in(memory, bundled.path, replace(OPTIONS, context=256)) as (engine, weights):
+        loop = ServingLoop(engine, None, replies.send)
+        thread = run(loop)
+        memory.is_now(weights, budgets(weights.sizes)[2])
+        begin(loop, 1, prompt="Hello", max_tokens=2)
+        replies.of(1, "piece")
+        loop.end()
+        thread.join(WAIT_S)
+        [line, _] = [message["say"] for message in replies.messages if "say" in message]
+        assert line.startswith("memory: ")
+        assert f"size {bytes_text(weights.choice.size.file_bytes)}" in line
 
 
 def test_below_the_least_the_conversation_goes_on_paged_and_the_least_is_said(
