@@ -23,7 +23,7 @@ from edge.planning.type_files import divergence_text
 from edge.speculate.factory import drafts, engine_options, model_with
 from edge.survey.cluster import Cluster
 from edge.tasks import SILENT, Steps
-from edge.units import as_bytes
+from edge.units import as_bytes, memory_options
 from partition.errors import PlanError
 from partition.plan.onnx_plan import OnnxPlan
 from partition.predict.objectives import AxisName, ObjectiveName, default_axes
@@ -139,7 +139,7 @@ def deploy(
         "sequences": 1 if reproducible else work.concurrency or 1,
         "threads": work.threads,
         "kv_type": work.kv_type,
-        "memory": as_bytes(memory) or work.memory,
+        **memory_options(memory or work.memory),
     }
     drafting = drafts(draft, choice.model, steps, worker=draft_worker, insecure=cluster.insecure)
     travel = exchange or Exchange(work.transport, wire=work.wire)

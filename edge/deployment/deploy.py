@@ -27,7 +27,7 @@ from edge.deployment.replanning import Replanner
 from edge.deployment.reproducible import SameCuts, reproducible_plan
 from edge.deployment.supervisor import Supervisor
 from edge.deployment.watch import MembershipWatch
-from edge.errors import EdgeError
+from edge.errors import EdgeError, EngineError
 from edge.llama import llama
 from edge.llm.engine import Engine, load
 from edge.llm.interface import TextEngine
@@ -93,6 +93,11 @@ def deploy(
         options = replace(options, follows_load=options.sequences == 1)
         single = alone(file.path, options, plan, steps)
         return DeployedModel(single, Running(single, plan, choice.why, ("this device",)), exchange, single.close)
+    if options.least_memory is not None:
+        raise EngineError(
+            f"memory that changes is for one device, and the plan names {len(plan.all_devices)}: each keeps its part;"
+            " give one size of memory, or leave the others out"
+        )
     began, others = time.monotonic(), LostTimeMeter()
     with ExitStack() as stack:
         building = LlmBuilding(file, digest, options, exchange, steps.say)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from edge.elastic.governor import Governor
@@ -55,9 +56,8 @@ class ElasticWeights(PagedWeights):
         self._shown = opening.progress
         self._watch: Repeated | None = None
         self._checked_s = 0.0  # when `_loads` looked last
-        self.choice = sizes.choose(governor.budget)
-        self.planned_bytes = self.choice.n_bytes  # of the process
-        self._due: SizeChoice | None = None
+        self.choice = sizes.choose(governor.budget)  # changed by who has the lock
+        self._due: deque[SizeChoice] = deque(maxlen=1)  # the thread that looks adds, who has the lock takes
         self.changes: deque[Change] = deque(maxlen=_MOST_NEWS)  # that `news` has not told yet
         super().__init__(
             self.choice.roles,
@@ -84,12 +84,19 @@ class ElasticWeights(PagedWeights):
             raise
 
     def end(self) -> None:
-        super().end()
-        self._pass_is_over()
+        try:
+            super().end()
+        finally:
+            self._pass_is_over()
 
     def reset(self) -> None:
         super().reset()
         self._pass_is_over()
+
+    @property
+    def planned_bytes(self) -> int:
+        """Return the bytes that the process is to hold."""
+        return self.choice.n_bytes
 
     def hooks(self) -> list[Hook]:
         """Return the hooks the graphs need now, and one that is always there: later they may need more."""
@@ -103,7 +110,8 @@ class ElasticWeights(PagedWeights):
     def close(self) -> None:
         if self._watch is not None:
             self._watch.close()
-        with self._lock:
+        self._pass_is_over()  # the model was freed
+        with self._lock:  # a change may be under way
             self._reader.close()
             if not self._reader.hangs:
                 self._release()
@@ -125,21 +133,17 @@ class ElasticWeights(PagedWeights):
         before, room = self._governor.budget, self._room.for_process(self.planned_bytes)
         budget = self._governor.look(room, self.planned_bytes, self._room.stalled_s(), self._room.now())
         if budget != before:
-            choice = self.sizes.choose(budget)
-            if choice.is_like(self.choice):
-                self._due, self.planned_bytes = None, choice.n_bytes
-            else:
-                self._due = choice
+            self._due.append(self.sizes.choose(budget))
 
     def follow(self) -> None:
         """Look, and change what is due unless a pass is computed, which has the next one change it."""
         self.look()
-        if self._due is not None and self._lock.acquire(blocking=False):
+        if self._due and self._lock.acquire(blocking=False):
             try:
-                if not self._watch_is_over():
-                    self._change()
-            except WeightsError:
-                pass  # the next pass tries again, and says what is wrong
+                # The next pass tries again, and says what is wrong.
+                with suppress(WeightsError, OSError):
+                    if not self._watch_is_over():
+                        self._change()
             finally:
                 self._lock.release()
 
@@ -154,11 +158,12 @@ class ElasticWeights(PagedWeights):
     def _change(self) -> None:
         """Change to what is due. The lock is held. WeightsError if it cannot be read: then the weights are not usable
         until it can."""
-        due, self._due = self._due, None
-        if due is None:
-            if self._intact:
-                return
-            due = self.choice
+        if self._intact and not self._due:
+            return
+        due = self._due.pop() if self._due else self.choice
+        if self._intact and due.is_like(self.choice):
+            self.choice = due
+            return
         began_s = self._room.now()
         for attempt in range(_ATTEMPTS):
             try:
@@ -175,10 +180,10 @@ class ElasticWeights(PagedWeights):
 
     def _change_to(self, choice: SizeChoice) -> None:
         super().reset()
+        self.choice, self._intact = choice, False
         self._release()
         assert isinstance(self._arena, ElasticArena)
         self._arena.keep_only(choice.plan.resident)
-        self.choice, self.planned_bytes, self._intact = choice, choice.n_bytes, False
         try:
             self._use(choice.roles, choice.plan)
         except BaseException:
@@ -187,7 +192,7 @@ class ElasticWeights(PagedWeights):
         self._intact = True
         if self._hooks is not None:
             node_hooks, others = self._hooks
-            node_hooks.replace((*self.hooks(), *others))
+            node_hooks.use((*self.hooks(), *others))
 
     def _loads(self, fraction: float) -> None:
         """Show how far loading is. RoomIsGone if what is left has no room any more."""

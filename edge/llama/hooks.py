@@ -54,11 +54,6 @@ class NodeHooks:
         self._error: BaseException | None = None
         self._unskip: Callable[[], None] | None = None  # the node that an error came before
 
-    def replace(self, hooks: Sequence[Hook]) -> None:
-        """Have other hooks from the next graph on, which is learned anew."""
-        self._hooks = tuple(hooks)
-        self._cache.clear()
-
     def decode(self, context: Context, rows: Batch, n: int, outputs: int) -> None:
         """Decode the first `n` rows, of which `outputs` give logits. Errors of `Context.decode`, of hooks and of
         `end`."""
@@ -79,7 +74,7 @@ class NodeHooks:
             self.end(completed)
 
     def use(self, hooks: Sequence[Hook]) -> None:
-        """Run these hooks from now on, and learn all graphs anew."""
+        """Run these hooks from the next graph on, and learn all graphs anew."""
         self._hooks = tuple(hooks)
         self._cache.clear()
 

@@ -96,7 +96,7 @@ class EngineOptions:
             ("most_gpu_layers", self.most_gpu_layers, 0, MAX_GPU_LAYERS),
             ("gpu_memory", self.gpu_memory, 1, MAX_BYTES),
             ("memory", self.memory, 1, MAX_BYTES),
-            ("least_memory", self.least_memory, 1, self.memory or 0),
+            ("least_memory", self.least_memory, 1, self.memory or MAX_BYTES),
             ("reserved", self.reserved, 0, MAX_BYTES),
             ("draft_bytes", self.draft_bytes, 0, self.reserved),
             ("window", self.window, 1, MAX_BYTES),
@@ -111,8 +111,11 @@ class EngineOptions:
         object.__setattr__(self, "lora", tuple(map(str, self.lora)))  # JSON has lists
         if len(self.lora) > MOST_ADAPTERS:
             raise EngineError(f"{len(self.lora)} adapters in lora; {MOST_ADAPTERS} are the most")
-        if self.memory is None and (self.window or self.io_threads or self.io_chunk or self.verify):
-            raise EngineError("window, io_threads, io_chunk and verify are about a budget; give one with memory")
+        about_budget = self.least_memory or self.window or self.io_threads or self.io_chunk or self.verify
+        if self.memory is None and about_budget:
+            raise EngineError(
+                "least_memory, window, io_threads, io_chunk and verify are about a budget; give one with memory"
+            )
         if self.prefer not in PREFERENCES:
             raise EngineError(f"prefer must be one of {', '.join(PREFERENCES)}, it is {self.prefer!r:.80}")
         if self.memory is not None and self.gpu_layers:

@@ -42,8 +42,8 @@ class FittedSizes:
 
 
 def budgets_between(least: int, most: int, n: int) -> list[int]:
-    """Return `n` sizes from `least` to `most` bytes, each as many times the one before."""
-    if n == 1 or least == most:
+    """Return `n` sizes, two or more, from `least` to `most` bytes, each as many times the one before."""
+    if least == most:
         return [most]
     return [round(least * (most / least) ** (k / (n - 1))) for k in range(n)]
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from edge.demo import MODEL_PATH
+from tests.cli.test_serve_command import served
+from tests.cli.test_serve_models_command import configs_of
 from tests.support.helpers import assert_one_line_error, run_edge
 
 HOW = ("--types", "q4_0,q8_0", "--sizes", "2", "--context", "256", "--minutes", "0.05", "--threads", "1")
@@ -54,9 +56,25 @@ def test_a_chat_runs_in_a_range_with_the_answer_of_its_largest_size(made: tuple[
     assert "memory: " in ranged.stderr
 
 
+def test_a_server_runs_in_a_range(made: tuple[Path, dict[str, Any], str]) -> None:
+    path, _, _ = made
+    options = ("--memory", "250MiB..2GiB", "--prefer", "quality")
+    with served(str(path), *options, "--context", "512", "--prefix-cache", "0") as server:
+        assert server.answer()
+
+
+def test_a_server_has_the_range_and_the_preference(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs, _, _ = configs_of(monkeypatch, MODEL_PATH, "--memory", "1GiB..2GiB", "--prefer", "quality")
+    options = configs[MODEL_PATH.stem].engine_options()
+    assert (options.least_memory, options.memory, options.prefer) == (1 << 30, 2 << 30, "quality")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("worker", "--memory", "1GiB..2GiB"), "--memory: needs a size such as 2GiB"),
+        (("plan", "--memory", "1GiB..2GiB"), "--memory: needs a size such as 2GiB"),
+        (("serve", "--memory", "1GiB..2GiB", "--workers", "127.0.0.1:9"), "for one device"),
         (("chat", "--memory", "3GiB..1GiB"), "the smaller size first"),
         (("chat", "--memory", "1GiB..x"), "needs a size such as"),
         (("chat", "--prefer", "quality", "-p", "x"), "memory that changes"),

@@ -12,6 +12,7 @@ import pytest
 
 import edge
 from edge.demo import MODEL_PATH
+from edge.elastic.weights import ElasticWeights
 from tests.support import ROOT
 from tests.support.deployments import shared_workers
 from tests.support.onnx_tiny import F32, graph, node
@@ -156,3 +157,15 @@ def test_a_plan_is_deployed_as_the_kind_of_model_it_is_for(two: list[Worker], tm
             edge.deploy_onnx(choice, cluster)
         with edge.deploy(choice, cluster) as model:  # as much context and as many sequences as it was planned for
             assert (model.engine.context, model.engine.sequences) == (300, 2)
+
+
+def test_memory_that_changes_is_for_one_device(two: list[Worker]) -> None:
+    with edge.Cluster([two[0].address]) as cluster:
+        both = edge.plan(None, cluster, parallel="pipeline", shares=[1, 1], options=edge.PlanOptions(context=300))
+        for memory in ({"memory": "200MiB..1GiB"}, {"memory": "1GiB", "least_memory": 200 << 20}):
+            with pytest.raises(edge.EngineError, match="memory that changes is for one device, and the plan names 2"):
+                edge.deploy(both, cluster, **memory)  # type: ignore[arg-type]
+    with edge.Cluster([]) as nobody:
+        alone = edge.plan(None, nobody, options=edge.PlanOptions(context=300))
+        with edge.deploy(alone, nobody, memory="200MiB..1GiB") as model:
+            assert isinstance(model.engine.paging, ElasticWeights)

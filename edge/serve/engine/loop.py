@@ -123,8 +123,8 @@ class ServingLoop:
         events = [event for event in events if event.request in self._numbers]
         if events:  # a part of a prompt has none, and the server need not wake for it
             self._send(*map(self._message, events))
-        if (problem := self._about.new_problem()) is not None:
-            self._send({"say": problem})
+        for line in self._about.news():
+            self._send({"say": line})
 
     def _fail(self, error: Exception) -> None:
         """End all requests with this error. Raise it if the engine cannot be used any more: the process then ends, and

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from edge.deployment.deployed import DeployedModel
-from edge.llm.interface import TextEngine
+from edge.llm.interface import TextEngine, memory_news
 from partition.model.generation import reranks
 
 _RATE_S = 5.0  # window of the tokens per second
@@ -63,11 +63,11 @@ class EngineStatus:
         self._plan_json = self._plan.to_json() if self._plan else None
         self._said_problem = False
 
-    def new_problem(self) -> str | None:
-        """Return why prompts are not cached, once."""
+    def news(self) -> list[str]:
+        """Return lines for people, each once: how memory has changed, and why prompts are not cached."""
         problem = None if self._said_problem else self._engine.states.problem
         self._said_problem |= problem is not None
-        return problem
+        return [*memory_news(self._engine), *([] if problem is None else [problem])]
 
     def to_json(self) -> dict[str, Any]:
         """Return the current status."""

@@ -2,7 +2,9 @@
 
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +14,20 @@ import pytest
 
 from edge.elastic.sizes import Preference, Sizes
 from edge.errors import EngineError, Interrupted, NotEnoughMemory, WeightsError
+from edge.llama.buffers import Weight
 from edge.llm.engine import Engine
 from edge.llm.sampler import SamplingParams
+from edge.paging.load import load_stub
 from edge.quantization.gguf import quantize
+from edge.serve.engine.loop import ServingLoop
 from edge.speculate.factory import model_with
+from quant.gguf.elastic import elastic_sizes
 from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
 from quant.text import bytes_text
 from tests.engine.elastic.conftest import Elastic, Memory, engine_in
+from tests.serve.test_serving_loop import Replies, begin, run
+from tests.support import ROOT
 from tests.support.paging import MIB, OPTIONS, PROMPT
 
 ARCHITECTURES = ["llama", "gemma", "qwen3moe"]
@@ -62,6 +70,57 @@ def test_after_a_change_logits_are_those_of_the_static_file_on_the_same_keys_and
             engine.kv_remove(0, n)
 
 
+def test_experts_that_are_paged_in_one_size_and_in_memory_in_another_give_the_bits_of_each(
+    elastic: Callable[[str], Elastic],
+) -> None:
+    files, memory, n = elastic("qwen3moe"), Memory(1 << 30), len(PROMPT)
+    with engine_in(memory, files.path, replace(OPTIONS, prefer="quality")) as (engine, weights), ExitStack() as stack:
+        at = budgets(weights.sizes)
+        budget = at[2]
+        while weights.sizes.choose(budget - MIB).number == 0:
+            budget -= MIB
+        paged = {0: budget, 2: weights.sizes.least}
+        for start in range(0, n, engine.batch):
+            engine.decode(PROMPT[start : start + engine.batch], start)
+        history = engine.states.read(0, range(n))
+        expected = {}
+        for number in paged:
+            other = stack.enter_context(Engine(files.static[number], OPTIONS))
+            other.states.write(0, history)
+            expected[number] = other.decode([7], n).copy()
+        for number, pages in ((0, True), (0, False), (2, True), (0, True), (2, True), (0, False)):
+            memory.is_now(weights, paged[number] if pages else at[0], WAIT_S)
+            logits = engine.decode([7], n).copy()
+            assert (weights.choice.number, weights.plan.expert_room > 0) == (number, pages)
+            assert np.array_equal(logits, expected[number])
+            engine.kv_remove(0, n)
+        memory.is_now(weights, weights.sizes.least)
+        engine.decode([7], n)
+        weights.sizes._prefer = "speed"
+        memory.is_now(weights, at[2], WAIT_S)  # the same size, from slots to where all of it stays
+        engine.kv_remove(0, n)
+        assert np.array_equal(engine.decode([7], n), expected[2])
+        assert (weights.choice.number, weights.plan.pages) == (2, False)
+
+
+def test_a_weight_in_the_type_of_a_size_is_as_in_the_file_of_that_size(elastic: Callable[[str], Elastic]) -> None:
+    files = elastic("llama")
+    with ExitStack() as stack:
+
+        def weights(path: Path) -> Mapping[str, Weight]:
+            model, own = load_stub(GgufFile.open(path))
+            stack.callback(own.close)
+            stack.callback(model.close)
+            return own.weights
+
+        several = weights(files.path)
+        for size, path in zip(elastic_sizes(GgufFile.open(files.path)), files.static, strict=True):
+            for name, alone in weights(path).items():
+                weight = several[name].in_type(size.tensors[name].type.id)
+                assert (weight.n_bytes, weight.row_bytes) == (alone.n_bytes, alone.row_bytes)
+                assert (weight._type, weight._strides, weight._traits) == (alone._type, alone._strides, alone._traits)
+
+
 @pytest.mark.parametrize(("prefer", "number", "pages"), [("speed", 2, False), ("quality", 0, True)])
 def test_the_preference_decides_between_fewer_bits_and_paging(
     elastic: Callable[[str], Elastic], prefer: Preference, number: int, pages: bool
@@ -75,9 +134,24 @@ def test_the_preference_decides_between_fewer_bits_and_paging(
         first, second = weights.news()
         assert f"size {bytes_text(weights.choice.size.file_bytes)}" in first
         assert f"{weights.choice.size.divergence:.4f} nats" in first
-        assert "ms a token" in first
+        assert f" {1e3 * weights.choice.token_s:.0f} ms a token" in first
         assert f"--prefer {'quality' if prefer == 'speed' else 'speed'} would have" in second
         assert weights.news() == []
+
+
+def test_a_server_says_what_changed(bundled: Elastic) -> None:
+    memory, replies = Memory(1 << 30), Replies()
+    with engine_in(memory, bundled.path, replace(OPTIONS, context=256)) as (engine, weights):
+        loop = ServingLoop(engine, None, replies.send)
+        thread = run(loop)
+        memory.is_now(weights, budgets(weights.sizes)[2])
+        begin(loop, 1, prompt="Hello", max_tokens=2)
+        replies.of(1, "piece")
+        loop.end()
+        thread.join(WAIT_S)
+        [line, _] = [message["say"] for message in replies.messages if "say" in message]
+        assert line.startswith("memory: ")
+        assert f"size {bytes_text(weights.choice.size.file_bytes)}" in line
 
 
 def test_below_the_least_the_conversation_goes_on_paged_and_the_least_is_said(
@@ -127,12 +201,22 @@ def test_weights_change_while_nothing_is_computed_also_after_an_interrupted_pass
         memory.is_now(weights, at[2])
         weights.follow()
         assert weights.choice.number == 2
+        assert weights.planned_bytes == weights.choice.n_bytes < at[2]
 
 
 def test_a_file_that_was_changed_in_place_ends_the_pass_and_not_the_process(
     elastic: Callable[[str], Elastic], tmp_path: Path
 ) -> None:
-    path, memory = Path(shutil.copy(elastic("llama").path, tmp_path)), Memory(1 << 30)
+    path = shutil.copy(elastic("llama").path, tmp_path)
+    call = f"from {__name__} import changed_in_place; changed_in_place({str(path)!r})"
+    done = subprocess.run([sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 0, done.stderr
+
+
+def changed_in_place(name: str) -> None:
+    """Compute with a file before, while and after it is another one. In a process of its own: what reads weights that
+    are gone ends it."""
+    path, memory = Path(name), Memory(1 << 30)
     with engine_in(memory, path) as (engine, weights):
         engine.decode(PROMPT, 0)
         before = path.stat().st_mtime_ns

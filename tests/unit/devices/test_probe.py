@@ -97,6 +97,31 @@ def test_the_tightest_group_on_the_way_up_counts(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(("kills", "keeps_to"), [(1000, 700), (700, 1000), ("max", 700), (700, "max")])
+def test_a_limit_that_a_group_is_to_keep_to_counts_as_one_that_kills(
+    tmp_path: Path, version: int, kills: int | str, keeps_to: int | str
+) -> None:
+    kills_file, keeps_file, use, cache = (
+        ("memory.limit_in_bytes", "memory.soft_limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        if version == 1
+        else ("memory.max", "memory.high", "memory.current", "inactive_file")
+    )
+    for name, text in ((kills_file, kills), (keeps_file, keeps_to), (use, 400), ("memory.stat", f"{cache} 50")):
+        (tmp_path / name).write_text(f"{text}\n")
+    assert probe._room(tmp_path, version) == 700 - 400 + 50
+
+
+def test_time_that_processes_waited_for_memory_is_in_seconds_of_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.pressure").write_text(
+        "some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
+    )
+    monkeypatch.setattr(probe, "_own_groups", lambda controller: iter([(tmp_path, 2)]))
+    assert probe.memory_stalled_s() == 2.5
+
+
+@pytest.mark.parametrize("version", [1, 2])
 def test_a_cpu_quota_counts_in_whole_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     group = tmp_path / "cpu" / "a" if version == 1 else tmp_path / "a"
     group.mkdir(parents=True)

@@ -1,6 +1,8 @@
 """Files that hold several sizes of a model: each tensor once in each type, and nothing broken gets through."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 
@@ -14,6 +16,8 @@ from quant.gguf.file import GgufFile
 from quant.gguf.header import GgufArray
 from quant.gguf.writer import NewTensor, encoded, header
 from quant.types import TYPES
+from tests.support import ROOT
+from tests.support.small_disk import small_disk
 
 KINDS = ("f32", "f16", "q8_0", "q4_0", "q5_1", "iq4_nl")
 
@@ -116,6 +120,42 @@ def test_other_values_in_the_same_type_are_refused_and_leave_no_file(tmp_path: P
     with pytest.raises(ModelFileError, match="other values of t1"):
         write_elastic(plan_elastic(files, [0.0, 0.1, 0.2]), out)
     assert not out.exists()
+
+
+_WRITE = """
+import resource, sys
+from pathlib import Path
+from quant.gguf.elastic import plan_elastic, write_elastic
+from quant.gguf.file import GgufFile
+out, *files = map(Path, sys.argv[1:])
+plan = plan_elastic([GgufFile.open(path) for path in files], [0.0] * len(files))
+resource.setrlimit(resource.RLIMIT_FSIZE, (plan.n_bytes - 1, plan.n_bytes - 1))
+try:
+    write_elastic(plan, out)
+except OSError as error:
+    sys.exit(f"refused: {error}")
+"""
+
+
+def test_a_disk_that_fills_up_while_it_is_written_leaves_no_file(tmp_path: Path) -> None:
+    _, files = three(tmp_path)
+    folder = tmp_path / "full"
+    folder.mkdir()
+    out = folder / "out.gguf"
+    out.write_bytes(b"before")
+    command = [sys.executable, "-c", _WRITE, out, *(file.path for file in files)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.startswith("refused: ")) == (1, True), done.stderr
+    assert [path.name for path in folder.iterdir()] == [out.name]
+    assert out.read_bytes() == b"before"
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    files = [static(tmp_path / f"{kind}.gguf", [kind], [(1024, 512)]) for kind in ("q8_0", "q4_0")]
+    with small_disk(tmp_path / "full", "size=512k") as folder:
+        with pytest.raises(OSError, match=r"no room for .*out\.gguf"):
+            write_elastic(plan_elastic(files, [0.0, 0.1]), folder / "out.gguf")
+        assert list(folder.iterdir()) == []
 
 
 def test_a_file_without_sizes_has_one(tmp_path: Path) -> None:

@@ -119,6 +119,10 @@ def test_an_option_out_of_its_range_is_named(option: str, value: Any) -> None:
 def test_options_that_exclude_each_other() -> None:
     with pytest.raises(EngineError, match="are about a budget"):
         options_from(pb.EngineOptions(window=1 << 20))
+    with pytest.raises(EngineError, match=r"^least_memory.* are about a budget"):
+        EngineOptions(least_memory=1 << 30)
+    with pytest.raises(EngineError, match="least_memory must be from 1 to 1000, it is 1001"):
+        EngineOptions(memory=1000, least_memory=1001)
     with pytest.raises(EngineError, match="4 sequences need as many rows"):
         options_from(pb.EngineOptions(sequences=4, batch=2))
 
