@@ -189,7 +189,8 @@ class ServedModels(Protocol):
         """Unload a model now; False if it is not loaded, in use, or stays. UnknownModel."""
 
     def busy_beside(self, name: str | None) -> bool:
-        """Return whether somebody waits for an answer of another model than this one. UnknownModel."""
+        """Return whether somebody waits for an answer of another model than this one, or used one within the last
+        minute that would be unloaded for it. UnknownModel; OSError without its file."""
 
     async def fetch(self, name: str, progress: Progress) -> None:
         """Fetch a model by its name, and serve it. progress: gets bytes here and in all, in any thread. NotAllowed,
