@@ -482,8 +482,8 @@ def test_a_damaged_input_ends_the_batch(place: Place) -> None:
     assert (batch.status, batch.output_file_id) == ("failed", None)
 
 
-def test_files_of_one_key_are_not_those_of_another(place: Place) -> None:
-    from openai import NotFoundError, OpenAI
+def test_files_of_one_key_are_not_those_of_another(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from openai import BadRequestError, NotFoundError, OpenAI
 
     options = ServeOptions(api_keys=("one", "two"), shared_prefixes=True, batches=place.folder)
     with serving(create_app(place.models, options)) as address:
@@ -502,6 +502,10 @@ def test_files_of_one_key_are_not_those_of_another(place: Place) -> None:
             assert not two.batches.list().data
             assert len(one.files.list().data) == 2
             assert [listed.id for listed in one.batches.list()] == [batch.id]
+            monkeypatch.setattr(store_module, "MAX_FILES", 6)  # half of them are there
+            with pytest.raises(BadRequestError, match="no more may be"):
+                one.files.create(file=("x", b"x"), purpose="batch")
+            assert two.files.create(file=("x", b"x"), purpose="batch")
         assert httpx.get(f"{address}/v1/files").status_code == 401
 
 

@@ -257,7 +257,7 @@ class BatchStore:
 
     def _check_room(self, owner: str, n_bytes: int) -> None:
         sizes = self._sealed.sizes()
-        own = [item.id for item in (*self._files.values(), *self._batches.values()) if item.owner == owner]
+        own = [*(file.id for file in self.files(owner)), *(batch.id for batch in self.batches(owner))]
         own_bytes = sum(sizes.get(name, 0) for name in own)
         n_left = MAX_FILES - len(self._files) - len(self._batches)
         n_bytes_left = MAX_BYTES - sum(sizes.values())
