@@ -16,9 +16,11 @@ from edge.errors import EdgeError
 
 # Options of the command that a model may have for itself.
 OPTIONS = (
-    "batch", "context", "draft", "flash-attention", "gpu-layers", "io-chunk", "io-threads", "kv-type", "lora", "memory",
-    "prefix-cache", "repack", "spm-infill", "think", "threads", "verify", "window",
+    "attention-window", "batch", "context", "draft", "encoder", "flash-attention", "gpu-layers", "gpu-memory",
+    "io-chunk", "io-threads", "kv-type", "lora", "memory", "mmproj", "prefer", "prefix-cache", "repack", "spm-infill",
+    "think", "threads", "verify", "window",
 )  # fmt: skip
+FILES = ("draft", "lora", "mmproj")  # whose values may be files beside that of the presets
 KEYS = ("name", "model", "system", "pinned", *OPTIONS)
 
 
@@ -93,7 +95,7 @@ def _words(table: Table, key: str, folder: Path) -> list[str]:
     values = value if isinstance(value, list) and key == "lora" else [value]
     if not all(isinstance(part, str | int | float) for part in values):
         table.refuse(key, "needs a text or a number")
-    return [f"--{key}={_beside(folder, part) if key == 'lora' else part}" for part in map(str, values)]
+    return [f"--{key}={_beside(folder, part) if key in FILES else part}" for part in map(str, values)]
 
 
 def _beside(folder: Path, spec: str) -> str:

@@ -134,10 +134,10 @@ def run(args: argparse.Namespace) -> int:
     devices = distributed.prepare(args)
     if args.front is not None:
         _check_front(args.front)
-    if args.draft and args.draft not in DRAFTS:
-        args.draft = str(model_path(args.draft).absolute())  # the engine process makes what has to be made
 
     def engine_config(path: Path, args: argparse.Namespace = args, system: str = "") -> EngineConfig:
+        if args.draft and args.draft not in DRAFTS:
+            args.draft = str(model_path(args.draft).absolute())  # the engine process makes what has to be made
         config = distributed.engine_config(args, path, devices, args.requests, draft=DRAFTS[0])
         return replace(
             config,
@@ -149,7 +149,14 @@ def run(args: argparse.Namespace) -> int:
         )
 
     presets = {} if args.config is None else _presets(args)
-    configs = {name: engine_config(preset.path, preset.args, preset.system) for name, preset in presets.items()}
+    configs = {}
+    for name, preset in presets.items():
+        try:
+            apply_reproducible(preset.args)
+            preset.args.insecure |= insecure and distributed.has_helper(preset.args)
+            configs[name] = engine_config(preset.path, preset.args, preset.system)
+        except UsageError as error:
+            raise UsageError(f"{args.config}: the model {name!r}: {error}") from None
     if not presets:
         models = _models(args.models, devices is None)
         if len(models) > 1:

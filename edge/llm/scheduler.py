@@ -71,7 +71,7 @@ class Scheduler(Closing):
         self._in_flight = InFlight(self._budget, engine, microbatches)
         self.slots = Slots(engine, slots, keep=keep)
         self._events: list[Event] = []  # to be returned by the next step
-        self.preemptions = 0
+        self.preemptions = {"foreground": 0, "background": 0}  # of requests that somebody waits for, and of others
 
     @property
     def passes(self) -> int:
@@ -289,7 +289,7 @@ class Scheduler(Closing):
         self.slots.leave(running.slot, keep=not self._in_flight.steps)
         running.slot = running.former = None
         self.waiting.appendleft(running)
-        self.preemptions += 1
+        self.preemptions["background" if running.request.background else "foreground"] += 1
 
     def _submit_windows(self, drafter: Drafter) -> bool:
         """Submit the next tokens of all requests with drafts behind them, where one step has them all and nothing else;

@@ -27,7 +27,7 @@ class EngineClient:
     async def generate(self, generation: Generation) -> ProcessAnswer:
         """As ServedModel.generate."""
         sequences = self.process.about.get("sequences", 1)
-        if self.process.answers.n_foreground >= sequences + self._queue:
+        if not generation.background and self.process.answers.n_foreground >= sequences + self._queue:
             raise Overloaded(f"{sequences} requests are answered and {self._queue} wait: no more may; ask again later")
         return await self.process.generate(generation)
 

@@ -7,7 +7,7 @@ import json
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from devices.processes.interpreter import module_command
@@ -109,18 +109,19 @@ async def spawn(module: str) -> tuple[asyncio.subprocess.Process, asyncio.Stream
     """Start a process that runs a module with `--control` and its end of a socket; return it and the other end.
     OSError."""
     ours, theirs = socket.socketpair()
-    try:
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *module_command(module, "--control", str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        return process, *await asyncio.open_connection(sock=ours, limit=MOST_LINE_BYTES)
-    except BaseException:
-        ours.close()
-        raise
+    with theirs, ExitStack() as stack:
+        stack.callback(ours.close)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=MOST_LINE_BYTES)
+        stack.callback(writer.close)
+        # Last: a process that was started before this is cancelled would be left alone.
+        process = await asyncio.create_subprocess_exec(
+            *module_command(module, "--control", str(theirs.fileno())),
+            pass_fds=[theirs.fileno()],
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        stack.pop_all()
+    return process, reader, writer
 
 
 async def exit_code(process: asyncio.subprocess.Process) -> int:

@@ -22,11 +22,16 @@ class Lifetimes:
         that always stay."""
         self._idle_unload_s, self._pinned, self._clock = idle_unload_s, frozenset(pinned), clock
         self._keep_s: dict[str, float] = {}  # seconds of the models that requests said it of
-        self.used: dict[str, float] = {}  # when each was last in use, by the clock
+        self._used: dict[str, float] = {}  # when each was last in use, by the clock
 
     def use(self, name: str) -> None:
         """Note that a model is in use now."""
-        self.used[name] = self._clock()
+        self._used[name] = self._clock()
+
+    def idle_s(self, name: str) -> float:
+        """Return the seconds since a model was last in use."""
+        now = self._clock()
+        return now - self._used.get(name, now)
 
     def keep(self, name: str, idle_s: float | None) -> None:
         """Let a model stay for so many seconds when idle; None: as the options say."""
@@ -41,5 +46,4 @@ class Lifetimes:
     def left_s(self, name: str) -> float:
         """Return the seconds that a model stays if nobody uses it; infinity: it is not unloaded for being idle."""
         limit = math.inf if name in self._pinned else self._keep_s.get(name, self._idle_unload_s)
-        now = self._clock()
-        return max(limit, LEAST_S) - (now - self.used.get(name, now))
+        return max(limit, LEAST_S) - self.idle_s(name)

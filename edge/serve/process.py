@@ -69,10 +69,10 @@ class EngineProcess:
         async with self._starting:
             await self._load(self.config)
 
-    async def close(self) -> None:
-        """End the process; running answers end with EngineGone."""
+    async def close(self, why: str = "the server ends") -> None:
+        """End the process; requests end with EngineGone, which says why."""
         self._closing.set()
-        await self._end_child(reason := EngineGone("the server ends"))
+        await self._end_child(reason := EngineGone(why))
         self._give_up(reason)
         await asyncio.gather(*self._tasks)  # everything they wait for has failed
 

@@ -24,6 +24,7 @@ from partition.plan.plan import Plan
 _BESIDE_WEIGHTS = 1.2  # memory of a model, in sizes of its file, its projector and its adapters
 _MOST_NAMED = 20  # models listed in an error message
 _LOOK_S = 1.0  # between looks for idle models
+_RECENT_S = 60.0  # since a model was used, within which it is not unloaded for a batch
 
 
 class Router:
@@ -154,7 +155,14 @@ class Router:
         """As ServedModels.busy_beside."""
         name = self._known(name)
         busy = {other for other, model in self._models.items() if model.process.busy}
-        return bool((busy | {other for other, n in self._awaited.items() if n}) - {name})
+        busy |= {other for other, n in self._awaited.items() if n}
+        if (
+            name not in self._models
+            and not self._awaited[name]
+            and not _has_room(self._configs[name], self._adapters[name])
+        ):
+            busy |= {other for other in self._idle() if self._lifetimes.idle_s(other) < _RECENT_S}
+        return bool(busy - {name})
 
     async def unload_idle(self) -> None:
         """Unload the models that were idle for long enough."""
@@ -189,17 +197,23 @@ class Router:
         await asyncio.shield(self._fetching[name])
 
     async def _fetched(self, name: str, fetch: Callable[[str, Progress], EngineConfig], progress: Progress) -> None:
+        def unless_ended(done: int, total: int) -> None:
+            if self._fetch is None:
+                raise NotAllowed("the server ends")
+            progress(done, total)
+
         try:
-            self._configs[name] = await asyncio.to_thread(fetch, name, progress)
+            self._configs[name] = await asyncio.to_thread(fetch, name, unless_ended)
             self._adapters[name] = ServedAdapters()
         finally:
             del self._fetching[name]
 
     async def close(self) -> None:
         """End all engine processes."""
+        self._fetch = None  # ends what is being fetched
         for name in list(self._models):
-            await self._unload(name)
-        await asyncio.gather(*self._moves, return_exceptions=True)
+            await self._unload(name, "the server ends")
+        await asyncio.gather(*self._moves, *self._fetching.values(), return_exceptions=True)
 
     def _running(self, name: str) -> EngineClient | None:
         """Return a loaded model, and mark it as used."""
@@ -221,15 +235,20 @@ class Router:
 
     async def _make_room(self, name: str) -> None:
         """Unload models that are not in use, the longest unused first, while this one needs their memory."""
-        config = self._configs[name]
-        files = [Path(path) for path in (config.path, config.mmproj) if path is not None]
-        n_bytes = sum(path.stat().st_size for path in files) + self._adapters[name].file_bytes
-        need = n_bytes * _BESIDE_WEIGHTS
-        for other in sorted(self._idle(), key=lambda other: self._lifetimes.used[other]):
-            if not config.options.get("memory") and need <= psutil.virtual_memory().available:
+        for other in sorted(self._idle(), key=self._lifetimes.idle_s, reverse=True):
+            if _has_room(self._configs[name], self._adapters[name]):
                 return
             self._say(f"{other}: let go, {name} needs the memory")
             await self._unload(other)
 
-    async def _unload(self, name: str) -> None:
-        await self._models.pop(name).process.close()
+    async def _unload(self, name: str, why: str = "the model was just unloaded; ask again to load it") -> None:
+        """Unload a model, unless somebody does so already. why: for requests that had found it loaded."""
+        if (model := self._models.pop(name, None)) is not None:
+            await model.process.close(why)
+
+
+def _has_room(config: EngineConfig, adapters: ServedAdapters) -> bool:
+    """Return whether a model can be loaded beside the others. OSError without its file."""
+    files = [Path(path) for path in (config.path, config.mmproj) if path is not None]
+    n_bytes = sum(path.stat().st_size for path in files) + adapters.file_bytes
+    return not config.options.get("memory") and n_bytes * _BESIDE_WEIGHTS <= psutil.virtual_memory().available

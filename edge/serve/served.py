@@ -145,9 +145,9 @@ class ServedModel(Protocol):
         sequences, vocabulary, parameters, size_bytes, chat_template, embeds and reranks: whether), `slots` (id,
         is_processing, prompt_tokens, generated_tokens), `waiting`, `tokens_per_s`, `devices` (name, rank, layers,
         heads, memory_bytes, link), `plan`, `why`, `restarts`, `counters` (prompt_tokens, cached_tokens,
-        generated_tokens, steps, preemptions), `warming` (computed_tokens, used_tokens, seconds), `speculation` (None,
-        or draft, drafted, accepted, passes, rows_per_pass, gain), and `latency` (None, or target_itl_ms,
-        target_ttft_ms, gaps, gaps_within, first_tokens, first_tokens_within).
+        generated_tokens, steps, preemptions, background_preemptions), `warming` (computed_tokens, used_tokens,
+        seconds), `speculation` (None, or draft, drafted, accepted, passes, rows_per_pass, gain), and `latency` (None,
+        or target_itl_ms, target_ttft_ms, gaps, gaps_within, first_tokens, first_tokens_within).
         EngineGone while its model is being loaded."""
 
 
@@ -189,7 +189,8 @@ class ServedModels(Protocol):
         """Unload a model now; False if it is not loaded, in use, or stays. UnknownModel."""
 
     def busy_beside(self, name: str | None) -> bool:
-        """Return whether somebody waits for an answer of another model than this one. UnknownModel."""
+        """Return whether somebody waits for an answer of another model than this one, or used one within the last
+        minute that would be unloaded for it. UnknownModel; OSError without its file."""
 
     async def fetch(self, name: str, progress: Progress) -> None:
         """Fetch a model by its name, and serve it. progress: gets bytes here and in all, in any thread. NotAllowed,

@@ -15,6 +15,7 @@ from tests.cli.test_serve_command import served
 from tests.support import ROOT
 from tests.support.deployments import ONE_THREAD
 from tests.support.helpers import run_edge
+from tests.support.namespaces import need
 from tests.support.trust import Cluster
 from tests.support.workers import worker
 
@@ -79,25 +80,26 @@ def test_the_health_check_of_a_worker_fails_once_it_has_ended(tmp_path: Path) ->
     assert subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False).returncode != 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root, for a chroot")
 def test_the_user_can_be_made_in_a_chroot(tmp_path: Path) -> None:
     """Over this system, of which nothing changes; what the step says is done as it stands."""
+    need(os.geteuid() == 0, "a chroot needs root")
+    need(shutil.which("unshare") is not None, "a mount of its own needs unshare, of util-linux")
     (step,) = [rest for instruction, rest in stage("base") if instruction == "RUN" and "useradd" in rest]
-    made = f"""set -e
+    script = f"""set -e
 mount -t tmpfs tmpfs {tmp_path} && mkdir {tmp_path}/upper {tmp_path}/work {tmp_path}/root
 mount -t overlay overlay -o lowerdir=/,upperdir={tmp_path}/upper,workdir={tmp_path}/work {tmp_path}/root || exit 99
 chroot {tmp_path}/root /bin/sh -ec '{step}; id -u edge; stat -c %U /data'"""
-    command = ["unshare", "--mount", "/bin/sh", "-c", made]
+    command = ["unshare", "--mount", "/bin/sh", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    if done.returncode == 99 or "unshare" in done.stderr:
-        pytest.skip("no overlay may be mounted here")
+    is_mounted = done.returncode != 99 and "unshare" not in done.stderr
+    need(is_mounted, f"no overlay may be mounted here: {done.stderr.strip()}")
     assert (done.returncode, done.stdout.split()) == (0, ["10001", "edge"]), done.stderr
     assert not Path("/data").exists() or Path("/data").owner() != "edge"
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 @pytest.mark.parametrize("name", UNITS)
 def test_systemd_understands_the_units(name: str, tmp_path: Path) -> None:
+    need(shutil.which("systemd-analyze") is not None, "units are checked by systemd-analyze, of systemd")
     unit = tmp_path / name
     unit.write_text((ROOT / "docs" / name).read_text().replace("/opt/edge/bin/edge", sys.executable))
     command = ["systemd-analyze", "verify", "--man=no", str(unit)]

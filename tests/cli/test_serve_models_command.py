@@ -21,6 +21,10 @@ model = "{MODEL_PATH}"
 system = "You run a house."
 pinned = true
 context = 512
+attention-window = 128
+draft = "draft.gguf"
+mmproj = "eyes.gguf"
+encoder = "here"
 threads = 1
 repack = false
 lora = ["adapter.gguf:0.5"]
@@ -46,7 +50,9 @@ def configs_of(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> tuple[dic
 
 def test_presets_are_models_with_names_and_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("edge.adapters.adapter.checked_for", lambda path, lora: tuple(lora))
-    (tmp_path / "adapter.gguf").touch()
+    monkeypatch.setattr("edge.multimodal.projector.open_projector", lambda path: None)
+    for name in ("adapter.gguf", "draft.gguf", "eyes.gguf"):
+        (tmp_path / name).touch()
     os.link(MODEL_PATH, tmp_path / "model.gguf")
     (tmp_path / "serve.toml").write_text(PRESETS)
     file = tmp_path / "serve.toml"
@@ -59,6 +65,9 @@ def test_presets_are_models_with_names_and_options(monkeypatch: pytest.MonkeyPat
     assert house.options["repack"] is False
     assert (house.options["lora"], "lora" in plain.options) == ((f"{tmp_path}/adapter.gguf:0.5",), False)
     assert (house.think, plain.think) == (0, -1)
+    assert (house.draft, house.mmproj) == (str(tmp_path / "draft.gguf"), str(tmp_path / "eyes.gguf"))
+    assert (plain.draft, plain.mmproj) == ("auto", None)
+    assert (house.encoder, house.options["attention_window"]) == ("here", 128)
     assert (options.pinned, options.idle_unload_s) == (("house",), 90)
 
 
@@ -88,6 +97,8 @@ def test_fetched_models_are_served_as_the_others(monkeypatch: pytest.MonkeyPatch
         ('[[model]]\nname = "a"\nmodel = "{0}"\npinned = "no"', "model[0].pinned needs true or false"),
         ('[[model]]\nmodel = "{0}"', "model[0].name needs a text"),
         ('[[model]]\nname = "a"\nmodel = "{0}"\n' * 2, "model[1].name needs a name that no other model has"),
+        ('[[model]]\nname = "a"\nmodel = "{0}"\nwindow = "1MiB"', "the model 'a': --window is about a budget"),
+        ('[[model]]\nname = "a"\nmodel = "{0}"\nencoder = "here"', "the model 'a': --encoder is of a projector"),
         ("", "has no models"),
         ("[[model", "is no TOML"),
     ],
@@ -107,6 +118,14 @@ def test_presets_and_models_do_not_go_together(tmp_path: Path) -> None:
     assert "leave m.gguf out" in refused("m.gguf", "--config", str(file))[1]
     assert "write it below its [[model]]" in refused("--config", str(file), "--lora", "a")[1]
     assert refused("--config", str(tmp_path / "gone.toml"))[0] != 0
+
+
+def test_no_preset_makes_a_reproducible_server_another_one(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    for option in ('draft = "ngram"', 'prefix-cache = "1GiB"'):
+        file.write_text(f'[[model]]\nname = "a"\nmodel = "{MODEL_PATH}"\n{option}\n')
+        code, said = refused("--config", str(file), "--reproducible")
+        assert (code, f"{file}: the model 'a': --" in said, "reproducible" in said) == (2, True, True), said
 
 
 def test_the_system_prompt_of_a_preset_is_that_of_chats_without_one(tmp_path: Path) -> None:

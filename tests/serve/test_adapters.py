@@ -170,7 +170,7 @@ def test_adapters_count_in_the_room_of_a_model(tmp_path: Path, monkeypatch: pyte
         unloaded.append(name)
 
     monkeypatch.setattr(router, "_unload", unload)
-    router._models["other"], router._lifetimes.used["other"] = idle, 0
+    router._models["other"], router._lifetimes._used["other"] = idle, 0
     for more in (1, -1):
         need = 1.2 * (MODEL_PATH.stat().st_size + (1 << 22)) + more
         monkeypatch.setattr(psutil, "virtual_memory", lambda need=need: SimpleNamespace(available=need))

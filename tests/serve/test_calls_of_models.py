@@ -102,7 +102,7 @@ def test_a_grammar_of_calls_names_control_tokens(tmp_path: Path) -> None:
     parsed = conversation(HI, use, "tools <|tool_call_begin|>")
     generation = Generation(messages=HI, tools=parsed.tools, sampling=parsed.sampling, marks=parsed.marks)
     with Engine(path, replace(EXACT, context=512)) as engine:
-        processor = InputProcessor(engine)
+        processor = InputProcessor(EngineConfig(str(engine.path)), engine)
         request = processor.request(generation_json(generation, []))
         processor.close()
     assert tuple(request.marks) == tuple(parsed.marks)

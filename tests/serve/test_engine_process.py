@@ -1,9 +1,11 @@
 """Engine processes: what is asked of them, what happens where they end, and which are loaded."""
 
 import asyncio
+import gc
 import os
 import shutil
 import signal
+import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +24,7 @@ from edge.llm.scheduler import Scheduler
 from edge.serve import engine_child
 from edge.serve.answer import ProcessAnswer
 from edge.serve.client import EngineClient
-from edge.serve.engine_child import EngineChild
+from edge.serve.engine_child import EngineChild, spawn
 from edge.serve.process import ENDS_IN_A_ROW, EngineProcess
 from edge.serve.router import Router
 from edge.serve.served import Generation, Piece
@@ -258,6 +260,57 @@ def test_too_many_are_refused_and_those_there_are_answered() -> None:
 
     found = with_router(work, queue=2)
     assert found == ["3 plus 2 is 5.", "0 plus 2 is 2.", "1 plus 2 is 3."]
+
+
+def test_an_answer_in_the_background_waits_behind_a_full_queue() -> None:
+    """Else a busy server would fail what nobody waits for."""
+
+    async def work(router: Router) -> str:
+        model = await router.model(None)
+        endless = [await model.generate(ENDLESS) for _ in range(3)]
+        with pytest.raises(Overloaded):
+            await model.generate(question(9))
+        behind = await model.generate(question(3, background=True))
+        for answer in endless:
+            answer.cancel()
+        return await text(behind)
+
+    assert with_router(work, queue=0) == "3 plus 2 is 5."
+
+
+def test_a_request_for_a_model_that_was_just_unloaded_is_told_so() -> None:
+    async def work(router: Router) -> str:
+        model = await router.model(None)
+        assert await router.unload(None)
+        with pytest.raises(EngineGone, match="was just unloaded; ask again"):
+            await model.generate(question(3))
+        return await text(await (await router.model(None)).generate(question(3)))
+
+    assert with_router(work) == "3 plus 2 is 5."
+
+
+def test_a_load_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any moment of its beginning: no socket, and no process."""
+    monkeypatch.setattr(engine_child, "spawn", spawn)  # as people start it
+
+    async def give_up(n_turns: int) -> None:
+        router = Router({"demo": CONFIG})
+        loading = asyncio.ensure_future(router.model(None))
+        for _ in range(n_turns):
+            await asyncio.sleep(0)
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+
+    before = set(psutil.Process().children())
+    gc.collect()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for n_turns in range(8):
+            asyncio.run(give_up(n_turns))
+            gc.collect()
+    assert not [str(warning.message) for warning in caught if warning.category is ResourceWarning]
+    assert set(psutil.Process().children()) == before
 
 
 def test_a_model_that_cannot_be_loaded_says_why_each_time(tmp_path: Path) -> None:

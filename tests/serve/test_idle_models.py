@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,6 +122,32 @@ def test_who_waits_for_a_model_is_seen_by_others() -> None:
     run(test)
 
 
+def test_a_batch_waits_where_a_model_that_was_just_used_would_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where there is room for both, nor for a model that stays, nor once it is loaded."""
+    memory = SimpleNamespace(available=0)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+
+    async def test(router: Router, clock: Clock) -> None:
+        await router.model("a")
+        clock.now += 59
+        assert router.busy_beside("b")
+        assert not router.busy_beside("a")
+        memory.available = MODEL_PATH.stat().st_size * 2
+        assert not router.busy_beside("b")
+        memory.available = 0
+        router.keep("a", math.inf)
+        assert not router.busy_beside("b")
+        router.keep("a", None)
+        clock.now += 1
+        assert not router.busy_beside("b")
+        await router.model("b")
+        await router.model("c")
+        assert await loaded(router) == ["c"]
+        assert router.busy_beside("b")
+
+    run(test, ("a", "b", "c"))
+
+
 def test_requests_say_for_how_long_a_model_stays() -> None:
     async def test(router: Router, clock: Clock) -> None:
         for name in ("a", "b"):
@@ -219,3 +247,21 @@ def test_models_are_fetched_where_that_is_allowed() -> None:
             await router.fetch("c", lambda *done: None)
 
     run(refuses)
+
+
+def test_a_fetch_ends_with_the_server() -> None:
+    begun = threading.Event()
+
+    def fetch(name: str, progress: Callable[[int, int], None]) -> EngineConfig:
+        while True:  # a file of any size
+            progress(1, 2)
+            begun.set()
+
+    async def test(router: Router, clock: Clock) -> None:
+        fetching = asyncio.ensure_future(router.fetch("large", lambda *done: None))
+        await asyncio.to_thread(begun.wait)
+        await router.close()
+        with pytest.raises(NotAllowed, match="the server ends"):
+            await fetching
+
+    run(test, fetch=fetch)

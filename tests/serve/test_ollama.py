@@ -13,10 +13,11 @@ import pytest
 from edge.demo import MODEL_PATH
 from edge.serve.apis.fields import Fields
 from edge.serve.app import create_app
-from edge.serve.ollama import fields
+from edge.serve.ollama import answers, fields
 from edge.serve.options import ServeOptions
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
+from tests.support.helpers import calls
 
 if TYPE_CHECKING:
     from ollama import Client
@@ -167,8 +168,8 @@ def test_calls_come_whole_with_their_arguments_as_an_object(
     model.says = 'Well.<tool_call>{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}</tool_call>' * 2
     reply: Any = scripted.chat("scripted", HI, tools=[WEATHER], stream=stream)
     lines = list(reply) if stream else [reply]
-    calls = [call for line in lines for call in line.message.tool_calls or ()]
-    assert [(call.function.name, call.function.arguments) for call in calls] == [
+    called = [call for line in lines for call in line.message.tool_calls or ()]
+    assert [(call.function.name, call.function.arguments) for call in called] == [
         ("weather", {"city": "Oslo", "days": 2})
     ] * 2
     assert "".join(line.message.content or "" for line in lines) == "Well.Well."
@@ -186,14 +187,29 @@ def test_a_call_that_breaks_is_text(scripted: Client, models: ScriptedModels) ->
 def test_results_of_calls_find_their_calls(scripted: Client, models: ScriptedModels) -> None:
     """Clients of Ollama name functions, and know no ids, which templates ask for."""
     models.scripted.template = HERMES
-    calls: Any = [{"function": {"name": name, "arguments": {}}} for name in ("first", "second")]
+    two: Any = [{"function": {"name": name, "arguments": {}}} for name in ("first", "second")]
     results: Any = [{"role": "tool", "content": name, "tool_name": name} for name in ("second", "first")]
-    scripted.chat("scripted", [*HI, {"role": "assistant", "tool_calls": calls}, *results], tools=[WEATHER])
+    scripted.chat("scripted", [*HI, {"role": "assistant", "tool_calls": two}, *results], tools=[WEATHER])
     _, called, second, first = models.scripted.asked[-1].messages or ()
     ids = [call["id"] for call in called["tool_calls"]]
     assert len(set(ids)) == 2
     assert [first["tool_call_id"], second["tool_call_id"]] == ids
     assert (first["name"], second["content"]) == ("first", "second")
+
+
+def test_calls_and_results_take_time_by_their_number() -> None:
+    """Each was compared with all others, and a request of some megabytes stopped the server for hours."""
+
+    def n_calls(n: int, name: str) -> int:
+        messages = [
+            *({"role": "assistant", "tool_calls": [{"function": {"name": "a"}}]} for _ in range(n)),
+            *({"role": "tool", "content": "", "tool_name": name} for _ in range(n)),
+        ]
+        request = fields.OllamaChatRequest.model_validate({"messages": messages})
+        return calls(lambda: answers._messages(request, {}))
+
+    for name in ("a", "b"):
+        assert n_calls(400, name) < 2.2 * n_calls(200, name)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -323,7 +339,7 @@ def test_it_is_there(server: str) -> None:
 
 @pytest.mark.parametrize(
     ("keep_alive", "expected"),
-    [("5m", 300.0), ("1h30m", 5400.0), (7, 7.0), (0, 0.0), (-1, float("inf")), ("-1m", float("inf"))],
+    [("5m", 300.0), ("1h30m", 5400.0), (7, 7.0), (0, 0.0), ("0", 0.0), (-1, float("inf")), ("-1m", float("inf"))],
 )
 def test_for_how_long_a_model_stays(
     scripted: Client, models: ScriptedModels, keep_alive: str | float, expected: float

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from edge.api.config import EngineConfig
 from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
@@ -56,7 +57,7 @@ def test_others_are_answered_beside_many_rankings() -> None:
 
 def test_a_cancelled_ranking_ends_between_two_documents(tmp_path: Path) -> None:
     with Engine(decoder(tmp_path / "tiny.gguf"), EngineOptions(threads=1)) as engine:
-        loop = ServingLoop(engine, None, lambda *messages: None)
+        loop = ServingLoop(EngineConfig(str(engine.path)), engine, None, lambda *messages: None)
         loop.expect(1)
         loop.cancel(1)
         with pytest.raises(EngineError, match="cancelled before all of its texts"):

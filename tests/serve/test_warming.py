@@ -1,7 +1,6 @@
 """Prefix warming: what is computed while nobody asks is what the next prompt begins with, and no answer notices."""
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +31,7 @@ from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
 from tests.serve.test_serving_loop import WAIT_S, Replies
 from tests.support.deployments import EXACT, ONE_THREAD, deployed, own_folders, tensor
+from tests.support.helpers import until
 from tests.support.workers import worker
 
 NOON = datetime(2026, 3, 7, 12, 5, 40).timestamp()  # a Saturday
@@ -124,9 +124,13 @@ def test_energy_is_spared_on_battery_and_in_heat(
 # --- what is computed, and that no token changes ---
 
 
+def loop_of(engine: TextEngine, seconds: float, replies: Replies) -> ServingLoop:
+    return ServingLoop(EngineConfig(str(engine.path), prefix_warming=seconds), engine, None, replies.send)
+
+
 @contextmanager
 def looping(engine: TextEngine, seconds: float, replies: Replies) -> Iterator[ServingLoop]:
-    loop = ServingLoop(engine, None, replies.send, prefix_warming=seconds)
+    loop = loop_of(engine, seconds, replies)
     thread = threading.Thread(target=loop.run)
     thread.start()
     try:
@@ -152,11 +156,12 @@ def tell(loop: ServingLoop, messages: list[dict[str, Any]], text: str, at: float
 
 def until_idle(loop: ServingLoop, tokens: int) -> dict[str, Any]:
     """The counters, once as many tokens were computed."""
-    deadline = time.monotonic() + WAIT_S
-    while (counters := loop.ask("status", {})["warming"])["computed_tokens"] < tokens:
-        assert time.monotonic() < deadline, counters
-        time.sleep(0.01)
-    return dict(counters)
+
+    def counters() -> dict[str, Any]:
+        return dict(loop.ask("status", {})["warming"])
+
+    until(lambda: counters()["computed_tokens"] >= tokens, f"{tokens} tokens that were computed")
+    return counters()
 
 
 def conversation(engine: TextEngine, seconds: float) -> tuple[list[str], list[int], dict[str, Any]]:
@@ -169,12 +174,12 @@ def conversation(engine: TextEngine, seconds: float) -> tuple[list[str], list[in
         for number, question in enumerate(QUESTIONS):
             messages.append({"role": "user", "content": question})
             texts.append(answer(loop, replies, number, messages))
-            told = texts[-1] + " So the answer is the sum of the two numbers that you gave to me."
+            answer_text = texts[-1] + " So the answer is the sum of the two numbers that you gave to me."
             if seconds:
                 before = loop.ask("status", {})["warming"]["computed_tokens"]
-                tell(loop, messages, told)
+                tell(loop, messages, answer_text)
                 until_idle(loop, before + 1)
-            messages.append({"role": "assistant", "content": told})
+            messages.append({"role": "assistant", "content": answer_text})
         counters = loop.ask("status", {})["warming"]
     cached = [max(m["cached_tokens"] for m in replies.of(n, "piece") if "piece" in m) for n in range(len(QUESTIONS))]
     return texts, cached, counters
@@ -218,13 +223,13 @@ def test_a_prompt_is_computed_before_its_time_changes(engine: Engine) -> None:
     minutes without the client nothing more is computed."""
     now, replies = NOON, Replies()
     with looping(engine, 3600.0, replies) as loop:
-        made = loop._warming.warmer
-        made._clock = lambda: now
+        its_warmer = loop._warming.warmer
+        its_warmer._clock = lambda: now
         messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Hello"}]
         text = answer(loop, replies, 1, messages)
         tell(loop, messages, text)
         now = datetime(2026, 3, 7, 12, 5, 59).timestamp()
-        made._wake.set()
+        its_warmer._wake.set()
         until_idle(loop, 20)
         later = SYSTEM.replace("12:05", "12:06")
         history = [{"role": "system", "content": later}, messages[1], {"role": "assistant", "content": text}]
@@ -233,7 +238,7 @@ def test_a_prompt_is_computed_before_its_time_changes(engine: Engine) -> None:
         assert end["cached_tokens"] > 25
         assert loop.ask("status", {})["warming"]["used_tokens"] > 20
         changes = 0
-        while (wait := made.poll()) is not None and changes < 100:
+        while (wait := its_warmer.poll()) is not None and changes < 100:
             now, changes = now + wait, changes + 1
     assert changes <= warmer.MOST_CHANGES + 1
 
@@ -241,48 +246,47 @@ def test_a_prompt_is_computed_before_its_time_changes(engine: Engine) -> None:
 def test_a_time_in_seconds_ends_what_is_computed(engine: Engine) -> None:
     """Nobody knows the second of the next prompt: what stands behind it is not computed in vain."""
     with looping(engine, 3600.0, Replies()) as loop:
-        made = loop._warming.warmer
+        its_warmer = loop._warming.warmer
         system = SYSTEM.replace("12:05", "12:05:31")
         tell(loop, [{"role": "system", "content": system}, {"role": "user", "content": "Hello"}], "Hi!")
         until_idle(loop, 1)
-        (prefix,) = made._warmed
+        (prefix,) = its_warmer._warmed
         text = b"".join(engine.model.piece(token, special=True) for token in prefix.tokens).decode()
         assert text.removeprefix("<|bos|><|system|>") in "It is 12:05"
-        assert made.poll() is None
+        assert its_warmer.poll() is None
 
 
 def test_a_later_turn_of_a_conversation_takes_the_place_of_an_earlier_one(engine: Engine) -> None:
-    loop = ServingLoop(engine, None, Replies().send, prefix_warming=1.0)
-    made = loop._warming.warmer
-    made._allowance.spend(1.0)  # nothing is computed yet
+    loop = loop_of(engine, 1.0, Replies())
+    its_warmer = loop._warming.warmer
+    its_warmer._allowance.spend(1.0)  # nothing is computed yet
     chat: list[dict[str, Any]] = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
     tell(loop, chat, "Hi!")
     tell(loop, [{"role": "user", "content": "Another one"}], "Yes?")
     tell(loop, [*chat, {"role": "assistant", "content": "Hi!"}, {"role": "user", "content": "And?"}], "And what?")
-    assert [len(prefix.tokens) for prefix in made._queue] == sorted((len(p.tokens) for p in made._queue), reverse=True)
-    assert len(made._queue) == 2
+    assert [len(prefix.tokens) for prefix in its_warmer._queue] == sorted(
+        (len(p.tokens) for p in its_warmer._queue), reverse=True
+    )
+    assert len(its_warmer._queue) == 2
     for number in range(20):
         tell(loop, [{"role": "user", "content": f"Number {number}"}], "Yes?")
-    assert len(made._queue) == warmer.MOST_QUEUED
+    assert len(its_warmer._queue) == warmer.MOST_QUEUED
     loop._inputs.close()
 
 
 def test_what_is_left_of_the_allowance_ends_a_prefix(engine: Engine) -> None:
     """In the middle of it; what was computed is not lost, and the rest waits."""
     with looping(engine, 3600.0, Replies()) as loop:
-        made, now = loop._warming.warmer, 0.0
-        made._allowance = Allowance(0.001, lambda: now, lambda: True)
+        its_warmer, now = loop._warming.warmer, 0.0
+        its_warmer._allowance = Allowance(0.001, lambda: now, lambda: True)
         prompt = " ".join(f"word {n}" for n in range(100))
         announced = {"prompts": None, "text": prompt, "tools": (), "namespace": "n", "adapters": None}
         n_tokens = loop.ask("announce", announced)["tokens"]
-        deadline = time.monotonic() + WAIT_S
-        while made.counters["seconds"] == 0 or made._computing is not None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: its_warmer.counters["seconds"] > 0 and its_warmer._computing is None, "the end of the allowance")
         assert [p["state"] for p in loop.ask("announced", {"namespace": "n"})] == ["queued"]
-        assert made.counters["computed_tokens"] == 0
-        made._allowance = Allowance(3600.0, lambda: now, lambda: True)
-        made._wake.set()
+        assert its_warmer.counters["computed_tokens"] == 0
+        its_warmer._allowance = Allowance(3600.0, lambda: now, lambda: True)
+        its_warmer._wake.set()
         counters = until_idle(loop, 1)
         assert counters["computed_tokens"] == n_tokens
         assert [p["state"] for p in loop.ask("announced", {"namespace": "n"})] == ["ready"]
@@ -290,17 +294,17 @@ def test_what_is_left_of_the_allowance_ends_a_prefix(engine: Engine) -> None:
 
 def test_what_the_engine_drops_can_be_announced_again(engine: Engine) -> None:
     """As after a step that failed."""
-    loop = ServingLoop(engine, None, Replies().send, prefix_warming=1.0)
-    made = loop._warming.warmer
+    loop = loop_of(engine, 1.0, Replies())
+    its_warmer = loop._warming.warmer
     announced = {"prompts": None, "text": "What the sea is like.", "tools": (), "namespace": "n", "adapters": None}
     first = loop.ask("announce", announced)["id"]
-    made.poll()
-    assert made._computing is not None
-    made.ended(made._computing, None)
+    its_warmer.poll()
+    assert its_warmer._computing is not None
+    its_warmer.ended(its_warmer._computing, None)
     again = loop.ask("announce", announced)
     assert (again["id"] != first, again["state"]) == (True, "queued")
-    assert made.poll() is None
-    assert made._computing is not None
+    assert its_warmer.poll() is None
+    assert its_warmer._computing is not None
     loop._inputs.close()
 
 
@@ -323,13 +327,13 @@ def post(url: str, path: str, key: str = "", **body: Any) -> httpx.Response:
 def ready(url: str, key: str = "") -> list[dict[str, Any]]:
     """Return what was announced, once all of it is ready."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        data: list[dict[str, Any]] = httpx.get(f"{url}/v1/prefixes", headers=headers).json()["data"]
-        if all(prefix["state"] == "ready" for prefix in data):
-            return data
-        assert time.monotonic() < deadline, data
-        time.sleep(0.01)
+
+    def announced() -> list[dict[str, Any]]:
+        data: list[dict[str, Any]] = httpx.get(f"{url}/v1/prefixes", headers=headers, timeout=WAIT_S).json()["data"]
+        return data
+
+    until(lambda: all(prefix["state"] == "ready" for prefix in announced()), "prefixes that are ready")
+    return announced()
 
 
 def test_a_prompt_begins_with_what_was_announced() -> None:
@@ -404,9 +408,9 @@ def test_a_chat_is_told_when_it_is_complete() -> None:
         post(url, "/v1/chat/completions", messages=chat, stream=True)
         post(url, "/v1/chat/completions", messages=chat, n=2)
         post(url, "/v1/completions", prompt="Hello")
-    (told,) = models.scripted.turns
-    assert told["messages"] == [*chat, {"role": "assistant", "content": "Hello there."}]
-    assert told["following"] == [[{"role": "user", "content": text}] for text in PLACEHOLDERS]
+    (noted,) = models.scripted.turns
+    assert noted["messages"] == [*chat, {"role": "assistant", "content": "Hello there."}]
+    assert noted["following"] == [[{"role": "user", "content": text}] for text in PLACEHOLDERS]
 
 
 def test_results_follow_an_answer_that_calls() -> None:

@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import IO, Any
 
 import psutil
@@ -100,6 +100,9 @@ class _AsyncProcess:
 async def _spawn(module: str) -> tuple[_AsyncProcess, asyncio.StreamReader, asyncio.StreamWriter]:
     """As `edge.serve.engine_child.spawn`."""
     ours, theirs = socket.socketpair()
-    with theirs, open(os.devnull) as nothing:
+    with theirs, open(os.devnull) as nothing, ExitStack() as stack:
+        stack.callback(ours.close)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=MOST_LINE_BYTES)
         process = _start(module, ["--control"], [nothing.fileno(), 1, 2, theirs.fileno()])
-    return _AsyncProcess(process), *await asyncio.open_connection(sock=ours, limit=MOST_LINE_BYTES)
+        stack.pop_all()
+    return _AsyncProcess(process), reader, writer

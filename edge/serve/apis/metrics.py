@@ -14,8 +14,9 @@ _COUNTERS = {
     "prompt_tokens": "Tokens of prompts.",
     "cached_tokens": "Tokens of prompts that need not be computed.",
     "generated_tokens": "Tokens of answers.",
-    "steps": "Passes over the weights.",
+    "steps": "Passes over the weights, also for prefixes that are computed ahead and for batches.",
     "preemptions": "Answers that had to wait for others after they began.",
+    "background_preemptions": "Prefixes and answers of batches that did, which any other request preempts.",
 }
 _LATENCY = {
     "gaps": "Gaps between two tokens of an answer.",

@@ -8,9 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from email.message import Message
 from typing import Annotated, Any, Literal
 
-import anyio
 from pydantic import Field
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,7 +16,7 @@ from edge.serve.apis.fields import Fields
 from edge.serve.batches.lines import MAX_LINES, count_lines
 from edge.serve.batches.runner import ENDPOINTS, BatchRunner
 from edge.serve.batches.store import LASTS_S, Batch, StoredFile
-from edge.serve.http.bodies import BODY_S, Json, read
+from edge.serve.http.bodies import Json, read, read_body
 from edge.serve.http.errors import BadRequest
 from edge.serve.http.openapi import Endpoint
 from edge.serve.http.security import namespace_of, owner_of
@@ -85,7 +83,7 @@ def batch_endpoints(runner: BatchRunner) -> list[Endpoint]:
         if request.endpoint not in ENDPOINTS:
             raise BadRequest(f"endpoint needs to be one of {', '.join(ENDPOINTS)}", "endpoint")
         stored = await runner.do(store.file, owner_of(http.scope), request.input_file_id)
-        total = count_lines(await runner.do(store.content, stored))
+        total = await asyncio.to_thread(count_lines, await runner.do(store.content, stored))
         if not 0 < total <= MAX_LINES:
             raise BadRequest(f"a batch has 1 to {MAX_LINES} requests; this file has {total}", "input_file_id")
         lasts_s = request.output_expires_after.seconds if request.output_expires_after else LASTS_S
@@ -156,12 +154,7 @@ async def _form(http: Request) -> tuple[str, bytes, dict[str, str]]:
 
     Starlette's own parser writes large files to the disk as they are.
     """
-    kind = http.headers.get("content-type", "")
-    try:
-        with anyio.fail_after(BODY_S):
-            body = await http.body()
-    except TimeoutError:
-        raise HTTPException(408, f"the request did not come within {BODY_S:.0f} s", {"Connection": "close"}) from None
+    kind, body = http.headers.get("content-type", ""), await read_body(http)
     if not kind.startswith("multipart/form-data"):
         raise BadRequest("a file is uploaded as multipart/form-data, with the fields purpose and file", "file")
     return await asyncio.to_thread(_parsed, kind, body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def read_lines(content: bytes, endpoint: str) -> tuple[list[Line], dict[int, str
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
-    return ((number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip())
+    return ((number, line) for number, line in enumerate(io.BytesIO(content), 1) if line.strip())
 
 
 def _custom_id(value: Any) -> str:

@@ -76,12 +76,12 @@ class BatchRunner:
             batch = waiting[-1]  # the oldest
             try:
                 await self._answer_all(batch)
-            except EdgeError as error:
-                log.warning("batch failed", batch=batch.id, error=str(error))
-                await self.do(self.store.end, batch, "failed")
             except OSError as error:  # the disk is full, or gone: the next batch, or server, goes on
                 log.warning("batches stop", batch=batch.id, error=str(error))
                 return
+            except Exception as error:  # others must not wait for it for ever
+                log.warning("batch failed", batch=batch.id, error=f"{type(error).__name__}: {error}")
+                await self.do(self.store.end, batch, "failed")
 
     async def _answer_all(self, batch: Batch) -> None:
         """Answer what a batch has left, and end it. OSError, PrefixError; NotThere if its file was damaged."""
@@ -160,7 +160,7 @@ class BatchRunner:
             await asyncio.gather(answering, return_exceptions=True)
 
     def _others_ask(self, line: Line) -> bool:
-        with suppress(EdgeError):  # the line gets the error
+        with suppress(EdgeError, OSError):  # the line gets the error
             return self._models.busy_beside(line.model)
         return False
 

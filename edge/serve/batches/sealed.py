@@ -39,18 +39,24 @@ class SealedFolder:
         """Return the names of all files."""
         return sorted(path.stem for path in self._folder.glob(f"*{_SUFFIX}"))
 
-    def n_bytes(self) -> int:
-        """Return the size of all files."""
-        return sum(path.stat().st_size for path in self._folder.glob(f"*{_SUFFIX}"))
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of all files, by name."""
+        return {path.stem: path.stat().st_size for path in self._folder.glob(f"*{_SUFFIX}")}
 
     def write(self, name: str, records: Sequence[bytes]) -> None:
         """Write a file whole, in place of what it was. OSError, PrefixError."""
         write_private(self._path(name), b"".join(self._sealed(name, n, record) for n, record in enumerate(records)))
 
     def append(self, name: str, number: int, record: bytes) -> None:
-        """Append a record to a file that has so many. OSError."""
-        with self._path(name).open("ab") as file:
-            file.write(self._sealed(name, number, record))
+        """Append a record to a file that has so many, or nothing. OSError."""
+        path, content = self._path(name), self._sealed(name, number, record)
+        n_bytes = path.stat().st_size
+        try:
+            with path.open("ab") as file:
+                file.write(content)
+        except OSError:
+            os.truncate(path, n_bytes)  # no record behind a part of one can be read
+            raise
 
     def records(self, name: str) -> Iterator[bytes]:
         """Yield the records of a file, up to one that is cut off or was changed. OSError, PrefixError."""

@@ -98,8 +98,10 @@ def _public(stored: StoredFile | Batch) -> dict[str, Any]:
 class BatchStore:
     """Files and batches of a folder. For one thread at a time."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        self.clock = clock
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time, *, has_keys: bool = False) -> None:
+        """clock: seconds since 1970. has_keys: several keys share the room, and each leaves as much as it
+        takes."""
+        self.clock, self._has_keys = clock, has_keys
         self._sealed = SealedFolder(folder, owner_key)
         self._files: dict[str, StoredFile] = {}
         self._batches: dict[str, Batch] = {}
@@ -145,7 +147,7 @@ class BatchStore:
 
     def add_file(self, owner: str, filename: str, purpose: str, content: bytes, lasts_s: int = LASTS_S) -> StoredFile:
         """Keep a file. BadRequest if there is no room; OSError, PrefixError."""
-        self._check_room(len(content))
+        self._check_room(owner, len(content))
         return self._add_file(owner, filename, purpose, content, lasts_s)
 
     def _add_file(self, owner: str, filename: str, purpose: str, content: bytes, lasts_s: int) -> StoredFile:
@@ -187,7 +189,7 @@ class BatchStore:
         self, file: StoredFile, namespace: str, endpoint: str, total: int, metadata: dict[str, str] | None, lasts_s: int
     ) -> Batch:
         """Keep a new batch of so many requests in a file. BadRequest if there is no room; OSError."""
-        self._check_room(0)
+        self._check_room(file.owner, 0)
         now = int(self.clock())
         batch = Batch(
             new_id(_BATCH), file.owner, namespace, endpoint, file.id, metadata, now, now + WINDOW_S, lasts_s, total
@@ -253,14 +255,19 @@ class BatchStore:
         self._sealed.remove(name)
         del stored[name]
 
-    def _check_room(self, n_bytes: int) -> None:
-        if len(self._files) + len(self._batches) >= MAX_FILES:
-            raise BadRequest(f"there are {MAX_FILES} files and batches, which is the most; delete some", "file")
-        used = self._sealed.n_bytes()
-        if used + n_bytes > MAX_BYTES:
-            raise BadRequest(
-                f"files have {used} bytes, this one {n_bytes}, and {MAX_BYTES} are the most; delete some", "file"
-            )
+    def _check_room(self, owner: str, n_bytes: int) -> None:
+        sizes = self._sealed.sizes()
+        own = [*(file.id for file in self.files(owner)), *(batch.id for batch in self.batches(owner))]
+        own_bytes = sum(sizes.get(name, 0) for name in own)
+        n_left = MAX_FILES - len(self._files) - len(self._batches)
+        n_bytes_left = MAX_BYTES - sum(sizes.values())
+        if self._has_keys:
+            n_left, n_bytes_left = (n_left - len(own)) // 2, (n_bytes_left - own_bytes) // 2
+        if n_left < 1:
+            raise BadRequest(f"{len(own)} files and batches are yours, and no more may be; delete some", "file")
+        if n_bytes > n_bytes_left:
+            words = f"your files have {own_bytes} bytes, and {n_bytes} more have no room; delete some"
+            raise BadRequest(words, "file")
 
 
 def _note(batch: Batch, record: dict[str, Any]) -> None:

@@ -84,20 +84,8 @@ def main() -> int:
         config = EngineConfig.from_json(next(messages)["config"])
         with config.loaded(steps) as (engine, deployed, draft), ExitStack() as stack:
             drafter = speculation(draft, engine, stack.enter_context, steps)
-            loop = ServingLoop(
-                engine,
-                deployed,
-                control.send,
-                drafter,
-                reproducible=config.reproducible,
-                targets=config.latency_targets(),
-                think=config.think,
-                spm_infill=config.spm_infill,
-                system=config.system,
-                prefix_warming=config.prefix_warming,
-                encoder=stack.enter_context(media_encoder(config, engine, steps)),
-                media_urls=config.media_urls,
-            )
+            encoder = stack.enter_context(media_encoder(config, engine, steps))
+            loop = ServingLoop(config, engine, deployed, control.send, drafter, encoder)
             control.send({"ready": loop.status()})
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()
             loop.run()

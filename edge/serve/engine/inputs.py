@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from edge.api.config import MediaUrls
+from edge.api.config import EngineConfig
 from edge.constraints.constraint import never_given_up
 from edge.errors import ContextFull, SamplingError
 from edge.llm.interface import TextEngine
@@ -26,7 +26,6 @@ from edge.serve.engine.texts import Tokenizer
 from edge.serve.served import INTRODUCES
 from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate
-from edge.thinking.format import AUTO
 from edge.thinking.tracker import Thinking
 from partition.model.generation import generates
 
@@ -37,29 +36,15 @@ _MOST_WINDOWED = 1 << 20  # tokens; that many take about a second to tokenize
 class InputProcessor:
     """Renders chats, tokenizes texts, and checks both. Any thread may use it."""
 
-    def __init__(
-        self,
-        engine: TextEngine,
-        *,
-        reproducible: bool = False,
-        think: int = AUTO,
-        spm_infill: bool = False,
-        system: str = "",
-        encoder: MediaEncoder | None = None,
-        media_urls: MediaUrls = "",
-    ) -> None:
-        """reproducible: without a seed of its own, a request's seed is its number among the answers to one prompt.
-        think: tokens of thoughts, for requests that do not say. spm_infill: as `spm` of InfillPrompts. system: system
-        prompt of chats that have none. encoder: of pictures and sounds. media_urls: where files are fetched
-        from, too."""
-        self._engine, self._reproducible, self._think, self._system = engine, reproducible, think, system
-        self._encoder, self._media_urls = encoder, media_urls
+    def __init__(self, config: EngineConfig, engine: TextEngine, encoder: MediaEncoder | None = None) -> None:
+        """config: of the engine. encoder: of pictures and sounds."""
+        self._config, self._engine, self._encoder = config, engine, encoder
         # Of one request, and of an answer that does not say. A window keeps the ends of what is longer.
         self._most_answer = min(engine.context, engine.shape.context_length or engine.context)
         self._most_tokens = self._most_answer if engine.states.attention.window is None else _MOST_WINDOWED
         self._tokenizer = Tokenizer(engine.model, engine.file)
         self._renderer_lock, self._renderer = threading.Lock(), TemplateProcess()
-        self._infill = InfillPrompts(engine.model, engine.path.name, spm=spm_infill)
+        self._infill = InfillPrompts(engine.model, engine.path.name, spm=config.spm_infill)
         self._ranking = RankingPrompts(engine.model, engine.file, self._tokenizer)
         self._bos = self._special("bos")
         self.template = ChatTemplate.for_model(engine.file.metadata, self._bos, self._special("eos"), self._renderer)
@@ -88,7 +73,8 @@ class InputProcessor:
         if sampling.get("lark") and generation["marks"]:
             sampling = {**sampling, "lark": with_control_tokens(sampling["lark"], self._engine.model)}
         biases = {int(token): bias for token, bias in sampling.get("logit_bias", {}).items()}
-        seed = {"seed": generation["place"]} if self._reproducible else {}
+        # Of the answers to one prompt each has a seed of its own.
+        seed = {"seed": generation["place"]} if self._config.reproducible else {}
         return Request(
             prompt,
             min(room, max_tokens or self._most_answer),
@@ -111,7 +97,7 @@ class InputProcessor:
         messages, most = generation["messages"], self._most_tokens
         if messages is not None:
             self._tokenizer.check_messages(messages, most)
-            think = self._think if generation["think"] is None else generation["think"]
+            think = self._config.think if generation["think"] is None else generation["think"]
             text, tokens, media = self._chat(
                 messages, generation["tools"], generation["variables"], think, generation["media"], given_up
             )
@@ -147,7 +133,7 @@ class InputProcessor:
             add_special = is_first and adds_bos
             return self._tokenizer.tokenize(part, self._most_tokens, add_special=add_special, parse_special=True)
 
-        files = files_of(media, self._media_urls)
+        files = files_of(media, self._config.media_urls)
         own = encoded(self._encoder, files, len(media), self._most_tokens, given_up)
         return text, *tokens_with(text, own, tokenize)
 
@@ -208,8 +194,8 @@ class InputProcessor:
         think: int | None = None,
     ) -> str:
         """Return the text of a chat's prompt. think: tokens of thoughts; None: the default. TemplateError."""
-        think = self._think if think is None else think
-        messages = with_system(messages, self._system)
+        think = self._config.think if think is None else think
+        messages = with_system(messages, self._config.system)
         with self._renderer_lock:
             return self.template.render(messages, tools=tools, variables=variables, think=think)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from edge.api.config import MediaUrls
+from edge.api.config import EngineConfig
 from edge.constraints.constraint import never_given_up
 from edge.deployment.deployed import DeployedModel
 from edge.errors import EngineError
@@ -16,7 +16,6 @@ from edge.llama.llama import Model
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.requests import Event, Running
 from edge.llm.scheduler import Scheduler
-from edge.llm.step_budget import LatencyTargets
 from edge.multimodal.encoder import MediaEncoder
 from edge.serve.engine.embedder import MOST_TOKENS, Embedder
 from edge.serve.engine.inputs import InputProcessor
@@ -25,7 +24,6 @@ from edge.serve.engine.status import EngineStatus, Statistics
 from edge.serve.messages import error_json, logprob_json
 from edge.serve.warming.allowance import Allowance
 from edge.serve.warming.requests import WarmingRequests
-from edge.thinking.format import AUTO
 
 T = TypeVar("T")
 GivenUp = Callable[[], bool]  # whether nobody waits any more
@@ -36,48 +34,35 @@ class ServingLoop:
 
     def __init__(
         self,
+        config: EngineConfig,
         engine: TextEngine,
         deployed: DeployedModel | None,
         send: Callable[..., None],
         drafter: Drafter | None = None,
-        *,
-        reproducible: bool = False,
-        targets: LatencyTargets | None = None,
-        think: int = AUTO,
-        spm_infill: bool = False,
-        system: str = "",
         encoder: MediaEncoder | None = None,
-        media_urls: MediaUrls = "",
-        prefix_warming: float = 0.0,
     ) -> None:
-        """send: sends messages to the server. drafter: drafts tokens. reproducible: a request shares nothing with
-        requests before it, and without a seed of its own its seed is its number among the answers to one prompt.
-        targets: of latency. think: tokens of thoughts, for requests that do not say. spm_infill, system, encoder
-        and media_urls: as of InputProcessor. prefix_warming: seconds of an hour that prefixes may be computed for while
-        nobody asks."""
-        self._targets = targets
+        """config: of the engine, by which it was loaded. send: sends messages to the server. drafter: drafts tokens.
+        encoder: of pictures and sounds."""
         self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
+        self._targets = config.latency_targets()
         self._new_scheduler = partial(
-            Scheduler, engine, keep=not reproducible, drafter=drafter, admitted=self._admitted, targets=targets
+            Scheduler,
+            engine,
+            keep=not config.reproducible,
+            drafter=drafter,
+            admitted=self._admitted,
+            targets=self._targets,
         )
         self._scheduler = self._new_scheduler()
         self._jobs = EngineJobs()
         self._numbers: dict[int, int] = {}  # the scheduler's number of a request to the server's
         self._requests: dict[int, Running] = {}  # by the server's number
         self._preparing: dict[int, threading.Event] = {}  # for requests that have not begun: set if cancelled
-        self._inputs = InputProcessor(
-            engine,
-            reproducible=reproducible,
-            think=think,
-            spm_infill=spm_infill,
-            system=system,
-            encoder=encoder,
-            media_urls=media_urls,
-        )
+        self._inputs = InputProcessor(config, engine, encoder)
         self._about = EngineStatus(engine, deployed, self._inputs.template.source)
         self._embedder = Embedder(engine.model, engine.shape.context_length or engine.context, engine.threads)
         self._statistics = Statistics()
-        allowance = Allowance(prefix_warming)
+        allowance = Allowance(config.prefix_warming)
         self._warming = WarmingRequests(self._inputs, lambda: self._scheduler, self._jobs.put, allowance)
         self._handlers: dict[str, Callable[..., Any]] = {
             "tokenize": engine.model.tokenize,
@@ -109,7 +94,7 @@ class ServingLoop:
 
     def _step(self) -> None:
         scheduler, counters = self._scheduler, self._statistics.counters
-        passes, preemptions = scheduler.passes, scheduler.preemptions
+        passes, preemptions = scheduler.passes, dict(scheduler.preemptions)
         began = time.monotonic()
         try:
             with self._jobs.timed():
@@ -118,7 +103,8 @@ class ServingLoop:
             self._fail(error)
             return
         counters["steps"] += scheduler.passes - passes
-        counters["preemptions"] += scheduler.preemptions - preemptions
+        for ground, counter in (("foreground", "preemptions"), ("background", "background_preemptions")):
+            counters[counter] += scheduler.preemptions[ground] - preemptions[ground]
         self._warming.stepped(events, time.monotonic() - began)
         events = [event for event in events if event.request in self._numbers]
         if events:  # a part of a prompt has none, and the server need not wake for it

@@ -13,6 +13,9 @@ from edge.deployment.deployed import DeployedModel
 from edge.llm.interface import TextEngine, memory_news
 from partition.model.generation import reranks
 
+_COUNTERS = (
+    "prompt_tokens", "cached_tokens", "generated_tokens", "steps", "preemptions", "background_preemptions",
+)  # fmt: skip
 _RATE_S = 5.0  # window of the tokens per second
 
 
@@ -20,7 +23,7 @@ class Statistics:
     """The keys `tokens_per_s` and `counters` of ServedModel.status, counted by the engine thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.counters = dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens", "steps", "preemptions"), 0)
+        self.counters = dict.fromkeys(_COUNTERS, 0)
         self._clock = clock
         self._times: deque[float] = deque()  # of the tokens of the last seconds
 

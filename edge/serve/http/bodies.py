@@ -40,14 +40,18 @@ def to_json(value: Any) -> str:
     return _ENCODER.encode(value)
 
 
-async def read(request: Request, model: type[R]) -> R:
-    """Return the validated body. ValidationError for errors in it, HTTPException if it does not arrive."""
+async def read_body(request: Request) -> bytes:
+    """Return the whole body. HTTPException if it does not arrive."""
     try:
         with anyio.fail_after(BODY_S):
-            body = await request.body()
+            return await request.body()
     except TimeoutError:
         raise HTTPException(408, f"the request did not come within {BODY_S:.0f} s", {"Connection": "close"}) from None
-    return model.model_validate_json(body)
+
+
+async def read(request: Request, model: type[R]) -> R:
+    """Return the validated body. ValidationError for errors in it, HTTPException if it does not arrive."""
+    return model.model_validate_json(await read_body(request))
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -51,19 +51,23 @@ def answers(api: Api[R], models: ServedModels, ping_s: float) -> Callable[[Reque
     """Return the endpoint of an API."""
 
     async def endpoint(http: Request) -> Response:
-        request = await read(http, api.request)
-        beginning = asyncio.ensure_future(_begun(api, models, request, namespace_of(http.scope)))
-        try:
-            has_pings = bool(request.stream) and not api.lines
-            await unless_gone(http, _known(beginning, STATUS_S if has_pings else None))
-            if request.stream:  # while a model is being loaded, the stream has pings
-                return EventStream(api, _sent(api, request, beginning), beginning, ping_s if has_pings else NEVER_S)
-            return Json(await unless_gone(http, _whole(api, request, beginning.result())))
-        except BaseException:
-            _end(beginning)
-            raise
+        return await answer(api, models, http, await read(http, api.request), ping_s)
 
     return endpoint
+
+
+async def answer(api: Api[R], models: ServedModels, http: Request, request: R, ping_s: float = NEVER_S) -> Response:
+    """Answer a request that was read. The errors of `_begun`."""
+    beginning = asyncio.ensure_future(_begun(api, models, request, namespace_of(http.scope)))
+    try:
+        has_pings = bool(request.stream) and not api.lines
+        await unless_gone(http, _known(beginning, STATUS_S if has_pings else None))
+        if request.stream:  # while a model is being loaded, the stream has pings
+            return EventStream(api, _sent(api, request, beginning), beginning, ping_s if has_pings else NEVER_S)
+        return Json(await unless_gone(http, _whole(api, request, beginning.result())))
+    except BaseException:
+        _end(beginning)
+        raise
 
 
 async def background_answer(api: Api[R], models: ServedModels, request: R, namespace: str) -> Event | Sequence[Event]:

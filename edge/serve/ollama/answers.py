@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import time
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
@@ -80,23 +82,32 @@ def _messages(request: OllamaChatRequest, media: dict[str, str]) -> list[Message
     """Return messages in the form of templates; `media` gets their pictures, by marks. Calls and their results belong
     together by ids, which Ollama need not have: a result is that of the first call of its name that has none."""
     messages: list[Message] = []
-    open_calls: list[tuple[str, str]] = []  # id and name
+    calls: defaultdict[str | None, deque[str]] = defaultdict(deque)  # ids by the name of the function; None: all
+    answered: set[str] = set()
+    numbers = itertools.count()
     for message in request.messages:
         content = behind_pictures(message.content, message.images, media)
         values: dict[str, Any] = {"role": message.role, "content": content}
         if message.thinking:
             values["reasoning_content"] = message.thinking
         if message.tool_calls:
-            first = sum(len(other.get("tool_calls", ())) for other in messages)
+            ids = [call.id or f"call{next(numbers):05}" for call in message.tool_calls]
+            functions = [call.function.to_json() for call in message.tool_calls]
             values["tool_calls"] = [
-                {"id": call.id or f"call{n:05}", "type": "function", "function": call.function.to_json()}
-                for n, call in enumerate(message.tool_calls, first)
+                {"id": call_id, "type": "function", "function": function}
+                for call_id, function in zip(ids, functions, strict=True)
             ]
-            open_calls += [(call["id"], call["function"]["name"]) for call in values["tool_calls"]]
+            answered -= set(ids)
+            calls[None] += ids
+            for call_id, function in zip(ids, functions, strict=True):
+                calls[function["name"]].append(call_id)
         if message.role == "tool":
-            of_name = (own for own in open_calls if message.tool_name in (None, own[1]))
-            called = message.tool_call_id or next((own for own, _ in of_name), None)
-            open_calls = [own for own in open_calls if own[0] != called]
+            waiting = calls[message.tool_name]
+            while waiting and waiting[0] in answered:
+                waiting.popleft()
+            called = message.tool_call_id or (waiting[0] if waiting else None)
+            if called is not None:
+                answered.add(called)
             names = {"tool_call_id": called, "name": message.tool_name}
             values |= {key: value for key, value in names.items() if value is not None}
         messages.append(values)

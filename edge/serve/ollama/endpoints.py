@@ -17,7 +17,7 @@ from edge.serve.apis.api import Api
 from edge.serve.apis.embeddings import EmbeddingsRequest, embeddings
 from edge.serve.http.bodies import Json, read, to_json, unless_gone
 from edge.serve.http.errors import error_body, failure
-from edge.serve.http.generating import NEVER_S, answers
+from edge.serve.http.generating import answer
 from edge.serve.http.openapi import Endpoint
 from edge.serve.ollama import models as listing
 from edge.serve.ollama.answers import CHAT, TEXT, timestamp
@@ -51,14 +51,12 @@ def ollama_endpoints(models: ServedModels) -> list[Endpoint]:
     """Return the endpoints of Ollama's API."""
 
     def generating(api: Api[Any]) -> Endpoint:
-        answer = answers(api, models, NEVER_S)
-
         async def handle(http: Request) -> Response:
             request = await read(http, api.request)
             models.keep(request.model, request.keep_s)
             if _is_empty(request):
                 return Json(await unless_gone(http, _load(request, models)))
-            return await answer(http)
+            return await answer(api, models, http, request)
 
         return Endpoint("POST", api.path, api.summary, handle, api.request)
 
@@ -81,9 +79,9 @@ def ollama_endpoints(models: ServedModels) -> list[Endpoint]:
             return Json({"status": "success"})
         return StreamingResponse(_fetched(request.named, models), media_type="application/x-ndjson")
 
-    def get(path: str, summary: str, answer: Callable[[], Awaitable[Any]]) -> Endpoint:
+    def get(path: str, summary: str, value: Callable[[], Awaitable[Any]]) -> Endpoint:
         async def handle(_http: Request) -> Response:
-            return Json(await answer())
+            return Json(await value())
 
         return Endpoint("GET", path, f"{summary}, as Ollama has it.", handle)
 

@@ -30,7 +30,7 @@ from edge.serve.http.errors import BadRequest
 # Defaults of Ollama.
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0}
 HUBS = ("hf.co/", "huggingface.co/")  # before the names of models on the hub
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")  # of a duration, as Go writes it
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 _clock = time.monotonic_ns
@@ -50,8 +50,8 @@ def _seconds(value: float | str) -> float:
     """Return the seconds of a number, or of a duration such as "1h30m"; infinity if it is below 0."""
     if isinstance(value, str):
         sign, text = (-1, value[1:]) if value.startswith("-") else (1, value)
-        parts = _PART.findall(text)
-        if "".join(number + unit for number, unit in parts) != text or not parts:
+        parts = [("0", "s")] if text == "0" else _PART.findall(text)  # 0 alone needs no unit
+        if text not in ("0", "".join(number + unit for number, unit in parts)) or not parts:
             raise PydanticCustomError("duration", 'needs seconds, or a duration such as "5m" or "-1s"')
         value = sign * sum(float(number) * _SECONDS[unit] for number, unit in parts)
     return math.inf if value < 0 else value
@@ -118,7 +118,6 @@ class AnswerRequest(StayingModel, GeneratingRequest):
 
     # A conversation that is too long is an error in any case.
     ignored = GeneratingRequest.ignored | {"truncate", "shift"}
-    refused: ClassVar[Refused] = GeneratingRequest.refused
     _arrived: int = PrivateAttr(default_factory=lambda: _clock())
     _loaded: int = PrivateAttr(0)
     _context: int = PrivateAttr(0)  # tokens that a request may have

@@ -227,7 +227,7 @@ def test_requests_that_share_steps(folder: Path) -> None:
             drafter = speculating(predictor)
             with Scheduler(engine, drafter=drafter) as scheduler:
                 assert scheduler.run(requests) == plain
-                assert scheduler.preemptions
+                assert scheduler.preemptions["foreground"]
             assert drafter.stats.accepted > 20
 
 

@@ -97,7 +97,7 @@ def test_requests_wait_again_where_the_context_is_short_and_go_on_with_the_same_
             scheduler = Scheduler(engine, keep=True)
             numbers = [scheduler.add(request) for request in given]
             found = answered(scheduler)
-            assert scheduler.preemptions > 0
+            assert scheduler.preemptions["foreground"] > 0
             expected = [Scheduler(engine).run([request])[0] for request in given]
             assert [found[number] for number in numbers] == expected
 

@@ -138,7 +138,7 @@ def test_drafts_make_nobody_wait(synthetic: Synthetic) -> None:
         drafter = known(requests, plain, 1)
         with Scheduler(engine, drafter=drafter) as scheduler:
             assert scheduler.run(requests) == [tokens(one) for one in plain]
-            assert scheduler.preemptions == 0
+            assert scheduler.preemptions["foreground"] == 0
     assert drafter.stats.drafted > 20
 
 
