@@ -16,8 +16,8 @@ from edge.errors import EdgeError
 
 # Options of the command that a model may have for itself.
 OPTIONS = (
-    "batch", "context", "draft", "flash-attention", "gpu-layers", "io-chunk", "io-threads", "kv-type", "lora", "memory",
-    "prefix-cache", "repack", "spm-infill", "think", "threads", "verify", "window",
+    "batch", "context", "draft", "encoder", "flash-attention", "gpu-layers", "io-chunk", "io-threads", "kv-type", "lora",
+    "memory", "mmproj", "prefix-cache", "repack", "spm-infill", "think", "threads", "verify", "window",
 )  # fmt: skip
 KEYS = ("name", "model", "system", "pinned", *OPTIONS)
 
@@ -93,7 +93,7 @@ def _words(table: Table, key: str, folder: Path) -> list[str]:
     values = value if isinstance(value, list) and key == "lora" else [value]
     if not all(isinstance(part, str | int | float) for part in values):
         table.refuse(key, "needs a text or a number")
-    return [f"--{key}={_beside(folder, part) if key == 'lora' else part}" for part in map(str, values)]
+    return [f"--{key}={_beside(folder, part) if key in ('lora', 'mmproj') else part}" for part in map(str, values)]
 
 
 def _beside(folder: Path, spec: str) -> str:
