@@ -15,26 +15,16 @@ predicted from measurements of these devices. Needs root. By default on a random
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
-import tempfile
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ROOT, LeftOut, Section, bench, parser_of, table
-from devices.lab.config import parse_lab
-from devices.lab.control_group import ControlGroup
+from benchmarks.beside_worker import beside_worker
+from benchmarks.harness import Section, bench, parser_of, table
 from edge.demo import MODEL_PATH
 from edge.models import synth
 from edge.models.presets import SHAPES
-from tests.support.lab import Lab
 
-SIDE = ROOT / "benchmarks" / "phases_side.py"
-RUN_S = 900.0  # for one setting
 SHAPE = "qwen2.5-0.5b"
 SETTINGS: dict[str, dict[str, Any]] = {
     # least: how many times as soon the first token is to come; shares: of the prompt's layers, the owner's first, where
@@ -67,37 +57,16 @@ def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 def measured(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """One setting."""
     setting = SETTINGS[name]
-    if not args.tiny and os.geteuid() != 0:
-        raise LeftOut("links and parts of cores need root; --tiny goes without")
-    device: dict[str, Any] = {"name": "other", "threads": max(1, round(setting["other"]))}
-    lab = {"device": [device if args.tiny else {**device, "cpu": setting["other"]}]}
-    if not args.tiny:
-        lab["link"] = [setting["link"]]
-    with Lab(parse_lab(lab), folder / "lab") as up, tempfile.TemporaryDirectory() as own:
-        asked = {
-            "model": str(args.model.resolve()),
-            "worker": up.addresses["other"],
-            "shares": setting["shares"],
-            "prompt": 64 if args.tiny else 1000,
-            "rounds": 1 if args.tiny else args.rounds,
-            "tiny": args.tiny,
-        }
-        folders = {f"XDG_{kind}_HOME": f"{own}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "STATE")}
-        command = [sys.executable, str(SIDE), json.dumps(asked)]
-        group = nullcontext() if args.tiny else ControlGroup(f"edge-phases-{os.getpid()}", cores=setting["own"])
-        # Closing the group ends what is in it: the process has ended by then.
-        with group as part, subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **folders}, stdout=subprocess.PIPE
-        ) as side:  # fmt: skip
-            if part is not None:
-                part.add(side.pid)
-            try:
-                printed, _ = side.communicate(timeout=RUN_S)
-            finally:
-                side.kill()
-    if side.returncode:
-        raise SystemExit(f"the owner's process ended with {side.returncode}; its last words are above")
-    plans: dict[str, dict[str, Any]] = json.loads(printed)
+    asked = {
+        "model": str(args.model.resolve()),
+        "shares": setting["shares"],
+        "prompt": 64 if args.tiny else 1000,
+        "rounds": 1 if args.tiny else args.rounds,
+    }
+    cores = {key: setting[key] for key in ("own", "other")}
+    plans: dict[str, dict[str, Any]] = beside_worker(
+        "phases_side", asked, folder, link=setting["link"], tiny=args.tiny, **cores
+    )
     return {"plans": plans, "least": setting["least"], "ratio": plans["one"]["ttft_s"] / plans["phases"]["ttft_s"]}
 
 

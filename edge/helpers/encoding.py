@@ -11,7 +11,7 @@ from edge.cluster.preflight import check_memory
 from edge.errors import EngineError
 from edge.helpers.device import HelperDevice, LoadedHelper
 from edge.llama.llama import Model
-from edge.multimodal.encoder import WAIT_S, RawMedia
+from edge.multimodal.encoder import WAIT_S, EncoderEnded, RawMedia
 from edge.multimodal.projector import open_projector
 from edge.slices.local import OwnSlices
 from edge.tasks import SILENT, AggregateProgress, Steps
@@ -104,7 +104,7 @@ class EncoderDevice(HelperDevice[LoadedEncoder]):
         super().__init__(address, insecure=insecure, steps=steps)
 
     def encode(self, data: bytes) -> RawMedia | None:
-        """Return what a file becomes; None while the device is lost. MediaError where the file cannot be used."""
+        """As `EncodingDevice.encode`."""
         loaded = self._loaded
         if loaded is None:
             return None
@@ -112,6 +112,9 @@ class EncoderDevice(HelperDevice[LoadedEncoder]):
             return loaded.encode(data)
         except TransportError as error:
             self._lose(loaded, error)
+            return None
+        except EncoderEnded as error:  # it may lack memory that is here; a file that ends both costs one error
+            self._steps.say(f"{self.name} could not encode a picture or sound, and this device does: {error}")
             return None
 
     def _new(self, fleet: Fleet) -> LoadedEncoder:

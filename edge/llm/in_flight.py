@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.constraints.constraint import Mask
-from edge.errors import EdgeError, SamplingError
+from edge.errors import EdgeError, MediaError, SamplingError
 from edge.llm.interface import Drafter, TextEngine, VerifyResult
 from edge.llm.requests import Event, Running, token_logprobs
 from edge.llm.sampler import LogitsRequest
@@ -332,7 +332,7 @@ def _next(running: Running, logits: NDArray[np.float32]) -> Event:
     )
 
 
-def end_event(running: Running, reason: str, error: SamplingError | None = None) -> Event:
+def end_event(running: Running, reason: str, error: SamplingError | MediaError | None = None) -> Event:
     """The end of a request without a token, with all that was held back of its answer."""
     thought, text = running.continuation.rest()
     return Event(

@@ -16,7 +16,7 @@ from edge.llm.interface import RemotePrompt, TextEngine
 from edge.llm.options import SINKS
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Former, Slot, check_prompt, common_prefix, is_full
-from edge.multimodal.media import EmbeddingRows, behind, text_of
+from edge.multimodal.media import EmbeddingRows, behind, has_rows, text_of
 from edge.thinking.tracker import Thinking
 
 _NO_LIMIT = 1 << 60
@@ -79,7 +79,7 @@ class Event:
     logprobs: TokenLogprobs | None = None
     stop_string: str | None = None  # that ended it
     cached_tokens: int = 0  # of its prompt: that need not be computed
-    error: SamplingError | None = None  # why its constraint cannot be followed any further
+    error: SamplingError | MediaError | None = None  # why it cannot go on: its constraint, or its pictures elsewhere
     thought: str = ""  # more of what the model thinks, which is no part of `text`
     thought_tokens: int = 0  # of the answer so far
 
@@ -172,6 +172,11 @@ class Running:
             self.remote.release()
             self.remote = None
 
+    @property
+    def has_pending_media(self) -> bool:
+        """True if rows of pictures or sounds are still to be submitted."""
+        return bool(self.request.media) and has_rows(self.tokens[len(self.tokens) - self.pending :])
+
     def tell_prefill(self) -> None:
         """Say how far the prompt is, until the answer begins."""
         if self.request.on_prefill is not None and not self.answer:
@@ -211,7 +216,7 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
         if request.max_tokens is None:  # no context ends it
             request = replace(request, max_tokens=engine.context)
     prompt, most = request.prompt, request.max_tokens
-    _check_media(request.media, engine)
+    check_media(request.media, engine)
     scales_of(engine.adapters, request.adapters)  # for its errors, before anything is made
     if most is None or request.stays is not None or engine.states.attention.window is not None:
         check_prompt(prompt, engine)
@@ -238,7 +243,7 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
         raise
 
 
-def _check_media(media: Sequence[EmbeddingRows], engine: TextEngine) -> None:
+def check_media(media: Sequence[EmbeddingRows], engine: TextEngine) -> None:
     """MediaError where an engine cannot take a picture."""
     if media and (problem := getattr(engine, "media_problem", "")):
         raise MediaError(problem)

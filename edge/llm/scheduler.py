@@ -22,10 +22,10 @@ from contextlib import suppress
 
 from edge.closing import Closing
 from edge.constraints.constraint import never_given_up
-from edge.errors import EdgeError, EngineError
+from edge.errors import EdgeError, EngineError, MediaError
 from edge.llm.in_flight import InFlight, Rows, end_event, in_one_graph, room
 from edge.llm.interface import Drafter, TextEngine
-from edge.llm.requests import Event, Request, Running, check_window, only_background, prepare
+from edge.llm.requests import Event, Request, Running, check_media, check_window, only_background, prepare
 from edge.llm.slots import Slots
 from edge.llm.step_budget import Came, LatencyTargets, StepBudget
 from partition.predict.drafts import most_windows
@@ -240,6 +240,11 @@ class Scheduler(Closing):
         for running in [candidate for candidate in self._ready if candidate.fills_context]:
             if not running.shift():
                 self._events.append(self._ended(running, "length"))
+        for running in [candidate for candidate in self._ready if candidate.has_pending_media]:
+            try:
+                check_media(running.request.media, self.engine)  # another engine may have taken over since `prepare`
+            except MediaError as error:
+                self._events.append(self._ended(running, "error", error))
         if self.drafter is not None:
             if self._submit_windows(self.drafter):
                 return False
@@ -365,9 +370,9 @@ class Scheduler(Closing):
                 if event.finish_reason is not None:
                     self._free(next(running for running in self.running if running.number == event.request))
 
-    def _ended(self, running: Running, finish_reason: str) -> Event:
+    def _ended(self, running: Running, finish_reason: str, error: MediaError | None = None) -> Event:
         """End a request without a token, and free what it had."""
-        event = end_event(running, finish_reason)
+        event = end_event(running, finish_reason, error)
         self._in_flight.cancel(running)
         self._free(running)
         return event

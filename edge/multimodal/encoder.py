@@ -30,11 +30,16 @@ MOST_HELD = 256 << 20  # bytes of embeddings that are kept for later turns
 RawMedia = tuple[dict[str, Any], bytes]  # an answer of `edge.multimodal.child`, and the bytes that follow it
 
 
+class EncoderEnded(MediaError):
+    """The process that encodes ended during a file: the system ended it, or the file did."""
+
+
 class EncodingDevice(Protocol):
     """Another device that encodes."""
 
     def encode(self, data: bytes) -> RawMedia | None:
-        """Return what a file becomes; None while the device is lost. MediaError where the file cannot be used."""
+        """Return what a file becomes; None while the device is lost, or where its process ended during this file.
+        MediaError where the file cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,8 @@ class MediaEncoder(Closing):
         return Media(tuple(tokens), tuple(rows))
 
     def _ask(self, message: dict[str, Any], data: bytes = b"") -> RawMedia:
-        """Return an answer, and the bytes that follow it. MediaError; the process is ended where it did not answer."""
+        """Return an answer, and the bytes that follow it. MediaError; EncoderEnded. The process is ended where it did
+        not answer."""
         try:
             self._stream.write(json.dumps(message).encode() + b"\n" + data)
             self._stream.flush()
@@ -164,7 +170,7 @@ class MediaEncoder(Closing):
             self.close()  # this answer was not read: the next file would take it for its own
             raise
         if answer is None or len(rest) != answer["bytes"]:
-            raise MediaError(f"it cannot be encoded: the process for that {self._ending()}")
+            raise EncoderEnded(f"it cannot be encoded: the process for that {self._ending()}")
         if "error" in answer:
             raise MediaError(answer["error"])
         return answer, rest

@@ -8,7 +8,7 @@ A request is a CONTROL frame, and the file in DATA frames of up to PART_BYTES:
 | 4-7   | uint32: bytes of the file |
 
 The answer is a CONTROL frame with JSON as `edge.multimodal.child` writes it, and the arrays it tells of in DATA frames.
-All little-endian.
+An error has "ended": true where the process that encodes ended during the file. All little-endian.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from edge.errors import MediaError
 from edge.multimodal.decoding import MOST_BYTES
-from edge.multimodal.encoder import MediaEncoder, RawMedia
+from edge.multimodal.encoder import EncoderEnded, MediaEncoder, RawMedia
 from edge.multimodal.media import MOST_ROWS
 from edge.parallel.follower import IDLE_S
 from transport.errors import ProtocolError
@@ -45,8 +45,8 @@ class RemoteEncoder:
         self._link, self._width, self._n_vocab = link, width, n_vocab
 
     def encode(self, data: bytes, timeout_s: float) -> RawMedia:
-        """Return what a file becomes. MediaError where it cannot be used. A TransportError if the link breaks, or the
-        answer takes longer than `timeout_s` or is not valid; the encoder cannot be used any more then."""
+        """Return what a file becomes. MediaError where it cannot be used; EncoderEnded. A TransportError if the link
+        breaks, or the answer takes longer than `timeout_s` or is not valid; the encoder cannot be used any more then."""
         try:
             self._link.send(_HEAD.pack(_ENCODE, 0, 0, len(data)), Kind.CONTROL)
             _send(self._link, data)
@@ -62,7 +62,7 @@ class RemoteEncoder:
             self._link.close()
             raise
         if error is not None:
-            raise MediaError(str(error)[:1000])
+            raise (EncoderEnded if answer.get("ended") is True else MediaError)(str(error)[:1000])
         return answer, rest
 
     def end(self) -> None:
@@ -85,7 +85,7 @@ def follow(encoder: MediaEncoder, link: Link) -> None:
         try:
             answer, rest = encoder.encode_raw(data)
         except MediaError as error:
-            answer, rest = {"error": str(error)}, b""
+            answer, rest = {"error": str(error), "ended": isinstance(error, EncoderEnded)}, b""
         link.send(json.dumps(answer).encode(), Kind.CONTROL)
         _send(link, rest)
 

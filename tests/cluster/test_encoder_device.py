@@ -115,6 +115,33 @@ def test_its_loss_leaves_the_picture_as_it_was(
         assert re.match("one encodes no more, and this device does: .*(went away|killed by SIGKILL)", line)
 
 
+def test_a_process_that_ends_there_leaves_the_picture_as_it_was(
+    one: Worker, files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that encodes, and not the worker's engine process: the next picture is sent there again."""
+    steps = Heard()
+    with MediaEncoder(*files["mrope"]) as here:
+        expected = [here.encode(png(seed)) for seed in (1, 2)]
+    with (
+        EncoderDevice(one.address, EncoderFiles.open(*files["mrope"]), steps=steps) as device,
+        MediaEncoder(*files["mrope"], device=device) as there,
+    ):
+        [child] = [child for child in one.children() if "edge.multimodal.child" in child.cmdline()]
+        child.suspend()  # so that it has not answered before it is killed
+        assert device._loaded is not None
+        link = device._loaded.link
+        receive = link.receive
+        with monkeypatch.context() as changed:
+            changed.setattr(link, "receive", lambda *how: (child.kill(), receive(*how))[1])
+            assert same(there.encode(png(1)), expected[0])
+        assert there.pid is not None
+        received = link.received_bytes
+        assert same(there.encode(png(2)), expected[1])
+        assert link.received_bytes > received
+        [line] = steps.lines
+        assert line.startswith("one could not encode a picture or sound, and this device does: ")
+
+
 def test_it_is_taken_back(tmp_path: Path, files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helper, "AGAIN_S", 0.01)
     steps = Heard()

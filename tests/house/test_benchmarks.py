@@ -27,6 +27,7 @@ SECTIONS = {
     "bench_mtp": ("one", "tensor", "stages", "paged"),
     "bench_paging": ("limit", "mmap", "keeps-up", "experts"),
     "bench_phases": ("strong", "equal"),
+    "bench_pictures": (),
     "bench_planner": (),
     "bench_plans": (),
     "bench_pool": (),

@@ -1,6 +1,7 @@
 """Prompts with pictures and sounds on several ranks: as on one device."""
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 from edge.errors import MediaError
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
+from edge.llm.requests import Event, Request
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
 from edge.parallel.engine import DistributedEngine
 from tests.support import projectors
 from tests.support.multimodal import BATCH, CONTEXT, encoded, open_projector, prompt_around
 from tests.support.ranks_here import ranks_here
+from tests.support.replaceable import Mortal, replaceable
 
 OPTIONS = EngineOptions(context=CONTEXT, batch=BATCH, threads=1)
 TWO_RANKS: dict[str, Any] = {"shares": (1.0, 1.0), "parallel": "tensor"}
@@ -54,7 +56,9 @@ def turns(engine: Engine | DistributedEngine, prompt: list[int]) -> list[np.ndar
     return [slot.prefill(tokens).copy() for tokens in (prompt, [*prompt, *more], [*prompt[:-2], *more])]
 
 
-def test_a_picture_for_more_layers_than_the_first_stage_has_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", ["before", "behind"])
+def test_a_picture_for_more_layers_than_the_first_stage_has_is_refused(lost: str, tmp_path: Path) -> None:
+    """Also where an engine that took it is lost: before its rows are computed, or behind them."""
     model_file = projectors.text_model("deepstack")
     model_file.pairs["qwen3vl.n_deepstack_layers"] = ("u32", 2)
     text = model_file.write(tmp_path / "text.gguf")
@@ -62,9 +66,20 @@ def test_a_picture_for_more_layers_than_the_first_stage_has_is_refused(tmp_path:
     native, model = open_projector(text, projector)
     with closing(native), closing(model):
         tokens, media = encoded("deepstack", native)
-    with (
-        ranks_here(text, {**TWO_STAGES, "shares": (1.0, 2.0)}, OPTIONS, tmp_path) as ranks,
-        Scheduler(ranks) as scheduler,
-        pytest.raises(MediaError, match="first 2 layers of this model, and the first stage has 1"),
-    ):
-        scheduler.add(Request(tokens, 1, media=media))
+    refused = pytest.raises(MediaError, match="first 2 layers of this model, and the first stage has 1")
+    request, two = Request(tokens, 4, media=media, ends=False), replace(OPTIONS, sequences=2)
+    with ranks_here(text, {**TWO_STAGES, "shares": (1.0, 2.0)}, two, tmp_path) as ranks:
+        with Scheduler(ranks) as scheduler, refused:
+            scheduler.add(request)
+        first = Mortal(text, two)
+        first.lives = 0 if lost == "before" else 2
+        with closing(first), Scheduler(replaceable(first, lambda error: ranks)) as scheduler:
+            number, other = scheduler.add(request), scheduler.add(Request([5, 6, 7], 4, ends=False))
+            events: list[Event] = []
+            while scheduler.busy:
+                events += scheduler.step()
+    assert first.failed is not None
+    last = {event.request: event for event in events}
+    assert last[other].finish_reason == "length"
+    with refused:
+        raise last[number].error or AssertionError(last[number])

@@ -1,0 +1,107 @@
+"""The owner's process of bench_pictures.py: plans, encodes pictures there and here, and prints times."""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from edge.cluster.fleet import by_device, device
+from edge.deployment.deploy import deploy
+from edge.helpers.encoding import EncoderFiles
+from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions
+from edge.llm.requests import Request
+from edge.llm.scheduler import Scheduler
+from edge.multimodal.encoder import Media, MediaEncoder
+from edge.planning.choice import PlanChoice
+from edge.planning.choose import arrange, work_options
+from edge.planning.encoder_place import encoder_device, planned
+from edge.survey.cluster import Cluster
+from edge.tasks import SILENT
+from partition.predict.predict import predict
+from tests.support.measuring import measure_briefly
+
+TEXT = 24  # tokens behind the picture
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    if asked["tiny"]:
+        measure_briefly(pytest.MonkeyPatch())
+    print(json.dumps(run(Path(asked["model"]), Path(asked["projector"]), asked["worker"], asked["rounds"])))
+
+
+def run(path: Path, projector: Path, worker: str, rounds: int) -> dict[str, Any]:
+    """Predicted and measured seconds of a picture on both devices, and of the first token."""
+    files = EncoderFiles.open(path, projector)
+    pictures = pictures_of(files.projector.metadata["clip.vision.image_size"])
+    times, place = planned("auto", files, [worker], insecure=True, threads=1)
+    options = EngineOptions(threads=1, context=place.rows + 4 * TEXT)
+    with Cluster([worker], insecure=True) as cluster:
+        work = replace(work_options(path, options, "tcp", "f32"), prompt_tokens=place.rows + TEXT)
+        planner = arrange(path, cluster, work).planner
+        assert planner is not None
+        plan = by_device(planner.front(("ttft",))[0][0].plan)
+        speeds = {device(speed.device): speed for speed in planner.speeds}
+        ttft_s = predict(plan, planner.work, speeds, planner.links).ttft_s
+        assert ttft_s is not None
+        with (
+            deploy(PlanChoice(path, plan, "ttft"), cluster, options) as model,
+            encoder_device("auto", files, [worker], insecure=True, threads=1, steps=SILENT) as encoding,
+            MediaEncoder(path, projector, device=encoding) as encoder,
+        ):
+            each = [answered(model.engine, encoder, next(pictures)) for _ in range(rounds + 1)][1:]
+    with MediaEncoder(path, projector) as here:
+        here_s = [encoded(here, next(pictures))[1] for _ in range(rounds + 1)][1:]
+    encode_s, first_s = (statistics.median(column) for column in zip(*each, strict=True))
+    seconds = {
+        f"a picture on {place.name}": {"predicted": place.total_s, "measured": encode_s},
+        "a picture on the owner": {"predicted": times.devices[0].total_s, "measured": statistics.median(here_s)},
+        "first token": {"predicted": ttft_s + place.total_s, "measured": first_s},
+    }
+    return {"seconds": seconds, "encoder": place.name, "layers": [len(stage.layers) for stage in plan.stages]}
+
+
+def pictures_of(side: Any) -> Iterator[bytes]:
+    """Yield square pictures of noise, each another. side: points."""
+    for seed in range(1000):
+        data = io.BytesIO()
+        pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
+        Image.fromarray(pixels).save(data, "PNG")
+        yield data.getvalue()
+
+
+def encoded(encoder: MediaEncoder, data: bytes) -> tuple[Media, float]:
+    """Return what a picture becomes, and the seconds that took."""
+    began = time.perf_counter()
+    media = encoder.encode(data)
+    return media, time.perf_counter() - began
+
+
+def answered(engine: TextEngine, encoder: MediaEncoder, data: bytes) -> tuple[float, float]:
+    """Return the seconds to the embeddings of a picture, and from the start to the first token."""
+    began = time.perf_counter()
+    media, encode_s = encoded(encoder, data)
+    text = np.random.default_rng().integers(3, engine.model.n_vocab, TEXT).tolist()
+    request = Request([*media.tokens, *text], 1, ends=False, media=media.rows, namespace=secrets.token_hex(8))
+    with Scheduler(engine) as scheduler:
+        scheduler.add(request)
+        while not any(event.token_id is not None for event in scheduler.step()):
+            pass
+    return encode_s, time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()
