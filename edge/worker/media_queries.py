@@ -46,7 +46,7 @@ class RemoteEncoder:
 
     def encode(self, data: bytes, timeout_s: float) -> RawMedia:
         """Return what a file becomes. MediaError where it cannot be used; EncoderEnded. A TransportError if the link
-        breaks, or the answer takes longer than `timeout_s` or is not valid; the encoder cannot be used any more then."""
+        breaks, or the answer takes longer than `timeout_s` or is not valid: the encoder is of no use then."""
         try:
             self._link.send(_HEAD.pack(_ENCODE, 0, 0, len(data)), Kind.CONTROL)
             _send(self._link, data)
