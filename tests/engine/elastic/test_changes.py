@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge.api.config import EngineConfig
 from edge.elastic.sizes import Preference, Sizes
 from edge.errors import EngineError, Interrupted, NotEnoughMemory, WeightsError
 from edge.llama.buffers import Weight
@@ -142,7 +143,7 @@ def test_the_preference_decides_between_fewer_bits_and_paging(
 def test_a_server_says_what_changed(bundled: Elastic) -> None:
     memory, replies = Memory(1 << 30), Replies()
     with engine_in(memory, bundled.path, replace(OPTIONS, context=256)) as (engine, weights):
-        loop = ServingLoop(engine, None, replies.send)
+        loop = ServingLoop(EngineConfig(str(bundled.path)), engine, None, replies.send)
         thread = run(loop)
         memory.is_now(weights, budgets(weights.sizes)[2])
         begin(loop, 1, prompt="Hello", max_tokens=2)
