@@ -60,9 +60,12 @@ def _mimo(folder: Path) -> Path:
 
 
 def plant(predictor: Predictor, answers: Answers, acceptance: float, seed: int = 0) -> Callable[[], int]:
-    """Let the drafts of a predictor, all of which it still computes, be right with this probability: each is replaced
-    by what the model will answer, or by another token. Returns how many were drafted so far."""
+    """Let the drafts of a predictor, all of which it still computes, be right in this part of each answer's places:
+    each is replaced by what the model will answer, or by another token. Returns how many were drafted so far."""
     compute, rng, drafted = predictor.propose, np.random.default_rng(seed), [0]
+    is_right = {
+        prompt: rng.permutation(len(answer)) < round(acceptance * len(answer)) for prompt, answer in answers.items()
+    }
 
     def propose(sequence: int, text: Tokens, start: int, n: int, assumed: Sequence[int] = ()) -> list[int]:
         drafts = compute(sequence, text, start, n, assumed)
@@ -72,7 +75,7 @@ def plant(predictor: Predictor, answers: Answers, acceptance: float, seed: int =
         at = len(text) + len(assumed) - len(prompt)
         right = answers[prompt][at : at + len(drafts)]
         drafted[0] += len(right)
-        return [token if rng.random() < acceptance else token ^ 1 for token in right]
+        return [token ^ int(not is_right[prompt][at + i]) for i, token in enumerate(right)]
 
     predictor.propose = propose  # type: ignore[method-assign]
     return lambda: drafted[0]

@@ -153,11 +153,23 @@ class Conversation:
         parts: tuple[float, ...],
         delay_s: float,
         n_tokens: int,
+        seed: int = 0,
+        draft_s: float = 0.0,
     ) -> None:
+        """draft_s: of each draft, on the first stage."""
         self.engine = StagedModel(
             vocabulary, len(parts), 4096, lambda rows: 0.1 * costs.get(rows, rows), parts, delay_s
         )
-        self.drafter = Speculation(lambda: Sometimes(right), "sometimes", clock=lambda: self.engine.now_s)
+        drafts = Sometimes(right, seed)
+        compute = drafts.draft
+
+        def timed(n: int, assumed: Sequence[int] = ()) -> list[int]:
+            drafted = compute(n, assumed)
+            self.engine.now_s += draft_s * len(drafted)
+            return drafted
+
+        drafts.draft = timed  # type: ignore[method-assign]
+        self.drafter = Speculation(lambda: drafts, "sometimes", clock=lambda: self.engine.now_s)
         responses = generate(one_slot(self.engine, self.drafter), PROMPT, GREEDY, max_tokens=n_tokens)
         next(responses)
         began = self.engine.now_s
@@ -186,6 +198,23 @@ def test_where_stages_are_alike_windows_pay(vocabulary: llama.Model) -> None:
     """Rows are dear here, so that none would be drafted in one window."""
     for setting, least in (("two stages", 1.2), ("two stages, 20 ms round trip", 1.2), ("three stages", 1.3)):
         assert Conversation(vocabulary, 0.75, STEEP, *SETTINGS[setting], 300).of_plain > least
+
+
+def test_where_drafts_keep_a_stage_no_more_windows_are_tried_than_pay(vocabulary: llama.Model) -> None:
+    """Near what plans count on, with what is learned first, though more windows would keep the first stage for longer
+    than their drafts are worth."""
+    costs, draft_s, delay_s = {1: 1.0, 2: 1.56, 4: 2.41, 8: 5.2}, 0.047, 0.03
+    times = [
+        Draft("any", 0.9, rows, draft_s, windows=windows).token_s(
+            0.1 * costs[rows] + 2 * delay_s, 0.05 * costs[rows] + rows * draft_s
+        )
+        for rows in costs
+        for windows in (1, 2, 4)
+    ]
+    gains = [
+        Conversation(vocabulary, 0.9, costs, (0.5, 0.5), delay_s, 300, seed, draft_s).of_plain for seed in range(6)
+    ]
+    assert sum(gains) / len(gains) >= 0.9 * (0.1 + 2 * delay_s) / min(times)
 
 
 def test_drafts_that_are_never_right_turn_it_off(vocabulary: llama.Model) -> None:
