@@ -281,7 +281,7 @@ def engine_of(section: str, path: Path, folder: Path, threads: int) -> Iterator[
 
 
 def pass_s(engine: TextEngine, prompt: list[int], answer: list[int]) -> dict[int, float]:
-    """Seconds of a pass of each size along the answer, each of whose tokens has experts of its own: the mean, as experts
+    """Seconds of a pass of each size along the answer, each of whose tokens has experts of its own: the mean, as those
     that are not in memory count, too."""
     engine.kv_clear()
     slot, times = Slot(engine), dict[int, float]()

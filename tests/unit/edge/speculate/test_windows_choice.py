@@ -262,3 +262,15 @@ def test_windows_that_take_longer_are_left() -> None:
             choice.verified(VerifyResult(rows, 1, False, False, windows, 1, 1), 0.2)
     assert 0 < sum(windows > 1 for windows in shapes) <= 4
     assert shapes[:2] == [1, 1]
+
+
+@pytest.mark.parametrize(("next_s", "most"), [(0.05, 4), (0.07, 2)], ids=["a link is waited for", "a stage is busy"])
+def test_more_windows_are_tried_where_those_in_flight_wait_for_links(next_s: float, most: int) -> None:
+    """Of two windows in flight each takes half of a pass alone, or longer, as a stage has no more time."""
+    choice, shapes = WindowChoice(RowChoice(0.9)), []
+    for _ in range(12):
+        shapes.append(choice.shape(1, 4))
+        rows, windows = shapes[-1]
+        alone = windows == 1
+        choice.verified(VerifyResult(rows, 1, alone, alone, windows, 1, int(not alone)), 0.1 if alone else next_s)
+    assert max(windows for _, windows in shapes) == most
