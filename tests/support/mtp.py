@@ -87,15 +87,11 @@ class PassClock:
     def __init__(self, engine: Engine, predictor: Predictor, costs: dict[int, float], draft_s: float) -> None:
         """costs: seconds of a pass, by its rows. draft_s: of a draft."""
         self.now = 0.0
-        submit, decode, propose, take_in = engine.submit, engine.decode, predictor.propose, predictor.take_in
+        submit, propose, take_in = engine.submit, predictor.propose, predictor.take_in
 
         def timed_submit(tokens, *rows, **how):  # type: ignore[no-untyped-def]
             submit(tokens, *rows, **how)
             self.now += passes(len(tokens))
-
-        def timed_decode(tokens, *rows, **how):  # type: ignore[no-untyped-def]
-            self.now += passes(len(tokens))
-            return decode(tokens, *rows, **how)
 
         def passes(rows: int) -> float:
             return next((cost for size, cost in costs.items() if size >= rows), rows / 8)
@@ -108,7 +104,7 @@ class PassClock:
             self.now += predictor.behind(sequence, text, start, whole=whole) * draft_s / 4
             take_in(sequence, text, start, whole=whole)
 
-        engine.submit, engine.decode = timed_submit, timed_decode  # type: ignore[method-assign]
+        engine.submit = timed_submit  # type: ignore[method-assign]
         predictor.propose = timed_propose  # type: ignore[method-assign,assignment]
         predictor.take_in = timed_take_in  # type: ignore[method-assign]
 
