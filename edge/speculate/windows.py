@@ -79,8 +79,8 @@ class WindowChoice:
     def _faster(self, alone: int, most_rows: int, most_windows: int, accepted: float) -> Shape | None:
         """The best shape of several windows, if it is clearly faster than one of `alone` rows."""
         best = self.best(most_rows, most_windows, accepted)
-        one = tokens_a_pass(accepted, alone) / self.rows.cost(alone)
-        return best if best is not None and clearly_faster(self._speed(best, accepted), one, by=DRAFT) else None
+        alone_speed = tokens_a_pass(accepted, alone) / self.rows.cost(alone)
+        return best if best is not None and clearly_faster(self._speed(best, accepted), alone_speed, by=DRAFT) else None
 
     def verified(self, window: VerifyResult, seconds: float) -> None:
         """A window is over, so long after it was begun, or after the one before it."""
