@@ -135,25 +135,33 @@ class ModelRunner(Closing):
             )
         if options.memory is None:
             return load_mapped(
-                self.path, self.shape, sizes,
+                self.path,
+                self.shape,
+                sizes,
                 adapters=self.adapters.files,
                 threads=self.threads,
                 repack=options.repack,
                 on_gpu=options.gpu_layers,
                 most_on_gpu=options.most_gpu_layers,
                 rows=new_batch if self._generates else None,
-                hooks=hooks, progress=progress,
-            )  # fmt: skip
+                hooks=hooks,
+                progress=progress,
+            )
         return load_within(
-            self.file, self.shape, _budget(options, options.memory, sizes, self.shape, embeddings), sizes,
+            self.file,
+            self.shape,
+            _budget(options, options.memory, sizes, self.shape, embeddings),
+            sizes,
             adapters=self.adapters.files,
             choose_batch=options.batch is None,
             threads=self.threads,
             repack=options.repack is not False,
             tokens=not embeddings,
-            hooks=hooks, progress=progress, accounted=accounted,
+            hooks=hooks,
+            progress=progress,
+            accounted=accounted,
             load=loader(options.least_memory, options.prefer),
-        )  # fmt: skip
+        )
 
     def decode_rows(self, rows: llama.Batch, n: int) -> None:
         """Compute the first `n` rows of a batch as filled in by the caller: any positions and sequences."""
