@@ -135,25 +135,33 @@ class ModelRunner(Closing):
             )
         if options.memory is None:
             return load_mapped(
-                self.path, self.shape, sizes,
+                self.path,
+                self.shape,
+                sizes,
                 adapters=self.adapters.files,
                 threads=self.threads,
                 repack=options.repack,
                 on_gpu=options.gpu_layers,
                 most_on_gpu=options.most_gpu_layers,
                 rows=new_batch if self._generates else None,
-                hooks=hooks, progress=progress,
-            )  # fmt: skip
+                hooks=hooks,
+                progress=progress,
+            )
         return load_within(
-            self.file, self.shape, _budget(options, options.memory, sizes, self.shape, embeddings), sizes,
+            self.file,
+            self.shape,
+            _budget(options, options.memory, sizes, self.shape, embeddings),
+            sizes,
             adapters=self.adapters.files,
             choose_batch=options.batch is None,
             threads=self.threads,
             repack=options.repack is not False,
             tokens=not embeddings,
-            hooks=hooks, progress=progress, accounted=accounted,
+            hooks=hooks,
+            progress=progress,
+            accounted=accounted,
             load=loader(options.least_memory, options.prefer),
-        )  # fmt: skip
+        )
 
     def decode_rows(self, rows: llama.Batch, n: int) -> None:
         """Compute the first `n` rows of a batch as filled in by the caller: any positions and sequences."""
@@ -267,19 +275,20 @@ class Engine(PlacedRows, ModelRunner):
     ) -> NDArray[np.float32]:
         """Compute tokens at positions start, start + 1, ... of a sequence, and keep their keys and values.
 
-        outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array. They are
-        views or copies that hold until the next decode. top: the caller needs only so many of the largest logits, and
-        as many of what the mask of each row with logits allows; here all are there at no cost. adapters: scales of
-        its adapters, (): without any; None: those that the options say.
+        outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array. top: the
+        caller needs only so many of the largest logits, and as many of what the mask of each row with logits allows;
+        here all are there at no cost. adapters: scales of its adapters, (): without any; None: those that the options
+        say.
         """
         n = len(tokens)
         check_room(n, start, self.rows.capacity, self.context)
         gives = np.full(n, outputs == "all", np.int8)
         gives[-1] = outputs != "none"
-        self._step(tokens, np.arange(start, start + n), np.full(n, sequence), gives, adapters)
-        if outputs == "all":
-            return np.stack([self._context.logits(i) for i in range(n)])
-        return self._context.logits(-1) if outputs == "last" else np.empty(0, np.float32)
+        self.submit(tokens, np.arange(start, start + n), np.full(n, sequence), gives, adapters=adapters)
+        if outputs == "none":
+            return np.empty(0, np.float32)
+        rows = self._submitted.pop()
+        return rows if outputs == "all" else rows[0]
 
     def submit(
         self,
@@ -294,18 +303,6 @@ class Engine(PlacedRows, ModelRunner):
     ) -> None:
         """Decode rows of any sequences and positions, all arrays [n]. `collect` returns the logits of those marked in
         `outputs`, in the order of submission. On one device nothing is left to wait for then."""
-        self._step(tokens, positions, sequences, outputs, adapters)
-        if giving := outputs.nonzero()[0].tolist():
-            self._submitted.append(np.array([self._context.logits(i) for i in giving]))
-
-    def _step(
-        self,
-        tokens: Sequence[int] | NDArray[np.int32],
-        positions: NDArray[np.int_],
-        sequences: NDArray[np.int_],
-        outputs: NDArray[np.int8],
-        adapters: Scales | None,
-    ) -> None:
         n, is_text = len(tokens), tokens[0] >= 0
         rows = self.rows if is_text else self.embedding_batch
         self.place_rows(rows, tokens, positions, sequences)
@@ -316,6 +313,8 @@ class Engine(PlacedRows, ModelRunner):
         self.decode_rows(rows, n)
         if self.listener is not None and is_text:
             self.listener(rows.tokens[:n], rows.positions[:n], rows.sequences[:n], self.hidden.rows(n))
+        if giving := outputs.nonzero()[0].tolist():
+            self._submitted.append(np.array([self._context.logits(i) for i in giving]))
 
     def listen(self, listener: HiddenListener) -> None:
         """Give the hidden states of later steps to `listener`. EngineError where this llama.cpp has none."""

@@ -8,7 +8,8 @@ takes, in the mean,
     (1 - a^r) first + a^r next        passes of its rows alone, and gives as many tokens as one
 
 `first` and `next` are measured for each number of windows. Before they are, `first` is 1, and `next` the best that can
-be, one by the number of windows: a trial finds out.
+be, one by the number of windows: a trial finds out. More windows are tried only where those that follow come as soon as
+windows that wait for links do, in one part of `first` for each: else they wait for a stage, or for drafts.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ Shape = tuple[int, int]
 
 _KEPT = 8  # times of each kind
 _LONGEST = 3.0  # passes alone that one of them counts at most: a bad moment is one of eight
+_WAITS = 1.1  # times such a part of `first` that `next` may take where more windows are tried
 _LEAST_ALONE = 2  # windows before any others
 _ALONE = 64  # windows until one has the stages to itself again, so that it is known what that takes
 _WAIT = 64  # windows until what was measured and left is tried again; doubles
@@ -52,11 +54,18 @@ class WindowChoice:
         self._times: dict[int, _Times] = defaultdict(_Times)  # by windows
         self._before: VerifyResult | None = None
         self._windows = self._alone = 0  # numbers of the last window, and of the last that was alone
+        self._last: Shape = 1, 1  # of windows, as it was chosen last
 
     def shape(self, most_rows: int, most_windows: int) -> Shape:
         """Shape of the next windows."""
+        self._last = self._shape(most_rows, most_windows)
+        return self._last
+
+    def _shape(self, most_rows: int, most_windows: int) -> Shape:
         rows, alone = self.rows.rows(most_rows), self.rows.best(most_rows)
-        due = self._windows < _LEAST_ALONE or self._windows - self._alone >= _ALONE
+        if self._windows - self._alone >= _ALONE:
+            return alone, 1
+        due = self._windows < _LEAST_ALONE
         if most_windows == 1 or due or not self.rows.plain_s or not self.rows.seconds(rows):
             return rows, 1
         accepted = self.rows.accepted
@@ -70,8 +79,8 @@ class WindowChoice:
     def _faster(self, alone: int, most_rows: int, most_windows: int, accepted: float) -> Shape | None:
         """The best shape of several windows, if it is clearly faster than one of `alone` rows."""
         best = self.best(most_rows, most_windows, accepted)
-        one = tokens_a_pass(accepted, alone) / self.rows.cost(alone)
-        return best if best is not None and clearly_faster(self._speed(best, accepted), one, by=DRAFT) else None
+        alone_speed = tokens_a_pass(accepted, alone) / self.rows.cost(alone)
+        return best if best is not None and clearly_faster(self._speed(best, accepted), alone_speed, by=DRAFT) else None
 
     def verified(self, window: VerifyResult, seconds: float) -> None:
         """A window is over, so long after it was begun, or after the one before it."""
@@ -83,7 +92,11 @@ class WindowChoice:
             return
         alone_s = self._alone_s(window.rows)
         self.rows.learned(window.right, window.looked_at, window.used, min(seconds, _LONGEST * (alone_s or seconds)))
-        if window.windows == 1 or not alone_s or before is None or before.windows != window.windows:
+        # Beside it another window was drafted, and went through the stages: of the same shape, or it says nothing.
+        is_steady = (
+            before is not None and before.windows == window.windows and (window.rows, window.windows) == self._last
+        )
+        if window.windows == 1 or not alone_s or before is None or not is_steady:
             return
         times = self._times[window.windows]
         times.last = self._windows
@@ -102,8 +115,8 @@ class WindowChoice:
             fastest = max(((size, windows) for size in sizes), key=speed, default=None)
             if fastest is None or (best is not None and speed(fastest) <= speed(best)):
                 break
-            best = fastest
-            if not self._times[windows].next:
+            best, times = fastest, self._times[windows]
+            if not times.next or fmean(times.next) > _WAITS * fmean(times.first or [1.0]) / windows:
                 break
             windows *= 2
         return best

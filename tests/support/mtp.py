@@ -60,9 +60,12 @@ def _mimo(folder: Path) -> Path:
 
 
 def plant(predictor: Predictor, answers: Answers, acceptance: float, seed: int = 0) -> Callable[[], int]:
-    """Let the drafts of a predictor, all of which it still computes, be right with this probability: each is replaced
-    by what the model will answer, or by another token. Returns how many were drafted so far."""
+    """Let the drafts of a predictor, all of which it still computes, be right in this part of each answer's places:
+    each is replaced by what the model will answer, or by another token. Returns how many were drafted so far."""
     compute, rng, drafted = predictor.propose, np.random.default_rng(seed), [0]
+    is_right = {
+        prompt: rng.permutation(len(answer)) < round(acceptance * len(answer)) for prompt, answer in answers.items()
+    }
 
     def propose(sequence: int, text: Tokens, start: int, n: int, assumed: Sequence[int] = ()) -> list[int]:
         drafts = compute(sequence, text, start, n, assumed)
@@ -72,7 +75,7 @@ def plant(predictor: Predictor, answers: Answers, acceptance: float, seed: int =
         at = len(text) + len(assumed) - len(prompt)
         right = answers[prompt][at : at + len(drafts)]
         drafted[0] += len(right)
-        return [token if rng.random() < acceptance else token ^ 1 for token in right]
+        return [token ^ int(not is_right[prompt][at + i]) for i, token in enumerate(right)]
 
     predictor.propose = propose  # type: ignore[method-assign]
     return lambda: drafted[0]
@@ -84,15 +87,11 @@ class PassClock:
     def __init__(self, engine: Engine, predictor: Predictor, costs: dict[int, float], draft_s: float) -> None:
         """costs: seconds of a pass, by its rows. draft_s: of a draft."""
         self.now = 0.0
-        submit, decode, propose, take_in = engine.submit, engine.decode, predictor.propose, predictor.take_in
+        submit, propose, take_in = engine.submit, predictor.propose, predictor.take_in
 
         def timed_submit(tokens, *rows, **how):  # type: ignore[no-untyped-def]
             submit(tokens, *rows, **how)
             self.now += passes(len(tokens))
-
-        def timed_decode(tokens, *rows, **how):  # type: ignore[no-untyped-def]
-            self.now += passes(len(tokens))
-            return decode(tokens, *rows, **how)
 
         def passes(rows: int) -> float:
             return next((cost for size, cost in costs.items() if size >= rows), rows / 8)
@@ -105,7 +104,7 @@ class PassClock:
             self.now += predictor.behind(sequence, text, start, whole=whole) * draft_s / 4
             take_in(sequence, text, start, whole=whole)
 
-        engine.submit, engine.decode = timed_submit, timed_decode  # type: ignore[method-assign]
+        engine.submit = timed_submit  # type: ignore[method-assign]
         predictor.propose = timed_propose  # type: ignore[method-assign,assignment]
         predictor.take_in = timed_take_in  # type: ignore[method-assign]
 

@@ -62,7 +62,7 @@ def mortal(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in ("decode", "submit", "collect", "kv_remove", "kv_copy", "kv_shift", "kv_clear"):
+for _name in ("submit", "collect", "kv_remove", "kv_copy", "kv_shift", "kv_clear"):
     setattr(Mortal, _name, mortal(_name))
 
 

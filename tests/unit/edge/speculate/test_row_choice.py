@@ -101,7 +101,7 @@ def test_what_is_seen_beside_single_rows_decides_whether_dear_rows_are_tried() -
 
 def test_rows_of_unknown_cost_have_their_chance_where_few_drafts_are_right() -> None:
     choice = RowChoice()
-    for _ in range(200):
+    for _ in range(40):
         choice.watched(False)
         if (rows := choice.rows(MOST_ROWS)) > 1:
             break
