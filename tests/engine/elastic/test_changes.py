@@ -4,10 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,7 +19,9 @@ from edge.errors import EngineError, Interrupted, NotEnoughMemory, WeightsError
 from edge.llama.buffers import Weight
 from edge.llm.engine import Engine
 from edge.llm.sampler import SamplingParams
+from edge.paging.arena import ElasticArena
 from edge.paging.load import load_stub
+from edge.paging.window import Piece
 from edge.quantization.gguf import quantize
 from edge.serve.engine.loop import ServingLoop
 from edge.speculate.factory import model_with
@@ -186,6 +190,32 @@ def test_memory_that_others_take_in_the_middle_of_a_change_is_not_used(elastic: 
         memory.is_now(weights, at[0], WAIT_S)
         engine.decode([8], len(PROMPT) + 1)
         assert (weights.choice.number, weights.plan.pages) == (0, False)
+
+
+def test_memory_that_others_take_while_weights_arrive_is_not_filled(elastic: Callable[[str], Elastic]) -> None:
+    """What did not arrive is given back before less is loaded, and then all that is left has room."""
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        at = budgets(weights.sizes)
+        memory.is_now(weights, at[2])
+        engine.decode(PROMPT, 0)
+        memory.is_now(weights, at[0], WAIT_S)
+        kept = []
+
+        def given_back(pieces: Collection[Piece], keep_only: Callable[[Collection[Piece]], None]) -> None:
+            keep_only(pieces)
+            arena = weights._arena
+            assert isinstance(arena, ElasticArena)
+            kept.append(arena._spaces.keys() == arena._arrived)
+            memory.free, memory.now_s = at[2], memory.now_s + 1  # what the look saw is gone
+            weights.look()  # nothing is concluded from memory of which a part is on its way
+
+        assert isinstance(weights._arena, ElasticArena)
+        with mock.patch.object(weights._arena, "keep_only", partial(given_back, keep_only=weights._arena.keep_only)):
+            engine.decode([7], len(PROMPT))
+        assert kept
+        assert all(kept)
+        assert not weights._due
 
 
 def test_weights_change_while_nothing_is_computed_also_after_an_interrupted_pass(
