@@ -1,14 +1,15 @@
 """A model whose bits follow the memory there is, beside reloading the file of another size.
 
-    python benchmarks/bench_elastic.py [--only change|follow] [--work DIR] [--model NAME] [--json [FILE]]
+    python benchmarks/bench_elastic.py [--only change|follow|chat] [--work DIR] [--model NAME] [--json [FILE]]
 
 | section | question                                                                                          |
 | change  | how much sooner does the next token come than from the file of that size, loaded anew?            |
 | follow  | when the limit of its memory group is lowered and raised, how soon does the process follow?       |
+| chat    | likewise `edge chat`, in the middle of an answer: does it complete, and what does a token take?   |
 
 Both sides of `change` have the same conversation, which the reloaded file has to compute again; caches are dropped
-before each. `follow` needs root and memory groups. Files with random weights (1b, 8b) are written to DIR, in q8_0, q4_0
-and q2_k; trained weights (SmolLM2-135M) are quantized there to q8_0, q5_0 and q4_0.
+before each. `follow` and `chat` need root and memory groups of version 1. Files with random weights are written to DIR:
+1b in q8_0, q4_0 and q2_k, 8b in q3_k and q2_k; trained weights (SmolLM2-135M) are quantized there to q8_0, q5_0, q4_0.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import argparse
 import statistics
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.elastic_chat import CASES, chatted, limit, show_chat
 from benchmarks.harness import GIB, MIB, LeftOut, Section, bench, parser_of, table
 from benchmarks.paging_runs import MODELS
 from benchmarks.processes import Grouped, memory_group
@@ -37,7 +38,8 @@ from tests.real.weights import SMOLLM2
 SIDE = Path(__file__).with_name("elastic_side.py")
 HISTORY = 512  # tokens of the conversation
 RUN_S = 600.0
-MIXES, TRAINED_MIXES = ("q8_0", "q4_0", "q2_k"), ("q8_0", "q5_0", "q4_0")
+MIXES = {"smollm2": ("q8_0", "q5_0", "q4_0"), "8b": ("q3_k", "q2_k")}  # of others:
+OTHER_MIXES = ("q8_0", "q4_0", "q2_k")
 NAMES = ("tiny", "smollm2", "1b", "8b")
 LEAST = 400 * MIB  # of every model but the 8B, which has 1.4 GiB
 DOWN_S, UP_S = 3.0, 16.0  # of decoding before the limit is lowered; from then until it has been raised again
@@ -62,13 +64,12 @@ def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def files(work: Path, name: str) -> list[Path]:
     """The elastic file of a model, and its sizes alone, the largest first."""
-    trained = name == "smollm2"
-    static = [work / f"{name}-{mix}.gguf" for mix in (TRAINED_MIXES if trained else MIXES)]
+    static = [work / f"{name}-{mix}.gguf" for mix in MIXES.get(name, OTHER_MIXES)]
     for path in static:
         if path.exists():
             continue
         mix = path.stem.rpartition("-")[2]
-        if trained:
+        if name == "smollm2":
             quantize(GgufFile.open(SMOLLM2.path()), path, mix_by_name(mix))
         else:
             synth.synthesize(path, MODELS[name].shape, mix)
@@ -79,7 +80,7 @@ def files(work: Path, name: str) -> list[Path]:
 
 
 def options(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    memory, least = (12 * GIB, int(1.4 * GIB)) if name == "8b" else (3 * GIB, LEAST)
+    memory, least = (4 * GIB, int(1.4 * GIB)) if name == "8b" else (3 * GIB, LEAST)
     return {
         "memory": memory,
         "least_memory": least,
@@ -142,12 +143,18 @@ def show_change(result: dict[str, Any]) -> str:
 
 def follow(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Lower and raise the limit of a process that decodes."""
-    try:
-        memory_group(GIB).close()
-    except NoGroups as error:
-        raise LeftOut(f"memory groups are for root: {error}") from error
+    needs_groups()
     cases = [followed(name, path, args) for name, (path, *_) in args.files.items()]
     return {"cases": cases, "asked_down_s": 1.0, "asked_up_s": 10.0}
+
+
+def needs_groups() -> None:
+    try:
+        with memory_group(GIB) as group:
+            if not any(folder.parent.name == "memory" for folder in group.folders):
+                raise LeftOut("memory groups of version 1 are needed")
+    except NoGroups as error:
+        raise LeftOut(f"memory groups are for root: {error}") from error
 
 
 def followed(name: str, path: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -198,15 +205,6 @@ def followed(name: str, path: Path, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def limit(group: Path, n_bytes: int) -> bool:
-    """Ask for a limit, and set it if what is held allows that."""
-    (group / "memory.soft_limit_in_bytes").write_text(str(n_bytes))
-    for name in ("memory.memsw.limit_in_bytes", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
-        with suppress(OSError):  # more is held, or it has to be the other first
-            (group / name).write_text(str(n_bytes))
-    return int((group / "memory.limit_in_bytes").read_text()) // MIB == n_bytes // MIB
-
-
 def show_follow(result: dict[str, Any]) -> str:
     lines = [
         [one["model"], str(one["killed"]), *(f"{n / MIB:,.0f}" for n in one["rss_bytes"]),
@@ -227,7 +225,18 @@ def show_follow(result: dict[str, Any]) -> str:
     return table(header, lines)
 
 
-SECTIONS = {"change": Section(change, show_change), "follow": Section(follow, show_follow)}
+def chat(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Lower and raise the limit of a chat in the middle of its answer."""
+    needs_groups()
+    cases = [chatted(name, path, CASES[name]) for name, (path, *_) in args.files.items() if name in CASES]
+    return {"cases": cases, "asked_down_s": 1.0, "asked_up_s": 10.0}
+
+
+SECTIONS = {
+    "change": Section(change, show_change),
+    "follow": Section(follow, show_follow),
+    "chat": Section(chat, show_chat),
+}
 
 if __name__ == "__main__":
     main()

@@ -15,6 +15,7 @@ import psutil
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
+_PRESSURE = Path("/proc/pressure/memory")
 _MOST_MEMORY_MB = 256  # read to measure the memory: more than caches hold
 _LEAST_MEMORY_MB = 64
 _MEMORY_SHARE = 4  # at most one fourth of the free memory is taken for the measurement
@@ -53,6 +54,11 @@ def throttled_s() -> float:
 
 def available_memory() -> int:
     """Bytes a new allocation could have without swapping: the machine's, or the control group's if that is less."""
+    return max(0, memory_room())
+
+
+def memory_room() -> int:
+    """The same; below 0, the bytes by which a control group passes the limit that it is to keep to."""
     available = int(psutil.virtual_memory().available)
     room = _cgroup_room()
     return available if room is None else min(available, room)
@@ -60,9 +66,12 @@ def available_memory() -> int:
 
 def memory_stalled_s() -> float:
     """Seconds, since this machine or the control group began to count, in which some process waited for memory; 0 where
-    the kernel does not count."""
-    groups = (group / "memory.pressure" for group, version in _own_groups("memory") if version == 2)
-    for path in (*groups, Path("/proc/pressure/memory")):
+    the kernel does not count, as in a group of version 1 with a limit: others that wait are in groups of their own."""
+    groups = list(_own_groups("memory"))
+    rooms = [_room(group, version) for group, version in groups if version == 1]
+    if any(room is not None and room < psutil.virtual_memory().total for room in rooms):
+        return 0.0
+    for path in (*(group / "memory.pressure" for group, version in groups if version == 2), _PRESSURE):
         with suppress(OSError, ValueError, IndexError):
             some = path.read_text().splitlines()[0]
             return int(some.rpartition("total=")[2]) / 1e6
@@ -91,8 +100,8 @@ def _own_groups(controller: str) -> Iterator[tuple[Path, int]]:
 
 
 def _room(group: Path, version: int) -> int | None:
-    """Bytes a memory group has left, counting the cache it gives back when asked; None if it has no limit: neither the
-    one that kills, nor the one that it is to keep to."""
+    """Bytes a memory group has left, counting the cache it gives back when asked, below 0 where it is above the limit
+    that it is to keep to; None if it has no limit: neither that one, nor the one that kills."""
     limit_files, use_file, cache_line = (
         (("memory.limit_in_bytes", "memory.soft_limit_in_bytes"), "memory.usage_in_bytes", "total_inactive_file")
         if version == 1
@@ -108,7 +117,7 @@ def _room(group: Path, version: int) -> int | None:
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
-    return max(0, limit - used + int(stat.get(cache_line, 0)))
+    return limit - used + int(stat.get(cache_line, 0))
 
 
 def _cpu_share(group: Path, version: int) -> float | None:

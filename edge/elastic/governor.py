@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-GROW_AFTER_S = 8.0  # of steady room; reading takes the rest of the ten seconds in which memory is taken back
+GROW_AFTER_S = 5.0  # of steady room; reading takes the rest of the ten seconds in which memory is taken back
 SLACK = 64  # a budget that shrinks is one part in so many less than the room, or it would do so again at once
 _STALLED = 0.1  # of the time since the last look: memory that others wait for so long is too little, whatever is free
 _NEAR = 4  # room is scarce where it is no more than what is held and one part in so many of that
@@ -32,8 +32,7 @@ class Governor:
             room = min(room, held - held // _STALLED_SHARE)
         room = min(room, self._most)
         if room < held:
-            self._seen.clear()
-            self.budget = room - room // SLACK
+            self.shrink(room)
             return self.budget
         self._seen.append((now_s, room))
         while len(self._seen) > 1 and now_s - self._seen[1][0] >= GROW_AFTER_S:
@@ -42,3 +41,8 @@ class Governor:
         if now_s - self._seen[0][0] >= GROW_AFTER_S and steady > self.budget + 2 * self.budget // SLACK:
             self.budget = steady
         return self.budget
+
+    def shrink(self, room: int) -> None:
+        """Take a little less than a room that is smaller than was thought."""
+        self._seen.clear()
+        self.budget = room - room // SLACK

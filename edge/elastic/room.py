@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from devices.probe import available_memory, memory_stalled_s, own_rss
+from devices.probe import memory_room, memory_stalled_s, own_rss
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Room:
     """Readings of memory. Tests bring their own."""
 
     held: Callable[[], int] = own_rss  # bytes in memory now
-    free: Callable[[], int] = available_memory  # bytes that an allocation could have
+    free: Callable[[], int] = memory_room  # bytes that an allocation could have; below 0: to be given back
     stalled_s: Callable[[], float] = memory_stalled_s  # seconds, since some time
     now: Callable[[], float] = time.monotonic
 

@@ -52,6 +52,7 @@ class ElasticWeights(PagedWeights):
         self._lock = threading.Lock()  # of a pass, or a change
         self._computing = False
         self._intact = True  # False: a change failed, and is to be tried again
+        self._changing = False
         self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = None  # and those that are not of the weights
         self._shown = opening.progress
         self._watch: Repeated | None = None
@@ -130,8 +131,11 @@ class ElasticWeights(PagedWeights):
 
     def look(self) -> None:
         """See how much memory there is, and note what has to change."""
-        before, room = self._governor.budget, self._room.for_process(self.planned_bytes)
-        budget = self._governor.look(room, self.planned_bytes, self._room.stalled_s(), self._room.now())
+        before, planned = self._governor.budget, self.planned_bytes
+        room, stalled_s = self._room.for_process(planned), self._room.stalled_s()
+        if self._changing or planned != self.planned_bytes:
+            return  # that is not there yet, or still there
+        budget = self._governor.look(room, planned, stalled_s, self._room.now())
         if budget != before:
             self._due.append(self.sizes.choose(budget))
 
@@ -164,19 +168,30 @@ class ElasticWeights(PagedWeights):
         if self._intact and due.is_like(self.choice):
             self.choice = due
             return
-        began_s = self._room.now()
-        for attempt in range(_ATTEMPTS):
-            try:
-                self._change_to(due)
-                break
-            except RoomIsGone:
-                budget = self._room.for_process(due.n_bytes) if attempt < _ATTEMPTS - 2 else self.sizes.least
-                self._governor.budget = min(budget, self._governor.budget)
-                due = self.sizes.choose(self._governor.budget)
+        began_s, self._changing = self._room.now(), True
+        try:
+            due = self._change_within_room(due)
+        finally:
+            self._changing = False
         change = Change(self._governor.budget, due, self._room.now() - began_s)
         self.changes.append(change)
         size, streamed = due.size.file_bytes, due.plan.streamed_bytes
         info("memory", budget=change.budget, size=size, streamed=streamed, took_ms=round(1e3 * change.took_s))
+
+    def _change_within_room(self, choice: SizeChoice) -> SizeChoice:
+        """Change to a choice, or to less where others take the memory meanwhile. Return what was changed to."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._change_to(choice)
+                break
+            except RoomIsGone:
+                room, budget = self._room.for_process(choice.n_bytes), self._governor.budget
+                if attempt < _ATTEMPTS - 2:
+                    self._governor.shrink(min(room, budget))
+                else:
+                    self._governor.budget = min(self.sizes.least, budget)
+                choice = self.sizes.choose(self._governor.budget)
+        return choice
 
     def _change_to(self, choice: SizeChoice) -> None:
         super().reset()

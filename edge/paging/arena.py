@@ -69,8 +69,9 @@ class ElasticArena:
         self._arrived.add(_key(piece))
 
     def keep_only(self, pieces: Collection[Piece]) -> None:
-        """Give the memory of all others back to the system. No graph may use them any more."""
-        for key in self._spaces.keys() - {_key(piece) for piece in pieces}:
+        """Give the memory of all others, and of what has not arrived, back to the system. Nothing may use it any
+        more."""
+        for key in self._spaces.keys() - ({_key(piece) for piece in pieces} & self._arrived):
             self._arrived.discard(key)
             self._spaces.pop(key).close()
 

@@ -196,8 +196,7 @@ class Experts:
 
     def _drop(self, expert: Expert) -> None:
         cached = self._cached[expert]
-        for job in cached.jobs:
-            self._reader.drop(job)
+        self._reader.drop(*cached.jobs)
         del self._cached[expert]  # not before: a read that hangs may still write there
         self._free.append(cached.slot)
 

@@ -158,14 +158,17 @@ class Reader:
         if job.error is not None:
             raise job.error
 
-    def drop(self, job: Job) -> None:
-        """Cancel the job. Returns when its place is not written to any more."""
+    def drop(self, *jobs: Job) -> None:
+        """Cancel jobs, all before any is waited for: of the others nothing more is read. Returns when their places are
+        not written to any more."""
         with self._turn:
-            self._forget(job)
+            for job in jobs:
+                self._forget(job)
             deadline = time.monotonic() + READ_TIMEOUT_S
-            while job.at_work:
-                if not self._arrival.wait(max(0.0, deadline - time.monotonic())):
-                    raise self._late(job)
+            for job in jobs:
+                while job.at_work:
+                    if not self._arrival.wait(max(0.0, deadline - time.monotonic())):
+                        raise self._late(job)
 
     def counts(self) -> ReaderCounts:
         """Sums since the reader was made."""

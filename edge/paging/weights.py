@@ -154,8 +154,7 @@ class PagedWeights:
 
     def _release(self) -> None:
         """Free all memory but that of what stays."""
-        for job in self._jobs.values():
-            self._reader.drop(job)
+        self._reader.drop(*self._jobs.values())
         for part in (self._pager, self._experts, self._rows, self._products):
             if part is not None:
                 part.close()

@@ -114,16 +114,14 @@ class Pager:
 
     def close(self) -> None:
         """Free the window."""
-        for _, job, _ in self._placed:
-            self._reader.drop(job)
+        self._reader.drop(*(job for _, job, _ in self._placed))
         self._placed.clear()
         self._window.close()
 
     def _go_to(self, piece: Piece) -> None:
         """Read on from here: another order of use than the one expected."""
         self._lost = True  # until nobody writes to the window any more
-        for _, job, _ in self._placed:
-            self._reader.drop(job)
+        self._reader.drop(*(job for _, job, _ in self._placed))
         self._placed.clear()
         self._lost = False
         if piece not in self._order:

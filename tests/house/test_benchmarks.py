@@ -21,7 +21,7 @@ SECTIONS = {
     "bench_busy_plans": ("made-up", "load"),
     "bench_distributed": ("speed", "pipeline", "groups", "load"),
     "bench_drafts": ("resident", "far", "paged"),
-    "bench_elastic": ("change", "follow"),
+    "bench_elastic": ("change", "follow", "chat"),
     "bench_engine": ("loop", "attention"),
     "bench_lora": (),
     "bench_mtp": ("one", "tensor", "stages", "paged"),
@@ -137,6 +137,9 @@ def test_elastic() -> None:
     assert all(case["ratio"] > 0 for case in result["change"]["cases"])
     for case in result.get("follow", {}).get("cases", ()):
         assert not case["killed"]
+        assert case["rss_bytes"][1] < case["rss_bytes"][0]
+    for case in result.get("chat", {}).get("cases", ()):
+        assert (case["exit"], case["kills"]) == (0, 0)
         assert case["rss_bytes"][1] < case["rss_bytes"][0]
 
 

@@ -18,6 +18,7 @@ from edge.errors import EngineError, Interrupted, NotEnoughMemory, WeightsError
 from edge.llama.buffers import Weight
 from edge.llm.engine import Engine
 from edge.llm.sampler import SamplingParams
+from edge.paging.arena import ElasticArena
 from edge.paging.load import load_stub
 from edge.quantization.gguf import quantize
 from edge.serve.engine.loop import ServingLoop
@@ -187,6 +188,36 @@ def test_memory_that_others_take_in_the_middle_of_a_change_is_not_used(elastic: 
         memory.is_now(weights, at[0], WAIT_S)
         engine.decode([8], len(PROMPT) + 1)
         assert (weights.choice.number, weights.plan.pages) == (0, False)
+
+
+def test_nothing_is_concluded_from_memory_that_is_on_its_way(elastic: Callable[[str], Elastic]) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        at = budgets(weights.sizes)
+        engine.decode(PROMPT, 0)
+
+        def looks(fraction: float) -> None:
+            memory.free = MIB  # weights that were given back are not counted as free yet
+            weights.look()
+            memory.free = at[2]
+
+        weights._shown = looks
+        memory.is_now(weights, at[2])
+        engine.decode([7], len(PROMPT))
+        assert not weights._due
+        assert (weights.choice.number, weights.plan.pages) == (2, False)
+
+
+def test_memory_of_what_has_not_arrived_is_given_back(elastic: Callable[[str], Elastic]) -> None:
+    with engine_in(Memory(1 << 30), elastic("llama").path) as (_, weights):
+        there, coming = weights.plan.resident[:2]
+        arena = ElasticArena()
+        before = [arena.place(piece)[0] for piece in (there, coming)]
+        arena.arrived(there)
+        arena.keep_only((there, coming))
+        after = [arena.place(piece)[0] for piece in (there, coming)]
+        assert [a is b for a, b in zip(before, after, strict=True)] == [True, False]
+        arena.close()
 
 
 def test_weights_change_while_nothing_is_computed_also_after_an_interrupted_pass(

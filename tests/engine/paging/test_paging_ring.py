@@ -332,3 +332,36 @@ def test_a_plain_piece_is_read_to_any_place(loaded: Loaded, chunk: int, aligned:
             space.close()
     finally:
         reader.close()
+
+
+def test_of_jobs_that_are_dropped_together_nothing_more_is_read(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that comes free while the first is waited for does not go on with the others: they would take memory."""
+    begun, goes_on, preadv = threading.Event(), threading.Event(), os.preadv
+
+    def slow(descriptor: int, into: list[memoryview], offset: int) -> int:
+        begun.set()
+        assert goes_on.wait(TIMEOUT_S)
+        return preadv(descriptor, into, offset)
+
+    monkeypatch.setattr(os, "preadv", slow)
+    reader = Reader(PAGE, 1, PAGE)
+    spaces = [AddressSpace(piece.span, huge=True) for piece in loaded.pieces(False)[:3]]
+    jobs = [piece.read(space, 0) for piece, space in zip(loaded.pieces(False), spaces, strict=False)]
+    try:
+        for job in jobs:
+            reader.submit(job)
+        assert begun.wait(TIMEOUT_S)
+        thread = threading.Thread(target=reader.drop, args=jobs)
+        thread.start()
+        until(lambda: not reader._ahead, "all to be forgotten")
+        goes_on.set()
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
+        assert [job.next > 0 for job in jobs] == [True, False, False]
+    finally:
+        goes_on.set()
+        reader.close()
+        for space in spaces:
+            space.close()

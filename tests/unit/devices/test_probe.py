@@ -121,6 +121,31 @@ def test_time_that_processes_waited_for_memory_is_in_seconds_of_the_group(
     assert probe.memory_stalled_s() == 2.5
 
 
+def test_above_the_limit_that_it_is_to_keep_to_the_room_of_a_group_is_what_to_give_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("limit_in_bytes", 1000), ("soft_limit_in_bytes", 300), ("usage_in_bytes", 700)):
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    (tmp_path / "memory.stat").write_text("total_inactive_file 50\n")
+    monkeypatch.setattr(probe, "_own_groups", lambda controller: iter([(tmp_path, 1)]))
+    assert probe.memory_room() == 300 - 700 + 50
+    assert probe.available_memory() == 0
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [("1000", 0.0), (str(2**63 - 4096), 2.5)])
+def test_in_a_group_of_version_1_with_a_limit_it_is_others_that_wait_for_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, seconds: float
+) -> None:
+    pressure = tmp_path / "pressure"
+    pressure.write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\n")
+    for name, text in (("limit_in_bytes", limit), ("soft_limit_in_bytes", limit), ("usage_in_bytes", "700")):
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    (tmp_path / "memory.stat").write_text("total_inactive_file 50\n")
+    monkeypatch.setattr(probe, "_own_groups", lambda controller: iter([(tmp_path, 1)]))
+    monkeypatch.setattr(probe, "_PRESSURE", pressure)
+    assert probe.memory_stalled_s() == seconds
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_cpu_quota_counts_in_whole_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     group = tmp_path / "cpu" / "a" if version == 1 else tmp_path / "a"
