@@ -14,6 +14,8 @@ import pytest
 
 from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH
+from edge.errors import Interrupted, SamplingError
+from edge.llama.batch import Batch
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions
@@ -241,6 +243,45 @@ def test_a_prompt_is_computed_before_its_time_changes(engine: Engine) -> None:
         while (wait := its_warmer.poll()) is not None and changes < 100:
             now, changes = now + wait, changes + 1
     assert changes <= warmer.MOST_CHANGES + 1
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["answered", "refused"])
+def test_who_comes_waits_for_no_step_in_the_background(
+    is_refused: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step under way is given up, and none begins while the request is prepared. Both get their tokens."""
+    compute, given_up, replies = engine.decode_rows, list[bool](), Replies()
+    messages = [{"role": "user", "content": "Hello"}]
+
+    def decode_rows(rows: Batch, n: int) -> None:
+        if not given_up:
+            loop.expect(2)
+        try:
+            compute(rows, n)
+        except Interrupted:
+            given_up.append(True)
+            raise
+        given_up.append(False)
+
+    with looping(engine, 3600.0, replies) as loop:
+        alone = answer(loop, replies, 1, messages)
+        monkeypatch.setattr(engine, "decode_rows", decode_rows)
+        text = "It is five past twelve at home, where there are lights. " * 4
+        prefix = {"prompts": None, "text": text, "tools": (), "namespace": "other", "adapters": None}
+        loop.ask("announce", prefix)
+        until(lambda: bool(given_up), "a step in the background")
+        for _ in range(3):
+            loop._jobs.result(lambda: None)
+        assert given_up == [True]
+        if is_refused:
+            generation = Generation(messages=messages, sampling={"temperature": -1}, namespace="n")
+            with pytest.raises(SamplingError):
+                loop.generate(2, **generation_json(generation, []))
+        else:
+            assert answer(loop, replies, 2, messages) == alone
+        until(lambda: loop.ask("announced", {"namespace": "other"})[0]["state"] == "ready", "the prefix")
+        assert loop.ask("status", {})["warming"]["computed_tokens"] == len(loop._inputs.tokens_before(text))
+    assert given_up.count(True) == 1
 
 
 def test_a_time_in_seconds_ends_what_is_computed(engine: Engine) -> None:
