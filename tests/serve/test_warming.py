@@ -333,6 +333,38 @@ def test_what_is_left_of_the_allowance_ends_a_prefix(engine: Engine) -> None:
         assert [p["state"] for p in loop.ask("announced", {"namespace": "n"})] == ["ready"]
 
 
+def test_prefixes_keep_to_the_memory_and_the_disk_they_may_take(tmp_path: Path) -> None:
+    """Many of them, of several namespaces: the KV cache and the files are never more than their bounds."""
+    most, folder = 256 << 10, tmp_path / "kept"
+    options = replace(EXACT, context=512, batch=64, sequences=2, prefixes=PrefixOptions(most, folder, tmp_path / "own"))
+    seen: dict[Path, int] = {}
+    with Engine(MODEL_PATH, options) as engine, looping(engine, 3600.0, Replies()) as loop:
+        for name in "abcdef":
+            text = f"{name} is in the house, and the lights are on. " * 8
+            loop.ask("announce", {"prompts": None, "text": text, "tools": (), "namespace": name, "adapters": None})
+            until(lambda: loop.ask("announced", {"namespace": name})[0]["state"] == "ready", name)  # noqa: B023
+            until(lambda: not loop._jobs.result(lambda: engine.states.is_writing), "what is written")
+            sizes = {file: file.stat().st_size for file in folder.rglob("*") if file.is_file()}
+            seen |= sizes
+            assert sum(sizes.values()) <= most
+            assert loop._scheduler.slots.n_cached <= engine.context
+    assert sum(seen.values()) > 1.5 * most  # so some had to go
+
+
+@pytest.mark.parametrize("spares", [True, False])
+def test_a_device_on_battery_computes_nothing_ahead(
+    spares: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Allowance, "_has_energy", property(lambda _: spares))
+    with looping(engine, 3600.0, Replies()) as loop:
+        loop.ask("announce", {"prompts": None, "text": "It is", "tools": (), "namespace": "n", "adapters": None})
+        if spares:
+            until_idle(loop, 1)
+        assert loop._warming.warmer.poll() == (None if spares else pytest.approx(warmer._LOOK_S))
+        [prefix] = loop.ask("announced", {"namespace": "n"})
+        assert prefix["state"] == ("ready" if spares else "queued")
+
+
 def test_what_the_engine_drops_can_be_announced_again(engine: Engine) -> None:
     """As after a step that failed."""
     loop = loop_of(engine, 1.0, Replies())
