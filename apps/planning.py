@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from apps.distributed import projector_of
 from apps.errors import UsageError
 from apps.options import (
     ANY_MODEL,
@@ -99,7 +100,9 @@ def spaces(args: argparse.Namespace, axes: Sequence[str] = ()) -> Iterator[tuple
             check_onnx()
             check_dimensions(args.dim or [])
         named = given_options(args, [field.name for field in fields(PlanOptions)])
-        options, steps = PlanOptions(dims=dict(args.dim or []), inputs=args.input or (), **named), ShownSteps()
+        projector = None if is_onnx(args.model) else projector_of(args, path)
+        options = PlanOptions(dims=dict(args.dim or []), inputs=args.input or (), projector=projector, **named)
+        steps = ShownSteps()
         by_model = of_model(path, cluster, options, types=types, divergence_on=divergence_on, steps=steps)
         yield by_model, cluster.fleet
 

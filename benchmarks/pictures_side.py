@@ -8,7 +8,7 @@ import secrets
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ from edge.llm.options import EngineOptions
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.multimodal.encoder import Media, MediaEncoder
+from edge.multimodal.media import EmbeddingRows
 from edge.planning.choice import PlanChoice
 from edge.planning.choose import arrange, work_options
-from edge.planning.encoder_place import encoder_device, planned
+from edge.planning.encoder_place import encoder_device, encoder_places
 from edge.survey.cluster import Cluster
 from edge.tasks import SILENT
 from partition.predict.predict import predict
@@ -47,7 +48,8 @@ def run(path: Path, projector: Path, worker: str, rounds: int) -> dict[str, Any]
     """Predicted and measured seconds of a picture on both devices, and of the first token."""
     files = EncoderFiles.open(path, projector)
     pictures = pictures_of(files.projector.metadata["clip.vision.image_size"])
-    times, place = planned("auto", files, [worker], insecure=True, threads=1)
+    best = encoder_places("auto", files, [worker], insecure=True, threads=1)[0]
+    place = best.chosen
     options = EngineOptions(threads=1, context=place.rows + 4 * TEXT)
     with Cluster([worker], insecure=True) as cluster:
         work = replace(work_options(path, options, "tcp", "f32"), prompt_tokens=place.rows + TEXT)
@@ -63,12 +65,14 @@ def run(path: Path, projector: Path, worker: str, rounds: int) -> dict[str, Any]
             MediaEncoder(path, projector, device=encoding) as encoder,
         ):
             each = [answered(model.engine, encoder, next(pictures)) for _ in range(rounds + 1)][1:]
+            alone = [first_token_s(model.engine, random_tokens(model.engine, place.rows + TEXT)) for _ in each]
     with MediaEncoder(path, projector) as here:
         here_s = [encoded(here, next(pictures))[1] for _ in range(rounds + 1)][1:]
     encode_s, first_s = (statistics.median(column) for column in zip(*each, strict=True))
     seconds = {
         f"a picture on {place.name}": {"predicted": place.total_s, "measured": encode_s},
-        "a picture on the owner": {"predicted": times.devices[0].total_s, "measured": statistics.median(here_s)},
+        "a picture on the owner": {"predicted": best.times.devices[0].total_s, "measured": statistics.median(here_s)},
+        "as much text": {"predicted": ttft_s, "measured": statistics.median(alone)},
         "first token": {"predicted": ttft_s + place.total_s, "measured": first_s},
     }
     return {"seconds": seconds, "encoder": place.name, "layers": [len(stage.layers) for stage in plan.stages]}
@@ -91,16 +95,29 @@ def encoded(encoder: MediaEncoder, data: bytes) -> tuple[Media, float]:
 
 
 def answered(engine: TextEngine, encoder: MediaEncoder, data: bytes) -> tuple[float, float]:
-    """Return the seconds to the embeddings of a picture, and from the start to the first token."""
-    began = time.perf_counter()
+    """Return the seconds to the embeddings of a picture, and to the first token behind them and some text."""
     media, encode_s = encoded(encoder, data)
-    text = np.random.default_rng().integers(3, engine.model.n_vocab, TEXT).tolist()
-    request = Request([*media.tokens, *text], 1, ends=False, media=media.rows, namespace=secrets.token_hex(8))
+    return encode_s, encode_s + first_token_s(engine, [*media.tokens, *random_tokens(engine, TEXT)], media.rows)
+
+
+def random_tokens(engine: TextEngine, n: int) -> list[int]:
+    """Return so many tokens, others each time."""
+    return np.random.default_rng().integers(3, engine.model.n_vocab, n).tolist()
+
+
+def first_token_s(engine: TextEngine, prompt: list[int], media: Sequence[EmbeddingRows] = ()) -> float:
+    """Return the seconds from a prompt to the first token behind it."""
+    began = time.perf_counter()
+    request = Request(prompt, 1, ends=False, media=media, namespace=secrets.token_hex(8))
     with Scheduler(engine) as scheduler:
         scheduler.add(request)
         while not any(event.token_id is not None for event in scheduler.step()):
-            pass
-    return encode_s, time.perf_counter() - began
+            print(
+                "step",
+                time.perf_counter() - began,
+                [len(r.tokens) for s in scheduler._in_flight.steps for r in s.rows],
+            )
+        return time.perf_counter() - began
 
 
 if __name__ == "__main__":

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING
 
 from apps import distributed, planning
 from apps.options import add, byte_size, check_output, is_onnx, option, positive, refuse
-from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json, print_notes
 from partition.predict.objectives import OBJECTIVES, SEARCHED, Objective, default_axes, searched
 from quant.text import printable, seconds_text
 
 if TYPE_CHECKING:
-    from edge.cluster.fleet import Fleet
     from edge.planning.llm_space import SpareCost
     from edge.planning.space import PlanSpace
-    from edge.survey.encoder_times import EncoderTime, EncoderTimes
     from partition.plan.plan import Plan
     from partition.predict.pareto import Point
     from partition.search.changes import Change
@@ -67,39 +64,19 @@ def run(args: argparse.Namespace) -> int:
             from edge.planning.choice import save_plan
 
             save_plan(args.save, point.plan, saved_figures(space, point))
-        placed = None if is_onnx(args.model) else _encoder(args, fleet)
-        first_token_s = (point.predicted.ttft_s or 0.0) + (placed[1].total_s if placed else 0.0)
+        placed = space.encoder if isinstance(space, LlmSpace) else None
+        first_token_s = (point.predicted.ttft_s or 0.0) + (placed.chosen.total_s if placed else 0.0)
         if args.json:
-            encoder = placed and place_json(*placed, first_token_s)
+            encoder = placed and place_json(placed.times, placed.chosen, first_token_s)
             return print_json(planned_json(space, args.objective, point, why, changes, spare, encoder))
         _show(args, space, point, why, changes)
         if placed is not None:
-            print(printable(place_text(*placed)))
+            print(printable(place_text(placed.times, placed.chosen)))
             print(f"first token of a prompt with one: {seconds_text(first_token_s)}")
-            print_notes(placed[0].notes)
+            print_notes(placed.times.notes)
         if spare is not None and isinstance(point.plan, Plan):
             _show_spare(spare, point.plan, space.names)
     return 0
-
-
-def _encoder(args: argparse.Namespace, fleet: Fleet | None) -> tuple[EncoderTimes, EncoderTime] | None:
-    """Where pictures and sounds are encoded, with the times of all devices; None for a model without a projector."""
-    from edge.helpers.encoding import EncoderFiles
-    from edge.planning.encoder_place import planned
-
-    model = planning.model_file(args)
-    if (projector := distributed.projector_of(args, model)) is None:
-        return None
-    workers, how = tuple(fleet.workers) if fleet else (), {"threads": args.threads, "fresh": args.fresh}
-    insecure = args.insecure or (fleet is not None and not fleet.secure)
-    return planned(
-        args.encoder or "auto",
-        EncoderFiles.open(model, projector),
-        workers,
-        insecure=insecure,
-        steps=ShownSteps(),
-        **how,
-    )
 
 
 def _caps(args: argparse.Namespace) -> dict[str, float]:

@@ -152,7 +152,11 @@ class EngineConfig:
             if plan is not None:
                 choice = PlanChoice(path, plan, f"as {self.plan_name} says")
             else:
-                work = work_options(path, options, self.transport, self.wire)
+                work = replace(
+                    work_options(path, options, self.transport, self.wire),
+                    projector=None if self.mmproj is None else Path(self.mmproj),
+                    encoder=self.encoder,
+                )
                 choice = plan_model(
                     path, cluster, parallel=self.parallel, shares=self.shares, options=work, steps=steps
                 )

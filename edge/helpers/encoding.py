@@ -35,6 +35,11 @@ class EncoderFiles:
         """Open both. ModelFileError, MediaError."""
         return cls(open_projector(projector), GgufFile.open(text_model))
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that encoding takes of a device."""
+        return self.projector.size_bytes + WORK_BYTES
+
     def text_recipe(self, digest: str) -> Recipe:
         """Return the recipe of the text model's header: sizes and vocabulary, and none of its weights."""
         return Recipe(
@@ -60,8 +65,7 @@ class LoadedEncoder(LoadedHelper):
         projector, text, own = files.projector, files.text_model, OwnSlices()
         if len(text.paths) > 1 or len(projector.paths) > 1:
             raise EngineError(f"{text.path.name}: a worker encodes for a model of one file; join its parts")
-        needs = {"projector": projector.size_bytes + WORK_BYTES}
-        check_memory(self._fleet, [(self._address, needs)], "encode on another device")
+        check_memory(self._fleet, [(self._address, {"projector": files.held_bytes})], "encode on another device")
         model = Model(text.path, allocate=False)
         width, n_vocab = model.n_embd_inp, model.n_vocab
         model.close()

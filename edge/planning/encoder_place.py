@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edge.cluster.fleet import device
@@ -13,6 +14,7 @@ from edge.survey.encoder_times import EncoderTime, EncoderTimes, encoder_times
 from edge.tasks import Steps
 from partition.plan.plan import LOCAL
 from partition.predict.hysteresis import ENCODER, clearly_better
+from partition.predict.speeds import DeviceSpeed
 from quant.text import counted, seconds_text
 
 AUTO, HERE = "auto", "here"
@@ -26,20 +28,36 @@ def by_preference(times: EncoderTimes) -> list[EncoderTime]:
     return [*sorted(faster, key=lambda time: time.total_s), here]
 
 
-def planned(place: str, files: EncoderFiles, workers: Sequence[str], **how: Any) -> tuple[EncoderTimes, EncoderTime]:
-    """Return the times of all devices, and that of the place. place, workers: as of `encoder_device`; how: options of
+@dataclass(frozen=True)
+class EncoderPlace:
+    """Device that encodes, beside its part of a model."""
+
+    times: EncoderTimes  # of all devices
+    chosen: EncoderTime
+    held_bytes: int  # of memory there
+
+    def held(self, speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
+        """Return the devices where the one that encodes holds what that takes, too."""
+        return [
+            replace(speed, runtime_bytes=speed.runtime_bytes + self.held_bytes)
+            if device(speed.device) == self.chosen.device
+            else speed
+            for speed in speeds
+        ]
+
+
+def encoder_places(place: str, files: EncoderFiles, workers: Sequence[str], **how: Any) -> list[EncoderPlace]:
+    """Return the devices that may encode, the best first. place, workers: as of `encoder_device`; how: options of
     `encoder_times`. EdgeError where the device of an address cannot encode; the errors of `encoder_times`."""
-    addresses = [address for address in dict.fromkeys(map(device, workers)) if address != LOCAL]
-    if place not in (AUTO, HERE) and device(place) not in addresses:
-        addresses.append(device(place))
-    times = encoder_times(files, addresses, **how)
-    if place == AUTO:
-        return times, by_preference(times)[0]
     address = LOCAL if place == HERE else device(place)
-    chosen = [time for time in times.devices if time.device == address]
+    addresses = [
+        other for other in dict.fromkeys(map(device, workers if place == AUTO else [address])) if other != LOCAL
+    ]
+    times = encoder_times(files, addresses, **how)
+    chosen = by_preference(times) if place == AUTO else [time for time in times.devices if time.device == address]
     if not chosen:
         raise EdgeError("; ".join(times.notes))
-    return times, chosen[0]
+    return [EncoderPlace(times, time, files.held_bytes) for time in chosen]
 
 
 @contextmanager

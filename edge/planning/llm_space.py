@@ -20,6 +20,7 @@ from edge.llm.options import EngineOptions
 from edge.parallel.mirror import SHARE, Mirror, mirror_of, not_copied
 from edge.planning.arrange import can_share, chosen, explained, name_of
 from edge.planning.drafted import with_draft_held, with_drafts
+from edge.planning.encoder_place import EncoderPlace
 from edge.planning.measure import Measured, measured
 from edge.planning.space import MOST_SUBSETS_OF, PlanSpace
 from edge.survey.llm_survey import REMEMBERED
@@ -72,17 +73,20 @@ class LlmSpace(PlanSpace):
         type_: str | None = None,
         divergence: float | None = None,
         draft: Draft | None = None,
+        encoder: EncoderPlace | None = None,
         phases: bool = True,
     ) -> None:
         """threads: of this device, where a plan runs. memory: bytes that this process may hold
         then. type_: of the weights, where several files are compared. divergence: of that type from the model,
-        nats a token; None: not measured. draft: what may draft; its rows are chosen. phases:
-        whether a plan may have a placement for prompts beside the one that generates."""
+        nats a token; None: not measured. draft: what may draft; its rows are chosen. encoder: of pictures and
+        sounds, beside the model. phases: whether a plan may have a placement for prompts beside the one that
+        generates."""
         super().__init__(path, known, threads)
         self.file, self.digest, self.work = file, digest, work
         self.title, self.size_bytes = name_of(file), file.size_bytes
         self._memory, self._exchange, self.type, self.divergence = memory, exchange, type_, divergence
         self._phases = phases
+        self.encoder = encoder
         self._works = with_drafts(work, draft, len(known.speeds))  # the plain one first
 
     def planner(
@@ -96,7 +100,7 @@ class LlmSpace(PlanSpace):
         """Return the planner of some devices, this one among them; None: of all. work: with drafts; None: without."""
         planned_work = work or self.work
         speeds = [self.known.speeds[i] for i in members] if members is not None else self.known.speeds
-        own, *others = with_draft_held(speeds, planned_work.draft)
+        own, *others = self._beside(speeds, planned_work.draft)
         named_speeds = [replace(own, name="this device"), *others]  # the name that messages use
         share = tensor and can_share(self.file)
         return Planner(
@@ -114,6 +118,11 @@ class LlmSpace(PlanSpace):
         holds."""
         planner = self.planner()
         return planner.like(with_draft_held(planner.speeds, point.predicted.draft), planner.links)
+
+    def _beside(self, speeds: Sequence[DeviceSpeed], draft: Draft | None) -> list[DeviceSpeed]:
+        """Return the devices with what they hold beside the model: what drafts, and the encoder."""
+        held = with_draft_held(speeds, draft)
+        return held if self.encoder is None else self.encoder.held(held)
 
     def points(self, axes: Sequence[str]) -> list[Point]:
         """The front, and other plans that tell what it is worth: the fronts of fewer devices, and of one kind alone."""
@@ -177,7 +186,7 @@ class LlmSpace(PlanSpace):
     def point(self, plan: Plan, microbatches: int | None = None, work: Work | None = None) -> Point:
         """A plan, predicted. work: with drafts; None: without."""
         planned_work = work or self.work
-        by_device = {speed.device: speed for speed in with_draft_held(self.known.speeds, planned_work.draft)}
+        by_device = {speed.device: speed for speed in self._beside(self.known.speeds, planned_work.draft)}
         predicted = replace(
             predict(plan, planned_work, by_device, self.known.links, microbatches), divergence=self.divergence
         )
@@ -248,7 +257,7 @@ class LlmSpace(PlanSpace):
         can be."""
         plan = point.plan
         assert isinstance(plan, Plan)
-        speeds = {speed.device: speed for speed in with_draft_held(self.known.speeds, point.predicted.draft)}
+        speeds = {speed.device: speed for speed in self._beside(self.known.speeds, point.predicted.draft)}
         alone = make_plan(self.work.limits, name_of(self.file), self.digest, [LOCAL], "pipeline")
 
         def planned(workers: Sequence[str]) -> tuple[Plan, str]:

@@ -28,6 +28,8 @@ class PlanOptions:
     fresh: bool = False  # measure again what was measured in the last day
     draft: PathLike = "off"  # what drafts tokens of a language model for a request that is alone, as `edge.load` has it
     draft_worker: str | None = None  # the address of the one that drafts, by a drafting model; None: this device
+    projector: Path | None = None  # of pictures and sounds for a language model, whose encoder is placed, too
+    encoder: str = "auto"  # where that is to run, as `edge.planning.encoder_place.encoder_device` has it
     acceptance: float | None = None  # the part of drafts that is right; None: a published one of such drafts
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from edge.cluster.deployment import Exchange
+from edge.cluster.fleet import device
+from edge.helpers.encoding import EncoderFiles
 from edge.llm.options import EngineOptions
 from edge.planning.arrange import DEPTH, work_of
 from edge.planning.drafted import assumed_text, draft_of
+from edge.planning.encoder_place import EncoderPlace, encoder_places
 from edge.planning.llm_space import LlmSpace
 from edge.planning.plan_options import DEFAULTS, PlanOptions, is_onnx
 from edge.planning.space import PlanSpace
@@ -21,7 +25,9 @@ from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape
+from partition.search.explain import best
 from quant.gguf.file import GgufFile
+from quant.text import bytes_text
 
 _CONTEXT, _CONCURRENCY, _PROMPT = 4096, 4, 128
 _ANSWER = 64  # tokens that are to have room after a prompt
@@ -110,11 +116,40 @@ def llm_space(
         known = replace(known, notes=(*known.notes, type_file.note))
     if draft is not None:
         known = replace(known, notes=(*known.notes, assumed_text(draft, options.acceptance)))
-    return LlmSpace(
-        path, file, digest, work, known, threads=options.threads, memory=options.memory,
+    space = partial(
+        LlmSpace, path, file, digest, work, known, threads=options.threads, memory=options.memory,
         exchange=Exchange(options.transport, wire=options.wire), draft=draft, phases=phases,
         type_=type_file.name if type_file else None, divergence=type_file.divergence if type_file else None,
     )  # fmt: skip
+    if options.projector is None:
+        return space()
+    places = encoder_places(
+        options.encoder, EncoderFiles.open(path, options.projector), cluster.addresses,
+        insecure=cluster.insecure, threads=options.threads, fresh=options.fresh, steps=steps,
+    )  # fmt: skip
+    return with_encoder(space, places)
+
+
+def with_encoder(space: Callable[..., LlmSpace], places: Sequence[EncoderPlace]) -> LlmSpace:
+    """Return the plans beside an encoder, in the first place where both fit. PlanError where that is none."""
+    alone, refused = space(), list[str]()
+    for place in places:
+        beside, name = space(encoder=place), place.chosen.name
+        own = [speed.memory_bytes for speed in alone.known.speeds if device(speed.device) == place.chosen.device]
+        if own and place.held_bytes > own[0]:
+            refused.append(f"{name} has {bytes_text(own[0])}")
+            continue
+        try:
+            best(beside.planner(), "latency")
+        except PlanError as error:
+            refused.append(f"on {name}: {error}")
+        else:
+            return beside
+    best(alone.planner(), "latency")  # without an encoder it may not fit either
+    raise PlanError(
+        f"the model and the encoder of pictures, which takes {bytes_text(places[0].held_bytes)}, do not fit together"
+        f" ({'; '.join(refused)}); use a smaller type or a smaller --context, add a device, or go without the projector"
+    )
 
 
 def _onnx_space(path: Path, cluster: Cluster, options: PlanOptions, steps: Steps) -> PlanSpace:

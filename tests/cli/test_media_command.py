@@ -79,14 +79,16 @@ def test_a_conversation_about_a_picture(
 
 
 def test_a_server_has_the_projector_and_the_leave_to_fetch(files: tuple[Path, Path, Path]) -> None:
-    def config(*words: str) -> object:
+    def config(*words: str) -> EngineConfig:
         parser = ArgumentParser()
         serve.add_arguments(parser)
         args: Namespace = parser.parse_args([str(files[0]), *words])
         assert args.media_urls == ("public" if words else None)
-        return distributed.engine_config(args, files[0], None, 1).mmproj
+        return distributed.engine_config(args, files[0], None, 1)
 
-    assert config() == config("--mmproj", str(files[1]), "--media-urls", "public") == str(files[1])
+    named = config("--mmproj", str(files[1]), "--media-urls", "public", "--encoder", "here")
+    assert config().mmproj == named.mmproj == str(files[1])
+    assert (config().encoder, named.encoder) == ("auto", "here")
 
 
 def test_a_question_that_is_not_answered_keeps_its_picture(files: tuple[Path, Path, Path]) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH
+from edge.errors import Interrupted, SamplingError
+from edge.llama.batch import Batch
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions
@@ -243,6 +245,45 @@ def test_a_prompt_is_computed_before_its_time_changes(engine: Engine) -> None:
     assert changes <= warmer.MOST_CHANGES + 1
 
 
+@pytest.mark.parametrize("is_refused", [False, True], ids=["answered", "refused"])
+def test_who_comes_waits_for_no_step_in_the_background(
+    is_refused: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step under way is given up, and none begins while the request is prepared. Both get their tokens."""
+    compute, given_up, replies = engine.decode_rows, list[bool](), Replies()
+    messages = [{"role": "user", "content": "Hello"}]
+
+    def decode_rows(rows: Batch, n: int) -> None:
+        if not given_up:
+            loop.expect(2)
+        try:
+            compute(rows, n)
+        except Interrupted:
+            given_up.append(True)
+            raise
+        given_up.append(False)
+
+    with looping(engine, 3600.0, replies) as loop:
+        alone = answer(loop, replies, 1, messages)
+        monkeypatch.setattr(engine, "decode_rows", decode_rows)
+        text = "It is five past twelve at home, where there are lights. " * 4
+        prefix = {"prompts": None, "text": text, "tools": (), "namespace": "other", "adapters": None}
+        loop.ask("announce", prefix)
+        until(lambda: bool(given_up), "a step in the background")
+        for _ in range(3):
+            loop._jobs.result(lambda: None)
+        assert given_up == [True]
+        if is_refused:
+            generation = Generation(messages=messages, sampling={"temperature": -1}, namespace="n")
+            with pytest.raises(SamplingError):
+                loop.generate(2, **generation_json(generation, []))
+        else:
+            assert answer(loop, replies, 2, messages) == alone
+        until(lambda: loop.ask("announced", {"namespace": "other"})[0]["state"] == "ready", "the prefix")
+        assert loop.ask("status", {})["warming"]["computed_tokens"] == len(loop._inputs.tokens_before(text))
+    assert given_up.count(True) == 1
+
+
 def test_a_time_in_seconds_ends_what_is_computed(engine: Engine) -> None:
     """Nobody knows the second of the next prompt: what stands behind it is not computed in vain."""
     with looping(engine, 3600.0, Replies()) as loop:
@@ -290,6 +331,38 @@ def test_what_is_left_of_the_allowance_ends_a_prefix(engine: Engine) -> None:
         counters = until_idle(loop, 1)
         assert counters["computed_tokens"] == n_tokens
         assert [p["state"] for p in loop.ask("announced", {"namespace": "n"})] == ["ready"]
+
+
+def test_prefixes_keep_to_the_memory_and_the_disk_they_may_take(tmp_path: Path) -> None:
+    """Many of them, of several namespaces: the KV cache and the files are never more than their bounds."""
+    most, folder = 256 << 10, tmp_path / "kept"
+    options = replace(EXACT, context=512, batch=64, sequences=2, prefixes=PrefixOptions(most, folder, tmp_path / "own"))
+    seen: dict[Path, int] = {}
+    with Engine(MODEL_PATH, options) as engine, looping(engine, 3600.0, Replies()) as loop:
+        for name in "abcdef":
+            text = f"{name} is in the house, and the lights are on. " * 8
+            loop.ask("announce", {"prompts": None, "text": text, "tools": (), "namespace": name, "adapters": None})
+            until(lambda: loop.ask("announced", {"namespace": name})[0]["state"] == "ready", name)  # noqa: B023
+            until(lambda: not loop._jobs.result(lambda: engine.states.is_writing), "what is written")
+            sizes = {file: file.stat().st_size for file in folder.rglob("*") if file.is_file()}
+            seen |= sizes
+            assert sum(sizes.values()) <= most
+            assert loop._scheduler.slots.n_cached <= engine.context
+    assert sum(seen.values()) > 1.5 * most  # so some had to go
+
+
+@pytest.mark.parametrize("spares", [True, False])
+def test_a_device_on_battery_computes_nothing_ahead(
+    spares: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Allowance, "_has_energy", property(lambda _: spares))
+    with looping(engine, 3600.0, Replies()) as loop:
+        loop.ask("announce", {"prompts": None, "text": "It is", "tools": (), "namespace": "n", "adapters": None})
+        if spares:
+            until_idle(loop, 1)
+        assert loop._warming.warmer.poll() == (None if spares else pytest.approx(warmer._LOOK_S))
+        [prefix] = loop.ask("announced", {"namespace": "n"})
+        assert prefix["state"] == ("ready" if spares else "queued")
 
 
 def test_what_the_engine_drops_can_be_announced_again(engine: Engine) -> None:

@@ -110,7 +110,7 @@ def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Contro
                 control.send({"id": message["id"], "result": loop.beat()})
             else:
                 if message["do"] in ("generate", *_POOLED):
-                    loop.expect(message["id"])
+                    loop.expect(message["id"], background=message.get("with", {}).get("background", False))
                 threads = pooling if message["do"] in _POOLED else constraining if _is_constrained(message) else pool
                 threads = encoding if message.get("with", {}).get("media") else threads
                 threads.submit(_answer, message, loop, control.send)

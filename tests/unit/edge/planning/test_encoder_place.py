@@ -1,10 +1,22 @@
 """Where pictures are encoded, by known times."""
 
+from functools import partial
+
 import pytest
 
-from edge.planning.encoder_place import by_preference, place_json, place_text
+from edge.demo import MODEL_PATH
+from edge.planning.arrange import work_of
+from edge.planning.encoder_place import EncoderPlace, by_preference, place_json, place_text
+from edge.planning.llm_space import LlmSpace
+from edge.planning.spaces import with_encoder
 from edge.survey.encoder_times import EncoderTime, EncoderTimes
+from edge.survey.profile import ClusterProfile
+from partition.errors import PlanError
 from partition.plan.plan import LOCAL
+from quant.gguf.file import GgufFile
+from tests.support.planning import FAST, MIB, MS, device, linked
+
+ENCODER = 32 * MIB
 
 
 def times(here_s: float, **workers: tuple[float, float]) -> EncoderTimes:
@@ -38,3 +50,46 @@ def test_the_place_in_words_and_as_values() -> None:
     assert (values["address"], values["rows"], values["first_token_s"]) == ("strong:7070", 9, 0.75)
     assert values["total_s"] == pytest.approx(0.3)
     assert [device["encode_s"] for device in values["devices"]] == [1.0, 0.2]
+
+
+# --- memory beside the model ---
+
+
+def planned_beside(here: float, strong: float) -> tuple[LlmSpace, dict[str, int]]:
+    """Plan for devices with so many MiB, of which the worker encodes five times as fast; the plans, and the bytes of
+    the best one on each device."""
+    file, name = GgufFile.open(MODEL_PATH), "strong:7070"
+    memory = ((LOCAL, 10 * MS, here), (name, 1 * MS, strong))
+    speeds = tuple(device(of, layer_s, memory_bytes=round(mib * MIB)) for of, layer_s, mib in memory)
+    known = ClusterProfile(speeds, linked([LOCAL, name], FAST), ())
+    encoders = times(1.0, strong=(0.2, 0.0))
+    places = [EncoderPlace(encoders, time, ENCODER) for time in by_preference(encoders)]
+    space = with_encoder(partial(LlmSpace, MODEL_PATH, file, "", work_of(file, context=512), known), places)
+    return space, dict(space.best("latency", {})[0].predicted.memory_bytes)
+
+
+def test_a_device_that_encodes_has_less_memory_for_layers() -> None:
+    space, need = planned_beside(200, 200)
+    assert space.encoder is not None
+    assert space.encoder.chosen.name == "strong"
+    assert need["strong:7070"] > ENCODER  # all of the model, and the encoder
+    model = need["strong:7070"] - ENCODER
+    space, need = planned_beside(200, (ENCODER + model) / MIB - 1)
+    assert space.encoder.chosen.name == "strong"
+    assert ENCODER < need["strong:7070"] < ENCODER + model  # some layers are here
+    assert need[LOCAL] > 0
+
+
+def test_where_both_do_not_fit_another_device_encodes_or_it_is_refused() -> None:
+    space, _ = planned_beside(200, 20)
+    assert space.encoder is not None
+    assert space.encoder.chosen.device == LOCAL
+    for here, strong, words in (
+        (20, 20, r"strong has 20\.0 MiB; this"),
+        (33, 3, "strong has .* on this device: .* need"),
+    ):
+        with pytest.raises(PlanError, match=f"32.0 MiB, do not fit together .{words}"):
+            planned_beside(here, strong)
+    with pytest.raises(PlanError) as alone:
+        planned_beside(1, 1)
+    assert "encoder" not in str(alone.value)
