@@ -28,10 +28,13 @@ def pareto_result(
     spread: latencies and throughputs differ by this factor more than they would. divergence: is an axis, too.
     """
     dice = random.Random(seed)
-    made = [_point(dice, types, devices, n_layers, kind, spread, "single")]
-    made += [_point(dice, types, devices, n_layers, kind, spread) for _ in range(8 * n_points)]
-    unlike = {(point["label"], point["type"], point["microbatches"]): point for point in made}
-    points = list(unlike.values())[:n_points]
+    unlike: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for i in range(8 * n_points):
+        point = _point(dice, types, devices, n_layers, kind, spread, "" if i else "single")
+        unlike.setdefault((point["label"], point["type"], point["microbatches"]), point)
+        if len(unlike) == n_points:
+            break
+    points = list(unlike.values())
     for point in points:
         point["predicted"]["divergence"] = DIVERGENCES[point["type"]] if divergence else None
     seen: set[tuple[str, ...]] = set()
