@@ -87,6 +87,7 @@ GROUPED = (
     Setting("2 Pi 5, LAN", equal(2, "pi5"), LAN),
 )
 TINY = Setting("two on loopback", ("pi5", 1.0), {})
+TINY_GROUPED = replace(TINY, name="two on loopback, two groups")
 
 
 def profiles_of(setting: Setting, model: Path, stretch: float = 1.0) -> list[dict[str, Any]]:
