@@ -122,7 +122,7 @@ def share_s(until: float, n: int) -> float:
 
 def first_stretch(setting: Setting) -> int:
     """Return how many times as slow as its devices and links a lab is at first."""
-    return STRETCHES[(len(setting.devices) > _FEW) + (len(setting.devices) >= _MANY)]
+    return setting.stretch or STRETCHES[(len(setting.devices) > _FEW) + (len(setting.devices) >= _MANY)]
 
 
 def result_of(rows: dict[str, dict[str, Any]], failed: dict[str, str]) -> dict[str, Any]:
