@@ -31,6 +31,7 @@ TRAINED = "smollm2-135m"
 PROMPT = 128  # tokens, as `edge advise --task chat` has
 _RUN_S = 600.0  # of one command
 _RUN = ["--prompt-tokens", f"{PROMPT}", "--gen-tokens", "64", "--context", "4096", "--repeats", "2"]
+_TINY = ["--prompt-tokens", "16", "--gen-tokens", "8", "--repeats", "1"]
 
 
 def main() -> None:
@@ -46,13 +47,14 @@ def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
     args.names = [TRAINED] if args.tiny else args.models.split(",")
     args.files = args.files or folder
+    args.edge = [*EDGE[:-1], "tests.support.measuring"] if args.tiny else EDGE
     for name in args.names:
         path = file_of(args, name)
         if name == TRAINED and not args.tiny:
             path.unlink(missing_ok=True)
             path.symlink_to(weights.SMOLLM2.path())
         elif not path.exists():
-            edge(["model", "synth", str(path), "--shape", name, "--type", MODELS[name]])
+            edge(args, ["model", "synth", str(path), "--shape", name, "--type", MODELS[name]])
     return {}
 
 
@@ -61,10 +63,10 @@ def file_of(args: argparse.Namespace, name: str) -> Path:
     return Path(args.files).absolute() / f"{name}-{MODELS[name]}.gguf"
 
 
-def edge(command: Sequence[str]) -> str:
+def edge(args: argparse.Namespace, command: Sequence[str]) -> str:
     """Run a command, and return what it printed."""
     return subprocess.run(
-        [*EDGE, *command], cwd=ROOT, stdout=subprocess.PIPE, timeout=_RUN_S, check=True, text=True
+        [*args.edge, *command], cwd=ROOT, stdout=subprocess.PIPE, timeout=_RUN_S, check=True, text=True
     ).stdout
 
 
@@ -88,13 +90,13 @@ def lab(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 def compared(args: argparse.Namespace, name: str, devices: Sequence[str]) -> dict[str, Any]:
     """One model: tokens a second and the first token's time, predicted and measured."""
     own = [*devices, "--threads", "1", "--json"]
-    advice = json.loads(edge(["advise", "--models", name, "--types", MODELS[name], *own]))
+    advice = json.loads(edge(args, ["advise", "--models", name, "--types", MODELS[name], *own]))
     [row] = advice["rows"]
-    run = json.loads(edge(["bench", str(file_of(args, name)), *(["--repeats", "1"] if args.tiny else _RUN), *own]))
+    run = json.loads(edge(args, ["bench", str(file_of(args, name)), *(_TINY if args.tiny else _RUN), *own]))
     measured = {
         "tokens_per_s": 1e3 / run["decode_ms_median"],
         "tokens_per_s_p10": 1e3 / run["decode_ms_p10"],
-        "ttft_s": PROMPT / run["prefill_tokens_per_s_median"],
+        "ttft_s": run["prompt_tokens"] / run["prefill_tokens_per_s_median"],
     }
     result = {
         "model": name,

@@ -307,7 +307,7 @@ def in_groups(space: LlmSpace, asked: dict[str, Any], waits: CoreWaits) -> Itera
                 engine = deployment.engine
                 throughput_per_s, waited = waits.during(partial(steady_per_s, engine, requests, DEPTH))
             work = work_of(space.file, context=GROUP_CONTEXT, concurrency=requests, prompt=PROMPT, depth=DEPTH)
-            predicted = predict(plan, work, speed_by_device, space.known.links, groups=groups)
+            predicted = predict(replace(plan, microbatches=groups), work, speed_by_device, space.known.links)
             yield {
                 "requests": requests,
                 "groups": groups,
