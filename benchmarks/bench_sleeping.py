@@ -9,9 +9,11 @@ prompt also placements for prompts. Then devices that share every layer compute 
 
 What two cores do not get done in time would count as the devices' own time. So labs are stretched: devices and links
 take twice as long as they should, or more, and figures are divided by that. Where a process of the lab waited for a
-core for too long a part of the time, the setting is measured again in a lab that is stretched further, while there is
-time; figures that waited too long at last do not count. A setting that fails is named, and the next one is run. Links
-need root; --tiny: two devices on loopback, which says nothing about predictions.
+core for too long a part of the time, the setting is measured again in a lab that is stretched further, once all others
+were measured and while there is time; figures that waited too long at last do not count. Each setting may take its part
+of the time: the plans that were chosen come first, and then rivals, the nearest first. A setting that fails is named,
+and the next one is run; --json FILE is written after each, and SIGTERM shows what there is. Links need root; --tiny:
+two devices on loopback, which says nothing about predictions.
 """
 
 from __future__ import annotations
@@ -98,7 +100,8 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     settings = (
         [TINY, TINY_GROUPED] if args.tiny else [one for one in (*SETTINGS, *GROUPED) if (args.only or "") in one.name]
     )
-    settings.sort(key=lambda setting: len(setting.devices) < LEAST_DEVICES)  # those that do not count last
+    # Those that do not count last, and before them small ones first: what they leave of the time is for large ones.
+    settings.sort(key=lambda setting: (len(setting.devices) < LEAST_DEVICES, len(setting.devices)))
     try:
         for i, setting in enumerate(settings):
             run(setting, first_stretch(setting), share_s(until, len(settings) - i))
