@@ -9,9 +9,11 @@ prompt also placements for prompts. Then devices that share every layer compute 
 
 What two cores do not get done in time would count as the devices' own time. So labs are stretched: devices and links
 take twice as long as they should, or more, and figures are divided by that. Where a process of the lab waited for a
-core for too long a part of the time, the setting is measured again in a lab that is stretched further, while there is
-time; figures that waited too long at last do not count. A setting that fails is named, and the next one is run. Links
-need root; --tiny: two devices on loopback, which says nothing about predictions.
+core for too long a part of the time, the setting is measured again in a lab that is stretched further, once all others
+were measured and while there is time; figures that waited too long at last do not count. Each setting may take its part
+of the time: the plans that were chosen come first, and then rivals, the nearest first. A setting that fails is named,
+and the next one is run; --json FILE is written after each, and SIGTERM shows what there is. Links need root; --tiny:
+two devices on loopback, which says nothing about predictions.
 """
 
 from __future__ import annotations
@@ -29,11 +31,12 @@ from typing import Any
 
 import psutil
 
-from benchmarks.harness import ROOT, Section, bench, parser_of, table
+from benchmarks.harness import ROOT, STDOUT, Section, bench, parser_of, table, write_json
 from benchmarks.sleeping_labs import (
     GROUPED,
     SETTINGS,
     TINY,
+    TINY_GROUPED,
     Setting,
     lab_of,
     link_kinds,
@@ -43,11 +46,13 @@ from benchmarks.sleeping_labs import (
 )  # fmt: skip
 
 SIDE = ROOT / "benchmarks" / "sleeping_side.py"
-RUN_S = 300.0  # for one setting, once
+LEAST_S = 20.0  # for one setting, once
+OVER_S = 60.0  # that the plan in progress may take longer than its setting may
 MODEL = "tinyllama-1.1b"
 _TIMES = {"first token": "ttft_s", "token": "tpot_s"}
 FIGURES = {"latency": "latency_s", "throughput": "throughput_per_s", "ttft": "ttft_s"}  # of each objective
 LEAST_DEVICES = 4  # of a setting that counts
+N_CASES = 3  # of a setting with groups
 MOST_WAITED = 0.1  # of the time, by any process of the lab for a core; figures of which more waited do not count
 _FEW, _MANY = 4, 8  # devices: labs of more than few begin with the second of these, labs of many with the third
 STRETCHES = (2, 4, 8, 16)  # times as slow as its devices and links a lab is, one after the other, until less waited
@@ -66,99 +71,144 @@ def main() -> None:
 
 
 def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """All settings."""
+    """All settings once, and then again those whose processes waited for cores, while there is time. Figures are
+    written after each setting, and those that there are, are shown where a signal ends the run."""
     from edge.models.presets import SHAPES
     from edge.models.synth import outline
 
     if not args.tiny and os.geteuid() != 0:
         raise SystemExit("links between devices need root; --tiny goes without")
-    settings, with_groups = (
-        [TINY] if args.tiny else [one for one in some if (args.only or "") in one.name] for some in (SETTINGS, GROUPED)
-    )
     model, n_requests = folder / f"{MODEL}.gguf", 4 if args.tiny else args.requests
     outline(model, SHAPES["qwen2.5-0.5b" if args.tiny else MODEL])
-    rows: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
-    failed: dict[str, str] = {}
     until = time.monotonic() + 60 * args.minutes
-    for in_groups, some in ((False, settings), (True, with_groups)):
-        for setting in some:
-            print(setting.name, file=sys.stderr)
-            try:
-                if time.monotonic() > until:
-                    raise TimeoutError(f"not begun within {args.minutes:g} minutes")
-                rows[in_groups].append(
-                    measured(setting, model, args.tiny, n_requests, in_groups=in_groups, until=until)
-                )
-            except (subprocess.SubprocessError, OSError, ValueError, RuntimeError) as error:
-                failed[setting.name] = f"{error}"[-200:]
-                print(f"{setting.name}: {failed[setting.name]}", file=sys.stderr)
-    totals = summary(rows[False], rows[True]) if rows[False] or rows[True] else None
-    return {"settings": rows[False], "summary": totals, "groups": rows[True], "failed": failed}
+    rows: dict[str, dict[str, Any]] = {}
+    failed: dict[str, str] = {}
+
+    def run(setting: Setting, stretch: float, seconds: float) -> None:
+        print(f"{setting.name}, stretched {stretch} times, at most {seconds:.0f} s", file=sys.stderr)
+        try:
+            if time.monotonic() > until:
+                raise TimeoutError(f"not begun within {args.minutes:g} minutes")
+            row = measured(setting, model, args.tiny, n_requests, stretch, seconds)
+            rows[setting.name] = row if setting.name not in rows else better(rows[setting.name], row)
+        except (subprocess.SubprocessError, OSError, ValueError, RuntimeError) as error:
+            failed.setdefault(setting.name, f"{error}"[-200:])
+            print(f"{setting.name}: {error}", file=sys.stderr)
+        if args.json != STDOUT:
+            write_json(result_of(rows, failed), args.json)
+
+    settings = (
+        [TINY, TINY_GROUPED] if args.tiny else [one for one in (*SETTINGS, *GROUPED) if (args.only or "") in one.name]
+    )
+    # Those that do not count last, and before them small ones first: what they leave of the time is for large ones.
+    settings.sort(key=lambda setting: (len(setting.devices) < LEAST_DEVICES, len(setting.devices)))
+    try:
+        for i, setting in enumerate(settings):
+            run(setting, first_stretch(setting), share_s(until, len(settings) - i))
+        while again := [one for one in settings if one.name in rows and is_late(rows[one.name])]:
+            for i, setting in enumerate(again):
+                if args.tiny or time.monotonic() > until:
+                    break
+                run(setting, 2 * rows[setting.name]["tried"], share_s(until, len(again) - i))
+            else:
+                continue
+            break
+    except (KeyboardInterrupt, SystemExit):
+        failed |= {one.name: "not begun before the end" for one in settings if one.name not in {*rows, *failed}}
+    return result_of(rows, failed)
+
+
+def share_s(until: float, n: int) -> float:
+    """Return the seconds that the next of `n` settings may take: an equal part of what is left, but what one needs."""
+    return max(LEAST_S, (until - time.monotonic()) / n)
+
+
+def first_stretch(setting: Setting) -> int:
+    """Return how many times as slow as its devices and links a lab is at first."""
+    return setting.stretch or STRETCHES[(len(setting.devices) > _FEW) + (len(setting.devices) >= _MANY)]
+
+
+def result_of(rows: dict[str, dict[str, Any]], failed: dict[str, str]) -> dict[str, Any]:
+    """Return all figures that there are."""
+    plans, groups = ([row for row in rows.values() if kind in row] for kind in ("plans", "cases"))
+    totals = summary(plans, groups) if rows else None
+    return {"settings": plans, "summary": totals, "groups": groups, "failed": dict(failed)}
+
+
+def waited_of(row: dict[str, Any]) -> float:
+    """Return the largest part of the time that a process of the lab waited for this machine's cores."""
+    return max(
+        part
+        for case in row["cases" if "cases" in row else "plans"]
+        for name, part in case["waited"].items()
+        if name != "ttft_s"  # whose ranks are at work at once: what one waits for cores the others do not wait for
+    )
+
+
+def is_late(row: dict[str, Any]) -> bool:
+    """Return whether a setting is to be measured again in a lab that is stretched further."""
+    return waited_of(row) > MOST_WAITED and row["tried"] < STRETCHES[-1]
+
+
+def better(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return a setting's figures after it was measured again: those whose processes waited less."""
+    kept, other = (new, old) if waited_of(new) < waited_of(old) else (old, new)
+    again = [*old["again"], {**other, "waited": waited_of(other), "again": []}]
+    return {**kept, "again": again, "tried": new["tried"]}
 
 
 def measured(
-    setting: Setting,
-    model: Path,
-    tiny: bool,
-    requests: int,
-    *,
-    in_groups: bool = False,
-    until: float = float("inf"),
+    setting: Setting, model: Path, tiny: bool, requests: int, stretch: float, seconds: float
 ) -> dict[str, Any]:
-    """One setting: every plan that was run, or one plan with its requests in one group and in two. requests: that come
-    at random to each plan. until: when nothing is measured again, by `time.monotonic`.
-
-    Where processes of the lab waited for this machine's cores, all is measured again in a lab where everything takes
-    longer, the same for devices and links, so that the processor is wanted more seldom. Figures are given as of a lab
-    that was not stretched."""
-    again = []
-    for stretch in STRETCHES[(len(setting.devices) > _FEW) + (len(setting.devices) >= _MANY) :]:
-        result = stretched(setting, model, tiny, requests, stretch, in_groups=in_groups)
-        waited = max(
-            part
-            for case in result["cases" if in_groups else "plans"]
-            for name, part in case["waited"].items()
-            if name != "ttft_s"  # whose ranks are at work at once: what one waits for cores the others do not wait for
-        )
-        if waited <= MOST_WAITED or tiny or time.monotonic() > until:
-            break
-        again.append({"waited": waited, **result})
-        print(f"{setting.name}: processes waited for cores for {waited:.1%} of the time", file=sys.stderr)
-    return {"name": setting.name, "devices": setting.devices, "link": dict(setting.link), "again": again, **result}
-
-
-def stretched(
-    setting: Setting, model: Path, tiny: bool, requests: int, stretch: float, *, in_groups: bool
-) -> dict[str, Any]:
-    """One setting in a lab where everything takes `stretch` times as long."""
+    """One setting in a lab where everything takes `stretch` times as long, the same for devices and links, so that the
+    processor is wanted more seldom: every plan that was run, or one plan with its requests in one group and in two.
+    Figures are given as of a lab that was not stretched. requests: that come at random to each plan. seconds: after
+    which no plan is begun."""
     from devices.lab.config import parse_lab
     from tests.support.lab import Lab
 
     profiles, names = profiles_of(setting, model, stretch), names_of(setting)
     lab = parse_lab(lab_of(setting, profiles, stretch))
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, Lab(lab, Path(folder) / "lab") as up:
         asked = {
             "model": str(model),
             "tiny": tiny,
             "requests": requests,
-            "in_groups": in_groups,
+            "in_groups": setting in (*GROUPED, TINY_GROUPED),
             "prompt": setting.prompt,
             "profiles": profiles,
             "names": names,
             "workers": [up.addresses[name] for name in names[1:]],
             "memory": memory_of(setting, model),
             "supervisor": psutil.Process(up.pid("own")).ppid(),
+            "seconds": seconds - (time.monotonic() - began),
             **link_kinds(setting),
         }
         folders = {
             f"XDG_{kind}_HOME": f"{folder}/{kind.lower()}" for kind in ("STATE", "CONFIG")
         }  # nothing is remembered
         command = up.command("own", [sys.executable, str(SIDE), json.dumps(asked)])
-        done = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, **folders}, stdout=subprocess.PIPE, timeout=RUN_S, check=True
-        )
-    result: dict[str, Any] = json.loads(done.stdout)
-    return unstretched(result, stretch)
+        with Path(folder, "figures").open("w+b") as figures:
+            try:
+                subprocess.run(
+                    command,
+                    cwd=ROOT,
+                    env={**os.environ, **folders},
+                    stdout=figures,
+                    timeout=seconds + OVER_S,
+                    check=True,
+                )
+            except subprocess.SubprocessError as error:
+                print(f"{setting.name}: {error}"[-200:], file=sys.stderr)  # what was measured before counts
+            figures.seek(0)
+            lines = [json.loads(line) for line in figures]
+    kind = "cases" if asked["in_groups"] else "plans"
+    if len(lines) < 2:
+        raise RuntimeError("no plan was measured")
+    row = unstretched({**lines[0], kind: lines[1:]}, stretch)
+    of_setting = {"name": setting.name, "devices": setting.devices, "link": dict(setting.link)}
+    return {**of_setting, "again": [], "tried": stretch, **row}
 
 
 def unstretched(result: dict[str, Any], stretch: float) -> dict[str, Any]:
@@ -194,7 +244,7 @@ def summary(rows: list[dict[str, Any]], groups: list[dict[str, Any]]) -> dict[st
             name = FIGURES[axis]
             sign = -1 if axis == "throughput" else 1
             costs = {plan["key"]: plan["measured"][name] ** sign for plan in row["plans"] if counts(plan, name)}
-            if key in costs:
+            if key in costs and len(costs) > 1:
                 behind.setdefault(axis, []).append(costs[key] / min(costs.values()))
     several = [row for row in groups if len(row["devices"]) >= LEAST_DEVICES]
     for row in several:
@@ -219,8 +269,8 @@ def counts(plan: dict[str, Any], name: str) -> bool:
 
 
 def median_and_worst(values: list[float]) -> dict[str, float]:
-    """Return both, where less is better."""
-    return {"median": statistics.median(values), "worst": max(values)}
+    """Return both, where less is better, and how many there are."""
+    return {"median": statistics.median(values), "worst": max(values), "n": len(values)}
 
 
 def text(r: dict[str, Any]) -> str:
@@ -237,12 +287,13 @@ def last_line(totals: dict[str, Any] | None) -> str:
         return "Summary: nothing was measured."
     names = {"latency": "latency_s", "throughput": "throughput_per_s"}
     parts = [
-        f"{title} off by {errors['median']:.1%} (median), {errors['worst']:.1%} (worst)"
+        f"{title} off by {errors['median']:.1%} (median), {errors['worst']:.1%} (worst of {errors['n']})"
         for title, errors in ((title, totals["errors"].get(name)) for title, name in names.items())
         if errors
     ]
     parts += [
         f"chosen by {axis} {ratios['median']:.3f} (median), {ratios['worst']:.3f} (worst) of the best measured"
+        f" (settings with several plans: {ratios['n']})"
         for axis, ratios in totals["chosen_over_best"].items()
     ]
     return f"Summary: {totals['settings']} settings; " + "; ".join([*parts, f"{totals['rejected']} figures rejected."])
@@ -252,6 +303,8 @@ def text_of_groups(rows: list[dict[str, Any]]) -> str:
     """Tokens a second of each setting with one group and with two."""
     lines = []
     for row in rows:
+        if len(row["cases"]) < N_CASES:  # there was no time for all
+            continue
         few, many, two = row["cases"]
         rates = [f"{case['measured_per_s']:.2f} ({case['predicted_per_s']:.2f})" for case in (few, many, two)]
         gains = [two["measured_per_s"] / case["measured_per_s"] for case in (few, many)]
@@ -277,7 +330,7 @@ def text_of_plans(r: dict[str, Any]) -> str:
     for axis, ratios in totals["chosen_over_best"].items():
         words.append(
             f"Chosen by {axis} over the best measured: {ratios['median']:.3f} in the median, {ratios['worst']:.3f} at"
-            " worst."
+            f" worst, of {ratios['n']} settings with several plans."
         )
     figures = ("token, ms", "tokens/s of 4", "first token, s")
     header = ["setting: ranks of each stage", *(column for name in figures for column in (name, "off by")), "waited"]

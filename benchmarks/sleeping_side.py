@@ -10,7 +10,7 @@ import secrets
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -75,11 +75,14 @@ def main() -> None:
     patch.setattr("edge.survey.links._ROUNDS", 1)
     if asked["tiny"]:
         measure_briefly(patch)
-    print(json.dumps(run(asked)))
+    for figures in run(asked):
+        print(json.dumps(figures), flush=True)
 
 
-def run(asked: dict[str, Any]) -> dict[str, Any]:
-    """Predict and run the best plans and their rivals."""
+def run(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Predict and run the best plans and their rivals. Yield what is known of the setting, and then the figures of each
+    plan as they come. After `seconds` no plan is begun but the first."""
+    began = time.monotonic()
     path = Path(asked["model"])
     file, digest = GgufFile.open(path), OwnSlices().model_digest(path)
     prompt = asked["prompt"] or PROMPT
@@ -89,16 +92,29 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
     space = LlmSpace(path, file, digest, work, ClusterProfile(tuple(speeds), links, ()), threads=1)
     waits = CoreWaits(lambda: first_of(asked["supervisor"]), time.perf_counter)
     if asked["in_groups"]:
-        return {"cases": in_groups(space, asked, waits), "links": link_figures(links)}
+        yield {"links": link_figures(links)}
+        yield from in_groups(space, asked, waits)
+        return
     points = rivals(space, phases=asked["prompt"] > 0)
-    best = {axis: min(points, key=lambda point: point.objectives((axis,))).key for axis in axes_of(asked)}
-    points = points[:1] if asked["tiny"] else points
+    axes = axes_of(asked)
+    chosen = {axis: min(points, key=lambda point: point.objectives((axis,))) for axis in axes}
+    least = {axis: point.objectives((axis,))[0] for axis, point in chosen.items()}
+    # Those that were chosen first, and then the nearest to them.
+    points.sort(
+        key=lambda point: (
+            point not in chosen.values(), min(point.objectives((axis,))[0] / least[axis] for axis in axes)
+        )
+    )  # fmt: skip
+    yield {"best": {axis: point.key for axis, point in chosen.items()}, "links": link_figures(links)}
+    print(f"  planned after {time.monotonic() - began:.0f} s", file=sys.stderr)
     with Cluster(asked["workers"], insecure=True) as cluster:
-        rows = []
-        for point in points:
-            rows.append(measured(space, cluster, point, asked, waits))
-            print(f"  {point.label}: {progress_text(rows[-1])}", file=sys.stderr)
-    return {"plans": rows, "best": best, "links": link_figures(links)}
+        for i, point in enumerate(points[:1] if asked["tiny"] else points):
+            if i and time.monotonic() - began > asked["seconds"]:
+                print(f"  no time for {len(points) - i} plans", file=sys.stderr)
+                return
+            row = measured(space, cluster, point, asked, waits)
+            print(f"  {time.monotonic() - began:.0f} s: {point.label}: {progress_text(row)}", file=sys.stderr)
+            yield row
 
 
 def axes_of(asked: dict[str, Any]) -> tuple[str, ...]:
@@ -278,12 +294,12 @@ def token_times(engine: TextEngine, microbatches: int, arrivals: Arrivals) -> li
     return list(times.values())
 
 
-def in_groups(space: LlmSpace, asked: dict[str, Any], waits: CoreWaits) -> list[dict[str, Any]]:
+def in_groups(space: LlmSpace, asked: dict[str, Any], waits: CoreWaits) -> Iterator[dict[str, Any]]:
     """Run a plan in which all devices share every layer: requests in one group, twice as many, and these in two groups.
-    Return tokens a second, measured and predicted."""
+    Yield tokens a second, measured and predicted."""
     half = 2 if asked["tiny"] else GROUP_REQUESTS
     plan = make_plan(limits(space.file), "model", "", [LOCAL, *asked["workers"]], "tensor")
-    of, rows = {speed.device: speed for speed in space.known.speeds}, []
+    speed_by_device = {speed.device: speed for speed in space.known.speeds}
     with Fleet(asked["workers"], insecure=True) as fleet:
         for requests, groups in ((half, 1), (2 * half, 1), (2 * half, 2)):
             options = EngineOptions(context=GROUP_CONTEXT, sequences=requests, groups=groups, threads=1)
@@ -291,17 +307,14 @@ def in_groups(space: LlmSpace, asked: dict[str, Any], waits: CoreWaits) -> list[
                 engine = deployment.engine
                 throughput_per_s, waited = waits.during(partial(steady_per_s, engine, requests, DEPTH))
             work = work_of(space.file, context=GROUP_CONTEXT, concurrency=requests, prompt=PROMPT, depth=DEPTH)
-            predicted = predict(plan, work, of, space.known.links, groups=groups)
-            rows.append(
-                {
-                    "requests": requests,
-                    "groups": groups,
-                    "measured_per_s": throughput_per_s,
-                    "predicted_per_s": predicted.throughput_per_s,
-                    "waited": {"throughput_per_s": waited},
-                }
-            )
-    return rows
+            predicted = predict(replace(plan, microbatches=groups), work, speed_by_device, space.known.links)
+            yield {
+                "requests": requests,
+                "groups": groups,
+                "measured_per_s": throughput_per_s,
+                "predicted_per_s": predicted.throughput_per_s,
+                "waited": {"throughput_per_s": waited},
+            }
 
 
 def link_figures(links: Links) -> dict[str, float]:

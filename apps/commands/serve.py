@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     requests, queue = argument(units.whole(1, MAX_REQUESTS)), argument(units.whole(0, MAX_QUEUE))
     words = f"that are answered at once by each model (default: {REQUESTS}; with --reproducible 1)"
     option(group, "--requests N", words, requests)
-    words = "groups of requests, which devices that share every layer compute by turns: 2 for far ones (default: 1)"
+    words = "groups of requests that devices which share every layer compute by turns (default: as planned)"
     option(group, "--groups N", words, argument(units.whole(1, MAX_GROUPS)))
     target = argument(units.between(1, MOST_TARGET_MS))
     words = "between two tokens of an answer, milliseconds: prompts beside it come in parts that keep to that"

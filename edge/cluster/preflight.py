@@ -9,7 +9,7 @@ from devices.probe import available_memory, own_rss
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.model_slices import FileSlice, ModelSlices, adapter_bytes
 from edge.errors import NotEnoughMemory
-from edge.llm.options import EngineOptions, resolve
+from edge.llm.options import MAX_GROUPS, EngineOptions, resolve
 from edge.llm.snapshots import ROLLBACK_PART, affordable
 from edge.paging.memory import MIB
 from partition.model.model import ModelShape
@@ -145,6 +145,7 @@ def kv_bytes(plan: Plan, rank: int, shape: ModelShape, options: EngineOptions) -
 
 
 def groups_of(plan: Plan, options: EngineOptions) -> int:
-    """Groups of sequences that the ranks of a plan compute by turns, each with a KV cache of its own: those of the
-    options where all ranks share every layer, else 1."""
-    return options.groups if len(plan.stages) == 1 and plan.world_size > 1 else 1
+    """Groups of sequences that the ranks of a plan compute by turns, each with a KV cache of its own: where all of them
+    share every layer those of the options, or else of the plan, as many as there are sequences for; otherwise 1."""
+    shared = len(plan.stages) == 1 and plan.world_size > 1
+    return options.groups if shared and options.groups else min(plan.turns, options.sequences, MAX_GROUPS)

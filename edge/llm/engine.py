@@ -90,7 +90,7 @@ class ModelRunner(Closing):
             outputs=min(options.outputs or options.sequences, batch),
             flash_attention=options.flash_attention,
             **adapter_sizes(self.adapters.files, self.shape.n_layers),
-            contexts=options.groups if embeddings else 1,  # a model that is alone has no sums to wait for
+            contexts=(options.groups or 1) if embeddings else 1,  # a model that is alone has no sums to wait for
             # Ranks have agreed on it (`shared_rollback`), whatever memory each has.
             rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.sure_memory),
         )

@@ -76,7 +76,7 @@ class EngineOptions:
     io_threads: int | None = None  # that read
     io_chunk: int | None = None  # bytes of one read
     verify: bool = False  # what is read again must be what it was the first time
-    groups: int = 1  # of sequences: ranks that share every layer compute one while sums of the other travel
+    groups: int | None = None  # of sequences: ranks that share every layer compute one while the other's sums travel
     rollback: int = 0  # rows at the end of a step that recurrent layers are to be able to forget, as drafts need it
     lora: Sequence[str] = ()  # files of LoRA adapters, FILE or FILE:SCALE; a scale of 1 is usual
     prefixes: PrefixOptions | None = None  # where what is computed of prompts is kept; None: nowhere

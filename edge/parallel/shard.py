@@ -285,7 +285,7 @@ def load_shards(
     are those of ModelRunner."""
     with ExitStack() as closing:
         shards: list[Shard] = []
-        for _ in range(options.groups):
+        for _ in range(options.groups or 1):
             shards.append(Shard(path, options, place, progress, sharing=shards[0] if shards else None))
             closing.callback(shards[-1].close)
         closing.pop_all()

@@ -1,4 +1,4 @@
-"""Picture of `edge pareto`: latency against throughput, the front, the plans it dominates, and measurements."""
+"""Picture of `edge pareto`: latency against throughput or first tokens, the front, what it dominates, measurements."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from edge.pictures.front_points import (
     Point,
     Result,
     best_single,
+    by_first_token,
     first_few,
     front,
     has_quality,
@@ -27,6 +28,7 @@ from edge.pictures.front_points import (
     line,
     lines,
     names,
+    of_first_tokens,
     several_types,
     throughput,
     type_label,
@@ -41,12 +43,14 @@ _QUIET, _LINE, _FILL = "#616e7c", "#52606d", "#f0f4f8"
 KIND_COLORS = {"single": "#5f6b7a", "pipeline": "#0b6fb8", "tensor": "#d1570f", "hybrid": "#0a8f6a"}
 # Of types, where these are chosen between; the one with the least divergence first.
 TYPE_COLORS = ("#0b6fb8", "#0a8f6a", "#a17400", "#d1570f", "#b3246b", "#6b4fbb", "#5f6b7a")
+_FINE = (1, 1.25, 2, 2.5, 4, 5, 8)  # ticks of an axis of first tokens, in one a second
 _MARKERS = "os^DvPXph<>*"  # of types; of kinds, where types have the colors
 _MOST_NAMES, _MOST_LETTERS, _WIDTH, _LINES = 6, 55, 38, 2
 
 
 def write_picture(result: Result, path: PathLike) -> None:
-    """Draw the object of `edge pareto --json` as PNG, 1350 x 900 pixels: latency (ms) to the right, throughput up.
+    """Draw the object of `edge pareto --json` as PNG, 1350 x 900 pixels: latency (ms) to the right, throughput up;
+    where first tokens are an axis and throughput is none, these, the soonest at the top.
 
     The file appears under its name only when it is whole. PictureError as `check_picture`, or without plans.
     """
@@ -56,7 +60,7 @@ def write_picture(result: Result, path: PathLike) -> None:
         raise PictureError("there is no plan to draw: none fits these devices")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a letter of a name that the font lacks is drawn as a box
-        save(_figure(result), path)
+        save(_figure(by_first_token(result) if of_first_tokens(result) else result), path)
 
 
 def _figure(result: Result) -> Any:
@@ -75,7 +79,7 @@ def _figure(result: Result) -> Any:
         look.mark(axes, _predicted(point), point, markersize=8, markerfacecolor="white", markeredgewidth=1.8)
     seen = [_at(point) for point in shown] + [_predicted(point) for point in shown if point["measured"]]
     faint_places = [_at(point) for point in faint]
-    _scale(axes, seen + faint_places)
+    _scale(axes, seen + faint_places, prompts=of_first_tokens(result))
     corners = _draw_front(axes, line(result), _LINE)
     for type_, points in lines(result).items():
         corners += _draw_front(axes, points, look.type_colors[type_], shaded=False)
@@ -116,8 +120,9 @@ class _Look:
         axes.plot(*place, **{"color": self.color(point), "marker": marker, "linestyle": "none", "zorder": 4, **how})
 
 
-def _scale(axes: Any, places: Sequence[Place]) -> None:
-    """Set the ranges with some room, logarithmic if values span much."""
+def _scale(axes: Any, places: Sequence[Place], *, prompts: bool) -> None:
+    """Set the ranges with some room, logarithmic if values span much. prompts: what goes up are first tokens a second,
+    shown as their seconds."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for values, scale, set_range, axis in (
@@ -125,7 +130,8 @@ def _scale(axes: Any, places: Sequence[Place]) -> None:
         ([y for _, y in places], axes.set_yscale, axes.set_ylim, axes.yaxis),
     ):
         low, high = min(values), max(values)
-        if low > 0 and high > LOG_FROM * low:
+        in_seconds = prompts and axis is axes.yaxis
+        if low > 0 and (high > LOG_FROM * low or in_seconds):
             scale("log")
             room = (high / low) ** 0.08
             set_range(low / room, high * room)
@@ -134,7 +140,10 @@ def _scale(axes: Any, places: Sequence[Place]) -> None:
         else:
             room = 0.1 * (high - low) or 0.2 * high or 1.0
             set_range(max(0.0, low - room), high + room)
-        axis.set_major_formatter(FuncFormatter(lambda value, _: digits(value)))
+        shown = FuncFormatter(lambda value, _, inverse=in_seconds: digits(1 / value if inverse and value else value))
+        axis.set_major_formatter(shown)
+        if in_seconds:
+            axis.set_major_locator(LogLocator(subs=_FINE))
 
 
 def _draw_front(axes: Any, points: Sequence[Point], color: str, *, shaded: bool = True) -> list[Place]:
@@ -156,7 +165,10 @@ def _write_around(axes: Any, result: Result, shown: Sequence[Point], faint: Sequ
     """Write title, axes and legend."""
     counted_unit = unit(result)
     axes.set_xlabel("latency (ms a token)" if counted_unit == "tokens" else "latency (ms)", fontsize=12, color=TEXT)
-    axes.set_ylabel(f"throughput ({counted_unit}/s)", fontsize=12, color=TEXT)
+    upwards = f"throughput ({counted_unit}/s)"
+    if of_first_tokens(result):
+        upwards = f"first token of a prompt of {shown[0]['predicted']['prompt']} tokens (s)"
+    axes.set_ylabel(upwards, fontsize=12, color=TEXT)
     title = axes.set_title(_short(result["model"]), fontsize=15, fontweight="bold", color=TEXT, loc="left", pad=26)
     title.set_parse_math(False)
     at_once = f"; {result['concurrency']} {'sequences' if counted_unit == 'tokens' else 'inputs'} at once"
@@ -178,7 +190,7 @@ def _write_around(axes: Any, result: Result, shown: Sequence[Point], faint: Sequ
     legend = axes.figure.legend(
         handles=handles,
         loc="outside lower center",
-        ncols=len(handles) if len(handles) <= 7 else min(6, (len(handles) + 1) // 2),
+        ncols=len(handles) if len(handles) <= (5 if look.by_type else 7) else min(6, (len(handles) + 1) // 2),
         frameon=False,
         title="  ".join(explanations),
         title_fontproperties={"size": 10},
@@ -226,7 +238,7 @@ def _labels(result: Result, shown: Sequence[Point], look: _Look) -> Iterable[Lab
     named: list[tuple[str, Point | None]] = [
         ("best single device", best_single(result)),
         ("least latency", ends[0]),
-        ("most throughput", ends[-1]),
+        ("soonest first token" if of_first_tokens(result) else "most throughput", ends[-1]),
     ]
     if len(on_front) == 1:
         named[1:] = [("best in both", on_front[0])]

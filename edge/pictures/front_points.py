@@ -17,6 +17,7 @@ KNEE = "beyond it, a little more of one costs much of the other"
 DOMINATED = "no better in anything, worse in some"
 _MOST_ERRORS = 5  # listed errors
 _ALWAYS = ("latency_s", "throughput_per_s", "memory_bytes")  # columns of any table
+TTFT = "ttft_s"  # the figure of first tokens
 LOG_FROM = 20  # an axis is logarithmic if its values span more than this factor
 # Dominated plans are drawn if they are at most _NEAR times worse than the prominent ones, or within a range that is
 # _WIDER times as wide: prominent plans then take up a good part of the picture.
@@ -69,13 +70,33 @@ def line(result: Result) -> list[Point]:
 
 
 def best_single(result: Result) -> Point | None:
-    """Return the plan for one device with the least latency; None if there is none."""
-    return next(iter(in_order(point for point in result["points"] if point["parallel"] == "single")), None)
+    """Return the plan for one device with the least latency; None if there is none. Prompts of another placement are
+    computed on other devices."""
+    alone = (point for point in result["points"] if point["parallel"] == "single" and len(point["devices"]) == 1)
+    return next(iter(in_order(alone)), None)
 
 
 def knee(result: Result) -> Point | None:
     """Return the knee of the front; None if there is none."""
     return next((point for point in front(result) if point["knee"]), None)
+
+
+def of_first_tokens(result: Result) -> bool:
+    """Return whether first tokens are an axis of the front, and throughput is none."""
+    return TTFT in result["objectives"] and "throughput_per_s" not in result["objectives"]
+
+
+def by_first_token(result: Result) -> Result:
+    """Return the object with first tokens in place of throughput: how many a second, so that more is better."""
+
+    def changed(figures: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        return figures and {**figures, "throughput_per_s": 1 / figures[TTFT]}
+
+    points = [
+        {**point, "predicted": changed(point["predicted"]), "measured": changed(point["measured"])}
+        for point in result["points"]
+    ]
+    return {**result, "points": points}
 
 
 def latency_s(point: Point) -> float:

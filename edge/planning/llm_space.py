@@ -16,7 +16,7 @@ from edge.cluster.model_slices import ModelSlices
 from edge.cluster.spares import AUTO, Room, Spare, Spares
 from edge.llama.llama import Model
 from edge.llm.engine import Engine
-from edge.llm.options import EngineOptions
+from edge.llm.options import MAX_GROUPS, EngineOptions
 from edge.parallel.mirror import SHARE, Mirror, mirror_of, not_copied
 from edge.planning.arrange import can_share, chosen, explained, name_of
 from edge.planning.drafted import with_draft_held, with_drafts
@@ -30,15 +30,18 @@ from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work, groups
 from partition.predict.drafts import ROWS, Draft
-from partition.predict.hysteresis import PLAN, PREFILL, clearly_better
-from partition.predict.pareto import Point, stages_text, without_repeats
+from partition.predict.hysteresis import PLAN, PREFILL, TURNS, clearly_better, clearly_faster, plan_threshold
+from partition.predict.objectives import OBJECTIVES, limited_by
+from partition.predict.pareto import Point, cost_of, stages_text, without_repeats
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
 from partition.search.changes import Change, changes
-from partition.search.explain import best, kind_of, reason
+from partition.search.explain import best, is_busy, kind_of, reason
 from partition.search.phases import Phases, paired, prefill_reason
 from partition.search.planner import Placed, Planner
 from quant.gguf.file import GgufFile
+
+_TURNS = MAX_GROUPS  # groups of requests that ranks compute by turns
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,8 @@ class LlmSpace(PlanSpace):
             placed, _ = self.planner(work=work).front(axes)
             drafted = [self.point(placement.plan, placement.microbatches, work) for placement in placed]
             points += [point for point in drafted if point.predicted.draft]
+        if "throughput" in axes:
+            points += [by_turns for point in points if (by_turns := self._by_turns(point.plan)) is not None]
         if "ttft" in axes and self._phases:
             points += self._pairs(axes)
         return without_repeats([*points, *self._drafted(points)])
@@ -176,7 +181,38 @@ class LlmSpace(PlanSpace):
                     drafted.append(fastest)
         return drafted
 
-    def _tried(self, plan: Plan, microbatches: int, work: Work) -> Point | None:
+    def _by_turns(self, plan: Any) -> Point | None:
+        """A plan whose ranks share every layer, with two groups of requests by turns; None for other plans, with
+        drafts, and where the second context has no room."""
+        two = replace(plan, microbatches=_TURNS)
+        if two.turns == 1 or plan.prefill is not None or self.work.concurrency < _TURNS or len(self._works) > 1:
+            return None
+        point = self._tried(two, None, self.work)
+        if point is None or any(stage.paged_bytes for stage in point.predicted.stages):
+            return None
+        needs = point.predicted.memory_bytes
+        speeds = [speed for speed in self.known.speeds if speed.device in needs]
+        # The second context has buffers of its own, of at most what was measured beside weights.
+        fits = all(needs[speed.device] + speed.runtime_bytes <= speed.memory_bytes for speed in speeds)
+        return point if fits else None
+
+    def _better_by_turns(self, point: Point, objective: str, caps: Mapping[str, float]) -> Point | None:
+        """A plan with two groups by turns that is no worse by the objective, within the same caps, and has clearly more
+        throughput: of the same placement, and by throughput of any in which all layers are shared. None: there is
+        none."""
+        plans: list[Any] = [point.plan]
+        if objective == "throughput":
+            names, most = limited_by(objective, caps)
+            plans += [placed.plan for placed in self.planner(pipeline=False).front(names, caps=most)[0]]
+        points = [by_turns for plan in plans if (by_turns := self._by_turns(plan)) is not None]
+        best = max(points, key=lambda turns: turns.predicted.throughput_per_s, default=None)
+        if best is None or cost_of(best, objective) > cost_of(point, objective):
+            return None
+        by = max(TURNS, plan_threshold(is_busy(self.known.speeds, best.plan.devices)))
+        faster = clearly_faster(best.predicted.throughput_per_s, point.predicted.throughput_per_s, by=by)
+        return best if faster and all(cost_of(best, name) <= most for name, most in caps.items()) else None
+
+    def _tried(self, plan: Plan, microbatches: int | None, work: Work) -> Point | None:
         """A plan with drafts; None where what drafts has no room beside it."""
         try:
             return self.point(plan, microbatches, work)
@@ -198,7 +234,8 @@ class LlmSpace(PlanSpace):
             ]
             label += f"; prompts from {plan.prefill_from} tokens on: {stages_text(prompts)}"
         n_microbatches = None  # what a scheduler makes of it anyway
-        if len(plan.computing) > 1 and predicted.microbatches != groups(planned_work.concurrency, len(plan.computing)):
+        as_usual = groups(planned_work.concurrency, len(plan.computing))
+        if (len(plan.computing) > 1 or plan.turns > 1) and predicted.microbatches != as_usual:
             n_microbatches = predicted.microbatches
         return Point(
             replace(plan, microbatches=n_microbatches), predicted, kind_of(plan), label, self.type, str(self.path)
@@ -222,6 +259,11 @@ class LlmSpace(PlanSpace):
         elif plain is None or placed.plan.placements[0] != plain.plan:
             why = reason(planner, placed, objective, caps)
         point = self.point(placed.plan, placed.microbatches, planner.work)
+        if (by_turns := self._better_by_turns(point, objective, caps)) is not None:
+            row = OBJECTIVES["throughput"]
+            rates = [row.describe(cost_of(turns, "throughput")) for turns in (by_turns, point)]
+            groups_why = f"two groups of requests by turns: {rates[0]}, {rates[1]} without"
+            return by_turns, f"{why}; {groups_why}" if by_turns.plan.devices == point.plan.devices else groups_why
         draft = point.predicted.draft
         more = [draft.describe(self.names)] if draft else []
         if placed.plan.prefill is not None:

@@ -141,7 +141,7 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
             sequences=options.sequences,
             outputs=min(options.outputs or options.sequences, options.rows, context),
             flash_attention=options.flash_attention,
-            contexts=options.groups if stages else 1,
+            contexts=(options.groups or 1) if stages else 1,
             rollback=options.rollback,
             **adapter_sizes([AdapterFile(Path(path), file, shape) for path in options.lora], shape.n_layers),
         )

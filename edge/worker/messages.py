@@ -38,7 +38,7 @@ def options_message(options: EngineOptions) -> pb.EngineOptions:
     values = dataclasses.asdict(options)
     for name in ("prefixes", "most_gpu_layers", "gpu_memory", "least_memory", "prefer"):  # each device has its own
         del values[name]
-    if options.groups == 1:  # as where a worker knows of no groups
+    if (options.groups or 1) == 1:  # as where a worker knows of no groups
         del values["groups"]
     if not options.rollback:
         del values["rollback"]

@@ -186,6 +186,12 @@ class Plan:
             raise PlanError(f"{where}, vocab: it is not the last stage, so it holds no vocabulary rows")
 
     @property
+    def turns(self) -> int:
+        """Groups of requests that the ranks compute by turns, while sums of another group travel: the microbatches,
+        where all ranks share every layer. Else 1."""
+        return (self.microbatches or 1) if len(self.stages) == 1 and self.world_size > 1 else 1
+
+    @property
     def thin_owner(self) -> bool:
         """True if rank 0 holds no layer."""
         return len(self.stages) > 1 and not self.stages[0].layers

@@ -25,11 +25,9 @@ def predict(
     speeds: Mapping[str, DeviceSpeed],
     links: Links,
     microbatches: int | None = None,
-    groups: int = 1,
 ) -> Prediction:
-    """Predict the cost of `plan` on devices of these speeds, by device. microbatches: None is
-    what the plan says, or one for each stage.
-    groups: of requests, that ranks compute by turns while sums travel; counts where all of them share every layer.
+    """Predict the cost of `plan` on devices of these speeds, by device. microbatches: None is what the plan says, or
+    one for each stage; ranks that share every layer compute those of the plan by turns, while sums travel.
 
     latency = sum over stages of (seconds + hop), of one row; with drafts Draft.token_s of the rows of a pass, with the
     fastest number of windows. The time per token of many requests = cost.per_token_s of the same with C / M rows; ttft
@@ -40,9 +38,9 @@ def predict(
         return _of_pair(plan, work, speeds, links, microbatches)
     if plan.thin_owner and not work.drafts_thin:
         work = replace(work, draft=None)
-    by_turns = groups > 1 and len(plan.stages) == 1 and plan.world_size > 1
+    by_turns = plan.turns > 1
     in_turn = microbatches or plan.microbatches or len(plan.computing)
-    at_once = groups if by_turns else in_turn if len(plan.computing) > 1 else 1  # one stage has one step at a time
+    at_once = plan.turns if by_turns else in_turn if len(plan.computing) > 1 else 1  # one stage has one step at a time
     n_groups = cost.groups(work.concurrency, at_once)
     rows = work.concurrency / n_groups
     stages = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
@@ -145,7 +143,8 @@ class _Stage:
         self.computes = bool(stage.layers)  # it is not that of a thin owner
         self._prompt_kv = work.prompt_kv_before[hi] - work.prompt_kv_before[lo]
         self._k = work.before[hi] - work.before[lo]
-        weights, kv = work.weights_before[hi] - work.weights_before[lo], work.kv_before[hi] - work.kv_before[lo]
+        weights = work.weights_before[hi] - work.weights_before[lo]
+        kv = plan.turns * (work.kv_before[hi] - work.kv_before[lo])  # each group has a KV cache of the whole context
         last = not self._after
         self._paged = [float(n) for n in self._group.paged(self._k, weights, kv, last)]
         self._bytes_held = [round(float(n)) for n in self._group.bytes_held(weights, kv, last)]

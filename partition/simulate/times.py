@@ -42,6 +42,8 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
     """
     if predicted.prefill is not None:
         raise PlanError("prompts have a placement of their own; only plans with one placement can be simulated")
+    if predicted.prompt is not None and len(predicted.stages) == 1 < predicted.microbatches:
+        raise PlanError("its groups of requests are computed by turns; only plans with one group can be simulated")
     stages = predicted.stages
     names = [device for stage in stages for device in stage.devices]
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)

@@ -246,6 +246,30 @@ def test_the_picture(tmp_path: Path) -> None:
         }
 
 
+def test_a_front_of_first_tokens_has_the_soonest_at_the_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a plan that computes prompts on other devices is not one of a single device."""
+    result = deepcopy(QUALITY)
+    result["objectives"] = ["latency_s", "ttft_s", "divergence"]
+    for i, point in enumerate(result["points"]):
+        point["measured"] = None
+        point["predicted"].update(ttft_s=0.5 + (7 * i) % 30 / 10, prompt=1024)
+    drawn: list[Any] = []
+    monkeypatch.setattr("edge.pictures.front.save", lambda figure, path: drawn.append(figure))
+    write_picture(result, tmp_path / "front.png")
+    axes = drawn[0].axes[0]
+    assert max(axes.lines[0].get_ydata()) <= 2  # first tokens a second: none is sooner than 0.5 s
+    assert axes.get_ylabel() == "first token of a prompt of 1024 tokens (s)"
+    shown = [axes.yaxis.get_major_formatter()(rate, 0) for rate in (0.5, 2.0)]
+    assert shown == ["2", "0.5"]
+    said = " ".join(text.get_text() for text in axes.texts)
+    assert "soonest first token" in said.replace("\n", " ")
+    assert "throughput" not in said
+    single = best_single(result)
+    assert single is not None
+    single["devices"].append("mac")
+    assert best_single(result) is not single
+
+
 def test_labels_of_points_in_one_place_do_not_cover_each_other() -> None:
     result = deepcopy(MEASURED)
     for i, point in enumerate(result["points"]):  # two that are nearly alike, in the corner, and all others far away

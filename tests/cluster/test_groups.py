@@ -68,6 +68,13 @@ def test_answers_are_those_of_one_device(one: Worker, asked: list[Request], plai
         assert deployment.memory_bytes[one.address] - granted >= context_bytes // 2  # of half of the heads, or more
 
 
+def test_a_plan_says_how_many_groups_there_are(one: Worker, asked: list[Request], plain: list[list[int]]) -> None:
+    plan = replace(plan_for(MODEL_PATH, [one], tensor(1, 1)), microbatches=2)
+    with deployed(one, MODEL_PATH, {}, replace(GROUPS, groups=None), plan=plan) as deployment:
+        assert isinstance(deployment.engine, GroupedEngine)
+        assert Scheduler(deployment.engine).run(asked) == plain
+
+
 def test_groups_are_for_ranks_that_share_every_layer(one: Worker, asked: list[Request], plain: list[list[int]]) -> None:
     """Stages have one of their own kind for each; and one request alone makes no two groups."""
     with deployed(one, MODEL_PATH, pipeline(1, 1), GROUPS) as deployment:

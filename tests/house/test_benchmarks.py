@@ -18,6 +18,7 @@ pytestmark = pytest.mark.smoke
 HANG_S = 300
 # The sections of each. Where they take long together, the first runs alone: it uses most of what the others do.
 SECTIONS = {
+    "bench_advise": ("here", "lab"),
     "bench_busy_plans": ("made-up", "load"),
     "bench_distributed": ("speed", "pipeline", "groups", "load"),
     "bench_drafts": ("resident", "far", "paged"),
@@ -72,6 +73,11 @@ def test_figures_are_shown_as_tables_and_written_to_a_file(tmp_path: Path) -> No
     assert f"| graph of 24 blocks, 2 devices | {result['rows'][3]['groups']} |" in done.stdout
     assert result["machine"] in done.stdout
     assert "; the host took " in done.stdout
+
+
+def test_advise() -> None:
+    (row,) = run("bench_advise")["here"]["models"]
+    assert all(row[which][name] > 0 for which in ("predicted", "measured") for name in ("tokens_per_s", "ttft_s"))
 
 
 def test_busy_plans() -> None:

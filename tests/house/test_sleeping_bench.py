@@ -1,6 +1,7 @@
 """The benchmark of sleeping devices, with known values: what counts, what is measured again, what a lab is made of."""
 
 import argparse
+import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import bench_sleeping
-from benchmarks.bench_sleeping import MOST_WAITED, STRETCHES, measured, summary, unstretched
+from benchmarks.bench_sleeping import MOST_WAITED, STRETCHES, better, first_stretch, summary, unstretched
 from benchmarks.core_waits import CoreWaits
 from benchmarks.sleeping_labs import CABLE, FAR, GROUPED, SETTINGS, Setting, lab_of, link_kinds
 from devices.lab.config import parse_lab
@@ -51,23 +52,66 @@ def test_the_process_that_waits_the_longest_counts_over_all_its_threads(tmp_path
     assert CoreWaits(lambda: [9], clock.perf_counter, tmp_path).during(lambda: 1) == (1, 0.0)
 
 
-def test_a_setting_whose_processes_waited_is_measured_again_in_a_slower_lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    stretches: list[float] = []
+def args_of(only: str, minutes: float = 20.0, to: str | None = None) -> argparse.Namespace:
+    return argparse.Namespace(only=only, tiny=False, requests=0, minutes=minutes, json=to)
 
-    def stretched(setting: Setting, model: Path, tiny: bool, requests: int, stretch: float, *, in_groups: bool) -> Any:
-        stretches.append(stretch)
-        waited = MOST_WAITED * 1.1 if len(stretches) < 2 else MOST_WAITED
-        plans = [plan("a", 1.0, 4.0), plan("b", 1.0, 4.0, waited=waited)]
+
+def test_a_setting_whose_processes_waited_is_measured_again_in_a_slower_lab(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[tuple[str, float]] = []
+
+    def measured(setting: Setting, model: Path, tiny: bool, requests: int, stretch: float, seconds: float) -> Any:
+        ran.append((setting.name, stretch))
+        late = setting.name == "4 Pi 4, LAN" and stretch < STRETCHES[1]
+        plans = [plan("a", 1.0, 4.0), plan("b", 1.0, 4.0, waited=MOST_WAITED * (1.1 if late else 1.0))]
         plans[0]["waited"]["ttft_s"] = 1.0  # is not looked at
-        return {"plans": plans, "stretch": stretch}
+        row = {"name": setting.name, "devices": setting.devices, "again": [], "best": {}, "plans": plans}
+        return {**row, "tried": stretch, "stretch": stretch}
 
-    monkeypatch.setattr(bench_sleeping, "stretched", stretched)
-    row = measured(SETTING, Path("model"), False, 0)
-    assert stretches == list(STRETCHES[:2])
+    monkeypatch.setattr(bench_sleeping, "measured", measured)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    result = bench_sleeping.measure(tmp_path, args_of("Pi 4, LAN", to=str(tmp_path / "figures")))
+    # All of them come once before any is measured again.
+    assert ran == [("4 Pi 4, LAN", STRETCHES[0]), ("8 Pi 4, LAN", STRETCHES[3]), ("4 Pi 4, LAN", STRETCHES[1])]
+    row = result["settings"][0]
     assert row["stretch"] == STRETCHES[1]
     assert [again["stretch"] for again in row["again"]] == [STRETCHES[0]]
-    assert measured(replace(SETTING, devices=("pi4",) * 5), Path("model"), False, 0)["stretch"] == STRETCHES[1]
-    assert measured(replace(SETTING, devices=("pi4",) * 8), Path("model"), False, 0)["stretch"] == STRETCHES[2]
+    assert json.loads((tmp_path / "figures").read_text())["summary"] == result["summary"]
+    assert first_stretch(replace(SETTING, devices=("pi4",) * 5)) == STRETCHES[1]
+
+
+def test_a_run_that_is_stopped_has_the_figures_of_settings_that_are_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def measured(setting: Setting, *args: Any) -> Any:
+        if setting.name != SETTINGS[0].name:
+            raise SystemExit(1)  # as SIGTERM has it
+        row = {
+            "name": setting.name,
+            "devices": setting.devices,
+            "again": [],
+            "best": {},
+            "plans": [plan("a", 1.0, 4.4)],
+        }
+        return {**row, "tried": 2, "stretch": 2}
+
+    monkeypatch.setattr(bench_sleeping, "measured", measured)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    result = bench_sleeping.measure(tmp_path, args_of(""))
+    assert [row["name"] for row in result["settings"]] == [SETTINGS[0].name]
+    assert len(result["failed"]) == len(SETTINGS) + len(GROUPED) - 1
+    assert "throughput off by 10.0% (median), 10.0% (worst of 1)" in bench_sleeping.last_line(result["summary"])
+
+
+def test_figures_of_a_lab_measured_again_count_where_its_processes_waited_less() -> None:
+    def row(waited: float, stretch: int) -> dict[str, Any]:
+        return {"plans": [plan("a", 1.0, 4.0, waited=waited)], "again": [], "tried": stretch, "stretch": stretch}
+
+    assert better(row(0.3, 2), row(0.2, 4))["stretch"] == 4
+    still_worse = better(row(0.2, 2), row(0.3, 4))
+    assert (still_worse["stretch"], still_worse["tried"]) == (2, 4)  # the next lab is stretched more than that
+    assert [again["waited"] for again in still_worse["again"]] == [0.3]
 
 
 def test_figures_are_those_of_a_lab_that_is_not_stretched() -> None:
@@ -128,21 +172,20 @@ def test_figures_of_processes_that_waited_do_not_count_and_a_setting_that_fails_
     found = summary(rows, [])
     assert found["rejected"] == 1
     assert found["errors"]["throughput_per_s"]["worst"] == pytest.approx(0.1)
-    assert found["chosen_over_best"]["throughput"]["worst"] == 1.0
-    assert "throughput off by 10.0% (median), 10.0% (worst)" in bench_sleeping.last_line(found)
+    assert not found["chosen_over_best"]  # nothing is left to compare it with
+    assert "throughput off by 10.0% (median), 10.0% (worst of 1)" in bench_sleeping.last_line(found)
 
     def fails(setting: Setting, *args: Any, **more: Any) -> dict[str, Any]:
         if setting.name == SETTINGS[0].name:
             raise subprocess.TimeoutExpired("side", 1.0)
-        return {"name": setting.name, "devices": setting.devices, **{k: rows[0][k] for k in ("again", "best", "plans")}}
+        row = {"name": setting.name, "devices": setting.devices, "tried": STRETCHES[-1]}
+        return {**row, **{key: rows[0][key] for key in ("again", "best", "plans")}}
 
     monkeypatch.setattr(bench_sleeping, "measured", fails)
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    args = argparse.Namespace(only="4 Pi 4, LAN", tiny=False, requests=0, minutes=20.0)
-    result = bench_sleeping.measure(tmp_path, args)
+    result = bench_sleeping.measure(tmp_path, args_of("4 Pi 4, LAN"))
     assert list(result["failed"]) == [SETTINGS[0].name]
-    args = argparse.Namespace(only="4 Pi 5, LAN", tiny=False, requests=0, minutes=-1.0)
-    assert "not begun" in bench_sleeping.measure(tmp_path, args)["failed"]["4 Pi 5, LAN"]
+    assert "not begun" in bench_sleeping.measure(tmp_path, args_of("4 Pi 5, LAN", -1.0))["failed"]["4 Pi 5, LAN"]
 
 
 def test_thirty_settings_of_4_to_16_devices_have_all_that_is_to_be_validated() -> None:

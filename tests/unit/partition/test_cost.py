@@ -271,19 +271,13 @@ def test_two_groups_compute_while_sums_travel(way: LinkSpeed, one_ms: float, two
     plan = Plan("m", "", model(4)[1].sizes, (Stage(Range(0, 4), (half, other)),))
     speeds = {name: device(name, 2 * MS, by_row=True) for name in (LOCAL, "b")}
     to_do, links = work(4, concurrency=4), linked([LOCAL, "b"], way)
-    one, two = (predict(plan, to_do, speeds, links, groups=n) for n in (1, 2))
+    one, two = (predict(replace(plan, microbatches=n), to_do, speeds, links) for n in (1, 2))
     assert (one.microbatches, two.microbatches) == (1, 2)
     assert 1e3 / one.throughput_per_s == pytest.approx(one_ms, rel=1e-3)
     assert 1e3 / two.throughput_per_s == pytest.approx(two_ms, rel=1e-3)
     assert two.latency_s == one.latency_s
-
-
-def test_stages_form_no_groups() -> None:
-    speeds, links = [device(), device("b")], linked([LOCAL, "b"], LinkSpeed(MS, 1e10))
-    plan, of = in_a_row(speeds, 2, 4), {speed.device: speed for speed in speeds}
-    assert predict(plan, work(4, concurrency=4), of, links, groups=2) == predict(
-        plan, work(4, concurrency=4), of, links
-    )
+    kv = to_do.kv_before[-1] / 2  # of each rank, for every group
+    assert [two.memory_bytes[name] - one.memory_bytes[name] for name in speeds] == pytest.approx([kv, kv])
 
 
 def test_the_head_is_on_the_last_stage_only() -> None:

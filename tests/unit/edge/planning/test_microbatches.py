@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from edge.cluster.preflight import groups_of
 from edge.demo import MODEL_PATH
+from edge.llm.options import MAX_GROUPS
 from edge.llm.scheduler import Scheduler
 from edge.planning.arrange import work_of
 from edge.planning.choice import PlanChoice
@@ -16,6 +18,7 @@ from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.speeds import LinkSpeed
+from partition.simulate.times import parts
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 from tests.support.deployments import OPTIONS, deployed, pipeline, plan_for, questions
@@ -78,3 +81,49 @@ def test_a_scheduler_goes_by_the_plan(
         monkeypatch.setattr(deployment.engine, "submit", submit)
         Scheduler(deployment.engine).run(questions(4))
     assert max(answering) == rows
+
+
+def shared_space(concurrency: int, delay_s: float = 0.5 * MS, room: int = 1 << 40) -> LlmSpace:
+    """Four devices, the nearer the more worth to share every layer."""
+    file, names = GgufFile.open(MODEL_PATH), [LOCAL, "a:1", "b:1", "c:1"]
+    speeds = tuple(
+        replace(device(name, 4 * MS, by_row=True), runtime_bytes=1 << 20, memory_bytes=room) for name in names
+    )
+    known = ClusterProfile(speeds, linked(names, LinkSpeed(delay_s, 1e9)), ())
+    return LlmSpace(MODEL_PATH, file, "", work_of(file, concurrency=concurrency), known)
+
+
+def test_two_groups_by_turns_are_chosen_where_they_are_clearly_faster(tmp_path: Path) -> None:
+    point, why = shared_space(4).best("latency", {})
+    assert isinstance(point.plan, Plan)
+    one_group = shared_space(4).point(replace(point.plan, microbatches=None))
+    assert (point.parallel, point.plan.microbatches, point.plan.turns) == ("tensor", 2, 2)
+    assert point.predicted.throughput_per_s > 1.1 * one_group.predicted.throughput_per_s
+    assert point.predicted.latency_s == one_group.predicted.latency_s
+    assert "two groups of requests by turns: 125 tokens/s, 98.5 tokens/s without" in why
+    PlanChoice(MODEL_PATH, point.plan, why).save(tmp_path / "plan.json")
+    saved = PlanChoice.load(MODEL_PATH, tmp_path / "plan.json").plan
+    assert [groups_of(saved, replace(OPTIONS, sequences=n)) for n in (1, 4)] == [1, 2]
+    assert groups_of(saved, replace(OPTIONS, sequences=4, groups=1)) == 1  # as a person says
+    assert groups_of(replace(saved, microbatches=8), replace(OPTIONS, sequences=8)) == MAX_GROUPS
+    with pytest.raises(PlanError, match="groups of requests are computed by turns"):
+        parts(point.predicted)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_one_group_stays_where_two_have_nothing_to_give(objective: str) -> None:
+    tight = shared_space(4).best("latency", {})[0].predicted.memory_bytes
+    for space in (
+        shared_space(1),
+        shared_space(8, 0.1 * MS),  # sums are soon there
+        shared_space(4, room=max(tight.values())),  # no room for the buffers of a second context
+    ):
+        point, why = space.best(objective, {})
+        assert isinstance(point.plan, Plan)
+        assert point.plan.turns == 1
+        assert "by turns" not in why
+
+
+def test_a_front_has_plans_with_two_groups_and_with_one() -> None:
+    shared = [point for point in shared_space(4).points(("latency", "throughput")) if point.parallel == "tensor"]
+    assert {point.plan.turns for point in shared if isinstance(point.plan, Plan)} == {1, 2}
