@@ -162,10 +162,10 @@ def test_a_plan_is_deployed_as_the_kind_of_model_it_is_for(two: list[Worker], tm
 def test_memory_that_changes_is_for_one_device(two: list[Worker]) -> None:
     with edge.Cluster([two[0].address]) as cluster:
         both = edge.plan(None, cluster, parallel="pipeline", shares=[1, 1], options=edge.PlanOptions(context=300))
-        for memory in ({"memory": "200MiB..1GiB"}, {"memory": "1GiB", "least_memory": 200 << 20}):
+        for memory in ({"memory": "2GiB..3GiB"}, {"memory": "3GiB", "least_memory": 2 << 30}):
             with pytest.raises(edge.EngineError, match="memory that changes is for one device, and the plan names 2"):
                 edge.deploy(both, cluster, **memory)  # type: ignore[arg-type]
     with edge.Cluster([]) as nobody:
         alone = edge.plan(None, nobody, options=edge.PlanOptions(context=300))
-        with edge.deploy(alone, nobody, memory="200MiB..1GiB") as model:
+        with edge.deploy(alone, nobody, memory="2GiB..3GiB") as model:
             assert isinstance(model.engine.paging, ElasticWeights)
