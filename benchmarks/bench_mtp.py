@@ -298,8 +298,8 @@ def pass_s(engine: TextEngine, prompt: list[int], answer: list[int]) -> dict[int
 
 
 def busy_ms(engine: DistributedEngine, prompt: list[int], answer: list[int]) -> dict[int, float]:
-    """How long a pass of each size along the answer keeps the busiest stage while another pass is at the other one, as
-    they share the memory of this machine: the median, ms."""
+    """Milliseconds that a pass of each size along the answer keeps the busiest stage, the median. Another pass is at
+    the other stage meanwhile, as both share the memory of this machine."""
     engine.kv_clear()
     Slot(engine).prefill(prompt, top=1)
     busy = {}

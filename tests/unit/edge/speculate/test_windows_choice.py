@@ -268,7 +268,7 @@ def test_windows_that_take_longer_are_left() -> None:
 
 @pytest.mark.parametrize(("next_s", "most"), [(0.05, 4), (0.07, 2)], ids=["a link is waited for", "a stage is busy"])
 def test_more_windows_are_tried_where_those_in_flight_wait_for_links(next_s: float, most: int) -> None:
-    """Of two windows in flight each takes half of a pass alone, or longer, as a stage has no more time."""
+    """Each of two windows in flight takes half of a pass alone, or longer, as a stage has no more time."""
     choice, shapes = WindowChoice(RowChoice(0.9)), []
     for _ in range(12):
         shapes.append(choice.shape(1, 4))
