@@ -46,7 +46,9 @@ def test_from_init_to_revoke(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 
     token = answer(capsys, "invite", "pi").removesuffix("\n")
     assert parse_token(token).token() == token  # one line, and nothing else
-    assert credentials.store_token(tmp_path / "pi", token).name == "pi"
+    credentials.store_token(tmp_path / "pi", token)
+    membership = credentials.load(tmp_path / "pi")
+    assert membership is not None and membership.holder.name == "pi"
     listed = answer(capsys, "list")
     assert "pi    worker, invited, expires 20" in listed
 
