@@ -185,6 +185,8 @@ def _sleeps(table: Table) -> bool:
 def _profile(table: Table, folder: Path, preset: str | None) -> str:
     """Return the profile by which a device sleeps, as JSON: a preset's, or that of a file."""
     name = table.get("profile")
+    if isinstance(name, str) and name.startswith("{"):  # the profile itself, of a program
+        return name
     if (name is None) == (preset is None):
         table.refuse("profile", f"or preset: one of the two is needed where compute = {_SLEEP!r}")
     if name is None:

@@ -151,6 +151,7 @@ def test_the_process_that_makes_a_lab_reads_the_same(tmp_path: Path, monkeypatch
             {"name": "a", "cpu": 0.5, "memory": "1GiB", "affinity": "0", "models": "models", "bandwidth_mbps": 8},
             {"name": "b", "compute": "sleep", "profile": "pi.json"},
             {"name": "c", "compute": "sleep", "preset": "rtx-3060"},
+            {"name": "d", "compute": "sleep", "profile": '{"preset": "pi4"}'},
         ],
         "link": [{"between": ["owner", "a"], "delay_ms": 3, "bandwidth_mbps": 100, "loss": 1}, {"jitter_ms": 0.5}],
     }
