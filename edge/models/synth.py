@@ -47,6 +47,7 @@ _PARTS_AS_F32 = ("ffn_gate_inp", "norm", "conv1d", "shortconv.conv", "time_mix_l
 _CHUNK_VALUES = 1 << 20  # 4 MiB of floats at a time
 _RANDOM_VALUES = 2_000_000_000  # above, random rows are used again and again
 _POOL_BYTES = 16 << 20
+_HEADER_BYTES = 16 << 20  # more than the vocabulary and the names take
 
 
 def layout(shape: Shape, type_name: str = "q4_0", head_type: str | None = None) -> list[NewTensor]:
@@ -89,9 +90,9 @@ def synthesize(
     """
     target = Path(path)
     tensors = layout(shape, type_name, head_type)
-    head = _header(shape, tensors, f"{shape.arch} random {seed}")
     total = _data_bytes(tensors)
-    check_room(target, len(head) + total)
+    check_room(target, total + _HEADER_BYTES)
+    head = _header(shape, tensors, f"{shape.arch} random {seed}")
     rows = _Pool(seed) if shape.parameters > _RANDOM_VALUES else _Random(seed)
     with temporary_beside(target) as temporary:
         with temporary.open("wb") as out:
