@@ -17,22 +17,13 @@ else:
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(i?)B", re.IGNORECASE)
 
 
-def parse_toml(text: str, where: str, fault: type[Exception]) -> dict[str, Any]:
-    """Parse TOML. Raises `fault`, which names the source `where`, if it is invalid."""
-    try:
-        data: dict[str, Any] = tomllib.loads(text)
-    except ValueError as error:  # of TOML, or a number of thousands of digits
-        raise fault(f"{where} is no TOML: {error}") from error
-    return data
-
-
 def read_toml(path: Path, fault: type[Exception]) -> dict[str, Any]:
     """Read a TOML file. Raises `fault` if it is invalid; OSError if it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # of TOML or UTF-8, or a number of thousands of digits
         raise fault(f"{path} is no TOML: {error}") from error
-    return parse_toml(text, str(path), fault)
+    return data
 
 
 def tables(data: Mapping[str, Any], key: str, fault: type[Exception]) -> list[Table]:

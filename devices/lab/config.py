@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from devices.catalog import CATALOG, EMULATED
-from devices.cores import check_cores, cores_text, parse_cores
+from devices.cores import check_cores, parse_cores
 from devices.errors import LabFileError
 from devices.lab.shaper import Shape
 from devices.names import MAX_NAME, is_name
@@ -75,7 +75,10 @@ class LabConfig:
     """A lab."""
 
     devices: tuple[LabDevice, ...]
-    links: tuple[LabLink, ...] = ()
+    links: tuple[LabLink, ...]
+    # What `parse_lab` made it of, for the process that makes the lab.
+    data: Mapping[str, Any] = field(compare=False)
+    folder: Path = field(compare=False)
 
     @property
     def shaped(self) -> bool:
@@ -99,7 +102,7 @@ def read_lab(path: Path) -> LabConfig:
     """The lab of a TOML file. LabFileError says what is wrong in it and where; OSError if it cannot be read."""
     data = read_toml(path, LabFileError)
     try:
-        return parse_lab(data, path.absolute().parent)
+        return parse_lab(data, path.parent)
     except LabFileError as error:
         raise LabFileError(f"{path}: {error}") from None
 
@@ -110,7 +113,8 @@ def parse_lab(data: Mapping[str, Any], folder: Path | None = None) -> LabConfig:
     folder: what relative paths in it are relative to; by default the current one.
     """
     check_keys(data, ("device", "link"), "the file", LabFileError)
-    devices = [_device(table, folder or Path()) for table in tables(data, "device", LabFileError)]
+    folder = (folder or Path()).absolute()
+    devices = [_device(table, folder) for table in tables(data, "device", LabFileError)]
     if not 1 <= len(devices) <= MAX_DEVICES:
         raise LabFileError(f"a lab has 1 to {MAX_DEVICES} devices, each a [[device]]; got {len(devices)}")
     names = [device.name for device in devices]
@@ -123,41 +127,7 @@ def parse_lab(data: Mapping[str, Any], folder: Path | None = None) -> LabConfig:
         if pair in pairs[:i]:
             what = f"between {' and '.join(sorted(pair))}" if pair else "for all pairs"
             raise LabFileError(f"link[{i}]: there is a link {what} already; give one")
-    return LabConfig(tuple(devices), tuple(links))
-
-
-def lab_to_json(config: LabConfig) -> dict[str, Any]:
-    """A dictionary that `parse_lab` makes the same lab of."""
-    devices = [
-        {
-            "name": device.name,
-            "preset": device.preset,
-            "compute": None if device.profile is None else _SLEEP,
-            "profile": device.profile,
-            "cpu": device.cpu,
-            "memory": None if device.memory_bytes is None else f"{device.memory_bytes}B",
-            "threads": device.threads,
-            "affinity": cores_text(device.affinity) or None,
-            "cache_size": None if device.cache_bytes is None else f"{device.cache_bytes}B",
-            "models": None if device.models is None else str(device.models),
-            "bandwidth_mbps": None if device.bytes_per_s is None else device.bytes_per_s / 125_000,
-        }
-        for device in config.devices
-    ]
-    links = [
-        {
-            "between": None if link.between is None else list(link.between),
-            "delay_ms": link.shape.delay_s * 1e3,
-            "jitter_ms": link.shape.jitter_s * 1e3,
-            "bandwidth_mbps": None if link.shape.bytes_per_s is None else link.shape.bytes_per_s / 125_000,
-            "loss": link.shape.loss * 100,
-        }
-        for link in config.links
-    ]
-    return {
-        kind: [{key: value for key, value in table.items() if value is not None} for table in tables]
-        for kind, tables in (("device", devices), ("link", links))
-    }
+    return LabConfig(tuple(devices), tuple(links), data, folder)
 
 
 def _device(table: Table, folder: Path) -> LabDevice:
@@ -193,7 +163,7 @@ def _device(table: Table, folder: Path) -> LabDevice:
         threads=table.whole("threads", 1, MAX_THREADS),
         affinity=_cores(table),
         cache_bytes=table.size("cache_size"),
-        models=None if models is None else (folder / models).absolute(),
+        models=None if models is None else folder / models,
         preset=preset,
         profile=profile,
         bytes_per_s=_bytes_per_s(table),
@@ -215,7 +185,7 @@ def _sleeps(table: Table) -> bool:
 def _profile(table: Table, folder: Path, preset: str | None) -> str:
     """Return the profile by which a device sleeps, as JSON: a preset's, or that of a file."""
     name = table.get("profile")
-    if isinstance(name, str) and name.startswith("{"):  # as `lab_to_json` has it
+    if isinstance(name, str) and name.startswith("{"):  # the profile itself, of a program
         return name
     if (name is None) == (preset is None):
         table.refuse("profile", f"or preset: one of the two is needed where compute = {_SLEEP!r}")

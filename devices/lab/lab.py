@@ -24,7 +24,7 @@ import psutil
 
 from devices.errors import LabError
 from devices.lab.cleaner import LAB_FILE, LASTING, clean, lock_file
-from devices.lab.config import LabConfig, lab_to_json
+from devices.lab.config import LabConfig
 from devices.lab.state import LabState
 from devices.lab.supervisor import STATE_FILE
 from devices.lab.worker import ROOT
@@ -147,7 +147,8 @@ def start(config: LabConfig, base: Path, name: str, progress: Callable[[int, str
         if folder.exists():  # of a lasting one, whose supervisor and cleaner were killed
             clean(folder)
         folder.mkdir(mode=0o700)
-        (folder / LAB_FILE).write_text(json.dumps({"id": secrets.token_hex(6), "config": lab_to_json(config)}))
+        settings = {"id": secrets.token_hex(6), "config": config.data, "folder": str(config.folder)}
+        (folder / LAB_FILE).write_text(json.dumps(settings))
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [*_supervisor(folder), str(lock)],

@@ -49,7 +49,7 @@ class Supervisor:
         settings = json.loads((folder / LAB_FILE).read_text())
         self._folder = folder
         self._prefix = prefix(settings["id"])
-        self._config = parse_lab(settings["config"])
+        self._config = parse_lab(settings["config"], Path(settings["folder"]))
         self._environment = {**os.environ, VARIABLE: settings["id"]}
         self._network: LabNetwork | None = None
         self._workers: list[LabWorker] = []

@@ -60,14 +60,6 @@ class Membership:
         return certificates.read_crl(self.crl, certificates.from_pem(self.authority))
 
 
-@dataclass(frozen=True)
-class JoinResult:
-    """Result of `store_token`."""
-
-    name: str
-    already: bool  # the same token was stored before; nothing was changed
-
-
 def load(folder: Path) -> Membership | None:
     """The membership in a folder, checked; None if there is none. TrustError if the files are damaged."""
     try:
@@ -94,7 +86,7 @@ def save(folder: Path, membership: Membership) -> None:
     write_private(folder / DEVICE_FILE, b"".join(blocks))
 
 
-def store_token(folder: Path, token: str, now: float | None = None) -> JoinResult:
+def store_token(folder: Path, token: str, now: float | None = None) -> None:
     """Keep what a token holds. The same token again changes nothing, also when it has expired since.
 
     A later token of the same cluster replaces what is there: the owner asked this device to join anew. TrustError for a
@@ -113,7 +105,7 @@ def store_token(folder: Path, token: str, now: float | None = None) -> JoinResul
             if membership.holder.role == OWNER:
                 raise TrustError("this machine owns the cluster; run the token on the device that is to join")
             if membership.invitation == certificate:
-                return JoinResult(membership.holder.name, already=True)
+                return
         now = time.time() if now is None else now
         late_s = now - invitation.holder.expires
         if late_s >= 0:
@@ -123,7 +115,6 @@ def store_token(folder: Path, token: str, now: float | None = None) -> JoinResul
             )
         crl = membership.crl if membership is not None else None
         save(folder, Membership(authority, certificate, certificates.key_to_pem(invitation.key), certificate, crl))
-    return JoinResult(name, already=False)
 
 
 def make_csr(name: str) -> tuple[bytes, bytes]:

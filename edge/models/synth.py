@@ -5,12 +5,11 @@ Speed and memory do not depend on what the weights say, so such a file is enough
 
 import os
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, islice, product
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +18,11 @@ from devices.files import temporary_beside
 from edge.models.presets import SHAPES
 from edge.models.shapes import Shape, ShapeError, shape
 from partition.architectures.table import ARCHITECTURES
+from quant.gguf.writer import NewTensor, encoded, header
 from quant.types import TYPES, TensorType, type_by_name
 from quant.whole_file import check_room
 
-if TYPE_CHECKING:
-    from gguf import GGUFWriter
-
-__all__ = ["ARCHITECTURES", "SHAPES", "WEIGHT_TYPES", "Shape", "ShapeError", "Tensor", "layout", "shape", "synthesize"]
+__all__ = ["ARCHITECTURES", "SHAPES", "WEIGHT_TYPES", "Shape", "ShapeError", "layout", "shape", "synthesize"]
 
 Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
 Rows = npt.NDArray[np.uint8]  # (rows, bytes of a row)
@@ -51,34 +48,9 @@ _CHUNK_VALUES = 1 << 20  # 4 MiB of floats at a time
 _RANDOM_VALUES = 2_000_000_000  # above, random rows are used again and again
 _POOL_BYTES = 16 << 20
 _HEADER_BYTES = 16 << 20  # more than the vocabulary and the names take
-_ALIGNMENT = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor of the file to be."""
-
-    name: str
-    dims: tuple[int, ...]  # slowest first
-    type: TensorType
-
-    @property
-    def row(self) -> int:
-        """Values in a row."""
-        return self.dims[-1]
-
-    @property
-    def rows(self) -> int:
-        """Rows in all, over all experts."""
-        return prod(self.dims[:-1])
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of the data, without padding."""
-        return self.rows * self.type.n_bytes(self.row)
-
-
-def layout(shape: Shape, type_name: str = "q4_0", head_type: str | None = None) -> list[Tensor]:
+def layout(shape: Shape, type_name: str = "q4_0", head_type: str | None = None) -> list[NewTensor]:
     """The tensors of such a file, in order.
 
     Matrices have `type_name`; norms, biases and routers are F32. The head (`output`, or the token table of a tied
@@ -95,7 +67,7 @@ def layout(shape: Shape, type_name: str = "q4_0", head_type: str | None = None) 
             return TYPES["f32"]
         return _that_fits(head if name == head_name else body, dims[-1])
 
-    return [Tensor(name, dims, type_of(name, dims)) for name, dims in shape.tensors()]
+    return [NewTensor(name, dims[::-1], type_of(name, dims)) for name, dims in shape.tensors()]
 
 
 def synthesize(
@@ -118,34 +90,38 @@ def synthesize(
     """
     target = Path(path)
     tensors = layout(shape, type_name, head_type)
-    total = sum(_padded(t.n_bytes) for t in tensors)
+    total = _data_bytes(tensors)
     check_room(target, total + _HEADER_BYTES)
+    head = _header(shape, tensors, f"{shape.arch} random {seed}")
     rows = _Pool(seed) if shape.parameters > _RANDOM_VALUES else _Random(seed)
     with temporary_beside(target) as temporary:
-        _write_header(temporary, shape, tensors, f"{shape.arch} random {seed}")
-        done = 0
-        with temporary.open("ab") as out:
-            _pad(out)
+        with temporary.open("wb") as out:
+            out.write(head)
+            done = 0
             for tensor in tensors:
                 for chunk in rows.chunks(tensor):
                     out.write(chunk.data)
                     done += chunk.nbytes
                     if progress:
                         progress(done, total)
-                done += _pad(out)
-            n_bytes = out.tell()
+                done += out.write(bytes(tensor.padding))
         temporary.replace(target)
-    return n_bytes
+    return len(head) + total
 
 
 def outline(path: Path, shape: Shape, type_name: str = "q4_0", head_type: str | None = None) -> None:
     """Write the header of such a model, and behind it zeros that take no room on the disk. Errors as `layout`; OSError
     where it cannot be written."""
     tensors = layout(shape, type_name, head_type)
-    _write_header(path, shape, tensors, f"{shape.arch} outline")
-    with path.open("ab") as out:
-        _pad(out)
-        out.truncate(out.tell() + sum(_padded(t.n_bytes) for t in tensors))
+    head = _header(shape, tensors, f"{shape.arch} outline")
+    with path.open("wb") as out:
+        out.write(head)
+        out.truncate(len(head) + _data_bytes(tensors))
+
+
+def _data_bytes(tensors: Sequence[NewTensor]) -> int:
+    """Bytes behind the header."""
+    return sum(tensor.n_bytes + tensor.padding for tensor in tensors)
 
 
 class _Random:
@@ -154,12 +130,12 @@ class _Random:
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def chunks(self, tensor: Tensor) -> Iterator[Rows]:
+    def chunks(self, tensor: NewTensor) -> Iterator[Rows]:
         """The tensor's rows, quantized, a chunk at a time."""
         rng = np.random.default_rng([self._seed, zlib.crc32(tensor.name.encode())])
-        step = max(1, _CHUNK_VALUES // tensor.row)
-        for first in range(0, tensor.rows, step):
-            yield _quantized(tensor, rng, min(step, tensor.rows - first))
+        step = max(1, _CHUNK_VALUES // tensor.shape[0])
+        for first in range(0, rows := prod(tensor.shape[1:]), step):
+            yield _quantized(tensor, rng, min(step, rows - first))
 
 
 class _Pool:
@@ -169,39 +145,40 @@ class _Pool:
         self._seed = seed
         self._pools: dict[tuple[str, int], Rows] = {}
 
-    def chunks(self, tensor: Tensor) -> Iterator[Rows]:
+    def chunks(self, tensor: NewTensor) -> Iterator[Rows]:
         """The tensor's rows, quantized, a chunk at a time."""
-        if len(tensor.dims) == 1:  # norms and biases are few, and not near zero
+        if len(tensor.shape) == 1:  # norms and biases are few, and not near zero
             yield from _Random(self._seed).chunks(tensor)
             return
         pool = self._pool(tensor)
         at = zlib.crc32(f"{self._seed} {tensor.name}".encode()) % len(pool)
-        left = tensor.rows
+        left = prod(tensor.shape[1:])
         while left:
             chunk = pool[at : at + left]
             yield chunk
             left -= len(chunk)
             at = 0
 
-    def _pool(self, tensor: Tensor) -> Rows:
-        key = tensor.type.name, tensor.row
+    def _pool(self, tensor: NewTensor) -> Rows:
+        row = tensor.shape[0]
+        key = tensor.type.name, row
         if key not in self._pools:
             # An odd number of rows: heads and experts come in even ones, so none of them repeats another.
-            rows = max(1, _POOL_BYTES // tensor.type.n_bytes(tensor.row)) | 1
-            sample = Tensor(str(key), (rows, tensor.row), tensor.type)
+            rows = max(1, _POOL_BYTES // tensor.type.n_bytes(row)) | 1
+            sample = NewTensor(str(key), (row, rows), tensor.type)
             self._pools[key] = np.concatenate(list(_Random(self._seed).chunks(sample)))
         return self._pools[key]
 
 
-def _quantized(tensor: Tensor, rng: np.random.Generator, rows: int) -> Rows:
+def _quantized(tensor: NewTensor, rng: np.random.Generator, rows: int) -> Rows:
     """The next `rows` rows of a tensor."""
     from edge.llama import ggml
 
-    values = rng.standard_normal((rows, tensor.row), dtype=np.float32)
+    values = rng.standard_normal((rows, tensor.shape[0]), dtype=np.float32)
     if tensor.name.endswith(_DECAYS):
         values = -1 - np.abs(values)
-    elif len(tensor.dims) > 1:
-        values *= 0.02 if tensor.name.endswith(".bias") else tensor.row**-0.5
+    elif len(tensor.shape) > 1:
+        values *= 0.02 if tensor.name.endswith(".bias") else tensor.shape[0] ** -0.5
     else:  # a little noise, so that a norm or a bias in the wrong place shows
         values *= 0.02
         values += 0.0 if tensor.name.endswith(".bias") else 1.0
@@ -225,43 +202,33 @@ def _that_fits(preferred: TensorType, row: int) -> TensorType:
     return other if row % other.block == 0 else TYPES["f16"]
 
 
-def _write_header(path: Path, shape: Shape, tensors: list[Tensor], name: str) -> None:
+def _header(shape: Shape, tensors: Sequence[NewTensor], name: str) -> bytes:
     """Everything before the data."""
-    from gguf import GGUFValueType, GGUFWriter
-
-    writer = GGUFWriter(path, shape.arch)
-    try:
-        writer.add_name(name)
-        writer.add_quantization_version(2)
-        kinds = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
-        kinds[bool] = GGUFValueType.BOOL
-        for key, value in shape.metadata().items():
-            if isinstance(value, list):
-                writer.add_array(key, value)
-            else:
-                writer.add_key_value(key, value, kinds[type(value)])
-        _add_vocabulary(writer, shape.vocab)
-        for tensor in tensors:
-            writer.add_tensor_info(tensor.name, tensor.dims, np.dtype(np.float32), tensor.n_bytes, tensor.type.id)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-    finally:
-        writer.close()
+    general = {"general.architecture": shape.arch, "general.name": name, "general.quantization_version": 2}
+    return header({**metadata_pairs({**general, **shape.metadata()}), **_vocabulary_pairs(shape.vocab)}, tensors)
 
 
-def _add_vocabulary(writer: "GGUFWriter", n_vocab: int) -> None:
+def metadata_pairs(metadata: Mapping[str, Any]) -> dict[str, bytes]:
+    """Metadata as a file holds it, in the type of each value."""
+    kinds = {bool: "bool", int: "u32", float: "f32", str: "str", list: "arr[i32]"}
+    return {key: encoded(kinds[type(value)], value) for key, value in metadata.items()}
+
+
+def _vocabulary_pairs(n_vocab: int) -> dict[str, bytes]:
     """Tokens that spell any text: control tokens, the 256 bytes, and words (a prefix of a word is a word, too)."""
     control = ["<unk>", "<s>", "</s>", "<|endoftext|>"]  # llama.cpp looks for the last one in phi3
     single = [f"<0x{byte:02X}>" for byte in range(256)]
     words = list(islice(_pseudo_words(), n_vocab - len(control) - len(single)))
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(control + single + words)
-    writer.add_token_scores([0.0] * (n_vocab - len(words)) + [-float(i) for i in range(len(words))])
-    writer.add_token_types([2, 3, 3, 3] + [6] * 256 + [1] * len(words))
-    writer.add_unk_token_id(0)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    scores = [0.0] * (n_vocab - len(words)) + [-float(i) for i in range(len(words))]
+    return {
+        "tokenizer.ggml.model": encoded("str", "llama"),
+        "tokenizer.ggml.tokens": encoded("arr[str]", control + single + words),
+        "tokenizer.ggml.scores": encoded("arr[f32]", scores),
+        "tokenizer.ggml.token_type": encoded("arr[i32]", [2, 3, 3, 3] + [6] * 256 + [1] * len(words)),
+        "tokenizer.ggml.unknown_token_id": encoded("u32", 0),
+        "tokenizer.ggml.bos_token_id": encoded("u32", 1),
+        "tokenizer.ggml.eos_token_id": encoded("u32", 2),
+    }
 
 
 def _pseudo_words() -> Iterator[str]:
@@ -272,12 +239,3 @@ def _pseudo_words() -> Iterator[str]:
     for length in count(1):
         for letters in product("abcdefghijklmnopqrstuvwxyz", repeat=length):
             yield space + "".join(letters)
-
-
-def _padded(n: int) -> int:
-    return -(-n // _ALIGNMENT) * _ALIGNMENT
-
-
-def _pad(out: BinaryIO) -> int:
-    """Fill up to the next tensor's place; the bytes written."""
-    return out.write(bytes(-out.tell() % _ALIGNMENT))

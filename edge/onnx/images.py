@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edge.errors import NotEnoughMemory
-from edge.onnx.samples import Input, SamplesError
-from edge.onnx.signature import dtype_of, shape_text
+from edge.onnx.samples import Input, SamplesError, shape_text
+from edge.onnx.signature import dtype_of
 from quant.text import first_line
 
 if TYPE_CHECKING:

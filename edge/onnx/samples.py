@@ -65,6 +65,11 @@ def shape_of_session(shape: Iterable[Any]) -> tuple[int | str, ...]:
     return tuple(dim if isinstance(dim, int) and dim >= 0 else str(dim or "?") for dim in shape)
 
 
+def shape_text(shape: Iterable[int | str]) -> str:
+    """Return a shape for people: "(batch, 3, 224, 224)"."""
+    return f"({', '.join(map(str, shape))})"
+
+
 def random_feeds(inputs: tuple[Input, ...], n: int) -> Iterator[Feeds]:
     """Yield `n` random feeds: normal floats; bytes of any value; other whole numbers 0 or 1, which are rows of any
     table.
@@ -151,11 +156,13 @@ class Samples:
             array = array[: runs * rows].reshape(runs, rows, *array.shape[1:])
         elif array.ndim != rank + 1:
             raise SamplesError(
-                f"{what} has the shape {array.shape}; the model takes {_shape_text(input_)} of each sample"
+                f"{what} has the shape {array.shape}; the model takes {shape_text(input_.shape)} of each sample"
             )
         fits = all(isinstance(dim, str) or dim == have for dim, have in zip(input_.shape, array.shape[1:], strict=True))
         if not fits or math.prod(array.shape[1:]) == 0:
-            raise SamplesError(f"{what} has samples of shape {array.shape[1:]}; the model takes {_shape_text(input_)}")
+            raise SamplesError(
+                f"{what} has samples of shape {array.shape[1:]}; the model takes {shape_text(input_.shape)}"
+            )
         return array.astype(dtype)
 
 
@@ -163,7 +170,3 @@ def open_dims(inputs: tuple[Input, ...]) -> Mapping[str, tuple[str, ...]]:
     """Return the open dimensions by input, without inputs that have none."""
     open_by_input = {input_.name: tuple(dim for dim in input_.shape if isinstance(dim, str)) for input_ in inputs}
     return {name: dims for name, dims in open_by_input.items() if dims}
-
-
-def _shape_text(input_: Input) -> str:
-    return f"({', '.join(map(str, input_.shape))})"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge.onnx.samples import ANY_SHAPE, TYPES, Input, SamplesError, shape_of_session
+from edge.onnx.samples import ANY_SHAPE, TYPES, Input, SamplesError, shape_of_session, shape_text
 from partition.errors import PlanError
 from partition.model.onnx_dims import dim_key, dim_sizes
 from quant.errors import ModelFileError
@@ -128,11 +128,6 @@ def dims_of(inputs: Sequence[Input], feeds: Mapping[str, Array]) -> dict[str, in
         for axis, dim in enumerate(input_.shape)
         if isinstance(dim, str) and input_.shape != ANY_SHAPE
     }
-
-
-def shape_text(shape: Shape) -> str:
-    """Return a shape for people: "(batch, 3, 224, 224)"."""
-    return f"({', '.join(map(str, shape))})"
 
 
 def listed(names: Any) -> str:

@@ -70,17 +70,14 @@ def types_of_each(
     file: GgufFile, mixes: Sequence[Mix], types: Mapping[str, TensorType] | None = None, imatrix: Path | None = None
 ) -> Generator[Outcome, None, None]:
     """Yield `types_of` several mixes, one after another, in one process, which ends with the generator."""
-    yield from _types_of([(file, mix) for mix in mixes], types or {}, imatrix)
+    return types_of_files([(file, mix) for mix in mixes], types, imatrix)
 
 
-def types_of_files(jobs: Sequence[tuple[GgufFile, Mix]]) -> Generator[Outcome, None, None]:
-    """Yield `types_of` several files, each in a mix, in one process, which ends with the generator."""
-    return _types_of(jobs, {}, None)
-
-
-def _types_of(
-    jobs: Sequence[tuple[GgufFile, Mix]], types: Mapping[str, TensorType], imatrix: Path | None
+def types_of_files(
+    jobs: Sequence[tuple[GgufFile, Mix]], types: Mapping[str, TensorType] | None = None, imatrix: Path | None = None
 ) -> Generator[Outcome, None, None]:
+    """Yield `types_of` several files, each in a mix, in one process, which ends with the generator."""
+    types = types or {}
     with _child(jobs, types, imatrix, None, default_threads()) as events:
         for file, mix in jobs:
             yield _outcome(file, mix, types, takewhile(lambda event: "made" not in event, events))

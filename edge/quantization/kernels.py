@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.files import write_whole
 from devices.paths import cache_folder
 from devices.probe import available_memory
+from devices.remembered import Remembered
 from edge.llama import llama
 from edge.llama.address_space import AddressSpace
 from edge.llama.ggml import quantize_rows
@@ -98,18 +98,14 @@ def measure_kernels(
 def known_kernels(threads: int, *, again: bool = False) -> list[KernelSpeed]:
     """Return the decode speeds of KINDS on this device, measured once for a number of threads, or `again`. So a
     repeated command chooses among the same types."""
-    path = cache_folder() / "kernels.json"
+    remembered = Remembered("kernels", cache_folder())
     key = hashlib.sha256(f"{PINNED_VERSION} {llama.system_info()} {threads}".encode()).hexdigest()[:32]
-    known: dict[str, dict[str, float]] = {}
-    with suppress(OSError, ValueError, TypeError):
-        known = dict(json.loads(path.read_bytes()))
-    if not again:
-        with suppress(KeyError, ValueError, TypeError):
-            return [KernelSpeed(TYPES[name], float(known[key][name]), None, False) for name in KINDS]
+    known = None if again else remembered.get(key, math.inf)
+    with suppress(KeyError, ValueError, TypeError):
+        if known is not None:
+            return [KernelSpeed(TYPES[name], float(known[0][name]), None, False) for name in KINDS]
     speeds = measure_kernels([TYPES[name] for name in KINDS], COLUMNS, threads)
-    with suppress(OSError):  # to be measured again next time
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(path, json.dumps({**known, key: {speed.type.name: speed.decode for speed in speeds}}).encode())
+    remembered.put(key, {speed.type.name: speed.decode for speed in speeds})
     return speeds
 
 

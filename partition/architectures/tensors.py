@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from partition.architectures.description import Dims, Number, Table
+from partition.architectures.description import Number, Table
 
 ATTENTION: Table = {
     "attn_norm.weight": ("embd",),
@@ -102,12 +102,3 @@ def shared(width: str = "shared ff") -> Table:
 def without(table: Table, *names: str) -> Table:
     """A table without some of its rows."""
     return {name: dims for name, dims in table.items() if name not in names}
-
-
-def renamed(table: Table, **names: str) -> Table:
-    """A table with other names for some rows; the keywords are what comes before ".weight"."""
-    new: dict[str, Dims] = {}
-    for name, dims in table.items():
-        stem, _, kind = name.rpartition(".")
-        new[f"{names.get(stem, stem)}.{kind}"] = dims
-    return new

@@ -35,7 +35,7 @@ def check_loadable(file: GgufFile) -> None:
     if meta.architecture == "clip":
         raise meta.error("this is the image part of a model (mmproj); give the language model's file")
     shape = ModelShape.from_gguf(file)
-    _check_layers(meta, shape)
+    _check_layers(meta)
     _check_experts(meta, shape)
     _check_heads(meta, shape)
     _check_numbers(meta)
@@ -46,7 +46,7 @@ def check_loadable(file: GgufFile) -> None:
     check_architecture(meta, shape)
 
 
-def _check_layers(meta: Metadata, shape: ModelShape) -> None:
+def _check_layers(meta: Metadata) -> None:
     meta.count("embedding_length", least=1, most=_MAX_WIDTH)
     n_all = meta.count("block_count")
     blocks = {b for name in meta.file.tensors if (b := block_of(name)) is not None}

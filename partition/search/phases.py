@@ -77,7 +77,9 @@ class Phases:
         short = short if len(short) <= MANY_SHORT else set()
         while True:
             search = PairSearch(self._planner, for_prompts, self._rooms, sorted(short), names, most)
-            pairs = search.run() if "memory" in names else _non_dominated(search.run())
+            pairs = search.run()
+            if "memory" not in names:
+                pairs = non_dominated(pairs, lambda pair: pair.values)
             lacking = {i for pair in pairs for i in self._lacking(pair)} - short
             if not lacking or len(short | lacking) > MANY_SHORT:
                 break
@@ -94,7 +96,7 @@ class Phases:
             if "memory" in objectives:
                 values["memory"] = max(self._predicted(placement).memory_bytes.values())
             placed.append(replace(placement, objectives=tuple(values[name] for name in objectives)))
-        return non_dominated(placed)
+        return non_dominated(placed, lambda placed: placed.objectives)
 
     def _with_room(self, bounds: Sequence[Pair], most_s: float) -> list[Pair]:
         """Return those of these pairs that have room, and others in place of some that have none. Set `gap` by what
@@ -169,15 +171,6 @@ class Phases:
     def _predicted(self, placed: Placed) -> Prediction:
         planner = self._planner
         return predict(placed.plan, planner.work, self._by_device, planner.links, placed.microbatches)
-
-
-def _non_dominated(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs that no other one matches or beats in every objective."""
-    front: list[Pair] = []
-    for pair in sorted(pairs, key=lambda pair: pair.values):  # whoever dominates one comes before it
-        if not any(all(a <= b for a, b in zip(best.values, pair.values, strict=True)) for best in front):
-            front.append(pair)
-    return front
 
 
 def paired(planner: Planner, plain: Placed | None, objective: str, caps: Mapping[str, float]) -> Placed | None:

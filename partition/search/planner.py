@@ -7,12 +7,13 @@ without layers before it (a thin owner).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise
 from math import ceil
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from partition.search.problem import Problem, check_watts, one_stage, with_peaks
 from partition.search.search import Front, Solution, front
 from partition.search.stage_group import StageGroup
 
+T = TypeVar("T")
 Array = NDArray[np.float64]
 MOST_EXACT = 8  # devices of which all groups are tried; of more, pairs and those that are linked best
 _MOST_GROUPS = 96  # then
@@ -93,7 +95,7 @@ class Planner:
             result = self._search(objectives, n_groups, caps, several_stages=n_groups in in_groups)
             exact &= result.exact
             plans += [Placed(self.plan(solution), n_groups, solution.objectives) for solution in result.solutions]
-        return non_dominated(plans), exact
+        return non_dominated(plans, lambda placed: placed.objectives), exact
 
     def like(self, speeds: Sequence[DeviceSpeed], links: Links) -> Planner:
         """Return a planner for the same model and work with other devices or links."""
@@ -276,11 +278,12 @@ class Planner:
         return np.repeat(sums[:, None], n + 1, axis=1), np.repeat(peaks[:, None], n + 1, axis=1)
 
 
-def non_dominated(plans: Sequence[Placed]) -> list[Placed]:
-    """Return the plans that no other one matches or beats in every objective, sorted by the first; of equals, the
+def non_dominated(options: Iterable[T], objectives: Callable[[T], tuple[float, ...]]) -> list[T]:
+    """Return the options that no other one matches or beats in every objective, sorted by the first; of equals, the
     first."""
-    front: list[Placed] = []
-    for plan in sorted(plans, key=lambda placed: placed.objectives):  # whoever dominates one comes before it
-        if not any(all(a <= b for a, b in zip(k.objectives, plan.objectives, strict=True)) for k in front):
-            front.append(plan)
+    front: list[T] = []
+    for option in sorted(options, key=objectives):  # whoever dominates one comes before it
+        values = objectives(option)
+        if not any(all(a <= b for a, b in zip(objectives(best), values, strict=True)) for best in front):
+            front.append(option)
     return front

@@ -15,7 +15,8 @@ from partition.predict.speeds import DeviceSpeed
 
 Array = NDArray[np.float64]
 Objectives = Callable[[Array, Array], Array]  # sums [S, N], peaks [P, N], all finite -> [K, N]
-Outdone = Callable[[Array], NDArray[np.bool_]]  # objectives [K, N] -> [N]
+# Objectives [K, N] -> [N]: which solutions with such are of no interest, nor any with larger ones.
+Outdone = Callable[[Array], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,6 @@ class Problem:
     hop: Callable[[int, int], tuple[Array, Array]]
     objectives: Objectives  # 0 or more and to be small. They grow with each argument or stay.
     caps: Array | None = None  # [K]: solutions above any of these are of no interest
-    outdone: Outdone | None = None  # which solutions with such objectives are of no interest, nor any with larger ones
 
 
 def with_peaks(problem: Problem, peaks: Sequence[Array], enter: Sequence[Array]) -> Problem:

@@ -109,4 +109,4 @@ def front(problem: Problem, *, beam: int | None = None) -> Front:
     is answered as with a beam of that width. Objectives are compared, and given, to 12 digits. PlanError for a device
     with a number above 63.
     """
-    return Prepared(problem).front(caps=problem.caps, outdone=problem.outdone, beam=beam)
+    return Prepared(problem).front(caps=problem.caps, beam=beam)

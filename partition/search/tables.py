@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from partition.errors import PlanError
 
 if TYPE_CHECKING:
-    from partition.search.problem import Group, Problem
+    from partition.search.problem import Group, Outdone, Problem
 
 Array = NDArray[np.float64]
 MAX_DEVICES = 64  # a set of devices is the bits of one number
@@ -26,7 +26,8 @@ class Tables:
         self.n = problem.n
         self.adding = len(groups[0].sums) if groups else 0
         self.objectives_of = problem.objectives
-        self.caps, self.outdone = problem.caps, problem.outdone
+        self.caps = problem.caps
+        self.outdone: Outdone | None = None
         costs = [_Costs(group) for group in groups]
         if any(group.mask >> MAX_DEVICES for group in costs):
             raise PlanError(f"the devices of a search are numbered below {MAX_DEVICES}; leave some out")

@@ -46,12 +46,13 @@ def test_from_init_to_revoke(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 
     token = answer(capsys, "invite", "pi").removesuffix("\n")
     assert parse_token(token).token() == token  # one line, and nothing else
-    assert credentials.store_token(tmp_path / "pi", token).name == "pi"
+    credentials.store_token(tmp_path / "pi", token)
     listed = answer(capsys, "list")
     assert "pi    worker, invited, expires 20" in listed
 
     held = credentials.load(tmp_path / "pi")
     assert held is not None
+    assert held.holder.name == "pi"
     authority.enroll(held.certificate, credentials.make_csr("pi")[1])
     listed = answer(capsys, "list")
     assert listed.splitlines()[0] == f"cluster {authority.fingerprint}"

@@ -144,7 +144,7 @@ def test_rows_that_fill_no_block_get_another_type() -> None:
 def test_all_fallbacks_are_types_and_smaller_blocks() -> None:
     for name in synth.WEIGHT_TYPES:
         for tensor in synth.layout(small(embd=96), name):
-            assert tensor.row % tensor.type.block == 0
+            assert tensor.shape[0] % tensor.type.block == 0
 
 
 def test_a_seed_gives_the_same_file_and_another_seed_another(tmp_path: Path) -> None:

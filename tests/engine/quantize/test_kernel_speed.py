@@ -28,8 +28,8 @@ def device(cache: Path, monkeypatch: pytest.MonkeyPatch, **rates: float) -> None
         patch.setattr(kernels, "KINDS", ("q4_0",))
         known_kernels(1)
     usual = {name: 100 / TYPES[name].bits_per_weight for name in KINDS}
-    [key] = json.loads(path.read_bytes())
-    path.write_text(json.dumps({key: usual | rates}))
+    [(key, entry)] = json.loads(path.read_bytes()).items()
+    path.write_text(json.dumps({key: entry | {"value": usual | rates}}))
 
 
 def test_speeds_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,8 @@ def test_speeds_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(json.loads(path.read_bytes())) == 2
     again = rates(again=True)
     assert rates() == again != first
-    for damaged in ("{", "[]", json.dumps({key: {"q4_0": "fast"} for key in json.loads(before)})):
+    damaged_entries = {key: entry | {"value": {"q4_0": "fast"}} for key, entry in json.loads(before).items()}
+    for damaged in ("{", "[]", json.dumps(damaged_entries)):
         path.write_text(damaged)
         assert list(rates()) == ["q4_0", "q8_0"]
 

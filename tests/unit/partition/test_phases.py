@@ -73,7 +73,7 @@ def rounded(vectors: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
         Placed(None, 1, tuple(float(f"{x:.9g}") for x in vector))  # type: ignore[arg-type]
         for vector in vectors
     ]
-    return [one.objectives for one in non_dominated(placed)]
+    return [one.objectives for one in non_dominated(placed, lambda one: one.objectives)]
 
 
 @pytest.mark.parametrize(

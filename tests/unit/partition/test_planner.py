@@ -83,7 +83,7 @@ small = st.integers(0, 3).map(float)
 def test_nothing_on_a_front_is_matched_by_another(drawn: list[Vector]) -> None:
     width = len(drawn[0]) if drawn else 2
     some = [Placed(None, i, one) for i, one in enumerate(drawn) if len(one) == width]  # type: ignore[arg-type]
-    kept = non_dominated(some)
+    kept = non_dominated(some, lambda one: one.objectives)
 
     def no_worse(a: Placed, b: Placed) -> bool:
         return all(x <= y for x, y in zip(a.objectives, b.objectives, strict=True))
