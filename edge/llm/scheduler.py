@@ -130,6 +130,8 @@ class Scheduler(Closing):
         self._in_flight.follow(self.engine)  # another one may have taken over since the last step
         if not self._in_flight.steps:  # the tokens of the last one have left
             self.slots.keep_snapshots()
+            if self.is_background:
+                self.slots.keep_groups()
         ready = self.slots.remote.receive(steps_in_flight=bool(self._in_flight.steps))
         self._ready.extend(ready or ())
         if not self.is_background:
