@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         placed = space.encoder if isinstance(space, LlmSpace) else None
         first_token_s = (point.predicted.ttft_s or 0.0) + (placed.chosen.total_s if placed else 0.0)
         if args.json:
-            encoder = placed and place_json(placed.times, placed.chosen, first_token_s)
+            encoder = None if placed is None else place_json(placed.times, placed.chosen, first_token_s)
             return print_json(planned_json(space, args.objective, point, why, changes, spare, encoder))
         _show(args, space, point, why, changes)
         if placed is not None:
