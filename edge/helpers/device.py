@@ -28,10 +28,11 @@ _RANK = 1  # the worker's; this process is rank 0
 class LoadedHelper(RankGroup):
     """A model in an engine process of the one worker of a fleet, which answers requests. `close()` it."""
 
-    def __init__(self, fleet: Fleet, say: Callable[[str], None], answer_s: float) -> None:
-        """fleet: is let go at the end. say: called where the worker stops while it is waited for. answer_s: for an
-        answer to a request."""
-        deadlines = Deadlines(step_timeout_s=answer_s, send_timeout_s=answer_s)
+    answer_s: float  # for an answer to a request
+
+    def __init__(self, fleet: Fleet, say: Callable[[str], None]) -> None:
+        """fleet: is let go at the end. say: called where the worker stops while it is waited for."""
+        deadlines = Deadlines(step_timeout_s=self.answer_s, send_timeout_s=self.answer_s)
         super().__init__(fleet, 2, say, transport="auto", deadlines=deadlines, streams=False, gives_up=True)
         self._closing.then(fleet.close)
         ((self._address, self._worker),) = fleet.workers.items()
@@ -82,6 +83,7 @@ class HelperDevice(Closing, Generic[Loaded]):
     """A worker that helps. Where it is lost, or takes too long, this device does without until it is taken back: that
     is tried in the background, and each try waits twice as long as the one before. `close()` it."""
 
+    loads: type[Loaded]
     lost_words = back_words = ""  # said behind its name where it is lost, and where it is taken back
 
     def __init__(self, address: str, *, insecure: bool = False, steps: Steps = SILENT) -> None:
@@ -111,16 +113,13 @@ class HelperDevice(Closing, Generic[Loaded]):
     # --- pieces ---
 
     @abstractmethod
-    def _new(self, fleet: Fleet) -> Loaded:
-        """Return what is to be loaded on the one worker of a fleet."""
-
-    @abstractmethod
     def _load(self, loaded: Loaded, steps: Steps) -> None:
         """Load it. NotEnoughMemory, WorkerError or a TransportError where it cannot be."""
 
     def _reach(self, timeout_s: float, steps: Steps) -> Loaded:
         """Reach the worker and load the model there. timeout_s: for it to answer."""
-        loaded = self._new(Fleet([self._address], insecure=self._insecure, timeout_s=timeout_s))
+        fleet = Fleet([self._address], insecure=self._insecure, timeout_s=timeout_s)
+        loaded = self.loads(fleet, self._steps.say)
         self._closing.then(loaded.close)
         try:
             self._load(loaded, steps)

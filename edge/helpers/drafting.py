@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from edge.cluster.fleet import Fleet
 from edge.cluster.preflight import check_memory
 from edge.helpers.device import HelperDevice, LoadedHelper
 from edge.llm.options import EngineOptions
@@ -21,8 +20,7 @@ from transport.errors import TransportError
 class LoadedDraft(LoadedHelper):
     """A drafting model in an engine process of a worker. `close()` it."""
 
-    def __init__(self, fleet: Fleet, say: Callable[[str], None]) -> None:
-        super().__init__(fleet, say, ANSWER_S)
+    answer_s = ANSWER_S
 
     def load(self, path: Path, context: int, n_vocab: int, steps: Steps) -> None:
         """As `DraftDevice`. steps: shows how it loads."""
@@ -55,6 +53,7 @@ class LoadedDraft(LoadedHelper):
 class DraftDevice(HelperDevice[LoadedDraft]):
     """A worker that drafts. It drafts nothing while it is lost. `close()` it; it is also a context manager."""
 
+    loads = LoadedDraft
     lost_words, back_words = "drafts no more, and the answer goes on without", "drafts again"
 
     def __init__(
@@ -85,9 +84,6 @@ class DraftDevice(HelperDevice[LoadedDraft]):
         except TransportError as error:
             self._lose(loaded, error)
             return []
-
-    def _new(self, fleet: Fleet) -> LoadedDraft:
-        return LoadedDraft(fleet, self._steps.say)
 
     def _load(self, loaded: LoadedDraft, steps: Steps) -> None:
         loaded.load(self._path, self._room, self.n_vocab, steps)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.cluster.fleet import Fleet
 from edge.cluster.preflight import check_memory
 from edge.errors import EngineError
 from edge.helpers.device import HelperDevice, LoadedHelper
@@ -57,8 +55,7 @@ class EncoderFiles:
 class LoadedEncoder(LoadedHelper):
     """A projector in an engine process of a worker. `close()` it."""
 
-    def __init__(self, fleet: Fleet, say: Callable[[str], None]) -> None:
-        super().__init__(fleet, say, WAIT_S)
+    answer_s = WAIT_S
 
     def load(self, files: EncoderFiles, steps: Steps, *, blank: bool = False) -> None:
         """Load it. blank: with weights of zero. steps: shows how it loads. The errors of `EncoderDevice`."""
@@ -97,6 +94,7 @@ class LoadedEncoder(LoadedHelper):
 class EncoderDevice(HelperDevice[LoadedEncoder]):
     """A worker that encodes pictures and sounds. `close()` it; it is also a context manager."""
 
+    loads = LoadedEncoder
     lost_words, back_words = "encodes no more, and this device does", "encodes again"
 
     def __init__(self, address: str, files: EncoderFiles, *, insecure: bool = False, steps: Steps = SILENT) -> None:
@@ -120,9 +118,6 @@ class EncoderDevice(HelperDevice[LoadedEncoder]):
         except EncoderEnded as error:  # it may lack memory that is here; a file that ends both costs one error
             self._steps.say(f"{self.name} could not encode a picture or sound, and this device does: {error}")
             return None
-
-    def _new(self, fleet: Fleet) -> LoadedEncoder:
-        return LoadedEncoder(fleet, self._steps.say)
 
     def _load(self, loaded: LoadedEncoder, steps: Steps) -> None:
         loaded.load(self._files, steps)

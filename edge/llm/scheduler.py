@@ -83,11 +83,6 @@ class Scheduler(Closing):
         """True if a step would do something."""
         return bool(self.waiting or self.running or self._in_flight.steps or self._events)
 
-    @property
-    def is_background(self) -> bool:
-        """True if nobody waits for a request of its own."""
-        return only_background(self.running, self.waiting)
-
     def prepare(self, request: Request, given_up: Callable[[], bool] = never_given_up) -> Running:
         """A request that `enqueue` can take: all that can be wrong with it is found here. Any thread may do this.
         given_up: whether nobody waits for it any more.
@@ -130,9 +125,11 @@ class Scheduler(Closing):
         self._in_flight.follow(self.engine)  # another one may have taken over since the last step
         if not self._in_flight.steps:  # the tokens of the last one have left
             self.slots.keep_snapshots()
+            if only_background(self.running, self.waiting):
+                self.slots.keep_groups()
         ready = self.slots.remote.receive(steps_in_flight=bool(self._in_flight.steps))
         self._ready.extend(ready or ())
-        if not self.is_background:
+        if not only_background(self.running, self.waiting):
             for running in [other for other in (*self._ready, *self.slots.remote.requests) if other.request.background]:
                 self._preempt(running)
         submitted = ready is not None and self._admit() and self._submit()
@@ -201,7 +198,7 @@ class Scheduler(Closing):
         one waits for the steps in flight, because states are read between steps."""
         while self.waiting:
             running = min(self.waiting, key=lambda waiting: waiting.request.background)
-            if running.request.background and not self.is_background:
+            if running.request.background and not only_background(self.running, self.waiting):
                 return True
             request, others, left = running.request, self.running, self.engine.context - len(running.tokens)
             if left < 0:  # its next token had no room when the engine was lost
@@ -258,7 +255,7 @@ class Scheduler(Closing):
             return False
         ready = self._ready if self.engine.contexts == 1 else self._in_flight.of_free_group(self._ready)
         same, others = self._of_one_set(ready)
-        n_awaited, is_short = self._in_flight.n_requests, self.is_background
+        n_awaited, is_short = self._in_flight.n_requests, only_background(self.running, self.waiting)
         chosen = self._budget.choose(same, n_awaited, self.engine.chunk, others, is_short=is_short)
         while not self.slots.make_room(sum(len(Rows.pending(*each).tokens) for each in chosen)):
             last = max((*self._ready, *self.slots.remote.requests), key=lambda running: running.number)

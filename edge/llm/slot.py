@@ -126,6 +126,12 @@ class Slot:
         hashes = states.block_hashes(self.tokens[: self._n_stored], self.namespace)
         return bool(hashes) and states.n_cached(hashes) == len(hashes)
 
+    @property
+    def has_new_group(self) -> bool:
+        """True if blocks that fill a file were computed since `keep`."""
+        block = self.engine.states.block
+        return group_start(len(self.tokens) // block) > self._n_stored // block
+
     def keep(self) -> None:
         """Keep what is held on disk, where the engine has such a place, so that a later prompt need not compute it.
 

@@ -146,6 +146,13 @@ class Slots:
             if is_due and not self._engine.states.is_writing:
                 slot.keep()
 
+    def keep_groups(self) -> None:
+        """Put what is computed on disk as it grows, now that nobody waits: whoever comes waits for less of it then."""
+        states = self._engine.states
+        for slot in self.all if self.keeps and states.snapshots is None and not states.is_writing else ():
+            if slot.busy and slot.has_new_group:
+                slot.keep()
+
     def _hold_again(self, slot: Slot, history: Sequence[int], former: Former) -> None:
         """Restore what is copied of what an engine before this one held of a history. The rest is computed with the
         prompt, or where bits count here, in the very steps of before."""

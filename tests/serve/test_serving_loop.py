@@ -157,7 +157,7 @@ def test_what_is_refused_or_cancelled_leaves_nothing_behind(loop: ServingLoop, r
     replies.of(5, "piece")
     loop.end()
     thread.join(WAIT_S)
-    assert (loop._preparing, loop._requests, loop._numbers) == ({}, {}, {})
+    assert (loop._arrivals._cancelled, loop._requests, loop._numbers) == ({}, {}, {})
 
 
 def test_an_error_of_one_step_ends_the_requests_and_the_next_are_answered(

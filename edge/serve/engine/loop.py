@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from edge.api.config import EngineConfig
 from edge.constraints.constraint import never_given_up
 from edge.deployment.deployed import DeployedModel
-from edge.errors import EngineError, Interrupted
+from edge.errors import EngineError
 from edge.llama.llama import Model
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.requests import Event, Running
 from edge.llm.scheduler import Scheduler
 from edge.multimodal.encoder import MediaEncoder
+from edge.serve.engine.arrivals import Arrivals
 from edge.serve.engine.embedder import MOST_TOKENS, Embedder
 from edge.serve.engine.inputs import InputProcessor
 from edge.serve.engine.jobs import EngineJobs
@@ -58,10 +58,7 @@ class ServingLoop:
         self._jobs = EngineJobs()
         self._numbers: dict[int, int] = {}  # the scheduler's number of a request to the server's
         self._requests: dict[int, Running] = {}  # by the server's number
-        self._preparing: dict[int, threading.Event] = {}  # for requests that have not begun: set if cancelled
-        self._arriving: set[int] = set()  # of these, those that somebody waits for
-        self._interrupting = threading.Lock()  # around the next
-        self._may_interrupt = self._interrupted = False  # the current step
+        self._arrivals = Arrivals(engine, lambda: self._jobs.put(lambda: None))
         self._inputs = InputProcessor(config, engine, encoder)
         self._about = EngineStatus(engine, deployed, self._inputs.template.source)
         self._embedder = Embedder(engine.model, engine.shape.context_length or engine.context, engine.threads)
@@ -87,7 +84,7 @@ class ServingLoop:
         """Do jobs, make steps and send results, until the end. Raises the error after which the engine cannot go on."""
         threading.Thread(target=self._warming.warmer.run, name="prefix warming", daemon=True).start()
         try:
-            while self._jobs.take(self._has_work):
+            while self._jobs.take(lambda: self._scheduler.busy and not self._arrivals.waits_for(self._scheduler)):
                 self._step()
         finally:
             self._warming.warmer.close()
@@ -95,16 +92,12 @@ class ServingLoop:
             self._inputs.close()
             self._embedder.close()
 
-    def _has_work(self) -> bool:
-        """Return whether a step is to be made now: background requests wait while others are prepared."""
-        return self._scheduler.busy and not (self._arriving and self._scheduler.is_background)
-
     def _step(self) -> None:
         scheduler, counters = self._scheduler, self._statistics.counters
         passes, preemptions = scheduler.passes, dict(scheduler.preemptions)
         began, events = time.monotonic(), list[Event]()
         try:
-            with self._jobs.timed(), self._interruptible():
+            with self._jobs.timed(), self._arrivals.interruptible(scheduler, is_alone=self._deployed is None):
                 events = scheduler.step()
         except Exception as error:
             self._fail(error)
@@ -118,25 +111,6 @@ class ServingLoop:
             self._send(*map(self._message, events))
         for line in self._about.news():
             self._send({"say": line})
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Around a step, which `expect` may stop where nobody waits for it. It is made again later."""
-        engine, requests = self._engine, (*self._scheduler.running, *self._scheduler.waiting)
-        # Ranks complete a step in any case; what recurrent layers hold of a part of one, and drafts, cannot be told.
-        is_simple = self._deployed is None and engine.rollback is None and engine.paging is None
-        with self._interrupting:
-            self._may_interrupt = is_simple and all(r.request.background and not r.answer for r in requests)
-        try:
-            yield
-        except Interrupted:
-            if not self._interrupted:  # but by `end`
-                raise
-        finally:
-            with self._interrupting:
-                if self._interrupted:
-                    engine.resume()
-                self._may_interrupt = self._interrupted = False
 
     def _fail(self, error: Exception) -> None:
         """End all requests with this error. Raise it if the engine cannot be used any more: the process then ends, and
@@ -208,7 +182,7 @@ class ServingLoop:
 
     def _begin(self, number: int, running: Running) -> None:
         self._send({"id": number, "result": {"prompt_tokens": len(running.request.prompt)}})
-        if self._prepared(number).is_set():
+        if self._arrivals.prepared(number):
             running.continuation.close()
             piece = {"text": "", "finish_reason": "cancelled"}
             self._send({"id": number, "piece": piece, "cached_tokens": 0})
@@ -230,20 +204,8 @@ class ServingLoop:
 
     def expect(self, number: int, *, background: bool = False) -> None:
         """Register a request that will be prepared: from now on it can be cancelled, and background requests wait for
-        it. A step of a prompt that they have under way is given up where one device computes."""
-        self._preparing[number] = threading.Event()
-        if background:
-            return
-        self._arriving.add(number)
-        with self._interrupting:
-            if self._may_interrupt:
-                self._interrupted = True
-                self._engine.stop()
-
-    def _prepared(self, number: int) -> threading.Event:
-        self._arriving.discard(number)
-        self._jobs.put(lambda: None)  # background requests may go on
-        return self._preparing.pop(number)
+        it, unless it is one."""
+        self._arrivals.expect(number, background=background)
 
     def cancel(self, number: int) -> None:
         """End a request within a step."""
@@ -253,19 +215,18 @@ class ServingLoop:
             if running is not None:
                 self._scheduler.cancel(running.number)
 
-        if (preparing := self._preparing.get(number)) is not None:
-            preparing.set()  # at once: a constraint may be compiling
+        self._arrivals.cancel(number)  # at once: a constraint may be compiling
         self._jobs.put(job)
 
     def generate(self, number: int, **generation: Any) -> None:
         """Prepare a request and queue it. Raises all errors that a request can have."""
         try:
-            given_up = self._preparing[number].is_set
+            given_up = partial(self._arrivals.is_cancelled, number)
             if given_up():
                 raise EngineError("the request was cancelled before it was prepared")
             running = self._scheduler.prepare(self._inputs.request(generation, given_up), given_up)
         except BaseException:
-            self._prepared(number)
+            self._arrivals.prepared(number)
             raise
         self._jobs.put(lambda: self._begin(number, running))
 
@@ -276,9 +237,9 @@ class ServingLoop:
     def pool(self, number: int, what: str, arguments: Mapping[str, Any]) -> Any:
         """Answer an expected request to embed or score texts, as `ask`. EngineError once it is cancelled."""
         try:
-            return self._handlers[what](**arguments, given_up=self._preparing[number].is_set)
+            return self._handlers[what](**arguments, given_up=partial(self._arrivals.is_cancelled, number))
         finally:
-            self._prepared(number)
+            self._arrivals.prepared(number)
 
     def _embed(self, texts: Sequence[str | Sequence[int]], given_up: GivenUp = never_given_up) -> dict[str, Any]:
         tokenized = [self._inputs.tokens(text, MOST_TOKENS) for text in texts]

@@ -79,6 +79,25 @@ def test_many_requests_are_answered_as_each_alone_beside_background_ones(synthet
         assert list(tokens.values()) == alone(engine, requests)
 
 
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_prompt_in_the_background_is_kept_while_it_is_computed(
+    in_background: bool, synthetic: Synthetic, tmp_path: Path
+) -> None:
+    """File by file, so that whoever preempts it waits for the last part alone. Others are kept at their end."""
+    prefixes = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    request = Request([3 + i % 40 for i in range(350)], 1, ends=False, background=in_background)
+    with (
+        Engine(synthetic("llama", "f32"), replace(OPTIONS, context=512, prefixes=prefixes)) as engine,
+        Scheduler(engine, keep=True) as scheduler,
+    ):
+        hashes = engine.states.block_hashes(request.prompt, "")
+        scheduler.add(request)
+        while scheduler.slots.n_cached < 192:
+            scheduler.step()
+        scheduler.step()
+        assert bool(engine.states.n_cached(hashes)) is in_background
+
+
 def test_a_prompt_in_the_background_has_short_steps(synthetic: Synthetic) -> None:
     """As many whole tiles as were computed in SHORT_STEP_S, LEAST_ROWS where none was; others have whole chunks."""
     now = 0.0
