@@ -95,7 +95,8 @@ class ModelRunner(Closing):
             rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.sure_memory),
         )
         self.sequences, self.outputs = options.sequences, sizes.outputs
-        new_batch = partial(_new_batch, self.file, self.shape.n_embd if embeddings else 0)
+        n_embd = self.shape.n_embd if embeddings else 0
+        new_batch = partial(llama.Batch, n_embd=n_embd, as_tokens=takes_tokens(self.file.architecture))
         if sharing is None:
             loaded = self._load(options, sizes, hooks, new_batch, progress, accounted, embeddings=embeddings)
         else:
@@ -176,7 +177,7 @@ class ModelRunner(Closing):
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """Logits [n_vocab] of batch row `row` of the last decode; a view that holds until the next one."""
-        return self._context.logits(row)
+        return self._context.logits(row)[0]
 
     def answered(self, step_s: Sequence[float]) -> None:
         """An answer is complete, whose tokens took so many seconds: the next one may have another number of threads,
@@ -278,8 +279,8 @@ class Engine(PlacedRows, ModelRunner):
         gives[-1] = outputs != "none"
         self._step(tokens, np.arange(start, start + n), np.full(n, sequence), gives, adapters)
         if outputs == "all":
-            return np.stack([self._context.logits(i) for i in range(n)])
-        return self._context.logits(-1) if outputs == "last" else np.empty(0, np.float32)
+            return self._context.logits(0, n)
+        return self._context.logits(-1)[0] if outputs == "last" else np.empty(0, np.float32)
 
     def submit(
         self,
@@ -295,8 +296,8 @@ class Engine(PlacedRows, ModelRunner):
         """Decode rows of any sequences and positions, all arrays [n]. `collect` returns the logits of those marked in
         `outputs`, in the order of submission. On one device nothing is left to wait for then."""
         self._step(tokens, positions, sequences, outputs, adapters)
-        if giving := outputs.nonzero()[0].tolist():
-            self._submitted.append(np.array([self._context.logits(i) for i in giving]))
+        if len(giving := outputs.nonzero()[0]):
+            self._submitted.append(self._context.logits(int(giving[0]), len(giving)))
 
     def _step(
         self,
@@ -307,6 +308,8 @@ class Engine(PlacedRows, ModelRunner):
         adapters: Scales | None,
     ) -> None:
         n, is_text = len(tokens), tokens[0] >= 0
+        if self._submitted and not self._submitted[-1].flags.owndata:  # llama.cpp writes over them now
+            self._submitted[-1] = self._submitted[-1].copy()
         rows = self.rows if is_text else self.embedding_batch
         self.place_rows(rows, tokens, positions, sequences)
         rows.outputs[:n] = outputs
@@ -323,7 +326,7 @@ class Engine(PlacedRows, ModelRunner):
         self.listener = listener
 
     def collect(self) -> NDArray[np.float32]:
-        """Logits [rows, n_vocab] of the oldest submitted step that gives any and was not collected."""
+        """Logits [rows, n_vocab] of the oldest step with any that was not collected, valid until the next decode."""
         return self._submitted.popleft()
 
     @property
@@ -363,10 +366,6 @@ def load(
 def _check_sequences(n_sequences: int, *sequences: int) -> None:
     if not all(0 <= sequence < n_sequences for sequence in sequences):  # llama.cpp would end the process
         raise EngineError(f"sequences are from 0 to {n_sequences - 1}, not {', '.join(map(str, sequences))}")
-
-
-def _new_batch(file: GgufFile, n_embd: int, capacity: int) -> llama.Batch:
-    return llama.Batch(capacity, n_embd, as_tokens=takes_tokens(file.architecture))
 
 
 def _budget(
