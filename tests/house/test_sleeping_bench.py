@@ -81,6 +81,27 @@ def test_a_setting_whose_processes_waited_is_measured_again_in_a_slower_lab(
     assert first_stretch(replace(SETTING, devices=("pi4",) * 5)) == STRETCHES[1]
 
 
+def test_a_setting_that_fails_when_it_is_measured_again_keeps_its_figures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[float] = []
+
+    def measured(setting: Setting, model: Path, tiny: bool, requests: int, stretch: float, seconds: float) -> Any:
+        ran.append(stretch)
+        if len(ran) > 1:
+            raise RuntimeError("no plan was measured")
+        plans = [plan("a", 1.0, 4.4, waited=2 * MOST_WAITED)]
+        row = {"name": setting.name, "devices": setting.devices, "again": [], "best": {}, "plans": plans}
+        return {**row, "tried": stretch, "stretch": stretch}
+
+    monkeypatch.setattr(bench_sleeping, "measured", measured)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    result = bench_sleeping.measure(tmp_path, args_of("4 Pi 4, LAN"))
+    assert ran == list(STRETCHES)
+    assert not result["failed"]
+    assert result["summary"]["rejected"] == 1
+
+
 def test_a_run_that_is_stopped_has_the_figures_of_settings_that_are_done(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
