@@ -92,7 +92,10 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             row = measured(setting, model, args.tiny, n_requests, stretch, seconds)
             rows[setting.name] = row if setting.name not in rows else better(rows[setting.name], row)
         except (subprocess.SubprocessError, OSError, ValueError, RuntimeError) as error:
-            failed.setdefault(setting.name, f"{error}"[-200:])
+            if setting.name in rows:  # what was measured before counts
+                rows[setting.name]["tried"] = stretch
+            else:
+                failed[setting.name] = f"{error}"[-200:]
             print(f"{setting.name}: {error}", file=sys.stderr)
         if args.json != STDOUT:
             write_json(result_of(rows, failed), args.json)

@@ -44,7 +44,7 @@ from edge.tasks import CancelScope
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
-from partition.predict.pareto import Point
+from partition.predict.pareto import Point, cost_of
 from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
 from partition.predict.presets import PartSizes, preset_speed
@@ -97,12 +97,11 @@ def run(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
         return
     points = rivals(space, phases=asked["prompt"] > 0)
     axes = axes_of(asked)
-    chosen = {axis: min(points, key=lambda point: point.objectives((axis,))) for axis in axes}
-    least = {axis: point.objectives((axis,))[0] for axis, point in chosen.items()}
+    chosen = {axis: min(points, key=lambda point: cost_of(point, axis)) for axis in axes}
     # Those that were chosen first, and then the nearest to them.
     points.sort(
         key=lambda point: (
-            point not in chosen.values(), min(point.objectives((axis,))[0] / least[axis] for axis in axes)
+            point not in chosen.values(), min(cost_of(point, axis) / cost_of(chosen[axis], axis) for axis in axes)
         )
     )  # fmt: skip
     yield {"best": {axis: point.key for axis, point in chosen.items()}, "links": link_figures(links)}
@@ -187,8 +186,13 @@ def rivals(space: LlmSpace, *, phases: bool) -> list[Point]:
     points = {point.key: point for point in (space.point(one.plan, one.microbatches) for one in placed)}
     several = [point for point in points.values() if not is_alone(point.plan)]
     axes = (*AXES, "ttft") if phases else AXES
-    bounds = {axis: _NEAR * min(point.objectives((axis,))[0] for point in several) for axis in axes}
-    return [point for point in several if any(point.objectives((axis,))[0] <= most for axis, most in bounds.items())]
+    return near(several, axes)
+
+
+def near(points: Sequence[Point], axes: Sequence[str]) -> list[Point]:
+    """Return the points that are not far behind the best in all axes."""
+    bounds = {axis: _NEAR * min(cost_of(point, axis) for point in points) for axis in axes}
+    return [point for point in points if any(cost_of(point, axis) <= most for axis, most in bounds.items())]
 
 
 def is_alone(plan: Any) -> bool:

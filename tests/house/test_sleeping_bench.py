@@ -5,6 +5,7 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from benchmarks import bench_sleeping
 from benchmarks.bench_sleeping import MOST_WAITED, STRETCHES, better, first_stretch, summary, unstretched
 from benchmarks.core_waits import CoreWaits
 from benchmarks.sleeping_labs import CABLE, FAR, GROUPED, SETTINGS, Setting, lab_of, link_kinds
+from benchmarks.sleeping_side import near
 from devices.lab.config import parse_lab
 from tests.support.clock import Clock
 
@@ -81,6 +83,27 @@ def test_a_setting_whose_processes_waited_is_measured_again_in_a_slower_lab(
     assert first_stretch(replace(SETTING, devices=("pi4",) * 5)) == STRETCHES[1]
 
 
+def test_a_setting_that_fails_when_it_is_measured_again_keeps_its_figures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[float] = []
+
+    def measured(setting: Setting, model: Path, tiny: bool, requests: int, stretch: float, seconds: float) -> Any:
+        ran.append(stretch)
+        if len(ran) > 1:
+            raise RuntimeError("no plan was measured")
+        plans = [plan("a", 1.0, 4.4, waited=2 * MOST_WAITED)]
+        row = {"name": setting.name, "devices": setting.devices, "again": [], "best": {}, "plans": plans}
+        return {**row, "tried": stretch, "stretch": stretch}
+
+    monkeypatch.setattr(bench_sleeping, "measured", measured)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    result = bench_sleeping.measure(tmp_path, args_of("4 Pi 4, LAN"))
+    assert ran == list(STRETCHES)
+    assert not result["failed"]
+    assert result["summary"]["rejected"] == 1
+
+
 def test_a_run_that_is_stopped_has_the_figures_of_settings_that_are_done(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -141,6 +164,15 @@ def test_a_stretched_lab_is_slower_in_all_it_has() -> None:
     # A device sends no more over all links than over its fastest.
     assert [device.bytes_per_s for device in (*lab.devices[:1], *slow.devices[:1])] == [125e6, 125e6 / 4]
     assert link_kinds(SETTING)["kinds"][0] == [0, 0, 1, 1]
+
+
+def test_rivals_are_near_the_best_in_latency_or_in_throughput() -> None:
+    figures = [(1.0, 5.0), (1.1, 4.0), (3.0, 10.0), (2.9, 9.0), (2.0, 7.0)]
+    points: list[Any] = [
+        SimpleNamespace(predicted=SimpleNamespace(latency_s=latency_s, throughput_per_s=per_s))
+        for latency_s, per_s in figures
+    ]
+    assert near(points, ("latency", "throughput")) == points[:4]
 
 
 def case(per_s: float) -> dict[str, Any]:
