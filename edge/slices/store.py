@@ -5,7 +5,8 @@
     .lock                     held for moments, by whoever adds, removes or begins to use one
 
 Locks on the files themselves tell what is in use, across threads and processes, and end with the process that holds
-them. Modification times say what was used last, and so outlive a restart.
+them. Access times say what was used last, and so outlive a restart. Modification times stay: who pages weights takes a
+file whose time changes for another one.
 """
 
 import fcntl
@@ -182,7 +183,7 @@ class SliceStore:
         """Mark a file as the most recently used, also if the clock was set back."""
         self._last_ns = max(time.time_ns(), self._last_ns + 1)
         with suppress(PermissionError):  # a folder that someone else fills
-            os.utime(path, ns=(self._last_ns, self._last_ns))
+            os.utime(path, ns=(self._last_ns, path.stat().st_mtime_ns))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -208,7 +209,8 @@ class SliceStore:
             if not stat.S_ISREG(status.st_mode):
                 continue
             announced = int(match["n_bytes"]) if match["n_bytes"] else None
-            files.append(SliceFile(Path(entry.path), match["digest"], announced, status.st_size, status.st_mtime_ns))
+            used_ns = max(status.st_atime_ns, status.st_mtime_ns)
+            files.append(SliceFile(Path(entry.path), match["digest"], announced, status.st_size, used_ns))
         return sorted(files, key=lambda file: (file.used_ns, file.path))
 
     def _make_room(self, digest: str, n_bytes: int, n_disk: int) -> None:

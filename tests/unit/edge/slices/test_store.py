@@ -466,7 +466,7 @@ class StoreMachine(RuleBasedStateMachine):
     def times_tell_what_was_used_last(self) -> None:
         names = [model.digest for model in self.order if not model.partial]
         found = [path for path in self.store.folder.iterdir() if path.name.split(".")[0] in names]
-        assert [path.name.split(".")[0] for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)] == names
+        assert [path.name.split(".")[0] for path in sorted(found, key=lambda path: path.stat().st_atime_ns)] == names
 
 
 StoreMachine.TestCase.settings = settings(max_examples=some(20, 60), stateful_step_count=40, deadline=None)
