@@ -392,9 +392,9 @@ class Context(Sequences):
         """Allow decoding again."""
         self._stop.value = b""
 
-    def logits(self, row: int) -> NDArray[np.float32]:
-        """Logits of batch row `row` (-1: the last that gave any), a view [n_vocab] valid until the next decode."""
+    def logits(self, row: int, n: int = 1) -> NDArray[np.float32]:
+        """Logits of `n` rows from batch row `row` (-1: last with any): a view [n, n_vocab] until the next decode."""
         values = L.llama_get_logits_ith(self._handle, row)
         if not values:
             raise EngineError(f"row {row} of the last batch gave no logits")
-        return np.ctypeslib.as_array(values, shape=(self.model.n_vocab,))
+        return np.ctypeslib.as_array(values, shape=(n, self.model.n_vocab))

@@ -95,7 +95,8 @@ class ModelRunner(Closing):
             rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.sure_memory),
         )
         self.sequences, self.outputs = options.sequences, sizes.outputs
-        new_batch = partial(_new_batch, self.file, self.shape.n_embd if embeddings else 0)
+        n_embd = self.shape.n_embd if embeddings else 0
+        new_batch = partial(llama.Batch, n_embd=n_embd, as_tokens=takes_tokens(self.file.architecture))
         if sharing is None:
             loaded = self._load(options, sizes, hooks, new_batch, progress, accounted, embeddings=embeddings)
         else:
@@ -184,7 +185,8 @@ class ModelRunner(Closing):
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """Logits [n_vocab] of batch row `row` of the last decode; a view that holds until the next one."""
-        return self._context.logits(row)
+        logits: NDArray[np.float32] = self._context.logits(row)[0]
+        return logits
 
     def answered(self, step_s: Sequence[float]) -> None:
         """An answer is complete, whose tokens took so many seconds: the next one may have another number of threads,
@@ -275,10 +277,10 @@ class Engine(PlacedRows, ModelRunner):
     ) -> NDArray[np.float32]:
         """Compute tokens at positions start, start + 1, ... of a sequence, and keep their keys and values.
 
-        outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array. top: the
-        caller needs only so many of the largest logits, and as many of what the mask of each row with logits allows;
-        here all are there at no cost. adapters: scales of its adapters, (): without any; None: those that the options
-        say.
+        outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array; valid until
+        the next decode. top: the caller needs only so many of the largest logits, and as many of what the mask of each
+        row with logits allows; here all are there at no cost. adapters: scales of its adapters, (): without any; None:
+        those that the options say.
         """
         n = len(tokens)
         check_room(n, start, self.rows.capacity, self.context)
@@ -304,6 +306,8 @@ class Engine(PlacedRows, ModelRunner):
         """Decode rows of any sequences and positions, all arrays [n]. `collect` returns the logits of those marked in
         `outputs`, in the order of submission. On one device nothing is left to wait for then."""
         n, is_text = len(tokens), tokens[0] >= 0
+        if self._submitted and not self._submitted[-1].flags.owndata:  # llama.cpp writes over them now
+            self._submitted[-1] = self._submitted[-1].copy()
         rows = self.rows if is_text else self.embedding_batch
         self.place_rows(rows, tokens, positions, sequences)
         rows.outputs[:n] = outputs
@@ -313,8 +317,8 @@ class Engine(PlacedRows, ModelRunner):
         self.decode_rows(rows, n)
         if self.listener is not None and is_text:
             self.listener(rows.tokens[:n], rows.positions[:n], rows.sequences[:n], self.hidden.rows(n))
-        if giving := outputs.nonzero()[0].tolist():
-            self._submitted.append(np.array([self._context.logits(i) for i in giving]))
+        if len(giving := outputs.nonzero()[0]):
+            self._submitted.append(self._context.logits(int(giving[0]), len(giving)))
 
     def listen(self, listener: HiddenListener) -> None:
         """Give the hidden states of later steps to `listener`. EngineError where this llama.cpp has none."""
@@ -322,7 +326,7 @@ class Engine(PlacedRows, ModelRunner):
         self.listener = listener
 
     def collect(self) -> NDArray[np.float32]:
-        """Logits [rows, n_vocab] of the oldest submitted step that gives any and was not collected."""
+        """Logits [rows, n_vocab] of the oldest step with any that was not collected, valid until the next decode."""
         return self._submitted.popleft()
 
     @property
@@ -362,10 +366,6 @@ def load(
 def _check_sequences(n_sequences: int, *sequences: int) -> None:
     if not all(0 <= sequence < n_sequences for sequence in sequences):  # llama.cpp would end the process
         raise EngineError(f"sequences are from 0 to {n_sequences - 1}, not {', '.join(map(str, sequences))}")
-
-
-def _new_batch(file: GgufFile, n_embd: int, capacity: int) -> llama.Batch:
-    return llama.Batch(capacity, n_embd, as_tokens=takes_tokens(file.architecture))
 
 
 def _budget(

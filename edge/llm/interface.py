@@ -210,7 +210,7 @@ class TextEngine(Protocol):
         """Begin a decode of any rows; `collect` returns the logits in the order of submission."""
 
     def collect(self) -> NDArray[np.float32]:
-        """Logits [rows, n_vocab] of the oldest step that gives any."""
+        """Logits [rows, n_vocab] of the oldest step that gives any. They hold until the next decode."""
 
     def chunk(self, n: int) -> int:
         """Tokens of a prompt of `n` that should go into one decode."""

@@ -260,21 +260,21 @@ class Scheduler(Closing):
         same, others = self._of_one_set(ready)
         n_awaited, is_short = self._in_flight.n_requests, self.is_background
         chosen = self._budget.choose(same, n_awaited, self.engine.chunk, others, is_short=is_short)
-        while not self.slots.make_room(sum(len(Rows.pending(*each).tokens) for each in chosen)):
+        rows = [Rows.pending(running, n_rows) for running, n_rows in chosen]
+        while not self.slots.make_room(sum(len(own.tokens) for own in rows)):
             last = max((*self._ready, *self.slots.remote.requests), key=lambda running: running.number)
             self._preempt(last)  # those before it need its place
-            chosen = [(running, n_rows) for running, n_rows in chosen if running is not last]
-        if not chosen:
+            rows = [own for own in rows if own.running is not last]
+        if not rows:
             return False
-        rows = [Rows.pending(running, n_rows) for running, n_rows in chosen]
         with self._in_flight.timed(self.engine, rows):
             for step in in_one_graph(rows, self.engine):
                 while self.engine.stages == 1 and self._in_flight.has(step[0].slot.group):  # of one before it
                     self._collect()
                 for running in self._in_flight.submit(self.engine, step):
                     self._ready.remove(running)
-        for running, _ in chosen:
-            running.tell_prefill()
+        for own in rows:
+            own.running.tell_prefill()
         return True
 
     def _of_one_set(self, ready: Iterable[Running]) -> tuple[list[Running], list[Running]]:

@@ -209,7 +209,7 @@ class Part:
         self._hooks.begin(n, n)
         self._context.decode(batch, n)
         self._hooks.end(completed=True)
-        return self._states if self._ends else np.stack([self._context.logits(i) for i in range(n)])
+        return self._states if self._ends else self._context.logits(0, n).copy()
 
     def close(self) -> None:
         self._context.close()
