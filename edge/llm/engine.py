@@ -185,7 +185,8 @@ class ModelRunner(Closing):
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """Logits [n_vocab] of batch row `row` of the last decode; a view that holds until the next one."""
-        return self._context.logits(row)[0]
+        logits: NDArray[np.float32] = self._context.logits(row)[0]
+        return logits
 
     def answered(self, step_s: Sequence[float]) -> None:
         """An answer is complete, whose tokens took so many seconds: the next one may have another number of threads,
@@ -276,10 +277,10 @@ class Engine(PlacedRows, ModelRunner):
     ) -> NDArray[np.float32]:
         """Compute tokens at positions start, start + 1, ... of a sequence, and keep their keys and values.
 
-        outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array. They
-        hold until the next decode. top: the caller needs only so many of the largest logits, and as many of what the
-        mask of each row with logits allows; here all are there at no cost. adapters: scales of its adapters, ():
-        without any; None: those that the options say.
+        outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array; valid until
+        the next decode. top: the caller needs only so many of the largest logits, and as many of what the mask of each
+        row with logits allows; here all are there at no cost. adapters: scales of its adapters, (): without any; None:
+        those that the options say.
         """
         n = len(tokens)
         check_room(n, start, self.rows.capacity, self.context)

@@ -49,6 +49,7 @@ def ranks_here(
 
     At the end the other ranks must have followed without an error.
     """
+    options = replace(options, groups=options.groups or 1)
     file = GgufFile.open(model)
     n = len(how["shares"])
     plan = make_plan(limits(file), model.stem, "", ["local", *(f"rank-{i}" for i in range(1, n))], **how)
