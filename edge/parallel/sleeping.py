@@ -238,7 +238,7 @@ class SleepingContext(PositionsContext):
         self._file, self._shape, self._kv, self._hooks = file, shape, sizes.kv, hooks
         self._times, self._sleeper = times, sleeper
         self._rules = RULES[file.architecture]
-        self._zeros = np.zeros(shape.n_vocab, np.float32)
+        self._n_vocab = shape.n_vocab
 
     def decode(self, batch: Batch, n: int) -> None:
         """Take the time of the first `n` rows; what is before a hook's node is waited for there."""
@@ -257,9 +257,9 @@ class SleepingContext(PositionsContext):
         self._wait(due_s + times.head_s(int(np.count_nonzero(batch.outputs[:n]))))
         self._reach(0.0, n, name=self._rules.end_node.format(n_layers - 1))
 
-    def logits(self, row: int) -> Floats:
+    def logits(self, row: int, n: int = 1) -> Floats:
         """Zeros."""
-        return self._zeros
+        return np.zeros((n, self._n_vocab), np.float32)
 
     def _sum_of(self, layer: int) -> str:
         """Return the name of the node that sums a layer's experts."""
