@@ -257,9 +257,9 @@ class SleepingContext(PositionsContext):
         self._wait(due_s + times.head_s(int(np.count_nonzero(batch.outputs[:n]))))
         self._reach(0.0, n, name=self._rules.end_node.format(n_layers - 1))
 
-    def logits(self, row: int) -> Floats:
-        """Zeros."""
-        return self._zeros
+    def logits(self, row: int, n: int = 1) -> Floats:
+        """Zeros [n, n_vocab]."""
+        return self._zeros[None].repeat(n, 0)
 
     def _sum_of(self, layer: int) -> str:
         """Return the name of the node that sums a layer's experts."""
