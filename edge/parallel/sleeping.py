@@ -238,7 +238,7 @@ class SleepingContext(PositionsContext):
         self._file, self._shape, self._kv, self._hooks = file, shape, sizes.kv, hooks
         self._times, self._sleeper = times, sleeper
         self._rules = RULES[file.architecture]
-        self._zeros = np.zeros(shape.n_vocab, np.float32)
+        self._n_vocab = shape.n_vocab
 
     def decode(self, batch: Batch, n: int) -> None:
         """Take the time of the first `n` rows; what is before a hook's node is waited for there."""
@@ -258,8 +258,8 @@ class SleepingContext(PositionsContext):
         self._reach(0.0, n, name=self._rules.end_node.format(n_layers - 1))
 
     def logits(self, row: int, n: int = 1) -> Floats:
-        """Zeros [n, n_vocab]."""
-        return self._zeros[None].repeat(n, 0)
+        """Zeros."""
+        return np.zeros((n, self._n_vocab), np.float32)
 
     def _sum_of(self, layer: int) -> str:
         """Return the name of the node that sums a layer's experts."""
