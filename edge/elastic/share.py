@@ -31,6 +31,11 @@ class MemoryShare:
         self._told: tuple[int, int, int, int] | None = None
         self._told_s = 0.0
 
+    @property
+    def is_divided(self) -> bool:
+        """True if somebody divides a budget."""
+        return self._ask is not None
+
     def join(self, ask: Callable[[MemoryUse], int], tell: Callable[[MemoryUse], None]) -> None:
         """Follow who divides a budget. ask: returns the first share, once it is there. tell: reports."""
         self._ask, self._tell = ask, tell

@@ -112,8 +112,8 @@ class MemoryShares:
             left = self.room(name)
             if least > left:
                 raise NotEnoughMemory(
-                    f"{what} needs at least {bytes_text(least)}, and of {bytes_text(self._budget)} that are shared"
-                    f" {bytes_text(max(0, left))} can be had: what else is loaded needs"
+                    f"{what} needs at least {bytes_text(least)}, and of {bytes_text(max(0, self._budget))} that are"
+                    f" shared {bytes_text(max(0, left))} can be had: what else is loaded needs"
                     f" {bytes_text(self._budget - left)}"
                 )
             before = self._members.get(name)

@@ -120,11 +120,10 @@ def blocks_of_log_probabilities(engine: Engine, tokens: Tokens) -> Iterator[Floa
     step = min(engine.batch, engine.outputs)
     for start in range(first, end, step):
         stop = min(end, start + step)
-        logits = engine.decode(tokens[start:stop], start, outputs="all")
-        log_softmax(logits, out=logits)
-        if np.isnan(logits[:, 0]).any():
+        block = log_softmax(engine.decode(tokens[start:stop], start, outputs="all"))
+        if np.isnan(block[:, 0]).any():
             raise EngineError(f"{engine.path.name} computes logits that are not numbers; its weights are damaged")
-        yield logits
+        yield block
 
 
 def results_bytes(options: EngineOptions, n_vocab: int) -> int:
@@ -134,12 +133,12 @@ def results_bytes(options: EngineOptions, n_vocab: int) -> int:
     return 3 * 4 * n_vocab * rows + _BLOCKS_AT_ONCE * 8 * _BLOCK_VALUES
 
 
-def log_softmax(logits: Floats, out: Floats | None = None) -> Floats:
-    """Return log(softmax) of each row [rows, n_vocab], in `out` if given, which may be `logits` itself.
+def log_softmax(logits: Floats) -> Floats:
+    """Return log(softmax) of each row [rows, n_vocab].
 
     Sums are float64. A row with a logit that is not a number becomes NaN.
     """
-    out = np.empty_like(logits) if out is None else out
+    out = np.empty_like(logits)
     with np.errstate(invalid="ignore"):  # infinity minus infinity
         for rows in _blocks(logits):
             shifted = np.subtract(logits[rows], logits[rows].max(axis=1, keepdims=True), out=out[rows])

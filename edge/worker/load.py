@@ -132,7 +132,8 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     uses_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
     if limit and not uses_gpu:
         most = min(limit, options.memory or limit)
-        if (stages and (options.groups or 1) > 1) or sleep_profile():  # what it has cannot change while it runs
+        # Without others nothing changes; with groups, or asleep, nothing can.
+        if not SHARE.is_divided or (stages and (options.groups or 1) > 1) or sleep_profile():
             options = replace(options, memory=SHARE.request(0, most))
         else:
             options = replace(options, memory=most, least_memory=most)

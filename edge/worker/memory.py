@@ -13,6 +13,7 @@ from devices.processes.limits import give_back_memory
 from edge.elastic.share import SHARE, MemoryUse
 from edge.elastic.shares import MemoryShares
 from edge.errors import NotEnoughMemory
+from quant.text import bytes_text
 from transport import edge_pb2 as pb
 from transport.errors import TransportError
 
@@ -26,7 +27,7 @@ class WorkerMemory:
 
     def __init__(self, limit_bytes: int, send: Callable[[str, pb.Command], None]) -> None:
         """send: sends a command to the process of a session, by name."""
-        self._send = send
+        self._limit_bytes, self._send = limit_bytes, send
         self._shares = MemoryShares(lambda: limit_bytes - _daemon_bytes(), self._tell)
         self.room, self.leave, self.ask, self.figures = (
             self._shares.room, self._shares.leave, self._shares.ask, self._shares.figures,
@@ -34,7 +35,7 @@ class WorkerMemory:
 
     def open(self, name: str) -> None:
         """Have room for the process of a session, which has loaded nothing. NotEnoughMemory."""
-        with _advised():
+        with self._advised():
             self._shares.join(name, _PROCESS_BYTES, _PROCESS_BYTES, "a session that has loaded nothing")
             try:
                 self._shares.grant(name)
@@ -56,7 +57,7 @@ class WorkerMemory:
     def _admit(self, name: str, use: pb.MemoryUse) -> None:
         share = pb.MemoryShare(first=True)
         try:
-            with _advised():
+            with self._advised():
                 self._shares.join(name, use.least, use.most, "what is to be loaded")
                 share.bytes = self._shares.grant(name)
         except NotEnoughMemory as error:
@@ -66,13 +67,15 @@ class WorkerMemory:
     def _tell(self, name: str, n_bytes: int) -> None:
         self._send(name, pb.Command(share=pb.MemoryShare(bytes=n_bytes)))
 
-
-@contextmanager
-def _advised() -> Iterator[None]:
-    try:
-        yield
-    except NotEnoughMemory as error:
-        raise NotEnoughMemory(f"{error}; start this worker with more --memory, or end a session") from None
+    @contextmanager
+    def _advised(self) -> Iterator[None]:
+        try:
+            yield
+        except NotEnoughMemory as error:
+            raise NotEnoughMemory(
+                f"{error}; the daemon takes {bytes_text(_daemon_bytes())} of this worker's"
+                f" {bytes_text(self._limit_bytes)}: start it with more --memory, or end a session"
+            ) from None
 
 
 def _daemon_bytes() -> int:

@@ -140,8 +140,6 @@ class Rank:
         if self._loaded is not None:
             raise EdgeError("a slice is loaded already; unload it first")
         began = time.monotonic()
-        if request.memory_limit_bytes:
-            self.share.join()
         if request.HasField("stage"):
             from edge.worker.load_stage import load as load_stage
 
@@ -286,6 +284,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     parser.add_argument("--host", required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--credentials", type=Path)
+    parser.add_argument("--shares-memory", action="store_true", help="the daemon divides memory among sessions")
     add_arguments(parser)
     args = parser.parse_args(argv)
     log.set_up()
@@ -309,6 +308,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
         limits = ResourceLimits.from_args(args)
         compute_on(limits.affinity)  # before libraries start threads that compute
         rank = Rank(control, opened, args.host, args.folder, _credentials(args.credentials), limits)
+        if args.shares_memory:
+            rank.share.join()
         ranks.append(rank)
     except Exception as error:
         report(failed(error))

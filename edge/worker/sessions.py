@@ -210,7 +210,10 @@ class Sessions:
                 raise Refused("this worker is about to end and takes no new session; go on without it")
             if len(self._sessions) >= MAX_SESSIONS:
                 raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
-            child = RankProcess(self._host, self._credentials, self._limits, name, self._fork_server)
+            shares_memory = self.memory is not None
+            child = RankProcess(
+                self._host, self._credentials, self._limits, name, self._fork_server, shares_memory=shares_memory
+            )
             links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
             session = self._sessions[name] = Session(name, first.open, child, links)
         return session

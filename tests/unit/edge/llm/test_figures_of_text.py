@@ -55,9 +55,6 @@ def timed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cloc
         factors = iter(slow or ())
         factor = [1.0]
 
-        def decode_s(tokens: Any, *_: Any, **__: Any) -> float:
-            return factor[0] * (TOKEN_S if len(tokens) == 1 else ROW_S * len(tokens))
-
         def submit_s(tokens: Any, positions: Any, sequences: Any, *_: Any, **__: Any) -> float:
             decodes = len(set(sequences.tolist())) == len(tokens)
             return factor[0] * (TOKEN_S if decodes else ROW_S * len(tokens))
@@ -66,7 +63,6 @@ def timed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cloc
             factor[0] = next(factors, factor[0])
             forget()
 
-        monkeypatch.setattr(engine, "decode", clock.while_it_runs(engine.decode, decode_s))
         monkeypatch.setattr(engine, "submit", clock.while_it_runs(engine.submit, submit_s))
         monkeypatch.setattr(engine, "kv_clear", clear)
         return clock

@@ -50,7 +50,8 @@ def test_a_session_starts_where_the_others_leave_room(memory: WorkerMemory) -> N
         memory.open("c")
     assert str(refused.value) == (
         "a session that has loaded nothing needs at least 96.0 MiB, and of 324 MiB that are shared 28.0 MiB can be had:"
-        " what else is loaded needs 296 MiB; start this worker with more --memory, or end a session"
+        " what else is loaded needs 296 MiB; the daemon takes 76.0 MiB of this worker's 400 MiB: start it with more"
+        " --memory, or end a session"
     )
     memory.leave("b")
     memory.open("c")
@@ -79,7 +80,8 @@ def test_a_session_that_asks_gets_its_share_or_hears_why_not(
     assert (name, share.first, share.bytes) == ("b", True, 0)
     assert share.refused == (
         "what is to be loaded needs at least 300 MiB, and of 324 MiB that are shared 224 MiB can be had: what else is"
-        " loaded needs 100 MiB; start this worker with more --memory, or end a session"
+        " loaded needs 100 MiB; the daemon takes 76.0 MiB of this worker's 400 MiB: start it with more --memory, or"
+        " end a session"
     )
     memory.ask(0)
     assert sent == [("a", pb.MemoryShare(bytes=100 * MIB))]
