@@ -124,6 +124,8 @@ class EngineConfig:
         draft = self.drafts(steps)
         options = self.engine_options(draft)
         if self.workers or self.plan is not None:
+            if draft != "off":  # requests of two groups have no drafts together
+                options = replace(options, groups=options.groups or 1)
             with self.deployed(options, steps) as model:
                 yield LoadedModel(model.engine, model, draft)
         else:
@@ -154,8 +156,8 @@ class EngineConfig:
             else:
                 work = replace(
                     work_options(path, options, self.transport, self.wire),
-                    projector=None if self.mmproj is None else Path(self.mmproj),
-                    encoder=self.encoder,
+                    # One that a person placed is not timed: this device may have no room for it.
+                    projector=Path(self.mmproj) if self.mmproj is not None and self.encoder == "auto" else None,
                 )
                 choice = plan_model(
                     path, cluster, parallel=self.parallel, shares=self.shares, options=work, steps=steps

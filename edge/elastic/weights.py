@@ -217,7 +217,8 @@ class ElasticWeights(PagedWeights):
         if now - self._checked_s < _CHECK_S or self.choice.n_bytes <= self.sizes.least:
             return
         self._checked_s = now
-        if sum(job.left for job in self._jobs.values()) > self._room.free():
+        left = sum(job.left for job in self._jobs.values())
+        if left and left > self._room.free():
             raise RoomIsGone
 
 

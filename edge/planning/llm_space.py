@@ -25,6 +25,7 @@ from edge.planning.measure import Measured, measured
 from edge.planning.space import MOST_SUBSETS_OF, PlanSpace
 from edge.survey.llm_survey import REMEMBERED
 from edge.survey.profile import ClusterProfile
+from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
@@ -183,9 +184,11 @@ class LlmSpace(PlanSpace):
 
     def _by_turns(self, plan: Any) -> Point | None:
         """A plan whose ranks share every layer, with two groups of requests by turns; None for other plans, with
-        drafts, and where the second context has no room."""
+        drafts, for recurrent layers, whose states two groups do not keep, and where the second context has no room."""
         two = replace(plan, microbatches=_TURNS)
         if two.turns == 1 or plan.prefill is not None or self.work.concurrency < _TURNS or len(self._works) > 1:
+            return None
+        if self.file.architecture in RECURRENT_ARCHITECTURES:
             return None
         point = self._tried(two, None, self.work)
         if point is None or any(stage.paged_bytes for stage in point.predicted.stages):

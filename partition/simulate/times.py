@@ -43,7 +43,7 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
     if predicted.prefill is not None:
         raise PlanError("prompts have a placement of their own; only plans with one placement can be simulated")
     if predicted.prompt is not None and len(predicted.stages) == 1 < predicted.microbatches:
-        raise PlanError("its groups of requests are computed by turns; only plans with one group can be simulated")
+        raise PlanError("its groups of requests are computed by turns; plan with --concurrency 1 to simulate one group")
     stages = predicted.stages
     names = [device for stage in stages for device in stage.devices]
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)

@@ -52,7 +52,8 @@ class Arrivals:
 
     def waits_for(self, scheduler: Scheduler) -> bool:
         """Return whether the next step would have nothing but background requests, while others are prepared."""
-        return bool(self._foreground) and only_background(scheduler.running, scheduler.waiting)
+        requests = (*scheduler.running, *scheduler.waiting)  # without any there are events to be sent
+        return bool(self._foreground) and bool(requests) and only_background(requests)
 
     @contextmanager
     def interruptible(self, scheduler: Scheduler, *, is_alone: bool) -> Iterator[None]:

@@ -1,19 +1,25 @@
 """The groups that requests form are part of a plan: it is saved with them, and runs with them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from edge.api.config import EngineConfig
 from edge.cluster.preflight import groups_of
 from edge.demo import MODEL_PATH
-from edge.llm.options import MAX_GROUPS
+from edge.llm.options import MAX_GROUPS, EngineOptions
 from edge.llm.scheduler import Scheduler
+from edge.planning import llm_space
 from edge.planning.arrange import work_of
 from edge.planning.choice import PlanChoice
 from edge.planning.llm_space import LlmSpace
 from edge.survey.profile import ClusterProfile
+from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
@@ -122,6 +128,31 @@ def test_one_group_stays_where_two_have_nothing_to_give(objective: str) -> None:
         assert isinstance(point.plan, Plan)
         assert point.plan.turns == 1
         assert "by turns" not in why
+
+
+def test_recurrent_layers_keep_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups keep none of their states, so every turn would be computed from its beginning."""
+    monkeypatch.setattr(llm_space, "RECURRENT_ARCHITECTURES", {"llama"})
+    point, _ = shared_space(4).best("latency", {})
+    assert (point.parallel, point.plan.turns) == ("tensor", 1)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("draft", "own", "groups"), [("off", None, None), ("ngram", None, 1), ("ngram", 2, 2)])
+def test_drafts_keep_one_group(
+    draft: str, own: int | None, groups: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of two groups have no drafts together; a person may choose them all the same."""
+    seen = []
+
+    @contextmanager
+    def deployed(self: EngineConfig, options: EngineOptions, steps: Steps) -> Iterator[Any]:
+        seen.append(options.groups)
+        yield SimpleNamespace(engine=None)
+
+    monkeypatch.setattr(EngineConfig, "deployed", deployed)
+    config = EngineConfig(str(MODEL_PATH), {"groups": own, "sequences": 4}, workers=("there:1",), draft=draft)
+    with config.loaded(SILENT):
+        assert seen == [groups]
 
 
 def test_a_front_has_plans_with_two_groups_and_with_one() -> None:
