@@ -133,7 +133,7 @@ def test_mtp() -> None:
     for section in SECTIONS["bench_mtp"] if THOROUGH else ("one",):
         rows = result[section]["rows"]
         assert [row["right"] for row in rows] == [0.0, 0.5, 0.75, 0.9]
-        assert all(row["same"] and row["predicted_ratio"] >= 1 for row in rows)
+        assert all(row["others"] == 0 and row["predicted_ratio"] >= 1 for row in rows)
         assert result[section]["draft_ms"] > 0
 
 
