@@ -57,7 +57,7 @@ def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 def measured(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """One setting."""
     setting = SETTINGS[name]
-    asked = {
+    work = {
         "model": str(args.model.resolve()),
         "shares": setting["shares"],
         "prompt": 64 if args.tiny else 1000,
@@ -65,7 +65,7 @@ def measured(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any
     }
     cores = {key: setting[key] for key in ("own", "other")}
     plans: dict[str, dict[str, Any]] = beside_worker(
-        "phases_side", asked, folder, link=setting["link"], tiny=args.tiny, **cores
+        "phases_side", work, folder, link=setting["link"], tiny=args.tiny, **cores
     )
     return {"plans": plans, "least": setting["least"], "ratio": plans["one"]["ttft_s"] / plans["phases"]["ttft_s"]}
 

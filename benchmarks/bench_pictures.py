@@ -42,9 +42,9 @@ def measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     width = file.metadata[f"{file.architecture}.embedding_length"]
     assert isinstance(width, int)
     projectors.projector("plain", width, size=projectors.TINY if args.tiny else ENCODER).write(projector)
-    asked = {"model": str(model), "projector": str(projector), "rounds": 1 if args.tiny else args.rounds}
+    settings = {"model": str(model), "projector": str(projector), "rounds": 1 if args.tiny else args.rounds}
     result: dict[str, Any] = beside_worker(
-        "pictures_side", asked, folder, own=0.3, other=1.5, link=LINK, tiny=args.tiny
+        "pictures_side", settings, folder, own=0.3, other=1.5, link=LINK, tiny=args.tiny
     )
     return result
 

@@ -21,17 +21,26 @@ RUN_S = 900.0
 
 
 def beside_worker(
-    side: str, asked: Mapping[str, Any], folder: Path, *, own: float, other: float, link: Mapping[str, Any], tiny: bool
+    side: str,
+    settings: Mapping[str, Any],
+    folder: Path,
+    *,
+    own: float,
+    other: float,
+    link: Mapping[str, Any],
+    tiny: bool,
 ) -> Any:
-    """Run a module of `benchmarks` as the owner's process, and return the JSON that it prints. It gets `asked` as JSON,
-    with the worker's address, and `tiny`. own, other: cores of the owner and of the worker. tiny: without limits of
-    cores and links. LeftOut where this user may set none."""
+    """Run a module of `benchmarks` as the owner's process, and return the JSON that it prints.
+
+    settings: what it gets as JSON, with the worker's address and `tiny`. own, other: cores of the owner and of the
+    worker. tiny: without limits of cores and links. LeftOut where this user may set none.
+    """
     if not tiny and os.geteuid() != 0:
         raise LeftOut("links and parts of cores need root; --tiny goes without")
     device: dict[str, Any] = {"name": "other", "threads": max(1, round(other))}
     lab = {"device": [device if tiny else {**device, "cpu": other}], **({} if tiny else {"link": [link]})}
     with Lab(parse_lab(lab), folder / "lab") as up, tempfile.TemporaryDirectory() as home:
-        words = json.dumps({**asked, "worker": up.addresses["other"], "tiny": tiny})
+        words = json.dumps({**settings, "worker": up.addresses["other"], "tiny": tiny})
         folders = {f"XDG_{kind}_HOME": f"{home}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "STATE")}
         command = [sys.executable, str(ROOT / "benchmarks" / f"{side}.py"), words]
         group = nullcontext() if tiny else ControlGroup(f"edge-{side}-{os.getpid()}", cores=own)

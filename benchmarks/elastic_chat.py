@@ -35,7 +35,7 @@ class Case:
 
 
 CASES = {
-    "tiny": Case(400 * MIB, 150 * MIB, 4000, 500, 1000),
+    "tiny": Case(400 * MIB, 135 * MIB, 4000, 500, 1000),
     "1b": Case(3 * GIB, 400 * MIB, 300, 60, 90),
     "8b": Case(4 * GIB, int(1.4 * GIB), 100, 30, 38),
 }

@@ -38,10 +38,10 @@ TEXT = 24  # tokens behind the picture
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1])
-    if asked["tiny"]:
+    settings = json.loads(sys.argv[1])
+    if settings["tiny"]:
         measure_briefly(pytest.MonkeyPatch())
-    print(json.dumps(run(Path(asked["model"]), Path(asked["projector"]), asked["worker"], asked["rounds"])))
+    print(json.dumps(run(Path(settings["model"]), Path(settings["projector"]), settings["worker"], settings["rounds"])))
 
 
 def run(path: Path, projector: Path, worker: str, rounds: int) -> dict[str, Any]:

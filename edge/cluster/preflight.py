@@ -9,7 +9,7 @@ from devices.probe import available_memory, own_rss
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.model_slices import FileSlice, ModelSlices, adapter_bytes
 from edge.errors import NotEnoughMemory
-from edge.llm.options import MAX_GROUPS, EngineOptions, resolve
+from edge.llm.options import EngineOptions, resolve
 from edge.llm.snapshots import ROLLBACK_PART, affordable
 from edge.paging.memory import MIB
 from partition.model.model import ModelShape
@@ -148,4 +148,4 @@ def groups_of(plan: Plan, options: EngineOptions) -> int:
     """Groups of sequences that the ranks of a plan compute by turns, each with a KV cache of its own: where all of them
     share every layer those of the options, or else of the plan, as many as there are sequences for; otherwise 1."""
     shared = len(plan.stages) == 1 and plan.world_size > 1
-    return options.groups if shared and options.groups else min(plan.turns, options.sequences, MAX_GROUPS)
+    return options.groups if shared and options.groups else min(plan.turns, options.sequences)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 
 GROW_AFTER_S = 5.0  # of steady room; reading takes the rest of the ten seconds in which memory is taken back
@@ -12,13 +13,14 @@ _STALLED_SHARE = 16  # of what is held is then given back: one part in so many
 
 
 class Governor:
-    """Budget of a process, by the room that it sees from time to time. Within `least` and `most` bytes."""
+    """Budget of a process, by the room that it sees from time to time, at most `most` bytes. For any thread."""
 
     def __init__(self, most: int, budget: int) -> None:
         """budget: bytes that it has to begin with."""
         self._most, self.budget = most, budget
         self._seen: deque[tuple[float, int]] = deque()  # (time, room) of looks since the budget last shrank
         self._stalled: tuple[float, float] | None = None  # (time, seconds stalled) of the last look
+        self._lock = threading.RLock()  # one thread looks, another changes weights
 
     def look(self, room: int, held: int, stalled_s: float, now_s: float) -> int:
         """Return the budget from now on.
@@ -26,23 +28,25 @@ class Governor:
         room: bytes that the process could hold. held: bytes that what it has loaded is made for; less room shrinks the
         budget. stalled_s: seconds, since some time, in which processes waited for memory.
         """
-        before, self._stalled = self._stalled, (now_s, stalled_s)
-        stalls = before is not None and stalled_s - before[1] > _STALLED * (now_s - before[0]) > 0
-        if stalls and room - held < held // _NEAR:  # with more, it is others that wait, in groups of their own
-            room = min(room, held - held // _STALLED_SHARE)
-        room = min(room, self._most)
-        if room < held:
-            self.shrink(room)
+        with self._lock:
+            before, self._stalled = self._stalled, (now_s, stalled_s)
+            stalls = before is not None and stalled_s - before[1] > _STALLED * (now_s - before[0]) > 0
+            if stalls and room - held < held // _NEAR:  # with more, it is others that wait, in groups of their own
+                room = min(room, held - held // _STALLED_SHARE)
+            room = min(room, self._most)
+            if room < held:
+                self.shrink(room)
+                return self.budget
+            self._seen.append((now_s, room))
+            while len(self._seen) > 1 and now_s - self._seen[1][0] >= GROW_AFTER_S:
+                self._seen.popleft()
+            steady = min(room for _, room in self._seen)
+            if now_s - self._seen[0][0] >= GROW_AFTER_S and steady > self.budget + 2 * self.budget // SLACK:
+                self.budget = steady
             return self.budget
-        self._seen.append((now_s, room))
-        while len(self._seen) > 1 and now_s - self._seen[1][0] >= GROW_AFTER_S:
-            self._seen.popleft()
-        steady = min(room for _, room in self._seen)
-        if now_s - self._seen[0][0] >= GROW_AFTER_S and steady > self.budget + 2 * self.budget // SLACK:
-            self.budget = steady
-        return self.budget
 
     def shrink(self, room: int) -> None:
         """Take a little less than a room that is smaller than was thought."""
-        self._seen.clear()
-        self.budget = room - room // SLACK
+        with self._lock:
+            self._seen.clear()
+            self.budget = room - room // SLACK

@@ -15,13 +15,14 @@ from edge.llama import llama
 from edge.paging.budget import context_within
 from edge.prefixes.store import DEFAULT_BYTES, default_folder
 from partition.model.model import ModelShape
+from partition.plan.plan import MOST_TURNS
 from quant.types import CacheType, cache_type
 
 DEFAULT_CONTEXT = 4096  # tokens; models trained for more would reserve gigabytes of KV cache nobody asked for
 MAX_CONTEXT = 1 << 24  # tokens; more than any model is trained for. llama.cpp keeps 50 bytes for each even in a dry run
 SINKS = 4  # tokens at the beginning of a history, which get much of all attention: without them answers fall apart
 MIN_WINDOW = 64  # tokens of an attention window; shorter ones hold no question
-MAX_GROUPS = 2  # one computes while sums of the other travel; a third would wait for the processor
+MAX_GROUPS = MOST_TURNS
 MAX_SEQUENCES = 255  # of the 256 of llama.cpp; one is for states that are read and written
 MAX_ROLLBACK = 15  # rows; for each, llama.cpp holds all that recurrent layers do of a sequence once more
 MAX_THREADS = 512  # ggml has room for no more

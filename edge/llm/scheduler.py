@@ -123,16 +123,17 @@ class Scheduler(Closing):
 
     def _go_on(self) -> None:
         self._in_flight.follow(self.engine)  # another one may have taken over since the last step
+        nobody_waits = only_background(self.running, self.waiting)
         if not self._in_flight.steps:  # the tokens of the last one have left
             self.slots.keep_snapshots()
-            if only_background(self.running, self.waiting):
+            if nobody_waits:
                 self.slots.keep_groups()
         ready = self.slots.remote.receive(steps_in_flight=bool(self._in_flight.steps))
         self._ready.extend(ready or ())
-        if not only_background(self.running, self.waiting):
+        if not nobody_waits:
             for running in [other for other in (*self._ready, *self.slots.remote.requests) if other.request.background]:
                 self._preempt(running)
-        submitted = ready is not None and self._admit() and self._submit()
+        submitted = ready is not None and self._admit() and self._submit(is_short=nobody_waits)
         if self._in_flight.steps and (not submitted or self._in_flight.most == 1):  # stages go on with others meanwhile
             self._collect()
         elif not submitted:
@@ -236,9 +237,9 @@ class Scheduler(Closing):
 
     # --- submit ---
 
-    def _submit(self) -> bool:
+    def _submit(self, *, is_short: bool) -> bool:
         """Submit the next token of a group of answers, and tokens of prompts beside them; or windows of drafts. False
-        where nothing more can be submitted before logits have come."""
+        where nothing more can be submitted before logits have come. is_short: of the background."""
         for running in [candidate for candidate in self._ready if candidate.fills_context]:
             if not running.shift():
                 self._events.append(self._ended(running, "length"))
@@ -255,8 +256,7 @@ class Scheduler(Closing):
             return False
         ready = self._ready if self.engine.contexts == 1 else self._in_flight.of_free_group(self._ready)
         same, others = self._of_one_set(ready)
-        n_awaited, is_short = self._in_flight.n_requests, only_background(self.running, self.waiting)
-        chosen = self._budget.choose(same, n_awaited, self.engine.chunk, others, is_short=is_short)
+        chosen = self._budget.choose(same, self._in_flight.n_requests, self.engine.chunk, others, is_short=is_short)
         rows = [Rows.pending(running, n_rows) for running, n_rows in chosen]
         while not self.slots.make_room(sum(len(own.tokens) for own in rows)):
             last = max((*self._ready, *self.slots.remote.requests), key=lambda running: running.number)

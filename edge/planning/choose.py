@@ -92,6 +92,7 @@ def work_options(path: Path, options: EngineOptions, transport: str, wire: str) 
         context=context,
         kv_type=kv.name,
         concurrency=options.sequences,
+        groups=options.groups,
         wire=wire,
         transport=transport,
         threads=options.threads,

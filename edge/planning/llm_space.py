@@ -16,7 +16,7 @@ from edge.cluster.model_slices import ModelSlices
 from edge.cluster.spares import AUTO, Room, Spare, Spares
 from edge.llama.llama import Model
 from edge.llm.engine import Engine
-from edge.llm.options import MAX_GROUPS, EngineOptions
+from edge.llm.options import EngineOptions
 from edge.parallel.mirror import SHARE, Mirror, mirror_of, not_copied
 from edge.planning.arrange import can_share, chosen, explained, name_of
 from edge.planning.drafted import with_draft_held, with_drafts
@@ -28,7 +28,7 @@ from edge.survey.profile import ClusterProfile
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
-from partition.plan.plan import LOCAL, Plan
+from partition.plan.plan import LOCAL, MOST_TURNS, Plan
 from partition.predict.cost import Work, groups
 from partition.predict.drafts import ROWS, Draft
 from partition.predict.hysteresis import PLAN, PREFILL, TURNS, clearly_better, clearly_faster, plan_threshold
@@ -41,8 +41,6 @@ from partition.search.explain import best, is_busy, kind_of, reason
 from partition.search.phases import Phases, paired, prefill_reason
 from partition.search.planner import Placed, Planner
 from quant.gguf.file import GgufFile
-
-_TURNS = MAX_GROUPS  # groups of requests that ranks compute by turns
 
 
 @dataclass(frozen=True)
@@ -79,17 +77,18 @@ class LlmSpace(PlanSpace):
         draft: Draft | None = None,
         encoder: EncoderPlace | None = None,
         phases: bool = True,
+        turns: bool = True,
     ) -> None:
         """threads: of this device, where a plan runs. memory: bytes that this process may hold
         then. type_: of the weights, where several files are compared. divergence: of that type from the model,
         nats a token; None: not measured. draft: what may draft; its rows are chosen. encoder: of pictures and
         sounds, beside the model. phases: whether a plan may have a placement for prompts beside the one that
-        generates."""
+        generates. turns: whether it may have groups of requests that ranks compute by turns."""
         super().__init__(path, known, threads)
         self.file, self.digest, self.work = file, digest, work
         self.title, self.size_bytes = name_of(file), file.size_bytes
         self._memory, self._exchange, self.type, self.divergence = memory, exchange, type_, divergence
-        self._phases = phases
+        self._phases, self._turns = phases, turns
         self.encoder = encoder
         self._works = with_drafts(work, draft, len(known.speeds))  # the plain one first
 
@@ -185,8 +184,9 @@ class LlmSpace(PlanSpace):
     def _by_turns(self, plan: Any) -> Point | None:
         """A plan whose ranks share every layer, with two groups of requests by turns; None for other plans, with
         drafts, for recurrent layers, whose states two groups do not keep, and where the second context has no room."""
-        two = replace(plan, microbatches=_TURNS)
-        if two.turns == 1 or plan.prefill is not None or self.work.concurrency < _TURNS or len(self._works) > 1:
+        two = replace(plan, microbatches=MOST_TURNS)
+        few = self.work.concurrency < MOST_TURNS or not self._turns
+        if few or two.turns == 1 or plan.prefill is not None or len(self._works) > 1:
             return None
         if self.file.architecture in RECURRENT_ARCHITECTURES:
             return None

@@ -119,6 +119,7 @@ def llm_space(
     space = partial(
         LlmSpace, path, file, digest, work, known, threads=options.threads, memory=options.memory,
         exchange=Exchange(options.transport, wire=options.wire), draft=draft, phases=phases,
+        turns=options.groups != 1,
         type_=type_file.name if type_file else None, divergence=type_file.divergence if type_file else None,
     )  # fmt: skip
     if options.projector is None:

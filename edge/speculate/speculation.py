@@ -209,7 +209,9 @@ class Speculation:
         tokens = [*first, *drafts.draft(rows - len(first), assumed)]
         if self._choice is not self._choices[1]:
             return tokens
-        return tokens[: max((size for size in SIZES if size <= len(tokens)), default=0)]  # of which times are known
+        n_rows = max((size for size in SIZES if size <= len(tokens)), default=0)  # of which times are known
+        self._choice.drafted(n_rows)
+        return tokens[:n_rows]
 
     def verified(self, results: Sequence[VerifyResult]) -> None:
         """The logits of the oldest step came: what came of the window of each request."""

@@ -54,12 +54,16 @@ class WindowChoice:
         self._times: dict[int, _Times] = defaultdict(_Times)  # by windows
         self._before: VerifyResult | None = None
         self._windows = self._alone = 0  # numbers of the last window, and of the last that was alone
-        self._last: Shape = 1, 1  # of windows, as it was chosen last
+        self._last: Shape = 1, 1  # of windows: as it was chosen last, with the rows that were drafted
 
     def shape(self, most_rows: int, most_windows: int) -> Shape:
         """Shape of the next windows."""
         self._last = self._shape(most_rows, most_windows)
         return self._last
+
+    def drafted(self, rows: int) -> None:
+        """Note that a window has so many rows, which may be fewer than were chosen."""
+        self._last = rows, self._last[1]
 
     def _shape(self, most_rows: int, most_windows: int) -> Shape:
         rows, alone = self.rows.rows(most_rows), self.rows.best(most_rows)

@@ -12,6 +12,7 @@ from partition.fields import MOST_BYTES, Bounds, is_digest
 FORMAT = "edge-plan-1"
 LOCAL = "local"  # the device of rank 0: the owner's own
 MAX_WORLD_SIZE = 64  # ranks of a plan
+MOST_TURNS = 2  # one group computes while sums of the other travel; a third would wait for the processor
 _MOST_NAME = 255  # characters of a model's name
 _NESTED = "prefill: it has a prefill of its own; leave that out"
 
@@ -187,9 +188,9 @@ class Plan:
 
     @property
     def turns(self) -> int:
-        """Groups of requests that the ranks compute by turns, while sums of another group travel: the microbatches,
-        where all ranks share every layer. Else 1."""
-        return (self.microbatches or 1) if len(self.stages) == 1 and self.world_size > 1 else 1
+        """Groups of requests that the ranks compute by turns, while sums of another group travel: the microbatches, at
+        most MOST_TURNS, where all ranks share every layer. Else 1."""
+        return min(self.microbatches or 1, MOST_TURNS) if len(self.stages) == 1 and self.world_size > 1 else 1
 
     @property
     def thin_owner(self) -> bool:

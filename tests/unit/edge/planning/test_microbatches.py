@@ -89,14 +89,14 @@ def test_a_scheduler_goes_by_the_plan(
     assert max(answering) == rows
 
 
-def shared_space(concurrency: int, delay_s: float = 0.5 * MS, room: int = 1 << 40) -> LlmSpace:
+def shared_space(concurrency: int, delay_s: float = 0.5 * MS, room: int = 1 << 40, *, turns: bool = True) -> LlmSpace:
     """Four devices, the nearer the more worth to share every layer."""
     file, names = GgufFile.open(MODEL_PATH), [LOCAL, "a:1", "b:1", "c:1"]
     speeds = tuple(
         replace(device(name, 4 * MS, by_row=True), runtime_bytes=1 << 20, memory_bytes=room) for name in names
     )
     known = ClusterProfile(speeds, linked(names, LinkSpeed(delay_s, 1e9)), ())
-    return LlmSpace(MODEL_PATH, file, "", work_of(file, concurrency=concurrency), known)
+    return LlmSpace(MODEL_PATH, file, "", work_of(file, concurrency=concurrency), known, turns=turns)
 
 
 def test_two_groups_by_turns_are_chosen_where_they_are_clearly_faster(tmp_path: Path) -> None:
@@ -112,6 +112,7 @@ def test_two_groups_by_turns_are_chosen_where_they_are_clearly_faster(tmp_path: 
     assert [groups_of(saved, replace(OPTIONS, sequences=n)) for n in (1, 4)] == [1, 2]
     assert groups_of(saved, replace(OPTIONS, sequences=4, groups=1)) == 1  # as a person says
     assert groups_of(replace(saved, microbatches=8), replace(OPTIONS, sequences=8)) == MAX_GROUPS
+    assert replace(saved, microbatches=8).turns == MAX_GROUPS  # and so it is predicted
     with pytest.raises(PlanError, match="groups of requests are computed by turns"):
         parts(point.predicted)
 
@@ -121,6 +122,7 @@ def test_one_group_stays_where_two_have_nothing_to_give(objective: str) -> None:
     tight = shared_space(4).best("latency", {})[0].predicted.memory_bytes
     for space in (
         shared_space(1),
+        shared_space(4, turns=False),  # as a person says, and beside drafts
         shared_space(8, 0.1 * MS),  # sums are soon there
         shared_space(4, room=max(tight.values())),  # no room for the buffers of a second context
     ):

@@ -251,6 +251,29 @@ def test_plans_count_on_what_windows_take(
             assert engine.uncollected == 0
 
 
+class Short(Sometimes):
+    """Has two drafts, however many are asked for."""
+
+    def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
+        return super().draft(n, assumed)[:2]
+
+
+class FourRows(WindowChoice):
+    """Windows of four rows, two in flight, once it is known what one and two rows take."""
+
+    def _shape(self, most_rows: int, most_windows: int) -> Shape:
+        return next(((size, 1) for size in (1, 2) if not self.rows.seconds(size)), (4, 2))
+
+
+def test_windows_of_fewer_drafts_than_chosen_are_measured(vocabulary: llama.Model) -> None:
+    """Else two windows stay chosen for what they might give, whatever they take."""
+    engine = StagedModel(vocabulary, 2, 4096, lambda rows: 0.1 * FLAT.get(rows, rows), (1, 1), 0.0)
+    choice = FourRows(RowChoice(0.9))
+    drafter = Speculation(lambda: Short(0.9), "short", choice=lambda: choice, clock=lambda: engine.now_s)
+    list(generate(one_slot(engine, drafter), PROMPT, GREEDY, max_tokens=200))
+    assert choice._times[2].next
+
+
 def test_windows_that_take_longer_are_left() -> None:
     """The first behind a wrong draft, and each next, take as long as two alone: they are tried, and left."""
     choice = WindowChoice(RowChoice())
