@@ -112,11 +112,7 @@ def first_token_s(engine: TextEngine, prompt: list[int], media: Sequence[Embeddi
     with Scheduler(engine) as scheduler:
         scheduler.add(request)
         while not any(event.token_id is not None for event in scheduler.step()):
-            print(
-                "step",
-                time.perf_counter() - began,
-                [len(r.tokens) for s in scheduler._in_flight.steps for r in s.rows],
-            )
+            pass
         return time.perf_counter() - began
 
 

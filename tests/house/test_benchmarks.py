@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,7 @@ def test_every_benchmark_is_run_here_and_listed() -> None:
         [sys.executable, "-m", "benchmarks"], capture_output=True, text=True, cwd=ROOT, check=True, timeout=HANG_S
     )
     assert [line.split()[0] for line in listed.stdout.splitlines()] == sorted(SECTIONS)
+    assert set(re.findall(r'run\("(bench_\w+)"', Path(__file__).read_text())) == set(SECTIONS)
 
 
 def test_figures_are_shown_as_tables_and_written_to_a_file(tmp_path: Path) -> None:
@@ -135,6 +137,28 @@ def test_mtp() -> None:
         assert [row["right"] for row in rows] == [0.0, 0.5, 0.75, 0.9]
         assert all(row["others"] == 0 and row["predicted_ratio"] >= 1 for row in rows)
         assert result[section]["draft_ms"] > 0
+
+
+def test_phases() -> None:
+    result = run("bench_phases")
+    for section in SECTIONS["bench_phases"] if THOROUGH else ("strong",):
+        plans = result[section]["plans"]
+        assert set(plans) == {"one", "phases", "pipeline"}
+        assert all(plan["ttft_s"] > 0 and plan["predicted_ttft_s"] > 0 for plan in plans.values())
+
+
+def test_pictures() -> None:
+    result = run("bench_pictures")
+    assert sum(result["layers"]) == 8
+    assert all(figure["predicted"] > 0 and figure["measured"] > 0 for figure in result["seconds"].values())
+
+
+def test_warming() -> None:
+    result = run("bench_warming")
+    for section in ("home", "agent") if THOROUGH else ("home",):
+        turns = result[section]["turns"]
+        assert len(turns) > 1
+        assert all(turn["same"] for turn in turns)
 
 
 def test_elastic() -> None:
