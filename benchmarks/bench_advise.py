@@ -47,6 +47,7 @@ def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
     args.names = [TRAINED] if args.tiny else args.models.split(",")
     args.files = args.files or folder
+    args.files.mkdir(parents=True, exist_ok=True)
     args.edge = [*EDGE[:-1], "tests.support.measuring"] if args.tiny else EDGE
     for name in args.names:
         path = file_of(args, name)
