@@ -73,8 +73,7 @@ def main() -> None:
 def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All settings once, and then again those whose processes waited for cores, while there is time. Figures are
     written after each setting, and those that there are, are shown where a signal ends the run."""
-    from edge.models.presets import SHAPES
-    from edge.models.synth import outline
+    from edge.models.synth import SHAPES, outline
 
     if not args.tiny and os.geteuid() != 0:
         raise SystemExit("links between devices need root; --tiny goes without")

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from edge.adapters.file import CheckedAdapter
 from edge.cluster.client import Remote
-from edge.slices.cutting import Progress
+from edge.cluster.fleet import Fleet
 from edge.slices.local import OwnSlices, rank_recipe
+from edge.tasks import Progress
 from partition.plan.plan import Plan, Slice
 from partition.slices.adapter_slice import adapter_recipe
 from partition.slices.recipe import Recipe, whole
@@ -83,3 +84,16 @@ class ModelSlices:
 def adapter_bytes(slices: Sequence[FileSlice]) -> int:
     """Bytes of the slices of adapters among those of a rank."""
     return sum(part.recipe.n_bytes for part in slices[1:])
+
+
+def send_ahead(fleet: Fleet, plan: Plan, slices: ModelSlices, check: Progress) -> None:
+    """Bring the slices of a plan to its workers, where they are not yet.
+
+    check: called on the way; what it raises ends it, and what is there by then need not be sent again. Else the errors
+    of `ModelSlices.of`, `ModelSlices.name` and `Remote.send_slice`.
+    """
+    for placement in plan.placements:
+        for rank, parts in slices.of_ranks(placement).items():
+            for part in parts if rank else ():
+                digest = slices.name(part, check)
+                fleet.workers[placement.devices[rank]].send_slice(part.recipe, part.path, digest, check)

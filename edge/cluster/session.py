@@ -1,12 +1,7 @@
 """Engine processes as their owner sees them, one rank of a group each: commands go there, events come back.
 
-`edge.cluster.session` has those on workers, `edge.cluster.session` those on this device.
-
-An engine process on this device, without a daemon: the owner's own rank, which dials and is never dialled.
-
-An engine process on a worker, behind its daemon.
-
-What a rank says of its end, where a link to it broke.
+`RemoteSession` is on a worker, behind its daemon; `LocalSession` is on this device, without one: it dials, and is never
+dialled.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge.cluster.lost import listed
+from edge.cluster.failures import listed
 from edge.cluster.model_slices import ModelSlices
 from edge.errors import EdgeError
 from partition.errors import PlanError

@@ -12,13 +12,11 @@ from devices.busy import LostTimeMeter
 from devices.probe import available_memory
 from edge.adapters.file import CheckedAdapter
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
-from edge.cluster.failures import is_loss
+from edge.cluster.failures import is_loss, listed, lost_words
 from edge.cluster.fleet import Fleet, by_device
-from edge.cluster.lost import listed, lost_words
-from edge.cluster.model_slices import ModelSlices, adapter_bytes
+from edge.cluster.model_slices import ModelSlices, adapter_bytes, send_ahead
 from edge.cluster.preflight import check_room, held_here, left_here
 from edge.cluster.rank_group import RankGroup
-from edge.cluster.sending import send_ahead
 from edge.cluster.spares import Room, Spares
 from edge.cluster.standby import Standby, slices_limits, stand_by
 from edge.deployment.deployed import DeployedModel

@@ -1,7 +1,7 @@
 """Grammars of answers with function calls, in llguidance's form of Lark.
 
 A literal is a rule of its own, `lit_N: "..."`, and a text up to a mark is `free_N` or `raw_N`, so that the engine can
-put control tokens in place of marks (edge/serve/engine/grammars.py): which marks are tokens, its vocabulary knows.
+put control tokens in place of marks (edge/serve/engine/inputs.py): which marks are tokens, its vocabulary knows.
 """
 
 from __future__ import annotations
