@@ -36,24 +36,24 @@ class ModelSlices:
         """digest: of the model's file. own: slices on this device; None: in this user's own cache."""
         self.file, self.digest, self.adapters = file, digest, adapters
         self._own = own or OwnSlices()
-        self._made: dict[Slice, list[FileSlice]] = {}
+        self._by_cut: dict[Slice, list[FileSlice]] = {}
 
-    def of(self, cut: Slice) -> list[FileSlice]:
+    def files(self, cut: Slice) -> list[FileSlice]:
         """Return the slice of the model, and of each adapter what belongs to it. CannotSlice where one cannot be cut as
         the model is."""
-        if cut not in self._made:
-            self._made[cut] = [
+        if cut not in self._by_cut:
+            self._by_cut[cut] = [
                 FileSlice(self.file.path, rank_recipe(self.file, self.digest, cut)),
                 *(FileSlice(a.path, adapter_recipe(a.file.gguf, a.digest, self.file, cut)) for a in self.adapters),
             ]
-        return self._made[cut]
+        return self._by_cut[cut]
 
     def of_ranks(self, plan: Plan) -> dict[int, list[FileSlice]]:
         """Return those of the ranks of a placement; a thin owner has none. A device that is alone has all of an
         adapter, however it may be cut."""
         cuts = {rank: cut for rank in range(plan.world_size) if (cut := plan.slice(rank)).layers}
         if len(plan.devices) > 1:
-            return {rank: self.of(cut) for rank, cut in cuts.items()}
+            return {rank: self.files(cut) for rank, cut in cuts.items()}
         all_of = [FileSlice(a.path, whole(a.digest, a.file.gguf.size_bytes)) for a in self.adapters]
         model = FileSlice(self.file.path, rank_recipe(self.file, self.digest, cuts[0]))
         return {0: [model, *all_of]}
@@ -90,7 +90,7 @@ def send_ahead(fleet: Fleet, plan: Plan, slices: ModelSlices, check: Progress) -
     """Bring the slices of a plan to its workers, where they are not yet.
 
     check: called on the way; what it raises ends it, and what is there by then need not be sent again. Else the errors
-    of `ModelSlices.of`, `ModelSlices.name` and `Remote.send_slice`.
+    of `ModelSlices.files`, `ModelSlices.name` and `Remote.send_slice`.
     """
     for placement in plan.placements:
         for rank, parts in slices.of_ranks(placement).items():

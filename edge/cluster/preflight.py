@@ -106,19 +106,19 @@ def check_memory(fleet: Fleet | None, needs: Iterable[tuple[str, Mapping[str, in
         addresses[device(address)] = address
         total[device(address)].update(parts)
     lacking: dict[str, str] = {}
-    for one, address in addresses.items():
+    for device_address, address in addresses.items():
         name, have = "this device", available_memory()
-        if one != LOCAL:
+        if device_address != LOCAL:
             assert fleet is not None
             name, have = fleet.workers[address].label, fleet.memory_of(address)
-        need = sum(total[one].values())
+        need = sum(total[device_address].values())
         if need > have:
-            shown = ", ".join(f"{part} {n / MIB:,.0f}" for part, n in total[one].items())
-            others = f" ({shown})" if len(total[one]) > 1 else ""
-            lacking[one] = f"{name} needs {need / MIB:,.0f} MiB or more{others} and has {have / MIB:,.0f}"
+            shown = ", ".join(f"{part} {n / MIB:,.0f}" for part, n in total[device_address].items())
+            others = f" ({shown})" if len(total[device_address]) > 1 else ""
+            lacking[device_address] = f"{name} needs {need / MIB:,.0f} MiB or more{others} and has {have / MIB:,.0f}"
     if lacking:
         error = NotEnoughMemory(f"{'; '.join(lacking.values())}: {remedy}")
-        error.devices = tuple(one for one in lacking if one != LOCAL)
+        error.devices = tuple(device_address for device_address in lacking if device_address != LOCAL)
         raise error
 
 

@@ -225,7 +225,7 @@ class LocalSession(EngineSession):
         threads: int,
         streams: bool = False,
     ) -> None:
-        """Starts the process. credentials: the folder, where its links are encrypted. streams: what its links are for
+        """Start the process. credentials: the folder, where its links are encrypted. streams: what its links are for
         (`transport.tcp_link.tune`)."""
         super().__init__(device, 0)
         self._child = RankProcess(_HOST, credentials, ResourceLimits(threads), "local")
@@ -259,7 +259,7 @@ class RemoteSession(EngineSession):
         affinity: Sequence[int] = (),
         streams: bool = False,
     ) -> None:
-        """Starts the process, on these cores of the worker where some are named, and waits until it can be dialled.
+        """Start the process, on these cores of the worker where some are named, and waits until it can be dialled.
 
         streams: what its links are for (`transport.tcp_link.tune`).
         """

@@ -77,7 +77,7 @@ def stand_by(
     """Have everything where it is needed when so many devices are lost; AUTO: as many as there is room for, and None
     where that is none. mirror: where keys and values are copied, or why they are not. sizes: of the model.
 
-    The errors of `Spares.of`. What cannot be prepared is said.
+    The errors of `Spares.after`. What cannot be prepared is said.
     """
     copied = mirror if isinstance(mirror, Mirror) else None
     if losses == AUTO:

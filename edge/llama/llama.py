@@ -65,7 +65,7 @@ def initialise() -> None:
 
 @contextmanager
 def forwarded_log(listener: Callable[[str], None]) -> Iterator[None]:
-    """Tell `listener`, and nobody else, every line llama.cpp logs inside the block. It must not raise."""
+    """Send each line that llama.cpp logs inside the block to `listener` alone, which must not raise."""
     global _listener
     initialise()
     L.llama_log_set(_on_log, None)  # another user of the library in this process may have taken the log

@@ -47,23 +47,23 @@ def open_session(
     for a provider that is not there or not usable, or an operator that is not known.
     """
     if provider is not None:
-        one, last = _named(provider), f"{ORDER[-1]}{_SUFFIX}"
-        session = _session(model, name, threads, list(dict.fromkeys((one, last))), dims, nodes)
-        if one not in session.get_providers():
+        named, last = _named(provider), f"{ORDER[-1]}{_SUFFIX}"
+        session = _session(model, name, threads, list(dict.fromkeys((named, last))), dims, nodes)
+        if named not in session.get_providers():
             raise EngineError(f"the provider {provider!r} cannot be used on this device; leave it out to get another")
-        return OpenedSession(session, _short(one), ())
+        return OpenedSession(session, _short(named), ())
     offered = set(runtime().get_available_providers())
-    *better, last = (f"{one}{_SUFFIX}" for one in ORDER if one == ORDER[-1] or f"{one}{_SUFFIX}" in offered)
+    *better, last = (f"{short}{_SUFFIX}" for short in ORDER if short == ORDER[-1] or f"{short}{_SUFFIX}" in offered)
     refused = []
-    for one in better:
+    for candidate in better:
         try:
-            session = _session(model, name, threads, [one, last], dims, nodes)
+            session = _session(model, name, threads, [candidate, last], dims, nodes)
         except EngineError as exc:
-            refused.append(f"{_short(one)}: {exc}")
+            refused.append(f"{_short(candidate)}: {exc}")
             continue
-        if one in session.get_providers():
-            return OpenedSession(session, _short(one), tuple(refused))
-        refused.append(f"{_short(one)}: it cannot be used on this device")
+        if candidate in session.get_providers():
+            return OpenedSession(session, _short(candidate), tuple(refused))
+        refused.append(f"{_short(candidate)}: it cannot be used on this device")
     return OpenedSession(_session(model, name, threads, [last], dims, nodes), _short(last), tuple(refused))
 
 

@@ -36,7 +36,7 @@ class EncoderPlace:
     chosen: EncoderTime
     held_bytes: int  # of memory there
 
-    def held(self, speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
+    def with_encoder(self, speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
         """Return the devices where the one that encodes holds what that takes, too."""
         return [
             replace(speed, runtime_bytes=speed.runtime_bytes + self.held_bytes)

@@ -103,7 +103,7 @@ class LlmSpace(PlanSpace):
         """Return the planner of some devices, this one among them; None: of all. work: with drafts; None: without."""
         planned_work = work or self.work
         speeds = [self.known.speeds[i] for i in members] if members is not None else self.known.speeds
-        own, *others = self._beside(speeds, planned_work.draft)
+        own, *others = self._with_reserved(speeds, planned_work.draft)
         named_speeds = [replace(own, name="this device"), *others]  # the name that messages use
         share = tensor and can_share(self.file)
         return Planner(
@@ -122,10 +122,10 @@ class LlmSpace(PlanSpace):
         planner = self.planner()
         return planner.like(with_draft_held(planner.speeds, point.predicted.draft), planner.links)
 
-    def _beside(self, speeds: Sequence[DeviceSpeed], draft: Draft | None) -> list[DeviceSpeed]:
+    def _with_reserved(self, speeds: Sequence[DeviceSpeed], draft: Draft | None) -> list[DeviceSpeed]:
         """Return the devices with what they hold beside the model: what drafts, and the encoder."""
-        held = with_draft_held(speeds, draft)
-        return held if self.encoder is None else self.encoder.held(held)
+        reserved = with_draft_held(speeds, draft)
+        return reserved if self.encoder is None else self.encoder.with_encoder(reserved)
 
     def points(self, axes: Sequence[str]) -> list[Point]:
         """The front, and other plans that tell what it is worth: the fronts of fewer devices, and of one kind alone."""
@@ -225,7 +225,7 @@ class LlmSpace(PlanSpace):
     def point(self, plan: Plan, microbatches: int | None = None, work: Work | None = None) -> Point:
         """A plan, predicted. work: with drafts; None: without."""
         planned_work = work or self.work
-        by_device = {speed.device: speed for speed in self._beside(self.known.speeds, planned_work.draft)}
+        by_device = {speed.device: speed for speed in self._with_reserved(self.known.speeds, planned_work.draft)}
         predicted = replace(
             predict(plan, planned_work, by_device, self.known.links, microbatches), divergence=self.divergence
         )
@@ -302,7 +302,7 @@ class LlmSpace(PlanSpace):
         can be."""
         plan = point.plan
         assert isinstance(plan, Plan)
-        speeds = {speed.device: speed for speed in self._beside(self.known.speeds, point.predicted.draft)}
+        speeds = {speed.device: speed for speed in self._with_reserved(self.known.speeds, point.predicted.draft)}
         alone = make_plan(self.work.limits, name_of(self.file), self.digest, [LOCAL], "pipeline")
 
         def planned(workers: Sequence[str]) -> tuple[Plan, str]:

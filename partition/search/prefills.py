@@ -67,13 +67,13 @@ class Fits:
 class Prefills:
     """Placements for prompts of one number of chunks, none better than another in all that counts."""
 
-    def __init__(self, solutions: Sequence[Solution], chunks: int, held: Array) -> None:
-        """solutions: with objectives max(p, t) and p + t. held: bytes on each device that counts, [devices, N]."""
-        self._solutions, self._chunks, self._held = solutions, chunks, held
+    def __init__(self, solutions: Sequence[Solution], chunks: int, n_bytes: Array) -> None:
+        """solutions: with objectives max(p, t) and p + t. n_bytes: bytes on each device that counts, [devices, N]."""
+        self._solutions, self._chunks, self._n_bytes = solutions, chunks, n_bytes
         self._longest_s, self._sum_s = np.array([solution.objectives[:2] for solution in solutions]).T
         alone_s = soonest_s(self._longest_s, self._sum_s, chunks)
-        self._shorter = Fits(self._sum_s / chunks, np.array([self._longest_s, *self._held]))  # than the way back
-        self._longer = Fits(alone_s, np.array([-self._longest_s, *self._held]))
+        self._shorter = Fits(self._sum_s / chunks, np.array([self._longest_s, *self._n_bytes]))  # than the way back
+        self._longer = Fits(alone_s, np.array([-self._longest_s, *self._n_bytes]))
 
     def least_s(self, from_owner_s: Array, free: Array) -> Array:
         """Return the least time to the first token, without its row, beside each of N placements that generate: [N],
@@ -87,7 +87,7 @@ class Prefills:
         """Return the placement with the least time beside one that generates, and that time."""
         longest_s = np.maximum(self._longest_s, from_owner_s)
         seconds = soonest_s(longest_s, self._sum_s + from_owner_s, self._chunks)
-        seconds[(self._held > free[:, None]).any(axis=0)] = np.inf
+        seconds[(self._n_bytes > free[:, None]).any(axis=0)] = np.inf
         first = int(np.argmin(seconds))
         return float(seconds[first]), self._solutions[first]
 
@@ -132,8 +132,8 @@ class PrefillSearch:
         problem = planner.half_problem(("ttft",), 1, devices)
 
         def objectives(sums: Array, peaks: Array) -> Array:
-            prompt_s, to_owner_s, *held = problem.objectives(sums, peaks)
-            return np.array([np.maximum(prompt_s, to_owner_s), prompt_s + to_owner_s, *held])
+            prompt_s, to_owner_s, *n_bytes = problem.objectives(sums, peaks)
+            return np.array([np.maximum(prompt_s, to_owner_s), prompt_s + to_owner_s, *n_bytes])
 
         self._objectives = objectives
         self._kinds = [  # one stage alone has fewer chunks than several

@@ -94,8 +94,8 @@ def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
         if rows > 1 and others.prompts:  # answers of others have rows in the steps of the prompt
             some = Step((), 0, ((prompt, min(prompt, PROMPT_ROWS)),))
             beside_s = (part.seconds(replace(some, decodes=rows - 1)) - part.seconds(some)) / (rows - 1)
-            beside = min(tokens - 1, -(-prompt // PROMPT_ROWS) * (rows - 1))
-            answer_s -= beside * max(0.0, group_s / rows - beside_s)
+            n_beside = min(tokens - 1, -(-prompt // PROMPT_ROWS) * (rows - 1))
+            answer_s -= n_beside * max(0.0, group_s / rows - beside_s)
         busy.append(first + answer_s)
         prompt_s += part.seconds(chunk) + part.latency_s
         alone += (tokens - 1) * (group_s + part.latency_s)

@@ -75,7 +75,7 @@ def ranks_here(
                 name_histories(shards[0].engine.states, OWNER if options.prefixes is not None else b"")
                 continue
             slice_ = write(model, plan.slice(rank), folder / f"{model.stem}-{'-'.join(map(str, widths))}-{rank}.gguf")
-            _, *of_adapters = slices.of(plan.slice(rank))
+            _, *of_adapters = slices.files(plan.slice(rank))
             own = replace(own, lora=tuple(str(slices.use(part, stack.enter_context)) for part in of_adapters))
             each.append(load_shards(slice_, own, here))
             for shard in each[rank]:
