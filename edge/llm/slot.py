@@ -17,7 +17,7 @@ from edge.llm.engine import Outputs
 from edge.llm.interface import TextEngine
 from edge.llm.options import SINKS
 from edge.llm.snapshots import NoPlan, SnapshotPlan
-from edge.multimodal.media import alike, has_rows, text_of, whole
+from edge.multimodal.media import alike, text_of, whole
 from edge.prefixes.group import group_start
 
 
@@ -184,12 +184,14 @@ class Slot:
     def submitted(self, tokens: Sequence[int]) -> None:
         """A step with these tokens was submitted."""
         self._shifting = False
-        if self.exact is None and has_rows(tokens[:1]) and self.engine.model.has_sections:
+        if self.exact is None and tokens and tokens[0] < 0 and self.engine.model.has_sections:
             self.exact = len(self.tokens)  # places are not positions from here on, by which others read and write
         self.steps.append(len(self.tokens))
         self.tokens.extend(tokens)
+        if not self.plan.wants(len(self.tokens)) or self.exact is not None:
+            return
         states = self.engine.states
-        if self.plan.wants(len(self.tokens)) and states.snapshots is not None and self.exact is None:
+        if states.snapshots is not None:
             with suppress(EdgeError):  # the next step tells of an engine that failed
                 states.snapshots.make(self.sequence, states.block_hashes(self.tokens, self.namespace)[-1])
                 self.plan.has_new = True
