@@ -25,7 +25,7 @@ from edge.deployment.replanning import Replanner
 from edge.deployment.reproducible import SameCuts, reproducible_plan
 from edge.deployment.supervisor import Supervisor
 from edge.deployment.watch import MembershipWatch
-from edge.errors import EdgeError, EngineError
+from edge.errors import EdgeError
 from edge.llama import llama
 from edge.llm.engine import Engine, load
 from edge.llm.interface import TextEngine
@@ -91,11 +91,8 @@ def deploy(
         options = replace(options, follows_load=options.sequences == 1)
         single = alone(file.path, options, plan, steps)
         return DeployedModel(single, Running(single, plan, choice.why, ("this device",)), exchange, single.close)
-    if options.least_memory is not None:
-        raise EngineError(
-            f"memory that changes is for one device, and the plan names {len(plan.all_devices)}: each keeps its part;"
-            " give one size of memory, or leave the others out"
-        )
+    if options.least_memory is not None:  # each rank changes alone: what is kept on disk would be of several sizes
+        options = replace(options, prefixes=None, groups=options.groups or 1)
     began, others = time.monotonic(), LostTimeMeter()
     with ExitStack() as stack:
         building = LlmBuilding(file, digest, options, exchange, steps.say)
@@ -157,7 +154,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
         self._file, self._options, self._exchange = file, options, exchange
         # Whatever is loaded later has the adapters of now.
         adapters = CheckedAdapter.all_from(options.lora, file, ModelShape.from_gguf(file))
-        self._slices = ModelSlices(file, digest, adapters)
+        self._slices = ModelSlices(file, digest, adapters, elastic=options.least_memory is not None)
         self._say = say
         self._vocabulary = llama.Model(file.path, vocabulary_only=True)
         self._mirror: Mirror | None = None
