@@ -13,6 +13,7 @@ from edge.llm.options import EngineOptions
 from edge.planning import arrange
 from edge.planning.arrange import again
 from edge.planning.choice import PlanChoice
+from edge.planning.plan_options import PlanOptions
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
@@ -78,6 +79,30 @@ def test_it_is_planned_for_the_same_objective_within_the_same_limits() -> None:
     assert unlimited == why
 
 
+@pytest.mark.parametrize("groups", [None, 1])
+def test_two_groups_of_requests_are_planned_again_where_they_are_faster(groups: int | None) -> None:
+    """As the first plan was, unless a person said one. Three devices share every layer, and their sums travel long."""
+    names = (LOCAL, A, B, "c:1")
+    speeds = [planning.device(name, 4 * MS, by_row=True) for name in names]
+    links = planning.linked(names, LinkSpeed(0.5 * MS, 1e9))
+    planner = Planner(planning.work(8, concurrency=4), speeds, links, "made up", "")
+    choice = PlanChoice(MODEL_PATH, shared(*names), "planned", planner=planner, options=PlanOptions(groups=groups))
+    left, why = Replanner(choice, FILE, "").plan([A, B])
+    assert set(left.devices) == {LOCAL, A, B}
+    assert left.turns == (groups or 2)
+    assert ("two groups of requests by turns" in why) == (groups is None)
+
+
+def test_the_groups_of_many_requests_are_planned_again() -> None:
+    """More than there are stages, where links are slow."""
+    links = planning.linked((LOCAL, A), LinkSpeed(20 * MS, 1e9))
+    speeds = [planning.device(name, 2 * MS, by_row=True) for name in (LOCAL, A)]
+    planner = Planner(planning.work(8, concurrency=8), speeds, links, "made up", "")
+    choice = PlanChoice(MODEL_PATH, shared(LOCAL, A), "planned", planner=planner, objective="throughput")
+    left, _ = Replanner(choice, FILE, "").plan([A])
+    assert (len(left.stages), left.microbatches) == (2, 4)
+
+
 @pytest.mark.parametrize(("objective", "pays"), [("latency", False), ("memory", True)])
 def test_what_pays_is_a_matter_of_the_objective(objective: str, pays: bool) -> None:
     """Two stages of half the layers, as fast as this device: a token takes as long, and each device holds half."""
@@ -93,6 +118,8 @@ def test_a_given_plan_goes_on_with_the_shares_it_had() -> None:
     assert one.plan([B, A]) == (plan, "as the plan says")
     left, _ = one.plan([A])
     assert set(left.devices) == {LOCAL, A}
+    assert left.microbatches is None
+    assert replanner(replace(plan, microbatches=2), None).plan([A])[0] == replace(left, microbatches=2)
     ff = {name: len(left.slice(rank).ff) for rank, name in enumerate(left.devices)}
     assert ff[LOCAL] > 2 * ff[A]
     assert one.pays(left, plan)
