@@ -39,7 +39,7 @@ class Replanner(Deciding[Plan]):
         """choice: the plan that runs first, and the planner that chose it, if one did. digest: of the file."""
         assert isinstance(choice.plan, Plan)
         self._first, self._file, self._digest = by_device(choice.plan), file, digest
-        self._objective, self._limits = choice.objective, choice.limits
+        self._objective, self._limits, self._encoder = choice.objective, choice.limits, choice.encoder
         self._takes_turns = choice.options.groups != 1
         self.planner = None if choice.planner is None else _without_estimates(choice.planner)
         self.shunned: set[str] = set()  # workers that could not do their part
@@ -72,13 +72,19 @@ class Replanner(Deciding[Plan]):
         if self.planner is None:
             return again(self._first, workers, self._file, self._digest)
         there = [speed for speed in self.planner.speeds if device(speed.device) in (LOCAL, *workers)]
-        planner = self.planner.like(there, self.planner.links)
-        try:
-            placed, why = self._placed(planner, self._limits)
-        except PlanError:  # fewer devices may not keep to the limits
-            if not self._limits:
-                raise
-            placed, why = self._placed(planner, {})
+        beside = there if self._encoder is None else self._encoder.held_after_loss(self.planner.speeds, there)
+        tries = [(beside, self._limits)]
+        tries += [(beside, {})] if self._limits else []  # fewer devices may not keep to the limits
+        tries += [(there, {})] if beside != there else []  # without room for the encoder, texts are answered at least
+        for speeds, limits in tries:
+            try:
+                planner = self.planner.like(speeds, self.planner.links)
+                placed, why = self._placed(planner, limits)
+            except PlanError:
+                if (speeds, limits) == tries[-1]:
+                    raise
+            else:
+                break
         return by_device(as_run(placed.plan, placed.microbatches, planner.work.concurrency)), why
 
     def _placed(self, planner: Planner, limits: Mapping[str, float]) -> tuple[Placed, str]:

@@ -90,6 +90,7 @@ class MediaEncoder(Closing):
     def encode_raw(self, data: bytes) -> RawMedia:
         """Return what a file becomes, as the process says it. For one thread at a time. MediaError."""
         if self._device is not None and (raw := self._device.encode(data)) is not None:
+            self.close()  # it was lost, and is there again: no memory is held here
             return raw
         if self._process is not None and self._process.poll() is not None:  # while nothing was encoded
             self.close()

@@ -13,6 +13,7 @@ from edge.llm.options import EngineOptions
 from edge.planning import arrange
 from edge.planning.arrange import again
 from edge.planning.choice import PlanChoice
+from edge.planning.encoder_place import EncoderPlace
 from edge.planning.plan_options import PlanOptions
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
@@ -64,6 +65,26 @@ def test_another_plan_pays_where_it_is_clearly_better(times: float, pays: bool) 
     assert [len(stage.layers) for stage in both.stages] == [4, 4]
     own_s = times / (2 - times) * MS
     assert replanner(alone, {LOCAL: own_s, A: MS}).pays(both, alone) == pays
+
+
+def test_once_the_device_that_encodes_is_lost_this_one_holds_the_encoder() -> None:
+    """Its part of the model is then smaller; and where there is no room for both, it is as without an encoder."""
+    plan, links = shared(LOCAL, A, B), planning.linked((LOCAL, A, B))
+
+    def planned(own: int, place: str, *workers: str) -> int:
+        """Return the bytes that the plan takes of this device, which has `own`."""
+        encoder = EncoderPlace(place, place, 24 * MIB)
+        memory = {LOCAL: own, A: 200 * MIB, B: 60 * MIB}
+        speeds = [planning.device(name, 1 * MS, memory_bytes=memory[name]) for name in memory]
+        planner = Planner(WORK, encoder.held(speeds), links, "made up", "")
+        choice = PlanChoice(MODEL_PATH, plan, "planned", planner=planner, encoder=encoder)
+        replanned, _ = Replanner(choice, FILE, "").plan(workers)
+        by_address = {speed.device: speed for speed in speeds}  # without the encoder
+        return predict(replanned, WORK, by_address, links).memory_bytes[LOCAL]
+
+    for encodes, worker, encodes_here in ((A, B, True), (A, A, False), (B, A, True), ("c:1", A, False)):
+        assert (planned(52 * MIB, encodes, worker) <= 28 * MIB) == encodes_here, (encodes, worker)
+    assert planned(30 * MIB, A, B) > 6 * MIB
 
 
 def test_it_is_planned_for_the_same_objective_within_the_same_limits() -> None:
