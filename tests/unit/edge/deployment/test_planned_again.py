@@ -76,7 +76,7 @@ def test_once_the_device_that_encodes_is_lost_this_one_holds_the_encoder() -> No
         encoder = EncoderPlace(place, place, 24 * MIB)
         memory = {LOCAL: own, A: 200 * MIB, B: 60 * MIB}
         speeds = [planning.device(name, 1 * MS, memory_bytes=memory[name]) for name in memory]
-        planner = Planner(WORK, encoder.held(speeds), links, "made up", "")
+        planner = Planner(WORK, encoder.with_encoder(speeds), links, "made up", "")
         choice = PlanChoice(MODEL_PATH, plan, "planned", planner=planner, encoder=encoder)
         replanned, _ = Replanner(choice, FILE, "").plan(workers)
         by_address = {speed.device: speed for speed in speeds}  # without the encoder
