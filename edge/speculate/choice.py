@@ -17,14 +17,13 @@ from collections import defaultdict, deque
 from collections.abc import Collection
 
 from partition.predict.drafts import MODEL_ACCEPTANCE, ROWS, tokens_a_pass
-from partition.predict.hysteresis import DRAFT, clearly_faster, clearly_off
+from partition.predict.hysteresis import DRAFT, DRAFT_STAYS, clearly_faster, clearly_off
 
 SIZES = ROWS  # of a pass
 MOST_ROWS = SIZES[-1]
 
 _KEPT = 8  # times of one row, and costs of each size
 _LOW_PART = 3  # of them the last one in the lowest such part counts: what else the machine does only adds to a pass
-_STAYS = 1.02  # times as fast as one row that more rows have to be so as to stay: less than to begin
 _DEARER = 1.25  # times as dear at once: rather a bad moment than a property of the machine
 _LEAST_PLAIN = 2  # passes of one row before anything else; the faster one counts
 _MEMORY = 0.95  # a draft counts so much less with every later one
@@ -88,7 +87,7 @@ class RowChoice:
     def best(self, most: int = MOST_ROWS) -> int:
         """The size that gives the most tokens a second, of those that were measured and are no larger than `most`."""
         size = max(self.measured_sizes(most), key=self.speed, default=1)
-        return size if clearly_faster(self.speed(size), 1.0, by=_STAYS if self._is_on else DRAFT) else 1
+        return size if clearly_faster(self.speed(size), 1.0, by=DRAFT_STAYS if self._is_on else DRAFT) else 1
 
     def rows(self, most: int) -> int:
         """The size of the next pass, at most `most` rows: the best one, or one that may be better and can be tried."""
