@@ -128,6 +128,11 @@ def test_what_is_no_picture_is_an_error_of_the_request(server: str, part: dict[s
     assert words in reply.json()["error"]["message"]
 
 
+def test_base64_may_be_in_lines_and_a_url_in_capitals(server: str) -> None:
+    url = "DATA:image/png;name=a.png;BASE64," + base64.encodebytes(png()).decode()
+    assert ask(server, at(url)).json()["choices"] == ask(server, picture(png())).json()["choices"]
+
+
 def test_tokens_of_pictures_are_not_counted_before_they_are_encoded(server: str) -> None:
     source = {"type": "base64", "media_type": "image/png", "data": text(png())}
     body = {"model": "mrope", "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
@@ -308,6 +313,9 @@ def test_files_of_a_request_have_so_much_time_together(files: str, monkeypatch: 
         ("::ffff:192.168.1.1", False),
         ("64:ff9b::a01:203", False),
         ("2002:a01:203::", False),
+        ("fec0::1", False),
+        ("64:ff9b:1::a01:203", False),
+        ("::127.0.0.1", False),
     ],
 )
 def test_addresses_of_the_internet(address: str, public: bool) -> None:

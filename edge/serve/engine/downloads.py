@@ -121,7 +121,8 @@ def is_public(address: str) -> bool:
         if ip in _NAT64:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         ip = inner or ip
-    return ip.is_global and not ip.is_multicast
+    return ip.is_global and not ip.is_multicast and (ip.version == 4 or ip in _GLOBAL_UNICAST)
 
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # beside it are addresses of sites, and old forms of IPv4's

@@ -25,6 +25,6 @@ def _file_of(source: str, downloads: Downloads) -> bytes:
     if ":" in source:
         raise MediaError(f"{source[:40]!r} is no picture: send it as data:image/png;base64,...")
     try:
-        return base64.b64decode(source, validate=True)
+        return base64.b64decode("".join(source.split()), validate=True)  # in lines, as MIME has it
     except (binascii.Error, ValueError):
         raise MediaError("a picture or sound is no base64") from None
