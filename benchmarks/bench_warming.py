@@ -156,10 +156,11 @@ def _first_token(
 
 def _answer(server: Server, body: dict[str, Any], key: str) -> dict[str, Any]:
     host, port = server.address
+    client = httpx.Client(timeout=LIMIT_S)  # takes longer to make than a server to read a request
     began, first_s, text, calls, usage = time.perf_counter(), 0.0, "", [], {}
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     url, headers = f"http://{host}:{port}/v1/chat/completions", {"Authorization": f"Bearer {key}"}
-    with httpx.stream("POST", url, json=body, headers=headers, timeout=LIMIT_S) as response:
+    with client, client.stream("POST", url, json=body, headers=headers) as response:
         for line in response.iter_lines():
             if not line.startswith("data: {"):
                 continue
