@@ -44,7 +44,7 @@ class Slot:
         self.computed = 0  # tokens that the last `prefill` computed
         # Tokens before the first that was shifted, or computed with other bits than the first; None: there is none.
         self.exact: int | None = None
-        self.size = ""  # of a model of several sizes, which computed the first token: as `PagedWeights.size`
+        self.size = 0  # of a model of several sizes, which computed the first token: as `PagedWeights.size`
         self.steps: list[int] = []  # the first position of each step that computed them
         self.mirrored = 0  # tokens that a mirror has seen to
         self.plan: SnapshotPlan = NoPlan()  # of snapshots
@@ -135,7 +135,8 @@ class Slot:
 
     def block_hashes(self, tokens: Sequence[int]) -> list[bytes]:
         """Return the names of the whole blocks of tokens that begin as this slot does."""
-        return self.engine.states.block_hashes(tokens, self.namespace + self.size)
+        namespace = f"{self.namespace}\0size {self.size}" if self.size else self.namespace
+        return self.engine.states.block_hashes(tokens, namespace)
 
     def keep(self) -> None:
         """Keep what is held on disk, where the engine has such a place, so that a later prompt need not compute it.
@@ -162,7 +163,7 @@ class Slot:
         n_cached, whole = len(self.tokens), (len(history) - 1) // states.block
         if not states.keeps or self.exact is not None or whole <= n_cached // states.block:
             return 0
-        size = self.engine.paging.size if self.engine.paging is not None else ""
+        size = self.engine.paging.size if self.engine.paging is not None else 0
         if n_cached and size != self.size:
             return 0
         self.size = size
@@ -194,7 +195,7 @@ class Slot:
     def submitted(self, tokens: Sequence[int]) -> None:
         """A step with these tokens was submitted."""
         self._shifting = False
-        size = self.engine.paging.pass_size if self.engine.paging is not None else ""
+        size = self.engine.paging.pass_size if self.engine.paging is not None else 0
         if not self.tokens:
             self.size = size
         elif size != self.size and self.exact is None:

@@ -40,7 +40,7 @@ def one_pass(weights: PagedWeights | None, rows: llama.Batch, n: int) -> Iterato
 class PagedWeights:
     """Weights of a model under a budget, brought to where its graphs read them. `close()` frees all memory."""
 
-    pass_size = ""  # as `size`, when the last pass was computed
+    pass_size = 0  # as `size`, when the last pass was computed
 
     def __init__(
         self,
@@ -127,9 +127,10 @@ class PagedWeights:
         return self._passes.stats()
 
     @property
-    def size(self) -> str:
-        """Return the name of the size in memory, of a model of several; "" for the largest, and the only one."""
-        return ""
+    def size(self) -> int:
+        """Return the number of the size that the next pass uses, of a model of several; 0: the largest, and the only
+        one."""
+        return 0
 
     def news(self) -> list[str]:
         """Return what has changed since the last call, in a line each: nothing, where the budget stays."""

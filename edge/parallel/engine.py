@@ -31,6 +31,7 @@ from edge.parallel.step_times import StepTimes, Summary, summaries_of
 from edge.parallel.steps import Op, Step
 from partition.model.model import ModelShape
 from partition.plan.plan import Plan
+from quant.gguf.elastic import elastic_sizes
 from quant.gguf.file import GgufFile
 from transport.collective import Group, Wire
 
@@ -72,7 +73,7 @@ class DistributedEngine(RankRows, Leader):
         self.stages = len(plan.computing)
         # One stage has one step at a time.
         self.groups = (plan.microbatches or self.stages) if self.stages > 1 else 1
-        self._table = TokenTable(file)
+        self._tables = [TokenTable(file.with_tensors(size.tensors)) for size in elastic_sizes(file)]
         heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
         super().__init__(file, shard, group, heads, self.shape.n_vocab, algorithm, wire, explain, adapters)
         self.rank_links = RankLinks(self, plan, self.shape.n_embd, relink, links)
@@ -143,7 +144,8 @@ class DistributedEngine(RankRows, Leader):
         self.place_rows(rows, tokens, positions, sequences)
         heard = None
         if tokens[0] >= 0:
-            self._table.look_up(tokens, rows.embeddings[:n])
+            size = self.paging.size if self.paging is not None else 0
+            self._tables[size].look_up(tokens, rows.embeddings[:n])
             heard = np.array(tokens, np.int32) if self.listener is not None else None
         self.guarded(lambda: self.submit_rows(n, n_outputs, top, masks, heard))
 
