@@ -51,7 +51,7 @@ class ElasticWeights(PagedWeights):
         """Load what the budget gets. WeightsError if it cannot be read; RoomIsGone."""
         self.sizes, self._governor, self._room = sizes, governor, room
         self._lock = threading.Lock()  # of a pass, or a change
-        self._computing = False
+        self._computing, self.pass_size = False, 0
         self._intact = True  # False: a change failed, and is to be tried again
         self._changing = False
         self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = None  # and those that are not of the weights
@@ -85,7 +85,7 @@ class ElasticWeights(PagedWeights):
         try:
             self._change()
             super().begin(rows, n)
-            self.pass_size = self.choice.number
+            self.pass_size = self.choice.number  # that the last pass was computed with
         except BaseException:
             self._pass_is_over()
             raise
@@ -99,10 +99,6 @@ class ElasticWeights(PagedWeights):
     def reset(self) -> None:
         super().reset()
         self._pass_is_over()
-
-    @property
-    def size(self) -> int:
-        return [self.choice, *self._due][-1].number
 
     @property
     def planned_bytes(self) -> int:
@@ -158,7 +154,7 @@ class ElasticWeights(PagedWeights):
             try:
                 # The next pass tries again, and says what is wrong.
                 with suppress(WeightsError, OSError):
-                    if not self._watch_is_over():
+                    if self._watch is None or not self._watch.is_over:
                         self._change()
             finally:
                 self._lock.release()
@@ -175,9 +171,6 @@ class ElasticWeights(PagedWeights):
                 self._ahead.begin(self.sizes, budget, self.choice)
         finally:
             self._arena_lock.release()
-
-    def _watch_is_over(self) -> bool:
-        return self._watch is not None and self._watch.is_over
 
     def _pass_is_over(self) -> None:
         if self._computing:
@@ -247,6 +240,16 @@ class ElasticWeights(PagedWeights):
         left = sum(job.left for job in self._jobs.values())
         if left and left > self._room.free():
             raise RoomIsGone
+
+
+def next_size(weights: PagedWeights | None) -> int:
+    """Return the number of the size that the next pass is computed with; 0: the largest, or the only one."""
+    return [weights.choice, *weights._due][-1].number if isinstance(weights, ElasticWeights) else 0
+
+
+def pass_size(weights: PagedWeights | None) -> int:
+    """Return the same of the last pass."""
+    return weights.pass_size if isinstance(weights, ElasticWeights) else 0
 
 
 _NO_HOOK = Hook(lambda node: False, lambda node: None)

@@ -40,8 +40,6 @@ def one_pass(weights: PagedWeights | None, rows: llama.Batch, n: int) -> Iterato
 class PagedWeights:
     """Weights of a model under a budget, brought to where its graphs read them. `close()` frees all memory."""
 
-    pass_size = 0  # as `size`, when the last pass was computed
-
     def __init__(
         self,
         roles: Roles,
@@ -125,12 +123,6 @@ class PagedWeights:
     def stats(self) -> PagingStats:
         """Return bytes read, waits and cache hits since the last `clear_stats`."""
         return self._passes.stats()
-
-    @property
-    def size(self) -> int:
-        """Return the number of the size that the next pass uses, of a model of several; 0: the largest, and the only
-        one."""
-        return 0
 
     def news(self) -> list[str]:
         """Return what has changed since the last call, in a line each: nothing, where the budget stays."""

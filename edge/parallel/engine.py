@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edge.adapters.adapter import Scales
 from edge.adapters.file import CheckedAdapter
 from edge.constraints.constraint import Mask
+from edge.elastic.weights import next_size
 from edge.errors import EngineError, Interrupted
 from edge.llama import llama
 from edge.llama.predicting import HiddenListener
@@ -144,8 +145,7 @@ class DistributedEngine(RankRows, Leader):
         self.place_rows(rows, tokens, positions, sequences)
         heard = None
         if tokens[0] >= 0:
-            size = self.paging.size if self.paging is not None else 0
-            self._tables[size].look_up(tokens, rows.embeddings[:n])
+            self._tables[next_size(self.paging)].look_up(tokens, rows.embeddings[:n])
             heard = np.array(tokens, np.int32) if self.listener is not None else None
         self.guarded(lambda: self.submit_rows(n, n_outputs, top, masks, heard))
 
