@@ -44,6 +44,8 @@ _listener: Callable[[str], None] | None = None  # gets every log line while some
 
 @L.llama_log_callback  # type: ignore[untyped-decorator]
 def _on_log(level: int, text: bytes, _: Any) -> None:
+    if level < _LOG_WARN and _listener is None:  # as nearly all lines, of which a model has hundreds
+        return
     line = text.decode(errors="replace").rstrip("\n")
     if level in (_LOG_WARN, _LOG_ERROR):
         _complaints.append((level, line))
@@ -285,8 +287,7 @@ class Context(Sequences):
         has_doubles = model.window > 0 and not model.is_chunked and 1 < sizes.sequences <= _MOST_DOUBLED
         has_doubles = has_doubles and not model.is_recurrent
         first_double = params.n_seq_max if has_doubles else None
-        if has_doubles:
-            params.n_seq_max += sizes.sequences
+        params.n_seq_max += sizes.sequences if has_doubles else 0
         params.n_rs_seq = sizes.rollback if model.is_recurrent else 0
         params.kv_unified = True  # likewise: separate caches would split a batch of several sequences
         params.n_threads = params.n_threads_batch = threads
@@ -395,6 +396,5 @@ class Context(Sequences):
             raise EngineError(f"row {row} of the last batch gave no logits")
         place = C.addressof(values.contents), n
         if place != self._logits_place:  # mostly they are where those of the last decode were
-            self._logits_place = place
-            self._logits = np.ctypeslib.as_array(values, shape=(n, self.model.n_vocab))
+            self._logits_place, self._logits = place, np.ctypeslib.as_array(values, shape=(n, self.model.n_vocab))
         return self._logits
