@@ -164,8 +164,7 @@ class Model:
         self.vocab = L.llama_model_get_vocab(self._handle)
         self.n_vocab: int = L.llama_vocab_n_tokens(self.vocab)
         self.n_bytes: int = L.llama_model_size(self._handle)
-        name = C.create_string_buffer(64)
-        L.llama_model_meta_val_str(self._handle, b"general.architecture", name, len(name))
+        L.llama_model_meta_val_str(self._handle, b"general.architecture", name := C.create_string_buffer(64), 64)
         self.architecture = name.value.decode(errors="replace")
         self.has_decoder: bool = L.llama_model_has_decoder(self._handle)
         # Recurrent layers hold what all tokens so far made, and nothing of each.
@@ -206,8 +205,9 @@ class Model:
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of `text`. add_special: put in what the vocabulary wants around a text (BOS)."""
-        raw = text.encode(errors="replace")
-        size = len(raw) + 16
+        if not self._handle:
+            raise EngineError("the model is closed; load it again")
+        size = len(raw := text.encode(errors="replace")) + 16
         while True:
             tokens = (C.c_int32 * size)()
             n = L.llama_tokenize(self.vocab, raw, len(raw), tokens, size, add_special, parse_special)
