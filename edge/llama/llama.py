@@ -38,8 +38,6 @@ NodeCallback = Callable[[int, bool, Any], bool]
 """(node address, ask, unused). ask: is the node's value wanted? Else: it is computed; False ends the graph here."""
 
 
-# --- the library as a whole ------------------------------------------------------------------------------------------
-
 _LOG_WARN, _LOG_ERROR = 3, 4
 _complaints: collections.deque[tuple[int, str]] = collections.deque(maxlen=8)  # (level, line)
 _listener: Callable[[str], None] | None = None  # gets every log line while somebody listens
@@ -103,9 +101,6 @@ def system_info() -> str:
     return bytes(L.llama_print_system_info()).decode()
 
 
-# --- models ----------------------------------------------------------------------------------------------------------
-
-
 class Model:
     """A loaded GGUF. The file must have been checked before: ggml aborts the process on what it does not expect."""
 
@@ -164,7 +159,8 @@ class Model:
         self.vocab = L.llama_model_get_vocab(self._handle)
         self.n_vocab: int = L.llama_vocab_n_tokens(self.vocab)
         self.n_bytes: int = L.llama_model_size(self._handle)
-        L.llama_model_meta_val_str(self._handle, b"general.architecture", name := C.create_string_buffer(64), 64)
+        name = C.create_string_buffer(64)
+        L.llama_model_meta_val_str(self._handle, b"general.architecture", name, len(name))
         self.architecture = name.value.decode(errors="replace")
         self.has_decoder: bool = L.llama_model_has_decoder(self._handle)
         # Recurrent layers hold what all tokens so far made, and nothing of each.
@@ -185,8 +181,14 @@ class Model:
             return 0
         return position // self.window * self.window if self.is_chunked else max(0, position + 1 - self.window)
 
+    @functools.cached_property
+    def vocab(self) -> Any:
+        """llama.cpp's vocabulary, while the model is not closed."""
+        raise EngineError("the model is closed; load it again")
+
     def close(self) -> None:
         self.at_close.close()
+        vars(self).pop("vocab", None)
         if self._handle:
             L.llama_model_free(self._handle)
             self._handle = None
@@ -205,8 +207,6 @@ class Model:
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of `text`. add_special: put in what the vocabulary wants around a text (BOS)."""
-        if not self._handle:
-            raise EngineError("the model is closed; load it again")
         size = len(raw := text.encode(errors="replace")) + 16
         while True:
             tokens = (C.c_int32 * size)()
