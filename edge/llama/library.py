@@ -9,6 +9,7 @@ nodes belong to a version. `edge/llama/ggml.py` and `edge/llama/buffers.py` then
 from __future__ import annotations
 
 import ctypes as C
+import functools
 import importlib.util
 import os
 import sys
@@ -162,3 +163,12 @@ def on_abort_exit() -> None:
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # it would attach a debugger to us and print pages
     libllama.ggml_set_abort_callback.argtypes = [_AbortHandler]
     libllama.ggml_set_abort_callback(_on_abort)
+
+
+class WithVocabulary:
+    """Part of a model. While that is open, it has an attribute of this name, which is llama.cpp's vocabulary."""
+
+    @functools.cached_property
+    def vocab(self) -> Any:
+        """Raise EngineError."""
+        raise EngineError("the model is closed; load it again")

@@ -38,6 +38,8 @@ NodeCallback = Callable[[int, bool, Any], bool]
 """(node address, ask, unused). ask: is the node's value wanted? Else: it is computed; False ends the graph here."""
 
 
+# --- the library as a whole ------------------------------------------------------------------------------------------
+
 _LOG_WARN, _LOG_ERROR = 3, 4
 _complaints: collections.deque[tuple[int, str]] = collections.deque(maxlen=8)  # (level, line)
 _listener: Callable[[str], None] | None = None  # gets every log line while somebody listens
@@ -101,7 +103,10 @@ def system_info() -> str:
     return bytes(L.llama_print_system_info()).decode()
 
 
-class Model:
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+class Model(library.WithVocabulary):
     """A loaded GGUF. The file must have been checked before: ggml aborts the process on what it does not expect."""
 
     def __init__(
@@ -181,14 +186,9 @@ class Model:
             return 0
         return position // self.window * self.window if self.is_chunked else max(0, position + 1 - self.window)
 
-    @functools.cached_property
-    def vocab(self) -> Any:
-        """llama.cpp's vocabulary, while the model is not closed."""
-        raise EngineError("the model is closed; load it again")
-
     def close(self) -> None:
         self.at_close.close()
-        vars(self).pop("vocab", None)
+        vars(self).pop("vocab", None)  # from now on that of WithVocabulary
         if self._handle:
             L.llama_model_free(self._handle)
             self._handle = None

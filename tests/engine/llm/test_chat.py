@@ -40,7 +40,7 @@ def test_a_model_that_was_closed_is_refused_in_words() -> None:
     with Engine(MODEL_PATH, OPTIONS) as engine:
         chat = Chat(engine)
     for use in (lambda: list(chat.ask("Hello", GREEDY)), lambda: Chat(engine), lambda: engine.model.is_end(5)):
-        with pytest.raises(EngineError, match="^the model is closed; load it again$"):
+        with pytest.raises(EngineError, match=r"^the model is closed; load it again$"):
             use()
 
 
