@@ -9,7 +9,6 @@ nodes belong to a version. `edge/llama/ggml.py` and `edge/llama/buffers.py` then
 from __future__ import annotations
 
 import ctypes as C
-import functools
 import importlib.util
 import os
 import sys
@@ -165,10 +164,6 @@ def on_abort_exit() -> None:
     libllama.ggml_set_abort_callback(_on_abort)
 
 
-class WithVocabulary:
-    """Part of a model. While that is open, it has an attribute of this name, which is llama.cpp's vocabulary."""
-
-    @functools.cached_property
-    def vocab(self) -> Any:
-        """Raise EngineError."""
-        raise EngineError("the model is closed; load it again")
+def no_vocabulary(model: object) -> Any:
+    """Raise EngineError: native code would read memory that was given back."""
+    raise EngineError("the model is closed; load it again")
