@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from apps.errors import EXIT_BUG, EXIT_INTERRUPTED, exit_code
+from apps.errors import EXIT_BUG, EXIT_INTERRUPTED, REMEDIES, exit_code
 from edge.ending import end_by_signals, signalled, terminated
 
 COMMANDS = (
@@ -115,7 +115,9 @@ def _run(argv: list[str] | None) -> int:
 def _one_line(error: Exception, code: int) -> str:
     text = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split()) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+        if error.filename is None:
+            return error.strerror
+        return "; ".join(filter(None, (f"{error.filename}: {error.strerror}", REMEDIES.get(error.errno or 0))))
     if code == EXIT_BUG:
         return f"unexpected {type(error).__name__}: {text} (EDGE_DEBUG=1 shows where; please report it)"
     return text

@@ -119,6 +119,17 @@ def test_an_unexpected_exception_is_one_line_and_exit_code_1() -> None:
     assert_one_line_error(run_python(FAILING), 1, "RuntimeError: two lines", "EDGE_DEBUG=1")
 
 
+def test_what_to_do_about_a_file_is_said(tmp_path: Path) -> None:
+    missing, below = tmp_path / "missing", tmp_path / "file" / "below"
+    (tmp_path / "file").touch()
+    for path, said in (
+        (missing, f"{missing}: No such file or directory; check its name"),
+        (tmp_path, f"{tmp_path}: Is a directory; name a file in it"),
+        (below, f"{below}: Not a directory; check its name: a part of it is a file, and no folder"),
+    ):
+        assert_one_line_error(run_edge("chat", "-p", "hi", "--chat-template", path), 3, said)
+
+
 def test_edge_debug_shows_where_it_happened() -> None:
     done = run_python(FAILING, EDGE_DEBUG="1")
     assert done.returncode == 1
