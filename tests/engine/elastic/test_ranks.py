@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import edge
 from edge.elastic.sizes import Sizes
 from edge.elastic.weights import ElasticWeights
 from edge.llm.engine import Engine
@@ -33,6 +34,7 @@ from tests.support.deployments import pipeline, tensor
 from tests.support.paging import MIB, OPTIONS, PROMPT
 from tests.support.ranks_here import ranks_here
 from tests.support.slices import DIGEST, write
+from tests.support.workers import worker
 from transport import edge_pb2 as pb
 
 BOTH = pytest.mark.parametrize("how", [pipeline(1, 2), tensor(1, 1)], ids=["stages", "shards"])
@@ -167,6 +169,25 @@ def test_ranks_paging_and_drafts_change_no_token(bundled: Elastic, tmp_path: Pat
             assert [(own.choice.number, own.plan.pages) for own in weights] == [(0, pages)] * 2
     assert len(answers[0]) > 4
     assert all(tokens == answers[0] for tokens in answers)
+
+
+@pytest.mark.usefixtures("measured_briefly")
+def test_devices_with_ranges_answer_as_the_largest_size_while_there_is_room(bundled: Elastic, tmp_path: Path) -> None:
+    options, prompt = edge.PlanOptions(context=256), "4 plus 4 is"
+    sampling = SamplingParams(temperature=0.0)
+    with worker(tmp_path, "--memory", "400MiB..1GiB", "--threads", "1") as other:
+        with edge.Cluster([other.address]) as cluster:
+            both = edge.plan(str(bundled.path), cluster, parallel="pipeline", shares=[1, 1], options=options)
+            with edge.deploy(both, cluster, memory="1GiB..3GiB") as model:
+                tokens = [response.token_id for response in model.generate(prompt, sampling, max_tokens=12)]
+                with other.remote() as remote:
+                    [state] = remote.describe()[1].sessions
+        assert state.memory_bytes > 800 * MIB  # all that it may take again
+        slices = [GgufFile.open(path) for path in other.slices.iterdir() if path.stat().st_size > MIB]
+        assert [len(elastic_sizes(file)) for file in slices] == [3]
+    with Engine(bundled.static[0], replace(OPTIONS, context=256)) as engine:
+        responses = model_with("off", engine, lambda: None).generate(prompt, sampling, max_tokens=12)
+        assert [response.token_id for response in responses] == tokens
 
 
 def test_a_worker_gives_back_as_much_as_its_range_allows(bundled: Elastic) -> None:
