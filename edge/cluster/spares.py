@@ -76,7 +76,11 @@ class Spares:
             cases.after(self._plan, frozenset())
         there = _parts(self._plan)
         lacking = dict.fromkeys(part for plan in cases.plans.values() for part in _parts(plan) if part not in there)
-        standby = (StandbySlice(address, cut, *part) for address, cut in lacking for part in self._slices.of(cut))
+        standby = (
+            StandbySlice(address, cut, part.path, part.recipe)
+            for address, cut in lacking
+            for part in self._slices.of(cut)
+        )
         return Spare(losses, cases.plans, tuple(standby), tuple(cases.missing))
 
     def most(self, room: Room, mirror_bytes: int) -> tuple[Spare, str]:
