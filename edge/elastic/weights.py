@@ -165,10 +165,10 @@ class ElasticWeights(PagedWeights):
             return
         try:
             budget = self._governor.coming(self._room.now())
-            if budget < self._ahead.budget:
+            if budget > self._governor.budget and self._intact:
+                self._ahead.follow(self.sizes, budget, self.choice)
+            elif budget < self._ahead.budget:
                 self._ahead.end(self.choice.plan.resident)
-            if self._intact and not self._ahead.budget and budget > self._governor.budget:
-                self._ahead.begin(self.sizes, budget, self.choice)
         finally:
             self._arena_lock.release()
 

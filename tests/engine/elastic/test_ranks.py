@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+import edge
 from edge.elastic.sizes import Sizes
 from edge.elastic.weights import ElasticWeights
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions
+from edge.llm.sampler import SamplingParams
 from edge.paging.budget import MARGIN_SHARE
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.shard import Shard
+from edge.speculate.factory import Draft, model_with
 from edge.worker.limits import ResourceLimits
 from edge.worker.load import WholeModel, load
 from partition.errors import CannotSlice
@@ -30,6 +34,7 @@ from tests.support.deployments import pipeline, tensor
 from tests.support.paging import MIB, OPTIONS, PROMPT
 from tests.support.ranks_here import ranks_here
 from tests.support.slices import DIGEST, write
+from tests.support.workers import worker
 from transport import edge_pb2 as pb
 
 BOTH = pytest.mark.parametrize("how", [pipeline(1, 2), tensor(1, 1)], ids=["stages", "shards"])
@@ -44,11 +49,11 @@ def budgets(sizes: Sizes) -> dict[int, int]:
 
 @contextmanager
 def ranks_in(
-    memory: Memory, path: Path, how: dict[str, Any], folder: Path
+    memory: Memory, path: Path, how: dict[str, Any], folder: Path, options: EngineOptions = RANKS
 ) -> Iterator[tuple[DistributedEngine, list[ElasticWeights]]]:
     """Yield an engine over ranks that follow a memory, each when it is told to look, and the weights of each."""
     shards: list[Shard] = []
-    options = replace(RANKS, least_memory=42 * MIB)
+    options = replace(options, least_memory=42 * MIB)
     with followed(memory), ranks_here(path, how, options, folder, shards) as engine:
         weights = [shard.engine.paging for shard in shards]
         assert all(isinstance(each, ElasticWeights) for each in weights)
@@ -143,6 +148,46 @@ def test_a_rank_gives_way_alone(elastic: Callable[[str], Elastic], how: dict[str
         memory.is_now(ranks[1], 1 << 30, WAIT_S)
         engine.kv_remove(0, 0)
         assert np.array_equal(engine.decode(PROMPT, 0), before)
+
+
+def test_ranks_paging_and_drafts_change_no_token(bundled: Elastic, tmp_path: Path) -> None:
+    options, answers = replace(RANKS, context=256, prefer="quality", outputs=8), []
+
+    def answer(engine: TextEngine, draft: Draft) -> list[int | None]:
+        model = model_with(draft, engine, lambda: None)
+        responses = model.generate("4 plus 4 is", SamplingParams(temperature=0.0), max_tokens=24)
+        return [response.token_id for response in responses]
+
+    with Engine(bundled.static[0], options) as engine:
+        answers.append(answer(engine, "off"))
+    for pages, draft in ((False, "ngram"), (True, "ngram"), (True, "off")):
+        memory = Memory(1 << 30)
+        with ranks_in(memory, bundled.path, pipeline(1, 1), tmp_path, options) as (ranks, weights):
+            for own in weights if pages else ():
+                memory.is_now(own, own.sizes.least + 2 * MIB)
+            answers.append(answer(ranks, draft))
+            assert [(own.choice.number, own.plan.pages) for own in weights] == [(0, pages)] * 2
+    assert len(answers[0]) > 4
+    assert all(tokens == answers[0] for tokens in answers)
+
+
+@pytest.mark.usefixtures("measured_briefly")
+def test_devices_with_ranges_answer_as_the_largest_size_while_there_is_room(bundled: Elastic, tmp_path: Path) -> None:
+    options, prompt = edge.PlanOptions(context=256), "4 plus 4 is"
+    sampling = SamplingParams(temperature=0.0)
+    with worker(tmp_path, "--memory", "400MiB..1GiB", "--threads", "1") as other:
+        with edge.Cluster([other.address]) as cluster:
+            both = edge.plan(str(bundled.path), cluster, parallel="pipeline", shares=[1, 1], options=options)
+            with edge.deploy(both, cluster, memory="1GiB..3GiB") as model:
+                tokens = [response.token_id for response in model.generate(prompt, sampling, max_tokens=12)]
+                with other.remote() as remote:
+                    [state] = remote.describe()[1].sessions
+        assert state.memory_bytes > 800 * MIB  # all that it may take again
+        slices = [GgufFile.open(path) for path in other.slices.iterdir() if path.stat().st_size > MIB]
+        assert [len(elastic_sizes(file)) for file in slices] == [3]
+    with Engine(bundled.static[0], replace(OPTIONS, context=256)) as engine:
+        responses = model_with("off", engine, lambda: None).generate(prompt, sampling, max_tokens=12)
+        assert [response.token_id for response in responses] == tokens
 
 
 def test_a_worker_gives_back_as_much_as_its_range_allows(bundled: Elastic) -> None:
