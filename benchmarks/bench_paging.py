@@ -1,12 +1,13 @@
 """Weights paged through a window, beside the disk's own speed, llama.cpp's mapped files, and models that fit.
 
-    python benchmarks/bench_paging.py [--only limit|mmap|keeps-up|experts] [--work DIR] [--large] [--json [FILE]]
+    python benchmarks/bench_paging.py [--only limit|mmap|keeps-up|experts|path] [--work DIR] [--large] [--json [FILE]]
 
 | section  | question                                                                                        |
 | limit    | inside a memory group as large as the budget: is it never killed, and as fast as the disk?       |
 | mmap     | under the same limit, how much sooner does a token come than from llama.cpp's own mapped file?   |
 | keeps-up | where the disk keeps up, what does paging cost beside the resident model with the same kernels?  |
 | experts  | with half of a mixture of experts in memory, how much slower is a token, by the routers' skew?    |
+| path     | how fast is the disk, by the memory that reads land in and by what computes beside them?          |
 
 A side of `limit` and `mmap` is a process of its own in each round, with a memory group of its own (Linux and
 root); all caches are dropped before it, and the disk's O_DIRECT bandwidth is measured before and after. Sides of
@@ -23,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import paging_tables
+from benchmarks import disk_path, paging_tables
 from benchmarks.harness import GIB, MIB, LeftOut, Section, alternate, bench, compared, medians, parser_of, steal_s
 from benchmarks.paging_runs import CONTEXT, DISK_S, PROMPT, RUN_S, SIDE, Models, alone, disk_bounds, half_of, middle
 from benchmarks.planted_routers import plant_routers
@@ -285,11 +286,21 @@ def experts(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     return {"cases": found, "budget_bytes": part, "model_bytes": size, "asked_of_resident": ">= 0.75"}
 
 
+# --- path ---
+
+
+def path(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The disk's rate, with all that a running model takes from it, one by one."""
+    model, resident = (args.models(name) for name in (("tiny", "tiny") if args.tiny else ("8b", "1b")))
+    return {"cases": disk_path.measure(model, resident, n_rounds(args, 4), 0.05 if args.tiny else 0.4, args.tiny)}
+
+
 SECTIONS = {
     "limit": Section(limit, paging_tables.limit),
     "mmap": Section(mmap, paging_tables.mmap),
     "keeps-up": Section(keeps_up, paging_tables.keeps_up),
     "experts": Section(experts, paging_tables.experts),
+    "path": Section(path, disk_path.text),
 }
 
 if __name__ == "__main__":
