@@ -86,9 +86,8 @@ def captured_log() -> Iterator[list[str]]:
 
 def _why() -> str:
     """Return llama.cpp's complaint: the first error since the last `clear`, else its last warning."""
-    errors = [line for level, line in _complaints if level == _LOG_ERROR]
-    line = errors[0] if errors else _complaints[-1][1] if _complaints else "it gives no reason"
-    return line.split(": ", 1)[-1]  # without the function's name
+    lines = [line for level, line in _complaints if level == _LOG_ERROR] or [line for _, line in _complaints][-1:]
+    return (lines or ["it gives no reason"])[0].split(": ", 1)[-1]  # without the function's name
 
 
 def has_gpu() -> bool:
@@ -331,6 +330,7 @@ class Context(Sequences):
         self.n_ctx: int = L.llama_n_ctx(self._handle)
 
     def close(self) -> None:
+        self.forget_native()
         if self._handle:
             L.llama_free(self._handle)
             self._handle = None

@@ -42,6 +42,9 @@ def test_a_model_that_was_closed_is_refused_in_words() -> None:
     for use in (lambda: list(chat.ask("Hello", GREEDY)), lambda: Chat(engine), lambda: engine.model.is_end(5)):
         with pytest.raises(EngineError, match=r"^the model is closed; load it again$"):
             use()
+    for use_cache in (engine.kv_clear, lambda: engine.kv_remove(0, 1), lambda: engine.kv_last(0)):
+        with pytest.raises(EngineError, match=r"^the engine is closed$"):
+            use_cache()
 
 
 def test_the_second_turn_is_what_a_fresh_conversation_would_answer(demo: Engine) -> None:
