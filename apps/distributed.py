@@ -133,8 +133,6 @@ def prepare(args: argparse.Namespace) -> Devices[Plan] | None:
         args.memory = args.memory or first.memory
         if not args.affinity:
             keep_to_cores(first.affinity, f"{args.plan}: affinity of {LOCAL}")
-    if devices is not None and args.least_memory is not None:
-        raise UsageError("--memory SIZE..SIZE is for one device: with others each keeps its part; give one size")
     keep_to_cores(args.affinity)
     check_engine_arguments(args)
     return devices

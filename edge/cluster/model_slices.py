@@ -15,6 +15,7 @@ from edge.tasks import Progress
 from partition.plan.plan import Plan, Slice
 from partition.slices.adapter_slice import adapter_recipe
 from partition.slices.recipe import Recipe, whole
+from quant.gguf.elastic import is_elastic
 from quant.gguf.file import GgufFile
 
 Enter = Callable[[AbstractContextManager[Path]], Path]
@@ -25,15 +26,29 @@ class FileSlice(NamedTuple):
 
     path: Path  # of the file
     recipe: Recipe
+    largest_bytes: int | None = None  # of a slice of several sizes: of the largest alone
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that it begins with."""
+        return self.recipe.n_bytes if self.largest_bytes is None else self.largest_bytes
 
 
 class ModelSlices:
     """Recipes of the slices of a model and its adapters."""
 
     def __init__(
-        self, file: GgufFile, digest: str, adapters: Sequence[CheckedAdapter], own: OwnSlices | None = None
+        self,
+        file: GgufFile,
+        digest: str,
+        adapters: Sequence[CheckedAdapter],
+        own: OwnSlices | None = None,
+        *,
+        elastic: bool = False,
     ) -> None:
-        """digest: of the model's file. own: slices on this device; None: in this user's own cache."""
+        """digest: of the model's file. own: slices on this device; None: in this user's own cache. elastic: they hold
+        all sizes of the model."""
+        self._elastic = elastic and is_elastic(file)
         self.file, self.digest, self.adapters = file, digest, adapters
         self._own = own or OwnSlices()
         self._by_cut: dict[Slice, list[FileSlice]] = {}
@@ -43,7 +58,7 @@ class ModelSlices:
         the model is."""
         if cut not in self._by_cut:
             self._by_cut[cut] = [
-                FileSlice(self.file.path, rank_recipe(self.file, self.digest, cut)),
+                self._of_model(cut),
                 *(FileSlice(a.path, adapter_recipe(a.file.gguf, a.digest, self.file, cut)) for a in self.adapters),
             ]
         return self._by_cut[cut]
@@ -55,8 +70,15 @@ class ModelSlices:
         if len(plan.devices) > 1:
             return {rank: self.files(cut) for rank, cut in cuts.items()}
         all_of = [FileSlice(a.path, whole(a.digest, a.file.gguf.size_bytes)) for a in self.adapters]
-        model = FileSlice(self.file.path, rank_recipe(self.file, self.digest, cuts[0]))
-        return {0: [model, *all_of]}
+        return {0: [self._of_model(cuts[0]), *all_of]}
+
+    def _of_model(self, cut: Slice) -> FileSlice:
+        largest = rank_recipe(self.file, self.digest, cut)
+        if not self._elastic:
+            return FileSlice(self.file.path, largest)
+        return FileSlice(
+            self.file.path, rank_recipe(self.file, self.digest, cut, elastic=True), largest_bytes=largest.n_bytes
+        )
 
     def check_unchanged(self) -> None:
         """Raise EngineError if the file of an adapter is not what was checked."""

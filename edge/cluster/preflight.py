@@ -37,7 +37,7 @@ def check_room(
         for rank, address in enumerate(plan.devices):
             paged = _pages(fleet, plan, rank, options)
             own = slices.get(rank, ())
-            weights = own[0].recipe.n_bytes if own else 0
+            weights = own[0].weight_bytes if own else 0
             parts = {"runtime": LEAST_PROCESS_BYTES} if paged else {"weights": weights}
             parts |= {"adapters": n_bytes} if (n_bytes := adapter_bytes(own)) else {}
             needs.append((address, {**parts, "KV cache": kv_bytes(plan, rank, shape, options)}))
@@ -70,7 +70,7 @@ def shared_rollback(
         used = sum(
             kv_bytes(plan, rank, shape, options)
             + adapter_bytes(slices[rank])
-            + (0 if _pages(fleet, plan, rank, options) else slices[rank][0].recipe.n_bytes)
+            + (0 if _pages(fleet, plan, rank, options) else slices[rank][0].weight_bytes)
             for rank in ranks
         )
         spare = max(0, have - used - LEAST_PROCESS_BYTES) // 2  # the other half is for compute buffers
@@ -91,7 +91,7 @@ def held_here(plan: Plan, slices: ModelSlices, options: EngineOptions) -> int:
     """Bytes of weights, adapters and KV cache that a placement has on this device."""
     shape = ModelShape.from_gguf(slices.file)
     return sum(
-        sum(part.recipe.n_bytes for part in own) + kv_bytes(plan, rank, shape, options)
+        sum(part.weight_bytes for part in own) + kv_bytes(plan, rank, shape, options)
         for rank, own in slices.of_ranks(plan).items()
         if plan.devices[rank] == LOCAL
     )

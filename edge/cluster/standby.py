@@ -123,7 +123,7 @@ def keep_slices(
     for slice_ in standby_slices:
         name = "this device" if slice_.address == LOCAL else workers[slice_.address].label
         part = FileSlice(slice_.path, slice_.recipe)
-        path, recipe = part
+        path, recipe = part.path, part.recipe
         try:
             with total.part(recipe.n_bytes) as sent:
                 named = slices.name(part)

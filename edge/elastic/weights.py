@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from edge.elastic.ahead import ReadAhead
 from edge.elastic.governor import Governor
 from edge.elastic.room import ROOM, Room
 from edge.elastic.sizes import SizeChoice, Sizes
@@ -50,7 +51,7 @@ class ElasticWeights(PagedWeights):
         """Load what the budget gets. WeightsError if it cannot be read; RoomIsGone."""
         self.sizes, self._governor, self._room = sizes, governor, room
         self._lock = threading.Lock()  # of a pass, or a change
-        self._computing = False
+        self._computing, self.pass_size = False, 0
         self._intact = True  # False: a change failed, and is to be tried again
         self._changing = False
         self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = None  # and those that are not of the weights
@@ -60,15 +61,19 @@ class ElasticWeights(PagedWeights):
         self.choice = sizes.choose(governor.budget)  # changed by who has the lock
         self._due: deque[SizeChoice] = deque(maxlen=1)  # the thread that looks adds, who has the lock takes
         self.changes: deque[Change] = deque(maxlen=_MOST_NEWS)  # that `news` has not told yet
+        arena = ElasticArena()
+        arena.make_places(self.choice.plan.resident, sizes.having)
+        reader = Reader(sizes.longest_row, sizes.read.threads, sizes.read.chunk, verify=opening.options.verify)
+        self._ahead, self._arena_lock = ReadAhead(arena, reader), threading.Lock()  # of what is read ahead, or a change
         super().__init__(
             self.choice.roles,
             self.choice.plan,
-            Reader(sizes.longest_row, sizes.read.threads, sizes.read.chunk, verify=opening.options.verify),
+            reader,
             threads=opening.threads,
             experts_used=opening.shape.n_experts_used,
             router_first=router_first(opening.shape.architecture),
             progress=self._loads,
-            arena=ElasticArena(),
+            arena=arena,
         )
         self._shown = None
         self._watch = Repeated(self.follow, LOOK_S, "memory")
@@ -80,6 +85,7 @@ class ElasticWeights(PagedWeights):
         try:
             self._change()
             super().begin(rows, n)
+            self.pass_size = self.choice.number  # that the last pass was computed with
         except BaseException:
             self._pass_is_over()
             raise
@@ -97,7 +103,7 @@ class ElasticWeights(PagedWeights):
     @property
     def planned_bytes(self) -> int:
         """Return the bytes that the process is to hold."""
-        return self.choice.n_bytes
+        return self.choice.n_bytes + self._ahead.n_bytes
 
     def hooks(self) -> list[Hook]:
         """Return the hooks the graphs need now, and one that is always there: later they may need more."""
@@ -135,24 +141,36 @@ class ElasticWeights(PagedWeights):
         room, stalled_s = self._room.for_process(planned), self._room.stalled_s()
         if self._changing or planned != self.planned_bytes:
             return  # that is not there yet, or still there
-        budget = self._governor.look(room, planned, stalled_s, self._room.now())
+        budget = self._governor.look(room, self.choice.n_bytes, stalled_s, self._room.now())
         if budget != before:
             self._due.append(self.sizes.choose(budget))
 
     def follow(self) -> None:
-        """Look, and change what is due unless a pass is computed, which has the next one change it."""
+        """Look, and change what is due unless a pass is computed, which has the next one change it. What may be due
+        soon is read ahead."""
         self.look()
+        self._read_ahead()
         if self._due and self._lock.acquire(blocking=False):
             try:
                 # The next pass tries again, and says what is wrong.
                 with suppress(WeightsError, OSError):
-                    if not self._watch_is_over():
+                    if self._watch is None or not self._watch.is_over:
                         self._change()
             finally:
                 self._lock.release()
 
-    def _watch_is_over(self) -> bool:
-        return self._watch is not None and self._watch.is_over
+    def _read_ahead(self) -> None:
+        """Read what a larger budget would have if it stays likely, and give that back where it does not."""
+        if not self._arena_lock.acquire(blocking=False):
+            return
+        try:
+            budget = self._governor.coming(self._room.now())
+            if budget < self._ahead.budget:
+                self._ahead.end(self.choice.plan.resident)
+            if self._intact and not self._ahead.budget and budget > self._governor.budget:
+                self._ahead.begin(self.sizes, budget, self.choice)
+        finally:
+            self._arena_lock.release()
 
     def _pass_is_over(self) -> None:
         if self._computing:
@@ -170,7 +188,8 @@ class ElasticWeights(PagedWeights):
             return
         began_s, self._changing = self._room.now(), True
         try:
-            due = self._change_within_room(due)
+            with self._arena_lock:
+                due = self._change_within_room(due)
         finally:
             self._changing = False
         change = Change(self._governor.budget, due, self._room.now() - began_s)
@@ -197,8 +216,9 @@ class ElasticWeights(PagedWeights):
         super().reset()
         self.choice, self._intact = choice, False
         self._release()
+        self._ahead.end(choice.plan.resident)
         assert isinstance(self._arena, ElasticArena)
-        self._arena.keep_only(choice.plan.resident)
+        self._arena.make_places(choice.plan.resident, self.sizes.having)
         try:
             self._use(choice.roles, choice.plan)
         except BaseException:
@@ -220,6 +240,16 @@ class ElasticWeights(PagedWeights):
         left = sum(job.left for job in self._jobs.values())
         if left and left > self._room.free():
             raise RoomIsGone
+
+
+def next_size(weights: PagedWeights | None) -> int:
+    """Return the number of the size that the next pass is computed with; 0: the largest, or the only one."""
+    return [weights.choice, *weights._due][-1].number if isinstance(weights, ElasticWeights) else 0
+
+
+def pass_size(weights: PagedWeights | None) -> int:
+    """Return the same of the last pass."""
+    return weights.pass_size if isinstance(weights, ElasticWeights) else 0
 
 
 _NO_HOOK = Hook(lambda node: False, lambda node: None)

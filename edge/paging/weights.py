@@ -23,11 +23,8 @@ from edge.paging.window import Pager, Piece
 
 
 @contextmanager
-def one_pass(weights: PagedWeights | None, rows: llama.Batch, n: int) -> Iterator[None]:
-    """Have weights in place while the first `n` rows are decoded in the block. None: they are, always."""
-    if weights is None:
-        yield
-        return
+def one_pass(weights: PagedWeights, rows: llama.Batch, n: int) -> Iterator[None]:
+    """Have weights in place while the first `n` rows are decoded in the block."""
     weights.begin(rows, n)
     try:
         yield

@@ -9,6 +9,7 @@ from pathlib import Path
 from devices.machine_disk import disk_read_rate
 from devices.sleeping import sleep_profile
 from edge.adapters.file import AdapterFile, adapter_sizes
+from edge.elastic.weights import ElasticWeights
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
@@ -46,9 +47,10 @@ class _LoadedRunner:
         self._runner, self._need = runner, need
 
     def describe(self) -> pb.Loaded:
-        """Return its memory, layers and context."""
-        shape = self._runner.shape
-        return pb.Loaded(memory_bytes=self._need.total, layers=shape.n_layers, context=self._runner.context)
+        """Return the most memory that it takes, its layers and context."""
+        shape, follows = self._runner.shape, isinstance(self._runner.paging, ElasticWeights)
+        most = self._need.budget if follows else None
+        return pb.Loaded(memory_bytes=most or self._need.total, layers=shape.n_layers, context=self._runner.context)
 
     def finish(self, timeout_s: float) -> None:
         """Wait until background writes are complete, for `timeout_s` at most."""
@@ -131,6 +133,8 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     uses_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
     if limit and not uses_gpu:
         options = replace(options, memory=min(limit, options.memory or limit))
+        if limits.gives_back:
+            options = replace(options, least_memory=max(1, (options.memory or limit) - limits.gives_back))
     if request.prefix_key:
         options = replace(options, reserved=options.reserved + held_bytes(shape))
     if options.memory is None:

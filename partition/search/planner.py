@@ -149,6 +149,11 @@ class Planner:
         """The same, with the owner's device alone."""
         return self.like(self.speeds[:1], self.links)
 
+    def sharing_all(self) -> Planner:
+        """The same for plans in which one group of devices shares all layers."""
+        kinds = {"tensor": self._tensor, "pipeline": False, "thin": self._thin}
+        return Planner(self.work, self.speeds, self.links, self._model, self._digest, **kinds)
+
     def shares(self) -> list[float]:
         """Part of every layer that each device computes, by measured speed, if all devices share every layer."""
         return StageGroup(self.work, self.speeds, self.links, tuple(range(len(self.speeds)))).parts

@@ -19,6 +19,7 @@ from partition.slices.recipe import Literal, Recipe, Segment, Zeros
 from partition.slices.rules import DOWN, SHARED
 from partition.slices.source import Source
 from partition.slices.tensors import Placed
+from quant.gguf.elastic import elastic_pairs, elastic_sizes
 from quant.gguf.file import GgufFile
 from quant.gguf.writer import header
 
@@ -33,6 +34,7 @@ def limits(file: GgufFile) -> Limits:
     layers where these differ.
     """
     source = Source.from_file(file)
+    sizes = [Source.from_file(file.with_tensors(size.tensors)) for size in elastic_sizes(file)]
     shape = source.shape
     layers = range(shape.n_layers)
     heads = sum(shape.n_heads)
@@ -43,8 +45,8 @@ def limits(file: GgufFile) -> Limits:
         query, key_value = query + key_value + rest, 0.0
     return Limits(
         sizes=Sizes(shape.n_layers, source.heads, source.heads_kv, source.ff, source.head.shape[-1]),
-        head_unit=source.head_unit,
-        ff_unit=source.ff_unit,
+        head_unit=math.lcm(*(size.head_unit for size in sizes)),
+        ff_unit=math.lcm(*(size.ff_unit for size in sizes)),
         head_bytes=query / heads if heads else 0.0,
         kv_head_bytes=key_value / heads_kv if heads_kv else 0.0,
         ff_bytes=ff / (len(layers) * source.ff),
@@ -63,8 +65,41 @@ def check_tensor(file: GgufFile) -> None:
 
 def slice_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
     """Make the recipe that cuts `cut` from the model. CannotSlice if that is impossible."""
-    placed, head = _planned(file, cut)
-    return joined(file, model_digest, head, placed)
+    placed, own_pairs = _planned(file, cut)
+    return joined(file, model_digest, header(own_pairs, [part.tensor for part in placed]), placed)
+
+
+def elastic_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
+    """Make the recipe of a slice that holds each of its tensors in every type that a size of the file has for it: an
+    elastic file of its own. CannotSlice as `slice_recipe`, of any size."""
+    sizes = elastic_sizes(file)
+    if len(sizes) == 1:
+        return slice_recipe(file, model_digest, cut)
+    by_size = [_planned(file.with_tensors(size.tensors), cut) for size in sizes]
+    if len({tuple((part.tensor.name, part.tensor.shape) for part in parts) for parts, _ in by_size}) > 1:
+        raise CannotSlice("the sizes of this model would be cut at other columns; choose other shares, or one size")
+    placed: dict[tuple[str, int], Placed] = {}
+    positions: dict[tuple[str, int], int] = {}
+    end = 0
+    for part in chain.from_iterable(parts for parts, _ in by_size):
+        if (key := (part.tensor.name, part.tensor.type.id)) not in placed:
+            placed[key], positions[key] = part, end
+            end += part.tensor.n_bytes + part.tensor.padding
+    first, own_pairs = by_size[0]
+    described = elastic_pairs(
+        [{part.tensor.name: part.tensor.type.id for part in parts} for parts, _ in by_size],
+        positions,
+        [_file_bytes(*planned) for planned in by_size],
+        [size.divergence for size in sizes],
+    )
+    head = header(own_pairs | described, [part.tensor for part in first])
+    return joined(file, model_digest, head, list(placed.values()))
+
+
+def _file_bytes(placed: list[Placed], own_pairs: dict[str, bytes]) -> int:
+    """Return the bytes of a slice of one size."""
+    new = [part.tensor for part in placed]
+    return len(header(own_pairs, new)) + sum(tensor.n_bytes + tensor.padding for tensor in new)
 
 
 def joined(file: GgufFile, digest: str, head: bytes, placed: list[Placed]) -> Recipe:
@@ -78,8 +113,8 @@ def blank_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
 
     The factors that rotation divides by are the model's own, so that nothing becomes infinite.
     """
-    placed, head = _planned(file, cut)
-    segments: list[Segment] = [Literal(head)]
+    placed, own_pairs = _planned(file, cut)
+    segments: list[Segment] = [Literal(header(own_pairs, [part.tensor for part in placed]))]
     for p in placed:
         is_factors = p.tensor.name.startswith(_FACTORS)
         segments.append(Literal(bytes(file.data(p.tensor.name))) if is_factors else Zeros(p.tensor.n_bytes))
@@ -87,8 +122,8 @@ def blank_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
     return Recipe(model_digest, file.size_bytes, tuple(tensors.merged(segments)))
 
 
-def _planned(file: GgufFile, cut: Slice) -> tuple[list[Placed], bytes]:
-    """The slice's tensors and its header."""
+def _planned(file: GgufFile, cut: Slice) -> tuple[list[Placed], dict[str, bytes]]:
+    """The slice's tensors, and the pairs of its header."""
     source = Source.from_file(file)
     vocab = source.head.shape[-1]
     for unit, part, total, least in (
@@ -123,8 +158,7 @@ def _planned(file: GgufFile, cut: Slice) -> tuple[list[Placed], bytes]:
                 f"{len(cut.heads)} heads and {len(cut.ff)} FFN columns; needed are multiples of {source.head_unit} and "
                 f"{source.ff_unit}, the quantization's blocks; make the plan again"
             )
-    placed = tensors.tensors(source, cut)
-    return placed, header(pairs(source, cut), [p.tensor for p in placed])
+    return tensors.tensors(source, cut), pairs(source, cut)
 
 
 def _padding(placed: Placed) -> Iterator[Segment]:

@@ -44,8 +44,8 @@ def test_every_command_has_help(command: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["chat", "--help"], ["bench", "--help"], ["model", "--help"]])
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+def imported_for(arguments: list[str]) -> list[str]:
+    """The modules that help of a command imports."""
     code = f"""
 import sys, apps.cli
 try:
@@ -53,7 +53,17 @@ try:
 except SystemExit:
     print(*sys.modules, file=sys.stderr)
 """
-    assert HEAVY.isdisjoint(run_python(code).stderr.split())
+    return run_python(code).stderr.split()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["chat", "--help"], ["bench", "--help"], ["model", "--help"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    assert HEAVY.isdisjoint(imported_for(arguments))
+
+
+def test_a_command_imports_no_other() -> None:
+    modules = imported_for(["plan", "--help"])
+    assert [name for name in modules if name.startswith("apps.commands.")] == ["apps.commands.plan"]
 
 
 def test_version() -> None:
