@@ -160,13 +160,9 @@ class RowChoice:
         """Learn from a pass of one row: whether a draft beside it would have been accepted."""
         self._learn(float(right), 1.0)
 
-    def tokens(self, size: int) -> float:
-        """That a pass of this size gives in the mean."""
-        return tokens_a_pass(self.accepted, size)
-
     def speed(self, size: int) -> float:
         """Tokens in the time of a pass of one row."""
-        return self.tokens(size) / self.cost(size)
+        return tokens_a_pass(self.accepted, size) / self.cost(size)
 
     def cost(self, size: int) -> float:
         """Cost of a pass of this size, in passes of one row: no less than one. Where it was not measured twice, no more

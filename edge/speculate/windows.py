@@ -80,7 +80,9 @@ class WindowChoice:
         best = self._faster(alone, most_rows, most_windows, accepted)
         if best is None and rows == alone:  # a trial, of the windows that pay where drafts are right as often as hoped
             best = self._faster(alone, most_rows, most_windows, self.rows.hoped)
-            if best is not None and not self.rows.affords(self.rows.tokens(best[0]) / self._speed(best, accepted) - 1):
+            if best is not None and not self.rows.affords(
+                tokens_a_pass(accepted, best[0]) / self._speed(best, accepted) - 1
+            ):
                 best = None
         return best or (rows, 1)
 
