@@ -46,7 +46,7 @@ def test_the_second_graph_of_a_kind_runs_the_same_hooks_without_asking(synthetic
 
 
 def test_a_node_that_is_computed_for_the_next_one_runs_no_hook_of_another(synthetic: Synthetic) -> None:
-    """What precedes a node that is not ready is computed, whether a hook wants it or not."""
+    """Nodes before one that is not ready are computed, whether a hook wants them or not."""
     ran: list[str] = []
     first = Hook(named("l_out-0"), lambda node: ran.append(node.name))
     late = Hook(named("l_out-1"), None, lambda node: None, lambda: False)
