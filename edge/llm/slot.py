@@ -125,8 +125,11 @@ class Slot:
     @property
     def is_kept(self) -> bool:
         """True if all that it holds, as far as whole blocks go, is on disk. It may have had to make room there."""
+        states = self.engine.states
+        if self._n_stored // states.block < len(self.tokens) // states.block:  # of what is not exact, nothing is kept
+            return False
         hashes = block_hashes(self, self.tokens[: self._n_stored])
-        return bool(hashes) and self.engine.states.n_cached(hashes) == len(hashes)
+        return bool(hashes) and states.n_cached(hashes) == len(hashes)
 
     @property
     def has_new_group(self) -> bool:

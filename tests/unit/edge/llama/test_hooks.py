@@ -80,15 +80,24 @@ def test_returning_false_ends_the_graph(synthetic: Synthetic) -> None:
     assert seen == ["l_out-0", "l_out-0"]
 
 
-def test_an_exception_in_a_hook_reaches_the_caller_and_the_engine_goes_on(synthetic: Synthetic) -> None:
-    broken = True
+@pytest.mark.parametrize("is_remembered", [False, True])
+@pytest.mark.parametrize("at", ["before", "run"])
+@pytest.mark.parametrize("kind", [KeyError, IndexError])
+def test_an_exception_in_a_hook_reaches_the_caller_and_the_engine_goes_on(
+    kind: type[Exception], at: str, is_remembered: bool, synthetic: Synthetic
+) -> None:
+    broken = not is_remembered
 
-    def run(node: Node) -> None:
+    def fail(node: Node) -> None:
         if broken:
-            raise KeyError("from the hook")
+            raise kind("from the hook")
 
-    with Engine(synthetic("llama"), OPTIONS, hooks=[Hook(named("l_out-0"), run)]) as engine:
-        with pytest.raises(KeyError, match="from the hook"):
+    with Engine(synthetic("llama"), OPTIONS, hooks=[Hook(named("l_out-0"), **{at: fail})]) as engine:
+        if is_remembered:
+            engine.decode(TOKENS, 0)
+            engine.kv_clear()
+            broken = True
+        with pytest.raises(kind, match="from the hook"):
             engine.decode(TOKENS, 0)
         broken = False
         engine.kv_clear()
