@@ -92,7 +92,7 @@ def test_an_exception_in_a_hook_reaches_the_caller_and_the_engine_goes_on(
         if broken:
             raise kind("from the hook")
 
-    with Engine(synthetic("llama"), OPTIONS, hooks=[Hook(named("l_out-0"), **{at: fail})]) as engine:
+    with Engine(synthetic("llama"), OPTIONS, hooks=[Hook(named("l_out-0"), **{"run": None, at: fail})]) as engine:
         if is_remembered:
             engine.decode(TOKENS, 0)
             engine.kv_clear()
