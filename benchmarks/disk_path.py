@@ -90,17 +90,17 @@ def measure(file: Path, resident: Path, rounds: int, seconds: float, tiny: bool)
         loads[f"a model on {n}"] = [(decode, (str(resident), n))]
     samples: dict[tuple[str, int], list[dict[str, float]]] = {}
     with RawDisk(file) as disk:
-        for beside, targets in loads.items():
+        for load, targets in loads.items():
             with computing(targets):
                 for _ in range(rounds):
                     for ring in RINGS[:1] if tiny else RINGS:
-                        samples.setdefault((beside, ring), []).append(_sample(disk, file, ring * MIB, seconds))
-    found = []
-    for (beside, ring), many in samples.items():
-        rates = [one["gbps"] for one in many]
-        middle = {key: statistics.median(one[key] for one in many) for key in many[0]}
-        found.append({"beside": beside, "ring_mib": ring, **middle, "least": min(rates), "most": max(rates)})
-    return found
+                        samples.setdefault((load, ring), []).append(_sample(disk, file, ring * MIB, seconds))
+    rows = []
+    for (load, ring), many in samples.items():
+        rates = [sample["gbps"] for sample in many]
+        middle = {key: statistics.median(sample[key] for sample in many) for key in many[0]}
+        rows.append({"beside": load, "ring_mib": ring, **middle, "least": min(rates), "most": max(rates)})
+    return rows
 
 
 def _sample(disk: RawDisk, file: Path, ring: int, seconds: float) -> dict[str, float]:

@@ -60,7 +60,7 @@ def busy_ms(engine: DistributedEngine, prompt: list[int], answer: list[int]) -> 
                     engine.collect()
             while engine.uncollected:
                 engine.collect()
-            busy[size] = max(one.compute_ms.median for times in engine.times() for one in times.values())
+            busy[size] = max(summary.compute_ms.median for times in engine.times() for summary in times.values())
             engine.kv_remove(0, len(prompt))
     return busy
 

@@ -12,7 +12,7 @@ from devices.busy import LostTimeMeter
 from devices.probe import available_memory
 from edge.adapters.file import CheckedAdapter
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
-from edge.cluster.failures import is_loss, listed, lost_words
+from edge.cluster.failures import is_loss, lost_words
 from edge.cluster.fleet import Fleet, by_device, device
 from edge.cluster.model_slices import ModelSlices, adapter_bytes, send_ahead
 from edge.cluster.preflight import check_room, held_here, left_here
@@ -45,6 +45,7 @@ from partition.model.check import check_loadable
 from partition.model.model import ModelShape
 from partition.plan.plan import Plan
 from quant.gguf.file import GgufFile
+from quant.text import listed
 
 DISTURBED = 0.05  # of the time: threads waited for longer, so other programs had this device's cores
 PAGED_SHARE = 0.8  # of the memory that is free, for a model that is larger and has no other device left

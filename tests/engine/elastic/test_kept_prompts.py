@@ -21,8 +21,8 @@ WHOLE = (len(PROMPT) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 @pytest.fixture
 def options(tmp_path: Path) -> EngineOptions:
     """Options of engines that share one prefix cache. Rows of a larger batch would be computed to other last bits."""
-    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
-    return replace(OPTIONS, context=256, batch=1, prefixes=kept)
+    prefixes = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    return replace(OPTIONS, context=256, batch=1, prefixes=prefixes)
 
 
 def test_a_size_finds_what_it_computed_and_computes_again_what_others_did(

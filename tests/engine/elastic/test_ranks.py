@@ -80,7 +80,7 @@ def test_a_slice_of_several_sizes_holds_what_the_slices_of_each_hold(
         path = write(files.path, plan.slice(rank), tmp_path / f"{rank}.gguf", elastic=True)
         sizes = elastic_sizes(GgufFile.open(path))
         alone = [write(static, plan.slice(rank), tmp_path / f"{rank}-{static.name}") for static in files.static]
-        assert path.stat().st_size < sum(one.stat().st_size for one in alone)
+        assert path.stat().st_size < sum(slice_path.stat().st_size for slice_path in alone)
         for size, other, whole in zip(sizes, map(GgufFile.open, alone), elastic_sizes(file), strict=True):
             assert (size.file_bytes, size.divergence) == (other.size_bytes, whole.divergence)
             assert {name: (t.type, t.shape) for name, t in size.tensors.items()} == {
