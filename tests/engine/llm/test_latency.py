@@ -243,6 +243,23 @@ def test_a_prompt_beside_an_answer_comes_in_parts_that_keep_to_the_target(
         assert targets.gaps_within == targets.gaps > 0
 
 
+@pytest.mark.parametrize("n_requests", [1, 3])
+def test_an_end_without_a_token_is_no_gap(synthetic: Synthetic, n_requests: int) -> None:
+    """Answers end where the context is full."""
+    targets = LatencyTargets(itl_s=60.0)
+    with (
+        Engine(synthetic("llama", "f32"), replace(EXACT, context=24, batch=16, sequences=n_requests)) as engine,
+        Scheduler(engine, targets=targets) as scheduler,
+    ):
+        for n in range(n_requests):
+            scheduler.add(Request([5, 6, n + 7], None))
+        tokens = 0
+        while scheduler.busy:
+            tokens += sum(event.token_id is not None for event in scheduler.step())
+    assert targets.first_tokens == n_requests
+    assert targets.gaps == tokens - n_requests > 0
+
+
 @pytest.mark.parametrize(("itl_s", "least", "most"), [(0.15, 0.93, 1.0), (0.3, 0.93, 1.0), (None, 0.0, 0.1)])
 def test_gaps_that_scatter_keep_to_the_target(itl_s: float | None, least: float, most: float) -> None:
     """Four answers beside one long prompt after the other, on a machine whose tokens take 50 ms and 4 ms more for each
