@@ -12,6 +12,7 @@ import pytest
 import edge
 from edge.elastic.sizes import Sizes
 from edge.elastic.weights import ElasticWeights
+from edge.errors import NotEnoughMemory
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
@@ -208,3 +209,23 @@ def test_a_worker_gives_back_as_much_as_its_range_allows(bundled: Elastic) -> No
             memory.is_now(weights, weights.sizes.least)
             weights.follow()
             assert weights.choice.number == 2
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
+def test_a_worker_whose_other_sessions_have_more_than_its_least_loads_what_the_rest_has_room_for(
+    elastic: Callable[[str], Elastic], arch: str
+) -> None:
+    request, memory = pb.Load(path=str(elastic(arch).path), options={"context": 64}), Memory(1 << 30)
+    request.memory_limit_bytes = 512 * MIB
+    with followed(memory):
+        with closing(load(request, 1, ResourceLimits(1, gives_back=1 << 30), lambda fraction: None)) as part:
+            assert isinstance(part, WholeModel)
+            weights = part._runner.paging
+            assert isinstance(weights, ElasticWeights)
+            assert weights.choice.number == 0
+            memory.is_now(weights, weights.sizes.least)
+            weights.follow()
+            assert (weights.choice.number, weights.plan.pages) == (2, True)
+        request.memory_limit_bytes = 20 * MIB
+        with pytest.raises(NotEnoughMemory, match=r"needs a budget of at least \d+ MiB .*; 20 MiB were given"):
+            load(request, 1, ResourceLimits(1, gives_back=1 << 30), lambda fraction: None)
