@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge.api.config import EngineConfig
-from edge.elastic.governor import GROW_AFTER_S
+from edge.elastic.governor import GROW_AFTER_S, Governor
 from edge.elastic.sizes import Preference, Sizes
 from edge.errors import EngineError, Interrupted, NotEnoughMemory, WeightsError
 from edge.llama.buffers import Weight
@@ -237,9 +237,10 @@ def test_what_is_likely_to_be_due_is_read_while_its_room_is_seen_to_stay(elastic
         weights.follow()
         assert weights.choice.number == 2
         assert weights.planned_bytes == weights.choice.n_bytes + weights._ahead.n_bytes
-        jobs = weights._ahead._jobs.values()
-        assert jobs
-        until(lambda: all(job.done for job in jobs), "what is read ahead")
+        jobs = weights._ahead._jobs
+        until(lambda: all(job.done for job in jobs.values()), "what is read ahead")
+        there = {key_of(piece) for piece in (*weights.plan.resident, *jobs)}
+        assert 2 * weights._ahead.n_bytes > weights.sizes.most - weights.choice.n_bytes
         engine.decode([8], len(PROMPT) + 1)  # still with the smaller size
         before = weights.reader.counts().n_bytes
         memory.now_s += GROW_AFTER_S / 2
@@ -249,7 +250,8 @@ def test_what_is_likely_to_be_due_is_read_while_its_room_is_seen_to_stay(elastic
         assert (weights.choice.number, weights._ahead.n_bytes) == (0, 0)
         table = weights._roles.table
         assert table is not None
-        assert weights.reader.counts().n_bytes - before <= len(PROMPT) * table.weight.row_bytes
+        rest = sum(piece.n_bytes for piece in weights.plan.resident if key_of(piece) not in there)
+        assert 0 <= weights.reader.counts().n_bytes - before - rest <= len(PROMPT) * table.weight.row_bytes
 
 
 def test_what_was_read_ahead_is_given_back_where_its_room_goes(elastic: Callable[[str], Elastic]) -> None:
@@ -270,6 +272,16 @@ def test_what_was_read_ahead_is_given_back_where_its_room_goes(elastic: Callable
         assert weights._arena._places.keys() == {key_of(piece) for piece in weights.plan.resident}  # type: ignore[attr-defined]
         engine.kv_remove(0, 0)
         assert np.array_equal(engine.decode(PROMPT, 0), logits)
+
+
+def test_a_budget_just_below_the_one_of_the_largest_size_grows_to_it(elastic: Callable[[str], Elastic]) -> None:
+    with engine_in(Memory(1 << 30), elastic("llama").path) as (engine, weights):
+        most, whole = engine.memory.budget, weights.sizes.most
+    assert most is not None
+    governor = Governor(most, whole - 1)
+    for now_s in (0.0, GROW_AFTER_S):
+        budget = governor.look(1 << 30, 0, 0.0, now_s)
+    assert whole <= budget == most
 
 
 def test_weights_change_while_nothing_is_computed_also_after_an_interrupted_pass(

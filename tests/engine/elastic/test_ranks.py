@@ -183,7 +183,13 @@ def test_devices_with_ranges_answer_as_the_largest_size_while_there_is_room(bund
                 tokens = [response.token_id for response in model.generate(prompt, sampling, max_tokens=12)]
                 with other.remote() as remote:
                     [state] = remote.describe()[1].sessions
-        assert state.memory_bytes > 800 * MIB  # all that it may take again
+                with edge.deploy(both, cluster, memory="1GiB..3GiB") as second:  # more than half of the worker is left
+                    beside = [response.token_id for response in second.generate(prompt, sampling, max_tokens=12)]
+                    with other.remote() as remote:
+                        both_bytes = [state.memory_bytes for state in remote.describe()[1].sessions]
+        assert beside == tokens
+        assert 50 * MIB < state.memory_bytes < 400 * MIB  # as its largest size takes, which has a few
+        assert len(both_bytes) == 2
         slices = [GgufFile.open(path) for path in other.slices.iterdir() if path.stat().st_size > MIB]
         assert [len(elastic_sizes(file)) for file in slices] == [3]
     with Engine(bundled.static[0], replace(OPTIONS, context=256)) as engine:
@@ -201,7 +207,12 @@ def test_a_worker_gives_back_as_much_as_its_range_allows(bundled: Elastic) -> No
                 assert isinstance(part, WholeModel)
                 weights = part._runner.paging
                 assert isinstance(weights, ElasticWeights) == bool(gives_back)
-                assert (part.describe().memory_bytes == most) == bool(gives_back)  # it may take it again
+                memory_bytes = part.describe().memory_bytes
+                if isinstance(weights, ElasticWeights):  # it may take again what its largest size takes, and no more
+                    whole = weights.sizes.most
+                    assert whole < memory_bytes == weights._governor._most < 1.04 * whole < most / 4
+                    assert [weights.sizes.choose(whole - less).number for less in (0, MIB)] == [0, 1]
+                    assert not weights.sizes.choose(whole).plan.pages
         with closing(load(request, 1, limits_, lambda fraction: None)) as part:
             assert isinstance(part, WholeModel)
             weights = part._runner.paging
