@@ -135,9 +135,9 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     limit = request.memory_limit_bytes
     uses_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
     if limit and not uses_gpu:
-        options = replace(options, memory=min(limit, options.memory or limit))
-        if limits.gives_back:
-            options = replace(options, least_memory=max(1, (options.memory or limit) - limits.gives_back))
+        budget = min(limit, options.memory or limit)
+        gives_back = limits.gives_back if (options.groups or 1) == 1 else 0  # of weights that change there is one graph
+        options = replace(options, memory=budget, least_memory=max(1, budget - gives_back) if gives_back else None)
     if request.prefix_key:
         options = replace(options, reserved=options.reserved + held_bytes(shape))
     if options.memory is None:
