@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -282,6 +283,28 @@ def test_a_budget_just_below_the_one_of_the_largest_size_grows_to_it(elastic: Ca
     for now_s in (0.0, GROW_AFTER_S):
         budget = governor.look(1 << 30, 0, 0.0, now_s)
     assert whole <= budget == most
+
+
+def test_what_is_read_ahead_of_more_and_less_room_is_counted_and_has_room(elastic: Callable[[str], Elastic]) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        memory.is_now(weights, budgets(weights.sizes)[2])
+        weights.follow()
+        weights.sizes._prefer = "quality"  # other weights of the largest size stay in each budget
+        ahead, now = weights._ahead, weights.choice
+        assert engine.memory.budget is not None
+        room, most_read = engine.memory.budget - now.n_bytes, 0
+        for less, more in product(range(7, 13), range(17, 25)):
+            ahead.end(now.plan.resident)
+            for part in (less, more, less):
+                budget = now.n_bytes + room * part // 24
+                ahead.follow(weights.sizes, budget, now)
+                until(lambda: all(job.done for job in ahead._jobs.values()), "what is read ahead")
+                there = {key_of(piece) for piece in (*now.plan.resident, *ahead._jobs)}
+                assert weights._arena._places.keys() == there  # type: ignore[attr-defined]
+                assert now.n_bytes + ahead.n_bytes <= budget
+                most_read = max(most_read, ahead.n_bytes)
+        assert most_read > room / 2
 
 
 def test_weights_change_while_nothing_is_computed_also_after_an_interrupted_pass(
