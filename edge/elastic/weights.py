@@ -149,15 +149,14 @@ class ElasticWeights(PagedWeights):
         """Look, and change what is due unless a pass is computed, which has the next one change it. What may be due
         soon is read ahead."""
         self.look()
-        self._read_ahead()
-        if self._due and self._lock.acquire(blocking=False):
-            try:
-                # The next pass tries again, and says what is wrong.
-                with suppress(WeightsError, OSError):
+        with suppress(WeightsError, OSError):  # the next pass tries again, and says what is wrong
+            if self._due and self._lock.acquire(blocking=False):
+                try:
                     if self._watch is None or not self._watch.is_over:
                         self._change()
-            finally:
-                self._lock.release()
+                finally:
+                    self._lock.release()
+            self._read_ahead()
 
     def _read_ahead(self) -> None:
         """Read what a larger budget would have if it stays likely, and give that back where it does not."""

@@ -1,5 +1,6 @@
 """Weights that change while a model runs: what is computed is what the file of that size alone gives."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -305,6 +307,28 @@ def test_what_is_read_ahead_of_more_and_less_room_is_counted_and_has_room(elasti
                 assert now.n_bytes + ahead.n_bytes <= budget
                 most_read = max(most_read, ahead.n_bytes)
         assert most_read > room / 2
+
+
+def test_reading_ahead_without_addresses_ends_neither_the_watch_nor_a_change(
+    elastic: Callable[[str], Elastic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        at = budgets(weights.sizes)
+        memory.is_now(weights, at[2])
+        weights.follow()
+        memory.is_now(weights, 1 << 30)
+        memory.now_s += GROW_AFTER_S / 2
+        with monkeypatch.context() as patch:
+            patch.setattr("edge.paging.arena.AddressSpace", Mock(side_effect=OSError(errno.ENOMEM, "no addresses")))
+            weights.follow()
+            assert weights._ahead.n_bytes == 0
+            memory.is_now(weights, weights.sizes.least)
+            weights.follow()  # what was read is given back all the same
+            assert weights.choice.plan.pages
+        memory.is_now(weights, 1 << 30, WAIT_S)
+        engine.decode(PROMPT, 0)
+        assert weights.choice.number == 0
 
 
 def test_weights_change_while_nothing_is_computed_also_after_an_interrupted_pass(
