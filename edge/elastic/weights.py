@@ -118,7 +118,7 @@ class ElasticWeights(PagedWeights):
         if self._watch is not None:
             self._watch.close()
         self._pass_is_over()  # the model was freed
-        with self._lock:  # a change may be under way
+        with self._lock, self._arena_lock:  # a change may be under way, or what is read ahead
             self._reader.close()
             if not self._reader.hangs:
                 self._release()
@@ -163,6 +163,8 @@ class ElasticWeights(PagedWeights):
         if not self._arena_lock.acquire(blocking=False):
             return
         try:
+            if self._watch is not None and self._watch.is_over:
+                return
             budget = self._governor.coming(self._room.now())
             if budget > self._governor.budget and self._intact:
                 self._ahead.follow(self.sizes, budget, self.choice)

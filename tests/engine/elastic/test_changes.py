@@ -5,7 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
@@ -24,6 +25,7 @@ from edge.llm.engine import Engine
 from edge.llm.sampler import SamplingParams
 from edge.paging.arena import ElasticArena, key_of
 from edge.paging.load import load_stub
+from edge.paging.window import Piece
 from edge.quantization.gguf import quantize
 from edge.serve.engine.loop import ServingLoop
 from edge.speculate.factory import model_with
@@ -329,6 +331,68 @@ def test_reading_ahead_without_addresses_ends_neither_the_watch_nor_a_change(
         memory.is_now(weights, 1 << 30, WAIT_S)
         engine.decode(PROMPT, 0)
         assert weights.choice.number == 0
+
+
+def test_weights_that_are_closed_read_nothing_ahead(elastic: Callable[[str], Elastic]) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (_, weights):
+        memory.is_now(weights, budgets(weights.sizes)[2])
+        weights.follow()
+        memory.is_now(weights, 1 << 30)
+    memory.now_s += GROW_AFTER_S / 2
+    weights.follow()
+    assert (weights._ahead.n_bytes, weights._arena._places) == (0, {})  # type: ignore[attr-defined]
+
+
+class Waited:
+    """A lock that tells when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.waits, self._lock = threading.Event(), threading.Lock()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        if blocking:
+            self.waits.set()
+        return self._lock.acquire(blocking)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def test_closing_waits_for_what_is_being_read_ahead(
+    elastic: Callable[[str], Elastic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, lock, order = Memory(1 << 30), Waited(), list[str]()
+    keep_only = ElasticArena.keep_only
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        memory.is_now(weights, budgets(weights.sizes)[2])
+        weights.follow()
+        memory.is_now(weights, 1 << 30)
+        memory.now_s += GROW_AFTER_S / 2
+        closing = threading.Thread(target=engine.close)
+
+        def keeps(arena: ElasticArena, pieces: Sequence[Piece]) -> None:
+            if threading.current_thread() is closing:
+                order.append("closed")
+                lock.waits.set()
+            else:
+                closing.start()
+                assert lock.waits.wait(WAIT_S)
+                order.append("read ahead")
+            keep_only(arena, pieces)
+
+        monkeypatch.setattr(weights, "_arena_lock", lock)
+        monkeypatch.setattr(ElasticArena, "keep_only", keeps)
+        weights.follow()
+        closing.join(WAIT_S)
+        assert not closing.is_alive()
+        assert order == ["read ahead", "closed"]
 
 
 def test_weights_change_while_nothing_is_computed_also_after_an_interrupted_pass(
