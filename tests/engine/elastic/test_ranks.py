@@ -18,8 +18,10 @@ from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
+from edge.llm.slot import Origin, Slot
 from edge.paging.budget import MARGIN_SHARE
 from edge.parallel.engine import DistributedEngine
+from edge.parallel.mirror import Mirror
 from edge.parallel.shard import Shard, load_shards
 from edge.parallel.topology import place
 from edge.planning.choose import work_options
@@ -280,3 +282,20 @@ def test_with_a_range_no_plan_has_two_groups_of_requests(bundled: Elastic) -> No
     for least, groups in ((None, None), (1 << 30, 1)):
         options = EngineOptions(memory=2 << 30, least_memory=least, sequences=4)
         assert work_options(bundled.path, options, "auto", "f32").groups == groups
+
+
+def test_what_is_computed_after_rank_0_has_changed_is_mirrored_too(bundled: Elastic, tmp_path: Path) -> None:
+    memory, tokens = Memory(1 << 30), [10 + (7 * i * i + 3 * i) % 400 for i in range(100)]
+    with ranks_in(memory, bundled.path, pipeline(1, 1), tmp_path, replace(RANKS, context=256)) as (engine, ranks):
+        slot, mirror = Slot(engine), Mirror(4096, 1 << 30)
+        slot.prefill(tokens[:40])
+        memory.is_now(ranks[0], budgets(ranks[0].sizes)[2])
+        slot.prefill(tokens[:80])
+        assert (slot.exact, slot.origin) == (40, Origin(resized=40))
+        mirror.follow(engine, [slot], lambda: None, most_s=WAIT_S)
+        assert mirror.copied_bytes == 80 * 4096
+        slot.cut(0)
+        mirror.restore(engine, slot, tokens[:80])  # before anything is computed in another size
+        slot.prefill(tokens)
+        mirror.follow(engine, [slot], lambda: None, most_s=WAIT_S)
+        assert (mirror.restored_tokens, mirror.copied_bytes) == (80, 96 * 4096)
