@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from edge.elastic.ahead import ReadAhead
@@ -78,14 +78,24 @@ class ElasticWeights(PagedWeights):
         self._shown = None
         self._watch = Repeated(self.follow, LOOK_S, "memory")
 
+    def prepare(self) -> int:
+        """Change the weights if that is due; then they stay until the next pass is over, or `reset`. Return the number
+        of their size."""
+        if not self._computing:
+            self._lock.acquire()
+            self._computing = True
+            try:
+                self._change()
+            except BaseException:
+                self._pass_is_over()
+                raise
+        return self.choice.number
+
     def begin(self, rows: llama.Batch, n: int) -> None:
         """Change the weights if that is due, then as `PagedWeights`."""
-        self._lock.acquire()
-        self._computing = True
+        self.pass_size = self.prepare()  # that the last pass was computed with
         try:
-            self._change()
             super().begin(rows, n)
-            self.pass_size = self.choice.number  # that the last pass was computed with
         except BaseException:
             self._pass_is_over()
             raise
@@ -244,8 +254,21 @@ class ElasticWeights(PagedWeights):
 
 
 def next_size(weights: PagedWeights | None) -> int:
-    """Return the number of the size that the next pass is computed with; 0: the largest, or the only one."""
+    """Return the number of the size that a pass would be computed with now; 0: the largest, or the only one."""
     return [weights.choice, *weights._due][-1].number if isinstance(weights, ElasticWeights) else 0
+
+
+@contextmanager
+def next_pass(weights: PagedWeights | None) -> Iterator[int]:
+    """Yield the number of the size that the pass in the block is computed with. WeightsError as of `begin`."""
+    if not isinstance(weights, ElasticWeights):
+        yield 0
+        return
+    try:
+        yield weights.prepare()
+    except BaseException:
+        weights.reset()
+        raise
 
 
 def pass_size(weights: PagedWeights | None) -> int:

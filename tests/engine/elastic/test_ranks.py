@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 import edge
 from edge.deployment.replanning import Replanner
 from edge.elastic.sizes import Sizes
-from edge.elastic.weights import ElasticWeights
+from edge.elastic.weights import ElasticWeights, next_pass
 from edge.errors import EngineError, NotEnoughMemory
+from edge.llama.token_table import TokenTable
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
@@ -282,6 +284,34 @@ def test_with_a_range_no_plan_has_two_groups_of_requests(bundled: Elastic) -> No
     for least, groups in ((None, None), (1 << 30, 1)):
         options = EngineOptions(memory=2 << 30, least_memory=least, sequences=4)
         assert work_options(bundled.path, options, "auto", "f32").groups == groups
+
+
+def test_a_change_that_comes_between_the_embeddings_and_the_pass_waits_for_the_next_pass(
+    elastic: Callable[[str], Elastic], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, memory = elastic("llama"), Memory(1 << 30)
+    with ExitStack() as stack:
+        static = [stack.enter_context(ranks_here(path, pipeline(1, 2), RANKS, tmp_path)) for path in files.static]
+        engine, ranks = stack.enter_context(ranks_in(memory, files.path, pipeline(1, 2), tmp_path))
+        look_up = TokenTable.look_up
+
+        def late(table: TokenTable, *how: Any) -> None:
+            look_up(table, *how)
+            for weights in ranks:
+                memory.is_now(weights, budgets(weights.sizes)[2])
+
+        monkeypatch.setattr(engine._tables[0], "look_up", partial(late, engine._tables[0]))
+        engine.decode(PROMPT, 0)
+        assert ranks[0].choice.number == ranks[0].pass_size == 0
+        engine.kv_remove(0, 0)
+        assert np.array_equal(engine.decode(PROMPT, 0), static[2].decode(PROMPT, 0))
+        assert ranks[0].pass_size == 2
+        memory.is_now(ranks[0], 1 << 30, WAIT_S)
+        with pytest.raises(EngineError, match="lost"), next_pass(ranks[0]):
+            raise EngineError("lost")
+        memory.is_now(ranks[0], budgets(ranks[0].sizes)[2])
+        ranks[0].follow()  # no pass is under way any more
+        assert ranks[0].choice.number == 2
 
 
 def test_what_is_computed_after_rank_0_has_changed_is_mirrored_too(bundled: Elastic, tmp_path: Path) -> None:
