@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import edge
+from edge.cluster.model_slices import ModelSlices
 from edge.deployment.replanning import Replanner
 from edge.elastic.sizes import Sizes
 from edge.elastic.weights import ElasticWeights, next_pass
@@ -26,13 +27,17 @@ from edge.parallel.engine import DistributedEngine
 from edge.parallel.mirror import Mirror
 from edge.parallel.shard import Shard, load_shards
 from edge.parallel.topology import place
+from edge.planning.arrange import work_of
 from edge.planning.choose import work_options
+from edge.planning.llm_space import LlmSpace
 from edge.speculate.factory import Draft, model_with
+from edge.survey.profile import ClusterProfile
 from edge.worker.limits import ResourceLimits
 from edge.worker.load import SlicePart, WholeModel, load
 from partition.errors import CannotSlice
 from partition.plan.arrange import make_plan
-from partition.plan.plan import Range
+from partition.plan.plan import LOCAL, Range
+from partition.predict.speeds import LinkSpeed
 from partition.slices.gguf_slice import elastic_recipe, limits
 from quant.gguf.elastic import elastic_sizes
 from quant.gguf.file import GgufFile
@@ -40,6 +45,7 @@ from tests.engine.elastic.conftest import Elastic, Memory, followed
 from tests.engine.elastic.test_changes import WAIT_S
 from tests.support.deployments import pipeline, tensor
 from tests.support.paging import MIB, OPTIONS, PROMPT
+from tests.support.planning import MS, device, linked
 from tests.support.ranks_here import ranks_here
 from tests.support.slices import DIGEST, write
 from tests.support.workers import worker
@@ -329,3 +335,17 @@ def test_what_is_computed_after_rank_0_has_changed_is_mirrored_too(bundled: Elas
         slot.prefill(tokens)
         mirror.follow(engine, [slot], lambda: None, most_s=WAIT_S)
         assert (mirror.restored_tokens, mirror.copied_bytes) == (80, 96 * 4096)
+
+
+@pytest.mark.parametrize("is_ranged", [True, False])
+def test_the_disk_that_losses_take_is_that_of_slices_of_all_sizes(bundled: Elastic, is_ranged: bool) -> None:
+    path, names = bundled.path if is_ranged else bundled.static[0], [LOCAL, "a:1", "b:1"]
+    file = GgufFile.open(path)
+    known = ClusterProfile(
+        tuple(device(name, 2 * MS, by_row=True) for name in names), linked(names, LinkSpeed(MS, 1e9)), ()
+    )
+    space = LlmSpace(path, file, DIGEST, work_of(file, concurrency=1), known)
+    plan = make_plan(limits(file), "m", DIGEST, names, **pipeline(1, 1, 1))
+    [largest] = ModelSlices(file, DIGEST, ()).files(plan.slice(1))
+    cost = space.spare(space.point(plan), "auto", {"a:1": largest.recipe.n_bytes})
+    assert ("on a:1, which keeps" in cost.no_more) == is_ranged
