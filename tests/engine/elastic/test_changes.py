@@ -311,6 +311,23 @@ def test_what_is_read_ahead_of_more_and_less_room_is_counted_and_has_room(elasti
         assert most_read > room / 2
 
 
+def test_what_is_read_ahead_takes_no_bits_away_where_its_room_goes(elastic: Callable[[str], Elastic]) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (_, weights):
+        budget = budgets(weights.sizes)[2]
+        memory.is_now(weights, budget)
+        weights.follow()
+        for seconds in (0.0, GROW_AFTER_S / 2):
+            memory.now_s += seconds
+            memory.free = 1 << 30
+            weights.follow()
+        assert weights._ahead.n_bytes
+        memory.free = weights.choice.n_bytes  # room for what is loaded, and for nothing else
+        memory.now_s += 0.1
+        weights.follow()
+        assert (weights._governor.budget, weights._ahead.n_bytes) == (budget, 0)
+
+
 def test_reading_ahead_without_addresses_ends_neither_the_watch_nor_a_change(
     elastic: Callable[[str], Elastic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
