@@ -95,6 +95,7 @@ def deploy(
         return DeployedModel(single, Running(single, plan, choice.why, ("this device",)), exchange, single.close)
     if options.least_memory is not None:  # each rank changes alone: what is kept on disk would be of several sizes
         options = replace(options, prefixes=None, groups=options.groups or 1)
+        choice = replace(choice, options=replace(choice.options, groups=options.groups))
     began, others = time.monotonic(), LostTimeMeter()
     with ExitStack() as stack:
         building = LlmBuilding(file, digest, options, exchange, steps.say, choice.encoder)

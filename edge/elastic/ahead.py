@@ -31,15 +31,14 @@ class ReadAhead:
         if self.budget <= budget <= self.budget + 2 * slack:
             return
         choice, there = sizes.choose(budget), {key_of(piece) for piece in now.plan.resident}
-        self.end([*now.plan.resident, *(choice.plan.resident if budget > self.budget else ())])
-        self.budget, room = budget - slack, budget - slack - now.n_bytes
-        pieces = []
+        room, pieces = budget - slack - now.n_bytes, list[Piece]()
         for piece in choice.plan.resident if choice.n_bytes > now.n_bytes else ():
             if key_of(piece) not in there and piece.span <= room:
                 pieces.append(piece)
                 room -= piece.span
+        self.end([*now.plan.resident, *pieces])
         self._arena.make_places(pieces, sizes.having)
-        self._jobs = {piece: piece.read(*self._arena.place(piece)) for piece in pieces}
+        self._jobs, self.budget = {piece: piece.read(*self._arena.place(piece)) for piece in pieces}, budget - slack
         for piece, job in self._jobs.items():
             job.left = 0 if self._arena.holds(piece) else job.left
         self._reader.submit_idle([job for job in self._jobs.values() if job.left])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from edge.elastic.ahead import ReadAhead
@@ -78,14 +78,24 @@ class ElasticWeights(PagedWeights):
         self._shown = None
         self._watch = Repeated(self.follow, LOOK_S, "memory")
 
+    def prepare(self) -> int:
+        """Change the weights if that is due; then they stay until the next pass is over, or `reset`. Return the number
+        of their size."""
+        if not self._computing:
+            self._lock.acquire()
+            self._computing = True
+            try:
+                self._change()
+            except BaseException:
+                self._pass_is_over()
+                raise
+        return self.choice.number
+
     def begin(self, rows: llama.Batch, n: int) -> None:
         """Change the weights if that is due, then as `PagedWeights`."""
-        self._lock.acquire()
-        self._computing = True
+        self.pass_size = self.prepare()  # that the last pass was computed with
         try:
-            self._change()
             super().begin(rows, n)
-            self.pass_size = self.choice.number  # that the last pass was computed with
         except BaseException:
             self._pass_is_over()
             raise
@@ -118,7 +128,7 @@ class ElasticWeights(PagedWeights):
         if self._watch is not None:
             self._watch.close()
         self._pass_is_over()  # the model was freed
-        with self._lock:  # a change may be under way
+        with self._lock, self._arena_lock:  # a change may be under way, or what is read ahead
             self._reader.close()
             if not self._reader.hangs:
                 self._release()
@@ -149,21 +159,22 @@ class ElasticWeights(PagedWeights):
         """Look, and change what is due unless a pass is computed, which has the next one change it. What may be due
         soon is read ahead."""
         self.look()
-        self._read_ahead()
-        if self._due and self._lock.acquire(blocking=False):
-            try:
-                # The next pass tries again, and says what is wrong.
-                with suppress(WeightsError, OSError):
+        with suppress(WeightsError, OSError):  # the next pass tries again, and says what is wrong
+            if self._due and self._lock.acquire(blocking=False):
+                try:
                     if self._watch is None or not self._watch.is_over:
                         self._change()
-            finally:
-                self._lock.release()
+                finally:
+                    self._lock.release()
+            self._read_ahead()
 
     def _read_ahead(self) -> None:
         """Read what a larger budget would have if it stays likely, and give that back where it does not."""
         if not self._arena_lock.acquire(blocking=False):
             return
         try:
+            if self._watch is not None and self._watch.is_over:
+                return
             budget = self._governor.coming(self._room.now())
             if budget > self._governor.budget and self._intact:
                 self._ahead.follow(self.sizes, budget, self.choice)
@@ -243,8 +254,21 @@ class ElasticWeights(PagedWeights):
 
 
 def next_size(weights: PagedWeights | None) -> int:
-    """Return the number of the size that the next pass is computed with; 0: the largest, or the only one."""
+    """Return the number of the size that a pass would be computed with now; 0: the largest, or the only one."""
     return [weights.choice, *weights._due][-1].number if isinstance(weights, ElasticWeights) else 0
+
+
+@contextmanager
+def next_pass(weights: PagedWeights | None) -> Iterator[int]:
+    """Yield the number of the size that the pass in the block is computed with. WeightsError as of `begin`."""
+    if not isinstance(weights, ElasticWeights):
+        yield 0
+        return
+    try:
+        yield weights.prepare()
+    except BaseException:
+        weights.reset()
+        raise
 
 
 def pass_size(weights: PagedWeights | None) -> int:

@@ -93,7 +93,7 @@ def work_options(path: Path, options: EngineOptions, transport: str, wire: str) 
         context=context,
         kv_type=kv.name,
         concurrency=options.sequences,
-        groups=options.groups,
+        groups=1 if options.least_memory else options.groups,  # weights that change have the graph of one
         wire=wire,
         transport=transport,
         threads=options.threads,

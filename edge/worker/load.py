@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from devices.machine_disk import disk_read_rate
 from devices.sleeping import sleep_profile
@@ -36,6 +37,8 @@ from quant.gguf.file import GgufFile
 from quant.wire import WIRES
 from transport import edge_pb2 as pb
 from transport.collective import Group
+
+T = TypeVar("T")
 
 _MOST_TIMED = 16  # step sizes in one request
 
@@ -132,9 +135,9 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     limit = request.memory_limit_bytes
     uses_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
     if limit and not uses_gpu:
-        options = replace(options, memory=min(limit, options.memory or limit))
-        if limits.gives_back:
-            options = replace(options, least_memory=max(1, (options.memory or limit) - limits.gives_back))
+        budget = min(limit, options.memory or limit)
+        gives_back = limits.gives_back if (options.groups or 1) == 1 else 0  # of weights that change there is one graph
+        options = replace(options, memory=budget, least_memory=max(1, budget - gives_back) if gives_back else None)
     if request.prefix_key:
         options = replace(options, reserved=options.reserved + held_bytes(shape))
     if options.memory is None:
@@ -156,9 +159,9 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     if here is None:
         if sleep_profile():
             raise EdgeError("this device of a lab sleeps: it has no weights to draft with; let another one draft")
-        engine = Engine(request.path, options, progress=progress)
+        engine = _with_least(lambda own: Engine(request.path, own, progress=progress), options)
         return WholeModel(engine, need or engine.memory)
-    shards = load_shards(request.path, options, here, progress)
+    shards = _with_least(lambda own: load_shards(request.path, own, here, progress), options)
     shard = shards[0]
     if request.prefix_key and request.prefix_bytes:
         state_bytes = held_bytes(shape) if options.memory else None
@@ -166,6 +169,17 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     for other in shards[1:]:
         other.engine.states.share(shard.engine.states)
     return SlicePart(shards, need or shard.engine.memory)
+
+
+def _with_least(load: Callable[[EngineOptions], T], options: EngineOptions) -> T:
+    """Return what `load` loads with these options. Where other sessions have so much that too little of the memory is
+    to stay, as much stays as the model needs. The errors of `load`."""
+    try:
+        return load(options)
+    except NotEnoughMemory as error:
+        if options.least_memory is None or options.memory is None:
+            raise
+        return load(replace(options, least_memory=min(error.least or options.memory, options.memory)))
 
 
 def _check_limit(need: MemoryNeed, limit: int) -> None:
