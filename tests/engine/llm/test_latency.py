@@ -11,6 +11,7 @@ import pytest
 
 from edge.llm.engine import Engine
 from edge.llm.requests import Request
+from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.step_budget import AIM, LONGEST_GAP_S, Came, LatencyTargets, StepBudget, Wait
 from tests.conftest import Synthetic
@@ -243,21 +244,21 @@ def test_a_prompt_beside_an_answer_comes_in_parts_that_keep_to_the_target(
         assert targets.gaps_within == targets.gaps > 0
 
 
-@pytest.mark.parametrize("n_requests", [1, 3])
-def test_an_end_without_a_token_is_no_gap(synthetic: Synthetic, n_requests: int) -> None:
-    """Answers end where the context is full."""
-    targets = LatencyTargets(itl_s=60.0)
-    with (
-        Engine(synthetic("llama", "f32"), replace(EXACT, context=24, batch=16, sequences=n_requests)) as engine,
-        Scheduler(engine, targets=targets) as scheduler,
-    ):
-        for n in range(n_requests):
-            scheduler.add(Request([5, 6, n + 7], None))
-        tokens = 0
-        while scheduler.busy:
-            tokens += sum(event.token_id is not None for event in scheduler.step())
-    assert targets.first_tokens == n_requests
-    assert targets.gaps == tokens - n_requests > 0
+def test_an_end_without_a_token_is_no_gap(synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fifth token of an answer is made one that ends it."""
+    with Engine(synthetic("llama", "f32"), replace(EXACT, context=64)) as engine:
+        tokens: list[list[int]] = []
+        for ends in (False, True):
+            targets = LatencyTargets(itl_s=60.0)
+            with Scheduler(engine, targets=targets) as scheduler:
+                scheduler.add(Request([5, 6, 7], 12, SamplingParams(temperature=1.0, seed=1), ends=ends))
+                events = []
+                while scheduler.busy:
+                    events += scheduler.step()
+            tokens.append([event.token_id for event in events if event.token_id is not None])
+            assert (targets.first_tokens, targets.gaps) == (1, len(tokens[-1]) - 1)
+            monkeypatch.setattr(engine.model, "is_end", lambda token: token == tokens[0][4])
+    assert tokens[1] == tokens[0][:4]
 
 
 @pytest.mark.parametrize(("itl_s", "least", "most"), [(0.15, 0.93, 1.0), (0.3, 0.93, 1.0), (None, 0.0, 0.1)])

@@ -18,7 +18,7 @@ from edge.llm.options import PrefixOptions
 from edge.llm.requests import Event, Request, token_logprobs
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.llm.slot import Slot
+from edge.llm.slot import Origin, Slot
 from edge.llm.slots import Slots
 from edge.llm.step_budget import STEP_S, TILE_ROWS, StepBudget, parts
 from tests.conftest import Synthetic
@@ -185,7 +185,7 @@ def test_what_was_left_while_steps_were_under_way_is_kept_when_the_next_request_
         slot = slots.admit(slots.place(prompt, 1), prompt, adapters=())
         engine.decode(prompt, 0, sequence=slot.sequence)
         slot.tokens += prompt
-        slot.exact = exact
+        slot.origin = Origin(resized=exact)
         hashes = engine.states.block_hashes(prompt[:exact])
         slots.leave(slot, keep=False)
         assert engine.states.n_cached(hashes) == 0
