@@ -38,7 +38,7 @@ from edge.planning.choice import PlanChoice
 from edge.planning.encoder_place import EncoderPlace
 from edge.slices.local import OwnSlices
 from edge.survey.cluster import Cluster
-from edge.survey.joining import FindWorkers, Newcomers
+from edge.survey.joining import FindWorkers, JoiningDevices
 from edge.tasks import SILENT, Progress, Steps
 from partition.errors import CannotSlice, PlanError
 from partition.model.check import check_loadable
@@ -111,11 +111,11 @@ def deploy(
         supervisor = Supervisor(replanner, building, steps, insecure=cluster.insecure)
         stack.callback(supervisor.close)
         engine = building.kept_running(supervisor, fleet, plan, choice.why, exact=replanner.exact)
-        newcomers = None
+        joining = None
         if resilience.seek is not None:
-            newcomers = Newcomers(resilience.seek, file, digest, exchange.transport, insecure=cluster.insecure)
+            joining = JoiningDevices(resilience.seek, file, digest, exchange.transport, insecure=cluster.insecure)
         replacements = engine.replacements
-        watch = MembershipWatch(supervisor, replanner, replacements, newcomers, steps, insecure=cluster.insecure)
+        watch = MembershipWatch(supervisor, replanner, replacements, joining, steps, insecure=cluster.insecure)
         stack.callback(watch.close)
         assert supervisor.running is not None
 

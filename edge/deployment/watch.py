@@ -17,7 +17,7 @@ from edge.deployment.supervisor import Supervisor
 from edge.errors import EdgeError, Interrupted
 from edge.llm.interface import TextEngine
 from edge.parallel.replacements import Replacements
-from edge.survey.joining import JoinedDevice, Newcomers
+from edge.survey.joining import JoinedDevice, JoiningDevices
 from edge.survey.profile import reachable
 from edge.survey.straggler_watch import StragglerWatch
 from edge.tasks import Repeated, Steps
@@ -40,15 +40,15 @@ class MembershipWatch:
         supervisor: Supervisor[Plan, TextEngine],
         replanner: Replanner,
         replacements: Replacements,
-        newcomers: Newcomers | None,
+        joining: JoiningDevices | None,
         steps: Steps,
         *,
         insecure: bool,
     ) -> None:
-        """newcomers: looks for devices that join; None: no others are to take part. insecure: also workers that do not
+        """joining: looks for devices that join; None: no others are to take part. insecure: also workers that do not
         encrypt."""
         self._supervisor, self._replanner, self._replacements = supervisor, replanner, replacements
-        self._newcomers, self._steps, self._insecure = newcomers, steps, insecure
+        self._joining, self._steps, self._insecure = joining, steps, insecure
         work = replanner.planner.work if replanner.planner else None
         self.slow = StragglerWatch(replanner.survey, work)
         self._declined: set[str] = set()  # workers that joined, and that no better plan has
@@ -126,10 +126,10 @@ class MembershipWatch:
     def _offer_join(self) -> None:
         """Where a device joined, measure it, and offer a plan with it that is clearly better."""
         survey = self._replanner.survey
-        if self._newcomers is None or survey is None or self._replacements.is_moving:
+        if self._joining is None or survey is None or self._replacements.is_moving:
             return
         if self._joined is None:
-            self._joined = self._newcomers.measured(survey, self._check_quiet)
+            self._joined = self._joining.measured(survey, self._check_quiet)
             if self._joined is None:
                 return
             self._plan_by(self._joined)

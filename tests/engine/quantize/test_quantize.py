@@ -256,7 +256,7 @@ def test_rows_that_do_not_fill_blocks(tmp_path: Path, mix: str, ff: int, used: s
     [misfit] = outcome.misfits
     assert (misfit.tensor, misfit.columns) == ("blk.0.ffn_down.weight", ff)
     assert misfit.used == used == outcome.types[misfit.tensor].name
-    assert ff % TYPES[misfit.wanted].block
+    assert ff % TYPES[misfit.requested].block
     assert outcome == types_of(file, MIXES[mix])
     assert outcome.n_bytes == file_bytes(file, outcome.types)
     with Engine(tmp_path / "out.gguf", EngineOptions(threads=1, context=64)) as engine:
