@@ -125,17 +125,17 @@ class Lent:
 
 def possible_ways(folder: Path) -> list[str]:
     """Those of WAYS that this user may do on this machine; of the others a line is said."""
-    found = list(WAYS)
+    result = list(WAYS)
     try:
         with _small_disk(folder / "disk"):
             pass
     except OSError as error:
-        _leave_out(found, "full disk", error)
+        _leave_out(result, "full disk", error)
     try:
         _group("try").close()
     except NoGroups as error:
-        _leave_out(found, "memory limit", error)
-    return found
+        _leave_out(result, "memory limit", error)
+    return result
 
 
 @contextmanager
@@ -158,8 +158,8 @@ def lent(folder: Path, n: int, ways: list[str]) -> Iterator[list[Lent]]:
         try:
             yield workers
         finally:
-            for one in workers:
-                one.back()
+            for item in workers:
+                item.back()
 
 
 def _leave_out(ways: list[str], way: str, error: Exception) -> None:

@@ -25,8 +25,8 @@ class Governor:
     def look(self, room: int, loaded: int, stalled_s: float, now_s: float) -> int:
         """Return the budget from now on.
 
-        room: bytes that the process could hold. loaded: bytes that what it has loaded is made for; less room shrinks the
-        budget. stalled_s: seconds, since some time, in which processes waited for memory.
+        room: bytes that the process could hold. loaded: bytes that what it has loaded is made for; less room shrinks
+        the budget. stalled_s: seconds, since some time, in which processes waited for memory.
         """
         with self._lock:
             before, self._stalled = self._stalled, (now_s, stalled_s)

@@ -32,11 +32,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
 
 
 def test_the_size_is_said_before_and_is_at_most_the_sum(made: tuple[Path, dict[str, Any], str]) -> None:
-    out, said, beside = made
+    out, said, baseline = made
     n_bytes = out.stat().st_size
     assert said["type"] == "elastic"
     assert said["predicted_bytes"] == said["size_bytes"] == n_bytes
-    assert f"will have {n_bytes:,} bytes" in beside
+    assert f"will have {n_bytes:,} bytes" in baseline
     large, small = said["sizes"]
     assert large["size_bytes"] > small["size_bytes"]
     assert n_bytes <= large["size_bytes"] + small["size_bytes"]

@@ -58,8 +58,8 @@ def sizes(capsys: pytest.CaptureFixture[str]) -> dict[str, int]:
     capsys.readouterr()
     assert main(["model", "list", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["size_bytes"] == sum(one["size_bytes"] for one in said["models"])
-    return {one["name"]: one["size_bytes"] for one in said["models"]}
+    assert said["size_bytes"] == sum(model["size_bytes"] for model in said["models"])
+    return {model["name"]: model["size_bytes"] for model in said["models"]}
 
 
 ALL = {
@@ -100,7 +100,7 @@ def test_what_is_named_is_removed_and_nothing_else(
     caches: Caches, capsys: pytest.CaptureFixture[str], name: str, gone: list[str]
 ) -> None:
     assert main(["model", "rm", name, "--yes"]) == 0
-    assert sizes(capsys) == {one: n for one, n in ALL.items() if one not in gone}
+    assert sizes(capsys) == {first: n for first, n in ALL.items() if first not in gone}
     assert caches.blob.exists() == ("someone/tiny:tiny-q4_0.gguf" not in gone)
     assert (caches.hub / "models--other--big/blobs/config.json").exists()
 

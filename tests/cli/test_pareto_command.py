@@ -51,8 +51,8 @@ bandwidth_mbps = 100000
 
 @pytest.fixture(autouse=True, scope="module", name="one")
 def a_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    with shared_workers(tmp_path_factory, "one") as [one]:
-        yield one
+    with shared_workers(tmp_path_factory, "one") as [first]:
+        yield first
 
 
 @pytest.fixture(name="edge")
@@ -80,11 +80,11 @@ def test_measured_once_a_day(edge: Run, one: Worker, tmp_path: Path, monkeypatch
         monkeypatch.setattr(measuring, doubt, 1e9)
     monkeypatch.setattr(links, "_NOISE_S", 1e9)  # and a link is as it was, however busy
     file = tmp_path / "front.json"
-    asked = (*FEW, "--measure", "1", "--json", file)
+    request = (*FEW, "--measure", "1", "--json", file)
     there = ("--workers", one.address, "--insecure")
 
     def measured(*options: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
-        code, out, error = edge(*asked, *options)
+        code, out, error = edge(*request, *options)
         assert code == 0, error
         result = json.loads(file.read_text())
         [point] = [point for point in result["points"] if point["measured"]]
@@ -97,7 +97,7 @@ def test_measured_once_a_day(edge: Run, one: Worker, tmp_path: Path, monkeypatch
     assert first["age_s"] == 0
     assert min(first["latency_s"], first["throughput_per_s"], first["ttft_s"]) > 0
     assert "%)" in out  # the error of the prediction
-    assert_refused(edge(*asked), 2, "--force")
+    assert_refused(edge(*request), 2, "--force")
     [label] = [point["label"] for point in result["points"] if point["measured"]]
     # What a command measures now may make another plan the most promising.
     monkeypatch.setattr(measuring, "promising", lambda points, _: [i for i, p in enumerate(points) if p.label == label])
@@ -130,7 +130,7 @@ def test_an_interrupted_one_writes_what_it_knows(
     data, html, png = (tmp_path / f"front.{ending}" for ending in ("json", "html", "png"))
     # Another context than elsewhere, so that no plan was measured before. By memory two devices are always on the
     # front, however slow the worker was when it was measured.
-    asked = (
+    request = (
         "--context",
         "496",
         "--axes",
@@ -144,12 +144,12 @@ def test_an_interrupted_one_writes_what_it_knows(
         "--json",
         data,
     )
-    command = (*asked, "--html", html, "--png", png, "--workers", one.address, "--insecure")
+    command = (*request, "--html", html, "--png", png, "--workers", one.address, "--insecure")
     code, _, error = edge(*command, "--save", tmp_path / "plan.json", "--pick", "latency")
     assert code == 130, error
     assert "edge pareto: interrupted after 1 of 2 plans" in error
     points = json.loads(data.read_text())["points"]
-    [kept] = [point for point in points if point["measured"]]
+    [saved] = [point for point in points if point["measured"]]
     assert [point["measured"] for point in points if point["error"]] == [None]
     assert {point["error"] for point in points} == {None, measuring.INTERRUPTED}
     assert html.read_text().rstrip().endswith("</html>")
@@ -162,7 +162,7 @@ def test_an_interrupted_one_writes_what_it_knows(
     points = json.loads(data.read_text())["points"]
     assert sum(point["measured"] is not None for point in points) == 2
     assert len(measured) == len(set(measured)) == 2
-    assert kept["plan"] in [point["plan"] for point in points if point["measured"]]
+    assert saved["plan"] in [point["plan"] for point in points if point["measured"]]
 
 
 def test_plans_with_drafts_are_points(edge: Run, what_if: Path, tmp_path: Path) -> None:
@@ -210,13 +210,13 @@ def test_axes(edge: Run, what_if: Path, axes: tuple[str, ...]) -> None:
     assert result["objectives"] == [OBJECTIVES[axis].key for axis in axes]
 
     def values(point: dict[str, Any]) -> list[float]:
-        of = point["predicted"]
+        total = point["predicted"]
         known = {
-            "latency": of["latency_s"],
-            "throughput": -of["throughput_per_s"],
-            "ttft": of["ttft_s"],
-            "memory": max(of["memory_bytes"].values()),
-            "energy": of["energy_j"],
+            "latency": total["latency_s"],
+            "throughput": -total["throughput_per_s"],
+            "ttft": total["ttft_s"],
+            "memory": max(total["memory_bytes"].values()),
+            "energy": total["energy_j"],
         }
         return [known[axis] for axis in axes]
 
@@ -267,15 +267,15 @@ def test_types(edge: Run, what_if: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert 0 == once["q8_0"]["divergence"] < once["q5_0"]["divergence"] < once["q4_0"]["divergence"]
     assert once["q8_0"]["size_bytes"] > once["q5_0"]["size_bytes"] > once["q4_0"]["size_bytes"]
     assert [len(names) for names in measured] == [2]
-    made = Path(once["q4_0"]["model"])
-    before = made.stat().st_mtime_ns
+    built = Path(once["q4_0"]["model"])
+    before = built.stat().st_mtime_ns
     mine = tmp_path / "mine.gguf"
-    mine.write_bytes(made.read_bytes())
+    mine.write_bytes(built.read_bytes())
     result = found(edge, "--cluster", what_if, "--types", f"q8_0,{mine}")
     assert result["objectives"] == ["latency_s", "throughput_per_s", "divergence"]
     assert result["types"][1]["divergence"] == once["q4_0"]["divergence"]
     assert {point["type"] for point in result["points"] if point["on_front"]} == {"q8_0", "mine"}
-    assert made.stat().st_mtime_ns == before
+    assert built.stat().st_mtime_ns == before
     assert len(measured) == 1
     limit = ("--max-divergence", str((once["q5_0"]["divergence"] + once["q4_0"]["divergence"]) / 2))
     assert [kind["left_out"] for kind in types("--types", "q8_0,q5_0,q4_0", *limit).values()] == [False, False, True]

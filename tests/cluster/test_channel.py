@@ -167,11 +167,11 @@ def listening(answer: bytes | None = None) -> Iterator[int]:
                     return
                 with sock, contextlib.suppress(OSError):
                     if answer is None:
-                        kept.append(sock.dup())
+                        saved.append(sock.dup())
                     else:
                         sock.sendall(answer)
 
-        kept: list[socket.socket] = []
+        saved: list[socket.socket] = []
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:
@@ -179,7 +179,7 @@ def listening(answer: bytes | None = None) -> Iterator[int]:
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join()
-            for sock in kept:
+            for sock in saved:
                 sock.close()
 
 

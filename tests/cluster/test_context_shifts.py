@@ -29,13 +29,13 @@ def test_tokens_after_shifts_are_those_of_one_device(one: Worker, synthetic: Syn
     path = synthetic("llama", "f32")
     with deployed(one, path, how, EXACT) as deployment, Engine(path, EXACT) as single:
         assert deployment.engine.can_shift
-        found, wanted = through_shifts(deployment.engine), through_shifts(single)
-    assert len(wanted) > 100
-    assert deviations(found, wanted) <= (0 if how.get("parallel") == "pipeline" else CLOSE)
-    top = np.sort(wanted, axis=1)
-    clear = top[:, -1] - top[:, -2] > 2 * CLOSE * wanted.std()  # where the choice of a token hangs on no rounding
-    assert np.count_nonzero(clear) > 0.9 * len(wanted)
-    np.testing.assert_array_equal(found[clear].argmax(1), wanted[clear].argmax(1))
+        result, expected = through_shifts(deployment.engine), through_shifts(single)
+    assert len(expected) > 100
+    assert deviations(result, expected) <= (0 if how.get("parallel") == "pipeline" else CLOSE)
+    top = np.sort(expected, axis=1)
+    clear = top[:, -1] - top[:, -2] > 2 * CLOSE * expected.std()  # where the choice of a token hangs on no rounding
+    assert np.count_nonzero(clear) > 0.9 * len(expected)
+    np.testing.assert_array_equal(result[clear].argmax(1), expected[clear].argmax(1))
 
 
 def through_shifts(engine: TextEngine) -> NDArray[np.float32]:

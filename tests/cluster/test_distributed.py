@@ -48,10 +48,10 @@ def test_a_conversation_uses_the_cache(one: Worker, how: dict[str, Any]) -> None
     """Also one that is too long, so that the beginning of it is forgotten."""
     options = replace(OPTIONS, context=160)
     with deployed(one, MODEL_PATH, how, options) as deployment, Engine(MODEL_PATH, options) as single:
-        found, wanted = conversation(deployment.engine), conversation(single)
-    assert found == wanted
-    assert any(cached > 20 for _, cached, _ in wanted)
-    assert any(dropped for *_, dropped in wanted)
+        result, expected = conversation(deployment.engine), conversation(single)
+    assert result == expected
+    assert any(cached > 20 for _, cached, _ in expected)
+    assert any(dropped for *_, dropped in expected)
 
 
 def conversation(engine: TextEngine) -> list[tuple[str, int, int]]:
@@ -83,9 +83,9 @@ def test_drafted_tokens_are_checked_by_all_ranks(one: Worker, how: dict[str, Any
     ):
         assert deployment.engine.outputs == MOST_ROWS
         for prompt in prompts:
-            wanted = answered(single, prompt)
-            drafter = speculate(EveryOther(wanted))
-            assert answered(deployment.engine, prompt, drafter) == wanted
+            expected = answered(single, prompt)
+            drafter = speculate(EveryOther(expected))
+            assert answered(deployment.engine, prompt, drafter) == expected
             assert 0 < drafter.stats.accepted < drafter.stats.drafted
 
 
@@ -118,7 +118,7 @@ def test_what_an_engine_refuses_changes_nothing(one: Worker) -> None:
     with deployed(one, MODEL_PATH, stages(1, 2)) as deployment:
         engine = deployment.engine
         prompt = questions(QUESTIONS)[0].prompt
-        wanted = engine.decode(prompt, 0).copy()
+        expected = engine.decode(prompt, 0).copy()
         with pytest.raises(EngineError, match=r"1 to 64 tokens, 65 were given"):
             engine.decode([1] * 65, 0)
         with pytest.raises(ContextFull, match=r"520 tokens .* context of 512"):
@@ -136,7 +136,7 @@ def test_what_an_engine_refuses_changes_nothing(one: Worker) -> None:
             engine.times()
         engine.collect()
         engine.kv_clear()
-        np.testing.assert_array_equal(engine.decode(prompt, 0), wanted)
+        np.testing.assert_array_equal(engine.decode(prompt, 0), expected)
     with pytest.raises(EngineError, match="closed"):
         engine.decode([1], 0)
 
@@ -167,12 +167,12 @@ def test_an_interrupted_step_is_not_taken_for_another(
 def test_one_stage_has_one_step_under_way(one: Worker) -> None:
     with deployed(one, MODEL_PATH, tensor(1, 1)) as deployment:
         engine = deployment.engine
-        wanted = engine.decode([5, 6], 0).copy()
+        expected = engine.decode([5, 6], 0).copy()
         engine.kv_clear()
         engine.submit([5, 6], np.arange(2), np.zeros(2), np.array([0, 1]))
         with pytest.raises(EngineError, match="still to be collected"):
             engine.submit([7], np.array([2]), np.array([0]), np.zeros(1, np.int8))
-        np.testing.assert_array_equal(engine.collect()[0], wanted)
+        np.testing.assert_array_equal(engine.collect()[0], expected)
         engine.decode([7], 2)
 
 

@@ -57,17 +57,17 @@ class Counted:
         self.requests += 1
         if self.requests == self.at:
             self.then()
-        found = self.device.propose(tokens, n)
-        self.drafted += len(found)
-        return found
+        result = self.device.propose(tokens, n)
+        self.drafted += len(result)
+        return result
 
 
 @contextmanager
-def draft_device(one: Worker, engine: Engine, steps: Steps = SILENT) -> Iterator[DraftDevice]:
+def draft_device(item: Worker, engine: Engine, steps: Steps = SILENT) -> Iterator[DraftDevice]:
     """The worker with the bundled model, which drafts for itself. It must have no process at the end."""
-    with DraftDevice(one.address, MODEL_PATH, engine.context, engine.model.n_vocab, steps=steps) as device:
+    with DraftDevice(item.address, MODEL_PATH, engine.context, engine.model.n_vocab, steps=steps) as device:
         yield device
-    until(lambda: not one.children(), "the end of the engine process")
+    until(lambda: not item.children(), "the end of the engine process")
 
 
 def test_answers_are_the_same_and_ids_alone_cross(one: Worker, engine: Engine, plain: Answers) -> None:
@@ -77,11 +77,11 @@ def test_answers_are_the_same_and_ids_alone_cross(one: Worker, engine: Engine, p
         assert device._loaded is not None
         link = device._loaded.link
         sent, received = link.sent_bytes, link.received_bytes  # while it was made
-        for prompt, wanted in plain.items():
-            assert ids(run(engine, prompt, drafter)) == wanted
+        for prompt, expected in plain.items():
+            assert ids(run(engine, prompt, drafter)) == expected
             assert drafter.stats.accepted > 0.6 * drafter.stats.drafted > 0  # it is the same model
         sent, received = link.sent_bytes - sent, link.received_bytes - received
-        texts = sum(len(prompt) + len(wanted) for prompt, wanted in plain.items())
+        texts = sum(len(prompt) + len(target) for prompt, target in plain.items())
         assert received == 4 * counted.drafted
         assert 12 * counted.requests < sent <= 12 * counted.requests + 4 * (texts + counted.drafted)
         said = drafter.to_json()
@@ -95,13 +95,13 @@ def taken_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helper, "AGAIN_S", 1e6)
 
 
-def kill(one: Worker) -> None:
-    for child in one.children():
+def kill(item: Worker) -> None:
+    for child in item.children():
         os.kill(child.pid, signal.SIGKILL)
 
 
-def stop(one: Worker) -> None:
-    for child in one.children():
+def stop(item: Worker) -> None:
+    for child in item.children():
         os.kill(child.pid, signal.SIGSTOP)
 
 
@@ -131,8 +131,8 @@ def test_its_loss_leaves_the_answer_as_it_was(
         assert drafter.stats.drafted > 0
         assert counted.requests > 2
         assert device.is_lost
-        for prompt, wanted in others:
-            assert ids(run(engine, prompt, drafter)) == wanted
+        for prompt, expected in others:
+            assert ids(run(engine, prompt, drafter)) == expected
             assert drafter.stats.drafted == 0
         assert drafter.to_json()["draft_worker_lost"] is True
         assert drafter.describe().startswith("small on one, which is lost: ")
@@ -168,34 +168,34 @@ def test_it_is_taken_back_when_it_is_there_again(
             assert again == f"{device.name} drafts again"
         until(lambda: not begun[1].children(), "the end of the engine process")
     finally:
-        for one in begun:
-            one.kill()
+        for item in begun:
+            item.kill()
 
 
 def test_what_a_person_asks_for_is_done(one: Worker, engine: Engine, tmp_path: Path) -> None:
-    asked = drafts(MODEL_PATH, None, worker=one.address)
-    assert asked == WorkerDraft(MODEL_PATH, one.address)
+    request = drafts(MODEL_PATH, None, worker=one.address)
+    assert request == WorkerDraft(MODEL_PATH, one.address)
     config = EngineConfig(str(MODEL_PATH), draft=str(MODEL_PATH), draft_worker=one.address)
-    assert EngineConfig.from_json(config.to_json()).drafts(SILENT) == asked
+    assert EngineConfig.from_json(config.to_json()).drafts(SILENT) == request
     with pytest.raises(ValueError, match="a worker drafts by a model, not by ngram"):
         edge.load(draft="ngram", draft_worker=one.address)
     budget = replace(ROOM, memory=1 << 30)
-    assert with_room(budget, asked).reserved == 0 < with_room(budget, MODEL_PATH).reserved
+    assert with_room(budget, request).reserved == 0 < with_room(budget, MODEL_PATH).reserved
     with pytest.raises(TransportError):
         edge.load(draft=MODEL_PATH, draft_worker="127.0.0.1:9", threads=1, context=64)
 
 
 def test_requests_are_drafted_for(one: Worker, engine: Engine, plain: Answers) -> None:
-    prompt, wanted = next(iter(plain.items()))
+    prompt, expected = next(iter(plain.items()))
     with ExitStack() as stack:
         drafter = speculation(WorkerDraft(MODEL_PATH, one.address), engine, stack.enter_context)
         assert drafter is not None
         scheduler = Scheduler(engine, drafter=drafter)
         scheduler.add(Request(list(prompt), 24))
-        found = []
+        results = []
         while scheduler.busy:
-            found += [event.token_id for event in scheduler.step() if event.token_id is not None]
-        assert found == wanted
+            results += [event.token_id for event in scheduler.step() if event.token_id is not None]
+        assert results == expected
         assert drafter.stats.drafted > 0
         assert drafter.to_json()["draft_worker"] == "one"
 
@@ -224,13 +224,13 @@ def test_the_command_lets_the_worker_draft(
         assert one.log().count("session-loaded") - loads == len(more) // 2
         until(lambda: not one.children(), "the end of the engine process")
     assert said[0]["token_ids"] == said[1]["token_ids"]
-    assert [one["speculation"]["draft_worker"] for one in said] == [None, "one"]
-    assert [one["speculation"]["draft_worker_lost"] for one in said] == [False, False]
+    assert [item["speculation"]["draft_worker"] for item in said] == [None, "one"]
+    assert [item["speculation"]["draft_worker_lost"] for item in said] == [False, False]
 
 
 @pytest.mark.parametrize("command", ["chat", "bench", "serve"])
 @pytest.mark.parametrize("draft", [(), ("--draft", "ngram"), ("--draft", "off")])
 def test_a_worker_needs_a_model(command: str, draft: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("-p", "Hi") if command == "chat" else ()
-    assert main(command, *asked, "--draft-worker", "127.0.0.1:9", *draft) == 2
+    request = ("-p", "Hi") if command == "chat" else ()
+    assert main(command, *request, "--draft-worker", "127.0.0.1:9", *draft) == 2
     assert "name one with --draft FILE, or --draft self" in capsys.readouterr().err

@@ -75,8 +75,8 @@ def test_embeddings_are_those_of_this_device(kind: str, one: Worker, files: dict
     until(lambda: not one.children(), "the end of the engine process")
 
 
-def kill(one: Worker) -> None:
-    for child in one.children():
+def kill(item: Worker) -> None:
+    for child in item.children():
         os.kill(child.pid, signal.SIGKILL)
 
 
@@ -162,8 +162,8 @@ def test_it_is_taken_back(tmp_path: Path, files: dict[str, tuple[Path, Path]], m
             assert device.encode(png()) is not None
             assert steps.lines[-1] == f"{device.name} encodes again"
     finally:
-        for one in begun:
-            one.kill()
+        for item in begun:
+            item.kill()
 
 
 def test_a_damaged_picture_is_an_error_and_the_worker_stays(one: Worker, files: dict[str, tuple[Path, Path]]) -> None:

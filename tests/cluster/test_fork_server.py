@@ -24,8 +24,8 @@ from transport import edge_pb2 as pb
 @pytest.fixture(scope="module", name="one")
 def a_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """Started as people start it, so that its fork server is its own."""
-    with worker(tmp_path_factory.mktemp("w"), preexec=heed_interrupts) as one:
-        yield one
+    with worker(tmp_path_factory.mktemp("w"), preexec=heed_interrupts) as first:
+        yield first
 
 
 def held(pid: int) -> set[str]:
@@ -48,9 +48,9 @@ def test_a_process_holds_nothing_of_the_server_or_of_other_sessions(one: Worker)
 
 def test_where_memory_is_limited_there_is_none(tmp_path: Path) -> None:
     lent = ("--memory", "1GiB", "--gpu-layers", "0", "--threads", "1")
-    with worker(tmp_path, *lent) as one, one.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
+    with worker(tmp_path, *lent) as first, first.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
         alone = psutil.Process(session.pid)
-        assert alone.ppid() == one.process.pid
+        assert alone.ppid() == first.process.pid
         command = alone.cmdline()
         assert command[command.index("--threads") : command.index("--control")] == [
             "--threads",
@@ -127,11 +127,11 @@ def test_a_server_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_whose_daemon_goes_while_it_begins_leaves_nothing() -> None:
     """Its threads do not hinder each other in that: one takes links in the folder that another one removes."""
     server = ForkServer("edge.worker.rank")
-    asked = pb.Open(rank=0, world_size=1, secret=SECRET, connect_timeout_s=9, step_timeout_s=9, send_timeout_s=9)
+    request = pb.Open(rank=0, world_size=1, secret=SECRET, connect_timeout_s=9, step_timeout_s=9, send_timeout_s=9)
     try:
         for _ in range(some(20, 200)):
             child = RankProcess("127.0.0.1", None, ResourceLimits(1), "begun", server)
-            child.send(pb.Command(open=asked))
+            child.send(pb.Command(open=request))
             child.ask_to_end()
             assert child._process.wait(TIMEOUT_S) == 0
             assert not child.folder.exists()

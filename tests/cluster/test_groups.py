@@ -38,8 +38,8 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     folder = tmp_path_factory.mktemp("w")
     with pytest.MonkeyPatch.context() as patch:
         own_folders(patch, folder / "own")
-        with worker(folder / "one", *ONE_THREAD) as one:
-            yield one
+        with worker(folder / "one", *ONE_THREAD) as first:
+            yield first
 
 
 @pytest.fixture(scope="module")

@@ -102,8 +102,8 @@ def test_logits_of_tokens_that_are_none(two: list[Worker], monkeypatch: pytest.M
         engine = deployment.engine
         for position, where in enumerate((-1, 1 << 20)):
 
-            def change(found: Any) -> None:
-                found[0, 1] = where  # noqa: B023
+            def change(result: Any) -> None:
+                result[0, 1] = where  # noqa: B023
 
             with lying(deployment, change):
                 with pytest.raises(ProtocolError, match=r"rank 1 \(one\) sent logits of tokens it has not"):

@@ -45,27 +45,29 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def asked(model: Path) -> Asked:
     """Prompts and their answers on one device, each token of which leads clearly."""
-    rng, found = random.Random(5), Asked()
+    rng, result = random.Random(5), Asked()
     with Engine(model, OPTIONS) as whole:
-        while len(found) < 4:
+        while len(result) < 4:
             prompt = [rng.randrange(3, 512) for _ in range(rng.choice((25, 40, 60)))]
             answer, lead = greedy(whole, prompt)
             if lead > CLEAR:
-                found.append((prompt, answer))
-    return found
+                result.append((prompt, answer))
+    return result
 
 
-def answer(engine: Any, asked: Asked, n: int) -> list[list[int]]:
+def answer(engine: Any, request: Asked, n: int) -> list[list[int]]:
     """The answers to the first `n` prompts, asked at once; none may be lost."""
     with Scheduler(engine, keep=True) as scheduler:
-        told: dict[int, list[int]] = {scheduler.add(Request(one, LONGEST, ends=False)): [] for one, _ in asked[:n]}
+        message: dict[int, list[int]] = {
+            scheduler.add(Request(first, LONGEST, ends=False)): [] for first, _ in request[:n]
+        }
         ends = []
         for _ in range(MOST_STEPS):
             for event in scheduler.step() if scheduler.busy else ():
-                told[event.request] += [event.token_id] if event.token_id is not None else []
+                message[event.request] += [event.token_id] if event.token_id is not None else []
                 ends += [event.finish_reason] if event.finish_reason is not None else []
         assert ends == ["length"] * n
-        return list(told.values())
+        return list(message.values())
 
 
 def with_fault(here: Cluster, rng: random.Random) -> None:

@@ -44,8 +44,8 @@ SMALL = {"context": 64}
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker that the tests of this file share."""
-    with worker(tmp_path_factory.mktemp("w")) as one:
-        yield one
+    with worker(tmp_path_factory.mktemp("w")) as first:
+        yield first
 
 
 @pytest.fixture
@@ -91,8 +91,8 @@ def refused(call: Any, words: str, error: str) -> None:
 def offer(remote: Remote, digest: str, n_bytes: int, recipe: bytes = b"") -> list[pb.SliceState]:
     """A raw offer and all that is said to it."""
     with explained("worker"):
-        asked = pb.SliceOffer(slice=digest, n_bytes=n_bytes, recipe=recipe)
-        return list(rpc.stub(remote.channel, "Offer")(asked, timeout=30))
+        request = pb.SliceOffer(slice=digest, n_bytes=n_bytes, recipe=recipe)
+        return list(rpc.stub(remote.channel, "Offer")(request, timeout=30))
 
 
 def sha(data: bytes) -> str:
@@ -105,7 +105,7 @@ def sha(data: bytes) -> str:
 
 def test_a_slice_is_sent_once_and_loaded(one: Worker, remote: Remote, demo: Recipe) -> None:
     reported: list[tuple[float, float]] = []
-    sent = remote.send_slice(demo, MODEL_PATH, demo.model_digest, lambda done, of: reported.append((done, of)))
+    sent = remote.send_slice(demo, MODEL_PATH, demo.model_digest, lambda done, total: reported.append((done, total)))
     assert sent == demo.n_bytes
     assert reported[-1] == (demo.n_bytes, demo.n_bytes)
     assert reported == sorted(reported)
@@ -142,10 +142,10 @@ def test_where_the_model_is_nothing_is_sent(tmp_path: Path, synthetic: Synthetic
         ),
     )
     digest = digest_of(recipe, model)
-    with worker(tmp_path / "w", "--models", model.parent) as one, one.remote() as remote:
+    with worker(tmp_path / "w", "--models", model.parent) as first, first.remote() as remote:
         assert remote.send_slice(recipe, tmp_path / "not here", digest) == 0
-        assert (one.slices / f"{digest}.slice").read_bytes() == b"".join(chunks(recipe, model))
-        assert "slice-cut" in one.log()
+        assert (first.slices / f"{digest}.slice").read_bytes() == b"".join(chunks(recipe, model))
+        assert "slice-cut" in first.log()
         (state,) = offer(remote, digest, recipe.n_bytes)
         assert state.state == pb.SliceState.READY
         # What the model does not make, whoever says so.
@@ -157,7 +157,7 @@ def test_where_the_model_is_nothing_is_sent(tmp_path: Path, synthetic: Synthetic
         with pytest.raises(WorkerError, match="no recipe") as caught:
             offer(remote, "ab" * 32, 5, b"nonsense")
         assert caught.value.error == "RecipeError"
-        assert [path.name for path in one.slices.glob("*.slice")] == [f"{digest}.slice"]
+        assert [path.name for path in first.slices.glob("*.slice")] == [f"{digest}.slice"]
 
 
 def test_a_slice_of_a_model_that_is_elsewhere_is_sent(tmp_path: Path, one: Worker, remote: Remote) -> None:
@@ -203,12 +203,12 @@ def test_a_worker_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     killed = threading.Event()
     sent: list[int] = []
     with ExitStack() as stack:
-        one = stack.enter_context(worker(tmp_path / "w"))
-        remote = stack.enter_context(one.remote())
+        first = stack.enter_context(worker(tmp_path / "w"))
+        remote = stack.enter_context(first.remote())
 
         def progress(done: float, _: float) -> None:
             if done > 20 * MIB and not killed.is_set():
-                one.kill()
+                first.kill()
                 killed.set()
 
         thread = threading.Thread(
@@ -216,9 +216,9 @@ def test_a_worker_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
         )
         thread.start()
         assert killed.wait(TIMEOUT_S)
-        (partial,) = one.slices.glob("*.partial")
+        (partial,) = first.slices.glob("*.partial")
         assert partial.stat().st_size > 5 * MIB
-        again = stack.enter_context(worker(tmp_path / "w", listen=one.address))
+        again = stack.enter_context(worker(tmp_path / "w", listen=first.address))
         thread.join()
         assert recipe.n_bytes <= sent[0] < recipe.n_bytes + 16 * MIB
         assert (again.slices / f"{recipe.model_digest}.slice").read_bytes() == path.read_bytes()
@@ -227,8 +227,8 @@ def test_a_worker_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_worker_that_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.cluster.client.RECONNECT_S", 0.5)
     recipe, path = noise(tmp_path, 21, MIB)
-    with worker(tmp_path / "w") as one, one.remote() as remote:
-        one.end()
+    with worker(tmp_path / "w") as first, first.remote() as remote:
+        first.end()
         with pytest.raises(LinkClosed, match=r"did not come back for 0\.5 s"):
             remote.send_slice(recipe, path, recipe.model_digest)
 
@@ -313,15 +313,15 @@ def test_an_upload_that_stands_still_ends(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_cut_ends_with_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, path = noise(tmp_path, 35, 8 * MIB)
     options = WorkerOptions("inside", "127.0.0.1", 1, None, tmp_path, None)
-    one = InsideWorker(options, SliceStore(tmp_path / "slices", 1 << 30), Digests(tmp_path), ConnectionLimiter(64))
+    first = InsideWorker(options, SliceStore(tmp_path / "slices", 1 << 30), Digests(tmp_path), ConnectionLimiter(64))
     check = iter([None] * 3)
-    states = one._cut(
+    states = first._cut(
         pb.SliceOffer(slice=recipe.model_digest, n_bytes=recipe.n_bytes), recipe, path, lambda: next(check)
     )
     with pytest.raises((StopIteration, RuntimeError)):
         list(states)
     assert not any(thread.name == "cut" for thread in threading.enumerate())
-    with one._store.receive(recipe.model_digest, recipe.n_bytes) as partial:  # nobody holds it
+    with first._store.receive(recipe.model_digest, recipe.n_bytes) as partial:  # nobody holds it
         assert 0 < partial.received < recipe.n_bytes
 
 
@@ -358,7 +358,7 @@ def test_an_upload_that_is_over_lets_go_of_the_file(tmp_path: Path) -> None:
 
 
 def test_the_cache_has_a_size_and_forgets_what_is_old(tmp_path: Path, demo: Recipe) -> None:
-    with worker(tmp_path / "w", "--cache-size", "24MiB") as one, one.remote() as remote:
+    with worker(tmp_path / "w", "--cache-size", "24MiB") as first, first.remote() as remote:
 
         def send(seed: int) -> str:
             recipe, path = noise(tmp_path, seed, 8 * MIB)
@@ -366,7 +366,7 @@ def test_the_cache_has_a_size_and_forgets_what_is_old(tmp_path: Path, demo: Reci
             return recipe.model_digest
 
         def held() -> set[str]:
-            return {path.stem for path in one.slices.glob("*.slice")}
+            return {path.stem for path in first.slices.glob("*.slice")}
 
         too_large, path = noise(tmp_path, 50, 25 * MIB)
         with pytest.raises(WorkerError, match=r"25 MiB needed .* holds at most 24 MiB; .*--cache-size") as caught:
@@ -415,7 +415,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     data = random.Random(60).randbytes(4 * MIB)
     digest = sha(data)
     folder = tmp_path / "w" / "cache"
-    with small_disk(folder), worker(tmp_path / "w") as one, one.remote() as remote:
+    with small_disk(folder), worker(tmp_path / "w") as first, first.remote() as remote:
         large = upload(remote, [data], "ab" * 32, 100 * MIB)
         refused(large, r"100 MiB needed for a slice on the disk of .* free", "NoRoom")
         go = threading.Event()
@@ -426,21 +426,21 @@ def test_a_full_disk(tmp_path: Path) -> None:
             yield from (data[at : at + MIB] for at in range(MIB, len(data), MIB))
 
         call = upload(remote, pieces(), digest, len(data))
-        partial = one.slices / f"{digest}.{len(data)}.partial"
+        partial = first.slices / f"{digest}.{len(data)}.partial"
         until(lambda: partial.exists() and partial.stat().st_size == MIB, "the first part")
         (folder / "other").write_bytes(bytes(4 * MIB))  # somebody else fills it meanwhile
         go.set()
         refused(call, "the disk of .* is full: .* needed for the rest of a slice, .* free", "NoRoom")
         assert health(remote.channel)
         (folder / "other").unlink()
-        held = offer(remote, digest, len(data))[-1].held_bytes
-        assert MIB <= held < len(data)
-        upload(remote, [data[held:]], digest, len(data), held).result()
-        assert (one.slices / f"{digest}.slice").read_bytes() == data
+        current = offer(remote, digest, len(data))[-1].held_bytes
+        assert MIB <= current < len(data)
+        upload(remote, [data[current:]], digest, len(data), current).result()
+        assert (first.slices / f"{digest}.slice").read_bytes() == data
 
 
 def test_memory_has_a_limit(tmp_path: Path, demo: Recipe) -> None:
-    with worker(tmp_path / "w", "--memory", "32MiB") as one, one.remote() as remote:
+    with worker(tmp_path / "w", "--memory", "32MiB") as item, item.remote() as remote:
         remote.send_slice(demo, MODEL_PATH, demo.model_digest)
         words = r"a session needs 96 MiB before it loads anything, and of this worker's 32 MiB 0 are left: its daemon"
         with pytest.raises(WorkerError, match=words) as caught, RemoteSession(remote, 0, 1, SECRET):
@@ -457,7 +457,7 @@ def test_memory_has_a_limit(tmp_path: Path, demo: Recipe) -> None:
         need = session.load(demo.model_digest, large).memory_bytes
     # Room for the daemon, a session that holds nothing, and one that holds the model; not for two of these.
     assert need > 250 << 20
-    with worker(tmp_path / "w", "--memory", f"{need + (240 << 20)}B") as one, one.remote() as remote:
+    with worker(tmp_path / "w", "--memory", f"{need + (240 << 20)}B") as item, item.remote() as remote:
         first, second = RemoteSession(remote, 0, 1, SECRET), RemoteSession(remote, 0, 1, SECRET)
         with first, second:
             first.load(demo.model_digest, large)

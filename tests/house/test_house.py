@@ -145,7 +145,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun_phrase(folder: str) -> None:
     """A reader of a sentence that begins with one of these words has to guess its noun."""
     riddle = re.compile(r'"""\s*(?:What|Of|Who|Whom|Whose|How|Whether)\b.*')
     texts = {path.relative_to(ROOT): riddle.findall(path.read_text()) for path in (ROOT / folder).rglob("*.py")}
-    assert not {str(path): found for path, found in texts.items() if found}
+    assert not {str(path): text for path, text in texts.items() if text}
 
 
 def test_no_pickle_eval_or_shell() -> None:

@@ -135,8 +135,8 @@ def test_samplers_draw_what_llama_cpp_draws(engine: Engine, bare: BareLlama, cas
 
     def answer(options: dict[str, Any]) -> list[int]:
         responses = generate(one_slot(engine), prompt, SamplingParams(**options), max_tokens=40)
-        return [one.token_id for one in responses if one.token_id is not None]
+        return [response.token_id for response in responses if response.token_id is not None]
 
-    options, beside = SAMPLERS[case]
+    options, baseline = SAMPLERS[case]
     assert answer(options) == bare.answer(prompt, 40, options)
-    assert answer(options) != answer(beside)
+    assert answer(options) != answer(baseline)

@@ -488,10 +488,10 @@ def test_files_of_one_key_are_not_those_of_another(place: Place, monkeypatch: py
     options = ServeOptions(api_keys=("one", "two"), shared_prefixes=True, batches=place.folder)
     with serving(create_app(place.models, options)) as address:
         with (
-            OpenAI(base_url=f"{address}/v1", api_key="one", max_retries=0) as one,
+            OpenAI(base_url=f"{address}/v1", api_key="one", max_retries=0) as first,
             OpenAI(base_url=f"{address}/v1", api_key="two", max_retries=0) as two,
         ):
-            batch = answered(one, jsonl(line("a")))
+            batch = answered(first, jsonl(line("a")))
             for ask in (two.files.retrieve, two.files.content, two.files.delete):
                 with pytest.raises(NotFoundError):
                     ask(batch.output_file_id)
@@ -500,11 +500,11 @@ def test_files_of_one_key_are_not_those_of_another(place: Place, monkeypatch: py
                     act(batch.id)
             assert not two.files.list().data
             assert not two.batches.list().data
-            assert len(one.files.list().data) == 2
-            assert [listed.id for listed in one.batches.list()] == [batch.id]
+            assert len(first.files.list().data) == 2
+            assert [listed.id for listed in first.batches.list()] == [batch.id]
             monkeypatch.setattr(store_module, "MAX_FILES", 6)  # half of them are there
             with pytest.raises(BadRequestError, match="no more may be"):
-                one.files.create(file=("x", b"x"), purpose="batch")
+                first.files.create(file=("x", b"x"), purpose="batch")
             assert two.files.create(file=("x", b"x"), purpose="batch")
         assert httpx.get(f"{address}/v1/files").status_code == 401
 

@@ -42,7 +42,7 @@ lora""".split()
 
 def names(request: type[BaseModel]) -> set[str]:
     """All fields of a part of a request that something is known of."""
-    own = {one.alias or name for name, one in request.model_fields.items()}
+    own = {model_field.alias or name for name, model_field in request.model_fields.items()}
     assert issubclass(request, fields.Fields)
     return own | set(request.refused) | request.ignored
 

@@ -142,9 +142,9 @@ def test_a_move_concerns_its_model_alone_and_goes_on_where_who_asked_goes(monkey
         monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1 << 20}))
         router = Router({"first": CONFIG, "second": CONFIG})
         try:
-            asked = asyncio.create_task(router.use_plan("first", plan))  # which is not loaded
+            request = asyncio.create_task(router.use_plan("first", plan))  # which is not loaded
             await moves.wait()
-            asked.cancel()
+            request.cancel()
             second = await router.model("second")  # there is room for one, and the other is not idle
             assert await text(await second.generate(question(2))) == "2 plus 2 is 4."
             assert {model.name for model in await router.loaded()} == {"first", "second"}

@@ -101,11 +101,11 @@ def answered(page: Page, answers: int = 1) -> str:
 
 def click(page: Page, text: str) -> None:
     """Press the last button with this text that is seen."""
-    found = (
+    result = (
         f"[...document.querySelectorAll('button')].filter(one => one.textContent === '{text}' && one.checkVisibility())"
     )
-    page.wait_for(f"{found}.length > 0")
-    page.value(f"{found}.at(-1).click()")
+    page.wait_for(f"{result}.length > 0")
+    page.value(f"{result}.at(-1).click()")
 
 
 def asked(models: ScriptedModels) -> Any:
@@ -178,7 +178,7 @@ def test_retry_and_edit_replace_what_was(page: Page, models: ScriptedModels) -> 
     models.scripted.says = "Another."
     click(page, "Retry")
     page.wait_for("document.querySelector('.answer > .text')?.textContent === 'Another.'")
-    assert [one["content"] for one in asked(models)] == ["First"]
+    assert [item["content"] for item in asked(models)] == ["First"]
     answered(page)
     click(page, "Edit")
     assert page.value("document.getElementById('question').value") == "First"
@@ -186,10 +186,10 @@ def test_retry_and_edit_replace_what_was(page: Page, models: ScriptedModels) -> 
     page.press("Enter", "\r")
     page.wait_for("document.querySelector('.question p').textContent === 'First of all'")
     answered(page)
-    assert [one["content"] for one in asked(models)] == ["First of all"]
+    assert [item["content"] for item in asked(models)] == ["First of all"]
     ask(page, "Second")
     answered(page, 2)
-    assert [one["content"] for one in asked(models)] == ["First of all", "Another.", "Second"]
+    assert [item["content"] for item in asked(models)] == ["First of all", "Another.", "Second"]
 
 
 def test_lines_system_prompt_and_limits_reach_the_model(page: Page, models: ScriptedModels) -> None:
@@ -206,7 +206,10 @@ def test_lines_system_prompt_and_limits_reach_the_model(page: Page, models: Scri
     page.type("two")
     page.press("Enter", "\r")
     assert answered(page) == "Hello"
-    assert [(one["role"], one["content"]) for one in asked(models)] == [("system", "Be brief."), ("user", "one\ntwo")]
+    assert [(item["role"], item["content"]) for item in asked(models)] == [
+        ("system", "Be brief."),
+        ("user", "one\ntwo"),
+    ]
     assert models.scripted.asked[-1].max_tokens == 5
     assert models.scripted.asked[-1].sampling["temperature"] == 0
     assert "limit of tokens" in page.value("document.querySelector('.figures').textContent")
@@ -237,9 +240,9 @@ def test_a_picture_goes_to_the_model_and_is_not_kept(page: Page, models: Scripte
     media = models.scripted.asked[-1].media
     assert [base64.b64decode(data) for data in media.values()] == [png()]
     assert asked(models)[0]["content"] == f"{next(iter(media))}What is it?"
-    kept = page.value("JSON.stringify(localStorage)")
-    assert "cat.png" in kept
-    assert "base64" not in kept
+    saved = page.value("JSON.stringify(localStorage)")
+    assert "cat.png" in saved
+    assert "base64" not in saved
 
 
 def test_chats_are_kept_and_can_be_deleted(page: Page, served: tuple[str, ScriptedModels]) -> None:
@@ -310,8 +313,8 @@ def test_without_a_front_there_are_no_plans_to_choose_from(chromium: Page) -> No
         chromium.complaints.clear()
         chromium.open(f"{address}/#cluster")
         chromium.wait_for("document.querySelector('.model h2')?.textContent === 'scripted'")
-        asked = "performance.getEntriesByType('resource').some(one => one.name.endsWith('/v1/front'))"
-        chromium.wait_for(asked)
+        request = "performance.getEntriesByType('resource').some(one => one.name.endsWith('/v1/front'))"
+        chromium.wait_for(request)
         assert chromium.value("document.getElementById('front').hidden") is True
         assert chromium.complaints == []
         chromium.open("about:blank")
@@ -339,17 +342,17 @@ def _light(color: str) -> int:
 
 
 def test_markdown_becomes_the_elements_it_means(page: Page) -> None:
-    for text, wanted in MARKDOWN:
-        assert shown(page, text) == wanted, text
+    for text, expected in MARKDOWN:
+        assert shown(page, text) == expected, text
 
 
 def test_a_growing_answer_keeps_the_elements_that_are_done(page: Page) -> None:
-    kept = page.value(
+    saved = page.value(
         "import('/markdown.js').then(({show}) => { const e = document.createElement('div'); show(e, 'a\\n\\nb');"
         " const first = e.firstChild; show(e, 'a\\n\\nb c');"
         " return first === e.firstChild && e.lastChild.textContent; })"
     )
-    assert kept == "b c"
+    assert saved == "b c"
 
 
 @pytest.mark.parametrize("number", range(len(HARD)))

@@ -32,9 +32,9 @@ def cached(url: str, key: str, text: str = SECRET) -> int:
         ask = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         response = httpx.post(url + path, json={**ask, "max_tokens": 2, "temperature": 0}, headers=headers, timeout=120)
-        found = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-        if found:
-            return int(found)
+        result = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        if result:
+            return int(result)
     return 0
 
 

@@ -134,12 +134,12 @@ def test_what_came_of_drafts_is_told(replies: Replies) -> None:
         thread = run(loop)
         begin(loop, 1, prompt="Hello", max_tokens=5)
         replies.of(1, "piece")
-        found = loop.status()["speculation"]
+        result = loop.status()["speculation"]
         loop.end()
         thread.join(WAIT_S)
         engine.resume()
-    assert found["passes"] > 0
-    assert found["rows_per_pass"] >= 1
+    assert result["passes"] > 0
+    assert result["rows_per_pass"] >= 1
 
 
 def test_what_is_refused_or_cancelled_leaves_nothing_behind(loop: ServingLoop, replies: Replies) -> None:
@@ -199,8 +199,8 @@ def test_why_prompts_are_not_kept_is_said_once(
     replies: Replies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store.shutil, "disk_usage", lambda folder: SimpleNamespace(total=1 << 40, used=1 << 40, free=0))  # type: ignore[attr-defined]
-    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path)
-    with Engine(MODEL_PATH, EngineOptions(threads=1, context=512, sequences=2, prefixes=kept)) as engine:
+    saved = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path)
+    with Engine(MODEL_PATH, EngineOptions(threads=1, context=512, sequences=2, prefixes=saved)) as engine:
         loop = ServingLoop(CONFIG, engine, None, replies.send)
         thread = run(loop)
         begin(loop, 1, prompt="One kilobyte has 1024 bytes, and a megabyte has as many kilobytes. " * 8, max_tokens=2)
@@ -212,7 +212,7 @@ def test_why_prompts_are_not_kept_is_said_once(
         loop.end()
         thread.join(WAIT_S)
     [said] = [message["say"] for message in replies.messages if "say" in message]
-    assert f"a prompt is not kept in {kept.folder}" in said
+    assert f"a prompt is not kept in {saved.folder}" in said
 
 
 def test_tokens_per_second_are_those_of_the_last_five_seconds() -> None:

@@ -58,8 +58,8 @@ def test_a_chat(openai: OpenAI) -> None:
     details = reply.usage and reply.usage.completion_tokens_details
     assert details
     assert details.reasoning_tokens == BUDGET
-    asked: Any = {"stream": True, "stream_options": {"include_usage": True}}
-    chunks = list(openai.chat.completions.create(model=NAME, messages=HI, temperature=0, **asked))
+    request: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(openai.chat.completions.create(model=NAME, messages=HI, temperature=0, **request))
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     kinds = ["content" if delta.content else "thought" for delta in deltas if delta.content or delta.model_extra]
     assert kinds == sorted(kinds, reverse=True)  # a thought comes before its answer

@@ -66,9 +66,9 @@ class StagedModel:
         return len(self._coming)
 
     @staticmethod
-    def token_after(held: Sequence[int]) -> int:
+    def token_after(current: Sequence[int]) -> int:
         """That follows these."""
-        return random.Random(f"{len(held)} {held[-6:]}").choice(_TOKENS)
+        return random.Random(f"{len(current)} {current[-6:]}").choice(_TOKENS)
 
     def submit(self, tokens: Any, positions: Any, sequences: Any, outputs: Any, **how: Any) -> None:
         """As `TextEngine.submit`."""
@@ -86,9 +86,9 @@ class StagedModel:
         for stage in range(1, self.stages):
             done = max(done + self._delay_s, self._free[stage]) + self._parts[stage] * self._pass_s(len(chosen))
             self._free[stage] = done
-        kept = [token for token, wanted in zip(chosen, outputs, strict=True) if wanted]
-        if kept:
-            self._coming.append((done + self._delay_s * (self.stages > 1), kept))
+        saved = [token for token, output in zip(chosen, outputs, strict=True) if output]
+        if saved:
+            self._coming.append((done + self._delay_s * (self.stages > 1), saved))
 
     def collect(self) -> np.ndarray:
         """As `TextEngine.collect`."""
@@ -112,9 +112,9 @@ class StagedModel:
         if self._coming:
             raise EngineError("logits of submitted steps are still to be collected")
         n = len(tokens)
-        wanted = np.full(n, outputs == "all")
-        wanted[-1] = outputs != "none"
-        self.submit(tokens, np.arange(start, start + n), np.zeros(n), wanted)
+        expected = np.full(n, outputs == "all")
+        expected[-1] = outputs != "none"
+        self.submit(tokens, np.arange(start, start + n), np.zeros(n), expected)
         if outputs == "none":
             return np.empty(0, np.float32)
         rows = self.collect()

@@ -31,9 +31,9 @@ TOPICS: dict[str, tuple[Topic, int]] = {
 }
 
 
-def is_held_out(asked: str) -> bool:
+def is_held_out(request: str) -> bool:
     """Return whether the thing asked is kept out of training: one in ten, by a stable hash; never the empty string."""
-    return bool(asked) and hashlib.sha256(asked.encode()).digest()[0] < 26
+    return bool(request) and hashlib.sha256(request.encode()).digest()[0] < 26
 
 
 def dialogues(rng: random.Random) -> Iterator[list[Message]]:

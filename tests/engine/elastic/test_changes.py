@@ -70,12 +70,12 @@ def test_after_a_change_logits_are_those_of_the_static_file_on_the_same_keys_and
             other.states.write(0, history)
             expected.append(other.decode([7], n).copy())
         assert not np.array_equal(expected[0], expected[1])
-        for wanted in (1, 2, -1, 0, 2, 1, -1):
-            memory.is_now(weights, at[wanted], WAIT_S)
+        for target in (1, 2, -1, 0, 2, 1, -1):
+            memory.is_now(weights, at[target], WAIT_S)
             logits = engine.decode([7], n).copy()
-            assert weights.choice.number == wanted % 3
-            assert weights.plan.pages == (wanted == -1)
-            assert np.array_equal(logits, expected[wanted])
+            assert weights.choice.number == target % 3
+            assert weights.plan.pages == (target == -1)
+            assert np.array_equal(logits, expected[target])
             engine.kv_remove(0, n)
 
 

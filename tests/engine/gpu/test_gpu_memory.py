@@ -165,18 +165,18 @@ def test_a_pass_that_ended_early_leaves_the_next_one_right(layer: int) -> None:
 @pytest.mark.usefixtures("on_processor")
 def test_buffers_never_take_more_than_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
     """At any moment of ten loads with answers, with budgets from the least one up to all."""
-    taken: dict[int, int] = {}
+    used: dict[int, int] = {}
     peaks: list[int] = []
     allocate, close = Device.allocate, DeviceBuffer.close
 
     def allocated(device: Device, n_bytes: int) -> DeviceBuffer:
         buffer = allocate(device, n_bytes)
-        taken[buffer.address] = n_bytes
-        peaks[-1] = max(peaks[-1], sum(taken.values()))
+        used[buffer.address] = n_bytes
+        peaks[-1] = max(peaks[-1], sum(used.values()))
         return buffer
 
     def closed(buffer: DeviceBuffer) -> None:
-        taken.pop(buffer.address, None)
+        used.pop(buffer.address, None)
         close(buffer)
 
     least = with_streamed(MODEL_PATH, 8).gpu_memory
@@ -192,7 +192,7 @@ def test_buffers_never_take_more_than_the_account(monkeypatch: pytest.MonkeyPatc
         others = sum(n for name, n in budget.parts.items() if name not in ("two buffers", "layers"))
         assert sum(budget.parts.values()) <= budget.budget
         assert peaks[-1] + others <= budget.budget
-        assert taken == {}
+        assert used == {}
     assert peaks[-1] > peaks[0]
 
 

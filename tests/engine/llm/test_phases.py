@@ -56,16 +56,16 @@ def counting(model: Path, stack: ExitStack) -> Any:
 @pytest.fixture(scope="module")
 def asked(model: Path) -> list[tuple[list[int], list[int]]]:
     """Prompts and their greedy answers on one device, each token of which leads clearly."""
-    rng, found = random.Random(3), list[tuple[list[int], list[int]]]()
+    rng, result = random.Random(3), list[tuple[list[int], list[int]]]()
     with Engine(model, OPTIONS) as whole:
         for length in (2, 3, 9, 17, 40, 41, 64):
             while True:
                 prompt = [rng.randrange(3, 512) for _ in range(length)]
                 answer, lead = greedy(whole, prompt)
                 if lead > CLEAR:
-                    found.append((prompt, answer))
+                    result.append((prompt, answer))
                     break
-    return found
+    return result
 
 
 def greedy(whole: Engine, prompt: Sequence[int]) -> tuple[list[int], float]:
@@ -140,8 +140,8 @@ def test_one_device_computes_prompts_for_ranks(
 ) -> None:
     with ranks_here(model, how, OPTIONS, tmp_path) as decode, phases(decode, counting()) as both:
         for keep in (False, True):
-            found = answers(both.engine, [prompt for prompt, _ in asked], keep=keep)
-            assert found == [answer for _, answer in asked]
+            result = answers(both.engine, [prompt for prompt, _ in asked], keep=keep)
+            assert result == [answer for _, answer in asked]
         assert not both.lost
 
 
@@ -170,9 +170,9 @@ def test_keys_and_values_are_read_behind_steps_that_are_under_way(
         for block, start in zip(blocks, range(0, 40, 8), strict=True):
             again = engine.states.read(0, Range(start, start + 8))
             assert block.positions == again.positions
-            for one, other in zip(block.layers, again.layers, strict=True):
-                np.testing.assert_array_equal(one.keys, other.keys)
-                np.testing.assert_array_equal(one.values, other.values)
+            for layer, other in zip(block.layers, again.layers, strict=True):
+                np.testing.assert_array_equal(layer.keys, other.keys)
+                np.testing.assert_array_equal(layer.values, other.values)
 
 
 # --- what is there already ---
@@ -183,14 +183,14 @@ def test_a_second_turn_computes_what_neither_has(counting: Any, asked: Asked, mo
     (prompt, answer), (more, _) = asked[5], asked[4]
     turn = [*prompt, *answer, *more]
     with Engine(model, OPTIONS) as whole:
-        wanted, lead = greedy(whole, turn)
+        target, lead = greedy(whole, turn)
     assert lead > 1e-4  # all in F32, by one kernel
     with phases(decode, prefill, least=len(more)) as both, Scheduler(both.engine, keep=True) as scheduler:
-        for text, expected in ((prompt, answer), (turn, wanted)):
+        for text, expected in ((prompt, answer), (turn, target)):
             prefill.computed.clear()
             number = scheduler.add(request(text))
-            told = [event.token_id for _ in range(500) if scheduler.busy for event in scheduler.step()]
-            assert (number, told) in ((0, expected), (1, expected))
+            messages = [event.token_id for _ in range(500) if scheduler.busy for event in scheduler.step()]
+            assert (number, messages) in ((0, expected), (1, expected))
         # The first turn's answer lacks its last token in both, and counts against the second.
         assert sum(prefill.computed) == 0
         assert max(decode.computed) > 1
@@ -231,11 +231,11 @@ def test_what_no_later_prompt_may_use_is_forgotten(counting: Any, asked: Asked) 
 
 
 def test_kept_prompts_and_drafts_beside_phases(model: Path, stack: ExitStack, tmp_path: Path, asked: Asked) -> None:
-    kept = replace(OPTIONS, prefixes=PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own"))
+    saved = replace(OPTIONS, prefixes=PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own"))
     computed, restored = [], []
     for _ in range(2):  # another process would begin so
         prefill = stack.enter_context(Counting(model, OPTIONS))
-        with Counting(model, kept) as decode, phases(decode, prefill) as both:
+        with Counting(model, saved) as decode, phases(decode, prefill) as both:
             drafter = Speculation(NgramDrafts, "text", choice=always())
             with Scheduler(both.engine, keep=True, drafter=drafter) as scheduler:
                 for prompt, answer in asked:
@@ -261,16 +261,16 @@ def test_answers_go_on_while_a_prompt_is_computed_elsewhere(counting: Any, asked
     with phases(decode, prefill, least=10) as both, Scheduler(both.engine) as scheduler:
         prefill.gate.clear()
         first, second = scheduler.add(request(long)), scheduler.add(request(short))
-        told: dict[int, list[int | None]] = {first: [], second: []}
-        while len(told[second]) < LONGEST:
+        message: dict[int, list[int | None]] = {first: [], second: []}
+        while len(message[second]) < LONGEST:
             for event in scheduler.step():
-                told[event.request].append(event.token_id)
-        assert told[first] == []
+                message[event.request].append(event.token_id)
+        assert message[first] == []
         prefill.gate.set()
         while scheduler.busy:
             for event in scheduler.step():
-                told[event.request].append(event.token_id)
-        assert told == {first: long_answer, second: short_answer}
+                message[event.request].append(event.token_id)
+        assert message == {first: long_answer, second: short_answer}
 
 
 def test_stages_take_keys_and_values_between_their_steps(
@@ -289,18 +289,18 @@ def test_stages_take_keys_and_values_between_their_steps(
         prefill.gate.clear()
         with Scheduler(both.engine) as scheduler:
             long, *short = asked[6], asked[1], asked[0]
-            told = {scheduler.add(request(prompt)): (answer, list[int]()) for prompt, answer in (long, *short)}
-            while not scheduler._in_flight.steps or any(len(tokens) < 2 for _, tokens in list(told.values())[1:]):
+            message = {scheduler.add(request(prompt)): (answer, list[int]()) for prompt, answer in (long, *short)}
+            while not scheduler._in_flight.steps or any(len(tokens) < 2 for _, tokens in list(message.values())[1:]):
                 for event in scheduler.step():
-                    told[event.request][1].append(event.token_id or 0)
+                    message[event.request][1].append(event.token_id or 0)
             prefill.gate.set()
-            [remote] = [one.remote for one in scheduler.slots.remote.requests]
+            [remote] = [item.remote for item in scheduler.slots.remote.requests]
             assert remote is not None
             assert remote.wait(TIMEOUT_S)
             while scheduler.busy:
                 for event in scheduler.step():
-                    told[event.request][1].append(event.token_id or 0)
-        assert all(tokens == answer for answer, tokens in told.values())
+                    message[event.request][1].append(event.token_id or 0)
+        assert all(tokens == answer for answer, tokens in message.values())
         assert sum(rows) == 1 + sum(len(prompt) for prompt, _ in short) + 3 * (LONGEST - 1)
 
 
@@ -316,20 +316,20 @@ def test_requests_come_and_go(seed: int, model: Path, counting: Any, asked: Aske
             prefill = stack.enter_context(ranks_here(model, pipeline(2, 1), OPTIONS, folder(tmp_path, "prefill")))
         both = stack.enter_context(phases(decode, prefill, rng.choice((1, 20))))
         scheduler = stack.enter_context(Scheduler(both.engine, keep=bool(seed % 2)))
-        waiting, told = [*asked, *asked], dict[int, tuple[list[int], list[int], list[str]]]()
+        waiting, message = [*asked, *asked], dict[int, tuple[list[int], list[int], list[str]]]()
         rng.shuffle(waiting)
         while waiting or scheduler.busy:
             if waiting and rng.random() < 0.2:
                 prompt, answer = waiting.pop()
-                told[scheduler.add(request(prompt))] = answer, [], []
-            if told and rng.random() < 0.03:
-                scheduler.cancel(rng.choice(list(told)))
+                message[scheduler.add(request(prompt))] = answer, [], []
+            if message and rng.random() < 0.03:
+                scheduler.cancel(rng.choice(list(message)))
             for event in scheduler.step():
-                answer, tokens, ends = told[event.request]
+                answer, tokens, ends = message[event.request]
                 assert not ends
                 tokens += [event.token_id] if event.token_id is not None else []
                 ends += [event.finish_reason] if event.finish_reason is not None else []
-        for answer, tokens, ends in told.values():
+        for answer, tokens, ends in message.values():
             assert tokens == (answer if ends == ["length"] else answer[: len(tokens)])
         assert not both.lost
 
@@ -403,12 +403,12 @@ def test_where_blocks_are_refused_the_rest_is_computed_here(
 ) -> None:
     decode, prefill = counting(), counting()
     prompt, answer = asked[6]
-    write, taken = decode.states.write, []
+    write, used = decode.states.write, []
 
     def refuses(sequence: int, block: Any) -> None:
-        if len(taken) == 3:
+        if len(used) == 3:
             raise EngineError("no room")
-        taken.append(block)
+        used.append(block)
         write(sequence, block)
 
     monkeypatch.setattr(decode.states, "write", refuses)

@@ -37,13 +37,13 @@ Expected = Callable[[int], tuple[Engine, list[list[int]]]]
 def expected() -> Iterator[Expected]:
     """Expected answers by number of stages: those of one device with as many groups of requests."""
     with ExitStack() as stack:
-        made: dict[int, tuple[Engine, list[list[int]]]] = {}
+        built: dict[int, tuple[Engine, list[list[int]]]] = {}
 
         def of(n_stages: int) -> tuple[Engine, list[list[int]]]:
-            if n_stages not in made:
+            if n_stages not in built:
                 engine = stack.enter_context(Grouped(MODEL_PATH, TOGETHER, n_stages))
-                made[n_stages] = engine, Scheduler(engine).run(questions(QUESTIONS))
-            return made[n_stages]
+                built[n_stages] = engine, Scheduler(engine).run(questions(QUESTIONS))
+            return built[n_stages]
 
         yield of
 
@@ -74,10 +74,10 @@ def test_stages_of_shards_answer_as_one_device(one: Worker, expected: Expected, 
     answered_alike(one, expected, stages(*ranks), MOST_DIFFERENCES)
 
 
-def answered_alike(one: Worker, expected: Expected, how: dict[str, Any], most: int) -> None:
+def answered_alike(item: Worker, expected: Expected, how: dict[str, Any], most: int) -> None:
     ranks = len(how["shares"])
     requests = questions(QUESTIONS)
-    with deployed(one, MODEL_PATH, how, TOGETHER) as deployment:
+    with deployed(item, MODEL_PATH, how, TOGETHER) as deployment:
         engine = deployment.engine
         single, answers = expected(engine.stages)
         if ranks in FEWER:

@@ -171,7 +171,7 @@ def test_an_answer_that_goes_on_elsewhere_is_the_same(engine: Engine, sampling: 
 
 def _events(engine: TextEngine, *requests: Request) -> list[list[Any]]:
     with Scheduler(engine) as scheduler:
-        events: dict[int, list[Any]] = {scheduler.add(one): [] for one in requests}
+        events: dict[int, list[Any]] = {scheduler.add(item): [] for item in requests}
         while scheduler.busy:
             for event in scheduler.step():
                 assert event.error is None, event.error

@@ -104,16 +104,16 @@ def test_greedy_answers_are_the_same(stages: int, tmp_path: Path, asked: list[li
 @pytest.mark.parametrize(("rows", "windows"), SHAPES)
 def test_wherever_a_draft_is_wrong(two: DistributedEngine, plain: Answers, rows: int, windows: int) -> None:
     """At each place of each window: what is behind leaves the caches, and the next question continues from there."""
-    prompt, answer = max(plain.items(), key=lambda one: len(one[1]))
+    prompt, answer = max(plain.items(), key=lambda item: len(item[1]))
     cancelled = 0
     for place in range(1, min(rows * windows + 2, len(answer))):
         drafter, choice = speculation(Known(plain, at=(place,)), rows, windows)
         scheduler = one_slot(two, drafter)
         assert ids(list(generate(scheduler, prompt, GREEDY, max_tokens=LENGTH))) == answer
         cancelled += choice.cancelled
-        expected, held = [*prompt, *answer], tokens_of(scheduler)
-        assert held == expected[: len(held)]
-        assert two.kv_last(0) == len(held) - 1 >= len(expected) - 2
+        expected, current = [*prompt, *answer], tokens_of(scheduler)
+        assert current == expected[: len(current)]
+        assert two.kv_last(0) == len(current) - 1 >= len(expected) - 2
     assert cancelled > 0
 
 
@@ -125,12 +125,12 @@ def test_sampling_penalties_and_grammars_hold(two: DistributedEngine, asked: lis
         replace(GREEDY, regex="([0-9][a-z]){12}"),
         SamplingParams(temperature=1.2, seed=12, json_schema='{"type": "string"}'),
     ):
-        wanted = run(two, asked[0], None, sampling)
+        expected = run(two, asked[0], None, sampling)
         for wrong in (0, 2, 5):
-            drafter, _ = speculation(Known({tuple(asked[0]): ids(wanted)}, wrong))
-            found = run(two, asked[0], drafter, sampling)
-            assert [(r.text, r.token_id, r.finish_reason) for r in found] == [
-                (r.text, r.token_id, r.finish_reason) for r in wanted
+            drafter, _ = speculation(Known({tuple(asked[0]): ids(expected)}, wrong))
+            result = run(two, asked[0], drafter, sampling)
+            assert [(r.text, r.token_id, r.finish_reason) for r in result] == [
+                (r.text, r.token_id, r.finish_reason) for r in expected
             ]
 
 
@@ -145,28 +145,28 @@ def test_the_end_is_the_same(tmp_path: Path, asked: list[list[int]]) -> None:
             (GREEDY, {"stop": [text[6:9]]}),
             (endless, {"max_tokens": None}),
         ):
-            wanted = run(engine, prompt, None, sampling, **more)
+            expected = run(engine, prompt, None, sampling, **more)
             for wrong in (0, 5):
-                drafter, _ = speculation(Known({tuple(prompt): ids(wanted) + [7] * 20}, wrong))
-                found = run(engine, prompt, drafter, sampling, **more)
-                assert [(r.text, r.token_id, r.finish_reason, r.usage) for r in found] == [
-                    (r.text, r.token_id, r.finish_reason, r.usage) for r in wanted
+                drafter, _ = speculation(Known({tuple(prompt): ids(expected) + [7] * 20}, wrong))
+                result = run(engine, prompt, drafter, sampling, **more)
+                assert [(r.text, r.token_id, r.finish_reason, r.usage) for r in result] == [
+                    (r.text, r.token_id, r.finish_reason, r.usage) for r in expected
                 ]
 
 
 def test_an_answer_is_left_while_windows_are_under_way(two: DistributedEngine, plain: Answers) -> None:
     """Their results reach nobody else, and they leave no rows."""
     scheduler = one_slot(two)
-    for prompt, answer in [one for one in plain.items() if len(one[1]) > 3]:
+    for prompt, answer in [item for item in plain.items() if len(item[1]) > 3]:
         scheduler.drafter, _ = speculation(Known(plain))
         responses = generate(scheduler, prompt, GREEDY, max_tokens=LENGTH)
         assert [next(responses).token_id for _ in range(3)] == answer[:3]
         assert two.uncollected > 0
         responses.close()  # type: ignore[attr-defined]
         assert two.uncollected == 0
-        held = tokens_of(scheduler)
-        assert held == [*prompt, *answer][: len(held)]
-        assert two.kv_last(0) == len(held) - 1
+        current = tokens_of(scheduler)
+        assert current == [*prompt, *answer][: len(current)]
+        assert two.kv_last(0) == len(current) - 1
         assert ids(run(two, prompt, None)) == answer
 
 
@@ -222,10 +222,10 @@ def test_a_stage_is_lost_while_windows_are_under_way(
     with cluster(MODEL_PATH, tmp_path, 2) as devices, devices.running(pipeline(1, 1, 1), ROOM) as engine:
         drafter, choice = speculation(Known(plain, 4))
         responses = generate(one_slot(engine, drafter), asked[0], GREEDY, max_tokens=LENGTH)
-        found = [next(responses).token_id for _ in range(2)]
+        results = [next(responses).token_id for _ in range(2)]
         devices.fault(devices.others[0], Fault(frames, "kill"))
-        found += ids(list(responses))
-        assert found == plain[tuple(asked[0])]
+        results += ids(list(responses))
+        assert results == plain[tuple(asked[0])]
         assert engine.replacements.recoveries == 1
         assert choice.behind > 0
         assert engine.uncollected == 0

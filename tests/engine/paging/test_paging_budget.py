@@ -102,12 +102,12 @@ def test_too_small_a_budget_names_the_options_that_save_enough_and_their_bytes(m
     greedy = replace(with_room(plain, "auto"), prefixes=prefixes)
     n_vocab = ModelShape.from_gguf(GgufFile.open(path)).n_vocab
     drafts = 2 * 4 * n_vocab * (min(MOST_ROWS, plain.rows) - 1)
-    held = held_bytes(ModelShape.from_gguf(GgufFile.open(path)))
+    current = held_bytes(ModelShape.from_gguf(GgufFile.open(path)))
     assert greedy.draft_rows == MOST_ROWS - 1
     with_all, without = least(path, greedy), least(path, plain)
-    assert abs(with_all - without - drafts - held) <= MIB  # each least is rounded up to a MiB
+    assert abs(with_all - without - drafts - current) <= MIB  # each least is rounded up to a MiB
     message = str(paging.refusal(path, replace(greedy, memory=with_all - MIB)))
-    assert f"It fits with --prefix-cache 0 (saves {held / MIB:.1f} MiB); or use a larger --memory" in message
+    assert f"It fits with --prefix-cache 0 (saves {current / MIB:.1f} MiB); or use a larger --memory" in message
     assert "draft off" not in message  # that is not needed
     paged(path, with_all - MIB, greedy, prefixes=None).close()  # it does fit with that
     message = str(paging.refusal(path, replace(greedy, memory=2 * paging.RUNTIME)))
@@ -157,8 +157,8 @@ def test_a_byte_less_than_the_least_by_a_mebibyte_is_refused(made: Made) -> None
 def test_the_least_that_is_named_works_and_less_does_not(made: Made) -> None:
     """Whatever the process holds already, to a part of a mebibyte."""
     path = made()
-    for held in range(paging.RUNTIME, paging.RUNTIME + MIB, 90_001):
-        with paging.steady_runtime(held):
+    for number in range(paging.RUNTIME, paging.RUNTIME + MIB, 90_001):
+        with paging.steady_runtime(number):
             with pytest.raises(NotEnoughMemory) as caught:
                 Engine(path, replace(OPTIONS, memory=16 * MIB))
             named = paging.named_least(caught.value)

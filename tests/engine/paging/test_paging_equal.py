@@ -42,10 +42,10 @@ def test_logits_and_tokens_are_those_of_resident_weights(made: Made, kind: tuple
     memory = BUDGETS[which](path)
     with paged(path, memory) as engine:
         assert paging.streams(engine) == (which != "all fits")
-        found = answer(engine)
+        result = answer(engine)
         chunk = min(16, engine.batch)
         assert engine.memory.total <= memory
-    np.testing.assert_array_equal(found, resident_answer(path, True, chunk))
+    np.testing.assert_array_equal(result, resident_answer(path, True, chunk))
 
 
 @pytest.mark.parametrize("arch", [arch for arch in FIGURES if arch not in ("gemma2", "gpt-oss")])  # keys before values
@@ -78,9 +78,9 @@ def test_plain_layouts_compute_as_plain_resident_weights_do(made: Made, arch: st
     path = made(arch)
     with paged(path, BUDGETS["halfway"](path), repack=False) as engine:
         assert paging.streams(engine)
-        found = answer(engine)
+        result = answer(engine)
         chunk = min(16, engine.batch)
-    np.testing.assert_array_equal(found, resident_answer(path, False, chunk))
+    np.testing.assert_array_equal(result, resident_answer(path, False, chunk))
 
 
 def test_the_comparison_sees_which_kernels_computed(made: Made) -> None:
@@ -102,10 +102,10 @@ def pair(request: pytest.FixtureRequest, made: Made):  # type: ignore[no-untyped
     """The same model with little memory and resident, with room for two sequences and four rows that give logits."""
     path = made(request.param)
     options = replace(OPTIONS, sequences=2, outputs=4)
-    with paged(path, paging.halfway(path, options), options) as one, resident(path, options) as other:
-        assert paging.streams(one)
-        assert one.batch >= 4
-        yield one, other
+    with paged(path, paging.halfway(path, options), options) as first, resident(path, options) as other:
+        assert paging.streams(first)
+        assert first.batch >= 4
+        yield first, other
 
 
 Pair = tuple[Engine, Engine]
@@ -113,9 +113,9 @@ Pair = tuple[Engine, Engine]
 
 def both(pair: Pair, do: Callable[[Engine], np.ndarray]) -> None:
     """Require that `do` gives the same for both."""
-    one, other = (do(engine).copy() for engine in pair)
-    assert one.size
-    np.testing.assert_array_equal(one, other)
+    first, other = (do(engine).copy() for engine in pair)
+    assert first.size
+    np.testing.assert_array_equal(first, other)
 
 
 def test_all_rows_of_a_batch(pair: Pair) -> None:
@@ -156,12 +156,12 @@ def test_positions_forgotten_copied_and_cleared(pair: Pair) -> None:
 
 def test_shifted_positions(made: Made) -> None:
     path = made()
-    with paged(path, paging.least(path)) as one, resident(path) as other:
-        for engine in (one, other):
+    with paged(path, paging.least(path)) as first, resident(path) as other:
+        for engine in (first, other):
             answer(engine, PROMPT[:10], 3)
             engine.kv_remove(0, 0, 4)
             engine.kv_shift(0, 4, -1, -4)
-        both((one, other), lambda engine: answer(engine, PROMPT[:4], 3, start=engine.kv_last(0) + 1))
+        both((first, other), lambda engine: answer(engine, PROMPT[:4], 3, start=engine.kv_last(0) + 1))
 
 
 def test_hidden_states_in_place_of_tokens(made: Made) -> None:
@@ -193,8 +193,8 @@ def test_hooks_of_others_see_the_same_states(made: Made) -> None:
     with paging.steady_runtime(), Engine(path, replace(OPTIONS, memory=paging.least(path)), hooks=[hook]) as engine:
         answer(engine, PROMPT[:5], 3)
     assert len(seen) == len(states) == 3
-    for found, expected in zip(seen, states, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for result, expected in zip(seen, states, strict=True):
+        np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma", "qwen3moe"])
@@ -205,12 +205,12 @@ def test_token_rows_that_come_and_go(made: Made, monkeypatch: pytest.MonkeyPatch
     prompt = [*PROMPT[:16], *PROMPT[8:16], *PROMPT[16:24]]  # some of those given back are used on
     with paged(path, paging.least(path)) as engine:
         chunk = min(16, engine.batch)
-        found = answer(engine, prompt, chunk=chunk)
+        result = answer(engine, prompt, chunk=chunk)
         rows = engine.paging._rows  # type: ignore[union-attr]
         assert rows is not None
         assert 0 < len(rows._there) < len(set(prompt))
     with resident(path) as engine:
-        np.testing.assert_array_equal(found, answer(engine, prompt, chunk=chunk))
+        np.testing.assert_array_equal(result, answer(engine, prompt, chunk=chunk))
 
 
 # Interruptions.

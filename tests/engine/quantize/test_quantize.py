@@ -191,7 +191,7 @@ def test_an_importance_matrix_lowers_the_error_that_it_weighs(
         assert errors[0] < errors[1], name
     total = sum(tensor.n_bytes for tensor in f16.tensors.values())
     assert sorted(name for _, _, name in seen) == sorted([*f16.tensors, ""])
-    assert [of for _, of, _ in seen] == [total] * len(seen)
+    assert [whole for _, whole, _ in seen] == [total] * len(seen)
     dones = [done for done, _, _ in seen]
     assert dones == sorted(dones)
     assert (dones[0], dones[-1]) == (0, total)
@@ -216,7 +216,7 @@ def test_an_importance_matrix_of_another_model(f16: GgufFile, tmp_path: Path, sy
     collect(synthetic("llama"), TEXT, EngineOptions(threads=1), chunk_tokens=64, most=1).write(path)
     with pytest.raises(ModelFileError, match=r"has 128 values for blk.0.* it was made for another model"):
         quantize(f16, tmp_path / "out.gguf", MIXES["q4_0"], imatrix=path)
-    assert [one.name for one in tmp_path.iterdir()] == ["m.gguf"]
+    assert [item.name for item in tmp_path.iterdir()] == ["m.gguf"]
 
 
 # Types of single tensors, other inputs.
@@ -277,8 +277,8 @@ def split(source: GgufFile, folder: Path, n_parts: int) -> Path:
         pairs = {key: source.raw_value(key) for key in source.metadata} if part == 0 else {}
         pairs |= {"split.no": encoded("u16", part), "split.count": encoded("u16", n_parts)}
         pairs |= {"split.tensors.count": encoded("i32", len(names))}
-        held = [source.tensors[name] for name in names[part::n_parts]]
-        tensors = [NewTensor(tensor.name, tensor.shape, tensor.type) for tensor in held]
+        current = [source.tensors[name] for name in names[part::n_parts]]
+        tensors = [NewTensor(tensor.name, tensor.shape, tensor.type) for tensor in current]
         with (folder / f"m-{part + 1:05d}-of-{n_parts:05d}.gguf").open("wb") as out:
             out.write(header(pairs, tensors))
             for tensor in tensors:

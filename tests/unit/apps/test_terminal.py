@@ -416,8 +416,8 @@ def test_only_what_is_new_is_computed(chat: Terminal) -> None:
     chat.enter("/stats")
     shown = chat.sees(r"(\d+) tokens, (\d+) of them already held")
     chat.ready()
-    prompt, held = map(int, re.findall(r"(\d+) tokens, (\d+) of them", shown)[-1])
-    assert 0 < held < prompt
+    prompt, current = map(int, re.findall(r"(\d+) tokens, (\d+) of them", shown)[-1])
+    assert 0 < current < prompt
 
 
 def test_a_prompt_that_does_not_fit_is_said_and_forgotten(open_chat: Open, tmp_path: Path) -> None:

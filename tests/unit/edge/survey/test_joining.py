@@ -40,5 +40,5 @@ def test_a_device_that_cannot_be_measured_is_tried_so_often_and_then_left_alone(
     joining = JoiningDevices(lambda: ["pi:7070"], no_file, "", "auto", insecure=True)
     known = Survey((planning.device("local", planning.MS),), planning.linked(("local",)))
     for _ in range(TRIES + 3):
-        assert joining.measured(known, lambda done, of: None) is None
+        assert joining.measured(known, lambda done, total: None) is None
     assert tried == ["pi:7070"] * TRIES

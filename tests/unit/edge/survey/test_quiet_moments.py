@@ -43,8 +43,8 @@ class Profiler:
         on_step()
         return self.moments[session.rank].pop(0)
 
-    def to_json(self, taken: Times) -> Any:
-        return [taken.seconds, taken.busy]
+    def to_json(self, used: Times) -> Any:
+        return [used.seconds, used.busy]
 
     def read(self, rank: int, values: Any) -> Times | None:
         return Times(*values)
@@ -76,11 +76,11 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
 
 
 def devices(workers: int) -> Devices:
-    made = Devices(None, (), 1)
-    made.addresses = ("local", "worker:1")[: workers + 1]
-    made.workers = [None, object()][: workers + 1]  # type: ignore[assignment, list-item]
-    made.profiles = made.profiles * (workers + 1)
-    return made
+    built = Devices(None, (), 1)
+    built.addresses = ("local", "worker:1")[: workers + 1]
+    built.workers = [None, object()][: workers + 1]  # type: ignore[assignment, list-item]
+    built.profiles = built.profiles * (workers + 1)
+    return built
 
 
 def surveyed(
@@ -90,12 +90,12 @@ def surveyed(
     timing = Profiler({0: own, 1: worker or []})
     reported: list[tuple[float, float]] = []
     with CancelScope() as closing:
-        found, _ = survey(
+        result, _ = survey(
             devices(worker is not None), timing, closing, fresh=fresh, on_step=lambda *step: reported.append(step)
         )
     assert [done for done, _ in reported] == list(range(1, len(reported) + 1))
-    assert all(done <= of for done, of in reported)  # what is measured once more is no step
-    return found, timing.taken
+    assert all(done <= total for done, total in reported)  # what is measured once more is no step
+    return result, timing.taken
 
 
 SLOW, SLOWER, QUIET = Times(3.0, True), Times(4.0, True), Times(1.0)

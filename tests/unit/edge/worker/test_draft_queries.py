@@ -67,8 +67,8 @@ def test_a_long_text_goes_in_parts() -> None:
 
 
 def test_requests_are_what_was_packed() -> None:
-    for asked in (DraftQuery(0, 7, (1, 2, 3)), DraftQuery(9, 0, ()), None):
-        assert unpack(pack(asked)) == asked
+    for request in (DraftQuery(0, 7, (1, 2, 3)), DraftQuery(9, 0, ()), None):
+        assert unpack(pack(request)) == request
 
 
 HEAD = struct.Struct("<BBHII")
