@@ -127,7 +127,8 @@ def change(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def show_change(result: dict[str, Any]) -> str:
     lines = [
-        [f"{case['model']} to {case['size']}", *(f"{1e3 * case[key]:,.0f}" for key in ("next_s", "token_s", "reload_s")),
+        [f"{case['model']} to {case['size']}", *(f"{1e3 * case[key]:,.0f}"
+         for key in ("next_s", "token_s", "reload_s")),
          f"{case['ratio']:.3f}"]
         for case in result["cases"]
     ]  # fmt: skip

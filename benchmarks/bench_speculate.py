@@ -60,11 +60,11 @@ class Case:
     model: str
     tokens: int  # of an answer
     rights: Sequence[float]
-    asked: str = ""  # of the ratio
+    target: str = ""  # of the ratio
 
 
 CASES = [
-    Case("1b", 128, (0.0, 0.75, 0.9, 1.0), asked=">= 1.9 of a text that is copied"),
+    Case("1b", 128, (0.0, 0.75, 0.9, 1.0), target=">= 1.9 of a text that is copied"),
     Case("demo", 128, (0.0, 0.75, 0.9, 1.0)),  # which computes so little that ways are nearly all there is
 ]
 TINY = [Case("tiny", LEAST_ANSWER, (0.0, 0.75))]
@@ -157,7 +157,7 @@ def measured(case: Case, path: Path, folder: Path, rounds: int) -> dict[str, Any
     return {
         "model": case.model,
         "tokens": case.tokens,
-        "asked": case.asked,
+        "asked": case.target,
         "plain_tokens_per_s": median(item["tokens_per_s"] for item in result["plain"]),
         "pass_ms": {str(size): ms for size, ms in passes.items()},
         "busy_ms": {str(size): ms for size, ms in busy.items()},

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Section, bench, parser_of, table
-from benchmarks.losses import Lent, lent, possible_ways
+from benchmarks.losses import LosableWorker, losable_workers, possible_ways
 from edge.demo import MODEL_PATH
 from edge.deployment.deploy import Resilience, deploy
 from edge.deployment.deployed import DeployedModel
@@ -100,7 +100,7 @@ class Heard(Steps):
 class Later:
     """Something that happens to a worker in a thread of its own, a moment after it is called."""
 
-    def __init__(self, victim: Lent, way: str, after_s: float) -> None:
+    def __init__(self, victim: LosableWorker, way: str, after_s: float) -> None:
         self.at: float | None = None  # when it has happened
         self._victim, self._way, self._after_s = victim, way, after_s
         self._failed: Exception | None = None
@@ -181,7 +181,7 @@ def one_round(
     order = list(ways)
     random.Random(f"{args.seed} block {number // len(ways)}").shuffle(order)
     with (
-        lent(folder, sum(ranks) - 1, ways) as workers,
+        losable_workers(folder, sum(ranks) - 1, ways) as workers,
         running(MODEL_PATH, workers, ranks, min(args.spare, len(workers))) as (model, heard),
     ):
         heard.notice(model.engine)
@@ -272,7 +272,7 @@ def pause(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     for number in range(args.rounds):
         for kind, spare in kinds.items():
             with (
-                lent(folder / f"pause-{number}-{spare}", 1, ["kill process"]) as workers,
+                losable_workers(folder / f"pause-{number}-{spare}", 1, ["kill process"]) as workers,
                 running(path, workers, (1, 1), spare, options) as (model, heard),
             ):
                 scheduler = Scheduler(model.engine, slots=1, keep=True)
@@ -318,7 +318,7 @@ def answer(engine: TextEngine, question: str, at: dict[int, Callable[[], None]])
 
 @contextmanager
 def running(
-    path: Path, workers: list[Lent], ranks: tuple[int, ...], spare: int, options: EngineOptions = OPTIONS
+    path: Path, workers: list[LosableWorker], ranks: tuple[int, ...], spare: int, options: EngineOptions = OPTIONS
 ) -> Iterator[tuple[DeployedModel, Heard]]:
     """The model on this device and workers, so many ranks a stage. spare: losses that are prepared for."""
     devices = [LOCAL, *(worker.address for worker in workers)]

@@ -30,7 +30,7 @@ STDOUT = "-"  # as the name of a file: print the figures as JSON, and nothing el
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 Figures = dict[str, Any]
-Found = dict[str, list[dict[str, float]]]  # by side, what was measured in each round
+Rounds = dict[str, list[dict[str, float]]]  # by side, what was measured in each round
 
 
 class LeftOut(Exception):
@@ -134,10 +134,10 @@ def write_json(result: Figures, to: str | None) -> None:
 # --- sides that are compared ---
 
 
-def alternate(measures: Mapping[str, Callable[[], dict[str, float]]], rounds: int, warm_up: bool = True) -> Found:
+def alternate(measures: Mapping[str, Callable[[], dict[str, float]]], rounds: int, warm_up: bool = True) -> Rounds:
     """Return the figures of each side in each round. The sides take turns in going first. warm_up: a first round is
     not counted."""
-    results: Found = {name: [] for name in measures}
+    results: Rounds = {name: [] for name in measures}
     names = list(measures)
     for turn in range(rounds + warm_up if names else 0):
         first = turn % len(names)
@@ -150,7 +150,7 @@ def alternate(measures: Mapping[str, Callable[[], dict[str, float]]], rounds: in
     return results
 
 
-def medians(result: Found) -> dict[str, dict[str, float]]:
+def medians(result: Rounds) -> dict[str, dict[str, float]]:
     """The median of each figure, by side."""
     return {
         side: {key: statistics.median(item[key] for item in rounds) for key in rounds[0]}
@@ -158,7 +158,7 @@ def medians(result: Found) -> dict[str, dict[str, float]]:
     }
 
 
-def bests(result: Found) -> dict[str, dict[str, float]]:
+def bests(result: Rounds) -> dict[str, dict[str, float]]:
     """The best of each figure, by side: the least time, the largest rate."""
     return {
         side: {key: (min if _is_time(key) else max)(item[key] for item in rounds) for key in rounds[0]}
@@ -166,7 +166,7 @@ def bests(result: Found) -> dict[str, dict[str, float]]:
     }
 
 
-def compared(result: Found, side: str, baseline: str, target: Mapping[str, str] | None = None) -> list[Figures]:
+def compared(result: Rounds, side: str, baseline: str, target: Mapping[str, str] | None = None) -> list[Figures]:
     """Return how many times as fast `side` is, figure by figure: of medians, and in any round. asked: of the ratio."""
     rows = []
     for key in result[side][0]:

@@ -141,9 +141,9 @@ def test_it_plans_as_edge_plan_does(edge: Run, mine: Path, tmp_path: Path, capsy
     assert row["memory_bytes"] == {names[device]: n for device, n in planned["memory_bytes"].items()}
 
 
-def test_devices_are_measured_and_models_between_are_interpolated(edge: Run, mine: Path, one: Worker) -> None:
+def test_devices_are_measured_and_models_between_are_interpolated(edge: Run, mine: Path, one_worker: Worker) -> None:
     result = advised(
-        edge, "--catalog", mine, "--models", "mine", "--workers", one.address, "--insecure", "--threads", "1"
+        edge, "--catalog", mine, "--models", "mine", "--workers", one_worker.address, "--insecure", "--threads", "1"
     )
     assert result["devices"] == ["local", "one"]
     for row in result["rows"]:

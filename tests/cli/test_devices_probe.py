@@ -59,13 +59,13 @@ def test_the_table(edge_devices: Run) -> None:
 
 
 def test_the_json_and_what_is_measured_again(edge_devices: Run) -> None:
-    def asked(*args: str) -> dict[str, dict[str, float]]:
+    def measure(*args: str) -> dict[str, dict[str, float]]:
         code, out, err = edge_devices("probe", "--json", "--folder", str(ROOT), *args)
         assert (code, err, len(out.splitlines())) == (0, "", 1)
         result: dict[str, dict[str, float]] = json.loads(out)
         return result
 
-    first, again, fresh = asked(), asked(), asked("--fresh")
+    first, again, fresh = measure(), measure(), measure("--fresh")
     assert first.keys() == Machine.__dataclass_fields__.keys()
     assert first["profile"].keys() == DeviceProfile.__dataclass_fields__.keys()
     for what in ("memory", "disk"):

@@ -68,7 +68,7 @@ def said(answer: Answer) -> dict[str, Any]:
     return result
 
 
-def asked(edge: Run, net: Path, image: Path, *args: str | Path) -> dict[str, Any]:
+def run_json(edge: Run, net: Path, image: Path, *args: str | Path) -> dict[str, Any]:
     """Return the object that `edge run --json` prints."""
     return said(edge("run", net, "--input", image, "--repeats", "1", "--json", *args))
 
@@ -79,7 +79,7 @@ def both(two: Two) -> str:
 
 def test_a_pipeline_gives_what_one_device_gives(edge: Run, two: Two, net: Path, image: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.npz"
-    result = asked(edge, net, image, "--workers", both(two), "--no-local", "--output", out)
+    result = run_json(edge, net, image, "--workers", both(two), "--no-local", "--output", out)
     [expected] = whole(onnx.load(net), {"image": np.load(image)["image"]}).values()
     with np.load(out) as current:
         assert np.abs(current["logits"] - expected).max() < 1e-5 * np.abs(expected).max()
@@ -102,7 +102,7 @@ def test_a_pipeline_gives_what_one_device_gives(edge: Run, two: Two, net: Path, 
     )
     assert (result["provider"], result["threads"]) == (None, None)
     assert [(s["provider"], s["fell_back_from"], s["threads"]) for s in result["stages"]] == [("cpu", [], 1)] * 2
-    assert asked(edge, net, image)["stages"] is None
+    assert run_json(edge, net, image)["stages"] is None
 
 
 def test_what_is_named_twice_is_the_same() -> None:
@@ -115,24 +115,24 @@ def test_this_device_takes_part_named_or_not() -> None:
 
 def test_where_it_is_cut(edge: Run, two: Two, net: Path, image: Path) -> None:
     def cut(*args: str) -> str:
-        result = asked(edge, net, image, "--workers", both(two), "--no-local", *args, "--repeats", "0")
+        result = run_json(edge, net, image, "--workers", both(two), "--no-local", *args, "--repeats", "0")
         assert result["latency_ms_median"] is None
         return str(result["stages"][0]["until"])
 
     assert cut("--cut", CUTS[0]) == CUTS[0]
     few, many = (int(cut("--shares", shares).split(".")[1]) for shares in ("1,9", "9,1"))
     assert few < many
-    outcome = asked(edge, net, image, "--workers", f"local,{both(two)}", "--cut", ",".join(CUTS), "--repeats", "0")
+    outcome = run_json(edge, net, image, "--workers", f"local,{both(two)}", "--cut", ",".join(CUTS), "--repeats", "0")
     assert [stage["device"] for stage in outcome["stages"]] == ["local", *both(two).split(",")]
     assert [stage["until"] for stage in outcome["stages"]] == [*CUTS, None]
 
 
 def test_plans_are_saved_and_used(edge: Run, two: Two, net: Path, image: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    saved = asked(edge, net, image, "--workers", both(two), "--no-local", "--cut", CUTS[1], "--save-plan", plan)
+    saved = run_json(edge, net, image, "--workers", both(two), "--no-local", "--cut", CUTS[1], "--save-plan", plan)
     values = json.loads(plan.read_text())
     assert values == saved["plan"]
-    again = asked(edge, net, image, "--plan", plan)
+    again = run_json(edge, net, image, "--plan", plan)
     assert again["plan"] == values
     assert again["why"] == f"as {plan} says"
     for change, words in (
@@ -153,7 +153,7 @@ def test_plans_are_saved_and_used(edge: Run, two: Two, net: Path, image: Path, t
 def test_what_floats_become_on_the_way(
     edge: Run, two: Two, net: Path, image: Path, wire: str, least: float, most: float
 ) -> None:
-    result = asked(edge, net, image, "--workers", both(two), "--no-local", "--wire", wire, "--repeats", "0")
+    result = run_json(edge, net, image, "--workers", both(two), "--no-local", "--wire", wire, "--repeats", "0")
     assert result["wire"] == wire
     [error] = result["wire_errors"]
     assert error["name"] == "logits"
@@ -192,10 +192,10 @@ def test_links_and_inputs_in_flight(
         true(self, sock, peer, *rest, **named)
 
     monkeypatch.setattr(TcpLink, "__init__", counted)
-    result = asked(edge, net, image, "--workers", both(two), "--no-local", "--transport", "grpc", "--in-flight", "2")
+    result = run_json(edge, net, image, "--workers", both(two), "--no-local", "--transport", "grpc", "--in-flight", "2")
     assert (result["transport"], result["in_flight"], kinds) == ("grpc", 2, [])
     assert [stage["link"] for stage in result["stages"]] == ["grpc", "grpc"]
-    result = asked(edge, net, image, "--workers", both(two), "--no-local", "--transport", "tcp")
+    result = run_json(edge, net, image, "--workers", both(two), "--no-local", "--transport", "tcp")
     assert [stage["link"] for stage in result["stages"]] == ["tcp", "tcp"]
     assert kinds
 

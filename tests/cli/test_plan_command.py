@@ -75,8 +75,8 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_json_has_what_is_documented(edge: Run, one: Worker) -> None:
-    result = said(edge, "--workers", one.address, "--insecure")
+def test_json_has_what_is_documented(edge: Run, one_worker: Worker) -> None:
+    result = said(edge, "--workers", one_worker.address, "--insecure")
     assert {*result} == {
         "format", "kind", "model", "type", "objective", "plan", "parallel", "predicted", "why", "changes", "spare",
         "encoder", "devices", "links", "notes",
@@ -84,7 +84,7 @@ def test_json_has_what_is_documented(edge: Run, one: Worker) -> None:
     assert (result["format"], result["kind"], result["model"]) == (PLANNED, "llm", str(MODEL_PATH))
     assert [(device["name"], device["address"]) for device in result["devices"]] == [
         ("local", "local"),
-        ("one", one.address),
+        ("one", one_worker.address),
     ]
     for device in result["devices"]:
         assert not device["estimate"]
@@ -269,14 +269,14 @@ def test_a_model_that_drafts_is_measured(edge: Run) -> None:
     assert MODEL_PATH.name in out
 
 
-def test_a_worker_that_drafts_is_measured(edge: Run, one: Worker, tmp_path: Path) -> None:
+def test_a_worker_that_drafts_is_measured(edge: Run, one_worker: Worker, tmp_path: Path) -> None:
     """It is a thousand times as fast as it was measured to be, says the file, so that its drafts cost next to nothing:
     the ways to it and back. The model needs memory there, and none here."""
-    fast = written(tmp_path, f'{WHAT_IF}[[device]]\nname = "fast"\naddress = "{one.address}"\nspeed = 1000\n')
-    request = ("--cluster", fast, "--insecure", "--draft", str(MODEL_PATH), "--draft-worker", one.address)
+    fast = written(tmp_path, f'{WHAT_IF}[[device]]\nname = "fast"\naddress = "{one_worker.address}"\nspeed = 1000\n')
+    request = ("--cluster", fast, "--insecure", "--draft", str(MODEL_PATH), "--draft-worker", one_worker.address)
     result = said(edge, *request, "--acceptance", "0.9")
     draft = result["predicted"]["draft"]
-    assert (draft["name"], draft["worker"]) == (MODEL_PATH.name, one.address)
+    assert (draft["name"], draft["worker"]) == (MODEL_PATH.name, one_worker.address)
     assert draft["ask_s"] == pytest.approx(2e-6)
     assert 0 < draft["guess_s"] < 1e-3
     assert draft["held_bytes"] > MODEL_PATH.stat().st_size
@@ -328,17 +328,17 @@ def test_old_figures_are_said_to_be(edge: Run) -> None:
     assert "measured 3 h ago; --fresh measures again" in out
 
 
-def test_a_saved_plan_runs(edge: Run, one: Worker, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_saved_plan_runs(edge: Run, one_worker: Worker, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.json"
     # The least memory: with it, prompts have no placement of their own, which `edge simulate` would refuse.
-    plan = said(edge, "--workers", one.address, "--insecure", "--objective", "memory", "--save", file)
+    plan = said(edge, "--workers", one_worker.address, "--insecure", "--objective", "memory", "--save", file)
     written = json.loads(file.read_text())
     assert plan_in(written) == plan["plan"]
     assert written["predicted"].keys() >= {"latency_s", "throughput_per_s", "stages"}
     assert cli.main(["simulate", str(file), "--arrivals", "closed:1", "--requests", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["planned"]["plan"] == plan["plan"]
     assert_refused(edge("--save", file), 2, str(file), "--force")
-    assert edge("--workers", one.address, "--insecure", "--save", file, "--force")[0] == 0
+    assert edge("--workers", one_worker.address, "--insecure", "--save", file, "--force")[0] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
     with_it = ("--plan", file, *(("--insecure",) if plan["parallel"] != "single" else ()))
     result = said(runner(capsys, "bench"), "--prompt-tokens", "8", "--gen-tokens", "4", "--context", "64", *with_it)

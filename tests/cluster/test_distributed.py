@@ -44,10 +44,10 @@ GREEDY = SamplingParams(temperature=0)
 
 
 @pytest.mark.parametrize("how", [tensor(2, 1), pipeline(1, 1), pipeline(0, 1)], ids=str)
-def test_a_conversation_uses_the_cache(one: Worker, how: dict[str, Any]) -> None:
+def test_a_conversation_uses_the_cache(one_worker: Worker, how: dict[str, Any]) -> None:
     """Also one that is too long, so that the beginning of it is forgotten."""
     options = replace(OPTIONS, context=160)
-    with deployed(one, MODEL_PATH, how, options) as deployment, Engine(MODEL_PATH, options) as single:
+    with deployed(one_worker, MODEL_PATH, how, options) as deployment, Engine(MODEL_PATH, options) as single:
         result, expected = conversation(deployment.engine), conversation(single)
     assert result == expected
     assert any(cached > 20 for _, cached, _ in expected)
@@ -75,10 +75,10 @@ def conversation(engine: TextEngine) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1), pipeline(0, 1, 1)], ids=str)
-def test_drafted_tokens_are_checked_by_all_ranks(one: Worker, how: dict[str, Any]) -> None:
+def test_drafted_tokens_are_checked_by_all_ranks(one_worker: Worker, how: dict[str, Any]) -> None:
     prompts = [list(request.prompt) for request in questions(QUESTIONS)[:3]]
     with (
-        deployed(one, MODEL_PATH, how, with_room(OPTIONS, "ngram")) as deployment,
+        deployed(one_worker, MODEL_PATH, how, with_room(OPTIONS, "ngram")) as deployment,
         Engine(MODEL_PATH, OPTIONS) as single,
     ):
         assert deployment.engine.outputs == MOST_ROWS
@@ -114,8 +114,8 @@ def answered(engine: TextEngine, prompt: list[int], drafter: Speculation | None 
     return [r.token_id for r in responses if r.token_id is not None]
 
 
-def test_what_an_engine_refuses_changes_nothing(one: Worker) -> None:
-    with deployed(one, MODEL_PATH, stages(1, 2)) as deployment:
+def test_what_an_engine_refuses_changes_nothing(one_worker: Worker) -> None:
+    with deployed(one_worker, MODEL_PATH, stages(1, 2)) as deployment:
         engine = deployment.engine
         prompt = questions(QUESTIONS)[0].prompt
         expected = engine.decode(prompt, 0).copy()
@@ -143,10 +143,10 @@ def test_what_an_engine_refuses_changes_nothing(one: Worker) -> None:
 
 @pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1)], ids=lambda how: how["parallel"])
 def test_an_interrupted_step_is_not_taken_for_another(
-    one: Worker, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    one_worker: Worker, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its logits may still be on their way: whoever would read them as the next step's gets an error."""
-    with deployed(one, MODEL_PATH, how) as deployment:
+    with deployed(one_worker, MODEL_PATH, how) as deployment:
         engine = deployment.engine
         link = engine.group.links[1]
 
@@ -164,8 +164,8 @@ def test_an_interrupted_step_is_not_taken_for_another(
             engine.kv_clear()
 
 
-def test_one_stage_has_one_step_under_way(one: Worker) -> None:
-    with deployed(one, MODEL_PATH, tensor(1, 1)) as deployment:
+def test_one_stage_has_one_step_under_way(one_worker: Worker) -> None:
+    with deployed(one_worker, MODEL_PATH, tensor(1, 1)) as deployment:
         engine = deployment.engine
         expected = engine.decode([5, 6], 0).copy()
         engine.kv_clear()
@@ -176,8 +176,8 @@ def test_one_stage_has_one_step_under_way(one: Worker) -> None:
         engine.decode([7], 2)
 
 
-def test_every_rank_says_how_long_its_steps_took(one: Worker) -> None:
-    with deployed(one, MODEL_PATH, stages(2, 1)) as deployment:
+def test_every_rank_says_how_long_its_steps_took(one_worker: Worker) -> None:
+    with deployed(one_worker, MODEL_PATH, stages(2, 1)) as deployment:
         engine = deployment.engine
         prompt = questions(QUESTIONS)[-1].prompt
         engine.decode(prompt, 0)
@@ -200,7 +200,7 @@ def test_every_rank_says_how_long_its_steps_took(one: Worker) -> None:
 # Weights are sent once.
 
 
-def test_a_second_deployment_sends_nothing(tmp_path: Path, one: Worker) -> None:
+def test_a_second_deployment_sends_nothing(tmp_path: Path, one_worker: Worker) -> None:
     with worker(tmp_path / "new", *ONE_THREAD) as new:
         for expected_uploads in (2, 2):
             with deployed(new, MODEL_PATH, tensor(1, 1, 1)) as deployment:
@@ -211,14 +211,14 @@ def test_a_second_deployment_sends_nothing(tmp_path: Path, one: Worker) -> None:
         assert new.log().count("slice-received") > 2
 
 
-def test_progress_ends_at_the_whole(one: Worker) -> None:
+def test_progress_ends_at_the_whole(one_worker: Worker) -> None:
     seen: list[tuple[float, float]] = []
-    plan = plan_for(MODEL_PATH, [one], tensor(1, 1))
-    with Fleet([one.address]) as fleet:
+    plan = plan_for(MODEL_PATH, [one_worker], tensor(1, 1))
+    with Fleet([one_worker.address]) as fleet:
         options: EngineOptions = OPTIONS
         with Deployment(fleet, plan, GgufFile.open(MODEL_PATH), options, progress=lambda *at: seen.append(at)):
             pass
-        idle([one], fleet)
+        idle([one_worker], fleet)
     done = [at for at, _ in seen]
     assert done == sorted(done)
     assert len({total for _, total in seen}) == 1

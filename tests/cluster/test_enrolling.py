@@ -11,7 +11,7 @@ import pytest
 from devices.errors import TrustError
 from devices.trust import credentials
 from edge.worker.service import Worker, WorkerOptions
-from tests.support.trust import Cluster, held
+from tests.support.trust import Cluster, membership_in
 from transport import edge_pb2 as pb
 
 
@@ -53,7 +53,7 @@ def test_what_was_installed_is_not_asked_for_again(pi: Worker, cluster: Cluster)
     certificate = cluster.authority.enroll(request.invitation_pem, request.csr_pem)
     provided = pb.Certificate(certificate_pem=certificate)
     assert pi.Install(provided, cast(Any, None)).name == "pi"
-    assert held(cluster.at("pi")).holder.role == "worker"
+    assert membership_in(cluster.at("pi")).holder.role == "worker"
     with pytest.raises(TrustError, match="pi is a member already"):
         enroll(pi)
     with pytest.raises(TrustError, match="nothing was asked to be signed"):

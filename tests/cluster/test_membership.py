@@ -146,7 +146,7 @@ def test_who_ends_waits_for_no_look_at_who_is_there(two: list[Worker], monkeypat
 def test_a_device_that_became_slow_is_named(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "LOOK_S", 0.02)
     monkeypatch.setattr(watch, "REST_S", 0.05)
-    clock, heard = Clock(1e-3).of(monkeypatch, shard), Heard()  # rank 0 takes as long as it says
+    clock, heard = Clock(1e-3).install(monkeypatch, shard), Heard()  # rank 0 takes as long as it says
     plan = plan_for(MODEL_PATH, two[:1], pipeline(1, 1))
     with supervised(two[:1], plan, steps=heard) as model:
         engine, members = model.engine, model.watch
@@ -169,21 +169,21 @@ def test_a_device_that_became_slow_is_named_where_nobody_is_ever_quiet(
     monkeypatch.setattr(watch, "LOOK_S", 0.02)
     monkeypatch.setattr(watch, "REST_S", 3600.0)
     monkeypatch.setattr(watch, "BUSY_S", 0.05)
-    clock, heard = Clock(1e-3).of(monkeypatch, shard), Heard()
+    clock, heard = Clock(1e-3).install(monkeypatch, shard), Heard()
     plan, options = plan_for(MODEL_PATH, two[:1], pipeline(1, 1)), replace(OPTIONS, sequences=2)
     with supervised(two[:1], plan, options, steps=heard) as model, Scheduler(model.engine) as scheduler:
         members = model.watch
         assert members is not None
 
         def ask_until(is_true: Callable[[], bool], what: str) -> None:
-            def asked() -> bool:
+            def drains() -> bool:
                 while scheduler.busy and not is_true():
                     scheduler.step()
                 for _ in range(options.sequences):
                     scheduler.add(Request([5, 6, 7], 100, GREEDY, ends=False))
                 return is_true()
 
-            until(asked, what)
+            until(drains, what)
 
         ask_until(lambda: members.slow.windows >= IN_A_ROW, "what to expect")
         assert not any("this device" in line for line in heard.lines)

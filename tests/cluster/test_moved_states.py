@@ -43,12 +43,12 @@ def prompt(engine: TextEngine) -> list[int]:
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_a_moved_conversation_goes_on_with_the_same_tokens(one: Worker, plan: dict[str, Any]) -> None:
+def test_a_moved_conversation_goes_on_with_the_same_tokens(one_worker: Worker, plan: dict[str, Any]) -> None:
     """From one device to several and back. Each holds the history that the others computed."""
     with ExitStack() as stack:
         single = stack.enter_context(Engine(MODEL_PATH, OPTIONS))
         other = stack.enter_context(Engine(MODEL_PATH, OPTIONS))
-        spread = stack.enter_context(deployed(one, MODEL_PATH, plan)).engine
+        spread = stack.enter_context(deployed(one_worker, MODEL_PATH, plan)).engine
         undisturbed = Slot(single)
         expected = greedy(undisturbed, prompt(single), 64)
         slot = Slot(other)
@@ -64,7 +64,7 @@ def test_a_moved_conversation_goes_on_with_the_same_tokens(one: Worker, plan: di
 
 
 @pytest.mark.parametrize("plan", [pipeline(1, 1), tensor(3, 2, 1)], ids=str)
-def test_each_rank_keeps_its_part_and_finds_it_again(one: Worker, tmp_path: Path, plan: dict[str, Any]) -> None:
+def test_each_rank_keeps_its_part_and_finds_it_again(one_worker: Worker, tmp_path: Path, plan: dict[str, Any]) -> None:
     saved = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
     options = replace(OPTIONS, batch=1, prefixes=saved)  # other kernels compute several rows, to other last bits
     answers = []
@@ -72,7 +72,7 @@ def test_each_rank_keeps_its_part_and_finds_it_again(one: Worker, tmp_path: Path
         if removed:  # this rank then has fewer than the others
             for file in saved.folder.glob("*.kv"):
                 file.unlink()
-        with deployed(one, MODEL_PATH, plan, options) as deployment:
+        with deployed(one_worker, MODEL_PATH, plan, options) as deployment:
             slot = Slot(deployment.engine)
             result = greedy(slot, prompt(deployment.engine), 40)
             slot.keep()

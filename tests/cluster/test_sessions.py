@@ -32,7 +32,7 @@ from quant.wire import WIRES
 from tests.support.helpers import ROOT, TIMEOUT_S, stand_still, until
 from tests.support.links import start
 from tests.support.thorough import each_once
-from tests.support.trust import Cluster, held, shown
+from tests.support.trust import Cluster, membership_in, shown
 from tests.support.workers import SECRET, Worker, gone, served, sessions, stalled, worker
 from transport import edge_pb2 as pb
 from transport import grpc_link, rpc
@@ -281,7 +281,7 @@ def test_a_rank_is_dialled_by_each_lower_one_once(remotes: list[Remote], transpo
 def test_a_rank_is_the_device_that_was_named(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "c", time.time())
     cluster.joined("pi")
-    own = {name: shown(held(cluster.at(name))) for name in ("desk", "pi")}
+    own = {name: shown(membership_in(cluster.at(name))) for name in ("desk", "pi")}
     for claimed, why in (("desk", None), ("mallory", "rank 0 was to be mallory, it is desk")):
         for relayed in (False, True):
             door = tmp_path / f"door-{claimed}-{relayed}"

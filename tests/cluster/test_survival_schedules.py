@@ -53,7 +53,7 @@ MOST_STEPS = 5_000  # of a scheduler: only against a hang
 class Answer:
     """A request, and what has come of it."""
 
-    wanted: list[int]  # of the undisturbed run
+    expected: list[int]  # of the undisturbed run
     tokens: list[int] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)  # how it ended: once
 
@@ -167,7 +167,7 @@ class Schedules(RuleBasedStateMachine):
             for answer in self.answers.values():
                 assert len(answer.ends) == 1, answer
                 if answer.ends == ["length"]:
-                    assert answer.tokens == answer.wanted
+                    assert answer.tokens == answer.expected
         self.life.close()
         self.scheduler = self.engine = self.cluster = None  # type: ignore[assignment]  # each knows the model's file
         until(
@@ -194,7 +194,7 @@ class Schedules(RuleBasedStateMachine):
             assert not answer.ends, "more came after the end"
             if event.token_id is not None:
                 answer.tokens.append(event.token_id)
-            assert answer.tokens == answer.wanted[: len(answer.tokens)]
+            assert answer.tokens == answer.expected[: len(answer.tokens)]
             if event.finish_reason is not None:
                 answer.ends.append(event.finish_reason)
 

@@ -47,11 +47,11 @@ QUESTIONS = ("My name is Ada.", "What is 12 + 30?", "Which is heavier, a phone o
 
 
 @pytest.mark.parametrize("how", THIN, ids=str)
-def test_answers_at_once_are_those_of_one_device(one: Worker, how: dict[str, Any], synthetic: Synthetic) -> None:
+def test_answers_at_once_are_those_of_one_device(one_worker: Worker, how: dict[str, Any], synthetic: Synthetic) -> None:
     """In float32, where no last bit of a sum decides."""
     path, options = synthetic("llama", "f32"), replace(EXACT, context=512, sequences=4)
     requests = [replace(request, prompt=[token % 500 for token in request.prompt]) for request in questions(8)]
-    with deployed(one, path, how, options) as deployment:
+    with deployed(one_worker, path, how, options) as deployment:
         assert deployment.engine.stages == (len(how["shares"]) - 1 if how["parallel"] == "pipeline" else 1)
         result = Scheduler(deployment.engine).run(requests)
         stages = deployment.engine.stages
@@ -85,8 +85,8 @@ def test_a_removal_waits_for_logits_that_are_on_their_way(tmp_path: Path) -> Non
         engine.decode(TOKENS[4:], 4, sequence=1)  # its positions are free
 
 
-def test_a_program_deploys_it(one: Worker) -> None:
-    with edge.Cluster([one.address]) as cluster:
+def test_a_program_deploys_it(one_worker: Worker) -> None:
+    with edge.Cluster([one_worker.address]) as cluster:
         work = edge.PlanOptions(context=300)
         choice = edge.plan(None, cluster, parallel="pipeline", shares=[0, 1], options=work)
         with edge.deploy(choice, cluster) as model, Engine(MODEL_PATH, EngineOptions(context=300)) as single:
@@ -95,10 +95,10 @@ def test_a_program_deploys_it(one: Worker) -> None:
             assert model.engine.decode(TOKENS, 0).argmax() == single.decode(TOKENS, 0).argmax()
 
 
-def test_tokens_stay_here(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_stay_here(one_worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only steps with positions and rows of float32 cross of a prompt."""
     prompt = [401, 88, 260, 33, 499, 300]
-    with deployed(one, MODEL_PATH, pipeline(0, 1)) as deployment:
+    with deployed(one_worker, MODEL_PATH, pipeline(0, 1)) as deployment:
         engine, sent = deployment.engine, list[bytes]()
         (link,) = engine.group.links.values()
         usual = link.send
@@ -118,8 +118,8 @@ def test_tokens_stay_here(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.array(prompt[:2], kind).tobytes() not in step
 
 
-def test_a_token_takes_one_round_trip_and_little_memory(one: Worker) -> None:
-    with deployed(one, MODEL_PATH, pipeline(0, 1)) as deployment:
+def test_a_token_takes_one_round_trip_and_little_memory(one_worker: Worker) -> None:
+    with deployed(one_worker, MODEL_PATH, pipeline(0, 1)) as deployment:
         engine = deployment.engine
         assert engine.memory.parts["weights"] == engine.memory.parts["KV cache"] == 0
         engine.decode(TOKENS, 0)
@@ -209,9 +209,11 @@ def test_what_is_copied_needs_no_second_prefill(tmp_path: Path, monkeypatch: pyt
         assert mirror.restored_tokens > 0
 
 
-def test_a_link_of_its_own_is_not_needed_within_a_group(one: Worker) -> None:
+def test_a_link_of_its_own_is_not_needed_within_a_group(one_worker: Worker) -> None:
     """The sums of a tensor group behind a thin owner are among its ranks alone."""
-    with deployed(one, MODEL_PATH, tensor(0, 1, 1), EngineOptions(threads=1, context=128, batch=32)) as deployment:
+    with deployed(
+        one_worker, MODEL_PATH, tensor(0, 1, 1), EngineOptions(threads=1, context=128, batch=32)
+    ) as deployment:
         engine = deployment.engine
         engine.decode(TOKENS, 0)
         links: dict[int, Link] = engine.group.links

@@ -34,7 +34,7 @@ LIMIT = "1GiB"
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker that the tests of this file share, with limits of its own."""
     options = ("--name", "one", "--threads", "1", "--memory", LIMIT, "--cache-size", "64MiB")
     with worker(tmp_path_factory.mktemp("w"), *options) as first:
@@ -49,8 +49,8 @@ def model_digest(folder: Path) -> str:
 # What it answers.
 
 
-def test_health(one: Worker) -> None:
-    with one.remote() as remote:
+def test_health(one_worker: Worker) -> None:
+    with one_worker.remote() as remote:
         assert health(remote.channel)
         assert health(remote.channel, "edge.Worker")
         with pytest.raises(grpc.RpcError) as caught:
@@ -58,15 +58,15 @@ def test_health(one: Worker) -> None:
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_reflection(one: Worker) -> None:
-    with one.remote() as remote:
+def test_reflection(one_worker: Worker) -> None:
+    with one_worker.remote() as remote:
         request = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
         (answer,) = reflection_pb2_grpc.ServerReflectionStub(remote.channel).ServerReflectionInfo(request, timeout=10)
         assert "edge.Worker" in [service.name for service in answer.list_services_response.service]
 
 
-def test_describe_says_what_it_was_told(one: Worker) -> None:
-    with one.remote() as remote:
+def test_describe_says_what_it_was_told(one_worker: Worker) -> None:
+    with one_worker.remote() as remote:
         profile, said = remote.describe()
     assert (profile.name, said.name, remote.name) == ("one", "one", "one")
     assert profile.threads == 1
@@ -85,8 +85,8 @@ def test_defaults_and_other_options(tmp_path: Path) -> None:
         assert said.slices_limit_bytes == 20 << 30
 
 
-def test_threads_reach_the_engine_process(one: Worker) -> None:
-    with one.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
+def test_threads_reach_the_engine_process(one_worker: Worker) -> None:
+    with one_worker.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
         command = psutil.Process(session.pid).cmdline()
     assert command[command.index("--threads") + 1] == "1"
 
@@ -161,21 +161,21 @@ def test_ends_while_it_reads_a_huge_model(tmp_path: Path) -> None:
 # What it refuses.
 
 
-def test_a_port_has_one_worker(one: Worker) -> None:
-    done = run_edge("worker", "--listen", one.address, env=one.env)
-    assert_one_line_error(done, 3, f"cannot listen on {one.address}", "another program has the port")
-    with one.remote() as remote:
+def test_a_port_has_one_worker(one_worker: Worker) -> None:
+    done = run_edge("worker", "--listen", one_worker.address, env=one_worker.env)
+    assert_one_line_error(done, 3, f"cannot listen on {one_worker.address}", "another program has the port")
+    with one_worker.remote() as remote:
         assert health(remote.channel)
 
 
-def test_an_address_of_somebody_else(one: Worker) -> None:
-    done = run_edge("worker", "--listen", "203.0.113.7:0", env=one.env)
+def test_an_address_of_somebody_else(one_worker: Worker) -> None:
+    done = run_edge("worker", "--listen", "203.0.113.7:0", env=one_worker.env)
     assert_one_line_error(done, 3, "cannot listen on 203.0.113.7: it is no address of this machine")
 
 
-def test_a_port_alone_is_at_the_usual_address(one: Worker) -> None:
-    done = run_edge("worker", "--listen", str(one.port), env=one.env)
-    assert_one_line_error(done, 3, f"cannot listen on {one.address}: another program has the port")
+def test_a_port_alone_is_at_the_usual_address(one_worker: Worker) -> None:
+    done = run_edge("worker", "--listen", str(one_worker.port), env=one_worker.env)
+    assert_one_line_error(done, 3, f"cannot listen on {one_worker.address}: another program has the port")
 
 
 def test_beyond_this_machine_only_with_trust_or_on_request(tmp_path: Path) -> None:
@@ -281,12 +281,12 @@ def pester(address: tuple[str, int], alive: Callable[[], None]) -> None:
         sock.close()
 
 
-def test_strangers_at_the_daemons_port(one: Worker) -> None:
-    process = psutil.Process(one.process.pid)
-    with one.remote() as remote:
+def test_strangers_at_the_daemons_port(one_worker: Worker) -> None:
+    process = psutil.Process(one_worker.process.pid)
+    with one_worker.remote() as remote:
         assert health(remote.channel)
         before, handles = process.memory_info().rss, process.num_fds()
-        pester((one.host, one.port), lambda: serving(one))
+        pester((one_worker.host, one_worker.port), lambda: serving(one_worker))
         until(lambda: process.num_fds() <= handles + 5, "all connections closed")
         assert process.memory_info().rss < before + 64 * MIB
         assert health(remote.channel)
@@ -299,8 +299,8 @@ def serving(item: Worker) -> None:
 
 
 @pytest.mark.parametrize("transport", ["auto", "grpc"])
-def test_strangers_at_a_ranks_port(one: Worker, transport: str) -> None:
-    with one.remote() as remote, sessions([remote], 2, Deadlines(connect_timeout_s=2.0)) as pair:
+def test_strangers_at_a_ranks_port(one_worker: Worker, transport: str) -> None:
+    with one_worker.remote() as remote, sessions([remote], 2, Deadlines(connect_timeout_s=2.0)) as pair:
         process = psutil.Process(pair[1].pid)
         before = process.memory_info().rss
         port = pair[1].peer.tcp_port
@@ -323,8 +323,8 @@ def test_a_worker_is_a_command(tmp_path: Path) -> None:
         assert option in done.stdout
 
 
-def test_the_engine_process_ends_with_its_session(one: Worker) -> None:
-    with one.remote() as remote:
+def test_the_engine_process_ends_with_its_session(one_worker: Worker) -> None:
+    with one_worker.remote() as remote:
         session = RemoteSession(remote, 0, 1, SECRET)
         assert not gone(session.pid)
         (state,) = remote.describe()[1].sessions
@@ -332,4 +332,4 @@ def test_the_engine_process_ends_with_its_session(one: Worker) -> None:
         session.close()
         until(lambda: gone(session.pid), "the end of the engine process")
         until(lambda: not remote.describe()[1].sessions, "the end of the session")
-        until(lambda: not list(one.temporary.glob("edge-*")), "its folder removed")
+        until(lambda: not list(one_worker.temporary.glob("edge-*")), "its folder removed")

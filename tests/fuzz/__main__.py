@@ -40,7 +40,7 @@ EACH = 100_000  # inputs of a process
 
 
 @dataclass
-class Found:
+class FuzzResult:
     """Outcome of many inputs."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -49,7 +49,7 @@ class Found:
     most_mib: float = 0.0
 
 
-def made(kind: Kind, seed: int, number: int) -> bytes:
+def input_of(kind: Kind, seed: int, number: int) -> bytes:
     """The input of a number."""
     return kind.make(random.Random(seed << 40 | number))
 
@@ -65,9 +65,9 @@ def fed(kind: Kind, data: bytes) -> str:
     return "accepted"
 
 
-def run(name: str, count: int, seed: int, first: int = 0, folder: Path | None = None) -> Found:
+def run(name: str, count: int, seed: int, first: int = 0, folder: Path | None = None) -> FuzzResult:
     """Feed so many; findings are written to a folder."""
-    result, number, stop = Found(), first, first + count
+    result, number, stop = FuzzResult(), first, first + count
     began = time.monotonic()
     while number < stop and len(result.findings) < MOST_FOUND:
         number = _process(name, seed, number, min(number + EACH, stop), result, folder)
@@ -75,7 +75,7 @@ def run(name: str, count: int, seed: int, first: int = 0, folder: Path | None = 
     return result
 
 
-def _process(name: str, seed: int, first: int, stop: int, result: Found, folder: Path | None) -> int:
+def _process(name: str, seed: int, first: int, stop: int, result: FuzzResult, folder: Path | None) -> int:
     """Inputs from `first` on, in a process of its own: the number of the next."""
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     at = context.Value("q", first)
@@ -129,7 +129,7 @@ def _work(
     what = ""
     for number in range(first, stop):
         at.value = number
-        outcome = fed(kind, made(kind, seed, number))
+        outcome = fed(kind, input_of(kind, seed, number))
         if outcome not in ("accepted", "refused"):
             what = outcome
             break
@@ -148,7 +148,7 @@ def _work(
 def _kept(name: str, seed: int, number: int, what: str, folder: Path | None) -> str:
     """Write a finding's input to a folder; what is said of it."""
     with tempfile.TemporaryDirectory() as own:
-        data = made(KINDS[name](Path(own)), seed, number)
+        data = input_of(KINDS[name](Path(own)), seed, number)
     at = ""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -163,7 +163,7 @@ def _memory_disk() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def summary(name: str, seed: int, first: int, result: Found) -> str:
+def summary(name: str, seed: int, first: int, result: FuzzResult) -> str:
     """One line."""
     n = sum(result.outcomes.values()) + len(result.findings)
     parts = ", ".join(f"{count:,} {what}" for what, count in sorted(result.outcomes.items()))

@@ -43,13 +43,17 @@ LICENCES = {
 LICENCE = {name: licence for licence, names in LICENCES.items() for name in names.split()}
 
 
-@pytest.mark.parametrize("one", ALL, ids=str)
-def test_it_has_bounds(one: Requirement) -> None:
-    operators = {bound.operator for bound in one.specifier}
-    assert operators & {">=", "=="}, f"{one} needs a lower bound: the oldest version that it is known to work with"
-    if one in USED and one.name not in UNBOUNDED:
-        assert operators & {"<", "=="}, f"{one} needs an upper bound: the next version that may break what is used"
-    assert one.url is None, f"{one} comes from an address, which no index vouches for"
+@pytest.mark.parametrize("requirement", ALL, ids=str)
+def test_it_has_bounds(requirement: Requirement) -> None:
+    operators = {bound.operator for bound in requirement.specifier}
+    assert operators & {">=", "=="}, (
+        f"{requirement} needs a lower bound: the oldest version that it is known to work with"
+    )
+    if requirement in USED and requirement.name not in UNBOUNDED:
+        assert operators & {"<", "=="}, (
+            f"{requirement} needs an upper bound: the next version that may break what is used"
+        )
+    assert requirement.url is None, f"{requirement} comes from an address, which no index vouches for"
 
 
 def test_each_is_named_once_with_a_licence() -> None:

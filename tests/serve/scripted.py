@@ -59,7 +59,7 @@ class Scripted:
         self.loaded = asyncio.Event()  # requests wait for it
         self.loaded.set()
         self.left = 0  # requests that were given up while they waited for it
-        self.asked: list[Generation] = []
+        self.requests: list[Generation] = []
         self.answers: list[ScriptedAnswer] = []
         self.turns: list[Mapping[str, Any]] = []  # that it was told
 
@@ -75,7 +75,7 @@ class Scripted:
             raise
         if self.refuses is not None:
             raise self.refuses
-        self.asked.append(generation)
+        self.requests.append(generation)
         self.answers.append(ScriptedAnswer(self, generation))
         return self.answers[-1]
 

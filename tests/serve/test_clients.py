@@ -121,20 +121,20 @@ def test_a_bias_forbids_a_token(openai: OpenAI, server: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "parsed_type",
     [{"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}, {"type": "json_object"}],
     ids=lambda expected: expected["type"],
 )
-def test_an_answer_in_json(openai: OpenAI, wanted: Any) -> None:
+def test_an_answer_in_json(openai: OpenAI, parsed_type: Any) -> None:
     reply = openai.chat.completions.create(
-        model=NAME, messages=HI, response_format=wanted, seed=1, temperature=0, max_tokens=300
+        model=NAME, messages=HI, response_format=parsed_type, seed=1, temperature=0, max_tokens=300
     )
     if reply.choices[0].finish_reason == "stop":
         value = json.loads(reply.choices[0].message.content or "")
         assert isinstance(value, dict)
-        assert follows(value) or wanted["type"] == "json_object"
+        assert follows(value) or parsed_type["type"] == "json_object"
     else:
-        assert wanted["type"] == "json_object"  # which may go on for ever
+        assert parsed_type["type"] == "json_object"  # which may go on for ever
         assert (reply.choices[0].message.content or "").lstrip().startswith("{")
 
 

@@ -61,7 +61,7 @@ def test_a_completion(url: str, model: Scripted) -> None:
 def test_what_is_left_out_is_as_llama_server_has_it(url: str, model: Scripted) -> None:
     post(url, prompt="Hi", seed=-1, n_predict=-1)
     post(url, prompt="Hi", temperature=0, top_k=1, seed=5, max_tokens=3, logit_bias=[[5, False], [6, -1.5]])
-    usual, request = model.asked
+    usual, request = model.requests
     assert usual.sampling == {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05}
     assert (usual.max_tokens, usual.logprobs, usual.prompt) == (None, None, "Hi")
     assert request.sampling == {
@@ -69,7 +69,7 @@ def test_what_is_left_out_is_as_llama_server_has_it(url: str, model: Scripted) -
     }  # fmt: skip
     assert request.max_tokens == 3
     post(url, prompt="Hi", json_schema={"type": "object"})
-    assert model.asked[-1].sampling["json_schema"] == '{"type": "object"}'
+    assert model.requests[-1].sampling["json_schema"] == '{"type": "object"}'
 
 
 def test_a_stream_ends_with_what_the_response_tells(url: str, model: Scripted) -> None:
@@ -94,7 +94,7 @@ def test_probabilities_and_tokens(url: str, model: Scripted) -> None:
 def test_several_prompts_are_a_list(url: str, model: Scripted) -> None:
     reply = post(url, prompt=["a", "b"], n_predict=1, n_cmpl=2)
     assert [(item["index"], item["content"]) for item in reply] == [(0, "H"), (1, "H"), (2, "H"), (3, "H")]
-    assert [item.prompt for item in model.asked] == ["a", "a", "b", "b"]
+    assert [item.prompt for item in model.requests] == ["a", "a", "b", "b"]
 
 
 def test_timings_are_of_the_request(url: str, model: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:

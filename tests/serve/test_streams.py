@@ -329,30 +329,30 @@ def test_samplers_and_the_switch_for_repetition_reach_the_engine(url: str, model
         "allow_repetition": True,
     }
     assert post(url, path, **fields).status_code == 200
-    assert {name: model.asked[-1].sampling.get(name) for name in fields} == fields
+    assert {name: model.requests[-1].sampling.get(name) for name in fields} == fields
     assert post(url, path, dry_sequence_breakers="x").status_code == 400
     assert post(url, path).status_code == 200
-    assert not fields.keys() & model.asked[-1].sampling.keys()
+    assert not fields.keys() & model.requests[-1].sampling.keys()
 
 
 @every_api
 def test_several_answers_are_several_generations(url: str, model: Scripted, path: str) -> None:
     if path in (RESPONSES, MESSAGES):
         assert "n is not done here" in post(url, path, n=3).text  # these APIs have none
-        assert len(model.asked) == 0
+        assert len(model.requests) == 0
         return
     reply = post(url, path, n=3, seed=4294967294, logit_bias={"5": -100}).json()
     assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
-    assert [item.sampling["seed"] for item in model.asked] == [4294967294, 0, 1]
-    assert model.asked[0].sampling["logit_bias"] == {5: -100.0}
+    assert [item.sampling["seed"] for item in model.requests] == [4294967294, 0, 1]
+    assert model.requests[0].sampling["logit_bias"] == {5: -100.0}
     assert reply["usage"]["prompt_tokens"] == 7
     assert reply["usage"]["completion_tokens"] == 3 * len(model.says)
     if path == COMPLETIONS:
         reply = post(url, path, n=2, prompt=["a", "b", "c"]).json()
-        assert [item.prompt for item in model.asked[3:]] == ["a", "a", "b", "b", "c", "c"]
+        assert [item.prompt for item in model.requests[3:]] == ["a", "a", "b", "b", "c", "c"]
         assert reply["usage"]["prompt_tokens"] == 21
         assert post(url, path, prompt=[[1, 2], [3]]).json()["choices"][1]["index"] == 1
-        assert [list(item.prompt or ()) for item in model.asked[9:]] == [[1, 2], [3]]
+        assert [list(item.prompt or ()) for item in model.requests[9:]] == [[1, 2], [3]]
 
 
 def test_probabilities(url: str, model: Scripted) -> None:
@@ -451,7 +451,7 @@ def test_there_are_signs_of_life_while_a_model_is_loading(
         lines = reply.iter_lines()
         expected = "event: ping" if path == MESSAGES else ": ping"
         assert any(line.startswith(expected) for line in lines)
-        assert model.asked == []
+        assert model.requests == []
         model.refuses = NotEnoughMemory("needs 8 GiB, has 4") if fails else None
         model.loaded.set()
         last = [line for line in lines if line.startswith("data: {") and '"ping"' not in line][-1]
@@ -478,7 +478,7 @@ def test_who_goes_while_a_model_is_loading_is_not_answered(
     until(lambda: model.left == 1, "the request to end")
     model.loaded.set()
     post(url, CHAT)
-    assert len(model.asked) == 1
+    assert len(model.requests) == 1
 
 
 def test_a_reader_that_takes_nothing_is_not_waited_for(

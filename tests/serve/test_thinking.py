@@ -176,7 +176,7 @@ def test_what_requests_say_of_thinking(path: str, body: dict[str, Any], think: i
     models.scripted.template = TEMPLATE
     with serving(create_app(models, ServeOptions())) as url:
         assert httpx.post(f"{url}/v1/{path}", json=body).status_code == 200
-        assert models.scripted.asked[-1].think == think
+        assert models.scripted.requests[-1].think == think
 
 
 def test_thoughts_come_back_in_each_api() -> None:
@@ -201,7 +201,7 @@ def test_thoughts_come_back_in_each_api() -> None:
             ("responses", {"input": [*HI, item, call, output]}, 1),
         ):
             assert httpx.post(f"{url}/v1/{path}", json=body).status_code == 200
-            messages = models.scripted.asked[-1].messages or ()
+            messages = models.scripted.requests[-1].messages or ()
             assert messages[place]["reasoning_content"] == "So.", path
 
 

@@ -35,10 +35,10 @@ def main(*args: str | Path) -> int:
 @contextmanager
 def two_workers(folder: Path) -> Iterator[Two]:
     """Two on loopback; the second lends its first core and no GPU."""
-    lent = ("--gpu-layers", "0", *(("--affinity", str(CORES[0])) if CORES else ()))
+    borrowed = ("--gpu-layers", "0", *(("--affinity", str(CORES[0])) if CORES else ()))
     with ExitStack() as stack:
         first = stack.enter_context(worker(folder / "one", "--threads", "1", "--name", "one"))
-        yield first, stack.enter_context(worker(folder / "two", "--threads", "1", "--name", "two", *lent))
+        yield first, stack.enter_context(worker(folder / "two", "--threads", "1", "--name", "two", *borrowed))
 
 
 @contextmanager

@@ -225,7 +225,7 @@ def trusted(folder: Path) -> tuple[security.Credentials, security.Credentials]:
     return shown(cluster.owner), shown(cluster.joined("pi"))
 
 
-def held(folder: Path) -> security.Credentials:
+def own_credentials(folder: Path) -> security.Credentials:
     """The credentials in a folder, for another process."""
     result = credentials.load(folder)
     assert result is not None

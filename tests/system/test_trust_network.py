@@ -27,7 +27,7 @@ from devices.trust.authority import Authority
 from edge.version import version
 from tests.support.helpers import begin, run_edge, until
 from tests.support.namespaces import Host, two_hosts
-from tests.support.trust import Cluster, held
+from tests.support.trust import Cluster, membership_in
 from transport.security import peer_identity
 
 HOUR_S = 3600
@@ -167,7 +167,7 @@ def join(authority: Authority, folder: Path, name: str) -> None:
     """Make a member, its credentials in `folder`, without a network."""
     credentials.store_token(folder, authority.invite(name, HOUR_S))
     key, csr = credentials.make_csr(name)
-    credentials.install(folder, authority.enroll(held(folder).certificate, csr), key)
+    credentials.install(folder, authority.enroll(membership_in(folder).certificate, csr), key)
 
 
 def started(*workers: tuple[Device, tuple[str, ...]]) -> list[Running]:
@@ -234,7 +234,7 @@ def test_from_init_to_revoke(desk: Device, device: Callable[[str], Device]) -> N
     code, (result,) = desk.asks(address)
     assert (code, result["name"], result["secure"], result["error"]) == (0, "pi", True, None)
     worker.says("INFO joined name=pi")
-    assert held(pi.credentials).holder.role == "worker"
+    assert membership_in(pi.credentials).holder.role == "worker"
     assert "pi    worker, joined" in desk.says("cluster", "list")
 
     worker.stop()
@@ -396,7 +396,7 @@ class Caller:
 
     def calls(self, shown: tuple[bytes, bytes] | None = None, tls: bool = True) -> dict[str, str]:
         """Return the outcome of every call with this (certificate, key)."""
-        server = held(self._of.credentials)
+        server = membership_in(self._of.credentials)
         (self._folder / "ca.pem").write_bytes(server.authority)
         for name, content in zip(("certificate", "key"), shown or (None, None), strict=True):
             (self._folder / f"{name}.pem").unlink(missing_ok=True)
@@ -408,9 +408,9 @@ class Caller:
         return said
 
 
-def of(folder: Path) -> tuple[bytes, bytes]:
+def files_of(folder: Path) -> tuple[bytes, bytes]:
     """The (certificate, key) of a membership."""
-    result = held(folder)
+    result = membership_in(folder)
     return result.certificate, result.key
 
 
@@ -425,7 +425,7 @@ def test_strangers_can_call_nothing(owner: Device, joined: Callable[[str], Devic
     self_made = certificates.to_pem(certificates.make_authority(key, time.time()))
     # One that says what ours say, signed with another key.
     forged = certificates.make_certificate(
-        certificates.from_pem(held(owner.credentials).authority),
+        certificates.from_pem(membership_in(owner.credentials).authority),
         key,
         "desk",
         "owner",
@@ -439,14 +439,14 @@ def test_strangers_can_call_nothing(owner: Device, joined: Callable[[str], Devic
         ("no certificate", None, True),
         ("a self-made certificate", (self_made, own_key), True),
         ("a forged certificate", (certificates.to_pem(forged), own_key), True),
-        ("another cluster's owner", of(other.at("desk")), True),
-        ("another cluster's member", of(other.at("pi")), True),
+        ("another cluster's owner", files_of(other.at("desk")), True),
+        ("another cluster's member", files_of(other.at("pi")), True),
     ):
         said = caller.calls(shown, tls)
         assert all(answer.startswith("UNAVAILABLE: ") for answer in said.values()), (who, said)
 
     # So that the above can fail: with the owner's own certificate all calls arrive.
-    said = caller.calls(of(owner.credentials))
+    said = caller.calls(files_of(owner.credentials))
     assert (said["Describe"], said["Session"], said["Offer"]) == ("Description", "Event", "SliceState")
     assert said["Link"] == "PERMISSION_DENIED: no such session here: it has ended, or never was"
     for call in ("Upload", "Enroll", "Install", "UpdateRevoked"):
@@ -459,14 +459,14 @@ def test_a_role_may_call_only_what_is_its_own(owner: Device, joined: Callable[[s
     worker = pi.worker("--listen", "0.0.0.0:0", "--no-announce")
     caller = Caller(owner, tmp_path / "caller", worker, pi)
 
-    said = caller.calls(of(mallory.credentials))
+    said = caller.calls(files_of(mallory.credentials))
     assert said.pop("Check") == "bytes"
     assert said.pop("Link") == "PERMISSION_DENIED: no such session here: it has ended, or never was"
     refused = "PERMISSION_DENIED: mallory has the role worker, and this is for owner"
     assert said == dict.fromkeys(said, refused)
 
     credentials.store_token(tmp_path / "eve", owner.authority().invite("eve", HOUR_S))
-    said = caller.calls(of(tmp_path / "eve"))
+    said = caller.calls(files_of(tmp_path / "eve"))
     assert said.pop("Check") == "bytes"
     assert said.pop("Link") == "PERMISSION_DENIED: eve has the role invited, and this is for owner or worker"
     assert said == dict.fromkeys(said, "PERMISSION_DENIED: eve has the role invited, and this is for owner")
@@ -479,15 +479,15 @@ def test_the_revoked_are_refused_once_the_list_arrived(
     worker = pi.worker("--listen", "0.0.0.0:0", "--no-announce")
     caller = Caller(owner, tmp_path / "caller", worker, pi)
     owner.says("cluster", "revoke", "mallory")
-    assert "no such session" in caller.calls(of(mallory.credentials))["Link"]  # pi has not heard of it yet
+    assert "no such session" in caller.calls(files_of(mallory.credentials))["Link"]  # pi has not heard of it yet
     assert owner.asks(worker.address)[0] == 0
     refused = "PERMISSION_DENIED: mallory was revoked; the cluster's owner can invite it again"
-    said = caller.calls(of(mallory.credentials))
+    said = caller.calls(files_of(mallory.credentials))
     assert said == dict.fromkeys(ALL_CALLS, refused)
     # It holds after a restart, too.
     worker.stop()
     worker = pi.worker("--listen", f"0.0.0.0:{worker.port}")
-    assert caller.calls(of(mallory.credentials)) == said
+    assert caller.calls(files_of(mallory.credentials)) == said
 
 
 def test_an_owner_out_of_a_backup_learns_who_was_revoked(owner: Device, joined: Callable[[str], Device]) -> None:
@@ -499,19 +499,22 @@ def test_an_owner_out_of_a_backup_learns_who_was_revoked(owner: Device, joined: 
     shutil.copytree(config, backup)
     owner.says("cluster", "revoke", "mallory")
     assert owner.asks(near.address)[0] == 0
-    gone = {held(mallory.credentials).holder.serial, peer_identity(held(mallory.credentials).invitation or b"").serial}
+    gone = {
+        membership_in(mallory.credentials).holder.serial,
+        peer_identity(membership_in(mallory.credentials).invitation or b"").serial,
+    }
 
     for more in (False, True):
         shutil.rmtree(config)
         shutil.copytree(backup, config)
-        assert not gone & held(owner.credentials).revoked
+        assert not gone & membership_in(owner.credentials).revoked
         if more:
             owner.says("cluster", "revoke", "tv")
-            gone.add(held(tv.credentials).holder.serial)
+            gone.add(membership_in(tv.credentials).holder.serial)
         code, (result,) = owner.asks(near.address)
         assert (code, result["name"], result["error"]) == (0, "pi", None)
-        assert held(owner.credentials).revoked == held(pi.credentials).revoked >= gone
-        assert held(owner.credentials).crl == held(pi.credentials).crl
+        assert membership_in(owner.credentials).revoked == membership_in(pi.credentials).revoked >= gone
+        assert membership_in(owner.credentials).crl == membership_in(pi.credentials).crl
         code, (result,) = owner.asks(far.address)
         assert (code, result["error"]) == (7, "mallory was revoked; the cluster's owner can invite it again")
 
@@ -719,7 +722,7 @@ def test_workers_are_found_while_they_are_there(
     for item in (pi, barn):
         item.says("INFO announced")
 
-    def found(*args: str) -> dict[str, dict[str, Any]]:
+    def devices_json(*args: str) -> dict[str, dict[str, Any]]:
         done = owner.edge("devices", "--json", "--timeout", "2", *args)
         assert (done.returncode, done.stderr) == (0, "")
         return {entry["name"]: entry for entry in json.loads(done.stdout)["devices"]}
@@ -728,7 +731,7 @@ def test_workers_are_found_while_they_are_there(
 
     def both() -> bool:
         listed.clear()
-        listed.update(found())
+        listed.update(devices_json())
         return {"pi", "barn"} <= listed.keys()
 
     until(both, "both that announce themselves are found")
@@ -736,10 +739,10 @@ def test_workers_are_found_while_they_are_there(
     assert (listed["pi"]["address"], listed["pi"]["secure"], listed["pi"]["error"]) == (pi.address, True, None)
     assert listed["barn"]["answers"] is False
     assert "say --insecure here too" in listed["barn"]["error"]
-    assert found("--insecure")["barn"]["secure"] is False
+    assert devices_json("--insecure")["barn"]["secure"] is False
 
     pi.stop()
-    assert "pi" not in found()
+    assert "pi" not in devices_json()
     # Nobody looks if told not to, and whoever is not announced is there all the same.
     done = owner.edge(
         "devices", "--json", "--timeout", "3600", "--no-discover", cellar.address, shed.address, "--insecure"

@@ -92,10 +92,10 @@ def test_a_state_is_saved_and_restored(expected: list[int]) -> None:
 
 @pytest.mark.parametrize("local", [ALL, 0], ids=["both", "worker"])
 @pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1)], ids=str)
-def test_a_rank_and_a_stage(one: Worker, expected: list[int], how: dict[str, Any], local: int) -> None:
+def test_a_rank_and_a_stage(one_worker: Worker, expected: list[int], how: dict[str, Any], local: int) -> None:
     """On the GPU on both sides, or on the worker's alone."""
     on = replace(ON_GPU, gpu_layers=local)
-    with deployed(one, MODEL_PATH, how, on, workers_gpu_layers=ALL) as deployment:
+    with deployed(one_worker, MODEL_PATH, how, on, workers_gpu_layers=ALL) as deployment:
         assert greedy(deployment.engine) == expected
 
 
@@ -114,8 +114,8 @@ def test_measured_to_be_slower_it_is_left_alone(expected: list[int]) -> None:
         assert greedy(engine) == expected
 
 
-def test_ranks_measure_each_for_itself(one: Worker, expected: list[int]) -> None:
-    with deployed(one, MODEL_PATH, pipeline(1, 1), AUTO) as deployment:
+def test_ranks_measure_each_for_itself(one_worker: Worker, expected: list[int]) -> None:
+    with deployed(one_worker, MODEL_PATH, pipeline(1, 1), AUTO) as deployment:
         layers, total, _ = said(deployment.engine)
         assert (layers, total) == (0, 5)
         assert greedy(deployment.engine) == expected

@@ -1,7 +1,7 @@
 """Topics of the demonstration: sums, units, devices and comparisons; what is asked, in which words, and the answer.
 
 A topic is a function of a `random.Random`. It returns either one question, or something the user tells and then a
-question about it. `Turn.asked` names what is asked; `grammar.py` uses it to keep some questions out of training.
+question about it. `Turn.subject` names what is asked; `grammar.py` uses it to keep some questions out of training.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tools.demo_model.facts import Device
 
 @dataclass(frozen=True)
 class Turn:
-    """One question and its answers. `asked` names what is asked; the empty string is never held out."""
+    """One question and its answers. `subject` names what is asked; the empty string is never held out."""
 
-    asked: str
+    subject: str
     question: str
     answer: str
     brief: str

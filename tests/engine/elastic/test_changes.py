@@ -155,7 +155,7 @@ def test_a_server_says_what_changed(bundled: Elastic) -> None:
         thread = run(loop)
         memory.is_now(weights, budgets(weights.sizes)[2])
         begin(loop, 1, prompt="Hello", max_tokens=2)
-        replies.of(1, "piece")
+        replies.replies_to(1, "piece")
         loop.end()
         thread.join(WAIT_S)
         [line, _] = [message["say"] for message in replies.messages if "say" in message]
@@ -203,12 +203,12 @@ def test_nothing_is_concluded_from_memory_that_is_on_its_way(elastic: Callable[[
         at = budgets(weights.sizes)
         engine.decode(PROMPT, 0)
 
-        def looks(fraction: float) -> None:
+        def set_memory(fraction: float) -> None:
             memory.free = MIB  # weights that were given back are not counted as free yet
             weights.look()
             memory.free = at[2]
 
-        weights._shown = looks
+        weights._shown = set_memory
         memory.is_now(weights, at[2])
         engine.decode([7], len(PROMPT))
         assert not weights._due

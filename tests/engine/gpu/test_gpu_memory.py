@@ -239,13 +239,13 @@ def test_streamed_layers_serve_one_context_alone() -> None:
 
 @pytest.mark.usefixtures("on_processor")
 @pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1)], ids=str)
-def test_a_rank_streams_its_part(one: Worker, how: dict[str, Any]) -> None:
+def test_a_rank_streams_its_part(one_worker: Worker, how: dict[str, Any]) -> None:
     """The passes before a person's are this rank's own: others know nothing of them."""
-    with deployed(one, MODEL_PATH, how, replace(OPTIONS, gpu_memory=1 << 40)) as deployment:
+    with deployed(one_worker, MODEL_PATH, how, replace(OPTIONS, gpu_memory=1 << 40)) as deployment:
         parts = budget_of(deployment.engine).parts
     least = sum(parts.values()) - parts["layers"] // 4  # of 8 parts of layers, or of 4 layers
-    with deployed(one, MODEL_PATH, how, OPTIONS) as deployment:
+    with deployed(one_worker, MODEL_PATH, how, OPTIONS) as deployment:
         expected = answer(deployment.engine)
-    with deployed(one, MODEL_PATH, how, replace(OPTIONS, gpu_memory=least + 4096)) as deployment:
+    with deployed(one_worker, MODEL_PATH, how, replace(OPTIONS, gpu_memory=least + 4096)) as deployment:
         assert len(budget_of(deployment.engine).streamed) >= 3
         np.testing.assert_array_equal(answer(deployment.engine), expected)

@@ -75,7 +75,7 @@ class Mirrored:
 
     def ask(self, token: int, sequence: int = 0) -> float:
         """Ask what follows what a slot holds and one more token: the logarithm of its probability."""
-        return asked(self.scheduler, [*self.slots[sequence].tokens, token])
+        return answer_s(self.scheduler, [*self.slots[sequence].tokens, token])
 
     @property
     def computed_again(self) -> int:
@@ -90,7 +90,7 @@ class Mirrored:
         self.second.close()
 
 
-def asked(scheduler: Scheduler, prompt: list[int]) -> float:
+def answer_s(scheduler: Scheduler, prompt: list[int]) -> float:
     scheduler.add(Request(prompt, 1, logprobs=0, ends=False))
     results: list[float] = []
     while scheduler.busy:
@@ -101,7 +101,7 @@ def asked(scheduler: Scheduler, prompt: list[int]) -> float:
 
 def undisturbed(prompt: list[int]) -> float:
     with Mortal(MODEL_PATH, OPTIONS) as engine:
-        return asked(Scheduler(engine), prompt)
+        return answer_s(Scheduler(engine), prompt)
 
 
 @pytest.fixture
@@ -290,7 +290,7 @@ def test_who_parts_from_another_within_a_block_gets_whole_blocks(mirrored: Mirro
     mirrored.first.lost = True
     other = [*mirrored.slots[1].tokens, 5]
     mirrored.ask(5)
-    result = asked(mirrored.scheduler, other)
+    result = answer_s(mirrored.scheduler, other)
     assert mirrored.mirror.restored_tokens == 48 + 28
     assert mirrored.computed_again == 0
     assert result == pytest.approx(undisturbed(other), abs=1e-3)  # no position is held twice

@@ -325,11 +325,11 @@ def test_the_text_is_taken_in_as_far_as_it_pays(folder: Path) -> None:
     with Engine(path, replace(ROOM, batch=128)) as engine, open_predictor(engine) as predictor:
         engine.decode(history[:-1], 0)
 
-        class Asked:
+        class TextSlot:
             prompt, answer, left, tokens, sequence = history, [], 9, history, 0
 
         own = MtpDrafts(predictor, DraftPace(), lambda: float(next(now)))
-        own.attach(Asked())
+        own.attach(TextSlot())
         requests: list[float] = []
         assert own.behind_s == 0.0  # nobody knows yet
         assert own.catch_up(lambda seconds: bool(requests.append(seconds))) == 1.0

@@ -54,7 +54,7 @@ def counting(model: Path, stack: ExitStack) -> Any:
 
 
 @pytest.fixture(scope="module")
-def asked(model: Path) -> list[tuple[list[int], list[int]]]:
+def cases(model: Path) -> list[tuple[list[int], list[int]]]:
     """Prompts and their greedy answers on one device, each token of which leads clearly."""
     rng, result = random.Random(3), list[tuple[list[int], list[int]]]()
     with Engine(model, OPTIONS) as whole:
@@ -95,16 +95,16 @@ def folder(parent: Path, name: str) -> Path:
     return parent / name
 
 
-Asked = list[tuple[list[int], list[int]]]
+Cases = list[tuple[list[int], list[int]]]
 
 
 # --- where a prompt is computed ---
 
 
-def test_another_engine_computes_all_of_a_prompt_but_its_last_token(counting: Any, asked: Asked) -> None:
+def test_another_engine_computes_all_of_a_prompt_but_its_last_token(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
     with phases(decode, prefill) as both:
-        for prompt, answer in asked:
+        for prompt, answer in cases:
             decode.computed.clear()
             prefill.computed.clear()
             assert answers(both.engine, [prompt]) == [answer]
@@ -113,10 +113,10 @@ def test_another_engine_computes_all_of_a_prompt_but_its_last_token(counting: An
         assert not both.lost
 
 
-def test_nothing_moves_below_the_break_even_length(counting: Any, asked: Asked) -> None:
+def test_nothing_moves_below_the_break_even_length(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
     with phases(decode, prefill, least=41) as both:
-        for prompt, answer in asked:
+        for prompt, answer in cases:
             prefill.computed.clear()
             assert answers(both.engine, [prompt]) == [answer]
             assert sum(prefill.computed) == (len(prompt) - 1 if len(prompt) >= 41 else 0)
@@ -124,34 +124,34 @@ def test_nothing_moves_below_the_break_even_length(counting: Any, asked: Asked) 
 
 @pytest.mark.parametrize("how", PLACEMENTS, ids=str)
 def test_ranks_compute_prompts_for_one_device(
-    how: dict[str, Any], model: Path, asked: Asked, counting: Any, tmp_path: Path
+    how: dict[str, Any], model: Path, cases: Cases, counting: Any, tmp_path: Path
 ) -> None:
     with ranks_here(model, how, OPTIONS, tmp_path) as prefill:
         decode = counting()
         with phases(decode, prefill) as both:
-            assert answers(both.engine, [prompt for prompt, _ in asked]) == [answer for _, answer in asked]
+            assert answers(both.engine, [prompt for prompt, _ in cases]) == [answer for _, answer in cases]
             assert max(decode.computed) <= OPTIONS.sequences  # of answers alone
             assert not both.lost
 
 
 @pytest.mark.parametrize("how", [pipeline(1, 1), tensor(1, 1), stages(2, 1), THIN], ids=str)
 def test_one_device_computes_prompts_for_ranks(
-    how: dict[str, Any], model: Path, asked: Asked, counting: Any, tmp_path: Path
+    how: dict[str, Any], model: Path, cases: Cases, counting: Any, tmp_path: Path
 ) -> None:
     with ranks_here(model, how, OPTIONS, tmp_path) as decode, phases(decode, counting()) as both:
         for keep in (False, True):
-            result = answers(both.engine, [prompt for prompt, _ in asked], keep=keep)
-            assert result == [answer for _, answer in asked]
+            result = answers(both.engine, [prompt for prompt, _ in cases], keep=keep)
+            assert result == [answer for _, answer in cases]
         assert not both.lost
 
 
-def test_ranks_of_two_placements(model: Path, asked: Asked, tmp_path: Path) -> None:
+def test_ranks_of_two_placements(model: Path, cases: Cases, tmp_path: Path) -> None:
     with (
         ranks_here(model, tensor(1, 1), OPTIONS, folder(tmp_path, "decode")) as decode,
         ranks_here(model, pipeline(1, 2), OPTIONS, folder(tmp_path, "prefill")) as prefill,
         phases(decode, prefill) as both,
     ):
-        assert answers(both.engine, [prompt for prompt, _ in asked]) == [answer for _, answer in asked]
+        assert answers(both.engine, [prompt for prompt, _ in cases]) == [answer for _, answer in cases]
         assert not both.lost
 
 
@@ -178,9 +178,9 @@ def test_keys_and_values_are_read_behind_steps_that_are_under_way(
 # --- what is there already ---
 
 
-def test_a_second_turn_computes_what_neither_has(counting: Any, asked: Asked, model: Path) -> None:
+def test_a_second_turn_computes_what_neither_has(counting: Any, cases: Cases, model: Path) -> None:
     decode, prefill = counting(), counting()
-    (prompt, answer), (more, _) = asked[5], asked[4]
+    (prompt, answer), (more, _) = cases[5], cases[4]
     turn = [*prompt, *answer, *more]
     with Engine(model, OPTIONS) as whole:
         target, lead = greedy(whole, turn)
@@ -205,9 +205,9 @@ def test_a_second_turn_computes_what_neither_has(counting: Any, asked: Asked, mo
         assert max(decode.computed) == 1
 
 
-def test_others_notice_nothing_of_a_prompt(counting: Any, asked: Asked) -> None:
+def test_others_notice_nothing_of_a_prompt(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
-    prompt = asked[4][0]
+    prompt = cases[4][0]
     with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
         computed = []
         for namespace in ("one", "other", "one"):
@@ -220,9 +220,9 @@ def test_others_notice_nothing_of_a_prompt(counting: Any, asked: Asked) -> None:
         assert computed[2] == 0
 
 
-def test_what_no_later_prompt_may_use_is_forgotten(counting: Any, asked: Asked) -> None:
+def test_what_no_later_prompt_may_use_is_forgotten(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
-    prompt, answer = asked[4]
+    prompt, answer = cases[4]
     with phases(decode, prefill) as both:
         for _ in range(2):
             prefill.computed.clear()
@@ -230,7 +230,7 @@ def test_what_no_later_prompt_may_use_is_forgotten(counting: Any, asked: Asked) 
             assert sum(prefill.computed) == len(prompt) - 1
 
 
-def test_kept_prompts_and_drafts_beside_phases(model: Path, stack: ExitStack, tmp_path: Path, asked: Asked) -> None:
+def test_kept_prompts_and_drafts_beside_phases(model: Path, stack: ExitStack, tmp_path: Path, cases: Cases) -> None:
     saved = replace(OPTIONS, prefixes=PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own"))
     computed, restored = [], []
     for _ in range(2):  # another process would begin so
@@ -238,7 +238,7 @@ def test_kept_prompts_and_drafts_beside_phases(model: Path, stack: ExitStack, tm
         with Counting(model, saved) as decode, phases(decode, prefill) as both:
             drafter = Speculation(NgramDrafts, "text", choice=always())
             with Scheduler(both.engine, keep=True, drafter=drafter) as scheduler:
-                for prompt, answer in asked:
+                for prompt, answer in cases:
                     running = scheduler.prepare(request(prompt))
                     scheduler.enqueue(running)
                     while scheduler.busy:
@@ -247,17 +247,17 @@ def test_kept_prompts_and_drafts_beside_phases(model: Path, stack: ExitStack, tm
                     restored.append(running.restored_tokens)
             computed.append(sum(prefill.computed))
             assert not both.lost
-    assert computed[0] == sum(len(prompt) - 1 for prompt, _ in asked)
-    assert computed[1] == sum(len(prompt) - 1 for prompt, _ in asked if len(prompt) < 9)  # the others lie on disk
-    assert sum(restored[: len(asked)]) == 0 < sum(restored[len(asked) :])
+    assert computed[0] == sum(len(prompt) - 1 for prompt, _ in cases)
+    assert computed[1] == sum(len(prompt) - 1 for prompt, _ in cases if len(prompt) < 9)  # the others lie on disk
+    assert sum(restored[: len(cases)]) == 0 < sum(restored[len(cases) :])
 
 
 # --- several at once ---
 
 
-def test_answers_go_on_while_a_prompt_is_computed_elsewhere(counting: Any, asked: Asked) -> None:
+def test_answers_go_on_while_a_prompt_is_computed_elsewhere(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
-    (short, short_answer), (long, long_answer) = asked[1], asked[6]
+    (short, short_answer), (long, long_answer) = cases[1], cases[6]
     with phases(decode, prefill, least=10) as both, Scheduler(both.engine) as scheduler:
         prefill.gate.clear()
         first, second = scheduler.add(request(long)), scheduler.add(request(short))
@@ -274,7 +274,7 @@ def test_answers_go_on_while_a_prompt_is_computed_elsewhere(counting: Any, asked
 
 
 def test_stages_take_keys_and_values_between_their_steps(
-    model: Path, counting: Any, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, counting: Any, cases: Cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though some are under way when they come."""
     prefill, rows = counting(), list[int]()
@@ -288,7 +288,7 @@ def test_stages_take_keys_and_values_between_their_steps(
         monkeypatch.setattr(decode, "submit", counted)
         prefill.gate.clear()
         with Scheduler(both.engine) as scheduler:
-            long, *short = asked[6], asked[1], asked[0]
+            long, *short = cases[6], cases[1], cases[0]
             message = {scheduler.add(request(prompt)): (answer, list[int]()) for prompt, answer in (long, *short)}
             while not scheduler._in_flight.steps or any(len(tokens) < 2 for _, tokens in list(message.values())[1:]):
                 for event in scheduler.step():
@@ -305,7 +305,7 @@ def test_stages_take_keys_and_values_between_their_steps(
 
 
 @pytest.mark.parametrize("seed", range(some(3, 60)))
-def test_requests_come_and_go(seed: int, model: Path, counting: Any, asked: Asked, tmp_path: Path) -> None:
+def test_requests_come_and_go(seed: int, model: Path, counting: Any, cases: Cases, tmp_path: Path) -> None:
     rng = random.Random(seed)
     with ExitStack() as stack:
         decode: TextEngine = counting()
@@ -316,7 +316,7 @@ def test_requests_come_and_go(seed: int, model: Path, counting: Any, asked: Aske
             prefill = stack.enter_context(ranks_here(model, pipeline(2, 1), OPTIONS, folder(tmp_path, "prefill")))
         both = stack.enter_context(phases(decode, prefill, rng.choice((1, 20))))
         scheduler = stack.enter_context(Scheduler(both.engine, keep=bool(seed % 2)))
-        waiting, message = [*asked, *asked], dict[int, tuple[list[int], list[int], list[str]]]()
+        waiting, message = [*cases, *cases], dict[int, tuple[list[int], list[int], list[str]]]()
         rng.shuffle(waiting)
         while waiting or scheduler.busy:
             if waiting and rng.random() < 0.2:
@@ -334,10 +334,10 @@ def test_requests_come_and_go(seed: int, model: Path, counting: Any, asked: Aske
         assert not both.lost
 
 
-def test_who_gives_up_a_prompt_leaves_its_place_to_others(counting: Any, asked: Asked) -> None:
+def test_who_gives_up_a_prompt_leaves_its_place_to_others(counting: Any, cases: Cases) -> None:
     """Prompts that were cancelled fill no slot of either placement."""
     decode, prefill = counting(), counting()
-    prompt, answer = asked[6]
+    prompt, answer = cases[6]
     with phases(decode, prefill) as both, Scheduler(both.engine) as scheduler:
         for _ in range(2 * OPTIONS.sequences):
             prefill.gate.clear()
@@ -353,11 +353,11 @@ def test_who_gives_up_a_prompt_leaves_its_place_to_others(counting: Any, asked: 
         assert sum(prefill.computed) > 1
 
 
-def test_who_is_stopped_waits_for_no_prompt(counting: Any, asked: Asked) -> None:
+def test_who_is_stopped_waits_for_no_prompt(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
     with phases(decode, prefill) as both, Scheduler(both.engine) as scheduler:
         prefill.gate.clear()
-        scheduler.add(request(asked[6][0]))
+        scheduler.add(request(cases[6][0]))
         scheduler.step()
         both.engine.stop()
         with pytest.raises(Interrupted):
@@ -370,10 +370,10 @@ def test_who_is_stopped_waits_for_no_prompt(counting: Any, asked: Asked) -> None
 
 @pytest.mark.parametrize("lives", range(0, 9, some(2, 1)))
 def test_where_the_placement_of_prompts_is_lost_the_rest_is_computed_here(
-    lives: int, counting: Any, asked: Asked
+    lives: int, counting: Any, cases: Cases
 ) -> None:
     decode, prefill = counting(), counting(lives)
-    prompt, answer = asked[6]
+    prompt, answer = cases[6]
     with phases(decode, prefill) as both:
         assert answers(both.engine, [prompt]) == [answer]
         is_lost = lives < len(prompt) // OPTIONS.rows
@@ -387,11 +387,11 @@ def test_where_the_placement_of_prompts_is_lost_the_rest_is_computed_here(
 
 @pytest.mark.parametrize("lives", range(some(4, 10)))
 def test_where_the_engine_that_generates_is_lost_nothing_is_computed_again(
-    lives: int, counting: Any, asked: Asked
+    lives: int, counting: Any, cases: Cases
 ) -> None:
     """The placement of prompts has the sequence until logits came from behind it."""
     first, second, prefill = counting(lives), counting(), counting()
-    prompt, answer = asked[6]
+    prompt, answer = cases[6]
     with phases(first, prefill, recovered=lambda error: second) as both:
         assert answers(both.engine, [prompt], keep=True) == [answer]
         assert both.engine.replacements.recoveries == 1
@@ -399,10 +399,10 @@ def test_where_the_engine_that_generates_is_lost_nothing_is_computed_again(
 
 
 def test_where_blocks_are_refused_the_rest_is_computed_here(
-    counting: Any, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    counting: Any, cases: Cases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode, prefill = counting(), counting()
-    prompt, answer = asked[6]
+    prompt, answer = cases[6]
     write, used = decode.states.write, []
 
     def refuses(sequence: int, block: Any) -> None:
@@ -418,12 +418,12 @@ def test_where_blocks_are_refused_the_rest_is_computed_here(
         assert not both.lost
 
 
-def test_closing_ends_what_is_under_way(counting: Any, asked: Asked) -> None:
+def test_closing_ends_what_is_under_way(counting: Any, cases: Cases) -> None:
     """Also a prompt that waits for somebody who will never answer."""
     decode, prefill = counting(), counting()
     prefill.gate.clear()
     with phases(decode, prefill, break_off=prefill.gate.set) as both, Scheduler(both.engine) as scheduler:
-        scheduler.add(request(asked[6][0]))
+        scheduler.add(request(cases[6][0]))
         scheduler.step()
         both.placement.close()
         assert prefill.gate.is_set()

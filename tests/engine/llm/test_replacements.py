@@ -86,7 +86,7 @@ class Lives:
         self._stack.close()
 
 
-class Asked(SimpleNamespace):
+class Case(SimpleNamespace):
     """A request and its answer on one device, each token of which leads clearly."""
 
     request: Request
@@ -94,9 +94,9 @@ class Asked(SimpleNamespace):
 
 
 @pytest.fixture(scope="module")
-def asked(synthetic: Synthetic) -> list[Asked]:
+def cases(synthetic: Synthetic) -> list[Case]:
     """Prompts of which some begin alike."""
-    rng, result = random.Random(0), list[Asked]()
+    rng, result = random.Random(0), list[Case]()
     with Engine(synthetic("llama", "f32"), OPTIONS) as whole:
         while len(result) < 8:
             prompt = [rng.randrange(3, 512) for _ in range(rng.choice((1, 4, 5, 6, 11, 23)))]
@@ -113,13 +113,13 @@ def asked(synthetic: Synthetic) -> list[Asked]:
                         (_, best), (_, second) = event.logprobs.alternatives
                         lead = min(lead, best - second)
             if lead > CLEAR:
-                result.append(Asked(request=replace(request, logprobs=None), tokens=tokens))
+                result.append(Case(request=replace(request, logprobs=None), tokens=tokens))
     return result
 
 
-def answered(scheduler: Scheduler, requests: list[Asked], between: Callable[[], None], rng: random.Random) -> None:
+def answered(scheduler: Scheduler, requests: list[Case], between: Callable[[], None], rng: random.Random) -> None:
     """Ask in random order, and cancel some: what comes of each is the beginning of what one device answers, or all."""
-    waiting, answers = rng.sample(requests, len(requests)), dict[int, tuple[Asked, list[int], list[str]]]()
+    waiting, answers = rng.sample(requests, len(requests)), dict[int, tuple[Case, list[int], list[str]]]()
     while waiting or scheduler.busy:
         if waiting and rng.random() < 0.3:
             first = waiting.pop()
@@ -138,12 +138,12 @@ def answered(scheduler: Scheduler, requests: list[Asked], between: Callable[[], 
 
 
 @pytest.mark.parametrize("seed", range(some(6, 200)))
-def test_whoever_asks_notices_nothing(seed: int, synthetic: Synthetic, asked: list[Asked]) -> None:
+def test_whoever_asks_notices_nothing(seed: int, synthetic: Synthetic, cases: list[Case]) -> None:
     rng = random.Random(seed)
     lives = (rng.randrange(2, 40) + 30 * bool(i) for i in range(7))  # enough for a token between two losses
     with Lives(lives, synthetic("llama", "f32")) as engine:
         with Scheduler(engine, keep=bool(seed % 2)) as scheduler:
-            answered(scheduler, asked, lambda: None, rng)
+            answered(scheduler, cases, lambda: None, rng)
             assert engine.uncollected == 0
         assert engine.replacements.recoveries > 0
         assert engine.replacements.computed_again > 0
@@ -374,7 +374,7 @@ def test_a_loss_is_an_error_without_a_scheduler_and_the_next_clear_goes_on() -> 
 
 @pytest.mark.parametrize("seed", range(some(4, 100)))
 def test_an_engine_is_left_between_any_two_steps(
-    seed: int, synthetic: Synthetic, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
+    seed: int, synthetic: Synthetic, cases: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, rng = synthetic("llama", "f32"), random.Random(seed)
     if seed % 2:  # as where this device has no memory for keys and values on their way
@@ -399,7 +399,7 @@ def test_an_engine_is_left_between_any_two_steps(
                     assert not engine.replacements.is_moving
 
         with Scheduler(engine, keep=seed % 4 < 2) as scheduler:
-            answered(scheduler, asked, between, rng)
+            answered(scheduler, cases, between, rng)
         assert engine.replacements.moves == len(engines) - 1 > 0
         assert engine.replacements.recoveries == 0
         assert (engine.replacements.computed_again > 0) == bool(seed % 2)

@@ -197,12 +197,12 @@ def test_after_a_loss_all_steps_are_those_of_before(lives: int) -> None:
         assert second.steps == whole.steps
 
 
-def made(kind: str, *devices: str) -> Plan:
+def plan_of(kind: str, *devices: str) -> Plan:
     return make_plan(limits(GgufFile.open(MODEL_PATH)), "demo", "", [LOCAL, *devices], kind, [1.0] * (1 + len(devices)))
 
 
 def test_ranks_of_lost_devices_go_to_those_that_are_left() -> None:
-    plan = made("tensor", "one:7070", "two:7070")
+    plan = plan_of("tensor", "one:7070", "two:7070")
     again = placed_again(plan, ["two:7070"])
     assert again.devices == (LOCAL, "two:7070", "two:7070")
     assert [again.slice(rank) for rank in range(3)] == [plan.slice(rank) for rank in range(3)]
@@ -210,13 +210,13 @@ def test_ranks_of_lost_devices_go_to_those_that_are_left() -> None:
 
 
 def test_a_plan_says_what_is_on_a_gpu() -> None:
-    plan = reproducible_plan(made("pipeline", "one:7070"))
+    plan = reproducible_plan(plan_of("pipeline", "one:7070"))
     assert [plan.shard(rank).gpu_layers for rank in range(2)] == [0, 0]
 
 
 def test_measured_shares_are_refused() -> None:
     check_reproducible(None, "tensor", (1, 1))
-    check_reproducible(made("tensor", "one:7070"), "auto", None)
+    check_reproducible(plan_of("tensor", "one:7070"), "auto", None)
     for parallel, shares in (("auto", (1.0, 1.0)), ("tensor", None)):
         with pytest.raises(PlanError, match="--shares"):
             check_reproducible(None, parallel, shares)

@@ -39,13 +39,13 @@ def expected() -> Iterator[Expected]:
     with ExitStack() as stack:
         built: dict[int, tuple[Engine, list[list[int]]]] = {}
 
-        def of(n_stages: int) -> tuple[Engine, list[list[int]]]:
+        def answers_over(n_stages: int) -> tuple[Engine, list[list[int]]]:
             if n_stages not in built:
                 engine = stack.enter_context(Grouped(MODEL_PATH, TOGETHER, n_stages))
                 built[n_stages] = engine, Scheduler(engine).run(questions(QUESTIONS))
             return built[n_stages]
 
-        yield of
+        yield answers_over
 
 
 def test_the_questions_are_answered_at_length(expected: Expected) -> None:
@@ -60,18 +60,18 @@ def test_the_questions_are_answered_at_length(expected: Expected) -> None:
     [(3, 1), *thorough(*((1,) * n for n in (2, 3, 4, 8)), (1, 3), (5, 2, 1), (1, 2, 3, 2), (2, 1, 1, 2, 1, 1))],
     ids=str,
 )
-def test_shards_answer_as_one_device(one: Worker, expected: Expected, shares: tuple[int, ...]) -> None:
-    answered_alike(one, expected, tensor(*shares), MOST_DIFFERENCES)
+def test_shards_answer_as_one_device(one_worker: Worker, expected: Expected, shares: tuple[int, ...]) -> None:
+    answered_alike(one_worker, expected, tensor(*shares), MOST_DIFFERENCES)
 
 
 @pytest.mark.parametrize("shares", [(1, 1, 1), (0, 1, 1), *thorough((1, 1), (0, 1), (1, 1, 1, 1), (1, 3, 2))], ids=str)
-def test_stages_answer_as_one_device(one: Worker, expected: Expected, shares: tuple[int, ...]) -> None:
-    answered_alike(one, expected, pipeline(*shares), most=0)
+def test_stages_answer_as_one_device(one_worker: Worker, expected: Expected, shares: tuple[int, ...]) -> None:
+    answered_alike(one_worker, expected, pipeline(*shares), most=0)
 
 
 @pytest.mark.parametrize("ranks", [(1, 3), *thorough((2, 2), (3, 1), (2, 3))], ids=str)
-def test_stages_of_shards_answer_as_one_device(one: Worker, expected: Expected, ranks: tuple[int, ...]) -> None:
-    answered_alike(one, expected, stages(*ranks), MOST_DIFFERENCES)
+def test_stages_of_shards_answer_as_one_device(one_worker: Worker, expected: Expected, ranks: tuple[int, ...]) -> None:
+    answered_alike(one_worker, expected, stages(*ranks), MOST_DIFFERENCES)
 
 
 def answered_alike(item: Worker, expected: Expected, how: dict[str, Any], most: int) -> None:

@@ -52,11 +52,11 @@ SHIFT = {"llama"}  # llama.cpp ends the process where it shifts a model whose la
         ],
     ),
 )
-def test_logits_of_exact_sums(one: Worker, synthetic: Synthetic, arch: str, how: dict[str, Any]) -> None:
+def test_logits_of_exact_sums(one_worker: Worker, synthetic: Synthetic, arch: str, how: dict[str, Any]) -> None:
     path = synthetic(arch, "f32")
     exact = how.get("parallel") == "pipeline"
     close = 0.0 if exact else CLOSE.get(arch, CLOSE_ELSE)
-    with deployed(one, path, how, EXACT) as deployment, Engine(path, EXACT) as single:
+    with deployed(one_worker, path, how, EXACT) as deployment, Engine(path, EXACT) as single:
         engine = deployment.engine
         whole = single.decode(TOKENS, 0, outputs="all").copy()
         result = engine.decode(TOKENS, 0, outputs="all")
@@ -91,10 +91,10 @@ def largest_of(row: Floats, full: Floats, top: int) -> None:
     assert set(np.argsort(row)[-top:]) == set(np.argsort(full)[-top:])
 
 
-def test_every_algorithm_of_the_sums_gives_the_same_bits(one: Worker) -> None:
+def test_every_algorithm_of_the_sums_gives_the_same_bits(one_worker: Worker) -> None:
     results = {}
     for algorithm in (*list(ALGORITHMS)[-some(2, len(ALGORITHMS)) :], "auto"):
-        with deployed(one, MODEL_PATH, tensor(1, 1, 1), OPTIONS, Exchange(algorithm=algorithm)) as deployment:
+        with deployed(one_worker, MODEL_PATH, tensor(1, 1, 1), OPTIONS, Exchange(algorithm=algorithm)) as deployment:
             prompt = questions(QUESTIONS)[-1].prompt
             results[algorithm] = np.stack(
                 [deployment.engine.decode(prompt, 0), deployment.engine.decode([5], len(prompt))]
@@ -103,27 +103,29 @@ def test_every_algorithm_of_the_sums_gives_the_same_bits(one: Worker) -> None:
 
 
 @pytest.mark.parametrize(("wire", "transport"), each_once(["f16", "q8"], ["tcp", "grpc"]))
-def test_sums_may_cross_as_something_smaller(one: Worker, synthetic: Synthetic, wire: str, transport: str) -> None:
+def test_sums_may_cross_as_something_smaller(
+    one_worker: Worker, synthetic: Synthetic, wire: str, transport: str
+) -> None:
     most = {"f16": 0.05, "q8": 0.5}[wire]
     path = synthetic("llama", "f32")
     exchange = Exchange(wire=wire, transport=transport)
-    with deployed(one, path, tensor(1, 1), EXACT, exchange) as deployment, Engine(path, EXACT) as single:
+    with deployed(one_worker, path, tensor(1, 1), EXACT, exchange) as deployment, Engine(path, EXACT) as single:
         assert CLOSE_ELSE < deviations(deployment.engine.decode(TOKENS, 0), single.decode(TOKENS, 0)) < most
         (link,) = deployment.engine.group.links.values()
         assert link.kind == transport
         deployment.engine.times(clear=True)
         deployment.engine.decode([3], 8, top=1)
         sent = deployment.engine.times()[0]["decode"].sent_bytes.median
-    with deployed(one, path, tensor(1, 1), EXACT) as deployment:
+    with deployed(one_worker, path, tensor(1, 1), EXACT) as deployment:
         deployment.engine.decode([3], 0, top=1)
         assert sent < deployment.engine.times()[0]["decode"].sent_bytes.median
 
 
 @pytest.mark.parametrize("wire", ["f16", "q8"])
-def test_states_between_stages_may_be_smaller_too(one: Worker, synthetic: Synthetic, wire: str) -> None:
+def test_states_between_stages_may_be_smaller_too(one_worker: Worker, synthetic: Synthetic, wire: str) -> None:
     path = synthetic("llama", "f32")
     how = stages(1, 2)
-    with deployed(one, path, how, EXACT, Exchange(wire=wire)) as deployment, Engine(path, EXACT) as single:
+    with deployed(one_worker, path, how, EXACT, Exchange(wire=wire)) as deployment, Engine(path, EXACT) as single:
         for position in (0, 8):
             error = deviations(deployment.engine.decode(TOKENS, position), single.decode(TOKENS, position))
             assert CLOSE_ELSE < error < {"f16": 0.05, "q8": 0.5}[wire]
@@ -140,12 +142,12 @@ def test_states_between_stages_may_be_smaller_too(one: Worker, synthetic: Synthe
     ("arch", "how"), each_once(["llama", "gemma3", "gpt-oss"], [tensor(1, 2), pipeline(1, 1), stages(1, 2)])
 )
 def test_operations_on_the_cache_come_in_order(
-    one: Worker, synthetic: Synthetic, arch: str, how: dict[str, Any]
+    one_worker: Worker, synthetic: Synthetic, arch: str, how: dict[str, Any]
 ) -> None:
     path = synthetic(arch, "f32")
     options = replace(EXACT, sequences=3)
     close = 0.0 if how.get("parallel") == "pipeline" else CLOSE.get(arch, CLOSE_ELSE)
-    with deployed(one, path, how, options) as deployment, Engine(path, options) as single:
+    with deployed(one_worker, path, how, options) as deployment, Engine(path, options) as single:
         single.stages = deployment.engine.stages
         result, expected = (operations(engine, arch in SHIFT) for engine in (deployment.engine, single))
     for mine, theirs in zip(result, expected, strict=True):
@@ -189,9 +191,9 @@ def operations(engine: Any, shifts: bool) -> list[Floats]:
     return results
 
 
-def test_a_shift_that_is_refused_changes_nothing(one: Worker, synthetic: Synthetic) -> None:
+def test_a_shift_that_is_refused_changes_nothing(one_worker: Worker, synthetic: Synthetic) -> None:
     path = synthetic("gemma3", "f32")
-    with deployed(one, path, pipeline(1, 1), EXACT) as deployment, Engine(path, EXACT) as single:
+    with deployed(one_worker, path, pipeline(1, 1), EXACT) as deployment, Engine(path, EXACT) as single:
         for engine in (deployment.engine, single):
             engine.decode(TOKENS, 0)
             assert engine.kv_remove(0, 7)

@@ -46,7 +46,7 @@ MIXED = (
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker that the tests of this file share."""
     folder = tmp_path_factory.mktemp("w")
     with pytest.MonkeyPatch.context() as patch:
@@ -152,12 +152,12 @@ def test_measuring_goes_on_after_the_end_of_a_text(synthetic: Synthetic, monkeyp
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen3moe"])
-def test_stages_answer_as_one_device_whatever_is_asked(one: Worker, synthetic: Synthetic, arch: str) -> None:
+def test_stages_answer_as_one_device_whatever_is_asked(one_worker: Worker, synthetic: Synthetic, arch: str) -> None:
     """With exact sums stages give the same bits, so that every choice is the same, drawn or not."""
     path = synthetic(arch, "f32")
     options = replace(EXACT, context=160, batch=64, sequences=6)
     requests = random_requests(40, 70, seed=11)
-    with deployed(one, path, pipeline(1, 1), options) as deployment, Grouped(path, options, 2) as single:
+    with deployed(one_worker, path, pipeline(1, 1), options) as deployment, Grouped(path, options, 2) as single:
         expected = Scheduler(single).run(requests)
         assert Scheduler(deployment.engine).run(requests) == expected
         assert Scheduler(deployment.engine).run(requests[::-1]) == Scheduler(single).run(requests[::-1])
@@ -165,11 +165,11 @@ def test_stages_answer_as_one_device_whatever_is_asked(one: Worker, synthetic: S
 
 
 @pytest.mark.parametrize("how", [tensor(1, 1, 1), pipeline(1, 1), stages(2, 2)], ids=lambda how: str(how.values()))
-def test_ranks_answer_as_each_alone(one: Worker, synthetic: Synthetic, how: dict[str, object]) -> None:
+def test_ranks_answer_as_each_alone(one_worker: Worker, synthetic: Synthetic, how: dict[str, object]) -> None:
     path = synthetic("llama", "f32")
     requests = random_requests(40, 70, seed=7)
     options = replace(EXACT, context=256, sequences=7)
-    with deployed(one, path, how, options) as deployment, Engine(path, options) as single:
+    with deployed(one_worker, path, how, options) as deployment, Engine(path, options) as single:
         assert Scheduler(deployment.engine).run(requests) == alone(single, requests)
 
 
@@ -264,7 +264,7 @@ def test_requests_that_cannot_be(synthetic: Synthetic, request_: Request, why: s
 
 
 def test_a_run_that_failed_leaves_nothing_to_the_next(
-    one: Worker, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+    one_worker: Worker, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of its other requests were under way on the stages."""
     choose, chosen = TokenSampler.choose, itertools.count(1)
@@ -283,7 +283,7 @@ def test_a_run_that_failed_leaves_nothing_to_the_next(
         Request([8, 9], 12, ends=False),
         Request([5], 9, SamplingParams(temperature=0, grammar=WORDS)),
     ]
-    with deployed(one, path, pipeline(1, 1), options) as deployment, Engine(path, options) as single:
+    with deployed(one_worker, path, pipeline(1, 1), options) as deployment, Engine(path, options) as single:
         expected = alone(single, good)
         with pytest.raises(SamplingError):
             Scheduler(deployment.engine).run(bad)

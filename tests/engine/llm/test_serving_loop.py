@@ -22,7 +22,7 @@ from edge.llm.slot import Origin, Slot
 from edge.llm.slots import Slots
 from edge.llm.step_budget import STEP_S, TILE_ROWS, StepBudget, parts
 from tests.conftest import Synthetic
-from tests.engine.llm.test_scheduler import alone, one, random_requests  # noqa: F401 (a fixture)
+from tests.engine.llm.test_scheduler import alone, one_worker, random_requests  # noqa: F401 (a fixture)
 from tests.support.deployments import EXACT, deployed, pipeline, tensor
 from tests.support.ranks_here import ranks_here
 from tests.support.workers import Worker
@@ -57,7 +57,7 @@ def mixed(n: int, seed: int) -> list[Request]:
 
 @pytest.mark.parametrize("how", [None, tensor(1, 1), pipeline(1, 1)], ids=["alone", "ranks", "stages"])
 def test_greedy_tokens_do_not_depend_on_who_else_is_answered(
-    one: Worker,  # noqa: F811
+    one_worker: Worker,  # noqa: F811
     synthetic: Synthetic,
     how: dict[str, object] | None,
 ) -> None:
@@ -70,7 +70,7 @@ def test_greedy_tokens_do_not_depend_on_who_else_is_answered(
         if how is None:
             check_together(Scheduler(single, keep=True), requests, expected)
     if how is not None:
-        with deployed(one, path, how, options) as deployment:
+        with deployed(one_worker, path, how, options) as deployment:
             check_together(Scheduler(deployment.engine, keep=True), requests, expected)
 
 
@@ -141,9 +141,9 @@ def test_prompts_are_kept_on_disk_for_the_next_engine(synthetic: Synthetic, tmp_
     assert (computed, restored) == (0, 64)
 
 
-@pytest.mark.parametrize(("store_bytes", "held"), [(1 << 20, 0), (1000, 72), (0, 72)])
+@pytest.mark.parametrize(("store_bytes", "cached_cells"), [(1 << 20, 0), (1000, 72), (0, 72)])
 def test_cells_of_a_prompt_on_disk_are_free_once_another_is_computed(
-    synthetic: Synthetic, tmp_path: Path, store_bytes: int, held: int
+    synthetic: Synthetic, tmp_path: Path, store_bytes: int, cached_cells: int
 ) -> None:
     """Cells whose content is nowhere else stay. The tokens are the same, and the prompt is not computed again either
     way."""
@@ -161,10 +161,10 @@ def test_cells_of_a_prompt_on_disk_are_free_once_another_is_computed(
             reported = list(events(scheduler))
             results.append(([event.token_id for event in reported], reported[-1].cached_tokens))
             if prompt is other:
-                assert engine.kv_last(0) + 1 == held
+                assert engine.kv_last(0) + 1 == cached_cells
     (first, _), _, (again, cached) = results
     assert first == again
-    assert cached == (69 if held else 64)
+    assert cached == (69 if cached_cells else 64)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ KINDS = [
 ]
 
 
-def asked(n: int, seed: int, sampling: Sequence[SamplingParams] = (GREEDY,)) -> list[Request]:
+def several_requests(n: int, seed: int, sampling: Sequence[SamplingParams] = (GREEDY,)) -> list[Request]:
     """Requests whose answers are long enough to be drafted, with probabilities of some."""
     rng = np.random.default_rng(seed)
     return [
@@ -94,7 +94,7 @@ def test_answers_are_the_same_with_drafts(
 ) -> None:
     """All kinds of requests come while others run; drafts right, partly right, never right, and n-grams."""
     path = synthetic("llama", "f32")
-    requests = asked(21, 3, KINDS)
+    requests = several_requests(21, 3, KINDS)
     with Engine(path, ROOM) if how is None else ranks_here(path, how, ROOM, tmp_path_factory.mktemp("r")) as engine:
         plain = answered(engine, requests, None)
         for wrong in (0, 1, 3):
@@ -112,7 +112,9 @@ def test_answers_are_the_same_with_drafts(
 
 def test_many_requests_have_no_drafts(synthetic: Synthetic) -> None:
     """Until few are left. All of them together have no more rows than one may have alone."""
-    requests = [replace(item, ends=False, max_tokens=12 + 10 * i) for i, item in enumerate(asked(FEW + 2, 5))]
+    requests = [
+        replace(item, ends=False, max_tokens=12 + 10 * i) for i, item in enumerate(several_requests(FEW + 2, 5))
+    ]
 
     class Watched(Engine):
         def submit(self, tokens, positions, sequences, outputs, **how):  # type: ignore[no-untyped-def]
@@ -178,7 +180,7 @@ def test_a_request_that_is_cancelled_or_fails_leaves_the_others_in_order(
 @pytest.mark.parametrize("wrong", [0, 2])
 def test_a_lost_engine_costs_no_token(synthetic: Synthetic, wrong: int) -> None:
     """The engine that takes over knows nothing of drafts that were wrong."""
-    path, requests = synthetic("llama", "f32"), asked(6, 9)
+    path, requests = synthetic("llama", "f32"), several_requests(6, 9)
     with Engine(path, ROOM) as engine:
         plain = answered(engine, requests, None)
     with Mortal(path, ROOM) as first, Engine(path, ROOM) as second:

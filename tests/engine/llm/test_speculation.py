@@ -50,14 +50,14 @@ N_QUESTIONS = some(6, 200)
 
 
 @pytest.fixture(scope="module")
-def asked() -> list[list[int]]:
+def prompts() -> list[list[int]]:
     """Prompts of held-out questions."""
     return [list(request.prompt) for request in questions(N_QUESTIONS)]
 
 
 @pytest.fixture(scope="module")
-def plain(asked: list[list[int]]) -> Answers:
-    return plain_answers(asked)
+def plain(prompts: list[list[int]]) -> Answers:
+    return plain_answers(prompts)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ FIRST = ("one device", "paged", "tensor", "stages", "thin owner")
 def test_greedy_answers_are_the_same(
     where: str,
     tmp_path: Path,
-    asked: list[list[int]],
+    prompts: list[list[int]],
     plain: Answers,
     fewer_bits: Path,
 ) -> None:
@@ -110,7 +110,7 @@ def test_greedy_answers_are_the_same(
             drafter = speculate(source, choice=always(8 if name == "wrong 3" else MOST_ROWS))
             results = {}
             total: Counter[str] = Counter()
-            for prompt in asked:
+            for prompt in prompts:
                 results[tuple(prompt)] = ids(run(engine, prompt, drafter))
                 total.update(accepted=drafter.stats.accepted, drafted=drafter.stats.drafted)
             assert results == plain, name
@@ -241,14 +241,14 @@ def test_what_a_cache_cannot_forget_is_computed_again(llama: Engine, monkeypatch
         assert llama.outputs == 1 or max(forgotten) > len(PROMPT)
 
 
-def test_an_answer_with_drafts_outlives_its_engine(asked: list[list[int]], plain: Answers) -> None:
+def test_an_answer_with_drafts_outlives_its_engine(prompts: list[list[int]], plain: Answers) -> None:
     """The engine that takes over knows nothing of drafts that were wrong."""
     with ExitStack() as stack:
         engines = [stack.enter_context(Mortal(MODEL_PATH, ROOM)) for _ in range(2)]
         engines[0].lives = 5  # type: ignore[attr-defined]
         survivor = replaceable(engines[0], lambda _: engines[1])
         drafter = speculate(Known(plain, 2))
-        for prompt in asked[:2]:
+        for prompt in prompts[:2]:
             assert ids(run(survivor, prompt, drafter)) == plain[tuple(prompt)]
         assert survivor.replacements.recoveries == 1
 

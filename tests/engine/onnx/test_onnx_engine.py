@@ -173,7 +173,7 @@ def test_shapes_that_nobody_knows_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "kind", "words"),
+    ("operator", "kind", "words"),
     [
         (("Foo", F32, {}), ModelFileError, "No Op registered for Foo .*node 'my_foo', Foo"),
         (("Bar", F32, {"domain": "my.ops"}), EngineError, "no operator my.ops:Bar, which node 'my_bar' is"),
@@ -181,9 +181,9 @@ def test_shapes_that_nobody_knows_before() -> None:
     ],
 )
 def test_operators_that_are_not_there(
-    tmp_path: Path, made: tuple[str, int, Any], kind: type[Exception], words: str
+    tmp_path: Path, operator: tuple[str, int, Any], kind: type[Exception], words: str
 ) -> None:
-    op, total, attributes = made
+    op, total, attributes = operator
     content = graph([node(op, ["x"], ["y"], **attributes)], [("x", total, (2, 2))], [("y", total, (2, 2))])
     path = tmp_path / "m.onnx"
     path.write_bytes(content)

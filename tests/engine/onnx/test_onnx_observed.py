@@ -51,11 +51,11 @@ def branching(folder: Path, **how: Any) -> OnnxFile:
     return load(saved(model, folder / "branching.onnx", **how))
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["one file", "weights beside"])
-def test_shapes_that_only_a_run_tells(tmp_path: Path, beside: bool) -> None:
-    how = {"save_as_external_data": True, "size_threshold": 60, "location": "weights"} if beside else {}
+@pytest.mark.parametrize("external", [False, True], ids=["one file", "weights beside"])
+def test_shapes_that_only_a_run_tells(tmp_path: Path, external: bool) -> None:
+    how = {"save_as_external_data": True, "size_threshold": 60, "location": "weights"} if external else {}
     file = branching(tmp_path, **how)
-    assert file.external == beside
+    assert file.external == external
     x = np.array([[1, 0, 2], [0, 0, 3]], np.float32)
     source = OnnxSource.from_file(file, {}, {"x": x})
     values = source.graph.values

@@ -170,7 +170,7 @@ def test_no_more_are_in_flight_than_the_window(several: OnnxSource, folder: Path
 
     used = 0
 
-    def given() -> Iterator[Feeds]:
+    def feed() -> Iterator[Feeds]:
         nonlocal used
         for seed in count():
             used += 1
@@ -179,7 +179,7 @@ def test_no_more_are_in_flight_than_the_window(several: OnnxSource, folder: Path
     with running(several, folder, wrap=wrap) as here:
         entry = here.links[0][0]
         frames = 1 + len(here.parts[0].takes.tensors)
-        with closing(here.pipeline.map(given(), window=window)) as results:
+        with closing(here.pipeline.map(feed(), window=window)) as results:
             first = start(next, results)
             for landed in range(6):
                 # The next input is there, and not handed over.
@@ -201,13 +201,13 @@ def test_windows_that_cannot_be(three: Running, window: int) -> None:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["workers", "own"])
-@pytest.mark.parametrize("taken", [1, 3])
-def test_whoever_ends_early_may_go_on(several: OnnxSource, folder: Path, taken: int, own: bool) -> None:
+@pytest.mark.parametrize("outputs_read", [1, 3])
+def test_whoever_ends_early_may_go_on(several: OnnxSource, folder: Path, outputs_read: int, own: bool) -> None:
     with running(several, folder, 4, 9, own=own) as here:
         for again in range(3):
             endless = (mixed_feeds(1, seed) for seed in count())
             with closing(here.pipeline.map(endless, window=6)) as results:
-                for seed, result in enumerate(islice(results, taken)):
+                for seed, result in enumerate(islice(results, outputs_read)):
                     same(result.outputs, whole(several.file.model, mixed_feeds(1, seed)))
             same(here.pipeline.run(mixed_feeds(2, again)).outputs, whole(several.file.model, mixed_feeds(2, again)))
             assert here.links[0][0]._sent == here.links[0][1]._received.sequence  # nothing is left on the way

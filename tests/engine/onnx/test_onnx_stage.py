@@ -121,10 +121,10 @@ def test_threads_are_the_plans_up_to_the_workers(cut: tuple[OnnxPlan, list[CutSt
     path = folder / parts[0].digest
     path.write_bytes(parts[0].content)
     stage = stage_message(OnnxStage("b", Range(0, 1)), parts[0].takes, parts[0].gives)
-    for request, lent, expected in ((None, 2, 2), (1, 2, 1), (5, 2, 2), (0, 2, 2), (-3, 2, 1)):
+    for request, borrowed, expected in ((None, 2, 2), (1, 2, 1), (5, 2, 2), (0, 2, 2), (-3, 2, 1)):
         if request is not None:
             stage.threads = request
-        item = load_stage.load(pb.Load(path=str(path), stage=stage), 1, ResourceLimits(lent), lambda _: None)
+        item = load_stage.load(pb.Load(path=str(path), stage=stage), 1, ResourceLimits(borrowed), lambda _: None)
         assert item.stage.engine.threads == item.describe().threads == expected
         item.close()
 

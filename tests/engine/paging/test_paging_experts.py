@@ -31,7 +31,7 @@ from edge.paging.reader import Reader
 from edge.paging.roles import Roles, sort_weights
 from edge.paging.window import Source
 from quant.gguf.file import GgufFile
-from tests.engine.paging.conftest import Made
+from tests.engine.paging.conftest import MakeModel
 from tests.engine.paging.test_paging_ring import Bytes, bytes_at
 from tests.support import paging
 from tests.support.helpers import TIMEOUT_S, until
@@ -86,8 +86,8 @@ def chosen_there(stored: Stored, experts: Experts, layer: int, numbers: set[int]
 
 
 @pytest.fixture
-def stored(made: Made) -> Iterator[Stored]:
-    path = made("qwen3moe")
+def stored(make_model: MakeModel) -> Iterator[Stored]:
+    path = make_model("qwen3moe")
     file = GgufFile.open(path)
     model, own = load_stub(file)
     opened = DirectFile(path, path.stat().st_size)
@@ -268,8 +268,10 @@ def test_a_read_that_hangs_costs_no_slot(stored: Stored, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("arch", EXPERTS)
-def test_the_router_chooses_what_it_does_with_all_in_memory_and_choices_add_up(made: Made, arch: str) -> None:
-    path = made(arch)
+def test_the_router_chooses_what_it_does_with_all_in_memory_and_choices_add_up(
+    make_model: MakeModel, arch: str
+) -> None:
+    path = make_model(arch)
     seen: list[tuple[str, list[list[int]]]] = []
     hook = Hook(
         lambda node: node.name.startswith("ffn_moe_topk-"),
@@ -317,8 +319,8 @@ def test_a_router_before_attention_is_known_exactly(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("arch", EXPERTS)
-def test_more_room_means_more_hits_and_fewer_bytes(made: Made, arch: str) -> None:
-    path = made(arch)
+def test_more_room_means_more_hits_and_fewer_bytes(make_model: MakeModel, arch: str) -> None:
+    path = make_model(arch)
     rates, n_bytes = [], []
     low = least(path)
     for memory in (low, low + 4 * paging.MIB, low + 12 * paging.MIB):
@@ -337,8 +339,8 @@ def test_more_room_means_more_hits_and_fewer_bytes(made: Made, arch: str) -> Non
 
 
 @pytest.mark.parametrize("arch", EXPERTS)
-def test_a_batch_is_no_longer_than_the_room_for_its_experts(made: Made, arch: str) -> None:
-    path = made(arch)
+def test_a_batch_is_no_longer_than_the_room_for_its_experts(make_model: MakeModel, arch: str) -> None:
+    path = make_model(arch)
     batches = []
     for more in (0, 1, 3, 40):
         with paged(path, least(path) + more * paging.MIB) as engine:
@@ -353,9 +355,9 @@ def test_a_batch_is_no_longer_than_the_room_for_its_experts(made: Made, arch: st
     assert batches[0] < 16 <= batches[-1]
 
 
-def test_sequences_of_a_model_with_little_room_for_experts(made: Made) -> None:
+def test_sequences_of_a_model_with_little_room_for_experts(make_model: MakeModel) -> None:
     """A row of each sequence must fit into one decode; llama.cpp would end the process over less."""
-    path = made("qwen3moe")
+    path = make_model("qwen3moe")
     options = replace(OPTIONS, sequences=8)
     with paged(path, least(path, options), options) as engine:
         assert engine.batch >= 8
@@ -371,9 +373,9 @@ def test_sequences_of_a_model_with_little_room_for_experts(made: Made) -> None:
         np.testing.assert_array_equal(result, np.stack([engine.logits(i) for i in range(8)]))
 
 
-def test_predictions_change_no_logits(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_change_no_logits(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right or wrong, made or not."""
-    path = made("qwen3moe")
+    path = make_model("qwen3moe")
     monkeypatch.setattr(experts_module, "_RUN", 2)
     with paged(path, least(path)) as engine:
         np.testing.assert_array_equal(answer(engine), resident_answer(path, True, min(16, engine.batch)))
@@ -386,9 +388,9 @@ def test_predictions_change_no_logits(made: Made, monkeypatch: pytest.MonkeyPatc
         np.testing.assert_array_equal(answer(engine), resident_answer(path, True, min(16, engine.batch)))
 
 
-def test_experts_that_nobody_has_chosen_are_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_that_nobody_has_chosen_are_refused(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their product has numbers of experts where it needs slots, over which ggml would end the process."""
-    path = made("qwen3moe")
+    path = make_model("qwen3moe")
     monkeypatch.setattr(node_hooks, "_CHOSEN", re.compile("another name"))
     with paged(path, least(path)) as engine:
         for _ in range(2):
@@ -397,9 +399,9 @@ def test_experts_that_nobody_has_chosen_are_refused(made: Made, monkeypatch: pyt
                 answer(engine)
 
 
-def test_reads_of_chosen_experts_that_fail_end_the_decode_only(made: Made) -> None:
+def test_reads_of_chosen_experts_that_fail_end_the_decode_only(make_model: MakeModel) -> None:
     """At each weight: what was read ahead is none of it, as the first layer's experts are not expected."""
-    path = made("qwen3moe")
+    path = make_model("qwen3moe")
     with paged(path, least(path)) as engine:
         expected = answer(engine)
         assert engine.paging is not None
@@ -423,9 +425,9 @@ def test_reads_of_chosen_experts_that_fail_end_the_decode_only(made: Made) -> No
             np.testing.assert_array_equal(answer(engine), expected)
 
 
-def test_no_graph_is_changed_between_passes(made: Made) -> None:
+def test_no_graph_is_changed_between_passes(make_model: MakeModel) -> None:
     """It may be freed with its context before the next pass, of another one."""
-    path = made("qwen3moe")
+    path = make_model("qwen3moe")
     with paged(path, least(path)) as engine:
         assert engine.paging is not None
         hooks = engine.paging._at_nodes

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.paging.conftest import Made
+from tests.engine.paging.conftest import MakeModel
 from tests.support import ROOT
 from tests.support.paging import MIB
 
@@ -72,7 +72,7 @@ LARGE = {"layers": 9, "embd": 1024, "ff": 3072, "heads": 8, "vocab": 8192}
 LARGE_EXPERTS = {"layers": 4, "embd": 1024, "experts": 16, "expert_ff": 512, "vocab": 4096}
 
 
-def large(built: Made, arch: str) -> Path:
+def large(built: MakeModel, arch: str) -> Path:
     return built(arch, "q4_0", **(LARGE if arch == "llama" else LARGE_EXPERTS))
 
 
@@ -85,8 +85,8 @@ def child_least(path: Path) -> int:
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
-def test_a_process_stays_within_its_budget(made: Made, arch: str) -> None:
-    path = large(made, arch)
+def test_a_process_stays_within_its_budget(make_model: MakeModel, arch: str) -> None:
+    path = large(make_model, arch)
     assert path.stat().st_size > 50 * MIB
     memory = child_least(path)
     result = child(path, memory)
@@ -122,9 +122,9 @@ def memory_group() -> Iterator[Callable[[int], Path]]:
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
 def test_a_process_is_never_killed_in_a_group_as_large_as_its_budget(
-    made: Made, memory_group: Callable[[int], Path], arch: str
+    make_model: MakeModel, memory_group: Callable[[int], Path], arch: str
 ) -> None:
-    path = large(made, arch)
+    path = large(make_model, arch)
     memory = child_least(path)
     group = memory_group(memory)
     result = child(path, memory, group)

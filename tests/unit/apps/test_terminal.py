@@ -363,18 +363,18 @@ def test_a_question_that_was_stopped_is_asked_as_it_was_meant(
                 patch.setattr(conversation, "answer", interrupted)
                 talk._answer(text, again=again)
 
-        def asked() -> list[str]:
+        def questions() -> list[str]:
             return [message["content"] for message in chat.messages if message["role"] == "user"]
 
         stop("two")
         assert "without this question" in capsys.readouterr().out
         talk._edit("")
-        assert (talk._draft, asked()) == ("two", ["one"])
+        assert (talk._draft, questions()) == ("two", ["one"])
         talk._retry("")
-        assert asked() == ["one", "two"]
+        assert questions() == ["one", "two"]
         stop("2", again=True)
         talk._retry("")
-        assert asked() == ["one", "2"]
+        assert questions() == ["one", "2"]
         stop(None, again=True)
         talk._edit("")
         assert talk._draft == "2"

@@ -26,14 +26,14 @@ MIB = 1 << 20
 
 
 def test_memory_bandwidth_is_bytes_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    Clock(tick_s=0.25).of(monkeypatch, probe)
+    Clock(tick_s=0.25).install(monkeypatch, probe)
     monkeypatch.setattr(probe, "available_memory", lambda: 1 << 40)
     assert probe.memory_bandwidth_gbps(2, 64_000_000, repeats=3) == pytest.approx(64e6 / 0.25 / 1e9)
 
 
 def test_a_disks_rate_is_bytes_over_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three blocks that each take half a second, by two threads in turn."""
-    clock = Clock().of(monkeypatch, machine_disk)
+    clock = Clock().install(monkeypatch, machine_disk)
     block = machine_disk._BLOCK
     monkeypatch.setattr(machine_disk, "_THREADS", 1)
     monkeypatch.setattr(machine_disk, "_MOST_READ_S", 9.0)
@@ -50,7 +50,7 @@ def test_a_disks_rate_is_bytes_over_seconds(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("n_bytes", [1 * MIB, 3 * MIB])
 def test_weights_come_at_bytes_over_seconds(n_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rate that windows are chosen by: jobs are under way until the clock says so."""
-    clock = Clock().of(monkeypatch, measure)
+    clock = Clock().install(monkeypatch, measure)
     weight = SimpleNamespace(row_bytes=4096, name="w", n_bytes=n_bytes)
 
     class Part(SimpleNamespace):
@@ -100,7 +100,7 @@ def multiplying(clock: Clock, seconds_a_row: float) -> type:
 
 
 def test_rates_of_products_count_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock().of(monkeypatch, measure)
+    clock = Clock().install(monkeypatch, measure)
     monkeypatch.setattr(measure, "Products", multiplying(clock, 0.5))
     weight = SimpleNamespace(shape=(1, 8, 256), row_bytes=1024)
     piece: Any = SimpleNamespace(span=8192, n_bytes=8192, rows=8, repacked=False, weight=weight)
@@ -108,7 +108,7 @@ def test_rates_of_products_count_all_rows(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_kernels_speeds_count_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock().of(monkeypatch, kernels)
+    clock = Clock().install(monkeypatch, kernels)
     monkeypatch.setattr(kernels, "Products", multiplying(clock, 0.125))
     monkeypatch.setattr(kernels, "_MATRIX_BYTES", 1 << 16)
     (result,) = measure_kernels([TYPES["f16"]], 256, 1, prompts=True)
@@ -160,7 +160,7 @@ def test_what_paging_cost_by_known_reads() -> None:
 
 def test_a_readers_seconds_are_those_it_read_and_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two chunks that take a second each, while the engine waits, and a second job later that nobody waits for."""
-    clock = Clock().of(monkeypatch, reader)
+    clock = Clock().install(monkeypatch, reader)
     go = threading.Event()
 
     def bring(self: reader.Reader, *_: Any) -> None:

@@ -183,18 +183,18 @@ def test_the_kv_cache_grows_with_the_context(context: int, times: int) -> None:
 def test_what_has_no_room_is_read_while_the_rest_is_computed() -> None:
     """10 layers of 8 MiB, 4 MiB of head and 60 free: 24 are read in every pass."""
 
-    def of(disk: float | None, layer_s: float = 2 * MS) -> Prediction:
+    def predicted_with(disk: float | None, layer_s: float = 2 * MS) -> Prediction:
         speed = device(layer_s=layer_s, memory_bytes=60 * MIB, disk_bytes_per_s=disk)
         return predicted([speed], Links({}), 10, context=1)
 
     missing = 24 * MIB + 10 * KV_LAYER
-    slow, fast = of(1e9), of(1e10)
+    slow, fast = predicted_with(1e9), predicted_with(1e10)
     assert slow.stages[0].paged_bytes == fast.stages[0].paged_bytes == missing
     assert slow.stages[0].compute_s == pytest.approx(missing / 1e9) == pytest.approx(0.0252, rel=0.01)
     assert fast.stages[0].compute_s == pytest.approx(20 * MS)
     assert slow.memory_bytes == {LOCAL: 60 * MIB}
     with pytest.raises(PlanError, match=r"layers 0-9 on local need 84 MiB there, and 60 are free; use a smaller type"):
-        of(None)
+        predicted_with(None)
 
 
 def test_paging_needs_room_for_two_layers_at_least() -> None:

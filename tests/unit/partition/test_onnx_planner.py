@@ -82,12 +82,13 @@ def every_plan(planner: OnnxPlanner) -> Iterator[OnnxPlan]:
             for inner in combinations(range(1, n), k - 1):
                 spans = list(zip(order, pairwise((0, *inner, n)), strict=True))
                 if all(
-                    total[d].runtime_bytes + held(planner.work, *span) <= total[d].memory_bytes for d, span in spans
+                    total[d].runtime_bytes + weight_bytes(planner.work, *span) <= total[d].memory_bytes
+                    for d, span in spans
                 ):
                     yield OnnxPlan("m", "", at[-1], tuple(OnnxStage(d, Range(at[i], at[j])) for d, (i, j) in spans))
 
 
-def held(work: OnnxWork, start: int, stop: int) -> int:
+def weight_bytes(work: OnnxWork, start: int, stop: int) -> int:
     """Weights and activations, counted the long way."""
     shared = [n for a, b, n in work.again if start <= a < stop and start <= b < stop]
     return sum(work.weight_bytes[start:stop]) - sum(shared) + max(work.activation_bytes[start:stop])

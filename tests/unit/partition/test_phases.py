@@ -174,11 +174,11 @@ def test_pairs_that_have_room_stay_where_no_other_is_given_it(monkeypatch: pytes
     bounds: list[Pair] = []
     run = PairSearch.run
 
-    def kept(self: PairSearch) -> list[Pair]:
+    def all_pairs(self: PairSearch) -> list[Pair]:
         bounds[:] = run(self)
         return list(bounds)
 
-    monkeypatch.setattr(PairSearch, "run", kept)
+    monkeypatch.setattr(PairSearch, "run", all_pairs)
     monkeypatch.setattr("partition.search.phases.MANY_SHORT", 0)
     monkeypatch.setattr("partition.search.phases.MOST_REPAIRED", 0)
     pairs = phases.pairs(BOTH)

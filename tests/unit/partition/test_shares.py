@@ -126,15 +126,15 @@ def test_kv_heads_of_what_is_not_in_the_model() -> None:
 
 @settings(max_examples=some(75, 300))
 @given(limits(), st.lists(some_shares, min_size=1, max_size=9), st.booleans())
-def test_shards_tile_the_stage_on_units(of: Limits, shares: list[float], last: bool) -> None:
-    sizes, n = of.sizes, len(shares)
-    room = min(sizes.heads // of.head_unit, sizes.ff // of.ff_unit)
+def test_shards_tile_the_stage_on_units(whole: Limits, shares: list[float], last: bool) -> None:
+    sizes, n = whole.sizes, len(shares)
+    room = min(sizes.heads // whole.head_unit, sizes.ff // whole.ff_unit)
     if (n > 1 and n > room) or (last and n > sizes.vocab):
         with pytest.raises(PlanError, match=rf"{n} ranks share"):
-            cut(of, shares, last)
+            cut(whole, shares, last)
         return
-    built = cut(of, shares, last)
-    for name, total, unit in (("heads", sizes.heads, of.head_unit), ("ff", sizes.ff, of.ff_unit)):
+    built = cut(whole, shares, last)
+    for name, total, unit in (("heads", sizes.heads, whole.head_unit), ("ff", sizes.ff, whole.ff_unit)):
         current = [getattr(shard, name) for shard in built]
         assert (current[0].start, current[-1].stop) == (0, total)
         assert all(a.stop == b.start for a, b in pairwise(current))
@@ -148,8 +148,8 @@ def test_shards_tile_the_stage_on_units(of: Limits, shares: list[float], last: b
             assert all(row.start % 32 == 0 for row in rows)
     else:
         assert not any(shard.vocab for shard in built)
-    assert built == cut(of, shares, last)
-    assert built == cut(of, [share * 4 for share in shares], last)
+    assert built == cut(whole, shares, last)
+    assert built == cut(whole, [share * 4 for share in shares], last)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_one_rank_holds_all_of_any_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "ranks", "message"),
+    ("whole", "ranks", "message"),
     [
         (make_limits(4, 2), 5, "5 ranks share 4 attention heads; use at most 4 ranks a stage, or --parallel pipeline"),
         (
@@ -233,9 +233,9 @@ def test_one_rank_holds_all_of_any_model() -> None:
         (make_limits(8, 8), 65, "65 ranks; needed are 1 to 64"),
     ],
 )
-def test_more_ranks_than_there_is_to_share(of: Limits, ranks: int, message: str) -> None:
+def test_more_ranks_than_there_is_to_share(whole: Limits, ranks: int, message: str) -> None:
     with pytest.raises(PlanError) as raised:
-        cut(of, [1.0] * ranks)
+        cut(whole, [1.0] * ranks)
     assert str(raised.value) == message
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request as Asked
+from edge.llm.requests import Request as ArrivingRequest
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from partition.errors import PlanError
@@ -309,7 +309,7 @@ def test_groups_are_those_of_the_scheduler(stages: int, concurrency: int, monkey
         monkeypatch.setattr(engine, "submit", counted)
         monkeypatch.setattr(engine, "stages", stages, raising=False)
         greedy = SamplingParams(temperature=0)
-        Scheduler(engine).run([Asked(list(range(3, 3 + p)), n, greedy, ends=False) for p, n in requests])
+        Scheduler(engine).run([ArrivingRequest(list(range(3, 3 + p)), n, greedy, ends=False) for p, n in requests])
     plan = of_text((1,) * stages, link=LinkSpeed(9.0, 5e10), concurrency=concurrency)
     clock, built = Clock(), parts(plan)
     servers = [Server(clock, Jitter(0, 0), part.seconds, part.latency_s) for part in built]

@@ -35,7 +35,7 @@ from tests.support.links import (
     Server,
     checked,
     frame,
-    held,
+    own_credentials,
     secured,
     start,
     tcp_sockets,
@@ -605,7 +605,7 @@ def be_a_peer(kind: str, port: str, folder: str) -> None:
     else:
         sock = socket.create_connection(("127.0.0.1", int(port)))
         if kind == "tls":
-            context = security.client_context(held(Path(folder) / "pi"))
+            context = security.client_context(own_credentials(Path(folder) / "pi"))
             sock = security.handshake(sock, context, server_side=False, peer="test", timeout_s=WAIT_S)
         link = TcpLink(sock, "test")
     link.send(b"here")

@@ -60,7 +60,7 @@ class Wire(Link):
 
 
 def test_a_link_is_what_its_trips_and_bytes_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock().of(monkeypatch, measuring, link_module)
+    clock = Clock().install(monkeypatch, measuring, link_module)
     wire = Wire(clock)
     result = measure(wire, 0.4)
     trips = (result.round_trip_best_s, result.round_trip_median_s, result.round_trip_p99_s)
@@ -72,13 +72,13 @@ def test_a_link_is_what_its_trips_and_bytes_say(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_late_messages_are_the_99th_percentile(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = measure(Wire(Clock().of(monkeypatch, measuring, link_module), late=40), 1.0)
+    result = measure(Wire(Clock().install(monkeypatch, measuring, link_module), late=40), 1.0)
     assert result.round_trip_median_s == pytest.approx(ROUND_TRIP_S)
     assert result.round_trip_p99_s == pytest.approx(5 * ROUND_TRIP_S)
 
 
 def test_a_link_counts_what_it_sent_received_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock().of(monkeypatch, link_module)
+    clock = Clock().install(monkeypatch, link_module)
     wire = Wire(clock)
     wire.send(bytes(5), Kind.PING)
     wire.receive()

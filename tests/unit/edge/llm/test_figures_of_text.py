@@ -51,7 +51,7 @@ def timed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cloc
     it is after each time everything was forgotten."""
 
     def start(*modules: Any, slow: list[float] | None = None) -> Clock:
-        clock = Clock().of(monkeypatch, *modules)
+        clock = Clock().install(monkeypatch, *modules)
         factors = iter(slow or ())
         factor = [1.0]
 
@@ -304,7 +304,7 @@ def test_what_a_plan_does_by_known_steps(engine: Engine, timed: Callable[..., Cl
 
 
 def test_a_step_takes_what_its_best_piece_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock().of(monkeypatch, microbenchmark)
+    clock = Clock().install(monkeypatch, microbenchmark)
     computed: list[tuple[int, int, bool]] = []
     rows = SimpleNamespace(
         capacity=64,

@@ -16,7 +16,7 @@ from edge.net.dialling import Dialled, Dialler
 from edge.net.peers import HELLO, SECRET_BYTES, STRIPE, Listener, Peer
 from tests.support import memory_link
 from tests.support.helpers import until
-from tests.support.trust import Cluster, held, shown
+from tests.support.trust import Cluster, membership_in, shown
 from transport import security
 from transport.errors import LinkClosed, ProtocolError, Refused
 from transport.frame import Kind
@@ -41,14 +41,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 def dialled(cluster: Cluster, transport: str, **where: Any) -> None:
     """Dial `pi` as the desk, and hang up."""
     peer = Peer(**({"rank": 1, "name": "pi", "host": "127.0.0.1", "port": 0, "tcp_port": 0, "session": "s"} | where))
-    own = shown(held(cluster.at("desk")))
+    own = shown(membership_in(cluster.at("desk")))
     Dialler(0, SECRET, QUICK, lambda: own, 0, transport).dial(peer).link.close()
 
 
 @pytest.mark.parametrize(("answers", "admitted"), [("pi", True), ("mallory", False)])
 def test_over_tcp(cluster: Cluster, tmp_path: Path, answers: str, admitted: bool) -> None:
     """mallory knows the secret and is a member: it may still not be taken for pi."""
-    own = shown(held(cluster.at(answers)))
+    own = shown(membership_in(cluster.at(answers)))
     listener = Listener("127.0.0.1", tmp_path / "door", 1, SECRET, QUICK, lambda: own, 0)
     try:
         if admitted:
@@ -61,7 +61,7 @@ def test_over_tcp(cluster: Cluster, tmp_path: Path, answers: str, admitted: bool
 
 
 def test_over_grpc(cluster: Cluster) -> None:
-    own = shown(held(cluster.at("mallory")))
+    own = shown(membership_in(cluster.at("mallory")))
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_secure_port("127.0.0.1:0", security.grpc_server_credentials(lambda: own))
     server.start()
@@ -179,7 +179,7 @@ def test_a_connection_that_cannot_be_is_refused(cluster: Cluster, tmp_path: Path
 @contextmanager
 def linked(cluster: Cluster, folder: Path, secure: bool = False) -> Iterator[tuple[Dialled, Link]]:
     """A link as rank 0 dialled it, and as rank 1 has it."""
-    here, there = (shown(held(cluster.at(name))) for name in ("desk", "pi"))
+    here, there = (shown(membership_in(cluster.at(name))) for name in ("desk", "pi"))
     listener = Listener("127.0.0.1", folder / "door", 1, SECRET, QUICK, (lambda: there) if secure else None, 0)
     dialler = Dialler(0, SECRET, QUICK, (lambda: here) if secure else None, 0, "tcp")
     try:

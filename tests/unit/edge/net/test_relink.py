@@ -53,10 +53,10 @@ def answers(engine: TextEngine, n: int = 1) -> list[str]:
 
 
 def test_a_link_that_noise_chose_is_left_after_one_answer(
-    one: Worker, noise: list[bool], monkeypatch: pytest.MonkeyPatch
+    one_worker: Worker, noise: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_watch, "_FITS", 0.0)  # as if tokens took far longer than was measured
-    with deployed(one, MODEL_PATH, tensor(1, 1)) as deployment, Engine(MODEL_PATH, OPTIONS) as single:
+    with deployed(one_worker, MODEL_PATH, tensor(1, 1)) as deployment, Engine(MODEL_PATH, OPTIONS) as single:
         engine = deployment.engine
         expected = answers(single, 3)
         assert engine.links == {1: OTHER}
@@ -75,9 +75,9 @@ def test_a_link_that_noise_chose_is_left_after_one_answer(
         assert [state.kind for state in engine.rank_links.states] == [USUAL]
 
 
-def test_all_ranks_change_their_links_in_step(one: Worker, noise: list[bool]) -> None:
+def test_all_ranks_change_their_links_in_step(one_worker: Worker, noise: list[bool]) -> None:
     """Three ranks, two of them in one stage: each pair has a link, and what they compute stays the same."""
-    with deployed(one, MODEL_PATH, stages(1, 2)) as deployment, Engine(MODEL_PATH, OPTIONS) as single:
+    with deployed(one_worker, MODEL_PATH, stages(1, 2)) as deployment, Engine(MODEL_PATH, OPTIONS) as single:
         engine = deployment.engine
         [expected] = answers(single)
         assert engine.links == {1: OTHER, 2: OTHER}
@@ -95,9 +95,9 @@ def test_all_ranks_change_their_links_in_step(one: Worker, noise: list[bool]) ->
 
 
 def test_what_cannot_be_dialled_changes_nothing_and_is_not_tried_again(
-    one: Worker, noise: list[bool], monkeypatch: pytest.MonkeyPatch
+    one_worker: Worker, noise: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with deployed(one, MODEL_PATH, tensor(1, 1)) as deployment:
+    with deployed(one_worker, MODEL_PATH, tensor(1, 1)) as deployment:
         engine = deployment.engine
         [before] = answers(engine)
         tried = []
@@ -118,9 +118,9 @@ def test_what_cannot_be_dialled_changes_nothing_and_is_not_tried_again(
 
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
-def test_a_way_that_was_asked_for_stays(one: Worker, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_that_was_asked_for_stays(one_worker: Worker, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_watch, "_FITS", 0.0)
-    with deployed(one, MODEL_PATH, tensor(1, 1), exchange=Exchange(transport)) as deployment:
+    with deployed(one_worker, MODEL_PATH, tensor(1, 1), exchange=Exchange(transport)) as deployment:
         answers(deployment.engine, 3)
         assert deployment.engine.links == {1: transport}
         assert not deployment.engine.rank_links.watch.changes

@@ -77,7 +77,7 @@ def test_the_slowest_rank_is_the_one_that_computes_the_longest() -> None:
 
 def test_a_steps_seconds_are_computing_sums_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 s in llama.cpp, of which sums took 3; 2 s of sending before, 1 s of receiving after it."""
-    clock = Clock().of(monkeypatch, shard)
+    clock = Clock().install(monkeypatch, shard)
     link = SimpleNamespace(receive_s=10.0, sent_bytes=100, received_bytes=200)
     first: Any = Shard.__new__(Shard)
     first._feedback = None

@@ -189,7 +189,7 @@ def test_a_prediction_above_what_was_measured_is_a_plus() -> None:
 
 
 def test_figures_are_remembered_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock().of(monkeypatch, cache)
+    clock = Clock().install(monkeypatch, cache)
     saved = cache.Remembered("figures", tmp_path)
     saved.put("pi", 5)
     for later_s, result in ((0, (5, 0.0)), (86_399, (5, 86_399.0)), (86_402, None), (-10, None)):

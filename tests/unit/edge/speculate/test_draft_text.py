@@ -24,7 +24,7 @@ class Small:
 
     def __init__(self, context: int = 4096, token_s: float = 0.003, draft_s: float = 0.03) -> None:
         self.context, self._token_s, self._draft_s = context, token_s, draft_s
-        self.now, self.computed, self.held = 0.0, 0, list[int]()
+        self.now, self.computed, self.computed_tokens = 0.0, 0, list[int]()
         self.texts: list[int] = []  # lengths of all that it was asked to continue
         self.answer: list[int] = []
 
@@ -33,17 +33,17 @@ class Small:
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         assert 0 < len(tokens) <= self.context - n
-        new = len(tokens) - min(common_prefix(self.held, tokens), len(tokens) - 1)
+        new = len(tokens) - min(common_prefix(self.computed_tokens, tokens), len(tokens) - 1)
         self.computed += new
         self.now += new * self._token_s + n * self._draft_s
         self.texts.append(len(tokens))
         place = tokens[-1] + 1
         drafted = [place + i for i in range(n)]
-        self.held = [*tokens, *drafted[:-1]]
+        self.computed_tokens = [*tokens, *drafted[:-1]]
         return drafted
 
 
-class Asked:
+class TextSlot:
     """A request whose first token was chosen."""
 
     left, sequence = 1 << 20, 0
@@ -64,7 +64,7 @@ class Answering:
 
     def answer(self, tokens: int) -> float:
         """Return how many times as fast as without drafts an answer of so many tokens came."""
-        speculation, request = self.speculation, Asked(self.prompt)
+        speculation, request = self.speculation, TextSlot(self.prompt)
         speculation.begin()
         began, built = self.small.now, 0
         while built < tokens:

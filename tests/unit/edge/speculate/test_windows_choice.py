@@ -119,7 +119,7 @@ def test_answers_are_the_same(
     assert current == [*PROMPT, *ANSWER][: len(current)]
     if left_at:
         assert len(current) >= len(PROMPT) + most - 1  # some may be chosen that were not told yet
-        assert engine.replacements.engine.held == current  # type: ignore[attr-defined]
+        assert engine.replacements.engine.tokens == current  # type: ignore[attr-defined]
     stats = drafter.stats
     assert stats.accepted <= stats.drafted <= stats.rows
 

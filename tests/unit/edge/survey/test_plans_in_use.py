@@ -45,7 +45,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
     import devices.remembered as remembered
 
     own_folders(monkeypatch, tmp_path)
-    clock = Clock().of(monkeypatch, remembered)
+    clock = Clock().install(monkeypatch, remembered)
     clock.now = 1e9
     return clock
 

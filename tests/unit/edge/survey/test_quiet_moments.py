@@ -33,13 +33,13 @@ class Profiler:
     keys: tuple[str, ...] = ("own", "worker")
     steps: int = 1
     streams: bool = False
-    taken: list[int] = field(default_factory=list)  # ranks, in order
+    timed: list[int] = field(default_factory=list)  # ranks, in order
 
     def send(self, worker: Any, check: Any) -> None:
         """There is nothing to send."""
 
     def time(self, session: Any, on_step: Any) -> Times:
-        self.taken.append(session.rank)
+        self.timed.append(session.rank)
         on_step()
         return self.moments[session.rank].pop(0)
 
@@ -70,7 +70,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
     monkeypatch.setattr(module, "RemoteSession", lambda _, rank, *__, **___: Session(rank))
     monkeypatch.setattr(module, "connect_all", lambda *_: [])
     monkeypatch.setattr(module, "measure_links", lambda *_, **__: Links())
-    clock = Clock().of(monkeypatch, remembered)
+    clock = Clock().install(monkeypatch, remembered)
     clock.now = 1e9
     return clock
 
@@ -95,7 +95,7 @@ def surveyed(
         )
     assert [done for done, _ in reported] == list(range(1, len(reported) + 1))
     assert all(done <= total for done, total in reported)  # what is measured once more is no step
-    return result, timing.taken
+    return result, timing.timed
 
 
 SLOW, SLOWER, QUIET = Times(3.0, True), Times(4.0, True), Times(1.0)

@@ -13,13 +13,13 @@ class Busy(Worker):
     """A worker that somebody uses for so many looks."""
 
     def __init__(self, checks: int) -> None:
-        self.looks, self.seen, self.left = checks, 0, False
+        self.checks, self.seen, self.left = checks, 0, False
 
     @property
     def in_use(self) -> int:
         self.seen += 1
-        assert self.seen <= self.looks + 1, "nobody uses it any more"
-        return int(self.seen <= self.looks)
+        assert self.seen <= self.checks + 1, "nobody uses it any more"
+        return int(self.seen <= self.checks)
 
     def leave(self) -> None:
         self.left = True
