@@ -76,7 +76,7 @@ class Replacements(CacheUse):
 
     def step(self, owner: CacheOwner, work: Callable[[], T]) -> T:
         """As `CacheUse.step`."""
-        return self._surviving(lambda: CacheUse.step(self, owner, work), self.losses_in_a_row)
+        return self._with_failover(lambda: CacheUse.step(self, owner, work), self.losses_in_a_row)
 
     def between_steps(self, work: Callable[[TextEngine], T], engine: TextEngine | None = None) -> T:
         """As `CacheUse.between_steps`, on the engine that runs now."""
@@ -86,7 +86,7 @@ class Replacements(CacheUse):
             return work(self.engine)
 
         with self.alone():
-            return self._surviving(alone)
+            return self._with_failover(alone)
 
     def clear(self) -> None:
         """Forget everything, for somebody who computes without a scheduler."""
@@ -94,7 +94,7 @@ class Replacements(CacheUse):
             if self.owner is not None:
                 self.owner.yield_engine()
             self.is_direct = False
-            self._surviving(lambda: self.engine.kv_clear())
+            self._with_failover(lambda: self.engine.kv_clear())
 
     def check(self) -> None:
         """EngineError where there is no engine."""
@@ -122,7 +122,7 @@ class Replacements(CacheUse):
 
     # --- after a loss ---
 
-    def _surviving(self, work: Callable[[], T], losses: int = 0) -> T:
+    def _with_failover(self, work: Callable[[], T], losses: int = 0) -> T:
         """Return the result of `work` on this engine, or on those that take over. losses: before it, in a row."""
         self.losses_in_a_row = losses
         while True:
@@ -176,7 +176,7 @@ class Replacements(CacheUse):
     def switch_now(self) -> None:
         """Switch now to what `switch_to` was given, so that nobody has to wait for it later."""
         with self.alone():
-            self._surviving(lambda: None)
+            self._with_failover(lambda: None)
 
     def wait_for_move(self, timeout_s: float) -> None:
         """Return when no move is under way, or after so many seconds."""

@@ -142,7 +142,7 @@ def _computes(
         if before and rows:  # rows of a prompt have no logits but the last, so its curve may show too little
             alone_s = min(alone_s, max(0.0, alone_s - step_s, prompt_s(before + rows) - prompt_s(before)))
         seconds, before = seconds + alone_s, before + rows
-    drafts_s = 0.0 if draft is None else draft.asked_s(step.drafts + step.follows)
+    drafts_s = 0.0 if draft is None else draft.waiting_s(step.drafts + step.follows)
     return crowding * seconds + drafts_s
 
 

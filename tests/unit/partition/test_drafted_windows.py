@@ -95,8 +95,8 @@ def test_each_window_behind_another_has_one_draft_more() -> None:
 def test_a_worker_that_drafts_is_waited_for() -> None:
     """A draft takes it 0.2 ms, and 1 ms the ways there and back; where it holds a stage, that waits for its drafts."""
     draft = Draft("small", 0.9, 2, 0.2 * MS, 1000, worker="b", ask_s=MS)
-    assert draft.asked_s(0) == 0
-    assert draft.asked_s(3) == pytest.approx(1.6 * MS)
+    assert draft.waiting_s(0) == 0
+    assert draft.waiting_s(3) == pytest.approx(1.6 * MS)
     to_do = replace(work(4), draft=draft)
     stages = ((LOCAL,), ("b",), ("c",), (LOCAL, "b"))
     drafting = [to_do.drafting_s(devices, LOCAL) for devices in stages]

@@ -547,11 +547,11 @@ def keep_all(blocks: SealedBlocks, tokens: Sequence[int], a_file: int) -> None:
 def restored(tokens: Sequence[int], start: int, runs: Iterable[tuple[memoryview, int, int]]) -> int:
     """Return how many of the tokens' blocks come, from block `start` on. What comes must be theirs."""
     at = start
-    for data, n_blocks, n_wanted in runs:
-        assert 0 < n_wanted <= n_blocks <= MOST_BLOCKS
+    for data, n_blocks, n_shared in runs:
+        assert 0 < n_shared <= n_blocks <= MOST_BLOCKS
         assert len(data) == at + n_blocks  # and so it is the file that begins here
-        assert list(data[: at + n_wanted]) == list(tokens[: at + n_wanted])
-        at += n_wanted
+        assert list(data[: at + n_shared]) == list(tokens[: at + n_shared])
+        at += n_shared
     return at - start
 
 
