@@ -41,8 +41,8 @@ class Watch:
         self._ended_by: str | None = None  # why the previous process ended
 
     def begin(self, heartbeat: Callable[[], Awaitable[Mapping[str, Any]]], end: Callable[[str], None]) -> None:
-        """Watch a process that has loaded its model. heartbeat: returns its answer, that of `ServingLoop.heartbeat`. end: called
-        with the reason to end it."""
+        """Watch a process that has loaded its model. heartbeat: returns its answer, that of `ServingLoop.heartbeat`.
+        end: called with the reason to end it."""
         self.leave(None)
         self._task = asyncio.create_task(self._watch(heartbeat, end))
 
