@@ -5,8 +5,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis import written
 
 from apps.errors import EXIT_CODES
 from devices.catalog import CATALOG
@@ -272,7 +272,7 @@ keys = st.sampled_from(["name", "address", "preset", "memory", "watts", "threads
 link_keys = st.sampled_from(["between", "delay_ms", "bandwidth_mbps"])
 
 
-@written(
+@given(
     st.lists(st.dictionaries(keys, values), max_size=3),
     st.lists(st.dictionaries(link_keys, values), max_size=2),
 )
