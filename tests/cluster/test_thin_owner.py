@@ -14,7 +14,7 @@ import pytest
 import edge
 from edge.demo import MODEL_PATH
 from edge.deployment.deploy import Resilience
-from edge.llama.token_table import TokenTable
+from edge.llama.vocabulary import TokenTable
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.scheduler import Scheduler

@@ -16,7 +16,7 @@ from edge.deployment.replanning import Replanner
 from edge.elastic.sizes import Sizes
 from edge.elastic.weights import ElasticWeights, next_pass
 from edge.errors import EngineError, NotEnoughMemory
-from edge.llama.token_table import TokenTable
+from edge.llama.vocabulary import TokenTable
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
