@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     refuse(args, bench_onnx.OWN, "is for ONNX models")
     check_draft_worker(args)
     from edge.llm.bench import beside_memory
-    from edge.llm.interface import memory_json
+    from edge.llm.info import memory_json
     from edge.paging.describe import paging_rows
     from edge.speculate.bench import SpeculationResult
 

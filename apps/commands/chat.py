@@ -227,7 +227,7 @@ def _has_input(timeout_s: float) -> bool:
 def _answer_once(args: argparse.Namespace, loaded: LoadedChat, prompt: str, sampling: SamplingParams) -> int:
     from edge.errors import EdgeError
     from edge.llama.interrupt import interrupt_stops
-    from edge.llm.interface import memory_json, memory_news
+    from edge.llm.info import memory_json, memory_news
     from transport.errors import TransportError
 
     chat = loaded.chat

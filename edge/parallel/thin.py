@@ -19,7 +19,7 @@ from devices.probe import available_memory, own_rss
 from edge.errors import EngineError, Interrupted, NotEnoughMemory
 from edge.llama.hooks import Hook
 from edge.llama.llama import Batch, Context, ContextSizes, Model
-from edge.llm.engine import Accounted, ModelRunner, has_windows
+from edge.llm.engine import Accounted, ModelRunner
 from edge.llm.options import EngineOptions
 from edge.llm.snapshots import Snapshots
 from edge.llm.states import Part, States
@@ -29,6 +29,7 @@ from partition.architectures.table import RULES
 from partition.errors import StateError
 from partition.model.metadata import Metadata
 from partition.plan.plan import Range
+from partition.slices.rules import has_windows
 from partition.state.sequence import KVBlock
 from quant.gguf.file import GgufFile
 from quant.types import CacheType

@@ -12,11 +12,11 @@ from typing import Any, Protocol, TypeVar
 
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llm.engine import Engine
+from edge.llm.generate import GreedyDrafter
 from edge.llm.info import ModelInfo
 from edge.llm.interface import TextEngine
 from edge.llm.model import Model
 from edge.llm.options import EngineOptions, PrefixOptions, reproducible
-from edge.llm.slot import GreedyDrafter
 from edge.models.paths import PathLike, model_path
 from edge.quantization.gguf import model_in_type
 from edge.speculate.choice import MOST_ROWS

@@ -15,9 +15,9 @@ from edge.errors import EdgeError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine, ModelRunner
+from edge.llm.generate import GreedyDrafter
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.prefixes import seal
-from edge.llm.slot import GreedyDrafter
 from edge.llm.states import held_bytes
 from edge.net.relink import Relink
 from edge.paging import memory

@@ -12,12 +12,12 @@ from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
-from edge.llm.generate import generate
+from edge.llm.generate import GreedyDrafter, generate
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import USED_MEANWHILE
-from edge.llm.slot import GreedyDrafter, Slot
+from edge.llm.slot import Slot
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.factory import drafts, speculation, with_room
 from edge.speculate.ngrams import NgramDrafts
