@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from apps import bench_onnx, distributed
+from apps.engine_options import add_engine_arguments
 from apps.errors import UsageError
 from apps.options import (
     ANY_MODEL,
     add,
     add_draft_arguments,
-    add_engine_arguments,
     check_draft_worker,
     is_onnx,
     model_path,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from apps.engine_options import MemoryAction
 from apps.errors import UsageError
-from apps.memory_action import MemoryAction
 from apps.options import MAX_THREADS, add, argument, byte_size, check_usable, device_name, option, quiet_grpc
 from edge import units
 

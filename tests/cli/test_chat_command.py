@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from apps.cli import build_parser
-from apps.options import engine_options
+from apps.engine_options import engine_options
 from edge.bounds.repetition import Repetition
 from edge.demo import MODEL_PATH
 from edge.llama import llama

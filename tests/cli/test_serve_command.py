@@ -25,7 +25,7 @@ import pytest
 from apps import distributed
 from apps.cli import main
 from apps.commands.serve import DRAFTS, MAX_GROUPS, add_arguments
-from apps.options import ENGINE_OPTIONS, add_engine_arguments
+from apps.engine_options import ENGINE_OPTIONS, add_engine_arguments
 from devices.processes.forking import ForkedProcess
 from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from apps.cli import build_parser
+from apps.engine_options import engine_options
 from apps.errors import UsageError
-from apps.options import engine_options
 from edge.demo import MODEL_PATH
 from edge.llm.options import MAX_IO_CHUNK, MAX_IO_THREADS, EngineOptions
 from edge.models import shapes, synth
