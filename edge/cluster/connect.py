@@ -69,7 +69,7 @@ def _connected(host: str, port: int, own: Credentials | None, insecure: bool, ti
 
 
 def credentials() -> Credentials | None:
-    """This machine's, where it owns a cluster; None where it does not."""
+    """Return this machine's credentials if it owns a cluster, else None."""
     return None if _authority() is None else trust.credentials()
 
 

@@ -95,7 +95,7 @@ def measure_link(a: Remote | None, b: Remote, seconds: float = 1.0, transport: s
 
 
 def _first(a: Remote | None, b: Remote, secret: bytes) -> EngineSession:
-    """The end that dials."""
+    """Return the session at the end of the link that dials: on worker `a`, or on this device."""
     if a is not None:
         return RemoteSession(a, 0, 2, secret)
     return LocalSession(_own_name(b), 2, secret, credentials_folder() if b.secure else None, threads=1)

@@ -175,6 +175,6 @@ def _by_address(planner: Planner) -> dict[str, DeviceSpeed]:
 
 
 def _without_estimates(planner: Planner) -> Planner:
-    """The planner of the devices that are there, as presets are not."""
+    """Return the planner without presets: a plan can run only on devices that exist."""
     own, *others = planner.speeds
     return planner.like([own, *(speed for speed in others if not speed.estimate)], planner.links)

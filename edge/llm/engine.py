@@ -240,7 +240,7 @@ class ModelRunner(Closing):
         return not has_windows(self.file) and self._context.can_shift
 
     def kv_clear(self) -> None:
-        """Forget everything."""
+        """Forget all sequences: clear the KV cache."""
         self._context.kv_clear()
 
     def kv_last(self, sequence: int) -> int:
@@ -332,7 +332,7 @@ class Engine(PlacedRows, ModelRunner):
 
     @property
     def groups(self) -> int:
-        """As many as stages."""
+        """Number of microbatches: as many as stages."""
         return self.stages
 
     @property
@@ -342,7 +342,7 @@ class Engine(PlacedRows, ModelRunner):
 
     @property
     def failed(self) -> Exception | None:
-        """None: an error of one call leaves the engine as it was."""
+        """Return None: after an error of one call the engine works on."""
         return None
 
     @property

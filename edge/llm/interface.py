@@ -108,7 +108,7 @@ class TextEngine(Protocol):
 
     @property
     def file(self) -> GgufFile:
-        """The same, read."""
+        """The same file, opened: its header and tensors."""
 
     @property
     def shape(self) -> ModelShape:
@@ -120,7 +120,7 @@ class TextEngine(Protocol):
 
     @property
     def context(self) -> int:
-        """Tokens."""
+        """Tokens of context."""
 
     @property
     def batch(self) -> int:
@@ -140,7 +140,7 @@ class TextEngine(Protocol):
 
     @property
     def sequences(self) -> int:
-        """Independent ones, from 0 on."""
+        """Number of independent sequences; their ids begin at 0."""
 
     @property
     def memory(self) -> MemoryNeed:
@@ -249,7 +249,7 @@ class TextEngine(Protocol):
         """Give the hidden states of later steps to `listener`."""
 
     def kv_clear(self) -> None:
-        """Forget everything."""
+        """Forget all sequences: clear the KV cache."""
 
 
 class RemotePrompt(Protocol):

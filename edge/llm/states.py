@@ -87,7 +87,7 @@ class CacheOwner(Protocol):
         """Drop what is in flight, because another scheduler is about to use the engine."""
 
     def follow_engine(self) -> None:
-        """Have steps as the engine takes them that runs from now on."""
+        """Form steps as another engine takes them, from now on."""
 
     def preempt_all(self) -> None:
         """Let all requests wait again, because another engine takes over, and its cache is empty."""

@@ -180,7 +180,7 @@ class GroupedEngine(DistributedEngine):
 
     @property
     def failed(self) -> Exception | None:  # type: ignore[override]  # that of any group
-        """Why one of the groups can compute nothing any more: then none is to."""
+        """Error of a group that has failed, after which no group may compute; None while all work."""
         return next((engine.failed for engine in self._engines if engine.failed is not None), None)
 
     @property

@@ -83,7 +83,7 @@ class HistoryReader:
         self._in_cache = True  # all so far; after one that is not, the system is not asked of others, which takes time
 
     def read(self, into: memoryview) -> list[Content]:
-        """Return the content of the next blocks: as much as there is room for, nothing at the end."""
+        """Return the next blocks, as many as fit into the buffer; nothing at the end."""
         contents: list[Content] = []
         used = 0
         while self._at < len(self._hashes):
@@ -129,5 +129,5 @@ class HistoryReader:
 
 
 def n_same(a: Iterable[bytes], b: Iterable[bytes]) -> int:
-    """Return how many leading ones are the same."""
+    """Return how many leading items of both are the same."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

@@ -77,7 +77,9 @@ class SealedBlocks:
         count = 0
         while count < len(hashes):
             run, name = self._queued(hashes[count]), self._name(hashes[count])
-            if (head := self.store.head(name, HEADER_BYTES)) and (header := read_header(head, name)):
+            head = self.store.head(name, HEADER_BYTES)
+            header = read_header(head, name) if head else None
+            if header:
                 count += n_same(header.names, map(self._name, hashes[count:]))
                 if use:
                     self.store.touch(name)

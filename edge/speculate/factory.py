@@ -39,7 +39,7 @@ class Enter(Protocol):
     """`ExitStack.enter_context`: takes what is to be closed later."""
 
     def __call__(self, opened: AbstractContextManager[T], /) -> T:
-        """Enter it."""
+        """Enter a context manager, and return what it gives."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _own_layers(kind: str, model: PathLike | None) -> Draft:
 
 
 def _fewer_bits(path: Path, steps: Steps) -> Path:
-    """The file of the same model, smaller."""
+    """Return the file of the same model in Q2_K, which is made once."""
     smaller = model_in_type(path, _FEWER_BITS, steps)
     if smaller.stat().st_size > _SMALLER * GgufFile.open(path).size_bytes:
         raise EngineError(
