@@ -207,5 +207,5 @@ class RowChoice:
 
 
 def _undisturbed(times: Collection[float]) -> float:
-    """Return the time of these passes that counts: the lowest of many may be luck, the mean has other programs in it."""
+    """Return the time that counts: the lowest of many may be luck, and the mean has other programs in it."""
     return sorted(times)[len(times) // _LOW_PART]
