@@ -224,3 +224,11 @@ def test_pages_named_in_code_are_there() -> None:
     files = [*FILES, *(ROOT / "docs").glob("*.toml"), ROOT / "Makefile"]
     pages = {(path.name, page) for path in files for page in named.findall(path.read_text())}
     assert not {(name, page) for name, page in pages if not (ROOT / page).exists()}
+
+
+def test_files_named_in_pages_are_there() -> None:
+    named = re.compile(
+        rf"(?<![\w./])(?:{'|'.join([*PACKAGES, 'tests', 'tools', 'benchmarks'])})/[a-z\d_/-]+\.(?:py|toml)\b"
+    )
+    files = {(page.name, file) for page in PAGES for file in named.findall(page.read_text())}
+    assert not {(name, file) for name, file in files if not (ROOT / file).exists()}
