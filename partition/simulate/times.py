@@ -59,7 +59,9 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
         result.append(Part((owner, stages[0].devices[0]), enter, latency_s, is_link=True))
     for i, stage in enumerate(stages):
         curve = stage.rows_s
-        decode = _through(curve, round(rows), stage.busy_s) if rows == round(rows) else curve
+        decode = curve
+        if rows == round(rows):  # such a step takes what was predicted of it
+            decode = Curve(tuple(sorted({**dict(curve.points), round(rows): stage.busy_s}.items())))
         draft = predicted.draft if i == 0 else None
         computes = partial(_computes, cache(curve.at), cache(decode.at), stage.crowding, draft)
         if predicted.by_turns:
@@ -121,11 +123,6 @@ def chunk_rows(prompt: int, stages: int) -> float:
     from partition.predict.cost import chunks  # loads numpy
 
     return prompt / chunks(prompt, stages)
-
-
-def _through(curve: Curve, rows: int, seconds: float) -> Curve:
-    """The same curve, but for a point that it is to have."""
-    return Curve(tuple(sorted({**dict(curve.points), rows: seconds}.items())))
 
 
 def _computes(
