@@ -75,7 +75,6 @@ class Replacements(CacheUse):
             self._lock.release()
 
     def step(self, owner: CacheOwner, work: Callable[[], T]) -> T:
-        """As `CacheUse.step`."""
         return self._with_failover(lambda: CacheUse.step(self, owner, work), self.losses_in_a_row)
 
     def between_steps(self, work: Callable[[TextEngine], T], engine: TextEngine | None = None) -> T:
@@ -223,7 +222,6 @@ class Replacements(CacheUse):
         return False
 
     def restore(self, slot: Slot, tokens: Sequence[int]) -> None:
-        """As `CacheUse.restore`."""
         if self.mirror is not None:
             self.mirror.restore(self.engine, slot, tokens)
 
@@ -256,24 +254,20 @@ class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
 
     @property
     def uncollected(self) -> int:
-        """As `Engine.uncollected`."""
         return self.replacements.uncollected
 
     def decode(self, *arguments: Any, outputs: str = "last", **how: Any) -> Floats:
-        """As `Engine.decode`."""
         with self._step(gives=outputs != "none") as engine:
             logits: Floats = engine.decode(*arguments, outputs=outputs, **how)
         return logits
 
     def submit(self, tokens: Any, positions: Any, sequences: Any, outputs: NDArray[np.int8], **how: Any) -> None:
-        """As `Engine.submit`."""
         with self._step(gives=bool(outputs.any())) as engine:
             if engine.stages * engine.contexts == 1:  # one step at a time, and an engine before it may have had more
                 self.replacements.take_in()
             engine.submit(tokens, positions, sequences, outputs, **how)
 
     def collect(self) -> Floats:
-        """As `Engine.collect`."""
         now = self.replacements
         with now.alone(), self._timed():
             now.check()
