@@ -34,7 +34,8 @@ T = TypeVar("T")
 
 
 class GroupedEngine(DistributedEngine):
-    """Engines of several groups as one; `edge.llm.engine.Engine` documents the methods. All that is not here is the first group's: plan, sizes, links, step times."""
+    """Engines of several groups as one; `edge.llm.engine.Engine` documents the methods. All that is not here is the
+    first group's: plan, sizes, links, step times."""
 
     def __init__(self, engines: Sequence[DistributedEngine], sequences: int) -> None:
         """engines: one for each group, over lanes of the same links. sequences: in all."""
