@@ -32,7 +32,7 @@ ROLES = ("system", "user", "assistant")
 _FORMAT = "edge-chat-1"
 
 WhenFull = Literal["shift", "forget", "stop"]
-"""Handling of a full context. shift: the oldest tokens are dropped in place, also during an answer. forget: the
+"""Handling of a full context window. shift: the oldest tokens are dropped in place, also during an answer. forget: the
 oldest exchanges are left out and the rest is computed again; an answer ends where the context does. stop: nothing is
 left out.
 """

@@ -35,7 +35,7 @@ class Timing:
     """Seconds and rates of one generation so far; a rate is 0 where there is nothing to measure yet."""
 
     ttft_s: float  # accepted to first token
-    tpot_s: float  # mean time per token after the first
+    tpot_s: float  # time per output token: mean of those after the first
     prefill_tokens_per_s: float  # prompt tokens that were computed, over the time that took
     decode_tokens_per_s: float  # 1 / tpot_s
 
