@@ -69,17 +69,17 @@ class Models:
     """Every model that is loaded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.loaded: list[llama.Model] = []
+        self.every: list[llama.Model] = []
         true = llama.Model.__init__
 
         def init(model: llama.Model, *args: Any, **kwargs: Any) -> None:
-            self.loaded.append(model)
+            self.every.append(model)
             true(model, *args, **kwargs)
 
         monkeypatch.setattr(llama.Model, "__init__", init)
 
     def loaded(self) -> bool:
-        return any(getattr(model, "_handle", None) for model in self.loaded)
+        return any(getattr(model, "_handle", None) for model in self.every)
 
 
 def test_after_a_refusal_nothing_goes_on(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_after_a_refusal_no_model_is_left(two: list[Worker], monkeypatch: pytest
         with pytest.raises(WorkerError, match="core 4000"):
             Deployment(fleet, refused_by_rank_1(two), GgufFile.open(MODEL_PATH), OPTIONS)
         until(lambda: not waiting(), "the end of threads")
-        assert models.loaded
+        assert models.every
         assert not models.loaded()
 
 
