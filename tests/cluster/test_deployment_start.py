@@ -152,12 +152,12 @@ def test_who_could_not_be_reached_is_named(two: list[Worker], monkeypatch: pytes
     last_failure = rank_group.last_failure  # type: ignore[attr-defined]
 
     def when_one_has_spoken(error: Exception, links: Any, sessions: Any) -> Exception:
-        until(lambda: sessions[0].word() is not None, "what rank 1 says of its end")
+        until(lambda: sessions[0].end_reason() is not None, "what rank 1 says of its end")
         return last_failure(error, links, sessions)
 
     monkeypatch.setattr(rank_group, "tell_peers", wrong)
     monkeypatch.setattr(rank_group, "last_failure", when_one_has_spoken)
-    monkeypatch.setattr(session, "LAST_WORD_S", 0.0)
+    monkeypatch.setattr(session, "LAST_REASON_S", 0.0)
     with Fleet([item.address for item in two]) as fleet:
         plan = plan_for(MODEL_PATH, two, tensor(1, 1, 1))
         with pytest.raises(

@@ -20,7 +20,7 @@ import pytest
 
 import edge
 from edge.cluster.deployment import DEFAULT_EXCHANGE
-from edge.cluster.failures import is_loss, lost_words
+from edge.cluster.failures import is_loss, loss_reason
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import RemoteSession
 from edge.deployment.deployed_network import DeployedNetwork
@@ -300,9 +300,9 @@ def test_what_is_a_loss(error: Exception, lost: bool) -> None:
 
 
 def test_the_words_for_it() -> None:
-    assert lost_words(["pi"], LinkClosed("pi went away")) == "pi was lost (went away)"
-    assert lost_words(["pi", "nas"], WorkerError("nas: it ended")) == "pi and nas were lost (it ended)"
-    assert lost_words([], LinkClosed("rank 2 closed the link")) == "a device was lost (rank 2 closed the link)"
+    assert loss_reason(["pi"], LinkClosed("pi went away")) == "pi was lost (went away)"
+    assert loss_reason(["pi", "nas"], WorkerError("nas: it ended")) == "pi and nas were lost (it ended)"
+    assert loss_reason([], LinkClosed("rank 2 closed the link")) == "a device was lost (rank 2 closed the link)"
 
 
 # -------------------------------------------------------------------------------------------------------- where it ends
