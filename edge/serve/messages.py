@@ -2,7 +2,7 @@
 
 A line is a message of the server, or a list of messages of the process: all those of one step.
 
-From the server: {"config"}, then {"id", "do": what, "with": arguments}, such as "beat", or {"id", "do": "cancel"}.
+From the server: {"config"}, then {"id", "do": what, "with": arguments}, such as "heartbeat", or {"id", "do": "cancel"}.
 From the process: {"say": a line for people}, {"ready": status}, {"fatal": error}; as an answer {"id", "result"} or
 {"id", "error"}; for a generation then {"id", "begun"} once it is computed, and {"id", "piece"} until one has a finish
 reason, or {"id", "error"}.
