@@ -28,7 +28,7 @@ SECTIONS = {
     "bench_lora": (),
     "bench_mtp": ("one", "tensor", "stages", "paged"),
     "bench_paging": ("limit", "mmap", "keeps-up", "experts", "path"),
-    "bench_phases": ("strong", "equal"),
+    "bench_phases": ("strong", "equal", "moves"),
     "bench_pictures": (),
     "bench_planner": (),
     "bench_plans": (),
