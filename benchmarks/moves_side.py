@@ -74,7 +74,7 @@ def answered(engine: TextEngine, work: dict[str, Any]) -> dict[str, Any]:
                 if event.token_id is not None:
                     times[event.request].append(time.perf_counter())
         migrations = scheduler.slots.away.migrations
-    figures = {
+    figures: dict[str, list[float]] = {
         "first_s": [own[0] - began for own in times.values()],
         "gap_s": [gap_s for own in times.values() for gap_s in np.diff(own)],
         "answer_s": [own[-1] - began for own in times.values()],

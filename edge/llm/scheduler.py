@@ -373,6 +373,7 @@ class Scheduler(Closing):
 
     def _ended(self, running: Running, finish_reason: str, error: MediaError | None = None) -> Event:
         """End a request without a token, and free what it had."""
+        self.slots.away.end(running)  # from here on nobody else chooses its tokens
         event = end_event(running, finish_reason, error)
         self._in_flight.cancel(running)
         self._free(running)
@@ -382,7 +383,6 @@ class Scheduler(Closing):
         """A request has ended: others may have what it had."""
         running.ended = True
         running.release_remote()
-        self.slots.away.end(running)
         if not self._in_flight.awaited:
             self._in_flight.drop(self._use.in_use_by(self))
         running.continuation.close()

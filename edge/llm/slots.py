@@ -324,13 +324,11 @@ class AwayRequests:
     def receive(self, events: list[Event], waiting: deque[Running], n_running: int, pace: Pace) -> list[Running]:
         """Take in what came of requests that are away, and return those that are complete. Those that come back wait
         before others."""
-        if not self._answers:
-            return []
-        if self._placement is not None and not waiting and not self._slots.remote.requests:
+        if self._answers and self._placement is not None and not waiting and not self._slots.remote.requests:
             choice = best(map(self._migration, self.requests), self._placement.load(), self._load(n_running, pace))
             if choice is not None:
                 self._answers[choice.number].end()
-        complete = []
+        complete: list[Running] = []
         for answer in list(self._answers.values()):
             is_over, running = answer.is_over, answer.running
             news = answer.take()
@@ -338,14 +336,16 @@ class AwayRequests:
             if news and news[-1].finish_reason is not None:
                 complete.append(running)
             elif is_over:
-                del self._answers[running.number]
                 self._moved(running)
                 waiting.appendleft(running)
                 pace.clear()
+            else:
+                continue
+            del self._answers[running.number]
         return complete
 
     def end(self, running: Running) -> None:
-        """A request has ended, wherever it is."""
+        """Answer a request elsewhere no more, because it has ended."""
         if (answer := self._answers.pop(running.number, None)) is not None:
             answer.end()
 

@@ -44,6 +44,7 @@ class Answering:
         self._answers.append((answer, slot))
         self.in_flight.pace.clear()
         self._write(answer.blocks, slot, tokens)
+        answer.blocks = ()
 
     def _write(self, blocks: Sequence[KVBlock], slot: Slot, tokens: Sequence[int]) -> None:
         """Continue a slot by keys and values from elsewhere. What cannot be taken is computed by the next steps."""

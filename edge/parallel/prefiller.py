@@ -112,10 +112,12 @@ class PrefillPlacement(Closing):
     ) -> RemotePrompt | None:
         """Compute a prompt, all but its last token, of which the placement that generates holds the first `n_held`.
         None where it has too few new tokens. What is held there and not here has to be computed here as well, and so
-        counts against it. keep: later prompts of this namespace may find here what it leaves.
+        counts against it; a prompt that is here as a whole always pays. keep: later prompts of this namespace may find
+        here what it leaves.
         """
         here = self.n_held(tokens, namespace)
-        if len(tokens) - n_held < max(2, self._least + max(0, n_held - here)):
+        least = 2 if here >= len(tokens) - 1 else max(2, self._least + max(0, n_held - here))
+        if len(tokens) - n_held < least:
             return None
         prompt = RemotePrompt(tokens, n_held, namespace, adapters, keep)
         return prompt if self._enqueue(prompt) else None
