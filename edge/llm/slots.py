@@ -354,7 +354,7 @@ class AwayRequests:
         next(iter(self._answers.values())).wait(LOOK_S)
 
     @property
-    def _placement(self) -> Any:  # a `Prefiller`
+    def _placement(self) -> Any:  # a `PrefillPlacement`
         return self._engine.states.prefiller
 
     def _may_leave(self, running: Running) -> bool:
@@ -393,7 +393,7 @@ class AwayRequests:
         return True
 
     def _moved(self, running: Running) -> None:
-        running.chosen_at = 0.0
+        running.chosen_at, running.token_at = 0.0, None  # the gap to its next token is of no placement
         if running.answer:
             running.moved_at = len(running.answer)
             self.migrations += 1

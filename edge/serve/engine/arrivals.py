@@ -52,11 +52,8 @@ class Arrivals:
 
     def waits_for(self, scheduler: Scheduler) -> bool:
         """Return whether the next step would have nothing but background requests, while others are prepared."""
-        requests = (
-            *scheduler.running,
-            *scheduler.waiting,
-            *scheduler.slots.away.requests,
-        )  # without any there are events to be sent
+        # Without any there are events to be sent.
+        requests = (*scheduler.running, *scheduler.waiting, *scheduler.slots.away.requests)
         return bool(self._foreground) and bool(requests) and only_background(requests)
 
     @contextmanager

@@ -192,7 +192,9 @@ def test_nobody_moves_where_nothing_is_kept(counting: Any, asked: Asked) -> None
 
 
 @pytest.mark.parametrize(
-    "kind", [{"background": True}, {"sampling": SamplingParams(temperature=0, grammar='root ::= "a"+')}], ids=str
+    "kind",
+    [{"background": True}, {"sampling": SamplingParams(temperature=0, grammar='root ::= "a"+')}],
+    ids=["background", "grammar"],
 )
 def test_who_stays(kind: dict[str, Any], counting: Any, asked: Asked) -> None:
     decode, prefill = counting(), counting()
