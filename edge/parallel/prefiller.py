@@ -89,13 +89,18 @@ class Answering:
 
     def __init__(self, engine: TextEngine, slots: Slots) -> None:
         self._engine, self._slots = engine, slots
-        self.in_flight = InFlight(StepBudget(engine.batch, time.perf_counter), engine, 1)
+        self._budget = StepBudget(engine.batch, time.perf_counter)
+        self.in_flight = InFlight(self._budget, engine, 1)
         self._answers: list[tuple[RemoteAnswer, Slot]] = []
 
     @property
     def any(self) -> RemoteAnswer | None:
         """A request that is answered; None where there is none."""
         return self._answers[-1][0] if self._answers else None
+
+    def rows(self, chunk: int) -> int:
+        """Return how many tokens of a prompt go into one step: a chunk, or fewer where answers wait for it."""
+        return min(chunk, self._budget.prompt_rows(len(self._answers))) if self._answers else chunk
 
     def admit(self, answer: RemoteAnswer) -> None:
         """Give a request a slot, which then holds what there is of its history. It is over where there is no room."""
@@ -150,7 +155,7 @@ class Answering:
         rows: list[Rows] = []
         left = self._engine.batch - len(answers)
         for answer in answers:
-            n_rows = min(self._engine.chunk(answer.own.pending), 1 + left)
+            n_rows = min(self.rows(self._engine.chunk(answer.own.pending)), 1 + left)
             own = Rows.pending(answer.own, n_rows)
             left -= len(own.tokens) - 1
             if not self._slots.make_room(sum(len(other.tokens) for other in (*rows, own))):
@@ -161,7 +166,8 @@ class Answering:
 
     def _compute(self, rows: Sequence[Rows]) -> None:
         by_request = {answer.own: answer for answer, _ in self._answers}
-        self.in_flight.submit(self._engine, rows)
+        with self.in_flight.timed(self._engine, rows):
+            self.in_flight.submit(self._engine, rows)
         if not any(own.logits for own in rows):
             return
         collected = self.in_flight.collect(self._engine)
@@ -321,7 +327,7 @@ class PrefillPlacement(Closing):
                     wait(reads)  # answers come on the same links
                     self._answering.step()
                 began = time.perf_counter()
-                slot.decode(prompt.tokens[there : min(there + chunk, stop)], "none")
+                slot.decode(prompt.tokens[there : min(there + self._answering.rows(chunk), stop)], "none")
                 self._chunks_s.append(time.perf_counter() - began)
         finally:
             wait(reads)  # other steps may have answers on the same links

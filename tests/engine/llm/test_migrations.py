@@ -16,6 +16,7 @@ from edge.llm.options import EngineOptions
 from edge.llm.requests import Event, Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
+from edge.llm.step_budget import TILE_ROWS
 from partition.predict.migration import LEAST_TOKENS, Pace
 from tests.engine.llm.test_phases import folder, greedy
 from tests.support.deployments import pipeline, stages, tensor
@@ -204,6 +205,28 @@ def test_who_stays(kind: dict[str, Any], counting: Any, asked: Asked) -> None:
             scheduler.add(request(prompt, **kind))
         for _ in events(scheduler):
             assert not scheduler.slots.away.requests
+
+
+def test_prompts_go_in_small_parts_beside_answers(counting: Any, asked: Asked) -> None:
+    options = replace(OPTIONS, batch=64)
+    decode, prefill = counting(options=options), counting(options=options)
+    with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
+        with_paces(both, scheduler, 1.0, 1.0)
+        both.placement._answering._budget.rows = TILE_ROWS  # so many take as long as a step may
+        others = fill(scheduler, asked)
+        prefill.gate.clear()
+        prefill.computed.clear()
+        scheduler.add(request(asked[4][0]))
+        while not scheduler.slots.away.requests:
+            scheduler.step()
+        scheduler.cancel(others[0])
+        number, told = scheduler.add(request(asked[3][0], namespace="other")), []
+        while not scheduler.slots.remote.requests:
+            told += scheduler.step()
+        prefill.gate.set()
+        told += events(scheduler)
+        assert [event.token_id for event in told if event.request == number] == asked[3][1]
+        assert max(prefill.computed) < TILE_ROWS
 
 
 # --- whatever happens ---
