@@ -166,6 +166,21 @@ def test_who_is_slower_here_leaves_with_its_keys_and_values(counting: Any, asked
         assert_nothing_is_left(both, scheduler)
 
 
+def test_stages_send_keys_and_values_between_their_steps(
+    model: Path, counting: Any, asked: Asked, tmp_path: Path
+) -> None:
+    prefill = counting()
+    with (
+        ranks_here(model, pipeline(1, 1), OPTIONS, tmp_path) as decode,
+        phases(decode, prefill, least=500) as both,
+        Scheduler(both.engine, keep=True) as scheduler,
+    ):
+        with_paces(both, scheduler, 1.0, 0.1)
+        assert list(answers(scheduler, asked[3:]).values()) == [answer for _, answer in asked[3:]]
+        assert scheduler.slots.away.migrations
+        assert max(prefill.computed) <= 2  # the next token of each
+
+
 def test_what_the_other_placement_holds_is_not_copied(counting: Any, asked: Asked, monkeypatch: Any) -> None:
     """Such as the prompt that it computed."""
     decode, prefill = counting(), counting()
