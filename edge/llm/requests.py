@@ -146,7 +146,8 @@ class Running:
         """As it may move now. copy_s: as of Migration. An answer is expected to go on for as long as it went on yet."""
         n_answer = len(self.answer)
         left = min(self.left, max(n_answer, LEAST_TOKENS))
-        return Migration(self.number, len(self.tokens), left, n_answer - (self.moved_at or 0), copy_s)
+        since_move = LEAST_TOKENS if self.moved_at is None else n_answer - self.moved_at
+        return Migration(self.number, len(self.tokens), left, since_move, copy_s)
 
     def fills(self, full_length: int) -> bool:
         """Return whether its next token has no room, however alone it is, in a slot that may hold so many."""

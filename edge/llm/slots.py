@@ -307,13 +307,14 @@ class AwayRequests:
         (`stepping`). ready, running: of the scheduler; whoever leaves is in neither afterwards."""
         if self._placement is None or pace.token_s is None:
             return True
-        able = {other.number: other for other in ready if other.pending == 1 and self._may_leave(other)}
+        able = {other.number: other for other in ready if other.answer and self._may_leave(other)}
         source = self._load(len(running), pace)
         choice = best(map(self._migration, able.values()), source, self._placement.load())
         if choice is None or stepping:
             return choice is None
         leaving = able[choice.number]
         if (slot := leaving.slot) is not None and self._send(leaving, self._read(leaving, slot)):
+            leaving.release_remote()
             leaving.slot = leaving.former = None
             ready.remove(leaving)
             running.remove(leaving)

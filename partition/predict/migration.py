@@ -65,7 +65,7 @@ class Migration:
     number: int  # of the request
     n_tokens: int  # of its history
     left: int  # tokens that its answer is expected to get
-    since_move: int  # tokens of its answer since it moved
+    since_move: int  # tokens of its answer since it moved; LEAST_TOKENS: it did not
     copy_s: float | None  # seconds that its keys and values take to the other placement; None: not measured
 
     def saved_s(self, source: PlacementLoad, target: PlacementLoad) -> float:
