@@ -95,6 +95,7 @@ class ServingLoop:
     def _step(self) -> None:
         scheduler, counters = self._scheduler, self._statistics.counters
         passes, preemptions = scheduler.passes, dict(scheduler.preemptions)
+        migrations = scheduler.slots.away.migrations
         began, events = time.monotonic(), list[Event]()
         try:
             with self._jobs.timed(), self._arrivals.interruptible(scheduler, is_alone=self._deployed is None):
@@ -103,6 +104,7 @@ class ServingLoop:
             self._fail(error)
             return
         counters["steps"] += scheduler.passes - passes
+        counters["migrations"] += scheduler.slots.away.migrations - migrations
         for ground, counter in (("foreground", "preemptions"), ("background", "background_preemptions")):
             counters[counter] += scheduler.preemptions[ground] - preemptions[ground]
         self._warming.stepped(events, time.monotonic() - began)
@@ -166,7 +168,8 @@ class ServingLoop:
                 "generated_tokens": len(running.continuation.tokens),
             }
             for running in sorted(
-                self._scheduler.running, key=lambda request: request.slot.sequence if request.slot else -1
+                (*self._scheduler.running, *self._scheduler.slots.away.requests),
+                key=lambda request: request.slot.sequence if request.slot else -1,
             )
             if running.number in self._numbers
         ]
