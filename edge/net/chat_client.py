@@ -32,6 +32,8 @@ class ServerChat:
             raise ValueError(f"{url[:200]!r} is no address of a server, such as http://127.0.0.1:8080")
         base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._where, self._url, self._key, self._model = parts.netloc, f"{base}/v1/chat/completions", key, model
+        # No proxy: a server in the home network is not behind the one that the shell may name.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         self.attached: list[dict[str, Any]] = []  # parts that the next question begins with
         self.usage: dict[str, Any] | None = None  # of the last answer, as the server says
@@ -72,7 +74,7 @@ class ServerChat:
             headers["Authorization"] = f"Bearer {self._key}"
         request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
         try:
-            with closing(_OPENER.open(request, timeout=SILENT_S)) as response:
+            with closing(self._opener.open(request, timeout=SILENT_S)) as response:
                 while line := response.readline(_MOST_LINE_BYTES):
                     if not line.startswith(b"data:"):
                         continue  # a sign of life, or the end of an event
@@ -102,10 +104,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_: Any) -> None:
         """Return no request, which makes the redirect an HTTPError."""
-
-
-# No proxy: a server in the home network is not behind the one that the shell may name.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
 
 
 def _is_chunk(event: Any) -> bool:
