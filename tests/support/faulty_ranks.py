@@ -348,7 +348,13 @@ class Cluster:
 
     @contextmanager
     def reachable(
-        self, found: ClusterFile, *, insecure: bool, timeout_s: float = 0, return_s: float | None = None
+        self,
+        found: ClusterFile,
+        *,
+        insecure: bool,
+        timeout_s: float = 0,
+        return_s: float | None = None,
+        anyway: bool = False,
     ) -> Iterator[tuple[Fleet | None, list[str]]]:
         """As `edge.survey.profile.reachable`."""
         there = [str(one.address) for one in found.workers if self.devices[str(one.address)].answers]
