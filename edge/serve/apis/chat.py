@@ -13,6 +13,7 @@ from edge.serve.apis.fields import (
     MAX_LOGPROBS,
     Fields,
     FunctionName,
+    Items,
     JsonObject,
     SamplingRequest,
     TemplateVariables,
@@ -44,9 +45,9 @@ class ToolCall(Fields):
 
 class ChatMessage(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | Items[Part] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = Field(None, description="thought before it, for templates that keep it")
 
@@ -82,12 +83,12 @@ class NamedTool(OfFunction):
 
 
 class ChatRequest(SamplingRequest):
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[Items[ChatMessage], Field(min_length=1)]
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: Choice | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="true: more than one call where some must come")
     response_format: ResponseFormat | None = None

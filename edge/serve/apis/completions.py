@@ -9,7 +9,14 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from edge.serve.apis.api import Api, Event, ParsedRequest
-from edge.serve.apis.fields import MAX_ANSWERS, MAX_LOGPROBS, SamplingRequest, constrained, repeated
+from edge.serve.apis.fields import (
+    MAX_ANSWERS,
+    MAX_LOGPROBS,
+    Items,
+    SamplingRequest,
+    constrained,
+    repeated,
+)
 from edge.serve.apis.openai_fields import (
     ResponseFormat,
     Usage,
@@ -28,11 +35,11 @@ from edge.serve.tools.functions import json_text
 
 DEFAULT_TOKENS = 16  # OpenAI's default
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-Tokens = Annotated[list[TokenId], Field(min_length=1)]
+Tokens = Annotated[Items[TokenId], Field(min_length=1)]
 
 
 class CompletionRequest(SamplingRequest):
-    prompt: str | Tokens | list[str] | list[Tokens] = Field(description="a text, its tokens, or several of either")
+    prompt: str | Tokens | Items[str] | Items[Tokens] = Field(description="a text, its tokens, or several of either")
     suffix: str | None = Field(None, description="fill the gap between the prompt and this text")
     max_tokens: int | None = Field(None, ge=1, description=f"default {DEFAULT_TOKENS}")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)

@@ -10,6 +10,7 @@ from edge.serve.apis.fields import (
     Fields,
     FunctionName,
     GeneratingRequest,
+    Items,
     JsonObject,
     TemplateVariables,
     template_variables,
@@ -35,7 +36,7 @@ class ToolUseBlock(Fields):
 class ToolResultBlock(Fields):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[Part] | None = None
+    content: str | Items[Part] | None = None
     is_error: bool | None = None
 
     ignored = frozenset({"cache_control", "toolset_name"})
@@ -68,7 +69,7 @@ Block = Annotated[
 
 class InputMessage(Fields):
     role: Literal["user", "assistant"]
-    content: str | list[Block]
+    content: str | Items[Block]
 
 
 class AnthropicTool(Fields):
@@ -114,9 +115,9 @@ class Thinking(Fields):
 class MessagesInput(GeneratingRequest):
     """Fields that make up the prompt."""
 
-    messages: Annotated[list[InputMessage], Field(min_length=1)]
-    system: str | list[Part] | None = None
-    tools: list[AnthropicTool] | None = None
+    messages: Annotated[Items[InputMessage], Field(min_length=1)]
+    system: str | Items[Part] | None = None
+    tools: Items[AnthropicTool] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
     thinking: Thinking | None = None

@@ -11,7 +11,16 @@ from pydantic import Field, JsonValue, PrivateAttr
 from edge.serve.apis.api import Api, Event, ParsedRequest
 from edge.serve.apis.completions import CompletionRequest, Tokens, of_prompts, prompts_of
 from edge.serve.apis.embeddings import EmbeddingsRequest, embeddings
-from edge.serve.apis.fields import MAX_ANSWERS, MAX_LOGPROBS, MAX_SEED, Fields, JsonObject, constrained
+from edge.serve.apis.fields import (
+    MAX_ANSWERS,
+    MAX_LOGPROBS,
+    MAX_SEED,
+    Biases,
+    Fields,
+    Items,
+    JsonObject,
+    constrained,
+)
 from edge.serve.apis.openai_fields import error_event, finite, text_schema, token_text
 from edge.serve.apis.other_fields import Refused
 from edge.serve.deltas import Begin, Deltas, End, Text
@@ -26,14 +35,14 @@ _STOPS = {"stop": "eos", "length": "limit"}
 _ANY_SEED = (-1, 2**32 - 1)
 _clock = time.monotonic
 
-Bias = Annotated[list[JsonValue], Field(min_length=2, max_length=2)]
+Bias = Annotated[Items[JsonValue], Field(min_length=2, max_length=2)]
 
 
 class NativeRequest(CompletionRequest):
     max_tokens: int | None = Field(None, ge=-1, description="as n_predict")
     n_predict: int | None = Field(None, ge=-1, description="-1, the default: until the context is full")
     seed: int | None = Field(None, ge=-1, le=MAX_SEED + 1, description="-1: any")
-    logit_bias: dict[int, float] | list[Bias] | None = Field(  # type: ignore[assignment]
+    logit_bias: Biases | Items[Bias] | None = Field(  # type: ignore[assignment]
         None, description="[[ID, bias or false], ...]"
     )
     json_schema: JsonObject | None = Field(None, description="the answer is JSON of it")
@@ -56,8 +65,8 @@ class NativeRequest(CompletionRequest):
 
 class NativeEmbeddingsRequest(Fields):
     model: str | None = None
-    content: str | Tokens | list[str] | list[Tokens] | None = Field(None, description="a text, or several")
-    input: str | Tokens | list[str] | list[Tokens] | None = Field(None, description="as content")
+    content: str | Tokens | Items[str] | Items[Tokens] | None = Field(None, description="a text, or several")
+    input: str | Tokens | Items[str] | Items[Tokens] | None = Field(None, description="as content")
 
     refused: ClassVar[Refused] = {**EmbeddingsRequest.refused, "encoding_format": ("float",)}
 

@@ -20,6 +20,7 @@ from edge.serve.apis.fields import (
     Fields,
     FunctionName,
     GeneratingRequest,
+    Items,
     JsonObject,
     Stop,
     given_sampling,
@@ -88,7 +89,7 @@ class Options(Fields):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    stop: list[Stop] | None = Field(None, max_length=MAX_STOPS)
+    stop: Items[Stop] | None = Field(None, max_length=MAX_STOPS)
 
     refused: ClassVar[Refused] = {"mirostat": (0,), "repeat_last_n": (64,), "tfs_z": (1,), "vocab_only": ()}
     # How a model is loaded is up to the server.
@@ -151,7 +152,7 @@ class AnswerRequest(StayingModel, GeneratingRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-Images = Annotated[list[str], Field(description="base64 of pictures, or of sounds, before the text")]
+Images = Annotated[Items[str], Field(description="base64 of pictures, or of sounds, before the text")]
 
 
 class CalledFunction(Fields):
@@ -175,14 +176,14 @@ class OllamaMessage(Fields):
     content: str | None = None
     thinking: str | None = Field(None, description="thought before it, for templates that keep it")
     images: Images | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
 class OllamaChatRequest(AnswerRequest):
-    messages: list[OllamaMessage] = Field([], description="none: the model is loaded")
-    tools: list[Tool] | None = None
+    messages: Items[OllamaMessage] = Field([], description="none: the model is loaded")
+    tools: Items[Tool] | None = None
 
 
 class OllamaTextRequest(AnswerRequest):
@@ -201,7 +202,7 @@ class OllamaTextRequest(AnswerRequest):
 
 
 class EmbedRequest(StayingModel):
-    input: str | list[str] = Field(description="a text, or several; none: the model is loaded")
+    input: str | Items[str] = Field(description="a text, or several; none: the model is loaded")
     dimensions: int | None = Field(None, ge=1, description="must be what the model has")
 
     ignored = frozenset({"options", "truncate"})  # a text that is too long is an error in any case
