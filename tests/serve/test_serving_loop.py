@@ -157,7 +157,7 @@ def test_what_is_refused_or_cancelled_leaves_nothing_behind(loop: ServingLoop, r
     replies.of(5, "piece")
     loop.end()
     thread.join(WAIT_S)
-    assert (loop._arrivals._cancelled, loop._requests, loop._numbers) == ({}, {}, {})
+    assert (loop._arrivals._cancelled, loop._requests) == ({}, {})
 
 
 def test_an_error_of_one_step_ends_the_requests_and_the_next_are_answered(
@@ -177,6 +177,19 @@ def test_an_error_of_one_step_ends_the_requests_and_the_next_are_answered(
     replies.of(2, "piece")
     loop.end()
     thread.join(WAIT_S)
+
+
+def test_a_request_that_was_prepared_before_an_error_is_told_from_those_after_it(
+    loop: ServingLoop, replies: Replies
+) -> None:
+    begin(loop, 1, prompt="Hello", max_tokens=5)
+    loop._fail(EngineError("no room"))  # before the engine thread has seen the request
+    begin(loop, 2, prompt="Good day", max_tokens=2)
+    thread = run(loop)
+    tokens = {number: len([m for m in replies.of(number, "piece") if "piece" in m]) for number in (2, 1)}
+    loop.end()
+    thread.join(WAIT_S)
+    assert tokens == {1: 5, 2: 2}
 
 
 def test_where_the_engine_is_lost_the_process_ends_and_nobody_hears_an_error(
