@@ -64,7 +64,8 @@ class EngineChild:
     def kill(self, reason: str) -> None:
         """End it at once. It ends by itself, then, for this reason."""
         self._fatal = EngineGone(f"{self._name}: {reason}, and was ended")
-        self.process.kill()
+        with suppress(ProcessLookupError):
+            self.process.kill()
 
     async def end(self, reason: Exception) -> None:
         """Tell it to end, and wait for that. Requests without an answer fail with this reason."""
@@ -75,11 +76,15 @@ class EngineChild:
         self._fail_pending(reason)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        with suppress(ConnectionError):
+        try:
             async for line in reader:
                 if line.endswith(b"\n") and not self._is_ending:  # else it ended in the middle of a message
                     for message in json.loads(line):
                         self._take(message)
+        except ConnectionError:
+            pass
+        except Exception as error:  # such as a line that is too long: nothing behind it can be read
+            self.kill(f"it sent what cannot be read ({error})")
         code = await exit_code(self.process)
         self._writer.close()
         reason: Exception = EngineGone(f"{self._name} was asked to end")

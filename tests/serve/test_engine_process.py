@@ -18,12 +18,14 @@ from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH
 from edge.errors import ContextFull, EngineError, EngineGone, Overloaded, SamplingError, TemplateError, UnknownModel
 from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.serve import engine_child
 from edge.serve.answer import ProcessAnswer
 from edge.serve.client import EngineClient
+from edge.serve.engine.inputs import InputProcessor
 from edge.serve.engine_child import EngineChild, spawn
 from edge.serve.process import ENDS_IN_A_ROW, EngineProcess
 from edge.serve.router import Router
@@ -31,6 +33,7 @@ from edge.serve.served import Generation, Piece
 from partition.errors import PlanError
 from quant.errors import ModelFileError
 from tests.conftest import Synthetic
+from tests.support import forked_modules
 from tests.support.helpers import stand_still
 
 T = TypeVar("T")
@@ -230,6 +233,32 @@ def test_a_request_that_ends_the_process_each_time_fails_and_the_next_is_answere
         return await text(await model.generate(question(3)))
 
     assert with_router(work) == "3 plus 2 is 5."
+
+
+def test_a_message_that_is_too_long_ends_the_process_and_the_next_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (engine_child, forked_modules):  # whichever starts it
+        monkeypatch.setattr(module, "MOST_LINE_BYTES", 64 << 10)
+
+    async def work(router: Router) -> str:
+        model = await router.model(None)
+        with pytest.raises(EngineGone, match="it sent what cannot be read"):
+            await model.tokenize("a " * 100_000)
+        return await text(await model.generate(question(3)))
+
+    assert with_router(work) == "3 plus 2 is 5."
+
+
+def test_texts_of_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(MODEL_PATH, EngineOptions(threads=1, context=64)) as engine:
+        inputs = InputProcessor(CONFIG, engine)
+        tokens = inputs.tokens("Hello, hello", 64)
+        pieces = inputs.pieces([*tokens, *tokens])
+        assert "".join(pieces) == "Hello, helloHello, hello"
+        monkeypatch.setattr("edge.serve.engine.inputs._MOST_PIECES", 23)
+        assert inputs.pieces(tokens) == pieces[: len(tokens)]
+        with pytest.raises(SamplingError, match="24 bytes of text, 23 are the most"):
+            inputs.pieces([*tokens, *tokens])
+        inputs.close()
 
 
 def test_who_leaves_while_the_process_is_started_again_is_not_answered_there() -> None:

@@ -30,6 +30,7 @@ from edge.thinking.tracker import Thinking
 from partition.model.generation import generates
 
 _ANSWER_PART = 4  # a fourth of the context is left to what fills a gap, where a request does not say how much
+_MOST_PIECES = 32 << 20  # bytes of one answer, which has up to six characters for each
 _MOST_WINDOWED = 1 << 20  # tokens; that many take about a second to tokenize
 
 
@@ -182,9 +183,14 @@ class InputProcessor:
         return ranked
 
     def pieces(self, tokens: list[int]) -> list[str]:
-        """Return the bytes of each token, as Latin-1. SamplingError for an invalid id."""
+        """Return the bytes of each token, as Latin-1. SamplingError for an invalid id, or for too many bytes."""
         model = self._engine.model
-        return [model.piece(token, special=True).decode("latin-1") for token in self.tokens(tokens, len(tokens))]
+        ids = self.tokens(tokens, len(tokens))
+        by_id = {token: model.piece(token, special=True).decode("latin-1") for token in set(ids)}
+        pieces = [by_id[token] for token in ids]
+        if (n_bytes := sum(map(len, pieces))) > _MOST_PIECES:
+            raise SamplingError(f"these tokens have {n_bytes} bytes of text, {_MOST_PIECES} are the most; send fewer")
+        return pieces
 
     def render(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -233,7 +234,8 @@ class ServingLoop:
 
     def _embed(self, texts: Sequence[str | Sequence[int]], given_up: GivenUp = never_given_up) -> dict[str, Any]:
         tokenized = [self._inputs.tokens(text, MOST_TOKENS) for text in texts]
-        vectors = self._pooled(lambda tokens: self._embedder.embed(tokens).tolist(), tokenized, given_up)
+        # As text, thousands of long vectors would be too much for a message.
+        vectors = self._pooled(lambda tokens: b64encode(self._embedder.embed(tokens)).decode(), tokenized, given_up)
         return {"embeddings": vectors, "tokens": sum(map(len, tokenized))}
 
     def _rerank(self, query: str, documents: Sequence[str], given_up: GivenUp = never_given_up) -> dict[str, Any]:
