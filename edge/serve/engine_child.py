@@ -52,9 +52,10 @@ class EngineChild:
         future = self._pending[number] = asyncio.get_running_loop().create_future()
         try:
             self.send({"id": number, "do": what, "with": arguments})
-            return await asyncio.wait_for(future, ANSWER_S)
-        except asyncio.TimeoutError:
-            raise NoAnswer(f"the engine process gave no answer in {ANSWER_S:g} s") from None
+            await asyncio.wait({future}, timeout=ANSWER_S)  # before Python 3.12 wait_for may drop a cancellation
+            if not future.done():
+                raise NoAnswer(f"the engine process gave no answer in {ANSWER_S:g} s")
+            return future.result()
         except asyncio.CancelledError:
             self.send({"id": number, "do": "cancel"})
             raise

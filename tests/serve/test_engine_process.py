@@ -7,8 +7,10 @@ import shutil
 import signal
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import psutil
@@ -27,6 +29,7 @@ from edge.serve.answer import ProcessAnswer
 from edge.serve.client import EngineClient
 from edge.serve.engine.inputs import InputProcessor
 from edge.serve.engine_child import EngineChild, spawn
+from edge.serve.http import generating
 from edge.serve.process import ENDS_IN_A_ROW, EngineProcess
 from edge.serve.router import Router
 from edge.serve.served import Generation, Piece
@@ -176,6 +179,45 @@ def test_a_request_that_is_cancelled_ends_alone_and_within_a_step() -> None:
     assert pieces[-1].finish_reason == "cancelled"
     assert len(pieces) < 100
     assert other == "4 plus 2 is 6."
+
+
+def test_who_leaves_in_the_moment_of_acceptance_leaves_no_answer() -> None:
+    async def work(router: Router) -> Sequence[Any]:
+        model = await router.model(None)
+        beginning, take = asyncio.ensure_future(model.generate(ENDLESS)), EngineChild._take
+
+        def leaving(child: EngineChild, message: Any) -> None:
+            take(child, message)
+            if "prompt_tokens" in (message.get("result") or ()):
+                beginning.cancel()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(EngineChild, "_take", leaving)
+            with pytest.raises(asyncio.CancelledError):
+                await beginning
+        slots: Sequence[Any] = (await model.status())["slots"]
+        return slots
+
+    assert with_router(work) == []
+
+
+def test_answers_that_begin_though_their_request_was_given_up_are_cancelled() -> None:
+    async def run() -> bool:
+        answer = ProcessAnswer(1, ENDLESS, lambda number: None)
+
+        async def begin() -> Any:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return SimpleNamespace(answers=[answer])
+
+        beginning = asyncio.ensure_future(begin())
+        await asyncio.sleep(0)
+        generating._end(beginning)
+        await beginning
+        await asyncio.sleep(0)
+        return answer.cancelled
+
+    assert asyncio.run(run())
 
 
 def test_answers_go_on_with_the_same_tokens_where_the_process_is_killed(synthetic: Synthetic) -> None:

@@ -110,8 +110,13 @@ async def _known(beginning: asyncio.Future[_Accepted], limit_s: float | None) ->
 
 
 def _end(beginning: asyncio.Future[_Accepted]) -> None:
-    """End the answers, whether they have begun or not."""
-    if not beginning.cancel() and not beginning.cancelled() and beginning.exception() is None:
+    """End the answers, whether they have begun or not; also those that begin in spite of it."""
+    beginning.cancel()
+    beginning.add_done_callback(_cancel_answers)
+
+
+def _cancel_answers(beginning: asyncio.Future[_Accepted]) -> None:
+    if not beginning.cancelled() and beginning.exception() is None:
         for answer in beginning.result().answers:
             answer.cancel()
 
