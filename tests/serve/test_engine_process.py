@@ -30,9 +30,11 @@ from edge.serve.client import EngineClient
 from edge.serve.engine.inputs import InputProcessor
 from edge.serve.engine_child import EngineChild, spawn
 from edge.serve.http import generating
+from edge.serve.messages import generation_json
 from edge.serve.process import ENDS_IN_A_ROW, EngineProcess
 from edge.serve.router import Router
 from edge.serve.served import Generation, Piece
+from edge.templates.template import CONTINUES, ChatTemplate
 from partition.errors import PlanError
 from quant.errors import ModelFileError
 from tests.conftest import Synthetic
@@ -300,6 +302,21 @@ def test_texts_of_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert inputs.pieces(tokens) == pieces[: len(tokens)]
         with pytest.raises(SamplingError, match="24 bytes of text, 23 are the most"):
             inputs.pieces([*tokens, *tokens])
+        inputs.close()
+
+
+def test_an_answer_goes_on_behind_its_beginning() -> None:
+    with Engine(MODEL_PATH, EngineOptions(threads=1, context=128)) as engine:
+        inputs = InputProcessor(CONFIG, engine)
+        begun = {"role": "assistant", "content": "3 plus 2", CONTINUES: True}
+        generation = replace(question(3), messages=[*(question(3).messages or ()), begun], max_tokens=20)
+        request = inputs.request(generation_json(generation, []))
+        answer = Scheduler(engine).run([replace(request, sampling=SamplingParams(temperature=0))])[0]
+        assert b"".join(map(engine.model.piece, answer)) == b" is 5."
+        inputs.template = ChatTemplate(f"{inputs.template.source}{{# </think> #}}", bos="<|bos|>")
+        thinking = inputs.request(generation_json(generation, [])).thinking
+        assert thinking is not None
+        assert thinking.state == "answer"
         inputs.close()
 
 

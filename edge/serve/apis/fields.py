@@ -31,7 +31,7 @@ MAX_ANSWERS = 64  # of one request
 MAX_BATCH = 2048  # texts of one request for embeddings
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
-MAX_BIASES = 4096
+MAX_BIASES = 1024  # as there
 MAX_VARIABLES = 64
 # Defaults of these APIs.
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
@@ -127,11 +127,13 @@ class SamplingFields(GeneratingRequest):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repeat_penalty: float | None = Field(None, description="above 1: tokens of the last 64 become less likely")
-    seed: int | None = Field(None, ge=0, le=MAX_SEED)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="-1: any")
 
     def sampling(self) -> dict[str, Any]:
         """Return the given fields in the form of `Generation.sampling`."""
-        return given_sampling(self, (*DEFAULTS, "frequency_penalty", "presence_penalty", "repeat_penalty", "seed"))
+        sampling = given_sampling(self, (*DEFAULTS, "frequency_penalty", "presence_penalty", "repeat_penalty"))
+        is_any = self.seed is None or self.seed == -1  # as other servers have it
+        return sampling if is_any else {**sampling, "seed": self.seed % (MAX_SEED + 1)}
 
 
 class SamplingRequest(SamplingFields):

@@ -86,7 +86,7 @@ class AnthropicTool(Fields):
 class ToolChoice(Fields):
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = None
-    disable_parallel_tool_use: bool | None = Field(None, description="false: more than one call where some must come")
+    disable_parallel_tool_use: bool | None = Field(None, description="true: one call at most; false: any number")
 
 
 class OutputFormat(Fields):
@@ -142,7 +142,7 @@ def conversation_of(request: MessagesInput, template: str) -> Conversation:
         for tool in request.tools or ()
     ]
     system = [{"role": "system", "content": joined(request.system)}] if request.system else []
-    messages = [part for message in request.messages for part in _messages(message)]
+    messages = _combined([part for message in request.messages for part in _messages(message)])
     output = request.output_config.format if request.output_config else None
     schema = output.json_schema if output else None
     budget = request.thinking.tokens if request.thinking else None
@@ -151,7 +151,8 @@ def conversation_of(request: MessagesInput, template: str) -> Conversation:
     effort = request.output_config.effort if request.output_config else None
     variables = template_variables(template, request.chat_template_kwargs, effort)
     think = think_tokens(template, request.chat_template_kwargs, effort, budget)
-    return conversation([*system, *messages], _use(functions, request.tool_choice), template, schema, variables, think)
+    use = _use(functions, request.tool_choice)
+    return conversation([*system, *messages], use, template, schema, variables, think, continues=True)
 
 
 def _use(functions: list[Function], choice: ToolChoice | None) -> FunctionUse:
@@ -159,7 +160,8 @@ def _use(functions: list[Function], choice: ToolChoice | None) -> FunctionUse:
         return FunctionUse(functions)
     if choice.type == "tool" and choice.name is None:
         raise BadRequest("tool_choice: a choice of type tool needs a name")
-    several = choice.disable_parallel_tool_use is False and choice.type == "any"
+    disabled = choice.disable_parallel_tool_use
+    several = None if disabled is None or choice.type == "tool" else not disabled
     name = choice.name if choice.type == "tool" else None
     kinds: dict[str, Literal["auto", "none", "required"]] = {"any": "required", "none": "none"}
     return FunctionUse(functions, kinds.get(choice.type, "auto"), name, several)
@@ -171,6 +173,18 @@ def media_of(request: MessagesInput) -> dict[str, str]:
     blocks = [block for content in contents if isinstance(content, list) for block in content]
     results = [block.content for block in blocks if isinstance(block, ToolResultBlock)]
     return media_in([request.system, *contents, *results])
+
+
+def _combined(messages: list[Message]) -> list[Message]:
+    """Return messages in which consecutive texts of one role are one."""
+    combined: list[Message] = []
+    for message in messages:
+        last = combined[-1] if combined else {}
+        if last.keys() == message.keys() == {"role", "content"} and last["role"] == message["role"]:
+            message = {"role": message["role"], "content": f"{last['content']}\n\n{message['content']}"}
+            combined.pop()
+        combined.append(message)
+    return combined
 
 
 def _messages(message: InputMessage) -> list[Message]:

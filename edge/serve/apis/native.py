@@ -32,7 +32,7 @@ from edge.serve.tools.functions import json_text
 DEFAULTS = {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05}
 NEVER = -1e6  # a bias that no logit outweighs
 _STOPS = {"stop": "eos", "length": "limit"}
-_ANY_SEED = (-1, 2**32 - 1)
+_ANY_SEED = 2**32 - 1  # beside -1
 _clock = time.monotonic
 
 Bias = Annotated[Items[JsonValue], Field(min_length=2, max_length=2)]
@@ -105,7 +105,7 @@ def generation_of(request: NativeRequest) -> Generation:
 def _sampling(request: NativeRequest) -> dict[str, Any]:
     sampling = request.sampling()
     fields_of_request = {name: value for name in DEFAULTS if (value := getattr(request, name)) is not None}
-    if sampling.get("seed") in _ANY_SEED:
+    if request.seed == _ANY_SEED:
         del sampling["seed"]
     if isinstance(request.logit_bias, list):
         sampling["logit_bias"] = dict(map(_bias, request.logit_bias))

@@ -114,7 +114,7 @@ class ResponsesRequest(SamplingFields):
     text: TextFields | None = None
     tools: Items[FunctionTool] | None = None
     tool_choice: Choice | NamedTool | None = None
-    parallel_tool_calls: bool | None = Field(None, description="true: more than one call where some must come")
+    parallel_tool_calls: bool | None = Field(None, description="as in chats")
 
     reasoning: Reasoning | None = None
     chat_template_kwargs: TemplateVariables | None = Field(None, description="variables of the model's chat template")

@@ -25,7 +25,7 @@ from edge.serve.engine.ranking import RankingPrompts
 from edge.serve.engine.texts import Tokenizer
 from edge.serve.served import INTRODUCES
 from edge.templates.process import TemplateProcess
-from edge.templates.template import ChatTemplate
+from edge.templates.template import CONTINUES, ChatTemplate
 from edge.thinking.tracker import Thinking
 from partition.model.generation import generates
 
@@ -66,9 +66,7 @@ class InputProcessor:
                 f"the prompt has {len(prompt)} tokens, and {self._most_tokens} is all that it and its answer may have;"
                 " use a shorter prompt, or serve with a larger --context where the model was trained for more"
             )
-        max_tokens = generation["max_tokens"]
-        if max_tokens is not None and max_tokens < 1:
-            raise SamplingError(f"max_tokens is {max_tokens}: an answer has 1 token or more")
+        most = self._most_answer if generation["max_tokens"] is None else generation["max_tokens"]
         stops = () if generation["messages"] is None else self.template.stops
         sampling = generation["sampling"]
         if sampling.get("lark") and generation["marks"]:
@@ -78,7 +76,7 @@ class InputProcessor:
         seed = {"seed": generation["place"]} if self._config.reproducible else {}
         return Request(
             prompt,
-            min(room, max_tokens or self._most_answer),
+            min(room, most),
             SamplingParams(**{**seed, **sampling, "logit_bias": biases}),
             stops,
             thinking=thinking,
@@ -106,7 +104,10 @@ class InputProcessor:
             if form is not None:
                 answers = (generation["answer"],) if generation["answer"] else ()
                 form = replace(form, calls=tuple(generation["ends_thought"]), answers=answers)
-            return tokens, Thinking.from_prompt(text, form, think), media
+            thinking = Thinking.from_prompt(text, form, think)
+            if thinking is not None and messages[-1].get(CONTINUES):
+                thinking = replace(thinking, state="answer")
+            return tokens, thinking, media
         if (infill := generation["infill"]) is not None:
             if not isinstance(infill["prefix"], str):
                 self.tokens(infill["prefix"], most)  # raises for an invalid id

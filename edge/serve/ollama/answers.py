@@ -73,6 +73,7 @@ def _chat(
         request.text_schema,
         template_variables(template, None, effort),
         think_tokens(template, None, effort, budget),
+        continues=True,
     )
     sampling = request.options.sampling()
     return ParsedRequest.of_conversation(parsed, sampling, request.max_tokens, request.n_alternatives, media=media)
