@@ -6,13 +6,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from edge.api.config import EngineConfig
-from edge.errors import NotAllowed, UnknownModel
+from edge.errors import EngineGone, NotAllowed, UnknownModel
 from edge.models.wheels import Progress
 from edge.serve.adapters import ServedAdapters
 from edge.serve.client import EngineClient
@@ -55,6 +56,7 @@ class Router:
         self._fetch = fetch
         self._loading = asyncio.Lock()  # one model at a time: each must know how much memory is free
         self._awaited: Counter[str] = Counter()  # requests that wait until each is loaded
+        self._loads: dict[str, asyncio.Task[EngineClient]] = {}
         self._moves: set[asyncio.Task[None]] = set()  # to other plans; references, so that they are not collected
         self._fetching: dict[str, asyncio.Task[None]] = {}
 
@@ -74,24 +76,44 @@ class Router:
         if model is not None:  # without waiting for models that are being loaded
             return model
         self._awaited[name] += 1
+        load = self._loads.get(name)
+        if load is None:
+            load = self._loads[name] = asyncio.create_task(self._load(name))
+            load.add_done_callback(partial(self._forget_load, name))
         try:
-            async with self._loading:
-                model = self._running(name)
-                if model is None:
-                    if name in self._models:
-                        await self._unload(name)
-                    await self._make_room(name)
-                    model = EngineClient(EngineProcess(name, self._configs[name], say=self._say), self._queue)
-                    try:
-                        await model.process.start()
-                    except BaseException:
-                        await model.process.close()
-                        raise
-                    self._models[name] = model
-                    self._lifetimes.use(name)
-                return model
+            return await asyncio.shield(load)  # goes on if its client has gone, who may come again
+        except asyncio.CancelledError:
+            if load.cancelled():
+                raise EngineGone("the server ends") from None
+            raise
         finally:
             self._awaited[name] -= 1
+            if not self._awaited[name] and self._awaited.total():  # others wait for another model
+                load.cancel()
+                self._forget_load(name, load)
+
+    def _forget_load(self, name: str, load: asyncio.Task[EngineClient]) -> None:
+        if self._loads.get(name) is load:
+            del self._loads[name]
+        if load.done() and not load.cancelled():
+            load.exception()  # nobody may wait for it any more
+
+    async def _load(self, name: str) -> EngineClient:
+        async with self._loading:
+            model = self._running(name)
+            if model is None:
+                if name in self._models:
+                    await self._unload(name)
+                await self._make_room(name)
+                model = EngineClient(EngineProcess(name, self._configs[name], say=self._say), self._queue)
+                try:
+                    await model.process.start()
+                except BaseException:
+                    await model.process.close()
+                    raise
+                self._models[name] = model
+                self._lifetimes.use(name)
+            return model
 
     async def loaded(self) -> Sequence[EngineClient]:
         """As ServedModels.loaded."""
@@ -211,6 +233,9 @@ class Router:
     async def close(self) -> None:
         """End all engine processes."""
         self._fetch = None  # ends what is being fetched
+        for load in (loads := list(self._loads.values())):
+            load.cancel()
+        await asyncio.gather(*loads, return_exceptions=True)
         for name in list(self._models):
             await self._unload(name, "the server ends")
         await asyncio.gather(*self._moves, *self._fetching.values(), return_exceptions=True)

@@ -389,6 +389,7 @@ def test_a_load_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch)
         loading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await loading
+        await router.close()
 
     before = set(psutil.Process().children())
     gc.collect()
@@ -466,6 +467,45 @@ def test_a_model_that_is_loaded_answers_while_another_is_loading(monkeypatch: py
             await router.close()
 
     assert asyncio.run(run()) == "2 plus 2 is 4."
+
+
+def test_a_load_goes_on_without_its_client_unless_another_model_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> list[str]:
+        may_load, begun, starts, start = asyncio.Event(), asyncio.Event(), list[str](), EngineProcess.start
+
+        async def slowly(model: EngineProcess) -> None:
+            starts.append(model.name)
+            begun.set()
+            if model.name == "first":
+                await may_load.wait()
+            await start(model)
+
+        async def give_up() -> None:
+            begun.clear()
+            loading = asyncio.create_task(router.model("first"))
+            await begun.wait()
+            loading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await loading
+
+        monkeypatch.setattr(EngineProcess, "start", slowly)
+        router = Router({"first": CONFIG, "second": CONFIG})
+        try:
+            await give_up()
+            again, other = (asyncio.create_task(router.model(name)) for name in ("first", "second"))
+            await asyncio.sleep(0)
+            assert starts == ["first"]
+            again.cancel()
+            await asyncio.wait_for(other, WAIT_S)
+            assert starts == ["first", "second"]
+            await give_up()
+            may_load.set()
+            await asyncio.wait_for(router.model("first"), WAIT_S)
+            return starts
+        finally:
+            await router.close()
+
+    assert asyncio.run(run()) == ["first", "second", "first"]
 
 
 def test_nothing_is_left_when_the_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,6 +192,23 @@ def test_a_request_that_was_prepared_before_an_error_is_told_from_those_after_it
     assert tokens == {1: 5, 2: 2}
 
 
+def test_a_stop_string_is_told_where_the_request_has_it(
+    loop: ServingLoop, replies: Replies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a template is not known to the client."""
+    monkeypatch.setattr(loop._inputs.template, "stops", (" plus",))
+    thread = run(loop)
+    question = [{"role": "user", "content": "What is 3 plus 2?"}]
+    for number, stop in ((1, []), (2, ["3", "x"])):
+        loop.expect(number)
+        sampling = {"temperature": 0, "stop": stop}
+        loop.generate(number, **generation_json(Generation(messages=question, sampling=sampling), []))
+    ends = [replies.of(number, "piece")[-1]["piece"] for number in (1, 2)]
+    loop.end()
+    thread.join(WAIT_S)
+    assert [(end["finish_reason"], end["stop_string"]) for end in ends] == [("stop", None), ("stop", "3")]
+
+
 def test_where_the_engine_is_lost_the_process_ends_and_nobody_hears_an_error(
     loop: ServingLoop, replies: Replies, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,7 +98,13 @@ class InputProcessor:
             self._tokenizer.check_messages(messages, most)
             think = self._config.think if generation["think"] is None else generation["think"]
             text, tokens, media = self._chat(
-                messages, generation["tools"], generation["variables"], think, generation["media"], given_up
+                messages,
+                generation["tools"],
+                generation["variables"],
+                think,
+                generation["media"],
+                given_up,
+                generation["namespace"],
             )
             form = self.template.thinking
             if form is not None:
@@ -126,6 +132,7 @@ class InputProcessor:
         think: int | None,
         media: Mapping[str, str] = MappingProxyType({}),
         given_up: Callable[[], bool] = never_given_up,
+        namespace: str = "",
     ) -> tuple[str, list[int], tuple[EmbeddingRows, ...]]:
         """Return a chat's prompt, its token ids, and its pictures and sounds. media: as of Generation."""
         text = self.render(messages, tools, variables, think)
@@ -136,7 +143,7 @@ class InputProcessor:
             return self._tokenizer.tokenize(part, self._most_tokens, add_special=add_special, parse_special=True)
 
         files = files_of(media, self._config.media_urls)
-        own = encoded(self._encoder, files, len(media), self._most_tokens, given_up)
+        own = encoded(self._encoder, files, len(media), self._most_tokens, given_up, namespace)
         return text, *tokens_with(text, own, tokenize)
 
     def shared_prefix(

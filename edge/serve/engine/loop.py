@@ -135,6 +135,8 @@ class ServingLoop:
             self._statistics.add_token()
         if event.finish_reason is not None:
             running = self._requests.pop(number)
+            if event.stop_string not in running.request.sampling.stop:  # it is the template's
+                event.stop_string = None
             counters["prompt_tokens"] += len(running.request.prompt)
             counters["cached_tokens"] += event.cached_tokens
             self._warming.warmer.count(running)

@@ -53,7 +53,7 @@ def parse_text(request: OllamaTextRequest, template: str) -> ParsedRequest:
     constraint = {} if schema is None else {"json_schema": json_text(schema, "format")}
     generation = Generation(
         prompt=None if request.suffix else request.prompt,
-        infill=Infill(request.prompt, request.suffix) if request.suffix else None,
+        infill=Infill(request.prompt or "", request.suffix) if request.suffix else None,
         max_tokens=request.max_tokens,
         sampling=constrained(request.options.sampling(), constraint),
         logprobs=request.n_alternatives,
@@ -86,7 +86,7 @@ def _messages(request: OllamaChatRequest, media: dict[str, str]) -> list[Message
     calls: defaultdict[str | None, deque[str]] = defaultdict(deque)  # ids by the name of the function; None: all
     answered: set[str] = set()
     numbers = itertools.count()
-    for message in request.messages:
+    for message in request.messages or ():
         content = behind_pictures(message.content, message.images, media)
         values: dict[str, Any] = {"role": message.role, "content": content}
         if message.thinking:

@@ -111,7 +111,7 @@ class AnswerRequest(StayingModel, GeneratingRequest):
     """Fields that chats and texts share."""
 
     stream: bool | None = Field(True, description="send lines of JSON as the answer comes")
-    options: Options = Field(default_factory=lambda: Options.model_validate({}))
+    given_options: Options | None = Field(None, alias="options")  # null is none, as for all fields
     format: Literal["", "json"] | JsonObject | None = Field(None, description="json, or a schema of the answer")
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     logprobs: bool | None = None
@@ -122,6 +122,11 @@ class AnswerRequest(StayingModel, GeneratingRequest):
     _arrived: int = PrivateAttr(default_factory=lambda: _clock())
     _loaded: int = PrivateAttr(0)
     _context: int = PrivateAttr(0)  # tokens that a request may have
+
+    @property
+    def options(self) -> Options:
+        """Options of the model."""
+        return self.given_options or Options.model_validate({})
 
     @property
     def template_matters(self) -> bool:
@@ -157,13 +162,13 @@ Images = Annotated[Items[str], Field(description="base64 of pictures, or of soun
 
 class CalledFunction(Fields):
     name: FunctionName
-    arguments: JsonObject = Field({}, description="an object")
+    arguments: JsonObject | None = None
 
     ignored = frozenset({"index"})
 
     def to_json(self) -> dict[str, Any]:
         """Return the call in the form of templates."""
-        return {"name": self.name, "arguments": self.arguments}
+        return {"name": self.name, "arguments": self.arguments or {}}
 
 
 class ToolCall(Fields):
@@ -182,12 +187,12 @@ class OllamaMessage(Fields):
 
 
 class OllamaChatRequest(AnswerRequest):
-    messages: Items[OllamaMessage] = Field([], description="none: the model is loaded")
+    messages: Items[OllamaMessage] | None = Field(None, description="none: the model is loaded")
     tools: Items[Tool] | None = None
 
 
 class OllamaTextRequest(AnswerRequest):
-    prompt: str = Field("", description="none: the model is loaded")
+    prompt: str | None = Field(None, description="none: the model is loaded")
     suffix: str | None = Field(None, description="fill the gap between the prompt and this text")
     system: str | None = None
     raw: bool | None = Field(None, description="the prompt is what the model reads, without a template")
