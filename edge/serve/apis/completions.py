@@ -64,22 +64,20 @@ def prompts_of(
 
 def parse(request: CompletionRequest, _template: str) -> ParsedRequest:
     """Parse a request: each prompt, n times. BadRequest."""
-    prompts, n = prompts_of(request.prompt, "prompt"), request.n or 1
-    if len(prompts) * n > MAX_ANSWERS:
-        raise BadRequest(f"{len(prompts)} prompts with {n} answers each: {MAX_ANSWERS} are the most", "prompt")
     schema = text_schema(request.response_format)
     constraints = {} if schema is None else {"json_schema": json_text(schema, "response_format")}
     sampling = constrained(request.sampling(), constraints)
     generation = Generation(
         max_tokens=request.max_tokens or DEFAULT_TOKENS, sampling=sampling, logprobs=request.logprobs
     )
-    return of_prompts(generation, prompts, request.suffix, n)
+    return of_prompts(generation, request, request.n or 1)
 
 
-def of_prompts(
-    generation: Generation, prompts: Iterable[str | Sequence[int]], suffix: str | None, n: int
-) -> ParsedRequest:
-    """Return a generation for each prompt, n times. suffix: what comes behind its answers; None or empty: nothing."""
+def of_prompts(generation: Generation, request: CompletionRequest, n: int) -> ParsedRequest:
+    """Return a generation for each prompt of a request, n times. BadRequest for too many."""
+    prompts, suffix = prompts_of(request.prompt, "prompt"), request.suffix
+    if len(prompts) * n > MAX_ANSWERS:
+        raise BadRequest(f"{len(prompts)} prompts with {n} answers each: {MAX_ANSWERS} are the most", "prompt")
     by_prompt = [
         replace(generation, infill=Infill(prompt, suffix)) if suffix else replace(generation, prompt=prompt)
         for prompt in prompts

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, JsonValue, PrivateAttr
 
 from edge.serve.apis.api import Api, Event, ParsedRequest
-from edge.serve.apis.completions import CompletionRequest, Tokens, of_prompts, prompts_of
+from edge.serve.apis.completions import CompletionRequest, Tokens, of_prompts
 from edge.serve.apis.embeddings import EmbeddingsRequest, embeddings
 from edge.serve.apis.fields import (
     MAX_ANSWERS,
@@ -80,14 +80,11 @@ _SETTINGS = set(NativeRequest.model_fields) - {
 
 def parse(request: NativeRequest, _template: str) -> ParsedRequest:
     """Parse a request: each prompt, as often as requested. BadRequest."""
-    prompts, n = prompts_of(request.prompt, "prompt"), request.n_cmpl or request.n or 1
-    if len(prompts) * n > MAX_ANSWERS:
-        raise BadRequest(f"{len(prompts)} prompts with {n} answers each: {MAX_ANSWERS} are the most", "prompt")
     if request.limit == 0:
         raise BadRequest(
             "n_predict is 0: an answer has 1 token or more, -1 is as many as there is room for", "n_predict"
         )
-    return of_prompts(generation_of(request), prompts, request.suffix, n)
+    return of_prompts(generation_of(request), request, request.n_cmpl or request.n or 1)
 
 
 def generation_of(request: NativeRequest) -> Generation:
