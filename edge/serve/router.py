@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,6 @@ class Router:
         load = self._loads.get(name)
         if load is None:
             load = self._loads[name] = asyncio.create_task(self._load(name))
-            load.add_done_callback(partial(self._forget_load, name))
         try:
             return await asyncio.shield(load)  # goes on if its client has gone, who may come again
         except asyncio.CancelledError:
@@ -88,32 +86,30 @@ class Router:
             raise
         finally:
             self._awaited[name] -= 1
-            if not self._awaited[name] and self._awaited.total():  # others wait for another model
-                load.cancel()
-                self._forget_load(name, load)
-
-    def _forget_load(self, name: str, load: asyncio.Task[EngineClient]) -> None:
-        if self._loads.get(name) is load:
-            del self._loads[name]
-        if load.done() and not load.cancelled():
-            load.exception()  # nobody may wait for it any more
+            if not self._awaited[name] and self._awaited.total() and self._loads.get(name) is load:
+                del self._loads[name]
+                load.cancel()  # for others, who wait for another model
 
     async def _load(self, name: str) -> EngineClient:
-        async with self._loading:
-            model = self._running(name)
-            if model is None:
-                if name in self._models:
-                    await self._unload(name)
-                await self._make_room(name)
-                model = EngineClient(EngineProcess(name, self._configs[name], say=self._say), self._queue)
-                try:
-                    await model.process.start()
-                except BaseException:
-                    await model.process.close()
-                    raise
-                self._models[name] = model
-                self._lifetimes.use(name)
-            return model
+        try:
+            async with self._loading:
+                model = self._running(name)
+                if model is None:
+                    if name in self._models:
+                        await self._unload(name)
+                    await self._make_room(name)
+                    model = EngineClient(EngineProcess(name, self._configs[name], say=self._say), self._queue)
+                    try:
+                        await model.process.start()
+                    except BaseException:
+                        await model.process.close()
+                        raise
+                    self._models[name] = model
+                    self._lifetimes.use(name)
+                return model
+        finally:
+            if self._loads.get(name) is asyncio.current_task():
+                del self._loads[name]
 
     async def loaded(self) -> Sequence[EngineClient]:
         """As ServedModels.loaded."""
