@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -178,12 +179,10 @@ def media_of(request: MessagesInput) -> dict[str, str]:
 def _combined(messages: list[Message]) -> list[Message]:
     """Return messages in which consecutive texts of one role are one."""
     combined: list[Message] = []
-    for message in messages:
-        last = combined[-1] if combined else {}
-        if last.keys() == message.keys() == {"role", "content"} and last["role"] == message["role"]:
-            message = {"role": message["role"], "content": f"{last['content']}\n\n{message['content']}"}
-            combined.pop()
-        combined.append(message)
+    for (role, is_text), group in groupby(messages, lambda message: (message["role"], len(message) == 2)):
+        same = list(group)
+        texts = [message["content"] for message in same if is_text and message["content"]]
+        combined += [{"role": role, "content": "\n\n".join(texts)}] if is_text else same
     return combined
 
 
