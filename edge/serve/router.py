@@ -75,23 +75,8 @@ class Router:
         if model is not None:  # without waiting for models that are being loaded
             return model
         self._awaited[name] += 1
-        load = self._loads.get(name)
-        if load is None:
-            load = self._loads[name] = asyncio.create_task(self._load(name))
-        try:
-            return await asyncio.shield(load)  # goes on if its client has gone, who may come again
-        except asyncio.CancelledError:
-            if load.cancelled():
-                raise EngineGone("the server ends") from None
-            raise
-        finally:
-            self._awaited[name] -= 1
-            if not self._awaited[name] and self._awaited.total() and self._loads.get(name) is load:
-                del self._loads[name]
-                load.cancel()  # for others, who wait for another model
 
-    async def _load(self, name: str) -> EngineClient:
-        try:
+        async def load() -> EngineClient:
             async with self._loading:
                 model = self._running(name)
                 if model is None:
@@ -107,9 +92,20 @@ class Router:
                     self._models[name] = model
                     self._lifetimes.use(name)
                 return model
+
+        if (loading := self._loads.get(name)) is None or loading.done():
+            loading = self._loads[name] = asyncio.create_task(load())
+        try:
+            return await asyncio.shield(loading)  # goes on if its client has gone, who may come again
+        except asyncio.CancelledError:
+            if loading.cancelled():
+                raise EngineGone("the server ends") from None
+            raise
         finally:
-            if self._loads.get(name) is asyncio.current_task():
+            self._awaited[name] -= 1
+            if not self._awaited[name] and self._awaited.total() and self._loads.get(name) is loading:
                 del self._loads[name]
+                loading.cancel()  # for others, who wait for another model
 
     async def loaded(self) -> Sequence[EngineClient]:
         """As ServedModels.loaded."""
@@ -210,21 +206,23 @@ class Router:
             return
         if self._fetch is None:
             raise NotAllowed("this server fetches no models; start it with --allow-pull, or fetch it: edge model pull")
-        if name not in self._fetching:
-            self._fetching[name] = asyncio.create_task(self._fetched(name, self._fetch, progress))
-        await asyncio.shield(self._fetching[name])
+        fetch = self._fetch
 
-    async def _fetched(self, name: str, fetch: Callable[[str, Progress], EngineConfig], progress: Progress) -> None:
         def unless_ended(done: int, total: int) -> None:
             if self._fetch is None:
                 raise NotAllowed("the server ends")
             progress(done, total)
 
-        try:
-            self._configs[name] = await asyncio.to_thread(fetch, name, unless_ended)
-            self._adapters[name] = ServedAdapters()
-        finally:
-            del self._fetching[name]
+        async def fetched() -> None:
+            try:
+                self._configs[name] = await asyncio.to_thread(fetch, name, unless_ended)
+                self._adapters[name] = ServedAdapters()
+            finally:
+                del self._fetching[name]
+
+        if name not in self._fetching:
+            self._fetching[name] = asyncio.create_task(fetched())
+        await asyncio.shield(self._fetching[name])
 
     async def close(self) -> None:
         """End all engine processes."""

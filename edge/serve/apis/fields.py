@@ -132,8 +132,9 @@ class SamplingFields(GeneratingRequest):
     def sampling(self) -> dict[str, Any]:
         """Return the given fields in the form of `Generation.sampling`."""
         sampling = given_sampling(self, (*DEFAULTS, "frequency_penalty", "presence_penalty", "repeat_penalty"))
-        is_any = self.seed is None or self.seed == -1  # as other servers have it
-        return sampling if is_any else {**sampling, "seed": self.seed % (MAX_SEED + 1)}
+        if self.seed is None or self.seed == -1:  # any, as other servers have it
+            return sampling
+        return {**sampling, "seed": self.seed % (MAX_SEED + 1)}
 
 
 class SamplingRequest(SamplingFields):

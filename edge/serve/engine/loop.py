@@ -237,7 +237,8 @@ class ServingLoop:
     def _embed(self, texts: Sequence[str | Sequence[int]], given_up: GivenUp = never_given_up) -> dict[str, Any]:
         tokenized = [self._inputs.tokens(text, MOST_TOKENS) for text in texts]
         # As text, thousands of long vectors would be too much for a message.
-        vectors = self._pooled(lambda tokens: b64encode(self._embedder.embed(tokens)).decode(), tokenized, given_up)
+        embed = self._embedder.embed
+        vectors = self._pooled(lambda tokens: b64encode(embed(tokens).tobytes()).decode(), tokenized, given_up)
         return {"embeddings": vectors, "tokens": sum(map(len, tokenized))}
 
     def _rerank(self, query: str, documents: Sequence[str], given_up: GivenUp = never_given_up) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def parse_text(request: OllamaTextRequest, template: str) -> ParsedRequest:
         prompt=None if request.suffix else request.prompt,
         infill=Infill(request.prompt or "", request.suffix) if request.suffix else None,
         max_tokens=request.max_tokens,
-        sampling=constrained(request.options.sampling(), constraint),
+        sampling=constrained(request.given_options.sampling(), constraint),
         logprobs=request.n_alternatives,
     )
     return ParsedRequest([generation])
@@ -75,7 +75,7 @@ def _chat(
         think_tokens(template, None, effort, budget),
         continues=True,
     )
-    sampling = request.options.sampling()
+    sampling = request.given_options.sampling()
     return ParsedRequest.of_conversation(parsed, sampling, request.max_tokens, request.n_alternatives, media=media)
 
 
@@ -154,7 +154,7 @@ async def _events(
             tokens = token_logprobs(delta.pieces)
             yield {"content": delta.text, **({"logprobs": tokens} if tokens else {}), "done": False}
         elif isinstance(delta, End):
-            now, context = _clock(), request.options.num_ctx or 0
+            now, context = _clock(), request.given_options.num_ctx or 0
             yield {
                 "content": "",
                 "done": True,

@@ -111,7 +111,7 @@ class AnswerRequest(StayingModel, GeneratingRequest):
     """Fields that chats and texts share."""
 
     stream: bool | None = Field(True, description="send lines of JSON as the answer comes")
-    given_options: Options | None = Field(None, alias="options")  # null is none, as for all fields
+    options: Options | None = None
     format: Literal["", "json"] | JsonObject | None = Field(None, description="json, or a schema of the answer")
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     logprobs: bool | None = None
@@ -124,9 +124,9 @@ class AnswerRequest(StayingModel, GeneratingRequest):
     _context: int = PrivateAttr(0)  # tokens that a request may have
 
     @property
-    def options(self) -> Options:
-        """Options of the model."""
-        return self.given_options or Options.model_validate({})
+    def given_options(self) -> Options:
+        """Options of the model; those that the request does not have are None."""
+        return self.options or Options.model_validate({})
 
     @property
     def template_matters(self) -> bool:
@@ -141,7 +141,7 @@ class AnswerRequest(StayingModel, GeneratingRequest):
     @property
     def max_tokens(self) -> int | None:
         """Tokens of the answer; None: as many as there is room for."""
-        n = self.options.num_predict
+        n = self.given_options.num_predict
         return None if n is None or n < 0 else n
 
     @property
