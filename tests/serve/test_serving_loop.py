@@ -186,9 +186,11 @@ def test_a_request_that_was_prepared_before_an_error_is_told_from_those_after_it
     loop._fail(EngineError("no room"))  # before the engine thread has seen the request
     begin(loop, 2, prompt="Good day", max_tokens=2)
     thread = run(loop)
-    tokens = {number: len([m for m in replies.of(number, "piece") if "piece" in m]) for number in (2, 1)}
-    loop.end()
-    thread.join(WAIT_S)
+    try:
+        tokens = {number: len([m for m in replies.of(number, "piece") if "piece" in m]) for number in (2, 1)}
+    finally:
+        loop.end()
+        thread.join(WAIT_S)
     assert tokens == {1: 5, 2: 2}
 
 
@@ -199,13 +201,15 @@ def test_a_stop_string_is_told_where_the_request_has_it(
     monkeypatch.setattr(loop._inputs.template, "stops", (" plus",))
     thread = run(loop)
     question = [{"role": "user", "content": "What is 3 plus 2?"}]
-    for number, stop in ((1, []), (2, ["3", "x"])):
-        loop.expect(number)
-        sampling = {"temperature": 0, "stop": stop}
-        loop.generate(number, **generation_json(Generation(messages=question, sampling=sampling), []))
-    ends = [replies.of(number, "piece")[-1]["piece"] for number in (1, 2)]
-    loop.end()
-    thread.join(WAIT_S)
+    try:
+        for number, stop in ((1, []), (2, ["3", "x"])):
+            loop.expect(number)
+            sampling = {"temperature": 0, "stop": stop}
+            loop.generate(number, **generation_json(Generation(messages=question, sampling=sampling), []))
+        ends = [replies.of(number, "piece")[-1]["piece"] for number in (1, 2)]
+    finally:
+        loop.end()
+        thread.join(WAIT_S)
     assert [(end["finish_reason"], end["stop_string"]) for end in ends] == [("stop", None), ("stop", "3")]
 
 

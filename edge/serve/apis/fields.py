@@ -131,10 +131,8 @@ class SamplingFields(GeneratingRequest):
 
     def sampling(self) -> dict[str, Any]:
         """Return the given fields in the form of `Generation.sampling`."""
-        sampling = given_sampling(self, (*DEFAULTS, "frequency_penalty", "presence_penalty", "repeat_penalty"))
-        if self.seed is None or self.seed == -1:  # any, as other servers have it
-            return sampling
-        return {**sampling, "seed": self.seed % (MAX_SEED + 1)}
+        seed = () if self.seed == -1 else ("seed",)  # any, as other servers have it
+        return given_sampling(self, (*DEFAULTS, "frequency_penalty", "presence_penalty", "repeat_penalty", *seed))
 
 
 class SamplingRequest(SamplingFields):
@@ -192,7 +190,7 @@ def constrained(sampling: Mapping[str, Any], constraints: Mapping[str, Any]) -> 
 
 
 def repeated(generation: Generation, n: int) -> list[Generation]:
-    """Return the generation for n answers: with a seed, each has the next one."""
+    """Return the generation for n answers: with a seed, which may have 64 bits, each has the next one."""
     seed = generation.sampling.get("seed")
     if seed is None:
         return [replace(generation, place=i) for i in range(n)]
