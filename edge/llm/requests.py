@@ -270,6 +270,8 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
         if request.max_tokens is None:  # no context ends it
             request = replace(request, max_tokens=engine.context)
     prompt, most = request.prompt, request.max_tokens
+    if most is not None and most < 1:
+        raise SamplingError(f"max_tokens is {most}: an answer has 1 token or more")
     check_media(request.media, engine)
     scales_of(engine.adapters, request.adapters)  # for its errors, before anything is made
     if most is None or request.stays is not None or engine.states.attention.window is not None:

@@ -85,13 +85,15 @@ class Scheduler(Closing):
         """True if a step would do something."""
         return bool(self.waiting or self.running or self._in_flight.steps or self._events or self.slots.away.requests)
 
-    def prepare(self, request: Request, given_up: Callable[[], bool] = never_given_up) -> Running:
+    def prepare(
+        self, request: Request, given_up: Callable[[], bool] = never_given_up, number: int | None = None
+    ) -> Running:
         """A request that `enqueue` can take: all that can be wrong with it is found here. Any thread may do this.
-        given_up: whether nobody waits for it any more.
+        given_up: whether nobody waits for it any more. number: unique among all requests; None: the next one.
 
         ContextFull where it alone does not fit, SamplingError for options that cannot be used.
         """
-        return prepare(next(self._numbers), request, self.engine, given_up)
+        return prepare(next(self._numbers) if number is None else number, request, self.engine, given_up)
 
     def enqueue(self, running: Running) -> int:
         """Let a prepared request wait for its turn; its number."""

@@ -180,7 +180,7 @@ def test_what_is_refused_or_cancelled_leaves_nothing_behind(loop: ServingLoop, r
     replies.replies_to(5, "piece")
     loop.end()
     thread.join(WAIT_S)
-    assert (loop._arrivals._cancelled, loop._requests, loop._numbers) == ({}, {}, {})
+    assert (loop._arrivals._cancelled, loop._requests) == ({}, {})
 
 
 def test_an_error_of_one_step_ends_the_requests_and_the_next_are_answered(
@@ -200,6 +200,40 @@ def test_an_error_of_one_step_ends_the_requests_and_the_next_are_answered(
     replies.replies_to(2, "piece")
     loop.end()
     thread.join(WAIT_S)
+
+
+def test_a_request_that_was_prepared_before_an_error_is_told_from_those_after_it(
+    loop: ServingLoop, replies: Replies
+) -> None:
+    begin(loop, 1, prompt="Hello", max_tokens=5)
+    loop._fail(EngineError("no room"))  # before the engine thread has seen the request
+    begin(loop, 2, prompt="Good day", max_tokens=2)
+    thread = run(loop)
+    try:
+        tokens = {number: len([m for m in replies.of(number, "piece") if "piece" in m]) for number in (2, 1)}
+    finally:
+        loop.end()
+        thread.join(WAIT_S)
+    assert tokens == {1: 5, 2: 2}
+
+
+def test_a_stop_string_is_told_where_the_request_has_it(
+    loop: ServingLoop, replies: Replies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a template is not known to the client."""
+    monkeypatch.setattr(loop._inputs.template, "stops", (" plus",))
+    thread = run(loop)
+    question = [{"role": "user", "content": "What is 3 plus 2?"}]
+    try:
+        for number, stop in ((1, []), (2, ["3", "x"])):
+            loop.expect(number)
+            sampling = {"temperature": 0, "stop": stop}
+            loop.generate(number, **generation_json(Generation(messages=question, sampling=sampling), []))
+        ends = [replies.of(number, "piece")[-1]["piece"] for number in (1, 2)]
+    finally:
+        loop.end()
+        thread.join(WAIT_S)
+    assert [(end["finish_reason"], end["stop_string"]) for end in ends] == [("stop", None), ("stop", "3")]
 
 
 def test_where_the_engine_is_lost_the_process_ends_and_nobody_hears_an_error(
