@@ -22,6 +22,7 @@ import psutil
 
 from edge.demo import MODEL_PATH
 from tests.cli.test_serve_command import served
+from tests.support.forked_modules import runs
 from tests.support.hostile import Constraint, hostile_constraints
 
 AT_ONCE, CHATS = 10, 4
@@ -158,7 +159,7 @@ def _forks(server: psutil.Process) -> list[psutil.Process]:
     for one in _all(server):
         try:
             parent = one.parent()
-            if _CHILD in one.cmdline() and parent is not None and _CHILD in parent.cmdline():
+            if runs(one, _CHILD) and parent is not None and runs(parent, _CHILD):
                 found.append(one)
         except psutil.NoSuchProcess:
             continue
