@@ -22,8 +22,9 @@ from edge.multimodal.encoder import MediaEncoder, RawMedia
 from edge.multimodal.media import EmbeddingRows, embeddings_of, rows_from
 from edge.multimodal.prompt import encoded as encoded_files
 from tests.support import projectors
-from tests.support.helpers import TIMEOUT_S
+from tests.support.helpers import TIMEOUT_S, until
 from tests.support.multimodal import encoded, open_projector, pixels, png, wav
+from tests.support.workers import gone
 
 
 @pytest.fixture(scope="module")
@@ -184,9 +185,10 @@ def test_a_process_that_ends_during_a_file_costs_an_error(
 
 
 def end(encoder: MediaEncoder) -> None:
-    assert encoder._process is not None
-    os.kill(encoder._process.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, encoder._process.pid, os.WEXITED | os.WNOWAIT)
+    assert encoder.pid is not None
+    pid = encoder.pid
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: gone(pid), "the end of the process")  # the encoder has not looked
 
 
 def test_an_interrupt_leaves_no_answer_for_the_next_file(
