@@ -4,12 +4,13 @@ import hashlib
 import struct
 import tracemalloc
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from partition.fields import is_digest
-from partition.slices.recipe import MAX_BYTES, Copy, Literal, Recipe, RecipeError, Segment, Zeros, whole
+from partition.slices.recipe import MAX_BYTES, Blocks, Copy, Literal, Recipe, RecipeError, Segment, Zeros, whole
 
 DIGEST = hashlib.sha256(b"model").hexdigest()
 HEAD = struct.Struct("<8s32sQI")
@@ -29,7 +30,8 @@ def recipes(model: bytes) -> st.SearchStrategy[Recipe]:
     """Any recipe for a slice of these bytes."""
     literal = st.binary(min_size=1, max_size=40).map(Literal)
     zeros = st.integers(1, 40).map(Zeros)
-    segments: st.SearchStrategy[Segment] = copies(len(model)) | literal | zeros
+    blocks = st.builds(Blocks, st.integers(1, 9), st.integers(10, 40), st.integers(0, 4), st.integers(1, 3))
+    segments: st.SearchStrategy[Segment] = copies(len(model)) | literal | zeros | blocks
     digest = hashlib.sha256(model).hexdigest()
     return st.lists(segments, min_size=1, max_size=8).map(lambda found: Recipe(digest, len(model), tuple(found)))
 
@@ -110,6 +112,29 @@ def test_what_is_refused_says_why(data: bytes, words: str) -> None:
 def test_copies_that_cannot_be(numbers: tuple[int, ...]) -> None:
     with pytest.raises(RecipeError, match="needed are"):
         Copy(*numbers)
+
+
+def test_scales_of_made_up_weights_are_in_place_and_differ() -> None:
+    """They fill one octave each, as those of a matrix do: scales that are all the same are looked up too fast."""
+    made_up = Blocks(4096, 20, 4, 2)
+    blocks = np.frombuffer(made_up.data(0, made_up.n_bytes), np.uint8).reshape(4096, 20)
+    assert not blocks[:, :4].any()
+    assert not blocks[:, 8:].any()
+    low, high = blocks[:, 4:8].copy().view("<f2").astype(float).T
+    for scales, least in ((low, 2**-7), (high, 2**-6)):
+        assert (least <= scales).all()
+        assert (scales < 2 * least).all()
+        assert len(set(scales)) > 900  # of 1,024
+        assert len(set(scales[:64])) > 48  # neighbours differ, too
+    assert abs(np.corrcoef(low, high)[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize(
+    "numbers", [(0, 20, 0, 1), (1, 20, 19, 1), (1, 2000, 0, 1), (1, 20, -2, 1), (1, 20, 0, 0), (MAX_BYTES + 1, 2, 0, 1)]
+)
+def test_made_up_weights_that_cannot_be(numbers: tuple[int, int, int, int]) -> None:
+    with pytest.raises(RecipeError, match="needed are"):
+        Blocks(*numbers)
 
 
 def test_other_things_that_cannot_be() -> None:
