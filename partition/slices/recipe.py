@@ -33,11 +33,11 @@ _TAGS[_PIECES] = _TAGS[_BLOCKS] = struct.Struct("<QQQQ")
 _SMALLEST = 9  # bytes of a segment: its tag and one number
 
 _MOST_BLOCK = 1024  # bytes of a block
-_SPREAD = (
-    0x9E3779B97F4A7C15  # a block's number, times this modulo 2^64, gives the fractions of its scales from bit 16 on
-)
-_FRACTION_BITS = 10  # of a 16-bit float: scales differ by up to a factor of two, as those of a matrix mostly do
-_LEAST_SCALE = 0x2000  # the 16-bit float 2^-7; the next scale is 2^-6 at least, and so on
+# A scale is a 16-bit float, and its bits are the least ones plus three fields of 10 bits: their sum is bell-shaped over
+# three octaves. Of a trained model 90 % of scales lie in 1.3 octaves and 99 % in 3, here in 1.6 and 2.4.
+_SPREAD = 0x9E3779B97F4A7C15  # a block's number times this, modulo 2^64, has the fields
+_FIELDS = (2, 12, 22)  # their first bits; those of the second scale come 30 bits later
+_LEAST_SCALES = (0x1C00, 0x2C00)  # 2^-8, 2^-4
 
 
 class RecipeError(EdgeError, ValueError):
@@ -89,8 +89,8 @@ class Blocks:
         _need(
             0 < self.n_bytes <= MAX_BYTES
             and 0 <= self.first < end <= self.length <= _MOST_BLOCK
-            and 0 < self.scales <= 4,
-            lambda: f"{self}: needed are 1 to 4 scales within blocks of up to {_MOST_BLOCK} bytes",
+            and 0 < self.scales <= 2,
+            lambda: f"{self}: needed are 1 or 2 scales within blocks of up to {_MOST_BLOCK} bytes",
         )
 
     @property
@@ -107,9 +107,9 @@ class Blocks:
         blocks = np.zeros((len(numbers), self.length), np.uint8)
         spread = numbers * np.uint64(_SPREAD)
         for i in range(self.scales):
-            fractions = (spread >> np.uint64(16 + _FRACTION_BITS * i)) % np.uint64(1 << _FRACTION_BITS)
-            scales = (fractions + np.uint64(_LEAST_SCALE + (i << _FRACTION_BITS))).astype("<u2")
-            blocks[:, self.first + 2 * i : self.first + 2 * i + 2] = scales[:, None].view(np.uint8)
+            fields = [(spread >> np.uint64(field + 30 * i)) & np.uint64(1023) for field in _FIELDS]
+            scale = sum(fields, np.uint64(_LEAST_SCALES[i])).astype("<u2")
+            blocks[:, self.first + 2 * i : self.first + 2 * i + 2] = scale[:, None].view(np.uint8)
         return blocks.tobytes()[skip : skip + n]
 
 
