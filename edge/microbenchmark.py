@@ -44,10 +44,15 @@ class TimedTask:
     before_step: Callable[[], None] | None = None  # before each step, not timed
 
 
+def is_throttled(threads: int) -> bool:
+    """Return whether a CPU quota pauses a process that keeps so many threads busy."""
+    quota = cpu_quota()
+    return quota is not None and quota < threads
+
+
 def sample_s(threads: int) -> float:
     """Return the least seconds of a sample that uses this many threads."""
-    quota = cpu_quota()
-    return SAMPLE_S if quota is None or quota >= threads else _QUOTA_SAMPLE_S
+    return _QUOTA_SAMPLE_S if is_throttled(threads) else SAMPLE_S
 
 
 def best_of(

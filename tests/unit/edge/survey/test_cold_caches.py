@@ -106,3 +106,12 @@ def test_steps_are_timed_cold(monkeypatch: pytest.MonkeyPatch) -> None:
         [COLD_S] * 3
     )
     assert [best.seconds for best in timing.time_shard(shard, (1, 4), 4, depth=2)] == pytest.approx([WARM_S] * 3)
+
+
+def test_no_other_memory_is_read_under_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pauses would fall on that in place of the steps, which would then seem as quick as without a quota."""
+    clock = Clock().of(monkeypatch, microbenchmark)
+    shard = shard_with_cache(clock, monkeypatch)
+    monkeypatch.setattr(microbenchmark, "cpu_quota", lambda: 0.4)
+    timing.time_shard(shard, (1,), 4, other_bytes=MIB)
+    assert clock.now < READ_S
