@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from edge.elastic.ahead import ReadAhead
-from edge.elastic.governor import Governor
+from edge.elastic.governor import SLACK, Governor
 from edge.elastic.room import ROOM, Room
 from edge.elastic.sizes import SizeChoice, Sizes
 from edge.errors import WeightsError
@@ -27,6 +27,9 @@ from quant.text import bytes_text
 _MOST_NEWS = 16
 LOOK_S = 0.1  # between two looks at the memory
 _CHECK_S = 0.02  # likewise, while weights are read
+PASS_WAIT_S = 0.2  # that a pass goes on for when memory shrinks; what is longer is stopped, and computed again
+GROW_WAIT_S = 0.02  # of reading that a pass may wait for on the way up; with more to read it is computed as before
+_LITTLE = 16 << 20  # bytes that are worth no delay on any disk
 _ATTEMPTS = 3  # to load what others take the memory of meanwhile; then the least is loaded
 
 
@@ -115,6 +118,17 @@ class ElasticWeights(PagedWeights):
         """Return the bytes that the process is to hold."""
         return self.choice.n_bytes + self._ahead.n_bytes
 
+    @property
+    def is_due(self) -> bool:
+        """Return whether a change is still to be made."""
+        return bool(self._due)
+
+    @property
+    def next_choice(self) -> SizeChoice:
+        """Return what the next pass would be computed with now."""
+        due = [*self._due]
+        return due[0] if due and not self._reads_ahead_for(due[0]) else self.choice
+
     def hooks(self) -> list[Hook]:
         """Return the hooks the graphs need now, and one that is always there: later they may need more."""
         return [_NO_HOOK, *super().hooks()]
@@ -130,7 +144,7 @@ class ElasticWeights(PagedWeights):
         self._pass_is_over()  # the model was freed
         with self._lock, self._arena_lock:  # a change may be under way, or what is read ahead
             self._reader.close()
-            if not self._reader.hangs:
+            if self._ahead.close() and not self._reader.hangs:
                 self._release()
                 self._arena.close()
 
@@ -151,7 +165,8 @@ class ElasticWeights(PagedWeights):
         room, stalled_s = self._room.for_process(planned), self._room.stalled_s()
         if self._changing or planned != self.planned_bytes:
             return  # that is not there yet, or still there
-        budget = self._governor.look(room, self.choice.n_bytes, stalled_s, self._room.now())
+        promised = max((due.n_bytes - due.n_bytes // SLACK for due in [*self._due]), default=0)  # and being read
+        budget = self._governor.look(room, max(self.choice.n_bytes, promised), stalled_s, self._room.now())
         if budget != before:
             self._due.append(self.sizes.choose(budget))
 
@@ -160,12 +175,15 @@ class ElasticWeights(PagedWeights):
         soon is read ahead."""
         self.look()
         with suppress(WeightsError, OSError):  # the next pass tries again, and says what is wrong
-            if self._due and self._lock.acquire(blocking=False):
+            shrinks = bool(self._due) and self._governor.budget < self.choice.n_bytes
+            if self._due and self._lock.acquire(timeout=PASS_WAIT_S if shrinks else 0):
                 try:
                     if self._watch is None or not self._watch.is_over:
                         self._change()
                 finally:
                     self._lock.release()
+            elif shrinks and self._due and self.stop_pass is not None:  # the pass takes long
+                self.stop_pass()
             self._read_ahead()
 
     def _read_ahead(self) -> None:
@@ -176,7 +194,7 @@ class ElasticWeights(PagedWeights):
             if self._watch is not None and self._watch.is_over:
                 return
             budget = self._governor.coming(self._room.now())
-            if budget > self._governor.budget and self._intact:
+            if (budget > self._governor.budget or self._due) and self._intact:
                 self._ahead.follow(self.sizes, budget, self.choice)
             elif budget < self._ahead.budget:
                 self._ahead.end(self.choice.plan.resident)
@@ -191,7 +209,7 @@ class ElasticWeights(PagedWeights):
     def _change(self) -> None:
         """Change to what is due. The lock is held. WeightsError if it cannot be read: then the weights are not usable
         until it can."""
-        if self._intact and not self._due:
+        if self._intact and (not self._due or self._reads_ahead_for(self._due[-1])):
             return
         due = self._due.pop() if self._due else self.choice
         if self._intact and due.is_like(self.choice):
@@ -207,6 +225,15 @@ class ElasticWeights(PagedWeights):
         self.changes.append(change)
         size, streamed = due.size.file_bytes, due.plan.streamed_bytes
         info("memory", budget=change.budget, size=size, streamed=streamed, took_ms=round(1e3 * change.took_s))
+
+    def _reads_ahead_for(self, due: SizeChoice) -> bool:
+        """Return whether a change to more is put off: most of it can be read while passes go on."""
+        if due.n_bytes <= self.choice.n_bytes:
+            return False
+        with self._arena_lock, suppress(WeightsError, OSError):  # the change itself tells
+            if not self._ahead.budget:
+                self._ahead.follow(self.sizes, self._governor.budget, self.choice)
+        return self._ahead.left > max(_LITTLE, GROW_WAIT_S * self.sizes.read_rate)
 
     def _change_within_room(self, choice: SizeChoice) -> SizeChoice:
         """Change to a choice, or to less where others take the memory meanwhile. Return what was changed to."""
@@ -255,7 +282,7 @@ class ElasticWeights(PagedWeights):
 
 def next_size(weights: PagedWeights | None) -> int:
     """Return the number of the size that a pass would be computed with now; 0: the largest, or the only one."""
-    return [weights.choice, *weights._due][-1].number if isinstance(weights, ElasticWeights) else 0
+    return weights.next_choice.number if isinstance(weights, ElasticWeights) else 0
 
 
 @contextmanager

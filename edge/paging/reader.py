@@ -110,13 +110,11 @@ class Reader:
     ) -> None:
         """row_bytes: of the longest row. chunk: bytes of one read. verify: what is read again must have the digest it
         had the first time."""
-        self.threads = threads
+        self.threads, self._row_bytes = threads, row_bytes
         self.chunk = max(PAGE, pages(chunk))
         self._digests: dict[tuple[str, int], bytes] | None = {} if verify else None
         self._urgent: deque[Job] = deque()
         self._ahead: deque[Job] = deque()
-        self._idle: deque[Job] = deque()  # nobody waits for these
-        self._idle_is_due = False  # they get every second chunk
         lock = threading.RLock()
         self._turn = threading.Condition(lock)  # of the threads
         self._arrival = threading.Condition(lock)
@@ -151,11 +149,15 @@ class Reader:
                     (self._urgent if urgent else self._ahead).append(job)
             self._turn.notify_all()
 
-    def submit_idle(self, jobs: Sequence[Job]) -> None:
-        """Begin jobs that nobody waits for: they go on beside those that are read ahead, chunk by chunk in turn."""
-        with self._turn:
-            self._idle.extend(jobs)
-            self._turn.notify_all()
+    def beside(self, threads: int) -> Reader:
+        """Return a reader with threads of its own, which holds what is read again to the same digests."""
+        other = Reader(self._row_bytes, threads, self.chunk)
+        other._digests = self._digests
+        return other
+
+    def beside_bytes(self, threads: int) -> int:
+        """Return the bytes that such a reader takes for itself."""
+        return self.memory(self._row_bytes, threads, self.chunk)
 
     def wait(self, job: Job) -> None:
         """Return when the job's bytes are in place; raise WeightsError if they cannot be."""
@@ -212,7 +214,7 @@ class Reader:
         )
 
     def _forget(self, job: Job) -> None:
-        for queue in (self._urgent, self._ahead, self._idle):
+        for queue in (self._urgent, self._ahead):
             if job in queue:
                 queue.remove(job)
 
@@ -232,12 +234,11 @@ class Reader:
     def _next(self) -> tuple[Job, int, int] | None:
         """(job, first byte, bytes) of the next chunk; None when closed."""
         with self._turn:
-            while not (self._urgent or self._ahead or self._idle or self._closed):
+            while not (self._urgent or self._ahead or self._closed):
                 self._turn.wait()
             if self._closed:
                 return None
-            self._idle_is_due = not self._idle_is_due
-            queue = self._urgent or (self._idle if self._idle_is_due and self._idle else self._ahead or self._idle)
+            queue = self._urgent or self._ahead
             job = queue[0]
             at, n_bytes = job.next, job.chunk(self.chunk)
             job.next += n_bytes

@@ -54,6 +54,7 @@ class PagedWeights:
         self._reader, self._progress, self._threads = reader, progress, threads
         self._routing = experts_used, router_first
         self._arena, self._owns = arena or OneArena(plan.resident), arena is None
+        self.stop_pass: Callable[[], None] | None = None  # has a pass end early, and computed again
         self._jobs: dict[Piece, Job] = {}  # of what stays
         self._rows: TokenRows | None = None
         self._pager: Pager | None = None

@@ -377,35 +377,26 @@ def test_of_jobs_that_are_dropped_together_nothing_more_is_read(
             space.close()
 
 
-def test_what_nobody_waits_for_gets_every_second_chunk(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And every one while nothing else is read."""
-    goes_on, reads, read = threading.Event(), list[int](), DirectFile.read
+def test_a_reader_beside_another_holds_what_it_reads_to_the_same_digests(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, read = Reader(PAGE, 1, PAGE, verify=True), DirectFile.read
+    piece = loaded.pieces(False)[0]
+    space = AddressSpace(piece.span, huge=True)
+    beside = reader.beside(1)
 
-    def slow(file: DirectFile, offset: int, n_bytes: int, into: memoryview) -> int:
-        assert goes_on.wait(TIMEOUT_S)
-        reads.append(offset)
-        return read(file, offset, n_bytes, into)
+    def damaged(file: DirectFile, offset: int, n_bytes: int, into: memoryview) -> int:
+        skip = read(file, offset, n_bytes, into)
+        into[skip] ^= 1
+        return skip
 
-    monkeypatch.setattr(DirectFile, "read", slow)
-    reader = Reader(PAGE, 1, PAGE)
-    pieces = [piece for piece in loaded.pieces(False) if piece.n_bytes > 6 * PAGE][:3]
-    spaces = [AddressSpace(piece.span, huge=True) for piece in pieces]
-    first, idle, ahead = (piece.read(space, 0) for piece, space in zip(pieces, spaces, strict=True))
     try:
-        reader.submit(first)  # its first chunk is under way while the others come
-        until(lambda: bool(first.at_work), "the first chunk")
-        reader.submit_idle([idle])
-        reader.submit(ahead)
-        goes_on.set()
-        for job in (first, idle, ahead):
-            reader.wait(job)
+        reader.wait(reader.submit(piece.read(space, 0)))
+        beside.wait(beside.submit(piece.read(space, 0)))
+        monkeypatch.setattr(DirectFile, "read", damaged)
+        with pytest.raises(WeightsError, match="not those that were read the first time"):
+            beside.wait(beside.submit(piece.read(space, 0)))
     finally:
-        goes_on.set()
+        beside.close()
         reader.close()
-        for space in spaces:
-            space.close()
-    of_idle = [idle.offset <= offset < idle.offset + idle.n_bytes for offset in reads]
-    n = min(sum(of_idle), len(reads) - sum(of_idle))
-    assert n > 5
-    assert of_idle[1 : 2 * n - 2 : 2] == [False] * (n - 1)
-    assert of_idle[2 : 2 * n - 1 : 2] == [True] * (n - 1)
+        space.close()
