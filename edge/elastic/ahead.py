@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from edge.elastic.governor import SLACK
@@ -10,15 +11,22 @@ from edge.paging.arena import ElasticArena, key_of
 from edge.paging.reader import Job, Reader
 from edge.paging.window import Piece
 
+_POPULATED = 8 << 20  # bytes at once: after so many it is seen whether they are still of use
+
 
 class ReadAhead:
-    """Reads into places of an arena that nobody uses yet, in threads of its own: a pass that reads for itself does not
-    wait where the system takes long to give memory. For one thread at a time."""
+    """Reads into places of an arena that nobody uses yet. For one thread at a time.
+
+    Its threads are its own: a system that has given memory away may take longer to give it back than a disk takes to
+    fill it, and neither passes nor its own reads are to wait for that.
+    """
 
     def __init__(self, arena: ElasticArena, reader: Reader) -> None:
         """reader: of the passes."""
         self._arena, self._passes = arena, reader
         self._reader: Reader | None = None  # while there is something to read
+        self._populates: threading.Thread | None = None
+        self._over = threading.Event()  # of that thread
         self._jobs: dict[Piece, Job] = {}
         self.budget = 0  # least one in which they have room; 0: nothing was read
 
@@ -52,11 +60,25 @@ class ReadAhead:
         for piece, job in self._jobs.items():
             job.left = 0 if self._arena.holds(piece) else job.left
         if self._reader is not None:
-            self._reader.submit_all([job for job in self._jobs.values() if job.left], urgent=False)
+            self._over.clear()
+            args = self._reader, [(piece, job) for piece, job in self._jobs.items() if job.left]
+            self._populates = threading.Thread(target=self._populate, args=args, name="memory ahead", daemon=True)
+            self._populates.start()
+
+    def _populate(self, reader: Reader, jobs: Sequence[tuple[Piece, Job]]) -> None:
+        """Submit each job when there is memory for it."""
+        for piece, job in jobs:
+            space, start = self._arena.place(piece)
+            for at in range(start, start + piece.span, _POPULATED):
+                if self._over.is_set():
+                    return
+                space.populate(at, min(_POPULATED, start + piece.span - at))
+            reader.submit(job)
 
     def end(self, keep: Sequence[Piece]) -> None:
         """Read no more. Of what arrived, and of all in the arena, these stay; nobody may use the others any more."""
         if self._reader is not None:
+            self._end_populating()
             self._reader.drop(*self._jobs.values())
             self._reader.close()
             self._reader = None
@@ -69,5 +91,11 @@ class ReadAhead:
     def close(self) -> bool:
         """Read no more. Return whether nothing is written to the arena any more."""
         if self._reader is not None:
+            self._end_populating()
             self._reader.close()
         return self._reader is None or not self._reader.hangs
+
+    def _end_populating(self) -> None:
+        if self._populates is not None:
+            self._over.set()
+            self._populates.join()

@@ -6,7 +6,8 @@ import hashlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,12 +123,36 @@ class Reader:
         self._at_work, self._since = 0, 0.0  # threads that read, and the time since when there is one
         self._closed = False
         self.hangs = False  # a thread did not end, and may still write to its buffer
-        self._staging = [AddressSpace(_buffer(row_bytes, chunk), huge=True) for _ in range(threads)]
-        self._threads = [
-            threading.Thread(target=self._work, args=(space,), name="weights", daemon=True) for space in self._staging
+        self._threads, self._staging = self._start(threads, threading.Event())
+
+    def _start(self, threads: int, over: threading.Event) -> tuple[list[threading.Thread], list[AddressSpace]]:
+        """Start threads that read until that is over."""
+        staging = [AddressSpace(_buffer(self._row_bytes, self.chunk), huge=True) for _ in range(threads)]
+        started = [
+            threading.Thread(target=self._work, args=(space, over), name="weights", daemon=True) for space in staging
         ]
-        for thread in self._threads:
+        for thread in started:
             thread.start()
+        return started, staging
+
+    @contextmanager
+    def helped(self, threads: int) -> Iterator[None]:
+        """Have so many threads more in the block, with memory as `beside_bytes` says: while nothing else computes, more
+        of what is read is laid out at once."""
+        over = threading.Event()
+        helpers, staging = self._start(threads, over)
+        try:
+            yield
+        finally:
+            with self._turn:
+                over.set()
+                self._turn.notify_all()
+            for thread, space in zip(helpers, staging, strict=True):
+                thread.join(READ_TIMEOUT_S)
+                if thread.is_alive():
+                    self._threads.append(thread)  # `close` says that it hangs
+                else:
+                    space.close()
 
     @staticmethod
     def memory(row_bytes: int, threads: int, chunk: int) -> int:
@@ -220,9 +245,9 @@ class Reader:
 
     # --- in the threads ---
 
-    def _work(self, staging: AddressSpace) -> None:
+    def _work(self, staging: AddressSpace, over: threading.Event) -> None:
         room = staging.view(0, staging.n_bytes)
-        while (chunk := self._next()) is not None:
+        while (chunk := self._next(over)) is not None:
             job, at, n_bytes = chunk
             error: Exception | None = None
             try:
@@ -231,12 +256,12 @@ class Reader:
                 error = caught
             self._did(job, n_bytes, error)
 
-    def _next(self) -> tuple[Job, int, int] | None:
-        """(job, first byte, bytes) of the next chunk; None when closed."""
+    def _next(self, over: threading.Event) -> tuple[Job, int, int] | None:
+        """(job, first byte, bytes) of the next chunk; None when closed, or over."""
         with self._turn:
-            while not (self._urgent or self._ahead or self._closed):
+            while not (self._urgent or self._ahead or self._closed or over.is_set()):
                 self._turn.wait()
-            if self._closed:
+            if self._closed or over.is_set():
                 return None
             queue = self._urgent or self._ahead
             job = queue[0]

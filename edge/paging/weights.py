@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from edge.paging.roles import Roles
 from edge.paging.stats import PagingStats, Passes
 from edge.paging.token_rows import TokenRows
 from edge.paging.window import Pager, Piece
+
+_HELPERS = 2  # threads more that read while nothing computes
 
 
 @contextmanager
@@ -169,15 +171,17 @@ class PagedWeights:
                 self._reader.submit(job)
         done, total = 0, max(1, sum(piece.n_bytes for piece in self.plan.resident))
         whole_head = self._roles.head if not self.plan.head_pieces else None
-        for piece, job in self._jobs.items():
-            self._reader.wait(job)
-            self._arena.arrived(piece)
-            address = self._places[piece] = job.space.address + job.start
-            if piece not in self.plan.head_pieces:
-                piece.weight.point(address, piece.repacked)
-            done += piece.n_bytes
-            if self._progress is not None:
-                self._progress(done / total)
+        has_room = self.plan.window >= self._reader.beside_bytes(_HELPERS)  # that of the window, which is yet to come
+        with self._reader.helped(_HELPERS) if has_room else nullcontext():
+            for piece, job in self._jobs.items():
+                self._reader.wait(job)
+                self._arena.arrived(piece)
+                address = self._places[piece] = job.space.address + job.start
+                if piece not in self.plan.head_pieces:
+                    piece.weight.point(address, piece.repacked)
+                done += piece.n_bytes
+                if self._progress is not None:
+                    self._progress(done / total)
         table = self._roles.table
         # A tied head that lies in memory as it lies in the file is the token table, too.
         if table is not None and not (self._roles.tied and whole_head and not whole_head.repacked):

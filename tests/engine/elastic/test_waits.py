@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from edge.elastic.governor import GROW_AFTER_S
 from edge.elastic.weights import next_size
 from edge.errors import Interrupted, WeightsError
+from edge.llama.address_space import AddressSpace
 from edge.llama.hooks import Hook
 from edge.llm.engine import Engine
+from edge.paging.arena import ElasticArena
 from edge.paging.direct_file import DirectFile
 from edge.paging.window import Piece
 from tests.engine.elastic.conftest import Elastic, ElasticEngine, Memory, engine_in
@@ -134,6 +136,43 @@ def test_a_read_ahead_that_fails_is_tried_by_the_change_which_tells(
         gate.opens.set()
         engine.decode([8], len(PROMPT) + 1)
         assert weights.choice.number == 0
+
+
+def test_what_is_populated_is_not_given_back_meanwhile(
+    elastic: Callable[[str], Elastic], gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where room goes while the system is slow to give memory, that is waited for; no more is asked for."""
+    memory, begun, goes_on, order = Memory(1 << 30), threading.Event(), threading.Event(), list[str]()
+    populate, keep_only = AddressSpace.populate, ElasticArena.keep_only
+
+    def slow(space: AddressSpace, start: int, n_bytes: int) -> None:
+        begun.set()
+        assert goes_on.wait(WAIT_S)
+        populate(space, start, n_bytes)
+        order.append("populated")
+
+    def keeps(arena: ElasticArena, pieces: Sequence[Piece]) -> None:
+        keep_only(arena, pieces)
+        order.append("given back")
+
+    with engine_in(memory, elastic("llama").path, grow_wait_s=0.0) as model:
+        engine, weights = model
+        budget = budgets(weights.sizes)[2]
+        monkeypatch.setattr(AddressSpace, "populate", slow)
+        grows(memory, model, gate, budget)
+        engine.decode([8], len(PROMPT) + 1)
+        assert begun.wait(WAIT_S)
+        monkeypatch.setattr(ElasticArena, "keep_only", keeps)
+        memory.free = budget
+        memory.now_s += 0.1
+        over = weights._ahead._over
+        follows = threading.Thread(target=weights.follow)
+        follows.start()
+        until(over.is_set, "populating to be ended")
+        goes_on.set()
+        follows.join(WAIT_S)
+        assert order[:2] == ["populated", "given back"]
+        assert "populated" not in order[1:]
 
 
 @pytest.mark.parametrize("rows", [1, len(PROMPT)])

@@ -400,3 +400,36 @@ def test_a_reader_beside_another_holds_what_it_reads_to_the_same_digests(
         beside.close()
         reader.close()
         space.close()
+
+
+def test_helpers_read_at_once_with_a_reader_and_end_with_their_block(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once, alone, read, threads = threading.Barrier(2), threading.Event(), DirectFile.read, set[int]()
+
+    def meets(file: DirectFile, offset: int, n_bytes: int, into: memoryview) -> int:
+        threads.add(threading.get_ident())
+        if not alone.is_set():
+            at_once.wait(TIMEOUT_S)
+        return read(file, offset, n_bytes, into)
+
+    monkeypatch.setattr(DirectFile, "read", meets)
+    pieces = [piece for piece in loaded.pieces(False) if piece.n_bytes > 2 * PAGE][:2]
+    spaces = [AddressSpace(piece.span, huge=True) for piece in pieces]
+    reader = Reader(PAGE, 1, 1 << 20)  # each piece is one chunk
+    try:
+        jobs = [reader.submit(piece.read(space, 0)) for piece, space in zip(pieces, spaces, strict=True)]
+        with reader.helped(1):
+            for job in jobs:
+                reader.wait(job)
+        assert len(threads) == 2
+        threads.clear()
+        alone.set()
+        for _ in range(4):
+            reader.wait(reader.submit(pieces[0].read(spaces[0], 0)))
+        assert len(threads) == 1
+    finally:
+        at_once.abort()
+        reader.close()
+        for space in spaces:
+            space.close()
