@@ -70,9 +70,9 @@ class ReadAhead:
         for piece, job in jobs:
             space, start = self._arena.place(piece)
             for at in range(start, start + piece.span, _POPULATED):
+                space.populate(at, min(_POPULATED, start + piece.span - at))
                 if self._over.is_set():
                     return
-                space.populate(at, min(_POPULATED, start + piece.span - at))
             reader.submit(job)
 
     def end(self, keep: Sequence[Piece]) -> None:

@@ -166,6 +166,7 @@ def test_what_is_populated_is_not_given_back_meanwhile(
         memory.free = budget
         memory.now_s += 0.1
         over = weights._ahead._over
+        gate.opens.set()
         follows = threading.Thread(target=weights.follow)
         follows.start()
         until(over.is_set, "populating to be ended")
