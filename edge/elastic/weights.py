@@ -27,7 +27,7 @@ from quant.text import bytes_text
 _MOST_NEWS = 16
 LOOK_S = 0.1  # between two looks at the memory
 _CHECK_S = 0.02  # likewise, while weights are read
-PASS_WAIT_S = 0.2  # that a pass goes on for when memory shrinks; what is longer is stopped, and computed again
+PASS_WAIT_S = 0.5  # that a pass goes on for when memory shrinks; what is longer is stopped, and computed again
 GROW_WAIT_S = 0.02  # of reading that a pass may wait for on the way up; with more to read it is computed as before
 _LITTLE = 16 << 20  # bytes that are worth no delay on any disk
 _ATTEMPTS = 3  # to load what others take the memory of meanwhile; then the least is loaded
