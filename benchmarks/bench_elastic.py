@@ -104,7 +104,8 @@ def change(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 changed = {}
                 for number in (*range(1, len(static)), *reversed(range(len(static) - 1))):  # down and up again
                     forget(path)
-                    [change_s] = side.tell("give", RUN_S, free=loaded["whole"][number] * 65 // 64, position=history)
+                    free = loaded["whole"][number] * 65 // 64
+                    [change_s] = side.tell("give", RUN_S, free=free, size=number, position=history)
                     [tokens] = side.tell("decode", RUN_S, position=history, n=4)
                     changed.setdefault(number, []).append({**change_s, "token_s": min(tokens)})
                 for number, figures in changed.items():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from edge.elastic.governor import SLACK
 from edge.elastic.sizes import SizeChoice, Sizes
 from edge.paging.arena import ElasticArena, key_of
-from edge.paging.reader import Job, Reader
+from edge.paging.reader import Job, Reader, beside, beside_bytes
 from edge.paging.window import Piece
 
 _POPULATED = 8 << 20  # bytes at once: after so many it is seen whether they are still of use
@@ -33,7 +33,7 @@ class ReadAhead:
     @property
     def n_bytes(self) -> int:
         """Bytes of memory that it takes, or is about to."""
-        reads = self._passes.beside_bytes(1) if self._jobs else 0
+        reads = beside_bytes(self._passes, 1) if self._jobs else 0
         return reads + sum(piece.span for piece in [*self._jobs])
 
     @property
@@ -48,14 +48,14 @@ class ReadAhead:
         if self.budget <= budget <= self.budget + 2 * slack:
             return
         choice, there = sizes.choose(budget), {key_of(piece) for piece in now.plan.resident}
-        room, pieces = budget - slack - now.n_bytes - self._passes.beside_bytes(1), list[Piece]()
+        room, pieces = budget - slack - now.n_bytes - beside_bytes(self._passes, 1), list[Piece]()
         for piece in choice.plan.resident if choice.n_bytes > now.n_bytes else ():
             if key_of(piece) not in there and piece.span <= room:
                 pieces.append(piece)
                 room -= piece.span
         self.end([*now.plan.resident, *pieces])
         self._arena.make_places(pieces, sizes.having)
-        self._reader = self._passes.beside(1) if pieces else None
+        self._reader = beside(self._passes, 1) if pieces else None
         self._jobs, self.budget = {piece: piece.read(*self._arena.place(piece)) for piece in pieces}, budget - slack
         for piece, job in self._jobs.items():
             job.left = 0 if self._arena.holds(piece) else job.left

@@ -118,17 +118,6 @@ class ElasticWeights(PagedWeights):
         """Return the bytes that the process is to hold."""
         return self.choice.n_bytes + self._ahead.n_bytes
 
-    @property
-    def is_due(self) -> bool:
-        """Return whether a change is still to be made."""
-        return bool(self._due)
-
-    @property
-    def next_choice(self) -> SizeChoice:
-        """Return what the next pass would be computed with now."""
-        due = [*self._due]
-        return due[0] if due and not self._reads_ahead_for(due[0]) else self.choice
-
     def hooks(self) -> list[Hook]:
         """Return the hooks the graphs need now, and one that is always there: later they may need more."""
         return [_NO_HOOK, *super().hooks()]
@@ -209,7 +198,7 @@ class ElasticWeights(PagedWeights):
     def _change(self) -> None:
         """Change to what is due. The lock is held. WeightsError if it cannot be read: then the weights are not usable
         until it can."""
-        if self._intact and (not self._due or self._reads_ahead_for(self._due[-1])):
+        if self._intact and _due_now(self) is None:
             return
         due = self._due.pop() if self._due else self.choice
         if self._intact and due.is_like(self.choice):
@@ -225,15 +214,6 @@ class ElasticWeights(PagedWeights):
         self.changes.append(change)
         size, streamed = due.size.file_bytes, due.plan.streamed_bytes
         info("memory", budget=change.budget, size=size, streamed=streamed, took_ms=round(1e3 * change.took_s))
-
-    def _reads_ahead_for(self, due: SizeChoice) -> bool:
-        """Return whether a change to more is put off: most of it can be read while passes go on."""
-        if due.n_bytes <= self.choice.n_bytes:
-            return False
-        with self._arena_lock, suppress(WeightsError, OSError):  # the change itself tells
-            if not self._ahead.budget:
-                self._ahead.follow(self.sizes, self._governor.budget, self.choice)
-        return self._ahead.left > max(_LITTLE, GROW_WAIT_S * self.sizes.read_rate)
 
     def _change_within_room(self, choice: SizeChoice) -> SizeChoice:
         """Change to a choice, or to less where others take the memory meanwhile. Return what was changed to."""
@@ -280,9 +260,20 @@ class ElasticWeights(PagedWeights):
             raise RoomIsGone
 
 
+def _due_now(weights: ElasticWeights) -> SizeChoice | None:
+    """Return what is due. More is not yet, while much of it can be read as passes go on."""
+    due = next(iter([*weights._due]), None)
+    if due is None or due.n_bytes <= weights.choice.n_bytes:
+        return due
+    with weights._arena_lock, suppress(WeightsError, OSError):  # the change itself tells
+        if not weights._ahead.budget:
+            weights._ahead.follow(weights.sizes, weights._governor.budget, weights.choice)
+    return due if weights._ahead.left <= max(_LITTLE, GROW_WAIT_S * weights.sizes.read_rate) else None
+
+
 def next_size(weights: PagedWeights | None) -> int:
     """Return the number of the size that a pass would be computed with now; 0: the largest, or the only one."""
-    return weights.next_choice.number if isinstance(weights, ElasticWeights) else 0
+    return (_due_now(weights) or weights.choice).number if isinstance(weights, ElasticWeights) else 0
 
 
 @contextmanager

@@ -123,36 +123,7 @@ class Reader:
         self._at_work, self._since = 0, 0.0  # threads that read, and the time since when there is one
         self._closed = False
         self.hangs = False  # a thread did not end, and may still write to its buffer
-        self._threads, self._staging = self._start(threads, threading.Event())
-
-    def _start(self, threads: int, over: threading.Event) -> tuple[list[threading.Thread], list[AddressSpace]]:
-        """Start threads that read until that is over."""
-        staging = [AddressSpace(_buffer(self._row_bytes, self.chunk), huge=True) for _ in range(threads)]
-        started = [
-            threading.Thread(target=self._work, args=(space, over), name="weights", daemon=True) for space in staging
-        ]
-        for thread in started:
-            thread.start()
-        return started, staging
-
-    @contextmanager
-    def helped(self, threads: int) -> Iterator[None]:
-        """Have so many threads more in the block, with memory as `beside_bytes` says: while nothing else computes, more
-        of what is read is laid out at once."""
-        over = threading.Event()
-        helpers, staging = self._start(threads, over)
-        try:
-            yield
-        finally:
-            with self._turn:
-                over.set()
-                self._turn.notify_all()
-            for thread, space in zip(helpers, staging, strict=True):
-                thread.join(READ_TIMEOUT_S)
-                if thread.is_alive():
-                    self._threads.append(thread)  # `close` says that it hangs
-                else:
-                    space.close()
+        self._threads, self._staging = _start(self, threads, threading.Event())
 
     @staticmethod
     def memory(row_bytes: int, threads: int, chunk: int) -> int:
@@ -173,16 +144,6 @@ class Reader:
                     self._forget(job)
                     (self._urgent if urgent else self._ahead).append(job)
             self._turn.notify_all()
-
-    def beside(self, threads: int) -> Reader:
-        """Return a reader with threads of its own, which holds what is read again to the same digests."""
-        other = Reader(self._row_bytes, threads, self.chunk)
-        other._digests = self._digests
-        return other
-
-    def beside_bytes(self, threads: int) -> int:
-        """Return the bytes that such a reader takes for itself."""
-        return self.memory(self._row_bytes, threads, self.chunk)
 
     def wait(self, job: Job) -> None:
         """Return when the job's bytes are in place; raise WeightsError if they cannot be."""
@@ -314,3 +275,46 @@ class Reader:
                 f"{job.source.path}: {len(data)} bytes of {job.weight.name} at offset {offset} are not those that were"
                 " read the first time; the disk or the memory is faulty, or the file was changed"
             )
+
+
+def beside(reader: Reader, threads: int) -> Reader:
+    """Return a reader with threads of its own, which holds what is read again to the same digests."""
+    other = Reader(reader._row_bytes, threads, reader.chunk)
+    other._digests = reader._digests
+    return other
+
+
+def beside_bytes(reader: Reader, threads: int) -> int:
+    """Return the bytes that such a reader takes for itself."""
+    return reader.memory(reader._row_bytes, threads, reader.chunk)
+
+
+@contextmanager
+def helped(reader: Reader, threads: int) -> Iterator[None]:
+    """Have a reader use so many threads more in the block, with memory as `beside_bytes` says: while nothing else
+    computes, more of what is read is laid out at once."""
+    over = threading.Event()
+    helpers, staging = _start(reader, threads, over)
+    try:
+        yield
+    finally:
+        with reader._turn:
+            over.set()
+            reader._turn.notify_all()
+        for thread, space in zip(helpers, staging, strict=True):
+            thread.join(READ_TIMEOUT_S)
+            if thread.is_alive():
+                reader._threads.append(thread)  # `close` says that it hangs
+            else:
+                space.close()
+
+
+def _start(reader: Reader, threads: int, over: threading.Event) -> tuple[list[threading.Thread], list[AddressSpace]]:
+    """Start threads that read until that is over. Return them, and their memory."""
+    staging = [AddressSpace(_buffer(reader._row_bytes, reader.chunk), huge=True) for _ in range(threads)]
+    started = [
+        threading.Thread(target=reader._work, args=(space, over), name="weights", daemon=True) for space in staging
+    ]
+    for thread in started:
+        thread.start()
+    return started, staging

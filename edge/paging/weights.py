@@ -15,7 +15,7 @@ from edge.paging.arena import Arena, OneArena
 from edge.paging.experts import ExpertCounts, Experts, Router
 from edge.paging.node_hooks import PagingHooks
 from edge.paging.plan import PagePlan
-from edge.paging.reader import Job, Reader
+from edge.paging.reader import Job, Reader, beside_bytes, helped
 from edge.paging.roles import Roles
 from edge.paging.stats import PagingStats, Passes
 from edge.paging.token_rows import TokenRows
@@ -52,10 +52,10 @@ class PagedWeights:
         arena: Arena | None = None,
     ) -> None:
         """Load what stays. WeightsError if it cannot be read; what `progress` raises ends the load. arena: the memory
-        that it stays in; the caller closes this, and the reader. None: one of its own."""
+        that it stays in, which is closed with the weights, as the reader is; None: one memory for all."""
         self._reader, self._progress, self._threads = reader, progress, threads
         self._routing = experts_used, router_first
-        self._arena, self._owns = arena or OneArena(plan.resident), arena is None
+        self._arena = arena or OneArena(plan.resident)
         self.stop_pass: Callable[[], None] | None = None  # has a pass end early, and computed again
         self._jobs: dict[Piece, Job] = {}  # of what stays
         self._rows: TokenRows | None = None
@@ -144,12 +144,9 @@ class PagedWeights:
 
     def close(self) -> None:
         """Free all memory. The model must have been freed, or not compute until other weights are in place."""
-        if self._owns:
-            self._reader.close()
-            if self._reader.hangs:
-                return  # its threads may still write there
-        self._release()
-        if self._owns:
+        self._reader.close()
+        if not self._reader.hangs:  # else its threads may still write there
+            self._release()
             self._arena.close()
 
     def _release(self) -> None:
@@ -171,8 +168,8 @@ class PagedWeights:
                 self._reader.submit(job)
         done, total = 0, max(1, sum(piece.n_bytes for piece in self.plan.resident))
         whole_head = self._roles.head if not self.plan.head_pieces else None
-        has_room = self.plan.window >= self._reader.beside_bytes(_HELPERS)  # that of the window, which is yet to come
-        with self._reader.helped(_HELPERS) if has_room else nullcontext():
+        has_room = self.plan.window >= beside_bytes(self._reader, _HELPERS)  # that of the window, which is yet to come
+        with helped(self._reader, _HELPERS) if has_room else nullcontext():
             for piece, job in self._jobs.items():
                 self._reader.wait(job)
                 self._arena.arrived(piece)

@@ -1,4 +1,4 @@
-"""What a change costs a pass: on the way up nearly nothing, on the way down no more than it takes to stop."""
+"""Costs of a change for a pass: on the way up nearly nothing, on the way down the time to stop it."""
 
 import threading
 from collections.abc import Callable, Sequence

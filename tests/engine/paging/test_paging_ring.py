@@ -21,7 +21,7 @@ from edge.llama.buffers import ROW_GROUP, CallerBuffer
 from edge.paging import reader as reader_module
 from edge.paging.direct_file import DirectFile
 from edge.paging.load import load_stub
-from edge.paging.reader import Job, Reader
+from edge.paging.reader import Job, Reader, beside, helped
 from edge.paging.roles import Roles, sort_weights
 from edge.paging.window import Pager, Piece, Source
 from quant.gguf.file import GgufFile
@@ -383,7 +383,7 @@ def test_a_reader_beside_another_holds_what_it_reads_to_the_same_digests(
     reader, read = Reader(PAGE, 1, PAGE, verify=True), DirectFile.read
     piece = loaded.pieces(False)[0]
     space = AddressSpace(piece.span, huge=True)
-    beside = reader.beside(1)
+    other = beside(reader, 1)
 
     def damaged(file: DirectFile, offset: int, n_bytes: int, into: memoryview) -> int:
         skip = read(file, offset, n_bytes, into)
@@ -392,12 +392,12 @@ def test_a_reader_beside_another_holds_what_it_reads_to_the_same_digests(
 
     try:
         reader.wait(reader.submit(piece.read(space, 0)))
-        beside.wait(beside.submit(piece.read(space, 0)))
+        other.wait(other.submit(piece.read(space, 0)))
         monkeypatch.setattr(DirectFile, "read", damaged)
         with pytest.raises(WeightsError, match="not those that were read the first time"):
-            beside.wait(beside.submit(piece.read(space, 0)))
+            other.wait(other.submit(piece.read(space, 0)))
     finally:
-        beside.close()
+        other.close()
         reader.close()
         space.close()
 
@@ -419,7 +419,7 @@ def test_helpers_read_at_once_with_a_reader_and_end_with_their_block(
     reader = Reader(PAGE, 1, 1 << 20)  # each piece is one chunk
     try:
         jobs = [reader.submit(piece.read(space, 0)) for piece, space in zip(pieces, spaces, strict=True)]
-        with reader.helped(1):
+        with helped(reader, 1):
             for job in jobs:
                 reader.wait(job)
         assert len(threads) == 2
