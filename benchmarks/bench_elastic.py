@@ -105,7 +105,7 @@ def change(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 for number in (*range(1, len(static)), *reversed(range(len(static) - 1))):  # down and up again
                     forget(path)
                     free = loaded["whole"][number] * 65 // 64
-                    [change_s] = side.tell("give", RUN_S, free=free, size=number, position=history)
+                    [change_s] = side.tell("give", RUN_S, free=free, position=history)
                     [tokens] = side.tell("decode", RUN_S, position=history, n=4)
                     changed.setdefault(number, []).append({**change_s, "token_s": min(tokens)})
                 for number, figures in changed.items():

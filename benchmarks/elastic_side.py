@@ -54,9 +54,9 @@ class Side:
         for start in range(0, n, engine.batch):
             engine.decode(tokens[start : start + engine.batch], start)
 
-    def give(self, free: int, size: int, position: int) -> dict[str, float]:
+    def give(self, free: int, position: int) -> dict[str, float]:
         """Let so much memory be free, for long enough; return the seconds until there is a token at a position, the
-        most between two tokens, and until there is one of a size, by its number."""
+        most between two tokens, and until there is one that what is due has computed."""
         weights = self._loaded.paging
         assert isinstance(weights, ElasticWeights)
         self._free = free
@@ -64,7 +64,7 @@ class Side:
         for _ in range(2):
             self._now_s += _STEADY_S
             weights.look()
-        while len(ends) == 1 or weights.choice.number != size:
+        while len(ends) == 1 or weights._due:
             self.decode(position, 1)
             ends.append(time.perf_counter())
         gaps = [end - begin for begin, end in pairwise(ends)]
