@@ -604,7 +604,7 @@ def test_batches_go_on_once_a_full_disk_has_room(place: Place, monkeypatch: pyte
     place.run(store, until_ended=batch)
     assert batch.status == "completed"
     assert failures < 0
-    assert {one["custom_id"] for one in output(store, batch, batch.output_file_id)} == {"a", "b"}
+    assert {line["custom_id"] for line in output(store, batch, batch.output_file_id)} == {"a", "b"}
 
 
 def test_a_runner_whose_store_fails_is_closed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
