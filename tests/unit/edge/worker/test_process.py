@@ -44,6 +44,7 @@ def test_control_c_does_not_reach_a_process_that_was_not_forked() -> None:
 
 def test_a_process_that_does_not_die_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that waits for a disk, where SIGKILL does nothing for now."""
+    monkeypatch.setattr(process, "EXIT_S", 0.0625)
     child = start()
     running: Any = child._process
     waited: list[float] = []
@@ -60,7 +61,7 @@ def test_a_process_that_does_not_die_is_not_waited_for_without_end(monkeypatch: 
         event = child.died()
         assert event is not None
         assert event.died.reason == "the engine process was killed, and did not end within 10 s"
-        assert waited == [process.EXIT_S, process.KILL_S]
+        assert waited == [0.0625, process.KILL_S]
         assert not child.folder.exists()
     finally:
         monkeypatch.undo()
