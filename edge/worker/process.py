@@ -111,17 +111,14 @@ class RankProcess:
 
     def _end(self) -> None:
         with self._lock:
-            self._process_end()
-
-    def _process_end(self) -> None:
-        try:
-            self._process.wait(EXIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # native code reacts to nothing else
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(KILL_S)
-        self._listener.join(EXIT_S)
-        self._remove_folder()
+            try:
+                self._process.wait(EXIT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()  # native code reacts to nothing else
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(KILL_S)
+            self._listener.join(EXIT_S)
+            self._remove_folder()
 
     def _remove_folder(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
