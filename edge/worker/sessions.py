@@ -217,12 +217,12 @@ class Sessions:
                 ends = self._closed or self._leaving
                 if not ends:
                     self._sessions[name] = session
+            if ends:
+                child.stop()
+                raise Refused(_ENDING)
         finally:
             with self._lock:
                 self._starting -= 1
-        if ends:
-            child.stop()
-            raise Refused(_ENDING)
         with suppress(TransportError):  # it may have died already: its last event says how
             child.send(first)
         log.info("session-opened", session=name, rank=first.open.rank, world_size=first.open.world_size, pid=child.pid)
