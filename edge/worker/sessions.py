@@ -41,6 +41,7 @@ TURN_S = 300.0  # to wait for the loads of other sessions
 _MIB = 1 << 20
 _PROCESS_BYTES = 96 * _MIB  # of an engine process that has loaded nothing yet; it takes 60 to 75 MiB
 _DAEMON_BYTES = 24 * _MIB  # that the daemon may need later: received data, and its pages
+_ENDING = "this worker is about to end and takes no new session; go on without it"
 _SIGN_OF_LIFE_S = 5.0  # between two events to an owner whose load waits
 
 
@@ -103,6 +104,7 @@ class Sessions:
         self._memory_limit = memory_limit_bytes
         self._prefix_bytes = prefix_bytes
         self._sessions: dict[str, Session] = {}
+        self._starting = 0  # processes that start, and are no sessions yet
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # held by the session that loads, if memory is limited
         self._leaving = self._closed = False
@@ -201,14 +203,26 @@ class Sessions:
             self._fork_server.prepare()  # takes a while the first time, so it runs without the lock
         with self._lock:
             if self._closed or self._leaving:
-                raise Refused("this worker is about to end and takes no new session; go on without it")
-            if len(self._sessions) >= MAX_SESSIONS:
+                raise Refused(_ENDING)
+            if len(self._sessions) + self._starting >= MAX_SESSIONS:
                 raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
             self._check_room()
+            self._starting += 1
+        try:  # without the lock: a process may take minutes to start
             name = secrets.token_hex(8)
             child = RankProcess(self._host, self._credentials, self._limits, name, self._fork_server)
             links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
-            session = self._sessions[name] = Session(name, first.open, child, links)
+            session = Session(name, first.open, child, links)
+            with self._lock:
+                ends = self._closed or self._leaving
+                if not ends:
+                    self._sessions[name] = session
+            if ends:
+                child.stop()
+                raise Refused(_ENDING)
+        finally:
+            with self._lock:
+                self._starting -= 1
         with suppress(TransportError):  # it may have died already: its last event says how
             child.send(first)
         log.info("session-opened", session=name, rank=first.open.rank, world_size=first.open.world_size, pid=child.pid)
@@ -219,6 +233,7 @@ class Sessions:
         if self._memory_limit is None:
             return
         daemon, others = _daemon_bytes(), sum(s.held_bytes for s in self._sessions.values())
+        others += self._starting * _PROCESS_BYTES
         if daemon + others + _PROCESS_BYTES > self._memory_limit:
             left = max(0, self._memory_limit - daemon - others)
             raise NotEnoughMemory(
@@ -241,6 +256,8 @@ class Sessions:
                     try:
                         self._grant(session, command.load)
                     except EdgeError as error:
+                        if not session.slice:  # else another one is loaded
+                            self._release(session)
                         failed = pb.Failed(error=type(error).__name__, message=str(error))
                         self._answer(session, pb.Event(failed=failed))
                         continue
