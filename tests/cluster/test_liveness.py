@@ -74,7 +74,7 @@ def test_when_it_is_given_up() -> None:
 def test_a_device_that_is_lost_does_not_answer_again() -> None:
     """Not when its session has ended, nor when it is given up and heard later."""
     said: list[str] = []
-    pi, lost, looks = Quiet("pi"), [], round(liveness.LOST_S / (HEARTBEAT_S / 2))
+    pi, lost, checks = Quiet("pi"), [], round(liveness.LOST_S / (HEARTBEAT_S / 2))
     monitor = LivenessMonitor(lambda: cast(Any, [pi]), said.append)
     monitor.close()  # this test looks
     for pi.silent_s in (3.0, None, 0.2):
@@ -82,7 +82,7 @@ def test_a_device_that_is_lost_does_not_answer_again() -> None:
     assert said == ["waiting for pi: no answer for 3 s"]
     giving_up = LivenessMonitor(lambda: cast(Any, [pi]), said.append, lost=lost.append)
     giving_up.close()
-    for pi.silent_s in (*(3.0 + 0.1 * i for i in range(looks)), 0.2):
+    for pi.silent_s in (*(3.0 + 0.1 * i for i in range(checks)), 0.2):
         giving_up.look()
     assert lost == [pi]
     assert said == ["waiting for pi: no answer for 3 s"] * 2

@@ -118,10 +118,10 @@ def test_what_cannot_be_dialled_changes_nothing_and_is_not_tried_again(
 
 
 def test_a_comparison_that_failed_once_may_be_made_again(
-    one: Worker, noise: list[bool], monkeypatch: pytest.MonkeyPatch
+    one_worker: Worker, noise: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noise[:] = [False]
-    with deployed(one, MODEL_PATH, tensor(1, 1)) as deployment:
+    with deployed(one_worker, MODEL_PATH, tensor(1, 1)) as deployment:
         engine = deployment.engine
         answers(engine)
 
