@@ -65,7 +65,7 @@ vars(progress).update(dict.fromkeys(PLAIN_LINES, NEVER_S))
 for name, brief in BRIEF_MEASUREMENTS.items():
     vars(importlib.import_module(name.rpartition(".")[0]))[name.rpartition(".")[2]] = brief
 microbenchmark.SAMPLE_S, rank._LEAST_MEASURED_S = 0.005, 0.02  # type: ignore[attr-defined]
-sensitivity.PROBES = sensitivity.PROBES[:FEW_PROBES]
+sensitivity.PROBES = sensitivity.PROBES[:FEW_PROBES]  # type: ignore[assignment]
 
 
 def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
