@@ -70,7 +70,6 @@ def pytest_collection(session: pytest.Session) -> None:
 
 def pytest_collection_finish() -> None:
     """Look for garbage from now on, in what tests make."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 
