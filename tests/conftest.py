@@ -8,6 +8,11 @@ import sys
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Threads of llama.cpp and numpy spin while they wait for each other: beside three other processes of tests, for ever.
+# Libraries read this when they are loaded, and processes that tests start have it, too.
+if os.environ.get("EDGE_THOROUGH") != "1":
+    os.environ |= {"OMP_WAIT_POLICY": "passive", "OPENBLAS_NUM_THREADS": "1"}
+
 import gc
 import importlib
 import signal
@@ -70,7 +75,6 @@ def pytest_collection(session: pytest.Session) -> None:
 
 def pytest_collection_finish() -> None:
     """Look for garbage from now on, in what tests make."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

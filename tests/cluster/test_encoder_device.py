@@ -34,6 +34,8 @@ from tests.support.multimodal import png, wav
 from tests.support.workers import Worker
 from transport.frame import Frame
 
+pytestmark = pytest.mark.usefixtures("measured_briefly")
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:

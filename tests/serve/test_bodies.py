@@ -83,7 +83,12 @@ def test_not_more_than_a_bound_is_read_past(url: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(bodies, "DRAIN_BYTES", 100_000)
     sent = half_sent(url, 999_999_999)
     with sent, pytest.raises(ConnectionError):
-        sent.sendall(b" " * 999_000_000)
+        send_megabytes(sent, 999)
+
+
+def send_megabytes(connection: socket.socket, n: int) -> None:
+    for _ in range(n):
+        connection.sendall(b" " * 1_000_000)
 
 
 def test_who_sends_nothing_more_of_what_is_refused_is_not_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,8 @@ BRIEF_MEASUREMENTS: dict[str, float] = {
     "edge.planning.measure._SAMPLES": 1,
     "edge.planning.onnx_space._ABOUT_S": 0.1,
 }
+# Types that weights are tried in, where a file is made to fit: to quantize to further ones takes seconds to prepare.
+FEW_PROBES = 5
 # Of `apps.show.progress`: after how long the first line of a job comes, and the next.
 PLAIN_LINES = ("PLAIN_AFTER_S", "PLAIN_INTERVAL_S", "STILL_S")
 NEVER_S = 1e9

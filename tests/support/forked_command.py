@@ -23,10 +23,12 @@ from apps import cli
 from apps.options import quiet_grpc
 from apps.show import progress
 from edge import microbenchmark
+from edge.quantization import sensitivity
 from tests.support import (
     BRIEF_LINKS,
     BRIEF_MEASUREMENTS,
     ENGINE,
+    FEW_PROBES,
     MODULE,
     MOST_OF_A_NAME,
     NEVER_S,
@@ -63,6 +65,7 @@ vars(progress).update(dict.fromkeys(PLAIN_LINES, NEVER_S))
 for name, brief in BRIEF_MEASUREMENTS.items():
     vars(importlib.import_module(name.rpartition(".")[0]))[name.rpartition(".")[2]] = brief
 microbenchmark.SAMPLE_S, rank._LEAST_MEASURED_S = 0.005, 0.02  # type: ignore[attr-defined]
+sensitivity.PROBES = sensitivity.PROBES[:FEW_PROBES]  # type: ignore[assignment]
 
 
 def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:

@@ -29,6 +29,7 @@ from quant.mixes import MIXES
 from quant.types import TYPES, TensorType
 from tests.conftest import Synthetic
 from tests.engine.quantize.test_kernel_speed import device
+from tests.support import FEW_PROBES
 from tests.support.helpers import ROOT, assert_one_line_error, run_edge
 from tests.support.quantizing import ask_types_once, measure_less
 from tests.support.thorough import some
@@ -87,8 +88,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         measure_less(patch)
         device(folder, patch)
         ask_types_once(patch)
-        # Further ones are slow to quantize to.
-        patch.setattr("edge.quantization.sensitivity.PROBES", PROBES[: some(5, len(PROBES))])
+        patch.setattr("edge.quantization.sensitivity.PROBES", PROBES[: some(FEW_PROBES, len(PROBES))])
         yield folder
 
 
