@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from edge.elastic.governor import Governor
+from edge.elastic.governor import Governor, limit_of
 from edge.elastic.room import ROOM, Room
 from edge.elastic.sizes import Preference, Sizes
 from edge.elastic.weights import ElasticWeights, RoomIsGone
@@ -30,6 +30,7 @@ def load_elastic(least: int, prefer: Preference, opening: Opening, room: Room = 
     shared = opening.plan(opening.roles(sizes_[-1].tensors), least)
     sizes = Sizes(opening, sizes_, shared.parts, shared.sizes, least, prefer)
     most = opening.options.memory
+    room.share.request(limit_of(sizes.least), min(most, sizes.most))
     for _ in range(_ATTEMPTS):
         budget = min(most, room.for_process(most))
         if budget < sizes.least:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from edge.elastic.governor import Governor
+from edge.elastic.governor import Governor, limit_of
 from edge.elastic.room import ROOM, Room
+from edge.elastic.share import MemoryUse
 from edge.elastic.sizes import SizeChoice, Sizes
 from edge.errors import WeightsError
 from edge.llama import llama
@@ -57,6 +58,7 @@ class ElasticWeights(PagedWeights):
         self._shown = opening.progress
         self._watch: Repeated | None = None
         self._checked_s = 0.0  # when `_loads` looked last
+        self._began_s = self._computed_s = 0.0  # when the pass under way began; seconds of all before
         self.choice = sizes.choose(governor.budget)  # changed by who has the lock
         self._due: deque[SizeChoice] = deque(maxlen=1)  # the thread that looks adds, who has the lock takes
         self.changes: deque[Change] = deque(maxlen=_MOST_NEWS)  # that `news` has not told yet
@@ -76,7 +78,7 @@ class ElasticWeights(PagedWeights):
     def begin(self, rows: llama.Batch, n: int) -> None:
         """Change the weights if that is due, then as `PagedWeights`."""
         self._lock.acquire()
-        self._computing = True
+        self._computing, self._began_s = True, self._room.now()
         try:
             self._change()
             super().begin(rows, n)
@@ -141,7 +143,9 @@ class ElasticWeights(PagedWeights):
 
     def follow(self) -> None:
         """Look, and change what is due unless a pass is computed, which has the next one change it."""
+        limit = self._room.share.limit
         self.look()
+        self._report(limit)
         if self._due and self._lock.acquire(blocking=False):
             try:
                 # The next pass tries again, and says what is wrong.
@@ -151,11 +155,20 @@ class ElasticWeights(PagedWeights):
             finally:
                 self._lock.release()
 
+    def _report(self, limit: int) -> None:
+        """Report to who divides a budget, after a look that knew this limit."""
+        if not self._intact:
+            return  # a change is under way: what it gives back may still be there
+        held = max(self.planned_bytes, min(self._governor.budget, self.sizes.most))
+        computed_s = self._computed_s + (self._room.now() - self._began_s if self._computing else 0.0)
+        self._room.share.report(MemoryUse(limit_of(self.sizes.least), self.sizes.most, held, limit, computed_s))
+
     def _watch_is_over(self) -> bool:
         return self._watch is not None and self._watch.is_over
 
     def _pass_is_over(self) -> None:
         if self._computing:
+            self._computed_s += self._room.now() - self._began_s
             self._computing = False
             self._lock.release()
 

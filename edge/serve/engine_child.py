@@ -8,15 +8,25 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from devices.processes.interpreter import module_command
 from edge.api.config import EngineConfig
+from edge.elastic.share import MemoryUse
 from edge.errors import EngineGone
 from edge.serve.messages import MOST_LINE_BYTES, error_of, resolve
 
 ANSWER_S = 660.0  # for the answer to a request other than a generation
 EXIT_S = 10.0  # for a process to end by itself
+
+
+@dataclass
+class ProcessShare:
+    """Share of a process in the memory of its server."""
+
+    note: Callable[[MemoryUse], None]  # gets what it reports
+    send: Callable[[Mapping[str, Any]], None] = lambda message: None  # to the process that runs
 
 
 class NoAnswer(EngineGone):
@@ -27,19 +37,26 @@ class EngineChild:
     """A process, and this end of its socket. Once it is asked to end, none of its messages counts."""
 
     def __init__(
-        self, name: str, receive: Callable[[Mapping[str, Any]], None], ended: Callable[[Exception], None]
+        self,
+        name: str,
+        receive: Callable[[Mapping[str, Any]], None],
+        ended: Callable[[Exception], None],
+        share: ProcessShare | None = None,
     ) -> None:
-        """name: of the model. receive: gets its messages. ended: called with the reason if it ends by itself."""
-        self._name, self._receive, self._ended = name, receive, ended
+        """name: of the model. receive: gets its messages. ended: called with the reason if it ends by itself. share:
+        None: it has all the memory that its configuration says."""
+        self._name, self._receive, self._ended, self._share = name, receive, ended, share
         self.loaded = asyncio.get_running_loop().create_future()  # whether it has loaded the model, or why not
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._fatal: Exception | None = None  # the error that it reported before its end
         self._is_ending = False
 
     async def start(self, config: EngineConfig) -> None:
-        """Start the process, which loads the model. OSError."""
+        """Start the process, which loads the model, if need be once it has its share. OSError."""
         self.process, reader, self._writer = await spawn("edge.serve.engine.child")
-        self.send({"config": config.to_json()})
+        if self._share is not None:
+            self._share.send = self.send
+        self.send({"config": config.to_json(), "shares_memory": self._share is not None})
         self.listening = asyncio.create_task(self._listen(reader))  # until the process has ended
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -93,6 +110,9 @@ class EngineChild:
     def _take(self, message: Mapping[str, Any]) -> None:
         if "fatal" in message:
             self._fatal = error_of(message["fatal"])
+            return
+        if "memory" in message and self._share is not None:
+            self._share.note(MemoryUse(**message["memory"]))
             return
         self._receive(message)
         if "ready" in message and not self.loaded.done():

@@ -9,6 +9,7 @@ from pathlib import Path
 from devices.machine_disk import disk_read_rate
 from devices.sleeping import sleep_profile
 from edge.adapters.file import AdapterFile, adapter_sizes
+from edge.elastic.share import SHARE
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
@@ -130,7 +131,12 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     limit = request.memory_limit_bytes
     uses_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
     if limit and not uses_gpu:
-        options = replace(options, memory=min(limit, options.memory or limit))
+        most = min(limit, options.memory or limit)
+        # Without others nothing changes; with groups, or asleep, nothing can.
+        if not SHARE.is_divided or (stages and (options.groups or 1) > 1) or sleep_profile():
+            options = replace(options, memory=SHARE.request(0, most))
+        else:
+            options = replace(options, memory=most, least_memory=most)
     if request.prefix_key:
         options = replace(options, reserved=options.reserved + held_bytes(shape))
     if options.memory is None:
@@ -147,13 +153,14 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
         )
         need = memory.need(request.path, sizes)
         _check_limit(need, limit)
+        SHARE.request(need.total, need.total)
     else:  # the engine accounts for itself, and pages what does not fit
         need = None
     if here is None:
         if sleep_profile():
             raise EdgeError("this device of a lab sleeps: it has no weights to draft with; let another one draft")
         engine = Engine(request.path, options, progress=progress)
-        return WholeModel(engine, need or engine.memory)
+        return WholeModel(engine, _counted(need or engine.memory, options))
     shards = load_shards(request.path, options, here, progress)
     shard = shards[0]
     if request.prefix_key and request.prefix_bytes:
@@ -161,7 +168,14 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
         seal(shard.engine.states, Path(request.prefix_folder), request.prefix_bytes, request.prefix_key, state_bytes)
     for other in shards[1:]:
         other.engine.states.share(shard.engine.states)
-    return SlicePart(shards, need or shard.engine.memory)
+    return SlicePart(shards, _counted(need or shard.engine.memory, options))
+
+
+def _counted(need: MemoryNeed, options: EngineOptions) -> MemoryNeed:
+    """Report the need of what cannot change while it runs."""
+    if options.least_memory is None:
+        SHARE.fix(need.total)
+    return need
 
 
 def _check_limit(need: MemoryNeed, limit: int) -> None:

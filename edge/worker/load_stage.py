@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from edge.elastic.share import SHARE
 from edge.net.relink import Relink
 from edge.onnx import stage as onnx_stage
 from edge.worker.limits import ResourceLimits
@@ -55,4 +56,7 @@ def load(request: pb.Load, _: int, limits: ResourceLimits, __: Callable[[float],
     takes, gives = boundaries_from(request.stage)
     threads = max(1, min(request.stage.threads or limits.threads, limits.threads))
     provider = request.stage.provider if request.stage.HasField("provider") else None
-    return OnnxPart(*onnx_stage.load(request.path, takes, gives, threads, provider, request.memory_limit_bytes))
+    limit = SHARE.request(0, request.memory_limit_bytes)
+    stage, n_bytes = onnx_stage.load(request.path, takes, gives, threads, provider, limit)
+    SHARE.fix(n_bytes)
+    return OnnxPart(stage, n_bytes)

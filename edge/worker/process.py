@@ -41,14 +41,18 @@ class RankProcess:
         limits: ResourceLimits,
         session: str,
         fork_server: ForkServer | None = None,
+        *,
+        shares_memory: bool = False,
     ) -> None:
         """Start it. host: address of its TCP links; credentials: their folder, if links are encrypted; fork_server:
-        starts it in place of a new interpreter."""
+        starts it in place of a new interpreter; shares_memory: it asks for memory, and gives some back."""
         self.folder = Path(tempfile.mkdtemp(prefix="edge-"))
         self._registered = ExitStack()  # so that a signal that ends this process at once leaves no folder
         self._registered.enter_context(removed_at_end(self.folder))
         ours, theirs = socket.socketpair()
         arguments = ["--host", host, "--folder", str(self.folder), *limits.options()]
+        if shares_memory:
+            arguments.insert(0, "--shares-memory")
         if credentials is not None:
             arguments += ["--credentials", str(credentials)]
         output, their_output = os.pipe()

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import grpc
 
-from devices.probe import own_rss, rss
 from devices.processes.forking import ForkServer, available
-from devices.processes.limits import give_back_memory
 from edge import log
-from edge.errors import EdgeError, NotEnoughMemory
+from edge.elastic.shares import Share
+from edge.errors import EdgeError
 from edge.slices.store import SliceStore
 from edge.worker.limits import ResourceLimits
+from edge.worker.memory import WorkerMemory
 from edge.worker.process import RankProcess
 from transport import edge_pb2 as pb
 from transport import rpc
@@ -35,9 +35,6 @@ from transport.tcp_link import TcpLink
 MAX_SESSIONS = 8
 LINKS_PER_RANK = 2  # links to a rank at a time: one in use, and one that is about to end
 TURN_S = 300.0  # to wait for the loads of other sessions
-_MIB = 1 << 20
-_PROCESS_BYTES = 96 * _MIB  # of an engine process that has loaded nothing yet; it takes 60 to 75 MiB
-_DAEMON_BYTES = 24 * _MIB  # that the daemon may need later: received data, and its pages
 _SIGN_OF_LIFE_S = 5.0  # between two events to an owner whose load waits
 
 
@@ -50,7 +47,7 @@ class Session:
     child: RankProcess
     links: threading.Semaphore  # of links that it may still accept
     slice: str = ""
-    memory_bytes: int = 0  # granted to its load
+    memory_bytes: int = 0  # that it loaded, or holds now where the worker divides its memory
     has_turn: bool = False  # whether it is the one session that loads
     events: queue.SimpleQueue[pb.Event | None] = field(default_factory=queue.SimpleQueue)  # for the owner
     lease: ExitStack = field(default_factory=ExitStack)  # keeps the loaded slice in the cache
@@ -58,17 +55,12 @@ class Session:
     answered: threading.Condition = field(default_factory=threading.Condition)  # notified when a command is answered
 
     @property
-    def held_bytes(self) -> int:
-        """Memory that counts for it: granted to its load, or taken by its process if it has none."""
-        return self.memory_bytes or max(_PROCESS_BYTES, rss(self.child.pid))
-
-    @property
     def runs(self) -> bool:
         """Return whether it takes part in the steps of a model."""
         with self.answered:
             return "run" in self.pending
 
-    def state(self) -> pb.SessionState:
+    def state(self, share: Share) -> pb.SessionState:
         """Return its state for Describe."""
         return pb.SessionState(
             session=self.name,
@@ -77,6 +69,10 @@ class Session:
             slice=self.slice,
             memory_bytes=self.memory_bytes,
             pid=self.child.pid,
+            share_bytes=share.limit,
+            least_bytes=share.least,
+            most_bytes=share.most,
+            use=share.use,
         )
 
 
@@ -97,7 +93,7 @@ class Sessions:
         self._host = host
         self._credentials = credentials
         self._limits = limits
-        self._memory_limit = memory_limit_bytes
+        self.memory = None if memory_limit_bytes is None else WorkerMemory(memory_limit_bytes, self._send)
         self._prefix_bytes = prefix_bytes
         self._sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
@@ -109,8 +105,9 @@ class Sessions:
 
     def states(self) -> list[pb.SessionState]:
         """Return the state of every session."""
+        figures = {} if self.memory is None else self.memory.figures()
         with self._lock:
-            return [session.state() for session in self._sessions.values()]
+            return [session.state(figures.get(session.name, Share())) for session in self._sessions.values()]
 
     @property
     def in_use(self) -> int:
@@ -191,40 +188,43 @@ class Sessions:
     def _start(self, first: pb.Command) -> Session:
         if self._fork_server is not None:
             self._fork_server.prepare()  # takes a while the first time, so it runs without the lock
+        name = secrets.token_hex(8)
+        if self.memory is not None:
+            self.memory.open(name)
+        try:
+            session = self._started(name, first)
+        except BaseException:
+            if self.memory is not None:
+                self.memory.leave(name)
+            raise
+        with suppress(TransportError):  # it may have died already: its last event says how
+            session.child.send(first)
+        rank, world_size = first.open.rank, first.open.world_size
+        log.info("session-opened", session=name, rank=rank, world_size=world_size, pid=session.child.pid)
+        return session
+
+    def _started(self, name: str, first: pb.Command) -> Session:
+        """Start the process of a session. Refused if there may be none."""
         with self._lock:
             if self._closed or self._leaving:
                 raise Refused("this worker is about to end and takes no new session; go on without it")
             if len(self._sessions) >= MAX_SESSIONS:
                 raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
-            self._check_room()
-            name = secrets.token_hex(8)
-            child = RankProcess(self._host, self._credentials, self._limits, name, self._fork_server)
+            shares_memory = self.memory is not None
+            child = RankProcess(
+                self._host, self._credentials, self._limits, name, self._fork_server, shares_memory=shares_memory
+            )
             links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
             session = self._sessions[name] = Session(name, first.open, child, links)
-        with suppress(TransportError):  # it may have died already: its last event says how
-            child.send(first)
-        log.info("session-opened", session=name, rank=first.open.rank, world_size=first.open.world_size, pid=child.pid)
         return session
-
-    def _check_room(self) -> None:
-        """Raise NotEnoughMemory if the limit has no room for another engine process, loaded or not."""
-        if self._memory_limit is None:
-            return
-        daemon, others = _daemon_bytes(), sum(s.held_bytes for s in self._sessions.values())
-        if daemon + others + _PROCESS_BYTES > self._memory_limit:
-            left = max(0, self._memory_limit - daemon - others)
-            raise NotEnoughMemory(
-                f"a session needs {_PROCESS_BYTES / _MIB:,.0f} MiB before it loads anything, and of this worker's"
-                f" {self._memory_limit / _MIB:,.0f} MiB {left / _MIB:,.0f} are left: its daemon takes"
-                f" {daemon / _MIB:,.0f}, other sessions {others / _MIB:,.0f}; start it with more --memory"
-                + (", or end a session" if others else "")
-            )
 
     def _feed(self, session: Session, commands: Iterator[pb.Command]) -> None:
         """Send commands to the process, until the owner ends the stream."""
         try:
             for command in commands:
                 kind = command.WhichOneof("command") or ""
+                if kind == "share":  # which this daemon alone gives
+                    continue
                 with session.answered:
                     if kind == "load":  # the memory left for it is known when all commands before it are done
                         session.answered.wait_for(lambda: not session.pending)
@@ -258,7 +258,7 @@ class Sessions:
         load.memory_limit_bytes = 0
         load.prefix_folder, load.prefix_bytes = str(self._store.folder.with_name("prefixes")), self._prefix_bytes
         session.slice = load.slice
-        if self._memory_limit is not None:
+        if self.memory is not None:
             # One load at a time: the memory that it leaves is known when it is done.
             deadline = time.monotonic() + TURN_S
             while not self._turn.acquire(timeout=_SIGN_OF_LIFE_S):
@@ -268,16 +268,17 @@ class Sessions:
                 session.events.put(pb.Event(loading=pb.Loading(fraction=0)))
             with self._lock:
                 session.has_turn = True
-                others = sum(s.held_bytes for s in self._sessions.values() if s is not session)
-            daemon = _daemon_bytes()
-            left = self._memory_limit - daemon - others
-            if left <= 0:
-                self._release(session)
-                raise NotEnoughMemory(
-                    f"of this worker's {self._memory_limit / _MIB:,.0f} MiB nothing is left: its daemon holds"
-                    f" {daemon / _MIB:,.0f} MiB and other sessions {others / _MIB:,.0f}; start it with more --memory"
-                )
-            load.memory_limit_bytes = left
+                idle = [other for other in self._sessions.values() if not other.slice]
+            for other in idle:
+                self.memory.empty(other.name, other.child.pid)
+            load.memory_limit_bytes = max(1, self.memory.room(session.name))
+
+    def _send(self, name: str, command: pb.Command) -> None:
+        """Send a command of the daemon's own to the process of a session, if there is one."""
+        session = self._sessions.get(name)
+        if session is not None:
+            with suppress(TransportError):  # it has ended
+                session.child.send(command)
 
     def _watch(self, session: Session) -> None:
         """Pass on events of the process, until it ends."""
@@ -287,6 +288,11 @@ class Sessions:
                 pending = session.pending[0] if session.pending else ""
                 if kind == "opened":
                     event.opened.session = session.name
+                elif kind == "memory":
+                    if self.memory is not None:
+                        session.memory_bytes = event.memory.held
+                        self.memory.note(session.name, event.memory)
+                    continue
                 elif kind == "loaded":
                     session.memory_bytes = event.loaded.memory_bytes
                     self._end_turn(session)
@@ -304,6 +310,8 @@ class Sessions:
             with self._lock:
                 self._sessions.pop(session.name, None)
             self._release(session)
+            if self.memory is not None:
+                self.memory.leave(session.name)
             with session.answered:
                 session.pending.clear()
                 session.answered.notify_all()
@@ -322,6 +330,8 @@ class Sessions:
         with session.answered:
             session.lease.close()
             session.slice, session.memory_bytes = "", 0
+        if self.memory is not None:
+            self.memory.empty(session.name, session.child.pid)
         self._end_turn(session)
 
     def _end_turn(self, session: Session) -> None:
@@ -330,9 +340,3 @@ class Sessions:
             if session.has_turn:
                 session.has_turn = False
                 self._turn.release()
-
-
-def _daemon_bytes() -> int:
-    """Bytes that the daemon holds and may need later, without received data that was freed."""
-    give_back_memory()
-    return own_rss() + _DAEMON_BYTES
