@@ -61,7 +61,7 @@ class MemoryShare:
 
     def fix(self, n_bytes: int) -> None:
         """Report that what was loaded holds so many bytes, and cannot change."""
-        self.report(MemoryUse(n_bytes, n_bytes, n_bytes, self.limit))
+        self._tell(MemoryUse(n_bytes, n_bytes, n_bytes, self.limit))
 
 
 SHARE = MemoryShare()
