@@ -37,7 +37,8 @@ class MemoryShare:
         return self._ask is not None
 
     def join(self, ask: Callable[[MemoryUse], int], tell: Callable[[MemoryUse], None]) -> None:
-        """Follow who divides a budget. ask: returns the first share, once it is there. tell: reports."""
+        """Follow who divides a budget. ask: returns the first share, once it is there and `limit`
+        is set. tell: reports."""
         self._ask, self._tell = ask, tell
 
     def ask(self, n_bytes: int | None) -> None:
@@ -49,8 +50,7 @@ class MemoryShare:
         NotEnoughMemory if `least` cannot be had."""
         if self._ask is None:
             return most
-        self.limit = self._ask(MemoryUse(least, most))
-        return min(most, self.limit)
+        return min(most, self._ask(MemoryUse(least, most)))
 
     def report(self, use: MemoryUse) -> None:
         """Report what changed at once, and how much it computes every second."""

@@ -105,10 +105,12 @@ class MemoryShares:
             self._budget = self._budget_now()
             return self._budget - sum(m.use.least for other, m in self._members.items() if other != name)
 
-    def join(self, name: str, least: int, most: int, what: str) -> None:
+    def join(self, name: str, least: int, most: int, what: str, *, again: bool = False) -> None:
         """Divide the budget with this process, too, or again. what: loads, for the error. NotEnoughMemory, and nothing
-        changes, if the others cannot give `least`."""
+        changes, if the others cannot give `least`. again: only if it has not left."""
         with self._changed:
+            if again and name not in self._members:
+                return
             left = self.room(name)
             if least > left:
                 raise NotEnoughMemory(
@@ -130,20 +132,26 @@ class MemoryShares:
                 self._members[name] = _Member(use, self._clock(), limit=n_bytes, waits=False)
                 self._divide()
 
-    def grant(self, name: str) -> int:
+    def grant(self, name: str, send: Callable[[int], None] = lambda n_bytes: None) -> int:
         """Wait until others have given back what the first share of a process takes, and return its bytes; 0 if it has
-        left. NotEnoughMemory if they have not within a minute."""
+        left or asked again. send: gives it the share, before any later limit. NotEnoughMemory if they have not
+        within a minute."""
         with self._changed:
             member = self._members.get(name)
             if member is None:
                 return 0
-            self._changed.wait_for(lambda: member.limit >= member.share, _WAIT_S)
+            self._changed.wait_for(
+                lambda: self._members.get(name) is not member or member.limit >= member.share, _WAIT_S
+            )
+            if self._members.get(name) is not member:
+                return 0
             if member.limit < member.use.least:
                 raise NotEnoughMemory(
                     f"{bytes_text(member.use.least)} are needed, {bytes_text(member.limit)} are there: what else is"
                     f" loaded did not give back the rest within {_WAIT_S:g} s; try again"
                 )
             member.waits = False
+            send(member.limit)
             return member.limit
 
     def report(self, name: str, use: MemoryUse) -> None:

@@ -55,17 +55,15 @@ class WorkerMemory:
             threading.Thread(target=self._admit, args=(name, use), daemon=True, name="share").start()
 
     def _admit(self, name: str, use: pb.MemoryUse) -> None:
-        share = pb.MemoryShare(first=True)
         try:
             with self._advised():
-                self._shares.join(name, use.least, use.most, "what is to be loaded")
-                share.bytes = self._shares.grant(name)
+                self._shares.join(name, use.least, use.most, "what is to be loaded", again=True)
+                self._shares.grant(name, lambda n: self._send(name, _share(bytes=n, first=True)))
         except NotEnoughMemory as error:
-            share.refused = str(error)
-        self._send(name, pb.Command(share=share))
+            self._send(name, _share(refused=str(error), first=True))
 
     def _tell(self, name: str, n_bytes: int) -> None:
-        self._send(name, pb.Command(share=pb.MemoryShare(bytes=n_bytes)))
+        self._send(name, _share(bytes=n_bytes))
 
     @contextmanager
     def _advised(self) -> Iterator[None]:
@@ -76,6 +74,10 @@ class WorkerMemory:
                 f"{error}; the daemon takes {bytes_text(_daemon_bytes())} of this worker's"
                 f" {bytes_text(self._limit_bytes)}: start it with more --memory, or end a session"
             ) from None
+
+
+def _share(bytes: int = 0, refused: str = "", first: bool = False) -> pb.Command:
+    return pb.Command(share=pb.MemoryShare(bytes=bytes, refused=refused, first=first))
 
 
 def _daemon_bytes() -> int:
@@ -98,10 +100,10 @@ class WorkerShare:
 
     def follow(self, share: pb.MemoryShare) -> None:
         """Hold so much from now on."""
+        if not share.refused:
+            SHARE.limit = share.bytes
         if share.first:
             self._first.put(share)
-        else:
-            SHARE.limit = share.bytes
 
     def _ask(self, use: MemoryUse) -> int:
         self._report(use)
