@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from edge.api.config import EngineConfig
 from edge.elastic.share import MemoryUse
@@ -47,6 +48,7 @@ class ModelMemory:
         """Return a process for a model, which asks for its share when it is started."""
         if self.n_bytes is None:
             return EngineProcess(name, config, say=say)
+        self._loop = asyncio.get_running_loop()
         share = self._processes[name] = ProcessShare(partial(self._note, name))
         return EngineProcess(name, self.config(config), say=say, share=share)
 
@@ -74,20 +76,26 @@ class ModelMemory:
             task.add_done_callback(self._admissions.discard)
 
     async def _admit(self, name: str, use: MemoryUse) -> None:
-        send = self._processes[name].send
+        share = self._processes.get(name)
+        first = partial(self._send, name, first=True)
         try:
-            while True:
+            while share is not None and self._processes.get(name) is share:  # else it has left
                 try:
                     self._shares.join(name, use.least, use.most, name)
-                    break
+                    await asyncio.to_thread(self._shares.grant, name, lambda n_bytes: first(bytes=n_bytes))
+                    return
                 except NotEnoughMemory:
                     if not await self._unload_one(name):
                         raise
-            send({"do": "memory", "with": {"bytes": await asyncio.to_thread(self._shares.grant, name)}})
         except NotEnoughMemory as error:
-            why = f"{error}; start the server with more --memory, or use a smaller --context"
-            send({"do": "memory", "with": {"refused": why}})
+            if self._processes.get(name) is share:
+                self._shares.leave(name)
+                first(refused=f"{error}; start the server with more --memory, or use a smaller --context")
 
     def _tell(self, name: str, n_bytes: int) -> None:
-        if name in self._processes:
-            self._processes[name].send({"do": "memory", "with": {"bytes": n_bytes}})
+        self._send(name, bytes=n_bytes)
+
+    def _send(self, name: str, **share: Any) -> None:
+        """Send in the order of calls, from any thread."""
+        if (process := self._processes.get(name)) is not None:
+            self._loop.call_soon_threadsafe(process.send, {"do": "memory", "with": share})

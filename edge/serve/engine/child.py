@@ -21,7 +21,6 @@ from typing import Any
 from devices.processes.limits import give_back_memory
 from edge.api.config import EngineConfig
 from edge.api.media import media_encoder
-from edge.elastic.share import SHARE
 from edge.elastic.signals import ignore_memory_signals
 from edge.serve.engine.loop import ServingLoop
 from edge.serve.engine.memory import follow_share
@@ -88,7 +87,7 @@ def main() -> int:
         first = next(messages)
         config = EngineConfig.from_json(first["config"])
         if first["shares_memory"]:
-            follow_share(config.options, control.send, messages)
+            messages = follow_share(config.options, control.send, messages)
         with config.loaded(steps) as (engine, deployed, draft), ExitStack() as stack:
             drafter = speculation(draft, engine, stack.enter_context, steps)
             encoder = stack.enter_context(media_encoder(config, engine, steps))
@@ -113,8 +112,6 @@ def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Contro
         for message in messages:
             if message["do"] == "cancel":
                 loop.cancel(message["id"])
-            elif message["do"] == "memory":
-                SHARE.limit = message["with"]["bytes"]
             elif message["do"] == "beat":  # answered here, whatever other threads do
                 control.send({"id": message["id"], "result": loop.beat()})
             else:
