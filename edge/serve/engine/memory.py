@@ -12,7 +12,9 @@ from edge.elastic.share import SHARE, MemoryUse
 from edge.errors import NotEnoughMemory
 
 
-def follow_share(options: Mapping[str, Any], send: Callable[..., None], messages: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def follow_share(
+    options: Mapping[str, Any], send: Callable[..., None], messages: Iterator[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     """Ask the server for memory from now on. options: of the engine; one whose memory cannot change asks at once.
 
     Return the messages of other things: a thread reads all, also while the model is loaded."""
