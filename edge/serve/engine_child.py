@@ -27,6 +27,7 @@ class ProcessShare:
 
     note: Callable[[MemoryUse], None]  # gets what it reports
     send: Callable[[Mapping[str, Any]], None] = lambda message: None  # to the process that runs
+    leave: Callable[[], None] = lambda: None  # called once no process will be started again
 
 
 class NoAnswer(EngineGone):

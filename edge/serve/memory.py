@@ -50,12 +50,17 @@ class ModelMemory:
             return EngineProcess(name, config, say=say)
         self._loop = asyncio.get_running_loop()
         share = self._processes[name] = ProcessShare(partial(self._note, name))
+        share.leave = lambda: self._gave_up(name, share)
         return EngineProcess(name, self.config(config), say=say, share=share)
 
     def leave(self, name: str) -> None:
         """Let others have what a model had."""
         self._processes.pop(name, None)
         self._shares.leave(name)
+
+    def _gave_up(self, name: str, share: ProcessShare) -> None:
+        if self._processes.get(name) is share:  # else the model was loaded anew meanwhile
+            self._shares.leave(name)
 
     async def ask(self, n_bytes: int | None) -> None:
         """As ServedMemory.ask."""

@@ -242,6 +242,8 @@ class EngineProcess:
     def _give_up(self, reason: Exception) -> None:
         """Fail all requests, now and later."""
         self.failed = reason
+        if self._share is not None:
+            self._share.leave()
         self._ready.set()  # tasks that wait for it get the reason
         for answer in self.answers.take_accepted():
             self.answers.end(answer, reason)
