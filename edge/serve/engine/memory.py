@@ -34,7 +34,6 @@ def follow_share(
         first.put({"refused": "the server has gone"})
         others.put(None)
 
-
     def report(use: MemoryUse) -> None:
         send({"memory": asdict(use)})
 
