@@ -30,7 +30,7 @@ def load_elastic(least: int, prefer: Preference, opening: Opening, room: Room = 
     shared = opening.plan(opening.roles(sizes_[-1].tensors), least)
     sizes = Sizes(opening, sizes_, shared.parts, shared.sizes, least, prefer)
     most = opening.options.memory
-    room.share.request(limit_of(sizes.least), min(most, sizes.most))
+    room.share.request(min(limit_of(sizes.least), most), min(most, sizes.most))
     for _ in range(_ATTEMPTS):
         budget = min(most, room.for_process(most))
         if budget < sizes.least:

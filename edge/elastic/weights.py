@@ -56,6 +56,7 @@ class ElasticWeights(PagedWeights):
         self._changing = False
         self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = None  # and those that are not of the weights
         self._shown = opening.progress
+        self._most = opening.options.memory  # bytes
         self._watch: Repeated | None = None
         self._checked_s = 0.0  # when `_loads` looked last
         self._began_s = self._computed_s = 0.0  # when the pass under way began; seconds of all before
@@ -161,7 +162,8 @@ class ElasticWeights(PagedWeights):
             return  # a change is under way: what it gives back may still be there
         held = max(self.planned_bytes, min(self._governor.budget, self.sizes.most))
         computed_s = self._computed_s + (self._room.now() - self._began_s if self._computing else 0.0)
-        self._room.share.report(MemoryUse(limit_of(self.sizes.least), self.sizes.most, held, limit, computed_s))
+        least, most = min(limit_of(self.sizes.least), self._most), min(self._most, self.sizes.most)
+        self._room.share.report(MemoryUse(least, most, held, limit, computed_s))
 
     def _watch_is_over(self) -> bool:
         return self._watch is not None and self._watch.is_over
