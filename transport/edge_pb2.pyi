@@ -130,7 +130,7 @@ class Command(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., allreduce: _Optional[_Union[Allreduce, _Mapping]] = ..., unload: _Optional[_Union[Unload, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., time: _Optional[_Union[Time, _Mapping]] = ..., share: _Optional[_Union[MemoryShare, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("opened", "connected", "loading", "loaded", "answered", "measured", "allreduced", "unloaded", "ran", "timed", "memory", "alive", "failed", "died")
+    __slots__ = ("opened", "connected", "loading", "loaded", "answered", "measured", "allreduced", "unloaded", "ran", "timed", "memory", "claim", "alive", "failed", "died")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class Event(_message.Message):
     RAN_FIELD_NUMBER: _ClassVar[int]
     TIMED_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DIED_FIELD_NUMBER: _ClassVar[int]
@@ -156,10 +157,11 @@ class Event(_message.Message):
     ran: Ran
     timed: Timed
     memory: MemoryUse
+    claim: MemoryClaim
     alive: Alive
     failed: Failed
     died: Died
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., allreduced: _Optional[_Union[Allreduced, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., ran: _Optional[_Union[Ran, _Mapping]] = ..., timed: _Optional[_Union[Timed, _Mapping]] = ..., memory: _Optional[_Union[MemoryUse, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ...) -> None: ...
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., allreduced: _Optional[_Union[Allreduced, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., ran: _Optional[_Union[Ran, _Mapping]] = ..., timed: _Optional[_Union[Timed, _Mapping]] = ..., memory: _Optional[_Union[MemoryUse, _Mapping]] = ..., claim: _Optional[_Union[MemoryClaim, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("rank", "world_size", "secret", "connect_timeout_s", "step_timeout_s", "send_timeout_s", "affinity", "streams")
@@ -484,28 +486,36 @@ class Alive(_message.Message):
     def __init__(self, leaving: _Optional[bool] = ...) -> None: ...
 
 class MemoryShare(_message.Message):
-    __slots__ = ("bytes", "first", "refused")
+    __slots__ = ("bytes", "coming", "number", "answers", "refused")
     BYTES_FIELD_NUMBER: _ClassVar[int]
-    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COMING_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     bytes: int
-    first: bool
+    coming: int
+    number: int
+    answers: bool
     refused: str
-    def __init__(self, bytes: _Optional[int] = ..., first: _Optional[bool] = ..., refused: _Optional[str] = ...) -> None: ...
+    def __init__(self, bytes: _Optional[int] = ..., coming: _Optional[int] = ..., number: _Optional[int] = ..., answers: _Optional[bool] = ..., refused: _Optional[str] = ...) -> None: ...
 
-class MemoryUse(_message.Message):
-    __slots__ = ("least", "most", "held", "limit", "computed_s")
+class MemoryClaim(_message.Message):
+    __slots__ = ("least", "most")
     LEAST_FIELD_NUMBER: _ClassVar[int]
     MOST_FIELD_NUMBER: _ClassVar[int]
-    HELD_FIELD_NUMBER: _ClassVar[int]
-    LIMIT_FIELD_NUMBER: _ClassVar[int]
-    COMPUTED_S_FIELD_NUMBER: _ClassVar[int]
     least: int
     most: int
+    def __init__(self, least: _Optional[int] = ..., most: _Optional[int] = ...) -> None: ...
+
+class MemoryUse(_message.Message):
+    __slots__ = ("held", "seen", "computed_s")
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_S_FIELD_NUMBER: _ClassVar[int]
     held: int
-    limit: int
+    seen: int
     computed_s: float
-    def __init__(self, least: _Optional[int] = ..., most: _Optional[int] = ..., held: _Optional[int] = ..., limit: _Optional[int] = ..., computed_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, held: _Optional[int] = ..., seen: _Optional[int] = ..., computed_s: _Optional[float] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("error", "message")

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edge.errors import NotEnoughMemory
+from quant.text import bytes_text
+
 _ANY = 1 << 62  # bytes: without limit
 _REPORT_S = 1.0  # between two reports where nothing but the time of computing has changed
+WAIT_S = 60.0  # for others to give memory back
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory of one process, as it reports it. Bytes."""
+    """Memory of one process, as it reports it."""
 
-    least: int  # that it needs; with less it is refused
-    most: int  # beyond which more is of no use
-    held: int = 0  # that it may have taken; 0: it asks for its first share
-    limit: int = 0  # that it knew then
+    held: int  # bytes that it may have taken
+    seen: int  # number of the last limit that it knew before
     computed_s: float = 0.0  # seconds in which it has computed since it was loaded
 
 
@@ -26,42 +29,68 @@ class MemoryShare:
 
     def __init__(self) -> None:
         self.limit = _ANY  # bytes; whoever divides the budget changes it at any time
-        self._ask: Callable[[MemoryUse], int] | None = None
-        self._tell: Callable[[MemoryUse], None] = lambda use: None
-        self._told: tuple[int, int, int, int] | None = None
-        self._told_s = 0.0
+        self.seen = 0  # number of this limit, or of one before
+        self._claim: Callable[[int, int], None] | None = None
+        self._report: Callable[[MemoryUse], None] = lambda use: None
+        self._coming, self._refused = 0, ""
+        self._claims = False  # whether the answer to a claim is on its way
+        self._changed = threading.Condition()
+        self._reported: tuple[int, int] | None = None
+        self._reported_s = 0.0
 
     @property
     def is_divided(self) -> bool:
         """True if somebody divides a budget."""
-        return self._ask is not None
+        return self._claim is not None
 
-    def join(self, ask: Callable[[MemoryUse], int], tell: Callable[[MemoryUse], None]) -> None:
-        """Follow who divides a budget. ask: returns the first share, once it is there and `limit`
-        is set. tell: reports."""
-        self._ask, self._tell = ask, tell
+    def join(self, claim: Callable[[int, int], None], report: Callable[[MemoryUse], None]) -> None:
+        """Hold nothing but what is requested from now on. claim: says what is needed at least, and what can be used at
+        most; `follow` gets the answer. report: says what is held."""
+        self.limit, self._claim, self._report = 0, claim, report
+
+    def follow(self, n_bytes: int, coming: int, number: int, answers: bool, refused: str = "") -> None:
+        """Hold so many bytes from now on. coming: bytes, once others have given them back. number: counts up. answers:
+        a claim, and refused: why it is not granted. What was said before the claim came does not count."""
+        with self._changed:
+            if self._claims and not answers:
+                return
+            self._claims, self._refused = False, self._refused or refused
+            self.limit, self._coming = n_bytes, coming
+            self.seen = number  # last: who reads it first knows no older limit
+            self._changed.notify_all()
 
     def ask(self, n_bytes: int | None) -> None:
         """Have this process hold so many bytes, or its least if that is more; None: any again."""
         self.limit = _ANY if n_bytes is None else n_bytes
 
     def request(self, least: int, most: int) -> int:
-        """Return the bytes of the first share, before anything is loaded; `most` where nobody divides a budget.
-        NotEnoughMemory if `least` cannot be had."""
-        if self._ask is None:
+        """Return the bytes that may be held, before they are taken; `most` where nobody divides a budget. Where `least`
+        is `most`, so much is held from then on. NotEnoughMemory if `least` cannot be had, within a minute."""
+        if self._claim is None:
             return most
-        return min(most, self._ask(MemoryUse(least, most)))
+        with self._changed:
+            self._claims = True
+        self._claim(least, most)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._refused or (not self._claims and self.limit >= max(least, self._coming)), WAIT_S
+            )
+            refused, self._refused = self._refused, ""
+            if refused:
+                raise NotEnoughMemory(refused)
+            if self.limit < least:
+                raise NotEnoughMemory(
+                    f"{bytes_text(least)} are needed, {bytes_text(self.limit)} are there: what else is loaded did not"
+                    f" give back the rest within {WAIT_S:g} s; try again"
+                )
+            return min(most, self.limit)
 
     def report(self, use: MemoryUse) -> None:
         """Report what changed at once, and how much it computes every second."""
-        now, figures = time.monotonic(), (use.least, use.most, use.held, use.limit)
-        if figures != self._told or now - self._told_s >= _REPORT_S:
-            self._told, self._told_s = figures, now
-            self._tell(use)
-
-    def fix(self, n_bytes: int) -> None:
-        """Report that what was loaded holds so many bytes, and cannot change."""
-        self._tell(MemoryUse(n_bytes, n_bytes, n_bytes, self.limit))
+        now, figures = time.monotonic(), (use.held, use.seen)
+        if figures != self._reported or now - self._reported_s >= _REPORT_S:
+            self._reported, self._reported_s = figures, now
+            self._report(use)
 
 
 SHARE = MemoryShare()

@@ -1,7 +1,7 @@
 """Shares of one memory budget: divided among processes by use, not by who came first, and never below what each needs.
 
 A process that computes gets more, one that is idle gives way. Nothing is promised twice: a share grows by what others
-have given back.
+have given back. Nothing waits here: who needs memory does (`edge/elastic/share.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from edge.elastic.share import MemoryUse
 from edge.errors import NotEnoughMemory
@@ -21,7 +22,8 @@ IDLE = 10  # weight of one that does not: memory that nobody else can use is its
 _MEAN_S = 120.0  # time constant of the mean of use: who takes turns within a minute is used alike
 SETTLED_S = 30.0  # shares that follow use stay for so long
 _GAIN = 8  # and change only where a process in use gains one part in so many
-_WAIT_S = 60.0  # for others to give memory back
+
+_Name = TypeVar("_Name")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Claim:
     weight: int  # of its use, from IDLE to WHOLE
 
 
-def divide(budget: int, claims: Mapping[str, Claim]) -> dict[str, int]:
+def divide(budget: int, claims: Mapping[_Name, Claim]) -> dict[_Name, int]:
     """Return the bytes of each: its least, and of the rest a part in proportion to its weight, `most` in all.
 
     All get their least, whatever the budget.
@@ -65,163 +67,155 @@ class Share:
     use: float = 0.0  # part of the time that it computed lately, 0 to 1
 
 
-@dataclass
-class _Member:
-    use: MemoryUse
-    seen_s: float  # when it reported
-    busy: float = 1.0  # mean part of the time that it computed lately: who comes is about to be used
+@dataclass(eq=False)
+class Member:
+    """A process that has a part of the budget. `MemoryShares` alone changes it, but for `tell`."""
+
+    name: str
+    # Called with its limit in bytes, what that will be once others have given back, a number that counts up, and whether
+    # this answers a claim, which ends what was said before.
+    tell: Callable[[int, int, int, bool], None]
+    least: int = 0  # bytes that it needs
+    most: int = 0  # bytes that it holds at most, whatever it may
     share: int = 0  # bytes that it is to have
-    limit: int = 0  # bytes that it was told
-    left: int = 0  # bytes that it held when it was told to hold less, until it has
-    waits: bool = True  # for its first share
+    limit: int = 0  # bytes that it may hold now
+    told: tuple[int, int] = 0, 0  # limit and share, as it was told last
+    number: int = 0  # of that
+    left: int = 0  # bytes that it may hold until it reports that it knows its limit
+    held: int = 0  # bytes, as it reported last
+    busy: float = 1.0  # mean part of the time that it computed lately: who comes is about to be used
+    computed: tuple[float, float] | None = None  # seconds that it computed, and when it reported them
 
     @property
     def taken(self) -> int:
-        return max(min(self.limit, self.use.most), self.left)
-
-    @property
-    def claim(self) -> Claim:
-        return Claim(self.use.least, self.use.most, max(IDLE, round(WHOLE * self.busy)))
+        """Bytes that nobody else may have."""
+        return min(max(self.limit, self.left), self.most)
 
 
 class MemoryShares:
-    """Division of one budget among processes, by name. Called from any thread."""
+    """Division of one budget among processes. For any thread."""
 
-    def __init__(
-        self, budget: Callable[[], int], tell: Callable[[str, int], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """budget: returns the bytes that there are now. tell: gives a process its new limit in bytes; it must not wait
-        for that process."""
-        self._budget_now, self._tell, self._clock = budget, tell, clock
+    def __init__(self, budget: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+        """budget: returns the bytes that there are now."""
+        self._budget_now, self._clock = budget, clock
         self._budget = budget()
         self._asked: int | None = None
-        self._members: dict[str, _Member] = {}
-        self._divided_s = 0.0
-        self._changed = threading.Condition()
+        self._members: list[Member] = []
+        self._looked_s = 0.0
+        self._lock = threading.Lock()
 
-    def room(self, name: str) -> int:
-        """Return the bytes that a process could have if all others went to their least."""
-        with self._changed:
+    def budget(self) -> int:
+        """Return the bytes that there are for all."""
+        with self._lock:
             self._budget = self._budget_now()
-            return self._budget - sum(m.use.least for other, m in self._members.items() if other != name)
+            return self._budget
 
-    def join(self, name: str, least: int, most: int, what: str, *, again: bool = False) -> None:
-        """Divide the budget with this process, too, or again. what: loads, for the error. NotEnoughMemory, and nothing
-        changes, if the others cannot give `least`. again: only if it has not left."""
-        with self._changed:
-            if again and name not in self._members:
+    def join(self, name: str, tell: Callable[[int, int, int, bool], None]) -> Member:
+        """Add a process, which may hold nothing yet. tell: as `Member` has it; it must not wait for that process."""
+        member = Member(name, tell)
+        with self._lock:
+            self._members.append(member)
+        return member
+
+    def claim(self, member: Member, least: int, most: int, what: str) -> None:
+        """Divide anew, now that a process needs so much; it is told its limit, in any case. what: it needs that for.
+        NotEnoughMemory, and nothing changes, if the others cannot give it."""
+        with self._lock:
+            if member not in self._members:
                 return
-            left = self.room(name)
-            if least > left:
+            self._budget = self._budget_now()
+            others = sum(m.least for m in self._members if m is not member)
+            room = max(0, self._budget - others)
+            if least > max(room, member.least):
                 raise NotEnoughMemory(
                     f"{what} needs at least {bytes_text(least)}, and of {bytes_text(max(0, self._budget))} that are"
-                    f" shared {bytes_text(max(0, left))} can be had: what else is loaded needs"
-                    f" {bytes_text(self._budget - left)}"
+                    f" shared {bytes_text(room)} can be had: what else is loaded needs {bytes_text(others)}"
                 )
-            before = self._members.get(name)
-            self._members[name] = member = _Member(MemoryUse(least, max(least, most)), self._clock())
-            if before is not None:
-                member.limit, member.left = before.limit, before.left
-            self._divide()
+            self._claimed(member, least, max(least, most))
 
-    def fix(self, name: str, n_bytes: int) -> None:
-        """Note that a process holds so many bytes, and cannot change."""
-        with self._changed:
-            use = MemoryUse(n_bytes, n_bytes, n_bytes)
-            if name in self._members and self._members[name].use != use:
-                self._members[name] = _Member(use, self._clock(), limit=n_bytes, waits=False)
-                self._divide()
+    def fix(self, member: Member, n_bytes: int) -> None:
+        """Note that a process, which knows its limit, holds so many bytes until it claims others."""
+        with self._lock:
+            if member in self._members:
+                member.limit = n_bytes
+                self._claimed(member, n_bytes, n_bytes)
 
-    def grant(self, name: str, send: Callable[[int], None] = lambda n_bytes: None) -> int:
-        """Wait until others have given back what the first share of a process takes, and return its bytes; 0 if it has
-        left or asked again. send: gives it the share, before any later limit. NotEnoughMemory if they have not
-        within a minute."""
-        with self._changed:
-            member = self._members.get(name)
-            if member is None:
-                return 0
-            self._changed.wait_for(
-                lambda: self._members.get(name) is not member or member.limit >= member.share, _WAIT_S
-            )
-            if self._members.get(name) is not member:
-                return 0
-            if member.limit < member.use.least:
-                raise NotEnoughMemory(
-                    f"{bytes_text(member.use.least)} are needed, {bytes_text(member.limit)} are there: what else is"
-                    f" loaded did not give back the rest within {_WAIT_S:g} s; try again"
-                )
-            member.waits = False
-            send(member.limit)
-            return member.limit
-
-    def report(self, name: str, use: MemoryUse) -> None:
+    def report(self, member: Member, use: MemoryUse) -> None:
         """Note what a process reports, and divide anew where that is clearly better."""
-        with self._changed:
-            member = self._members.get(name)
-            if member is None or member.waits:
+        with self._lock:
+            if member not in self._members:
                 return
             now = self._clock()
-            if (passed_s := now - member.seen_s) > 0:
-                busy = min(1.0, max(0.0, use.computed_s - member.use.computed_s) / passed_s)
+            if member.computed is not None and (passed_s := now - member.computed[1]) > 0:
+                busy = min(1.0, max(0.0, use.computed_s - member.computed[0]) / passed_s)
                 member.busy += (busy - member.busy) * (1 - math.exp(-passed_s / _MEAN_S))
-            member.use, member.seen_s = use, now
-            if use.limit <= member.limit:  # else it does not know yet that it is to hold less
+            member.computed, member.held = (use.computed_s, now), use.held
+            if use.seen == member.number:  # else it may hold what it knew before
                 member.left = use.held
-            shares = self._shares()
-            if now - self._divided_s >= SETTLED_S and any(
-                m.busy * WHOLE > IDLE and shares[other] - m.share > m.share // _GAIN
-                for other, m in self._members.items()
-            ):
+            if now - self._looked_s >= SETTLED_S and self._is_to_change():
                 self._divide()
             else:
-                member.share = max(min(member.share, use.most), use.least)
                 self._settle()
 
-    def leave(self, name: str) -> None:
-        """Let others have what a process had."""
-        with self._changed:
-            if self._members.pop(name, None) is not None:
+    def leave(self, member: Member) -> None:
+        """Let others have what a process had. It has ended."""
+        with self._lock:
+            if member in self._members:
+                self._members.remove(member)
                 self._divide()
 
     def ask(self, n_bytes: int | None) -> None:
         """Have all processes together hold so many bytes from now on, or their least if that is more. None: the whole
         budget again."""
-        with self._changed:
+        with self._lock:
             self._asked = n_bytes
             self._divide()
 
     def figures(self) -> dict[str, Share]:
-        """Return the share of each process."""
-        with self._changed:
+        """Return the share of each process that needs some, by name."""
+        with self._lock:
             return {
-                name: Share(m.limit, m.use.held, m.use.least, m.use.most, round(m.busy, 3))
-                for name, m in self._members.items()
+                m.name: Share(m.limit, m.held, m.least, m.most, round(m.busy, 3)) for m in self._members if m.most > 0
             }
 
-    def _shares(self) -> dict[str, int]:
+    def _claimed(self, member: Member, least: int, most: int) -> None:
+        member.left = min(member.taken, most)
+        member.least, member.most, member.computed = least, most, None
+        if least == most:
+            member.held = most
+        self._divide(member)
+
+    def _is_to_change(self) -> bool:
+        """Look at the budget, and return whether it is too small for all shares, or a process in use would gain."""
+        self._looked_s, self._budget = self._clock(), self._budget_now()
+        return sum(m.share for m in self._members) > self._budget or any(
+            m.busy * WHOLE > IDLE and share - m.share > m.share // _GAIN for m, share in self._shares().items()
+        )
+
+    def _shares(self) -> dict[Member, int]:
         budget = self._budget if self._asked is None else min(self._budget, self._asked)
-        return divide(budget, {name: m.claim for name, m in self._members.items()})
+        claims = {m: Claim(m.least, m.most, max(IDLE, round(WHOLE * m.busy))) for m in self._members}
+        return divide(budget, claims)
 
-    def _divide(self) -> None:
-        self._divided_s, self._budget = self._clock(), self._budget_now()
-        for name, share in self._shares().items():
-            self._members[name].share = share
-        self._settle()
+    def _divide(self, claimed: Member | None = None) -> None:
+        self._looked_s, self._budget = self._clock(), self._budget_now()
+        for member, share in self._shares().items():
+            member.share = share
+        self._settle(claimed)
 
-    def _settle(self) -> None:
-        """Tell who is to hold less, and let others have what is there."""
-        for name, member in self._members.items():
+    def _settle(self, claimed: Member | None = None) -> None:
+        """Have those hold less that have more than their share, let the others have what is there, and tell who has
+        another limit. claimed: is told in any case."""
+        for member in self._members:
             if member.share < member.limit:
-                member.left, member.limit = member.taken, member.share
-                self._told(name, member)
-        free = self._budget - sum(m.taken for m in self._members.values())
-        for name, member in self._members.items():
-            if (more := min(free + member.taken - member.limit, member.share - member.limit)) > 0:
-                free -= max(0, member.limit + more - member.taken)
+                member.left, member.limit = max(member.left, member.limit), member.share
+        free = self._budget - sum(m.taken for m in self._members)
+        for member in self._members:
+            own = member.taken - member.limit  # that it may hold anyway
+            if (more := min(max(0, free) + own, member.share - member.limit)) > 0:
                 member.limit += more
-                self._told(name, member)
-        self._changed.notify_all()
-
-    def _told(self, name: str, member: _Member) -> None:
-        if not member.waits:
-            self._tell(name, member.limit)
+                free -= max(0, more - own)
+        for member in self._members:
+            if member.told != (member.limit, member.share) or member is claimed:
+                member.told, member.number = (member.limit, member.share), member.number + 1
+                member.tell(*member.told, member.number, member is claimed)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from edge.elastic.governor import Governor, limit_of
+from edge.elastic.governor import Governor
 from edge.elastic.room import ROOM, Room
 from edge.elastic.share import MemoryUse
 from edge.elastic.sizes import SizeChoice, Sizes
@@ -56,7 +56,6 @@ class ElasticWeights(PagedWeights):
         self._changing = False
         self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = None  # and those that are not of the weights
         self._shown = opening.progress
-        self._most = opening.options.memory  # bytes
         self._watch: Repeated | None = None
         self._checked_s = 0.0  # when `_loads` looked last
         self._began_s = self._computed_s = 0.0  # when the pass under way began; seconds of all before
@@ -144,9 +143,9 @@ class ElasticWeights(PagedWeights):
 
     def follow(self) -> None:
         """Look, and change what is due unless a pass is computed, which has the next one change it."""
-        limit = self._room.share.limit
+        seen = self._room.share.seen
         self.look()
-        self._report(limit)
+        self._report(seen)
         if self._due and self._lock.acquire(blocking=False):
             try:
                 # The next pass tries again, and says what is wrong.
@@ -156,14 +155,13 @@ class ElasticWeights(PagedWeights):
             finally:
                 self._lock.release()
 
-    def _report(self, limit: int) -> None:
-        """Report to who divides a budget, after a look that knew this limit."""
+    def _report(self, seen: int) -> None:
+        """Report to who divides a budget, after a look that knew the limit of this number."""
         if not self._intact:
             return  # a change is under way: what it gives back may still be there
         held = max(self.planned_bytes, min(self._governor.budget, self.sizes.most))
         computed_s = self._computed_s + (self._room.now() - self._began_s if self._computing else 0.0)
-        least, most = min(limit_of(self.sizes.least), self._most), min(self._most, self.sizes.most)
-        self._room.share.report(MemoryUse(least, most, held, limit, computed_s))
+        self._room.share.report(MemoryUse(held, seen, computed_s))
 
     def _watch_is_over(self) -> bool:
         return self._watch is not None and self._watch.is_over

@@ -95,6 +95,12 @@ class LoadedStage:
         self.engine.close()
 
 
+def need_bytes(path: str, takes: Boundary, gives: Boundary) -> int:
+    """Return the bytes of memory that the stage in the file `path` takes at least while it is loaded."""
+    crossing = sum(tensor.n_bytes for boundary in (takes, gives) for tensor in boundary.tensors)
+    return _COPIES * Path(path).stat().st_size + crossing
+
+
 def load(
     path: str, takes: Boundary, gives: Boundary, threads: int, provider: str | None = None, limit_bytes: int = 0
 ) -> tuple[LoadedStage, int]:
@@ -105,8 +111,7 @@ def load(
     errors of OnnxEngine.
     """
     before, size = own_rss(), Path(path).stat().st_size
-    crossing = sum(tensor.n_bytes for boundary in (takes, gives) for tensor in boundary.tensors)
-    _check_limit(_COPIES * size + crossing, limit_bytes)  # at least: before native code reads it
+    _check_limit(need_bytes(path, takes, gives), limit_bytes)  # before native code reads it
     try:
         engine = OnnxEngine(Path(path), threads, provider, buffers=SETS)
     except ModuleNotFoundError as error:

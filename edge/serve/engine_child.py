@@ -8,12 +8,10 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from devices.processes.interpreter import module_command
 from edge.api.config import EngineConfig
-from edge.elastic.share import MemoryUse
 from edge.errors import EngineGone
 from edge.serve.messages import MOST_LINE_BYTES, error_of, resolve
 
@@ -21,13 +19,17 @@ ANSWER_S = 660.0  # for the answer to a request other than a generation
 EXIT_S = 10.0  # for a process to end by itself
 
 
-@dataclass
-class ProcessShare:
+class ChildShare(Protocol):
     """Share of a process in the memory of its server."""
 
-    note: Callable[[MemoryUse], None]  # gets what it reports
-    send: Callable[[Mapping[str, Any]], None] = lambda message: None  # to the process that runs
-    leave: Callable[[], None] = lambda: None  # called once no process will be started again
+    def receive(self, message: Mapping[str, Any]) -> bool:
+        """Handle a message of the process; False if it is about other things."""
+
+    def leave(self) -> None:
+        """Let others have what the process had. It has ended."""
+
+
+NewShare = Callable[[Callable[[Mapping[str, Any]], None]], ChildShare]
 
 
 class NoAnswer(EngineGone):
@@ -42,11 +44,12 @@ class EngineChild:
         name: str,
         receive: Callable[[Mapping[str, Any]], None],
         ended: Callable[[Exception], None],
-        share: ProcessShare | None = None,
+        share: NewShare | None = None,
     ) -> None:
         """name: of the model. receive: gets its messages. ended: called with the reason if it ends by itself. share:
-        None: it has all the memory that its configuration says."""
-        self._name, self._receive, self._ended, self._share = name, receive, ended, share
+        makes its share of memory, which is given what sends to it; None: it has what its configuration says."""
+        self._name, self._receive, self._ended = name, receive, ended
+        self._share = None if share is None else share(self.send)
         self.loaded = asyncio.get_running_loop().create_future()  # whether it has loaded the model, or why not
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._fatal: Exception | None = None  # the error that it reported before its end
@@ -54,9 +57,11 @@ class EngineChild:
 
     async def start(self, config: EngineConfig) -> None:
         """Start the process, which loads the model, if need be once it has its share. OSError."""
-        self.process, reader, self._writer = await spawn("edge.serve.engine.child")
-        if self._share is not None:
-            self._share.send = self.send
+        try:
+            self.process, reader, self._writer = await spawn("edge.serve.engine.child")
+        except BaseException:
+            self._leave()
+            raise
         self.send({"config": config.to_json(), "shares_memory": self._share is not None})
         self.listening = asyncio.create_task(self._listen(reader))  # until the process has ended
 
@@ -99,6 +104,7 @@ class EngineChild:
                     for message in json.loads(line):
                         self._take(message)
         code = await exit_code(self.process)
+        self._leave()
         self._writer.close()
         reason: Exception = EngineGone(f"{self._name} was asked to end")
         if not self._is_ending:
@@ -108,12 +114,15 @@ class EngineChild:
         if not self.loaded.done():
             self.loaded.set_exception(reason)
 
+    def _leave(self) -> None:
+        if self._share is not None:
+            self._share.leave()
+
     def _take(self, message: Mapping[str, Any]) -> None:
         if "fatal" in message:
             self._fatal = error_of(message["fatal"])
             return
-        if "memory" in message and self._share is not None:
-            self._share.note(MemoryUse(**message["memory"]))
+        if self._share is not None and self._share.receive(message):
             return
         self._receive(message)
         if "ready" in message and not self.loaded.done():

@@ -12,8 +12,9 @@ from edge.api.config import EngineConfig
 from edge.elastic.share import MemoryUse
 from edge.elastic.shares import MemoryShares, Share
 from edge.errors import NotAllowed, NotEnoughMemory
-from edge.serve.engine_child import ProcessShare
 from edge.serve.process import EngineProcess
+
+Send = Callable[[Mapping[str, Any]], None]
 
 
 class ModelMemory:
@@ -25,9 +26,7 @@ class ModelMemory:
         to be able to give way."""
         self.n_bytes, self._unload_one, self._several = n_bytes, unload_one, several
         self.asked: int | None = None
-        self._processes: dict[str, ProcessShare] = {}
-        self._shares = MemoryShares(lambda: n_bytes or 0, self._tell)
-        self._admissions: set[asyncio.Task[None]] = set()  # references, so that they are not collected
+        self._shares = MemoryShares(lambda: n_bytes or 0)
 
     def shares(self) -> Mapping[str, Share]:
         """As ServedMemory.shares."""
@@ -46,21 +45,8 @@ class ModelMemory:
 
     def process(self, name: str, config: EngineConfig, say: Callable[[str], None]) -> EngineProcess:
         """Return a process for a model, which asks for its share when it is started."""
-        if self.n_bytes is None:
-            return EngineProcess(name, config, say=say)
-        self._loop = asyncio.get_running_loop()
-        share = self._processes[name] = ProcessShare(partial(self._note, name))
-        share.leave = lambda: self._gave_up(name, share)
+        share = None if self.n_bytes is None else partial(ProcessShare, name, self._shares, self._unload_one)
         return EngineProcess(name, self.config(config), say=say, share=share)
-
-    def leave(self, name: str) -> None:
-        """Let others have what a model had."""
-        self._processes.pop(name, None)
-        self._shares.leave(name)
-
-    def _gave_up(self, name: str, share: ProcessShare) -> None:
-        if self._processes.get(name) is share:  # else the model was loaded anew meanwhile
-            self._shares.leave(name)
 
     async def ask(self, n_bytes: int | None) -> None:
         """As ServedMemory.ask."""
@@ -72,35 +58,46 @@ class ModelMemory:
             if not await self._unload_one(""):
                 return
 
-    def _note(self, name: str, use: MemoryUse) -> None:
-        if use.held:
-            self._shares.report(name, use)
-        else:
-            task = asyncio.create_task(self._admit(name, use))
-            self._admissions.add(task)
-            task.add_done_callback(self._admissions.discard)
 
-    async def _admit(self, name: str, use: MemoryUse) -> None:
-        share = self._processes.get(name)
-        first = partial(self._send, name, first=True)
+class ProcessShare:
+    """Share of one process, from its start to its end."""
+
+    def __init__(
+        self, name: str, shares: MemoryShares, unload_one: Callable[[str], Awaitable[bool]], send: Send
+    ) -> None:
+        """send: sends the process a message."""
+        self._shares, self._unload_one, self._send = shares, unload_one, send
+        self._member = shares.join(name, lambda *limit: send({"do": "memory", "with": limit}))
+        self._claims: set[asyncio.Task[None]] = set()  # references, so that they are not collected
+
+    def receive(self, message: Mapping[str, Any]) -> bool:
+        """Handle a message of the process; False if it is about other things."""
+        if "memory" in message:
+            self._shares.report(self._member, MemoryUse(**message["memory"]))
+        elif "claim" in message:
+            task = asyncio.create_task(self._claim(*message["claim"]))
+            self._claims.add(task)
+            task.add_done_callback(self._claims.discard)
+        else:
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Let others have what the process had. It has ended."""
+        self._shares.leave(self._member)
+
+    async def _claim(self, least: int, most: int) -> None:
+        """Give it memory, for which idle models are unloaded if need be, or say why there is none."""
+        name = self._member.name
         try:
-            while share is not None and self._processes.get(name) is share:  # else it has left
+            while True:
                 try:
-                    self._shares.join(name, use.least, use.most, name)
-                    await asyncio.to_thread(self._shares.grant, name, lambda n_bytes: first(bytes=n_bytes))
+                    self._shares.claim(self._member, least, most, name)
                     return
                 except NotEnoughMemory:
                     if not await self._unload_one(name):
                         raise
-        except NotEnoughMemory as error:
-            if self._processes.get(name) is share:
-                self._shares.leave(name)
-                first(refused=f"{error}; start the server with more --memory, or use a smaller --context")
-
-    def _tell(self, name: str, n_bytes: int) -> None:
-        self._send(name, bytes=n_bytes)
-
-    def _send(self, name: str, **share: Any) -> None:
-        """Send in the order of calls, from any thread."""
-        if (process := self._processes.get(name)) is not None:
-            self._loop.call_soon_threadsafe(process.send, {"do": "memory", "with": share})
+        except Exception as error:  # it waits for an answer
+            advice = "start the server with more --memory, or use a smaller --context"
+            one = self._member
+            self._send({"do": "memory", "with": (*one.told, one.number, True, f"{error}; {advice}")})

@@ -16,7 +16,7 @@ from typing import Any
 from edge.api.config import EngineConfig
 from edge.errors import EdgeError, EngineGone
 from edge.serve.answer import Answers, ProcessAnswer
-from edge.serve.engine_child import EngineChild, NoAnswer, ProcessShare
+from edge.serve.engine_child import EngineChild, NewShare, NoAnswer
 from edge.serve.messages import generation_json
 from edge.serve.served import Generation
 from edge.serve.watch import DEADLINES, RESTARTING, Deadlines, Watch
@@ -40,9 +40,9 @@ class EngineProcess:
         *,
         say: Callable[[str], None],
         deadlines: Deadlines = DEADLINES,
-        share: ProcessShare | None = None,
+        share: NewShare | None = None,
     ) -> None:
-        """say: gets lines for people. share: of its processes, as `EngineChild` has it."""
+        """say: gets lines for people. share: of each of its processes, as `EngineChild` has it."""
         self.name, self.config, self.restarts, self._say = name, config, 0, say
         self.about: Mapping[str, Any] = {}  # the key `model` of its status, as of the last time the model was loaded
         self.failed: Exception | None = None  # why it takes no more requests
@@ -95,12 +95,7 @@ class EngineProcess:
                 try:
                     await self._load(config)
                 except (EdgeError, OSError) as error:
-                    try:
-                        await self._load(self.config)
-                    except (EdgeError, OSError) as again:
-                        gone = EngineGone(f"it could not be moved: {error}; and it does not run as before: {again}")
-                        self._give_up(gone)
-                        raise gone from again
+                    await self._load_as_before(error)
                     raise
                 self.config, self._ended_in_a_row = config, 0
         finally:
@@ -203,6 +198,15 @@ class EngineProcess:
             raise gone from None
         self._watch.begin(partial(self.ask, "beat", {}), child.kill)
 
+    async def _load_as_before(self, error: Exception) -> None:
+        """Load the model as before a move that failed. EngineGone if that fails, too."""
+        try:
+            await self._load(self.config)
+        except (EdgeError, OSError) as again:
+            gone = EngineGone(f"it could not be moved: {error}; and it does not run as before: {again}")
+            self._give_up(gone)
+            raise gone from again
+
     def _ended(self, reason: Exception) -> None:
         """Handle a process that ended by itself: if it had loaded the model, start another, and send it the requests
         that are not complete."""
@@ -242,8 +246,6 @@ class EngineProcess:
     def _give_up(self, reason: Exception) -> None:
         """Fail all requests, now and later."""
         self.failed = reason
-        if self._share is not None:
-            self._share.leave()
         self._ready.set()  # tasks that wait for it get the reason
         for answer in self.answers.take_accepted():
             self.answers.end(answer, reason)

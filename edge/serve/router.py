@@ -91,7 +91,6 @@ class Router:
                         await model.process.start()
                     except BaseException:
                         await model.process.close()
-                        self.memory.leave(name)
                         raise
                     self._models[name] = model
                     self._lifetimes.use(name)
@@ -243,7 +242,6 @@ class Router:
         """Unload a model, unless somebody does so already. why: for requests that had found it loaded."""
         if (model := self._models.pop(name, None)) is not None:
             await model.process.close(why)
-            self.memory.leave(name)
 
 
 def _needs_room(config: EngineConfig, adapters: ServedAdapters, memory: ModelMemory) -> bool:

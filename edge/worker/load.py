@@ -20,6 +20,7 @@ from edge.llm.slot import GreedyDrafter
 from edge.llm.states import held_bytes
 from edge.net.relink import Relink
 from edge.paging import memory
+from edge.paging.budget import other_parts
 from edge.paging.memory import MemoryNeed
 from edge.parallel.follower import follow_groups
 from edge.parallel.shard import Shard, load_shards
@@ -129,17 +130,15 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     context, _, kv = resolve(options, shape)
     options.check_sequences(min(options.rows, context))  # the dry run would end the process on too many, too
     limit = request.memory_limit_bytes
-    uses_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
-    if limit and not uses_gpu:
-        most = min(limit, options.memory or limit)
-        # Without others nothing changes; with groups, or asleep, nothing can.
-        if not SHARE.is_divided or (stages and (options.groups or 1) > 1) or sleep_profile():
-            options = replace(options, memory=SHARE.request(0, most))
-        else:
-            options = replace(options, memory=most, least_memory=most)
     if request.prefix_key:
         options = replace(options, reserved=options.reserved + held_bytes(shape))
-    if options.memory is None:
+    if limit and not (llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)):
+        options = replace(options, memory=min(limit, options.memory or limit))
+        # Without others nothing changes; with groups, or asleep, nothing can.
+        if SHARE.is_divided and not (stages and (options.groups or 1) > 1) and not sleep_profile():
+            options = replace(options, least_memory=options.memory)
+    need = None
+    if options.least_memory is None:  # else the engine requests its memory when it knows its sizes
         sizes = ContextSizes(
             context,
             kv,
@@ -151,16 +150,19 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
             rollback=options.rollback,
             **adapter_sizes([AdapterFile(Path(path), file, shape) for path in options.lora], shape.n_layers),
         )
-        need = memory.need(request.path, sizes)
-        _check_limit(need, limit)
-        SHARE.request(need.total, need.total)
-    else:  # the engine accounts for itself, and pages what does not fit
-        need = None
+        if options.memory is None:
+            need = memory.need(request.path, sizes)
+            _check_limit(need, limit)
+            SHARE.request(need.total, need.total)
+        elif SHARE.is_divided:  # what it takes if all is in memory
+            parts = other_parts(file, shape, sizes, options.memory)
+            whole = min(options.memory, sum(parts.values()) + options.reserved + file.size_bytes)
+            options = replace(options, memory=SHARE.request(whole, whole))
     if here is None:
         if sleep_profile():
             raise EdgeError("this device of a lab sleeps: it has no weights to draft with; let another one draft")
         engine = Engine(request.path, options, progress=progress)
-        return WholeModel(engine, _counted(need or engine.memory, options))
+        return WholeModel(engine, need or engine.memory)
     shards = load_shards(request.path, options, here, progress)
     shard = shards[0]
     if request.prefix_key and request.prefix_bytes:
@@ -168,14 +170,7 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
         seal(shard.engine.states, Path(request.prefix_folder), request.prefix_bytes, request.prefix_key, state_bytes)
     for other in shards[1:]:
         other.engine.states.share(shard.engine.states)
-    return SlicePart(shards, _counted(need or shard.engine.memory, options))
-
-
-def _counted(need: MemoryNeed, options: EngineOptions) -> MemoryNeed:
-    """Report the need of what cannot change while it runs."""
-    if options.least_memory is None:
-        SHARE.fix(need.total)
-    return need
+    return SlicePart(shards, need or shard.engine.memory)
 
 
 def _check_limit(need: MemoryNeed, limit: int) -> None:

@@ -74,5 +74,4 @@ def load(request: pb.Load, limits: ResourceLimits, folder: Path, progress: Calla
     os.truncate(text, n_bytes)
     check_loadable(GgufFile.open(text))
     progress(0.5)
-    SHARE.fix(need)
     return EncoderPart(MediaEncoder(text, projector.path, threads=limits.threads, use_gpu=limits.gpu_layers != 0), need)

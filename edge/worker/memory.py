@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 
 from devices.probe import own_rss, rss
 from devices.processes.limits import give_back_memory
-from edge.elastic.share import SHARE, MemoryUse
-from edge.elastic.shares import MemoryShares
+from edge.elastic.share import SHARE, MemoryShare, MemoryUse
+from edge.elastic.shares import Member, MemoryShares
 from edge.errors import NotEnoughMemory
 from quant.text import bytes_text
 from transport import edge_pb2 as pb
@@ -28,56 +27,53 @@ class WorkerMemory:
     def __init__(self, limit_bytes: int, send: Callable[[str, pb.Command], None]) -> None:
         """send: sends a command to the process of a session, by name."""
         self._limit_bytes, self._send = limit_bytes, send
-        self._shares = MemoryShares(lambda: limit_bytes - _daemon_bytes(), self._tell)
-        self.room, self.leave, self.ask, self.figures = (
-            self._shares.room, self._shares.leave, self._shares.ask, self._shares.figures,
-        )  # fmt: skip
+        self._shares = MemoryShares(lambda: limit_bytes - _daemon_bytes())
+        self.budget, self.ask, self.figures = self._shares.budget, self._shares.ask, self._shares.figures
+        self.leave = self._shares.leave
 
-    def open(self, name: str) -> None:
-        """Have room for the process of a session, which has loaded nothing. NotEnoughMemory."""
-        with self._advised():
-            self._shares.join(name, _PROCESS_BYTES, _PROCESS_BYTES, "a session that has loaded nothing")
-            try:
-                self._shares.grant(name)
-            except NotEnoughMemory:
-                self.leave(name)
-                raise
+    def open(self, name: str) -> Member:
+        """Return the member for a session, once there is room for its process, which has loaded nothing.
+        NotEnoughMemory."""
+        waiting = MemoryShare()
+        member = self._shares.join(name, waiting.follow)
+        waiting.join(lambda *claim: self._claim(member, *claim, "a session that has loaded nothing"), lambda use: None)
+        try:
+            waiting.request(_PROCESS_BYTES, _PROCESS_BYTES)
+        except BaseException:
+            self.leave(member)
+            raise
+        member.tell = partial(self._tell, name)
+        return member
 
-    def empty(self, name: str, pid: int) -> None:
+    def empty(self, member: Member, pid: int) -> None:
         """Note that the process of a session has nothing loaded."""
-        self._shares.fix(name, max(_PROCESS_BYTES, rss(pid)))
+        self._shares.fix(member, max(_PROCESS_BYTES, rss(pid)))
 
-    def note(self, name: str, use: pb.MemoryUse) -> None:
-        """Note what a process reports, or give it the first share that it asks for, once that is there."""
-        if use.held:
-            self._shares.report(name, MemoryUse(use.least, use.most, use.held, use.limit, use.computed_s))
-        else:
-            threading.Thread(target=self._admit, args=(name, use), daemon=True, name="share").start()
-
-    def _admit(self, name: str, use: pb.MemoryUse) -> None:
+    def claim(self, member: Member, claim: pb.MemoryClaim) -> None:
+        """Give the process of a session memory for what it is to load, or say why there is none."""
         try:
-            with self._advised():
-                self._shares.join(name, use.least, use.most, "what is to be loaded", again=True)
-                self._shares.grant(name, lambda n: self._send(name, _share(bytes=n, first=True)))
+            self._claim(member, claim.least, claim.most, "what is to be loaded")
         except NotEnoughMemory as error:
-            self._send(name, _share(refused=str(error), first=True))
+            self._tell(member.name, *member.told, member.number, True, str(error))
 
-    def _tell(self, name: str, n_bytes: int) -> None:
-        self._send(name, _share(bytes=n_bytes))
+    def report(self, member: Member, use: pb.MemoryUse) -> None:
+        """Note what the process of a session reports."""
+        self._shares.report(member, MemoryUse(use.held, use.seen, use.computed_s))
 
-    @contextmanager
-    def _advised(self) -> Iterator[None]:
+    def _claim(self, member: Member, least: int, most: int, what: str) -> None:
         try:
-            yield
+            self._shares.claim(member, least, most, what)
         except NotEnoughMemory as error:
             raise NotEnoughMemory(
                 f"{error}; the daemon takes {bytes_text(_daemon_bytes())} of this worker's"
                 f" {bytes_text(self._limit_bytes)}: start it with more --memory, or end a session"
             ) from None
 
-
-def _share(bytes: int = 0, refused: str = "", first: bool = False) -> pb.Command:
-    return pb.Command(share=pb.MemoryShare(bytes=bytes, refused=refused, first=first))
+    def _tell(
+        self, name: str, n_bytes: int, coming: int, number: int, answers: bool, refused: str = ""
+    ) -> None:
+        share = pb.MemoryShare(bytes=n_bytes, coming=coming, number=number, answers=answers, refused=refused)
+        self._send(name, pb.Command(share=share))
 
 
 def _daemon_bytes() -> int:
@@ -86,32 +82,20 @@ def _daemon_bytes() -> int:
     return own_rss() + _DAEMON_BYTES
 
 
-class WorkerShare:
-    """The process's end. `follow` is called by the thread that reads what the daemon sends."""
+def join_daemon(emit: Callable[[pb.Event], None]) -> None:
+    """Have this engine process ask the daemon before anything is loaded, and report to it from then on. emit: sends an
+    event."""
 
-    def __init__(self, emit: Callable[[pb.Event], None]) -> None:
-        """emit: sends an event to the daemon."""
-        self._emit = emit
-        self._first: queue.SimpleQueue[pb.MemoryShare] = queue.SimpleQueue()
-
-    def join(self) -> None:
-        """Ask the daemon before anything is loaded, and report to it from then on."""
-        SHARE.join(self._ask, self._report)
-
-    def follow(self, share: pb.MemoryShare) -> None:
-        """Hold so much from now on."""
-        if not share.refused:
-            SHARE.limit = share.bytes
-        if share.first:
-            self._first.put(share)
-
-    def _ask(self, use: MemoryUse) -> int:
-        self._report(use)
-        share = self._first.get()  # the daemon answers within a minute, or this process ends with it
-        if share.refused:
-            raise NotEnoughMemory(share.refused)
-        return share.bytes
-
-    def _report(self, use: MemoryUse) -> None:
+    def send(event: pb.Event) -> None:
         with suppress(TransportError):  # the daemon has gone, and this process ends
-            self._emit(pb.Event(memory=pb.MemoryUse(**asdict(use))))
+            emit(event)
+
+    SHARE.join(
+        lambda least, most: send(pb.Event(claim=pb.MemoryClaim(least=least, most=most))),
+        lambda use: send(pb.Event(memory=pb.MemoryUse(**asdict(use)))),
+    )
+
+
+def follow_daemon(share: pb.MemoryShare) -> None:
+    """Hold so much from now on. Called by the thread that reads what the daemon sends."""
+    SHARE.follow(share.bytes, share.coming, share.number, share.answers, share.refused)

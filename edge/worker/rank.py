@@ -36,7 +36,7 @@ from edge.net.relink import Relink
 from edge.net.rendezvous import TRANSPORTS, join, polling_s
 from edge.parallel.topology import world_size
 from edge.worker.limits import ResourceLimits, add_arguments, compute_on
-from edge.worker.memory import WorkerShare
+from edge.worker.memory import follow_daemon, join_daemon
 from edge.worker.process import EXIT_S
 from quant.wire import WIRES
 from transport import edge_pb2 as pb
@@ -81,7 +81,6 @@ class Rank:
         cores = tuple(sorted(set(open_.affinity)))
         compute_on(cores)
         self._control = control
-        self.share = WorkerShare(partial(emit, control))
         self._open = open_
         # One thread more than there are cores would keep all others waiting.
         self._limits = replace(limits, threads=min(limits.threads, len(cores) or limits.threads))
@@ -307,9 +306,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
     try:
         limits = ResourceLimits.from_args(args)
         compute_on(limits.affinity)  # before libraries start threads that compute
-        rank = Rank(control, opened, args.host, args.folder, _credentials(args.credentials), limits)
         if args.shares_memory:
-            rank.share.join()
+            join_daemon(partial(emit, control))
+        rank = Rank(control, opened, args.host, args.folder, _credentials(args.credentials), limits)
         ranks.append(rank)
     except Exception as error:
         report(failed(error))
@@ -348,8 +347,7 @@ def _read(control: TcpLink, commands: queue.SimpleQueue[bytes], folder: Path, ra
             data = bytes(control.receive(_IDLE_S).payload)
             command = pb.Command.FromString(data)
             if command.HasField("share"):  # at once, whatever is computed
-                for rank in ranks:
-                    rank.share.follow(command.share)
+                follow_daemon(command.share)
             else:
                 commands.put(data)
         except TransportError:

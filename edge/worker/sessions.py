@@ -17,7 +17,7 @@ import grpc
 
 from devices.processes.forking import ForkServer, available
 from edge import log
-from edge.elastic.shares import Share
+from edge.elastic.shares import Member, Share
 from edge.errors import EdgeError
 from edge.slices.store import SliceStore
 from edge.worker.limits import ResourceLimits
@@ -46,6 +46,7 @@ class Session:
     open: pb.Open
     child: RankProcess
     links: threading.Semaphore  # of links that it may still accept
+    member: Member | None = None  # of those that divide the worker's memory
     slice: str = ""
     memory_bytes: int = 0  # that it loaded, or holds now where the worker divides its memory
     has_turn: bool = False  # whether it is the one session that loads
@@ -188,35 +189,33 @@ class Sessions:
     def _start(self, first: pb.Command) -> Session:
         if self._fork_server is not None:
             self._fork_server.prepare()  # takes a while the first time, so it runs without the lock
+        with self._lock:
+            self._check_open()
         name = secrets.token_hex(8)
-        if self.memory is not None:
-            self.memory.open(name)
+        member = None if self.memory is None else self.memory.open(name)
         try:
-            session = self._started(name, first)
+            with self._lock:
+                self._check_open()
+                child = RankProcess(
+                    self._host, self._credentials, self._limits, name, self._fork_server, shares_memory=bool(member)
+                )
+                links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
+                session = self._sessions[name] = Session(name, first.open, child, links, member)
         except BaseException:
-            if self.memory is not None:
-                self.memory.leave(name)
+            if self.memory is not None and member is not None:
+                self.memory.leave(member)
             raise
         with suppress(TransportError):  # it may have died already: its last event says how
-            session.child.send(first)
-        rank, world_size = first.open.rank, first.open.world_size
-        log.info("session-opened", session=name, rank=rank, world_size=world_size, pid=session.child.pid)
+            child.send(first)
+        log.info("session-opened", session=name, rank=first.open.rank, world_size=first.open.world_size, pid=child.pid)
         return session
 
-    def _started(self, name: str, first: pb.Command) -> Session:
-        """Start the process of a session. Refused if there may be none."""
-        with self._lock:
-            if self._closed or self._leaving:
-                raise Refused("this worker is about to end and takes no new session; go on without it")
-            if len(self._sessions) >= MAX_SESSIONS:
-                raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
-            shares_memory = self.memory is not None
-            child = RankProcess(
-                self._host, self._credentials, self._limits, name, self._fork_server, shares_memory=shares_memory
-            )
-            links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
-            session = self._sessions[name] = Session(name, first.open, child, links)
-        return session
+    def _check_open(self) -> None:
+        """Raise Refused if there may be no new session."""
+        if self._closed or self._leaving:
+            raise Refused("this worker is about to end and takes no new session; go on without it")
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
 
     def _feed(self, session: Session, commands: Iterator[pb.Command]) -> None:
         """Send commands to the process, until the owner ends the stream."""
@@ -270,8 +269,13 @@ class Sessions:
                 session.has_turn = True
                 idle = [other for other in self._sessions.values() if not other.slice]
             for other in idle:
-                self.memory.empty(other.name, other.child.pid)
-            load.memory_limit_bytes = max(1, self.memory.room(session.name))
+                self._empty(other)
+            load.memory_limit_bytes = max(1, self.memory.budget())
+
+    def _empty(self, session: Session) -> None:
+        """Let others have the memory of a session that has nothing loaded."""
+        if self.memory is not None and session.member is not None:
+            self.memory.empty(session.member, session.child.pid)
 
     def _send(self, name: str, command: pb.Command) -> None:
         """Send a command of the daemon's own to the process of a session, if there is one."""
@@ -288,10 +292,13 @@ class Sessions:
                 pending = session.pending[0] if session.pending else ""
                 if kind == "opened":
                     event.opened.session = session.name
-                elif kind == "memory":
-                    if self.memory is not None:
-                        session.memory_bytes = event.memory.held
-                        self.memory.note(session.name, event.memory)
+                elif kind in ("claim", "memory"):
+                    if self.memory is not None and session.member is not None:
+                        if kind == "claim":
+                            self.memory.claim(session.member, event.claim)
+                        else:
+                            session.memory_bytes = event.memory.held
+                            self.memory.report(session.member, event.memory)
                     continue
                 elif kind == "loaded":
                     session.memory_bytes = event.loaded.memory_bytes
@@ -307,11 +314,12 @@ class Sessions:
                 log.warning("engine-died", session=session.name, why=died.died.reason)
                 session.events.put(died)
         finally:
+            session.child.stop()  # it has ended, but after an error here
             with self._lock:
                 self._sessions.pop(session.name, None)
             self._release(session)
-            if self.memory is not None:
-                self.memory.leave(session.name)
+            if self.memory is not None and session.member is not None:
+                self.memory.leave(session.member)
             with session.answered:
                 session.pending.clear()
                 session.answered.notify_all()
@@ -330,8 +338,7 @@ class Sessions:
         with session.answered:
             session.lease.close()
             session.slice, session.memory_bytes = "", 0
-        if self.memory is not None:
-            self.memory.empty(session.name, session.child.pid)
+        self._empty(session)
         self._end_turn(session)
 
     def _end_turn(self, session: Session) -> None:

@@ -1,5 +1,7 @@
 """An engine process reads what the server sends while it loads."""
 
+import queue
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,25 +13,31 @@ from edge.serve.engine import memory
 CANCEL = {"do": "cancel", "id": 3}
 
 
-def share_of(**values: Any) -> dict[str, Any]:
+def share_of(*values: Any) -> dict[str, Any]:
     return {"do": "memory", "with": values}
 
 
-def test_a_cancel_and_another_limit_before_the_model_is_loaded_are_no_first_share(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cancel_before_the_model_is_loaded_is_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
     share, sent = MemoryShare(), list[Any]()
     monkeypatch.setattr(memory, "SHARE", share)
-    messages = iter([CANCEL, share_of(bytes=90), share_of(bytes=70, first=True), share_of(bytes=60)])
+    messages = iter([CANCEL, share_of(90, 90, 1, False), share_of(60, 60, 2, False)])
     others = memory.follow_share({"memory": 100, "least_memory": 10}, sent.append, messages)
     assert list(others) == [CANCEL]  # all are read, though nothing asks yet
-    assert share.limit == 60
-    assert share.request(10, 100) == 70
-    assert share.limit == 60
+    assert (share.limit, share.seen, sent) == (60, 2, [])
 
 
-def test_a_share_that_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("last", "words"), [(share_of(0, 0, 1, True, "no room"), "^no room$"), (CANCEL, "^the server has gone$")]
+)
+def test_who_cannot_change_asks_at_once_and_hears_why_not(
+    monkeypatch: pytest.MonkeyPatch, last: dict[str, Any], words: str
+) -> None:
+    sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
     monkeypatch.setattr(memory, "SHARE", MemoryShare())
-    messages = iter([CANCEL, share_of(refused="no room", first=True)])
-    with pytest.raises(NotEnoughMemory, match="no room"):
-        memory.follow_share({"memory": 100}, lambda message: None, messages)
+
+    def messages() -> Iterator[dict[str, Any]]:
+        assert sent.get(timeout=30) == {"claim": (100, 100)}
+        yield last
+
+    with pytest.raises(NotEnoughMemory, match=words):
+        memory.follow_share({"memory": 100}, sent.put, messages())

@@ -8,44 +8,29 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from edge.elastic.share import SHARE, MemoryUse
-from edge.errors import NotEnoughMemory
+from edge.elastic.share import SHARE
 
 
 def follow_share(
     options: Mapping[str, Any], send: Callable[..., None], messages: Iterator[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Ask the server for memory from now on. options: of the engine; one whose memory cannot change asks at once.
+    NotEnoughMemory.
 
     Return the messages of other things: a thread reads all, also while the model is loaded."""
-    first: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
     others: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def read() -> None:
         for message in messages:
-            if message["do"] != "memory":
+            if message["do"] == "memory":
+                SHARE.follow(*message["with"])
+            else:
                 others.put(message)
-                continue
-            share = message["with"]
-            if "bytes" in share:
-                SHARE.limit = share["bytes"]
-            if share.get("first"):
-                first.put(share)
-        first.put({"refused": "the server has gone"})
+        SHARE.follow(SHARE.limit, 0, SHARE.seen, True, "the server has gone")
         others.put(None)
 
-    def report(use: MemoryUse) -> None:
-        send({"memory": asdict(use)})
-
-    def ask(use: MemoryUse) -> int:
-        report(use)
-        answer = first.get()
-        if "refused" in answer:
-            raise NotEnoughMemory(answer["refused"])
-        return int(answer["bytes"])
-
+    SHARE.join(lambda *claim: send({"claim": claim}), lambda use: send({"memory": asdict(use)}))
     threading.Thread(target=read, name="share", daemon=True).start()
-    SHARE.join(ask, report)
     if options.get("least_memory") is None:
-        SHARE.fix(SHARE.request(options["memory"], options["memory"]))
+        SHARE.request(options["memory"], options["memory"])
     return iter(others.get, None)

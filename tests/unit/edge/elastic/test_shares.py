@@ -1,14 +1,16 @@
 """Shares of one budget: nothing is promised twice, nobody gets less than it needs, and use counts."""
 
-import threading
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edge.elastic.share import MemoryShare, MemoryUse
-from edge.elastic.shares import IDLE, SETTLED_S, WHOLE, Claim, MemoryShares, divide
+from edge.elastic.share import MemoryUse
+from edge.elastic.shares import IDLE, SETTLED_S, WHOLE, Claim, Member, MemoryShares, divide
 from edge.errors import NotEnoughMemory
 from tests.support.thorough import some
 
@@ -62,52 +64,41 @@ def test_the_rest_is_shared_in_proportion_to_use() -> None:
 
 
 class Processes:
-    """Processes that share a budget, by a clock of the test. Each does as it is told when the test lets it."""
+    """Processes that share a budget, by a clock of the test. Each does at once as it is told."""
 
     def __init__(self, budget: int) -> None:
         self.budget, self.now_s = budget, 0.0
         self.limits: dict[str, int] = {}
-        self.held: dict[str, int] = {}
+        self.members: dict[str, Member] = {}
         self.computed_s: dict[str, float] = {}
-        self.claims: dict[str, tuple[int, int]] = {}
         self.told = self.shrunk = 0  # words, and those of them that took memory away
-        self.shares = MemoryShares(lambda: self.budget, self._tell, lambda: self.now_s)
-
-    def _tell(self, name: str, n_bytes: int) -> None:
-        self.shrunk += n_bytes < self.limits.get(name, 0)
-        self.limits[name] = n_bytes
-        self.told += 1
+        self.shares = MemoryShares(lambda: self.budget, lambda: self.now_s)
 
     def come(self, name: str, least: int, most: int) -> int:
         """Join, while all others do as they are told at once."""
-        self.shares.join(name, least, most, name)
-        for other in self.limits:
-            self.follow(other)
-        granted = self.shares.grant(name)
-        self.limits[name] = self.held[name] = granted
-        self.claims[name], self.computed_s[name] = (least, most), 0.0
-        self.report(name)
-        return granted
 
-    def report(self, name: str, limit: int | None = None) -> None:
-        use = MemoryUse(
-            *self.claims[name], self.held[name], self.limits[name] if limit is None else limit, self.computed_s[name]
-        )
-        self.shares.report(name, use)
+        def tell(n_bytes: int, coming: int, number: int, answers: bool) -> None:
+            self.shrunk += n_bytes < self.limits.get(name, 0)
+            self.told += n_bytes != self.limits.get(name)
+            self.limits[name] = n_bytes
 
-    def follow(self, name: str) -> None:
-        """Hold what it may, and say so."""
-        self.held[name] = min(self.limits[name], self.claims[name][1])
-        self.report(name)
+        self.members[name], self.computed_s[name] = self.shares.join(name, tell), 0.0
+        self.shares.claim(self.members[name], least, most, name)
+        self.computes(0)
+        return self.limits[name]
+
+    def leave(self, name: str) -> None:
+        self.shares.leave(self.members.pop(name))
+        del self.limits[name]
 
     def computes(self, seconds: float, *names: str) -> None:
         """Pass time in which these compute, and all do as they are told."""
-        for _ in range(round(seconds)):
-            self.now_s += 1
-            for name in list(self.limits):
-                self.computed_s[name] += name in names
-                self.follow(name)
-                assert sum(self.held.values()) <= self.budget
+        for second in range(round(seconds) + 1):
+            self.now_s += second > 0
+            for name, member in self.members.items():
+                self.computed_s[name] += second > 0 and name in names
+                held = min(self.limits[name], member.most)
+                self.shares.report(member, MemoryUse(held, member.number, self.computed_s[name]))
 
 
 def test_who_comes_later_gets_what_an_idle_one_gives_back() -> None:
@@ -116,7 +107,7 @@ def test_who_comes_later_gets_what_an_idle_one_gives_back() -> None:
     processes.computes(900)
     assert processes.come("b", 100, 900) == 1000 - 100 - 800 * IDLE // (WHOLE + IDLE) - 1
     assert processes.limits["a"] == 100 + 800 * IDLE // (WHOLE + IDLE)
-    processes.shares.leave("b")
+    processes.leave("b")
     assert processes.limits["a"] == 900
 
 
@@ -158,45 +149,50 @@ def test_memory_changes_hands_no_more_often_than_it_settles() -> None:
 
 
 def test_nothing_is_promised_before_it_was_given_back() -> None:
-    processes = Processes(1000)
-    processes.come("a", 100, 900)
-    granted = []
-    processes.shares.join("b", 100, 900, "b")
-    waiting = threading.Thread(target=lambda: granted.append(processes.shares.grant("b")))
-    waiting.start()
-    assert processes.limits["a"] == 500
-    processes.held["a"] = 300
-    processes.report("a", limit=900)  # sent before it knew, while it still grew
-    assert processes.shares.figures()["b"].limit == 100
-    processes.held["a"] = 700
-    processes.report("a")
-    assert processes.shares.figures()["b"].limit == 300
-    assert not granted
-    processes.follow("a")
-    waiting.join()
-    assert granted == [500]
+    told: dict[str, list[tuple[int, int, int, bool]]] = {"a": [], "b": []}
+    shares = MemoryShares(lambda: 1000, lambda: 0.0)
+    a, b = (shares.join(name, lambda *limit, name=name: told[name].append(limit)) for name in "ab")
+    shares.claim(a, 100, 900, "a")
+    shares.claim(b, 100, 900, "b")
+    assert told == {"a": [(900, 900, 1, True), (500, 500, 2, False)], "b": [(100, 500, 1, True)]}
+    shares.report(a, MemoryUse(300, 1))  # sent before it knew, while it still grew
+    assert told["b"][1:] == []
+    shares.report(a, MemoryUse(700, 2))
+    assert told["b"][1:] == [(300, 500, 2, False)]
+    shares.report(a, MemoryUse(500, 2))
+    assert told["b"][2:] == [(500, 500, 3, False)]
+
+
+def test_a_limit_that_a_process_has_not_seen_yet_counts() -> None:
+    """It may be told more and then less, and see the first of these when its report is on the way."""
+    shares = MemoryShares(lambda: 1000, lambda: 0.0)
+    a, b = (shares.join(name, lambda *limit: None) for name in "ab")
+    shares.claim(a, 100, 1000, "a")  # number 1
+    shares.report(a, MemoryUse(1000, 1))
+    shares.ask(500)  # number 2
+    shares.report(a, MemoryUse(500, 2))
+    shares.ask(None)  # number 3, of 1000
+    shares.ask(700)  # number 4
+    shares.claim(b, 300, 300, "b")
+    shares.report(a, MemoryUse(500, 2))
+    assert b.limit == 0
+    shares.report(a, MemoryUse(600, a.number))
+    assert b.limit == 300
 
 
 def test_what_others_need_is_refused_with_need_and_have() -> None:
     processes = Processes(3 * GIB)
     processes.come("a", 2 * GIB, 4 * GIB)
+    late = processes.shares.join("b", lambda *limit: None)
     with pytest.raises(NotEnoughMemory) as refused:
-        processes.shares.join("b", 2 * GIB, 3 * GIB, "the model b")
+        processes.shares.claim(late, 2 * GIB, 3 * GIB, "the model b")
     assert str(refused.value) == (
         "the model b needs at least 2.00 GiB, and of 3.00 GiB that are shared 1.00 GiB can be had: what else is loaded"
         " needs 2.00 GiB"
     )
     assert processes.limits == {"a": 3 * GIB}
+    processes.shares.leave(late)
     assert processes.come("b", GIB, 3 * GIB) == GIB
-
-
-def test_others_that_keep_their_memory_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.elastic.shares._WAIT_S", 0.01)
-    processes = Processes(3 * GIB)
-    processes.come("a", GIB, 4 * GIB)
-    processes.shares.join("b", GIB, 3 * GIB, "b")
-    with pytest.raises(NotEnoughMemory, match=r"1.00 GiB are needed, 0 B are there: .* did not give back the rest"):
-        processes.shares.grant("b")
 
 
 def test_memory_that_is_asked_for_is_given_back_and_had_again() -> None:
@@ -210,111 +206,139 @@ def test_memory_that_is_asked_for_is_given_back_and_had_again() -> None:
     processes.shares.ask(600)
     assert sum(processes.limits.values()) in (599, 600)
     processes.shares.ask(None)
+    processes.computes(0)
     assert sum(processes.limits.values()) in (999, 1000)
 
 
 def test_what_cannot_change_counts_with_what_it_holds() -> None:
     processes = Processes(1000)
     processes.come("a", 100, 900)
-    processes.come("b", 0, 1000)
-    processes.claims["b"], processes.held["b"] = (200, 200), 200  # it says what it took in the end
-    processes.report("b")
-    assert processes.shares.figures()["b"].limit == 200
+    assert processes.come("b", 400, 400) == 400
+    processes.shares.claim(processes.members["b"], 200, 200, "b")  # it says what it took in the end
     processes.computes(SETTLED_S + 1, "a")
-    assert processes.limits["a"] == 800
-    assert processes.shares.room("c") == 700
-    processes.shares.fix("b", 50)
+    assert (processes.limits["a"], processes.limits["b"]) == (800, 200)
+    processes.shares.fix(processes.members["b"], 50)
     assert processes.limits["a"] == 900
+    assert processes.shares.figures()["b"].held == 50
 
 
-@settings(max_examples=some(100, 1000), deadline=None)
-@given(st.data())
-def test_in_any_order_of_events_no_more_is_held_than_there_is(data: st.DataObject) -> None:
-    """Processes hold what they were told last that they have seen, and may be slow to give back."""
-    processes = Processes(2000)
-    seen: dict[str, int] = {}
-    for _ in range(data.draw(st.integers(1, 30))):
-        processes.now_s += data.draw(st.integers(0, 40))
-        names = sorted(processes.limits)
-        what = data.draw(st.sampled_from(("come", "see", "give", "take", "leave") if names else ("come",)))
-        if what == "come" and len(names) < 4:
-            name, least = f"p{processes.told}-{len(names)}", data.draw(st.integers(0, 600))
-            try:
-                processes.come(name, least, least + data.draw(st.integers(0, 1500)))
-            except NotEnoughMemory:
-                assert least > processes.shares.room(name)
-            seen = dict(processes.limits)  # `come` lets all follow
-        elif what != "come":
-            name = data.draw(st.sampled_from(names))
-            if what == "see":  # a word arrives; memory is given back later
-                seen[name] = processes.limits[name]
-                processes.report(name, seen[name])
-            elif what == "give":
-                processes.held[name] = min(processes.held[name], seen[name])
-                processes.report(name, seen[name])
-            elif what == "take":
-                processes.held[name] = min(max(processes.held[name], seen[name]), max(processes.claims[name]))
-                processes.report(name, seen[name])
-            else:
-                processes.shares.leave(name)
-                for values in (processes.limits, processes.held, processes.claims, processes.computed_s, seen):
-                    values.pop(name, None)
-            processes.computed_s |= {other: processes.now_s for other in processes.computed_s if other != name}
-        assert sum(processes.held.values()) <= processes.budget
-        for name, share in processes.shares.figures().items():
-            assert share.limit >= min(share.least, seen.get(name, 0))
+def test_a_budget_that_shrinks_is_seen() -> None:
+    processes = Processes(1000)
+    for name in ("a", "b"):
+        processes.come(name, 100, 900)
+    processes.budget = 600
+    processes.computes(SETTLED_S + 1)
+    assert sum(processes.limits.values()) in (599, 600)
 
 
-def test_a_process_reports_what_changes_at_once_and_the_rest_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    share, told, now = MemoryShare(), [], [0.0]
-    monkeypatch.setattr("edge.elastic.share.time.monotonic", lambda: now[0])
-    assert share.request(5, 9) == 9  # nobody divides a budget
-    share.join(lambda use: use.least + 1, told.append)
-    share.limit = 7  # set by who reads the messages, maybe after the first share was sent
-    assert (share.request(5, 9), share.limit) == (6, 7)
-    for computed_s in (0.0, 0.1):
-        share.report(MemoryUse(5, 9, 6, 6, computed_s))
-    share.report(MemoryUse(5, 9, 5, 6, 0.2))
-    now[0] = 1.5
-    share.report(MemoryUse(5, 9, 5, 6, 0.3))
-    assert [use.computed_s for use in told] == [0.0, 0.2, 0.3]
-    for _ in range(2):  # who divides may have been asked anew in between, so it is said again
-        share.fix(4)
-    assert told[-2:] == [MemoryUse(4, 4, 4, 7)] * 2
-
-
-def test_who_has_left_does_not_come_back_and_is_sent_nothing() -> None:
-    processes, sent = Processes(1000), list[int]()
+def test_who_has_left_gets_nothing() -> None:
+    processes = Processes(1000)
     processes.come("a", 100, 900)
-    processes.shares.join("b", 100, 900, "b")
-    processes.shares.leave("b")
-    processes.shares.join("b", 100, 900, "b", again=True)
-    assert processes.shares.grant("b", sent.append) == 0
-    assert not sent
+    processes.come("b", 100, 900)
+    gone = processes.members["b"]
+    processes.leave("b")
+    told = processes.told
+    processes.shares.claim(gone, 100, 900, "b")
+    processes.shares.report(gone, MemoryUse(900, gone.number))
+    processes.shares.fix(gone, 900)
+    processes.shares.leave(gone)
+    assert (processes.told, processes.limits) == (told, {"a": 900})
     assert processes.shares.figures().keys() == {"a"}
 
 
-@pytest.mark.parametrize("comes_again", [False, True])
-def test_a_wait_ends_where_the_one_that_waits_has_left_or_asks_again(comes_again: bool) -> None:
-    processes, sent = Processes(1000), list[int]()
-    processes.come("a", 100, 1000)
-    processes.shares.join("b", 500, 500, "b")
-    waiting = threading.Thread(target=processes.shares.grant, args=("b", sent.append))
-    waiting.start()
-    if comes_again:
-        processes.shares.join("b", 400, 400, "b")
-    processes.shares.leave("b")
-    waiting.join(30)
-    assert not waiting.is_alive()
-    assert not sent
+@dataclass
+class Process:
+    """A process that reads what it is told, gives memory back, takes some and reports, each when the test lets it."""
+
+    member: Member
+    told: deque[tuple[int, int, int, bool]]
+    limit: int = 0  # that it has read
+    seen: int = 0
+    most: int = 0
+    held: int = 0
+    reports: deque[MemoryUse] = field(default_factory=deque)  # on their way
 
 
-def test_the_first_share_is_sent_before_any_later_limit() -> None:
-    sent: list[tuple[str, int]] = []
-    shares = MemoryShares(lambda: 1000, lambda name, n_bytes: sent.append((name, n_bytes)), lambda: 0.0)
-    shares.join("a", 100, 900, "a")
-    shares.ask(500)
-    assert not sent
-    shares.grant("a", lambda n_bytes: sent.append(("first", n_bytes)))
-    shares.ask(400)
-    assert sent == [("first", 500), ("a", 400)]
+NUMBERS = st.integers(0, 4)  # of processes
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever happens in whatever order: no more is held than there is, and who waits gets what it needs."""
+
+    budget = 2000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.shares = MemoryShares(lambda: self.budget, lambda: self.now_s)
+        self.processes: list[Process] = []
+
+    @rule()
+    def join(self) -> None:
+        if len(self.processes) < 5:
+            told: deque[tuple[int, int, int, bool]] = deque()
+            self.processes.append(Process(self.shares.join("p", lambda *limit: told.append(limit)), told))
+
+    @precondition(lambda self: self.processes)
+    @rule(number=NUMBERS, least=st.integers(0, 900), more=st.integers(0, 1500))
+    def claim(self, number: int, least: int, more: int) -> None:
+        one = self.processes[number % len(self.processes)]
+        others = sum(other.member.least for other in self.processes if other is not one)
+        while one.reports:  # they come in the order in which they were sent
+            self.shares.report(one.member, one.reports.popleft())
+        one.held = one.limit = min(one.held, least + more)  # until the answer comes
+        one.told.clear()
+        try:
+            self.shares.claim(one.member, least, least + more, "p")
+            one.most = least + more
+        except NotEnoughMemory:
+            assert least + others > self.budget
+            one.told.append((*one.member.told, one.member.number, True))
+
+    @precondition(lambda self: self.processes)
+    @rule(number=NUMBERS, what=st.sampled_from(("read", "give", "take", "report", "report arrives", "leave")))
+    def act(self, number: int, what: str) -> None:
+        one = self.processes[number % len(self.processes)]
+        if what == "read" and one.told:
+            one.limit, _, one.seen, _ = one.told.popleft()
+        elif what == "give":
+            one.held = min(one.held, one.limit)
+        elif what == "take":
+            one.held = max(one.held, min(one.limit, one.most))
+        elif what == "report":
+            one.reports.append(MemoryUse(max(one.held, min(one.limit, one.most)), one.seen, self.now_s))
+        elif what == "report arrives" and one.reports:
+            self.shares.report(one.member, one.reports.popleft())
+        elif what == "leave":
+            self.processes.remove(one)
+            self.shares.leave(one.member)
+
+    @rule(n_bytes=st.none() | st.integers(0, 2500))
+    def ask(self, n_bytes: int | None) -> None:
+        self.shares.ask(n_bytes)
+
+    @rule(seconds=st.floats(0, 60))
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @invariant()
+    def no_more_is_held_or_promised_than_there_is(self) -> None:
+        assert sum(max(one.held, min(one.limit, one.most)) for one in self.processes) <= self.budget
+        assert sum(one.member.taken for one in self.processes) <= self.budget
+        assert set(self.shares._members) == {one.member for one in self.processes}
+
+    def teardown(self) -> None:
+        """Let all do as they are told: nobody waits for ever."""
+        for _ in range(3):
+            for one in self.processes:
+                while one.told:
+                    one.limit, _, one.seen, _ = one.told.popleft()
+                one.held = min(one.limit, one.most)
+                one.reports.clear()
+                self.shares.report(one.member, MemoryUse(one.held, one.seen))
+        for one in self.processes:
+            assert one.limit == one.member.share >= one.member.least
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=some(200, 3000), stateful_step_count=30, deadline=None)
