@@ -72,8 +72,8 @@ class Member:
     """A process that has a part of the budget. `MemoryShares` alone changes it, but for `tell`."""
 
     name: str
-    # Called with its limit in bytes, what that will be once others have given back, a number that counts up, and whether
-    # this answers a claim, which ends what was said before.
+    # Called with its limit in bytes, what that will be once others have given back, a number that counts up, and
+    # whether this answers a claim, which ends what was said before.
     tell: Callable[[int, int, int, bool], None]
     least: int = 0  # bytes that it needs
     most: int = 0  # bytes that it holds at most, whatever it may

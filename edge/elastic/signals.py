@@ -7,6 +7,8 @@ import signal
 import threading
 from collections.abc import Callable
 
+from edge import log
+
 _ASKS = {signal.SIGUSR1: 0, signal.SIGUSR2: None}
 
 
@@ -18,7 +20,11 @@ def follow_memory_signals(ask: Callable[[int | None], object]) -> None:
 
     def follow() -> None:
         while True:
-            ask(_ASKS[signal.Signals(signals.get())])
+            number = signals.get()
+            try:
+                ask(_ASKS[signal.Signals(number)])
+            except Exception as error:  # the next one may succeed
+                log.warning("memory-signal", number=number, why=str(error))
 
     threading.Thread(target=follow, daemon=True, name="memory signals").start()
 

@@ -95,10 +95,13 @@ class LoadedStage:
         self.engine.close()
 
 
-def need_bytes(path: str, takes: Boundary, gives: Boundary) -> int:
-    """Return the bytes of memory that the stage in the file `path` takes at least while it is loaded."""
+def need_bytes(path: str, takes: Boundary, gives: Boundary, limit_bytes: int) -> int:
+    """Return the bytes of memory that the stage in the file `path` takes at least while it is loaded. NotEnoughMemory
+    where that is more than the limit; 0: no limit."""
     crossing = sum(tensor.n_bytes for boundary in (takes, gives) for tensor in boundary.tensors)
-    return _COPIES * Path(path).stat().st_size + crossing
+    need = _COPIES * Path(path).stat().st_size + crossing
+    _check_limit(need, limit_bytes)
+    return need
 
 
 def load(
@@ -111,7 +114,7 @@ def load(
     errors of OnnxEngine.
     """
     before, size = own_rss(), Path(path).stat().st_size
-    _check_limit(need_bytes(path, takes, gives), limit_bytes)  # before native code reads it
+    need_bytes(path, takes, gives, limit_bytes)  # before native code reads it
     try:
         engine = OnnxEngine(Path(path), threads, provider, buffers=SETS)
     except ModuleNotFoundError as error:

@@ -58,10 +58,10 @@ def load(request: pb.Load, _: int, limits: ResourceLimits, __: Callable[[float],
     takes, gives = boundaries_from(request.stage)
     threads = max(1, min(request.stage.threads or limits.threads, limits.threads))
     provider = request.stage.provider if request.stage.HasField("provider") else None
-    before = own_rss()
-    need = before + onnx_stage.need_bytes(request.path, takes, gives)
+    before, limit = own_rss(), request.memory_limit_bytes
+    need = before + onnx_stage.need_bytes(request.path, takes, gives, limit)
     SHARE.request(need, need)
-    stage, n_bytes = onnx_stage.load(request.path, takes, gives, threads, provider, request.memory_limit_bytes)
+    stage, n_bytes = onnx_stage.load(request.path, takes, gives, threads, provider, limit)
     try:
         SHARE.request(before + n_bytes, before + n_bytes)  # less or more: its values are known only now
     except NotEnoughMemory:

@@ -69,9 +69,7 @@ class WorkerMemory:
                 f" {bytes_text(self._limit_bytes)}: start it with more --memory, or end a session"
             ) from None
 
-    def _tell(
-        self, name: str, n_bytes: int, coming: int, number: int, answers: bool, refused: str = ""
-    ) -> None:
+    def _tell(self, name: str, n_bytes: int, coming: int, number: int, answers: bool, refused: str = "") -> None:
         share = pb.MemoryShare(bytes=n_bytes, coming=coming, number=number, answers=answers, refused=refused)
         self._send(name, pb.Command(share=share))
 

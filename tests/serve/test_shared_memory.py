@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 import httpx
+import psutil
 import pytest
 
 from edge.api.config import EngineConfig
-from edge.errors import NotAllowed, NotEnoughMemory
+from edge.elastic import shares
+from edge.errors import EngineGone, NotAllowed, NotEnoughMemory
 from edge.models import shapes, synth
 from edge.serve.app import create_app
 from edge.serve.client import EngineClient
@@ -34,12 +37,15 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     return EngineConfig(str(path), {"threads": 1, "context": 128, "batch": 32, "memory": BOTH}, prefix_cache=0)
 
 
-def run(config: EngineConfig, memory: int | None, test: Callable[[Router], Awaitable[None]]) -> list[str]:
+def run(
+    config: EngineConfig | Mapping[str, EngineConfig], memory: int | None, test: Callable[[Router], Awaitable[None]]
+) -> list[str]:
     """Run a test with two models that share memory; return what was said."""
     said: list[str] = []
+    configs = {"a": config, "b": config} if isinstance(config, EngineConfig) else config
 
     async def with_router() -> None:
-        router = Router({"a": config, "b": config}, memory=memory, say=said.append, lifetimes=Lifetimes())
+        router = Router(configs, memory=memory, say=said.append, lifetimes=Lifetimes())
         try:
             await test(router)
         finally:
@@ -70,12 +76,12 @@ def test_two_models_share_the_memory_and_give_it_back_when_asked(config: EngineC
         assert whole.most <= whole.limit <= BOTH
         second = await router.model("b")
         assert await tokens(second) == alone
-        shares = router.memory.shares()
+        both = router.memory.shares()
         assert [model.name for model in await router.loaded()] == ["a", "b"]
-        assert shares["a"].limit < whole.limit
-        for share in shares.values():
+        assert both["a"].limit < whole.limit
+        for share in both.values():
             assert share.least <= share.limit
-        assert sum(share.limit for share in shares.values()) <= BOTH
+        assert sum(share.limit for share in both.values()) <= BOTH
         assert await tokens(first) == alone
         router.keep("a", float("inf"))
         router.keep("b", float("inf"))
@@ -84,7 +90,7 @@ def test_two_models_share_the_memory_and_give_it_back_when_asked(config: EngineC
         assert [await tokens(first), await tokens(second)] == [alone, alone]
         await router.memory.ask(None)
         router.keep("b", None)
-        await router.memory.ask(shares["a"].least)
+        await router.memory.ask(both["a"].least)
         assert [model.name for model in await router.loaded()] == ["a"]
         assert await tokens(first) == alone
 
@@ -108,17 +114,68 @@ def test_an_idle_model_leaves_where_both_have_no_room_and_one_in_use_stays(confi
     assert "a: let go, b needs the memory" in said
 
 
+def test_memory_moves_to_the_model_that_is_used(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "SETTLED_S", 0.1)
+    monkeypatch.setattr(shares, "_MEAN_S", 1.0)
+
+    async def test(router: Router) -> None:
+        first, second = await router.model("a"), await router.model("b")
+        alone = await tokens(second)
+        for busy, name, idle in ((first, "a", "b"), (second, "b", "a")):
+            for _ in range(1000):
+                assert await tokens(busy) == alone
+                now = router.memory.shares()
+                if now[name].limit >= 1.5 * now[idle].limit:
+                    break
+            assert now[name].limit >= 1.5 * now[idle].limit
+            assert now[idle].limit >= now[idle].least
+            assert sum(share.limit for share in now.values()) <= BOTH
+
+    run(config, BOTH, test)
+
+
 def test_a_model_whose_process_ended_asks_again(config: EngineConfig) -> None:
     async def test(router: Router) -> None:
         first, second = await router.model("a"), await router.model("b")
         alone = await tokens(first)
-        assert first.process._child is not None
-        first.process._child.process.kill()
-        await until(lambda: first.process.restarts == 1)
+        child = first.process._child
+        assert child is not None
+        child.process.kill()
+        await until(lambda: first.process.restarts == 1 and first.process._child not in (None, child))
         assert await tokens(first) == await tokens(second) == alone
         assert sum(share.limit for share in router.memory.shares().values()) <= BOTH
+        assert len(router.memory._shares._members) == 2
 
     run(config, BOTH, test)
+
+
+@pytest.mark.parametrize("how", ["killed", "refused", "cancelled"])
+def test_a_model_that_is_not_loaded_leaves_no_share(config: EngineConfig, how: str) -> None:
+    """Whatever ends it: the other one has its memory back."""
+    options = {**config.options, "context": 1 << 17} if how == "refused" else config.options
+    configs = {"a": config, "b": replace(config, options=options)}
+
+    async def test(router: Router) -> None:
+        first = await router.model("a")
+        router.keep("a", float("inf"))
+        alone, whole = await tokens(first), router.memory.shares()["a"].limit
+        loading = asyncio.create_task(router.model("b"))
+        if how != "refused":
+            await until(lambda: "b" in router.memory.shares() or loading.done())
+        if how == "killed":
+            assert first.process._child is not None
+            children = psutil.Process().children()
+            (late,) = (p for p in children if p.pid != first.process._child.process.pid)
+            late.kill()
+        elif how == "cancelled":
+            loading.cancel()
+        with pytest.raises({"killed": EngineGone, "refused": NotEnoughMemory}.get(how, asyncio.CancelledError)):
+            await loading
+        await until(lambda: router.memory.shares()["a"].limit == whole)
+        assert [member.name for member in router.memory._shares._members] == ["a"]
+        assert await tokens(first) == alone
+
+    run(configs, BOTH, test)
 
 
 def test_memory_is_asked_for_over_http_and_told_with_figures() -> None:

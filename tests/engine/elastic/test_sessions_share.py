@@ -1,5 +1,6 @@
 """Sessions of several owners on one worker: they share its memory, and each computes what one device would."""
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import pytest
 
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment
 from edge.cluster.fleet import Fleet
+from edge.errors import EdgeError, WorkerError
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
@@ -100,3 +102,25 @@ def test_a_session_that_comes_later_gets_its_share_and_both_compute_what_one_dev
         one.process.send_signal(signal.SIGUSR2)
         until(lambda: first.shares()[0].share_bytes >= before.most_bytes, "its share to be there again")
     assert 300 * MIB < held[0] <= MEMORY
+
+
+def test_a_session_that_is_killed_leaves_its_memory_and_one_too_many_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_folders(monkeypatch, tmp_path / "own")
+    with worker(tmp_path / "w", "--memory", "460MiB", *ONE_THREAD) as one, owner(one, model) as first:
+        expected = tokens(first.engine, 6)
+        [before] = first.shares()
+        with owner(one, model) as second:
+            full = r"needs at least .* of \d+ MiB that are shared .* can be had: .*more --memory, or end a session"
+            with pytest.raises(WorkerError, match=full), owner(one, model):
+                pass
+            until(lambda: len(first.shares()) == 2, "the end of the session that was refused")
+            assert tokens(second.engine, 6) == expected
+            os.kill(second.shares()[1].pid, signal.SIGKILL)
+            until(lambda: len(first.shares()) == 1, "the end of the session that was killed")
+            until(lambda: first.shares()[0].share_bytes == before.share_bytes, "its memory for the first one")
+            with pytest.raises(EdgeError):
+                tokens(second.engine, 1)
+        first.engine.kv_clear()
+        assert tokens(first.engine, 6) == expected

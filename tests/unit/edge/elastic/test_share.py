@@ -57,7 +57,7 @@ def test_a_refusal_says_why_and_the_limit_stays() -> None:
     share = MemoryShare()
     share.join(lambda least, most: share.follow(50, 50, 2, True, "no room"), lambda use: None)
     share.follow(50, 50, 1, False)
-    with pytest.raises(NotEnoughMemory, match="^no room$"):
+    with pytest.raises(NotEnoughMemory, match=r"^no room$"):
         share.request(60, 100)
     assert (share.limit, share.seen) == (50, 2)
 
