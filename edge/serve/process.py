@@ -95,7 +95,12 @@ class EngineProcess:
                 try:
                     await self._load(config)
                 except (EdgeError, OSError) as error:
-                    await self._load_as_before(error)
+                    try:
+                        await self._load(self.config)
+                    except (EdgeError, OSError) as again:
+                        gone = EngineGone(f"it could not be moved: {error}; and it does not run as before: {again}")
+                        self._give_up(gone)
+                        raise gone from again
                     raise
                 self.config, self._ended_in_a_row = config, 0
         finally:
@@ -197,15 +202,6 @@ class EngineProcess:
             await self._end_child(gone)
             raise gone from None
         self._watch.begin(partial(self.ask, "beat", {}), child.kill)
-
-    async def _load_as_before(self, error: Exception) -> None:
-        """Load the model as before a move that failed. EngineGone if that fails, too."""
-        try:
-            await self._load(self.config)
-        except (EdgeError, OSError) as again:
-            gone = EngineGone(f"it could not be moved: {error}; and it does not run as before: {again}")
-            self._give_up(gone)
-            raise gone from again
 
     def _ended(self, reason: Exception) -> None:
         """Handle a process that ended by itself: if it had loaded the model, start another, and send it the requests

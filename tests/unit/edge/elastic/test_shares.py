@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from edge.elastic.share import MemoryUse
 from edge.elastic.shares import IDLE, SETTLED_S, WHOLE, Claim, Member, MemoryShares, divide
@@ -340,5 +346,6 @@ class AnyOrder(RuleBasedStateMachine):
             assert one.limit == one.member.share >= one.member.least
 
 
-TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=some(200, 3000), stateful_step_count=30, deadline=None)
+def test_in_any_order_nothing_is_promised_twice_and_nobody_waits_for_ever() -> None:
+    bounds = settings(max_examples=some(200, 3000), stateful_step_count=30, deadline=None)
+    run_state_machine_as_test(AnyOrder, settings=bounds)
