@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from edge import log
 
@@ -34,3 +35,13 @@ def ignore_memory_signals() -> None:
     thread."""
     for number in _ASKS:
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def memory_signals_blocked() -> Iterator[None]:
+    """Have a process that is started in the block live on where one comes before it ignores them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ASKS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKS)

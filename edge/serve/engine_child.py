@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from devices.processes.interpreter import module_command
 from edge.api.config import EngineConfig
+from edge.elastic.signals import memory_signals_blocked
 from edge.errors import EngineGone
 from edge.serve.messages import MOST_LINE_BYTES, error_of, resolve
 
@@ -144,12 +145,13 @@ async def spawn(module: str) -> tuple[asyncio.subprocess.Process, asyncio.Stream
         reader, writer = await asyncio.open_connection(sock=ours, limit=MOST_LINE_BYTES)
         stack.callback(writer.close)
         # Last: a process that was started before this is cancelled would be left alone.
-        process = await asyncio.create_subprocess_exec(
-            *module_command(module, "--control", str(theirs.fileno())),
-            pass_fds=[theirs.fileno()],
-            stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with memory_signals_blocked():
+            process = await asyncio.create_subprocess_exec(
+                *module_command(module, "--control", str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
         stack.pop_all()
     return process, reader, writer
 

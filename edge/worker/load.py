@@ -154,9 +154,10 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
             need = memory.need(request.path, sizes)
             _check_limit(need, limit)
             SHARE.request(need.total, need.total)
-        elif SHARE.is_divided:  # what it takes if all is in memory
+        elif SHARE.is_divided:  # what it takes if all is in memory, and a little more
             parts = other_parts(file, shape, sizes, options.memory)
-            whole = min(options.memory, sum(parts.values()) + options.reserved + file.size_bytes)
+            whole = (sum(parts.values()) + options.reserved + file.size_bytes) * 17 // 16
+            whole = min(options.memory, whole)
             options = replace(options, memory=SHARE.request(whole, whole))
     if here is None:
         if sleep_profile():

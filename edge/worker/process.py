@@ -18,6 +18,7 @@ from devices.files import removed_at_end
 from devices.processes.forking import ForkedProcess, ForkServer
 from devices.processes.interpreter import module_command
 from edge import log
+from edge.elastic.signals import memory_signals_blocked
 from edge.worker.limits import ResourceLimits
 from transport import edge_pb2 as pb
 from transport.errors import TransportError
@@ -57,7 +58,7 @@ class RankProcess:
             arguments += ["--credentials", str(credentials)]
         output, their_output = os.pipe()
         try:
-            with os.fdopen(their_output, "wb"):
+            with os.fdopen(their_output, "wb"), memory_signals_blocked():
                 self._process = _start(arguments, [theirs.fileno(), their_output], fork_server)
         except BaseException:
             ours.close()

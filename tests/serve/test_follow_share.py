@@ -1,6 +1,8 @@
 """An engine process reads what the server sends while it loads."""
 
+import asyncio
 import queue
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from edge.elastic.share import MemoryShare
 from edge.errors import NotEnoughMemory
 from edge.serve.engine import memory
+from edge.serve.engine_child import exit_code, spawn
 
 CANCEL = {"do": "cancel", "id": 3}
 
@@ -41,3 +44,15 @@ def test_who_cannot_change_asks_at_once_and_hears_why_not(
 
     with pytest.raises(NotEnoughMemory, match=words):
         memory.follow_share({"memory": 100}, sent.put, messages())
+
+
+def test_a_process_that_has_just_been_started_lives_on_at_a_signal() -> None:
+    """Service managers send it to all processes of a service."""
+
+    async def test() -> int:
+        process, _, writer = await spawn("edge.serve.engine.child")
+        process.send_signal(signal.SIGUSR1)
+        writer.close()
+        return await exit_code(process)
+
+    assert asyncio.run(test()) >= 0
