@@ -117,7 +117,6 @@ def test_an_idle_model_leaves_where_both_have_no_room_and_one_in_use_stays(confi
 def test_memory_moves_to_the_model_that_is_used(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares, "SETTLED_S", 0.1)
     monkeypatch.setattr(shares, "_MEAN_S", 1.0)
-    n_bytes = BOTH + 120 * MIB  # enough for an eighth of a share to be at stake
 
     async def test(router: Router) -> None:
         first, second = await router.model("a"), await router.model("b")
@@ -126,14 +125,14 @@ def test_memory_moves_to_the_model_that_is_used(config: EngineConfig, monkeypatc
             for _ in range(200):
                 assert await tokens(busy) == alone
                 now = router.memory.shares()
-                rest = n_bytes - sum(share.least for share in now.values())
-                if moved := now[name].limit - now[idle].limit >= rest // 2:
+                beyond = {model: share.limit - share.least for model, share in now.items()}
+                if moved := beyond[name] >= 2 * beyond[idle]:
                     break
             assert moved, now
             assert now[idle].limit >= now[idle].least
-            assert sum(share.limit for share in now.values()) <= n_bytes
+            assert sum(share.limit for share in now.values()) <= BOTH
 
-    run(config, n_bytes, test)
+    run(config, BOTH, test)
 
 
 def test_a_model_whose_process_ended_asks_again(config: EngineConfig) -> None:
