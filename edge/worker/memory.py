@@ -36,7 +36,8 @@ class WorkerMemory:
         NotEnoughMemory."""
         waiting = MemoryShare()
         member = self._shares.join(name, waiting.follow)
-        waiting.join(lambda *claim: self._claim(member, *claim, "a session that has loaded nothing"), lambda use: None)
+        what = "a session that has loaded nothing"
+        waiting.join(lambda least, most: self._claim(member, least, most, what), lambda use: None)
         try:
             waiting.request(_PROCESS_BYTES, _PROCESS_BYTES)
         except BaseException:
