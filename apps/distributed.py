@@ -109,7 +109,7 @@ class Devices(Generic[AnyPlan]):
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The addresses of workers among them."""
+        """Addresses of all but this device."""
         return tuple(address for address in self.addresses if address != LOCAL)
 
 
@@ -133,8 +133,6 @@ def prepare(args: argparse.Namespace) -> Devices[Plan] | None:
         args.memory = args.memory or first.memory
         if not args.affinity:
             keep_to_cores(first.affinity, f"{args.plan}: affinity of {LOCAL}")
-    if devices is not None and args.least_memory is not None:
-        raise UsageError("--memory SIZE..SIZE is for one device: with others each keeps its part; give one size")
     keep_to_cores(args.affinity)
     check_engine_arguments(args)
     return devices
@@ -256,11 +254,11 @@ def engine_config(
 def projector_of(args: argparse.Namespace, path: Path) -> Path | None:
     """Return the projector of the model at `path`, checked, where the command takes one and there is one. UsageError
     for --encoder without one."""
-    from edge.multimodal.projector import beside, open_projector
+    from edge.multimodal.projector import open_projector, projector_beside
 
     if not hasattr(args, "mmproj"):
         return None
-    mmproj: Path | None = args.mmproj or beside(path)
+    mmproj: Path | None = args.mmproj or projector_beside(path)
     if mmproj is not None:
         open_projector(mmproj)
     elif args.encoder is not None:

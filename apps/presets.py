@@ -73,7 +73,7 @@ def _preset(table: Table, folder: Path, parser: argparse.ArgumentParser, args: a
             raise UsageError(f"{table.where}.{key}: {error}") from None
     spec = _text(table, "model")
     try:
-        path = model_path(_beside(folder, spec))
+        path = model_path(_relative_to(folder, spec))
     except (EdgeError, OSError) as error:
         raise UsageError(f"{table.where}.model: {error}") from None
     if not path.is_file():
@@ -95,10 +95,10 @@ def _words(table: Table, key: str, folder: Path) -> list[str]:
     values = value if isinstance(value, list) and key == "lora" else [value]
     if not all(isinstance(part, str | int | float) for part in values):
         table.refuse(key, "needs a text or a number")
-    return [f"--{key}={_beside(folder, part) if key in FILES else part}" for part in map(str, values)]
+    return [f"--{key}={_relative_to(folder, part) if key in FILES else part}" for part in map(str, values)]
 
 
-def _beside(folder: Path, spec: str) -> str:
+def _relative_to(folder: Path, spec: str) -> str:
     """Return a path that begins at the folder of the presets, where a file or its scale is named there."""
     file = folder / spec
     is_there = file.exists() or (folder / spec.rpartition(":")[0]).is_file()

@@ -15,10 +15,9 @@ from edge.pictures.canvas import check_picture
 from edge.pictures.quality import draw_evaluation
 from edge.quantization import make
 from edge.quantization.comparison import COLUMNS, compare_mixes
-from edge.quantization.elastic import budgets_between
 from edge.quantization.fit import FitOptions
 from edge.quantization.kernels import default_mix
-from edge.quantization.make import QuantizedModel, Source
+from edge.quantization.make import QuantizedModel, Source, budgets_between
 from edge.quantization.text_file import BUNDLED, read_text
 from quant.checkpoint.convert import CONVERTED_TYPES
 from quant.gguf.imatrix import read_imatrix

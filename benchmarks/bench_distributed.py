@@ -34,7 +34,7 @@ from devices.lab.config import parse_lab
 from devices.lab.control_group import NoGroups
 from edge.demo import MODEL_PATH
 from edge.models import synth
-from edge.models.presets import SHAPES
+from edge.models.synth import SHAPES
 from tests.support.lab import Lab
 
 SIDE = Path(__file__).with_name("distributed_side.py")

@@ -36,7 +36,7 @@ from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.models import synth
-from edge.models.presets import SHAPES
+from edge.models.synth import SHAPES
 from partition.model.model import decode_bytes
 
 ROWS = 32  # of a prompt

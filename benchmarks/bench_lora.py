@@ -33,8 +33,8 @@ from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.models import synth
-from edge.models.presets import SHAPES
 from edge.models.shapes import shape
+from edge.models.synth import SHAPES
 from tests.support.adapters import write_adapter
 from tests.support.ranks_here import ranks_here
 

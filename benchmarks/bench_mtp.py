@@ -11,8 +11,11 @@
 
 The model has the widths of GLM-4.7-Flash (2,048, 64 experts, 154,880 tokens), 8 of its 47 layers, and one that drafts.
 Its weights are random, so a draft is right by chance alone: each is computed by that layer, and then replaced by what
-the model will answer, with the probability that is planted, or by another token. Answers are greedy, with drafts and
-without in turn; each probability has a conversation of its own, whose first answer, where it learns, is not counted.
+the model will answer, with the probability that is planted, or by another token: of several draws by that one with
+which passes of the formula's rows bring about as many tokens as in the mean. Answers are greedy, and are left after
+`--tokens`, as their last passes have room for few drafts. Each counts beside the plain ones before and behind it, and
+of all rounds the median. Each probability has a conversation of its own, whose first answer, where it learns, is left
+out.
 
 All answers follow the first plain one, as a draft that is right has to be known. Of random weights two tokens are often
 as likely as rounding can tell, and passes of several rows round otherwise: `others` counts choices that would have been
@@ -21,10 +24,7 @@ others.
 Two more sides have no drafts: `null` has a drafter that always chooses one row, and shows what layers that are ready
 to draft cost; `learning` is the first answer of each conversation, after the profiling that a load has, in its place.
 
-Predicted: with r rows a pass takes the time of r rows of the answer and of r - 1 drafts, both measured here, and gives
-1 + a + ... + a^(r - 1) tokens where a is the acceptance (`partition.predict.drafts`). The best r counts, if that is
-1.05 times as fast as no drafts, as `edge/speculate/choice.py` has it; windows over stages, if they are better: the
-first stage also drafts, and is the busiest where that takes it longer than the other one computes.
+What the formula says is from costs that are measured in the same run (`mtp_costs.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import argparse
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -45,7 +45,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.bench_speculate import known_answer
-from benchmarks.harness import GIB, Section, alternate, bench, compared, parser_of, progress, table
+from benchmarks.harness import GIB, Section, bench, parser_of, progress, table
+from benchmarks.mtp_costs import busy_ms, draft_s, pass_s, predicted
 from devices.probe import default_threads, own_rss
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine, VerifyResult
@@ -53,18 +54,16 @@ from edge.llm.options import EngineOptions
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.llm.slot import Slot
 from edge.models import synth
 from edge.models.shapes import shape
 from edge.parallel.engine import DistributedEngine
-from edge.speculate.choice import RowChoice
 from edge.speculate.factory import MtpDraft, with_room
-from edge.speculate.mtp import Predictor, mtp_drafts, open_predictor
+from edge.speculate.mtp import mtp_drafts, open_predictor
 from edge.speculate.profiling import profile_passes
 from edge.speculate.speculation import Speculation
-from edge.speculate.windows import WindowChoice
-from partition.predict.drafts import MTP, ROWS, WINDOWS, Draft, most_windows
-from partition.predict.hysteresis import DRAFT, clearly_faster
+from edge.speculate.windows import Shape
+from partition.predict.drafts import MTP, ROWS
+from tests.support.drafting import always
 from tests.support.mtp import PROMPT, PassClock, plant, with_predictor
 from tests.support.ranks_here import ranks_here
 
@@ -86,8 +85,6 @@ COUNTED = {  # passes by their rows, and a draft, in passes of one row: measured
     "24 dense layers": ({1: 1.0, 2: 1.63, 4: 2.43, 8: 4.42, 16: 8.8}, 0.092),
 }
 LEAST, NEAR = 0.98, 0.1  # of plain; of the formula
-_PASSES = 3  # of drafts
-_WALK = 48  # tokens of the answer, for each size of passes
 _ANSWERS = 6  # of a conversation in counted time
 _PROFILED = 40.0  # passes of one row: two seconds of 50 ms each
 
@@ -112,17 +109,18 @@ def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, 
         synth.synthesize(path, TINY if args.tiny else FLASH, "f32" if args.tiny else "q4_0")
     tokens, rounds = (8, 1) if args.tiny else (args.tokens, args.rounds)
     with engine_of(section, path, folder, args.threads) as engine, open_predictor(engine) as predictor:
-        prompt, answer = known_answer(engine, tokens)
-        passes, drafted = pass_s(engine, prompt, answer), draft_s(engine, predictor, prompt)
+        prompt, answer = known_answer(engine, tokens + ROWS[-1])
+        passes = pass_s(engine, prompt, answer)
+        drafted, taken_in = draft_s(engine, predictor, prompt, answer)
         busy = busy_ms(engine, prompt, answer) if isinstance(engine, DistributedEngine) and engine.stages > 1 else {}
-        progress(f"passes by rows, s: {passes}; a draft {drafted:.4f} s; busiest stage by rows, ms: {busy}")
-        for right in RIGHT:
-            progress(f"formula with {right:g} right: {predicted(right, passes, drafted, busy, engine.stages)}")
+        progress(f"passes by rows, s: {passes}; a draft {drafted:.4f} s, {taken_in:.4f}; busiest, ms: {busy}")
         compute = predictor.propose
         drafters = {right: Speculation(mtp_drafts(predictor, time.perf_counter), MTP) for right in RIGHT}
-        idle = Speculation(mtp_drafts(predictor, time.perf_counter), MTP, choice=lambda: WindowChoice(OneRow()))
-        chosen = {right: Counter[int]() for right in RIGHT}
+        idle = Speculation(mtp_drafts(predictor, time.perf_counter), MTP, choice=always(1))
+        chosen = {right: Counter[Shape]() for right in RIGHT}
+        formulas = {right: predicted(right, passes, drafted, busy, engine.stages, taken_in) for right in RIGHT}
         for right, drafter in drafters.items():
+            progress(f"formula with {right:g} right: {formulas[right]}")
             if engine.paging is None:
                 profile_passes(drafter, engine)
             drafter.verified = partial(counted_rows, drafter.verified, chosen[right])  # type: ignore[method-assign]
@@ -130,48 +128,66 @@ def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, 
         seeds = itertools.count()  # each answer has draws of its own: few are made where drafts do not pay
         counts = {right: np.zeros(2) for right in RIGHT}
 
-        def plain(drafter: Speculation | None = None) -> dict[str, float]:
-            return {"tokens_per_s": follow(engine, prompt, answer, drafter)[0]}
+        def plain(drafter: Speculation | None = None) -> float:
+            return follow(engine, prompt, answer, drafter)[0]
 
-        def with_drafts(right: float) -> dict[str, float]:
+        def with_drafts(right: float) -> float:
             predictor.propose = compute  # type: ignore[method-assign]
-            plant(predictor, {tuple(prompt): answer}, right, seed=next(seeds))
+            rows = int(formulas[right]["predicted_rows"] * formulas[right]["predicted_windows"])
+            plant(predictor, {tuple(prompt): answer}, right, next(seeds), rows)
             rate, n_others = follow(engine, prompt, answer, drafters[right])
             others[right] += n_others
             counts[right] += drafters[right].stats.accepted, drafters[right].stats.drafted
-            return {"tokens_per_s": rate}
+            return rate
 
         plain()  # with hidden states graphs are others, which are planned and learned first
-        sides = {"plain": plain, "null": partial(plain, idle)}
-        sides |= {str(right): partial(with_drafts, right) for right in RIGHT}
-        figures = alternate(sides, rounds + 1, warm_up=False)
-        learning = {name: rates.pop(0)["tokens_per_s"] for name, rates in figures.items()}
+        sides = {"null": partial(plain, idle)} | {str(right): partial(with_drafts, right) for right in RIGHT}
+        plain_rates, ratios = beside_plain(plain, sides, rounds + 1)
+        learning = {name: each.pop(0) for name, each in ratios.items()}
         rows = []
         for right in RIGHT:
             accepted, of_drafts = counts[right].tolist()
-            ratio = compared(figures, str(right), "plain")[0]
-            choice = drafters[right]._choices[1].rows
+            choice, each = drafters[right]._choices[1].rows, ratios[str(right)]
             rows.append(
                 {
                     "right": right,
-                    "tokens_per_s": median(one["tokens_per_s"] for one in figures[str(right)]),
-                    "learning_ratio": learning[str(right)] / learning["plain"],
+                    "learning_ratio": learning[str(right)],
                     "acceptance": accepted / of_drafts if of_drafts else None,
-                    "costs": {str(size): choice.cost(size) for size in ROWS if choice.seconds(size)},
-                    "chosen": {str(size): n for size, n in sorted(chosen[right].items())},
+                    "costs": {str(size): choice.cost(size) for size in choice.measured_sizes()},
+                    "chosen": {f"{n_rows} x {windows}": n for (n_rows, windows), n in sorted(chosen[right].items())},
                     "others": others[right],
-                    **predicted(right, passes, drafted, busy, engine.stages),
-                    **{key: ratio[key] for key in ("ratio", "least", "most")},
+                    **formulas[right],
+                    "ratio": median(each),
+                    "least": min(each),
+                    "most": max(each),
                 }
             )
         return {
-            "tokens": len(answer),
-            "plain_tokens_per_s": median(one["tokens_per_s"] for one in figures["plain"]),
-            "null_ratio": compared(figures, "null", "plain")[0]["ratio"],
+            "tokens": len(answer) - ROWS[-1],
+            "plain_tokens_per_s": median(plain_rates),
+            "null_ratio": median(ratios["null"]),
             "pass_ms": {str(size): 1e3 * seconds for size, seconds in passes.items()},
             "draft_ms": 1e3 * drafted,
+            "taken_in_ms": 1e3 * taken_in,
             "rows": rows,
         }
+
+
+def beside_plain(
+    plain: Callable[[], float], sides: Mapping[str, Callable[[], float]], rounds: int
+) -> tuple[list[float], dict[str, list[float]]]:
+    """Tokens a second of plain answers; and of each round and side, in times of the plain ones before and behind it.
+    One is behind each two sides, which take turns in going first."""
+    names, rates, ratios = [*sides], [plain()], {name: list[float]() for name in sides}
+    for turn in range(rounds):
+        order = names[turn % len(names) :] + names[: turn % len(names)]
+        for pair in (order[at : at + 2] for at in range(0, len(order), 2)):
+            came = {name: sides[name]() for name in pair}
+            rates.append(plain())
+            for name, rate in came.items():
+                ratios[name].append(2 * rate / (rates[-2] + rates[-1]))
+                progress(f"round {turn}, {name}: {rate:.2f} tokens a second, {ratios[name][-1]:.3f} of plain")
+    return rates, ratios
 
 
 def counted(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -180,14 +196,14 @@ def counted(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     options = EngineOptions(threads=1, context=CONTEXT, batch=64, outputs=ROWS[-1])
     requests = [Request([*PROMPT, i], tokens, SamplingParams(temperature=0), ends=False) for i in range(_ANSWERS)]
     rows = []
-    for (side, (costs, draft_s)), right in itertools.product(COUNTED.items(), RIGHT):
+    for (side, (costs, one_draft_s)), right in itertools.product(COUNTED.items(), RIGHT):
         took: list[list[float]] = []
         for seed in range(args.rounds):
             with Engine(path, options) as engine, open_predictor(engine) as predictor:
                 answers = [Scheduler(engine, slots=1, keep=True).run([request])[0] for request in requests]
                 known = {tuple(request.prompt): answer for request, answer in zip(requests, answers, strict=True)}
                 plant(predictor, known, right, seed)
-                clock = PassClock(engine, predictor, costs, draft_s)
+                clock = PassClock(engine, predictor, costs, one_draft_s)
                 drafter = Speculation(mtp_drafts(predictor, clock), MTP, clock=clock)
                 if side != "half paged":
                     profile_passes(drafter, engine, _PROFILED, clock)
@@ -202,7 +218,7 @@ def counted(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             "later": float(np.mean(later)),
             "least": float(np.min([first, *later])),
         }
-        formula = predicted(right, costs, draft_s, {}, 1)
+        formula = predicted(right, costs, one_draft_s, {}, 1)
         rows.append({"side": side, "right": right, **figures, **formula})
     return {"tokens": tokens, "rows": rows}
 
@@ -225,7 +241,7 @@ def counted_text(section: dict[str, Any]) -> str:
 
 def follow(engine: TextEngine, prompt: list[int], answer: list[int], drafter: Speculation | None) -> tuple[float, int]:
     """Tokens a second after the first of an answer that is computed and chosen as ever, but has the tokens of a known
-    one; and how many choices were others."""
+    one, and is left while there is room for drafts; and how many choices were others."""
     scheduler = Scheduler(engine, slots=1, keep=True, drafter=drafter)
     running = scheduler.prepare(Request(prompt, len(answer), SamplingParams(temperature=0), ends=False))
     continuation, others, came = running.continuation, 0, list[float]()
@@ -242,23 +258,17 @@ def follow(engine: TextEngine, prompt: list[int], answer: list[int], drafter: Sp
         drafter.begin()
     with scheduler:
         scheduler.enqueue(running)
-        while scheduler.busy:
+        while len(came) <= len(answer) - ROWS[-1]:
             came += [time.perf_counter() for event in scheduler.step() if event.token_id is not None]
+        scheduler.cancel(running.number)
     return (len(came) - 1) / (came[-1] - came[0]), others
 
 
-class OneRow(RowChoice):
-    """Never drafts."""
-
-    def rows(self, most: int) -> int:
-        return 1
-
-
 def counted_rows(
-    verified: Callable[[Sequence[VerifyResult]], None], chosen: Counter[int], results: Sequence[VerifyResult]
+    verified: Callable[[Sequence[VerifyResult]], None], chosen: Counter[Shape], results: Sequence[VerifyResult]
 ) -> None:
-    """Count the rows of a pass, and let the drafter learn."""
-    chosen[results[0].rows] += 1
+    """Count the rows of a pass and its windows, and let the drafter learn."""
+    chosen[results[0].rows, results[0].windows] += 1
     verified(results)
 
 
@@ -280,79 +290,6 @@ def engine_of(section: str, path: Path, folder: Path, threads: int) -> Iterator[
         yield engine
 
 
-def pass_s(engine: TextEngine, prompt: list[int], answer: list[int]) -> dict[int, float]:
-    """Seconds of a pass of each size along the answer, each of whose tokens has experts of its own: the mean, as those
-    that are not in memory count, too."""
-    engine.kv_clear()
-    slot, times = Slot(engine), dict[int, float]()
-    slot.prefill(prompt, top=1)
-    for size in ROWS:
-        if size <= min(engine.outputs, len(answer)):
-            n_passes = max(1, min(_WALK, len(answer)) // size)
-            began = time.perf_counter()
-            for at in range(0, n_passes * size, size):
-                slot.decode(answer[at : at + size], "all", top=1)
-            times[size] = (time.perf_counter() - began) / n_passes
-            slot.forget(n_passes * size)
-    return times
-
-
-def busy_ms(engine: DistributedEngine, prompt: list[int], answer: list[int]) -> dict[int, float]:
-    """Milliseconds that a pass of each size along the answer keeps the busiest stage, the median. Another pass is at
-    the other stage meanwhile, as both share the memory of this machine."""
-    engine.kv_clear()
-    Slot(engine).prefill(prompt, top=1)
-    busy = {}
-    for size in ROWS:
-        if size <= min(engine.outputs, len(answer)):
-            engine.times(clear=True)
-            for at in range(0, min(_WALK, len(answer)) // size * size, size):
-                positions = np.arange(len(prompt) + at, len(prompt) + at + size)
-                engine.submit(answer[at : at + size], positions, np.zeros(size, int), np.ones(size, np.int8), top=1)
-                if engine.uncollected > 1:
-                    engine.collect()
-            while engine.uncollected:
-                engine.collect()
-            busy[size] = max(one.compute_ms.median for times in engine.times() for one in times.values())
-            engine.kv_remove(0, len(prompt))
-    return busy
-
-
-def draft_s(engine: TextEngine, predictor: Predictor, prompt: list[int]) -> float:
-    """Seconds of one draft: the median of passes of four."""
-    engine.kv_clear()
-    slot, seconds = Slot(engine), []
-    slot.prefill(prompt, top=1)
-    for i in range(_PASSES + 1):
-        text = np.array([*prompt, 7 + i], np.int32)  # another one, so that nothing of it is known
-        predictor.take_in(0, text, 0, whole=True)
-        began = time.perf_counter()
-        n = len(predictor.propose(0, text, 0, 4))
-        seconds.append((time.perf_counter() - began) / max(1, n))
-    return median(seconds[1:])
-
-
-def predicted(
-    right: float, passes: dict[int, float], drafted_s: float, busy: dict[int, float], stages: int
-) -> dict[str, float | int]:
-    """The gain that the formula gives, and the rows and windows that bring it."""
-    times = {(1, 1): passes[1]}
-    for rows in passes:
-        for windows in WINDOWS:
-            if windows <= most_windows(stages) and rows * windows > 1:
-                draft = Draft(MTP, right, rows, drafted_s, windows=windows)
-                times[rows, windows] = float(draft.token_s(passes[rows], busy_s(rows, busy, drafted_s)))
-    best = min(times, key=times.__getitem__)
-    if not clearly_faster(passes[1] / times[best], 1.0, by=DRAFT):
-        best = 1, 1
-    return {"predicted_ratio": passes[1] / times[best], "predicted_rows": best[0], "predicted_windows": best[1]}
-
-
-def busy_s(rows: int, busy: dict[int, float], drafted_s: float) -> float:
-    """Seconds that windows of so many rows keep the busiest stage. The stages are alike, and the first one drafts."""
-    return busy.get(rows, 0.0) / 1e3 + rows * drafted_s
-
-
 def text(section: dict[str, Any]) -> str:
     """The figures as Markdown."""
     one = section["pass_ms"]["1"]
@@ -362,7 +299,7 @@ def text(section: dict[str, Any]) -> str:
             f"{row['right']:g}",
             "" if row["acceptance"] is None else f"{row['acceptance']:.2f}",
             ", ".join(f"{rows}: {cost:.2f}" for rows, cost in row["costs"].items()),
-            ", ".join(f"{n} x {rows}" for rows, n in row["chosen"].items()),
+            ", ".join(f"{shape}: {n}" for shape, n in row["chosen"].items()),
             *(f"{row[key]:.2f}" for key in ("learning_ratio", "ratio", "least", "most", "predicted_ratio")),
             f"{row['predicted_rows']} x {row['predicted_windows']}",
             f"{row['ratio'] / row['predicted_ratio']:.2f}",
@@ -370,11 +307,12 @@ def text(section: dict[str, Any]) -> str:
         ]
         for row in section["rows"]
     ]
-    header = ["right", "acceptance", "costs as learned", "passes of rows", "learning", "of plain", "least", "most"]
+    header = ["right", "acceptance", "costs as learned", "passes", "learning", "of plain", "least", "most"]
     return "\n\n".join(
         [
             f"{section['tokens']} tokens, {section['plain_tokens_per_s']:.2f} a second without drafts; a pass of"
-            f" {one:.1f} ms, by rows {passes}; a draft of {section['draft_ms']:.1f} ms. With layers that never draft:"
+            f" {one:.1f} ms, by rows {passes}; a draft of {section['draft_ms']:.1f} ms, and"
+            f" {section['taken_in_ms']:.1f} for each token of the pass before but one. With layers that never draft:"
             f" {section['null_ratio']:.3f} of plain.",
             table([*header, "formula", "rows x windows", "of the formula", "others"], lines),
             f"Asked: of plain at least {LEAST}, of the formula within {NEAR:.0%}.",

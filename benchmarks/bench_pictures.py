@@ -19,7 +19,7 @@ from benchmarks.beside_worker import beside_worker
 from benchmarks.harness import Section, bench, parser_of, table
 from edge.demo import MODEL_PATH
 from edge.models import synth
-from edge.models.presets import SHAPES
+from edge.models.synth import SHAPES
 from quant.gguf.file import GgufFile
 from tests.support import projectors
 

@@ -94,7 +94,7 @@ class Models:
     def path(self, name: str) -> Path:
         from edge.demo import MODEL_PATH
         from edge.models import synth
-        from edge.models.presets import SHAPES
+        from edge.models.synth import SHAPES
 
         if name == "llm":
             if self._tiny:

@@ -33,6 +33,7 @@ import psutil
 
 from benchmarks.harness import ROOT, STDOUT, Section, bench, parser_of, table, write_json
 from benchmarks.sleeping_labs import (
+    FAR,
     GROUPED,
     SETTINGS,
     TINY,
@@ -54,7 +55,7 @@ FIGURES = {"latency": "latency_s", "throughput": "throughput_per_s", "ttft": "tt
 LEAST_DEVICES = 4  # of a setting that counts
 N_CASES = 3  # of a setting with groups
 MOST_WAITED = 0.1  # of the time, by any process of the lab for a core; figures of which more waited do not count
-_FEW, _MANY = 4, 8  # devices: labs of more than few begin with the second of these, labs of many with the third
+_FEW = 4  # devices: labs of more begin with the second of these, but over far links, which little crosses in a second
 STRETCHES = (2, 4, 8, 16)  # times as slow as its devices and links a lab is, one after the other, until less waited
 
 
@@ -73,8 +74,7 @@ def main() -> None:
 def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All settings once, and then again those whose processes waited for cores, while there is time. Figures are
     written after each setting, and those that there are, are shown where a signal ends the run."""
-    from edge.models.presets import SHAPES
-    from edge.models.synth import outline
+    from edge.models.synth import SHAPES, outline
 
     if not args.tiny and os.geteuid() != 0:
         raise SystemExit("links between devices need root; --tiny goes without")
@@ -128,7 +128,7 @@ def share_s(until: float, n: int) -> float:
 
 def first_stretch(setting: Setting) -> int:
     """Return how many times as slow as its devices and links a lab is at first."""
-    return setting.stretch or STRETCHES[(len(setting.devices) > _FEW) + (len(setting.devices) >= _MANY)]
+    return setting.stretch or STRETCHES[len(setting.devices) > _FEW and setting.link != FAR]
 
 
 def result_of(rows: dict[str, dict[str, Any]], failed: dict[str, str]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
 from edge.models import synth
-from edge.models.presets import SHAPES
+from edge.models.synth import SHAPES
 from edge.planning.choice import PlanChoice
 from edge.survey.cluster import Cluster
 from edge.tasks import Steps

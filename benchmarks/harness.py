@@ -143,7 +143,8 @@ def alternate(measures: Mapping[str, Callable[[], dict[str, float]]], rounds: in
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             measured = measures[name]()
-            progress(f"round {turn}, {name}: " + ", ".join(f"{key} {value:.4g}" for key, value in measured.items()))
+            numbers = [f"{key} {value:.4g}" for key, value in measured.items() if isinstance(value, int | float)]
+            progress(f"round {turn}, {name}: {', '.join(numbers)}")
             if turn or not warm_up:
                 found[name].append(measured)
     return found

@@ -16,8 +16,8 @@ from benchmarks.harness import GIB
 from benchmarks.processes import Grouped, RankFailed, memory_group
 from benchmarks.raw_disk import RawDisk, forget
 from edge.models import synth
-from edge.models.presets import SHAPES
 from edge.models.shapes import Shape, shape
+from edge.models.synth import SHAPES
 from quant.gguf.file import GgufFile
 
 SIDE = Path(__file__).with_name("paging_side.py")

@@ -19,9 +19,8 @@ from benchmarks.bench_slices import bare_write
 from benchmarks.processes import Grouped, RankFailed, memory_group
 from benchmarks.raw_disk import NoDirectReads, RawDisk, forget
 from devices.lab.control_group import NoGroups
-from edge.models.presets import SHAPES
 from edge.models.shapes import Shape, shape
-from edge.models.synth import synthesize
+from edge.models.synth import SHAPES, synthesize
 from tests.support.groups import CountedGroup
 
 SIDE = Path(__file__).with_name("quantize_side.py")

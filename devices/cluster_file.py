@@ -31,7 +31,7 @@ _LINK_KEYS = ("between", "delay_ms", "bandwidth_mbps")
 
 @dataclass(frozen=True)
 class ClusterDevice:
-    """A device that may take part, and what is to be assumed of it. None: it is measured, or has no limit."""
+    """A device of a cluster file, and the figures to assume for it. None: it is measured, or has no limit."""
 
     name: str
     address: str | None = None  # HOST:PORT of a worker, or LOCAL; None for a preset that is nowhere

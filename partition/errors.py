@@ -13,5 +13,5 @@ class CannotSlice(EdgeError, ValueError):
 
 
 class StateError(EdgeError, ValueError):
-    """Keys and values do not belong to this model's slice and these positions, or are damaged. A holder of the tokens
-    can compute them again."""
+    """Keys and values do not belong to this model's slice and these positions, or are damaged. They can be
+    computed again from the tokens."""

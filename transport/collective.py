@@ -195,6 +195,13 @@ class Group:
                 self.links[rank].send(x[lo:hi])
 
     def _mesh(self, x: Floats, own: Pieces, wire: Wire | None) -> None:
+        if x.size <= CHUNK_FLOATS:  # as in every decode step
+            piece = own(0, x.size)
+            for rank in self._targets:
+                self.links[rank].send(piece)
+            self._add_all(x, wire)
+            return
+
         def send(lo: int, hi: int) -> None:
             piece = own(lo, hi)
             for rank in self._targets:
@@ -357,7 +364,7 @@ def _within(bounds: tuple[int, int], lo: int, hi: int) -> tuple[int, int]:
 
 def _windowed(n: int, send: Callable[[int, int], None], receive: Callable[[int, int], None]) -> None:
     """Send and receive [0, n) in chunks, a few sent ahead so that the wire is never idle."""
-    if n <= CHUNK_FLOATS:  # one chunk, as in every decode step
+    if n <= CHUNK_FLOATS:  # one chunk
         send(0, n)
         receive(0, n)
         return

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
             file, offered, targets,
             by=args.by, prompt=args.prompt_tokens, concurrency=args.concurrency, kv_type=args.kv_type or "f16",
         )  # fmt: skip
-        found = search.cheapest(args.by, args.max_devices, ShownSteps("buy"))
+        cheapest = search.cheapest(args.by, args.max_devices, ShownSteps("buy"))
         link = link_of(offered)
     assumed = "assumed" if offered.latency_s is None or offered.bytes_per_s is None else "stated"
     mbps = number_text(link.bytes_per_s / 125_000)
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         "speeds are estimates from published figures; prices are of one new device when it came out, without what it"
         " needs beside it, where the catalog says nothing else",
         f"links are {assumed}: {seconds_text(link.latency_s)} one way, {mbps} Mbit/s between any two devices",
-        before(found.cheaper, found.planned - 1),
+        before(cheapest.cheaper, cheapest.planned - 1),
     ]
     result = {
         "format": FORMAT,
@@ -112,14 +112,14 @@ def run(args: argparse.Namespace) -> int:
             {"name": kind.name, "price": kind.price, "watts": kind.preset.watts, "price_source": kind.price_source}
             for kind in offered.kinds
         ],
-        "cheaper": found.cheaper,
-        "planned": found.planned,
-        "cluster": found.served.to_json(),
+        "cheaper": cheapest.cheaper,
+        "planned": cheapest.planned,
+        "cluster": cheapest.served.to_json(),
         "notes": notes,
     }
     if args.json:
         return print_json(result)
-    _show(result, found.served)
+    _show(result, cheapest.served)
     return 0
 
 
@@ -184,8 +184,9 @@ def _model(args: argparse.Namespace) -> Iterator[tuple[GgufFile, dict[str, Any]]
     from edge.advice.candidates import candidates
 
     name = args.type or (model.types or ("q4_k_m",))[0]
-    with candidates([model], [name], ShownSteps("buy")) as [one]:
-        yield one.file, {"model": model.name, "type": one.mix.name, "size_bytes": one.shape.weight_bytes}
+    with candidates([model], [name], ShownSteps("buy")) as [candidate]:
+        type_, size = candidate.mix.name, candidate.shape.weight_bytes
+        yield candidate.file, {"model": model.name, "type": type_, "size_bytes": size}
 
 
 def before(cheaper: int, planned: int) -> str:
@@ -227,7 +228,7 @@ def _show(result: dict[str, Any], served: Served) -> None:
         ("each further token", simulated.tpot_s, limits["latency_s"]),
     )
     cells = [
-        [name, "-" if limit is None else _ms(limit), *(_ms(getattr(spread, one)) for one in PERCENTILES)]
+        [name, "-" if limit is None else _ms(limit), *(_ms(getattr(spread, name)) for name in PERCENTILES)]
         for name, spread, limit in times
         if spread is not None
     ]

@@ -14,7 +14,7 @@ from apps.show.table import print_columns, print_json, print_note
 from quant.text import bytes_text
 
 if TYPE_CHECKING:
-    from devices.lab.state import LabState
+    from devices.lab.lab import LabState
 
 HELP = "Emulate a cluster on this machine: workers with the cores and memory of devices, links with delays."
 COLUMNS = ("name", "address", "cores", "memory", "state")

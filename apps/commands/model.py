@@ -116,9 +116,9 @@ def _range(values: tuple[int, ...]) -> str:
 
 
 def _synth(args: argparse.Namespace) -> int:
-    from edge.models import presets, synth
+    from edge.models import synth
 
-    shape = presets.shape_of(args.shape, args.arch, given_options(args, (*_FIGURES, "tied")))
+    shape = synth.shape_of(args.shape, args.arch, given_options(args, (*_FIGURES, "tied")))
     synth.layout(shape, args.type, args.head_type)  # refuses types before anything is written
     check_output(args.out, (), args.force)
     start_s = time.monotonic()

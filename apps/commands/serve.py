@@ -243,8 +243,8 @@ def _check_front(path: Path) -> None:
 
 
 def _models(specs: list[str], several: bool) -> dict[str, Path]:
-    """The files to serve, by name: without any specs the bundled one, where several may be also those that were
-    fetched. UsageError for two of a name, and for a folder without any."""
+    """Return the files to serve, by name; without specs the bundled model and, where several may be served, all that
+    were fetched. UsageError for two of a name, and for a folder without any."""
     if not specs:
         from edge.models.paths import fetched_models
 

@@ -6,7 +6,9 @@ import argparse
 from pathlib import Path
 
 from apps.errors import UsageError
-from apps.options import MAX_THREADS, add, byte_size, check_usable, device_name, option, quiet_grpc
+from apps.memory_action import MemoryAction
+from apps.options import MAX_THREADS, add, argument, byte_size, check_usable, device_name, option, quiet_grpc
+from edge import units
 
 HELP = "Let other devices use this one: run as a daemon that they reach over the network."
 
@@ -22,7 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " free one",
     )
     option(parser, "--name NAME", "default: what its cluster calls it, or the host name", device_name)
-    add(parser, "--memory", help="use at most so much, such as 2GiB (default: no limit)")
+    words = "use at most so much, such as 2GiB; 1GiB..2GiB: as much of that as is free at any time (default: no limit)"
+    memory = argument(units.memory_options)
+    add(parser, "--memory", type=memory, action=MemoryAction, metavar="SIZE[..SIZE]", help=words)
+    parser.set_defaults(least_memory=None)
     add(parser, "--threads", help="default: one per physical core, of those of --affinity")
     add(parser, "--affinity", help="compute on these cores only, such as 0,2-3 (default: all)")
     add(parser, "--gpu-layers", help="most layers of a session on the GPU (default: as many as fit and pay)")
@@ -93,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
                     host=host,
                     threads=args.threads or min(default_threads(), len(affinity) or MAX_THREADS),
                     memory_limit_bytes=args.memory,
+                    least_memory=args.least_memory,
                     models=args.models,
                     credentials=folder if secure else None,
                     affinity=affinity,

@@ -79,7 +79,7 @@ class ForkServer:
                 raise ChildProcessError("the process that is to start others ended; what it said tells why")
 
     def start(self, arguments: Sequence[str], descriptors: Sequence[int]) -> ForkedProcess:
-        """A process with these arguments, and copies of these descriptors. ChildProcessError as `prepare`."""
+        """Fork a process with these arguments, and copies of these file descriptors. ChildProcessError as `prepare`."""
         self.prepare()
         ours, server_end = socket.socketpair()
         with server_end, self._lock, suppress(OSError):

@@ -61,7 +61,7 @@ class Membership:
 
 
 def load(folder: Path) -> Membership | None:
-    """The membership in a folder, checked; None if there is none. TrustError if the files are damaged."""
+    """Load and check the membership stored in a folder; None if there is none. TrustError if files are damaged."""
     try:
         device = (folder / DEVICE_FILE).read_bytes()
     except FileNotFoundError:

@@ -71,19 +71,19 @@ def scales_by_name(adapters: Sequence[Adapter], scales: Mapping[str, float]) -> 
     return effective([scales.get(name, 0.0) for name in names])
 
 
-def parse_scale(text: str, of: str) -> float | None:
+def parse_scale(text: str, name: str) -> float | None:
     """Return the number that a text is; None for another text. EngineError for a scale that cannot be."""
     if not _NUMBER.fullmatch(text):
         return None
-    check_scale(float(text), of)
+    check_scale(float(text), name)
     return float(text)
 
 
-def check_scale(scale: float, of: str) -> None:
+def check_scale(scale: float, name: str) -> None:
     """Raise EngineError for a scale that is no number, or absurd."""
     if not (math.isfinite(scale) and abs(scale) <= MAX_SCALE):
         raise EngineError(
-            f"the scale of {of!r:.90} is {scale}, needed is a number from -{MAX_SCALE:g} to {MAX_SCALE:g}"
+            f"the scale of {name!r:.90} is {scale}, needed is a number from -{MAX_SCALE:g} to {MAX_SCALE:g}"
         )
 
 

@@ -31,7 +31,8 @@ class EngineAdapters(Sequence[CheckedAdapter]):
     def choose(self, scales: Sequence[float] | None) -> None:
         """Compute with these scales from the next decode on; nothing is done where they are those of now. The errors of
         `scales_of`, and of the engine."""
-        self.use(scales_of(self._adapters, scales))
+        if scales is None or scales != self.scales:
+            self.use(scales_of(self._adapters, scales))
 
     def use(self, scales: Scales) -> None:
         """Compute with effective scales, as a rank hears them, from the next decode on."""

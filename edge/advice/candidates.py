@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edge.errors import CatalogError
 from edge.models.catalog import KnownModel
-from edge.models.outline import write_outline
+from edge.models.synth import write_outline
 from edge.quantization.gguf import types_of_files
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable

@@ -156,8 +156,9 @@ class EngineConfig:
             else:
                 work = replace(
                     work_options(path, options, self.transport, self.wire),
-                    # One that a person placed is not timed: this device may have no room for it.
-                    projector=Path(self.mmproj) if self.mmproj is not None and self.encoder == "auto" else None,
+                    projector=Path(self.mmproj) if self.mmproj is not None else None,
+                    encoder=self.encoder,
+                    encoder_timed=False,  # beside one that is named: this device may have no room for it
                 )
                 choice = plan_model(
                     path, cluster, parallel=self.parallel, shares=self.shares, options=work, steps=steps

@@ -30,28 +30,33 @@ class Repetition:
 
 
 class RepetitionDetector:
-    """Detects loops in the tokens of one answer. A token costs a few vector operations over MAX_PERIOD numbers."""
+    """Detects loops in the tokens of one answer. A token costs two vector operations over MAX_PERIOD numbers."""
 
     def __init__(self) -> None:
         periods = np.arange(1, MAX_PERIOD + 1, dtype=np.int32)
         self._needed = np.maximum(LEAST_TOKENS, LEAST_TIMES * periods) - periods  # equal tokens, by period
-        self._equal = np.zeros(MAX_PERIOD, np.int32)  # last tokens that are as those a period before, by period
-        self._tokens = np.full(4 * MAX_PERIOD, -1, np.int32)  # the last ones end at _end; -1 is no token
-        self._end = MAX_PERIOD
+        self._n_tokens = 0
+        self._equal_behind = np.zeros(MAX_PERIOD, np.int32)  # tokens after which all are as a period before, by period
+        self._soonest = 0  # tokens with which there may be a loop at the earliest
+        self._last = np.full(4 * MAX_PERIOD, -1, np.int32)  # tokens from _start on, the last one first; -1 is no token
+        self._start = len(self._last) - MAX_PERIOD
 
     def add(self, token: int) -> Repetition | None:
         """Add the next token. Return the loop of the shortest period that the answer is in now; None if it is in
         none."""
-        if self._end == len(self._tokens):
-            self._tokens[:MAX_PERIOD] = self._tokens[-MAX_PERIOD:]
-            self._end = MAX_PERIOD
-        before = self._tokens[self._end - MAX_PERIOD : self._end][::-1]
-        self._equal += 1
-        self._equal *= before == token
-        self._tokens[self._end] = token
-        self._end += 1
-        loops = self._equal >= self._needed
-        if not loops.any():
+        if self._start == 0:
+            self._last[-MAX_PERIOD:] = self._last[:MAX_PERIOD]
+            self._start = len(self._last) - MAX_PERIOD
+        self._n_tokens += 1
+        np.putmask(self._equal_behind, self._last[self._start : self._start + MAX_PERIOD] != token, self._n_tokens)
+        self._start -= 1
+        self._last[self._start] = token
+        if self._n_tokens < self._soonest:
             return None
-        place = int(loops.argmax())
-        return Repetition(place + 1, int(self._equal[place]) // (place + 1) + 1)
+        loops_with = self._equal_behind + self._needed  # so many tokens, which further tokens can only make more
+        self._soonest = int(loops_with.min())
+        if self._n_tokens < self._soonest:
+            return None
+        place = int((loops_with <= self._n_tokens).argmax())
+        equal = self._n_tokens - int(self._equal_behind[place])
+        return Repetition(place + 1, equal // (place + 1) + 1)

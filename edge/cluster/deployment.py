@@ -162,7 +162,7 @@ class Deployment(RankGroup):
         adapters = self._adapters
         if adapters is None:
             adapters = CheckedAdapter.all_from(options.lora, file, shape)
-        self._slices = ModelSlices(file, digest, adapters, self._own_slices)
+        self._slices = ModelSlices(file, digest, adapters, self._own_slices, elastic=options.least_memory is not None)
         slices = self._slices.of_ranks(plan)
         check_room(self._fleet, [(plan, slices)], shape, options)
         # Ranks have to agree on it, whatever memory each has.

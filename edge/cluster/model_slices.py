@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 from edge.adapters.file import CheckedAdapter
 from edge.cluster.client import Remote
-from edge.slices.cutting import Progress
+from edge.cluster.fleet import Fleet
 from edge.slices.local import OwnSlices, rank_recipe
+from edge.tasks import Progress
 from partition.plan.plan import Plan, Slice
 from partition.slices.adapter_slice import adapter_recipe
 from partition.slices.recipe import Recipe, whole
+from quant.gguf.elastic import is_elastic
 from quant.gguf.file import GgufFile
 
 Enter = Callable[[AbstractContextManager[Path]], Path]
@@ -24,38 +26,59 @@ class FileSlice(NamedTuple):
 
     path: Path  # of the file
     recipe: Recipe
+    largest_bytes: int | None = None  # of a slice of several sizes: of the largest alone
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that it begins with."""
+        return self.recipe.n_bytes if self.largest_bytes is None else self.largest_bytes
 
 
 class ModelSlices:
     """Recipes of the slices of a model and its adapters."""
 
     def __init__(
-        self, file: GgufFile, digest: str, adapters: Sequence[CheckedAdapter], own: OwnSlices | None = None
+        self,
+        file: GgufFile,
+        digest: str,
+        adapters: Sequence[CheckedAdapter],
+        own: OwnSlices | None = None,
+        *,
+        elastic: bool = False,
     ) -> None:
-        """digest: of the model's file. own: slices on this device; None: in this user's own cache."""
+        """digest: of the model's file. own: slices on this device; None: in this user's own cache. elastic: they hold
+        all sizes of the model."""
+        self._elastic = elastic and is_elastic(file)
         self.file, self.digest, self.adapters = file, digest, adapters
         self._own = own or OwnSlices()
-        self._made: dict[Slice, list[FileSlice]] = {}
+        self._by_cut: dict[Slice, list[FileSlice]] = {}
 
-    def of(self, cut: Slice) -> list[FileSlice]:
+    def files(self, cut: Slice) -> list[FileSlice]:
         """Return the slice of the model, and of each adapter what belongs to it. CannotSlice where one cannot be cut as
         the model is."""
-        if cut not in self._made:
-            self._made[cut] = [
-                FileSlice(self.file.path, rank_recipe(self.file, self.digest, cut)),
+        if cut not in self._by_cut:
+            self._by_cut[cut] = [
+                self._of_model(cut),
                 *(FileSlice(a.path, adapter_recipe(a.file.gguf, a.digest, self.file, cut)) for a in self.adapters),
             ]
-        return self._made[cut]
+        return self._by_cut[cut]
 
     def of_ranks(self, plan: Plan) -> dict[int, list[FileSlice]]:
         """Return those of the ranks of a placement; a thin owner has none. A device that is alone has all of an
         adapter, however it may be cut."""
         cuts = {rank: cut for rank in range(plan.world_size) if (cut := plan.slice(rank)).layers}
         if len(plan.devices) > 1:
-            return {rank: self.of(cut) for rank, cut in cuts.items()}
+            return {rank: self.files(cut) for rank, cut in cuts.items()}
         all_of = [FileSlice(a.path, whole(a.digest, a.file.gguf.size_bytes)) for a in self.adapters]
-        model = FileSlice(self.file.path, rank_recipe(self.file, self.digest, cuts[0]))
-        return {0: [model, *all_of]}
+        return {0: [self._of_model(cuts[0]), *all_of]}
+
+    def _of_model(self, cut: Slice) -> FileSlice:
+        largest = rank_recipe(self.file, self.digest, cut)
+        if not self._elastic:
+            return FileSlice(self.file.path, largest)
+        return FileSlice(
+            self.file.path, rank_recipe(self.file, self.digest, cut, elastic=True), largest_bytes=largest.n_bytes
+        )
 
     def check_unchanged(self) -> None:
         """Raise EngineError if the file of an adapter is not what was checked."""
@@ -83,3 +106,16 @@ class ModelSlices:
 def adapter_bytes(slices: Sequence[FileSlice]) -> int:
     """Bytes of the slices of adapters among those of a rank."""
     return sum(part.recipe.n_bytes for part in slices[1:])
+
+
+def send_ahead(fleet: Fleet, plan: Plan, slices: ModelSlices, check: Progress) -> None:
+    """Bring the slices of a plan to its workers, where they are not yet.
+
+    check: called on the way; what it raises ends it, and what is there by then need not be sent again. Else the errors
+    of `ModelSlices.files`, `ModelSlices.name` and `Remote.send_slice`.
+    """
+    for placement in plan.placements:
+        for rank, parts in slices.of_ranks(placement).items():
+            for part in parts if rank else ():
+                digest = slices.name(part, check)
+                fleet.workers[placement.devices[rank]].send_slice(part.recipe, part.path, digest, check)

@@ -37,7 +37,7 @@ def check_room(
         for rank, address in enumerate(plan.devices):
             paged = _pages(fleet, plan, rank, options)
             own = slices.get(rank, ())
-            weights = own[0].recipe.n_bytes if own else 0
+            weights = own[0].weight_bytes if own else 0
             parts = {"runtime": LEAST_PROCESS_BYTES} if paged else {"weights": weights}
             parts |= {"adapters": n_bytes} if (n_bytes := adapter_bytes(own)) else {}
             needs.append((address, {**parts, "KV cache": kv_bytes(plan, rank, shape, options)}))
@@ -70,7 +70,7 @@ def shared_rollback(
         used = sum(
             kv_bytes(plan, rank, shape, options)
             + adapter_bytes(slices[rank])
-            + (0 if _pages(fleet, plan, rank, options) else slices[rank][0].recipe.n_bytes)
+            + (0 if _pages(fleet, plan, rank, options) else slices[rank][0].weight_bytes)
             for rank in ranks
         )
         spare = max(0, have - used - LEAST_PROCESS_BYTES) // 2  # the other half is for compute buffers
@@ -91,7 +91,7 @@ def held_here(plan: Plan, slices: ModelSlices, options: EngineOptions) -> int:
     """Bytes of weights, adapters and KV cache that a placement has on this device."""
     shape = ModelShape.from_gguf(slices.file)
     return sum(
-        sum(part.recipe.n_bytes for part in own) + kv_bytes(plan, rank, shape, options)
+        sum(part.weight_bytes for part in own) + kv_bytes(plan, rank, shape, options)
         for rank, own in slices.of_ranks(plan).items()
         if plan.devices[rank] == LOCAL
     )
@@ -106,19 +106,19 @@ def check_memory(fleet: Fleet | None, needs: Iterable[tuple[str, Mapping[str, in
         addresses[device(address)] = address
         total[device(address)].update(parts)
     lacking: dict[str, str] = {}
-    for one, address in addresses.items():
+    for device_address, address in addresses.items():
         name, have = "this device", available_memory()
-        if one != LOCAL:
+        if device_address != LOCAL:
             assert fleet is not None
             name, have = fleet.workers[address].label, fleet.memory_of(address)
-        need = sum(total[one].values())
+        need = sum(total[device_address].values())
         if need > have:
-            shown = ", ".join(f"{part} {n / MIB:,.0f}" for part, n in total[one].items())
-            others = f" ({shown})" if len(total[one]) > 1 else ""
-            lacking[one] = f"{name} needs {need / MIB:,.0f} MiB or more{others} and has {have / MIB:,.0f}"
+            shown = ", ".join(f"{part} {n / MIB:,.0f}" for part, n in total[device_address].items())
+            others = f" ({shown})" if len(total[device_address]) > 1 else ""
+            lacking[device_address] = f"{name} needs {need / MIB:,.0f} MiB or more{others} and has {have / MIB:,.0f}"
     if lacking:
         error = NotEnoughMemory(f"{'; '.join(lacking.values())}: {remedy}")
-        error.devices = tuple(one for one in lacking if one != LOCAL)
+        error.devices = tuple(device_address for device_address in lacking if device_address != LOCAL)
         raise error
 
 

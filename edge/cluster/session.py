@@ -1,12 +1,7 @@
 """Engine processes as their owner sees them, one rank of a group each: commands go there, events come back.
 
-`edge.cluster.session` has those on workers, `edge.cluster.session` those on this device.
-
-An engine process on this device, without a daemon: the owner's own rank, which dials and is never dialled.
-
-An engine process on a worker, behind its daemon.
-
-What a rank says of its end, where a link to it broke.
+`RemoteSession` is on a worker, behind its daemon; `LocalSession` is on this device, without one: it dials, and is never
+dialled.
 """
 
 from __future__ import annotations
@@ -230,7 +225,7 @@ class LocalSession(EngineSession):
         threads: int,
         streams: bool = False,
     ) -> None:
-        """Starts the process. credentials: the folder, where its links are encrypted. streams: what its links are for
+        """Start the process. credentials: the folder, where its links are encrypted. streams: what its links are for
         (`transport.tcp_link.tune`)."""
         super().__init__(device, 0)
         self._child = RankProcess(_HOST, credentials, ResourceLimits(threads), "local")
@@ -264,7 +259,7 @@ class RemoteSession(EngineSession):
         affinity: Sequence[int] = (),
         streams: bool = False,
     ) -> None:
-        """Starts the process, on these cores of the worker where some are named, and waits until it can be dialled.
+        """Start the process, on these cores of the worker where some are named, and waits until it can be dialled.
 
         streams: what its links are for (`transport.tcp_link.tune`).
         """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge.cluster.lost import listed
+from edge.cluster.failures import listed
 from edge.cluster.model_slices import ModelSlices
 from edge.errors import EdgeError
 from partition.errors import PlanError
@@ -76,7 +76,7 @@ class Spares:
             cases.after(self._plan, frozenset())
         there = _parts(self._plan)
         lacking = dict.fromkeys(part for plan in cases.plans.values() for part in _parts(plan) if part not in there)
-        standby = (StandbySlice(address, cut, *part) for address, cut in lacking for part in self._slices.of(cut))
+        standby = (StandbySlice(address, cut, part.path, part.recipe) for address, cut in lacking for part in self._slices.files(cut))
         return Spare(losses, cases.plans, tuple(standby), tuple(cases.missing))
 
     def most(self, room: Room, mirror_bytes: int) -> tuple[Spare, str]:
@@ -105,7 +105,7 @@ class Spares:
                 f"a copy of keys and values takes {bytes_text(mirror_bytes)} of this device's memory, and its plans"
                 f" leave {bytes_text(max(0, left))}"
             )
-        running = [(address, part.recipe) for address, cut in _parts(self._plan) for part in self._slices.of(cut)]
+        running = [(address, part.recipe) for address, cut in _parts(self._plan) for part in self._slices.files(cut)]
         for address, limit in room.disk.items():
             slices = [*running, *((standby.address, standby.recipe) for standby in spare.standby)]
             need = sum(recipe.n_bytes for at, recipe in slices if at == address)

@@ -77,7 +77,7 @@ def stand_by(
     """Have everything where it is needed when so many devices are lost; AUTO: as many as there is room for, and None
     where that is none. mirror: where keys and values are copied, or why they are not. sizes: of the model.
 
-    The errors of `Spares.of`. What cannot be prepared is said.
+    The errors of `Spares.after`. What cannot be prepared is said.
     """
     copied = mirror if isinstance(mirror, Mirror) else None
     if losses == AUTO:
@@ -123,7 +123,7 @@ def keep_slices(
     for slice_ in standby_slices:
         name = "this device" if slice_.address == LOCAL else workers[slice_.address].label
         part = FileSlice(slice_.path, slice_.recipe)
-        path, recipe = part
+        path, recipe = part.path, part.recipe
         try:
             with total.part(recipe.n_bytes) as sent:
                 named = slices.name(part)

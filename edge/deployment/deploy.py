@@ -12,13 +12,11 @@ from devices.busy import LostTimeMeter
 from devices.probe import available_memory
 from edge.adapters.file import CheckedAdapter
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
-from edge.cluster.failures import is_loss
+from edge.cluster.failures import is_loss, listed, lost_words
 from edge.cluster.fleet import Fleet, by_device
-from edge.cluster.lost import listed, lost_words
-from edge.cluster.model_slices import ModelSlices, adapter_bytes
+from edge.cluster.model_slices import ModelSlices, adapter_bytes, send_ahead
 from edge.cluster.preflight import check_room, held_here, left_here
 from edge.cluster.rank_group import RankGroup
-from edge.cluster.sending import send_ahead
 from edge.cluster.spares import Room, Spares
 from edge.cluster.standby import Standby, slices_limits, stand_by
 from edge.deployment.deployed import DeployedModel
@@ -27,7 +25,7 @@ from edge.deployment.replanning import Replanner
 from edge.deployment.reproducible import SameCuts, reproducible_plan
 from edge.deployment.supervisor import Supervisor
 from edge.deployment.watch import MembershipWatch
-from edge.errors import EdgeError, EngineError
+from edge.errors import EdgeError
 from edge.llama import llama
 from edge.llm.engine import Engine, load
 from edge.llm.interface import TextEngine
@@ -93,14 +91,13 @@ def deploy(
         options = replace(options, follows_load=options.sequences == 1)
         single = alone(file.path, options, plan, steps)
         return DeployedModel(single, Running(single, plan, choice.why, ("this device",)), exchange, single.close)
-    if options.least_memory is not None:
-        raise EngineError(
-            f"memory that changes is for one device, and the plan names {len(plan.all_devices)}: each keeps its part;"
-            " give one size of memory, or leave the others out"
-        )
+    if options.least_memory is not None:  # each rank changes alone: what is kept on disk would be of several sizes
+        options = replace(options, prefixes=None, groups=options.groups or 1)
     began, others = time.monotonic(), LostTimeMeter()
     with ExitStack() as stack:
-        building = LlmBuilding(file, digest, options, exchange, steps.say)
+        building = LlmBuilding(
+            file, digest, options, exchange, steps.say, choice.encoder.moved_bytes if choice.encoder else 0
+        )
         stack.callback(building.close)
         plan = building.with_phases(plan, reproducible=resilience.reproducible)
         choice = replace(choice, plan=plan)
@@ -135,10 +132,18 @@ def deploy(
         return model
 
 
-def alone(path: Path, options: EngineOptions, plan: Plan, steps: Steps = SILENT, *, pages: bool = False) -> Engine:
+def alone(
+    path: Path,
+    options: EngineOptions,
+    plan: Plan,
+    steps: Steps = SILENT,
+    *,
+    pages: bool = False,
+    moved_bytes: int = 0,
+) -> Engine:
     """Load the whole model on this device, as its plan says where `options` do not. pages: within a part of the free
-    memory, where it is larger than that. The errors of Engine."""
-    shard, free = plan.shard(0), available_memory()
+    memory, where it is larger than that. moved_bytes: of it, for something else. The errors of Engine."""
+    shard, free = plan.shard(0), max(0, available_memory() - moved_bytes)
     if options.gpu_memory is not None:
         return load(path, replace(options, threads=options.threads or shard.threads), steps)
     memory = options.memory or shard.memory
@@ -153,13 +158,21 @@ class LlmBuilding(Building[Plan, TextEngine]):
     """Loads the parts of a language model, always with the context and batch of the first time. `close()` it last."""
 
     def __init__(
-        self, file: GgufFile, digest: str, options: EngineOptions, exchange: Exchange, say: Callable[[str], None]
+        self,
+        file: GgufFile,
+        digest: str,
+        options: EngineOptions,
+        exchange: Exchange,
+        say: Callable[[str], None],
+        moved_bytes: int = 0,
     ) -> None:
-        """digest: of the file. say: called with words about a device that is waited for."""
+        """digest: of the file. say: called with words about a device that is waited for. moved_bytes: of this device's
+        memory, which what a lost device did takes here."""
+        self._moved_bytes = moved_bytes
         self._file, self._options, self._exchange = file, options, exchange
         # Whatever is loaded later has the adapters of now.
         adapters = CheckedAdapter.all_from(options.lora, file, ModelShape.from_gguf(file))
-        self._slices = ModelSlices(file, digest, adapters)
+        self._slices = ModelSlices(file, digest, adapters, elastic=options.least_memory is not None)
         self._say = say
         self._vocabulary = llama.Model(file.path, vocabulary_only=True)
         self._mirror: Mirror | None = None
@@ -259,7 +272,9 @@ class LlmBuilding(Building[Plan, TextEngine]):
         self._slices.check_unchanged()
         if fleet is None or plan.world_size == 1:
             options = replace(options, reserved=options.reserved + reserved)
-            return life.enter_context(alone(self._file.path, options, plan, steps, pages=True)), None
+            moved_bytes = self._moved_bytes if fleet is None else 0
+            engine = alone(self._file.path, options, plan, steps, pages=True, moved_bytes=moved_bytes)
+            return life.enter_context(engine), None
         with steps.step(f"Loading {self._file.path.name} on {len(set(plan.devices))} devices") as show:
             deployment = Deployment(
                 fleet,

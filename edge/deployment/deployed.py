@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any, Generic, TypeVar
 
 from edge.cluster.deployment import Exchange
-from edge.cluster.lost import listed
+from edge.cluster.failures import listed
 from edge.cluster.standby import Standby
 from edge.deployment.kinds import E, P, Running
 from edge.deployment.watch import MembershipWatch

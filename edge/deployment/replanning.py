@@ -25,6 +25,7 @@ from partition.predict.speeds import DeviceSpeed
 from partition.search.explain import is_busy, reason
 from partition.search.phases import paired, prefill_reason
 from partition.search.planner import Placed, Planner
+from partition.search.turns import as_run, better_by_turns
 from quant.gguf.file import GgufFile
 from quant.text import number_text
 
@@ -38,7 +39,8 @@ class Replanner(Deciding[Plan]):
         """choice: the plan that runs first, and the planner that chose it, if one did. digest: of the file."""
         assert isinstance(choice.plan, Plan)
         self._first, self._file, self._digest = by_device(choice.plan), file, digest
-        self._objective, self._limits = choice.objective, choice.limits
+        self._objective, self._limits, self._encoder = choice.objective, choice.limits, choice.encoder
+        self._takes_turns = choice.options.groups != 1
         self.planner = None if choice.planner is None else _without_estimates(choice.planner)
         self.shunned: set[str] = set()  # workers that could not do their part
 
@@ -70,18 +72,25 @@ class Replanner(Deciding[Plan]):
         if self.planner is None:
             return again(self._first, workers, self._file, self._digest)
         there = [speed for speed in self.planner.speeds if device(speed.device) in (LOCAL, *workers)]
-        planner = self.planner.like(there, self.planner.links)
-        try:
-            placed, why = self._placed(planner, self._limits)
-        except PlanError:  # fewer devices may not keep to the limits
-            if not self._limits:
-                raise
-            placed, why = self._placed(planner, {})
-        return by_device(placed.plan), why
+        beside = there if self._encoder is None else self._encoder.held_after_loss(self.planner.speeds, there)
+        tries = [(beside, self._limits)]
+        tries += [(beside, {})] if self._limits else []  # fewer devices may not keep to the limits
+        tries += [(there, {})] if beside != there else []  # without room for the encoder, texts are answered at least
+        for speeds, limits in tries:
+            try:
+                planner = self.planner.like(speeds, self.planner.links)
+                placed, why = self._placed(planner, limits)
+            except PlanError:
+                if (speeds, limits) == tries[-1]:
+                    raise
+            else:
+                break
+        return by_device(as_run(placed.plan, placed.microbatches, planner.work.concurrency)), why
 
     def _placed(self, planner: Planner, limits: Mapping[str, float]) -> tuple[Placed, str]:
         """Return the best plan within limits, and why. One that was made with a placement for prompts keeps one, where
-        it pays on the devices that are left, or alone keeps to the limits. PlanError where nothing fits."""
+        it pays on the devices that are left, or alone keeps to the limits; another has two groups of requests where
+        that is faster. PlanError where nothing fits."""
         plain, why, refused = None, "", None
         try:
             plain, why = chosen(planner, self._objective, limits)
@@ -92,7 +101,8 @@ class Replanner(Deciding[Plan]):
             if plain is None:
                 assert refused is not None
                 raise refused
-            return plain, why
+            two = better_by_turns(planner, plain, self._objective, limits) if self._takes_turns else None
+            return plain if two is None else two[0], why if two is None else f"{why}; {two[1]}"
         if plain is None or pair.plan.placements[0] != plain.plan:
             why = reason(planner, pair, self._objective, limits)
         return pair, f"{why}; {prefill_reason(planner, pair)}"
@@ -119,8 +129,7 @@ class Replanner(Deciding[Plan]):
             predicted = predict(plan, planner.work, _by_address(planner), planner.links)
         except PlanError:
             return float("inf")
-        objective = OBJECTIVES[name]
-        cost = objective.cost(objective.figure(getattr(predicted, objective.key)))
+        cost = OBJECTIVES[name].cost_of(predicted)
         return max(cost, UsedPlans().took_s(plan) or 0.0) if name == "latency" else cost
 
     # --- what use says of the measurements ---

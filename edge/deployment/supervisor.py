@@ -8,9 +8,8 @@ from typing import Generic
 
 from devices.cluster_file import Cluster
 from edge.cluster.connect import CONNECT_TIMEOUT_S, LOSS_TIMEOUT_S
-from edge.cluster.failures import is_loss
+from edge.cluster.failures import LostLately, is_loss, listed, lost_words
 from edge.cluster.fleet import Fleet, device
-from edge.cluster.lost import LostLately, listed, lost_words
 from edge.deployment.kinds import Building, Deciding, E, P, Running
 from edge.errors import EdgeError, Interrupted
 from edge.survey.profile import reachable

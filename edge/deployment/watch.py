@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from devices.cluster_file import Cluster
-from edge.cluster.lost import listed
+from edge.cluster.failures import listed
 from edge.deployment.kinds import Running
 from edge.deployment.replanning import Replanner
 from edge.deployment.supervisor import Supervisor

@@ -82,6 +82,7 @@ class ElasticWeights(PagedWeights):
         try:
             self._change()
             super().begin(rows, n)
+            self.pass_size = self.size
         except BaseException:
             self._pass_is_over()
             raise
@@ -95,6 +96,10 @@ class ElasticWeights(PagedWeights):
     def reset(self) -> None:
         super().reset()
         self._pass_is_over()
+
+    @property
+    def size(self) -> str:
+        return f"\0size {self.choice.number}" if self.choice.number else ""
 
     @property
     def planned_bytes(self) -> int:

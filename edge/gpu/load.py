@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 import numpy as np
 
 from devices.probe import available_memory
-from edge.errors import EngineError
-from edge.gpu.account import BUFFERS, MARGIN_BYTES, PRODUCTS, fixed_parts, too_little
+from edge.errors import EngineError, NotEnoughMemory
 from edge.llama import ggml, llama
 from edge.llama.buffers import CallerBuffer, Device
 from edge.llama.hooks import Hook, NodeHooks
@@ -18,6 +18,7 @@ from edge.llama.llama import ContextSizes
 from edge.paging import memory
 from edge.paging.gpu_layers import GpuLayers
 from edge.paging.mapped import ModelInMemory, check_generates_text
+from edge.paging.memory import MIB, context_parts
 from partition.model.model import ModelShape, block_of
 from partition.predict.gpu_memory import SLOTS, GpuBudget, share_out
 from quant.gguf.file import GgufFile
@@ -25,6 +26,40 @@ from quant.text import bytes_text
 
 _ALIGNED = 64  # bytes; the processor's kernels read so many at once
 Rows = Callable[[int], llama.Batch]
+BUFFERS, PRODUCTS = "two buffers", "products"
+MARGIN_BYTES = 16 * MIB  # for passes that take more for their products than the first one
+_TABLE, _HEAD = "token_embd.weight", "output.weight"
+_COMPUTE = re.compile(r"(\S+) compute buffer size\s*=\s*([\d.]+) MiB")
+_PRODUCTS_BYTES = 64 * MIB  # a driver's, beside the rows of a pass
+_ROW_COPIES = 4  # a driver's, in floats, of the widest row of a product
+
+
+def fixed_parts(
+    file: GgufFile, shape: ModelShape, sizes: ContextSizes, lines: Sequence[str], name: str
+) -> dict[str, int]:
+    """Return the bytes by part that a GPU needs beside the layers. lines: llama.cpp's log of a dry run with all layers
+    there. name: of the GPU's buffers in it. The driver's part is an upper bound."""
+    outside = [t.n_bytes for t in file.tensors.values() if block_of(t.name) is None and t.name != _TABLE]
+    if _HEAD not in file.tensors:
+        outside.append(shape.head_bytes)  # a copy of the token table
+    compute = sum(float(m[2]) for line in lines if (m := _COMPUTE.search(line)) and m[1] == name)
+    widest = max(shape.n_embd, *shape.n_ff, shape.n_vocab if sizes.outputs > 1 else 0)
+    return {
+        "head": sum(outside),
+        "KV cache": context_parts(lines)["KV cache"],
+        "compute buffers": round(compute * MIB),
+        PRODUCTS: _PRODUCTS_BYTES + _ROW_COPIES * 4 * sizes.batch * widest,
+    }
+
+
+def too_little(shape: ModelShape, parts: Mapping[str, int], budget: int, free: int | None) -> NotEnoughMemory:
+    """Return the error of a budget, or of free memory, that has no room for `parts`."""
+    need, named = sum(parts.values()), ", ".join(f"{name} {n / MIB:,.0f}" for name, n in parts.items())
+    have = f"the budget has {budget / MIB:,.0f}" + (f" and {free / MIB:,.0f} are free" if free is not None else "")
+    return NotEnoughMemory(
+        f"{shape.name} needs at least {need / MIB:,.0f} MiB of the GPU's memory ({named}), {have};"
+        " use a smaller --context, --batch or --kv-type, or a larger --gpu-memory"
+    )
 
 
 def first_gpu() -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge.errors import EngineError
 from edge.llama.batch import Batch
@@ -29,10 +29,27 @@ class Hook:
     ready: Callable[[], bool] | None = None  # whether `before` returns at once; if not, what precedes is computed first
 
 
-_Hooks = tuple[Hook, ...]
+_Readies = tuple[Callable[[], bool], ...]
+_Before = tuple[Callable[[Node], None], ...]
+_Run = tuple[Callable[[Node], bool | None], ...]
 # Kind of graph: rows, outputs, adapters, whether hidden states are given, whether rows are embeddings, and causal.
 _Key = tuple[int, int, tuple[int, ...], bool, bool, bool]
-_Readies = tuple[Callable[[], bool], ...]
+
+
+class _Hooks(NamedTuple):
+    """The functions that hooks have for one node."""
+
+    before: _Before
+    run: _Run
+    ready: _Readies
+
+    @classmethod
+    def of(cls, hooks: Sequence[Hook]) -> _Hooks | None:
+        """Those of these hooks, which want the node; None: none does."""
+        before = tuple(hook.before for hook in hooks if hook.before is not None)
+        run = tuple(hook.run for hook in hooks if hook.run is not None)
+        ready = tuple(hook.ready for hook in hooks if hook.ready is not None)
+        return cls(before, run, ready) if hooks else None
 
 
 class NodeHooks:
@@ -43,13 +60,13 @@ class NodeHooks:
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = tuple(hooks)
-        self._cache: dict[_Key, tuple[list[_Hooks], list[_Readies]]] = {}
-        self._plan: list[_Hooks] = []  # by node index: the hooks that want it
-        self._next: list[_Readies] = []  # by node index: what the node behind it may have to wait for
+        self._cache: dict[_Key, tuple[list[_Hooks | None], list[_Readies]]] = {}
+        self._plan: list[_Hooks | None] = []  # by node index
+        self._next: list[_Readies] = []  # likewise: what the node behind it may have to wait for; empty: none does
         self._key: _Key | None = None  # of the graph that comes; None: it is not to be remembered
         self._learning = True
         self._index = 0
-        self._current: _Hooks = ()
+        self._run: _Run = ()  # at the node that is computed next
         self._ended = False
         self._error: BaseException | None = None
         self._unskip: Callable[[], None] | None = None  # the node that an error came before
@@ -111,8 +128,8 @@ class NodeHooks:
         if not completed or self._key is None:
             return
         if self._learning:
-            readies = [tuple(hook.ready for hook in hooks if hook.ready) for hooks in self._plan]
-            self._cache[self._key] = self._plan, [*readies[1:], ()]
+            readies = [hooks.ready if hooks is not None else () for hooks in self._plan]
+            self._cache[self._key] = self._plan, [*readies[1:], ()] if any(readies) else []
         elif not self._ended and self._index != len(self._plan):
             del self._cache[self._key]
             raise EngineError(
@@ -126,36 +143,33 @@ class NodeHooks:
         try:
             if not ask:
                 node = Node(address)
-                for hook in self._current:
-                    if hook.run is not None and hook.run(node) is False:
+                for run in self._run:
+                    if run(node) is False:
                         self._ended = True
                 return not self._ended
             if self._ended:
                 return False
             if self._learning:
                 node = Node(address)
-                self._plan.append(tuple(hook for hook in self._hooks if hook.wants(node)))
+                self._plan.append(_Hooks.of([hook for hook in self._hooks if hook.wants(node)]))
             index = self._index
-            current = self._current = self._plan[index]
             self._index += 1
-            if current:
-                for hook in current:
-                    if hook.before is not None:
-                        hook.before(Node(address))
-                if any(hook.run is not None for hook in current):
+            if (hooks := self._plan[index]) is not None:
+                self._run = hooks.run
+                for before in hooks.before:
+                    before(Node(address))
+                if hooks.run:
                     return True
-            if self._learning:
-                return False
-            # A generator would cost a microsecond, and there are hundreds of nodes to a token.
-            for ready in self._next[index]:  # noqa: SIM110
-                if not ready():
-                    return True
+            if self._next:
+                # A generator would cost a microsecond, and there are hundreds of nodes to a token.
+                for ready in self._next[index]:
+                    if not ready():
+                        return True
             return False
         except IndexError:  # more nodes than remembered
-            self._index += 1
             return False
         except BaseException as error:
-            self._error, self._ended, self._current = error, True, ()
+            self._error, self._ended, self._run = error, True, ()
             if ask:  # not computed: what it needs may not be there, and ggml ends the process over wrong numbers
                 self._unskip = Node(address).skip()
             return ask  # to be called after this node, and end the graph there

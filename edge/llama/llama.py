@@ -37,9 +37,6 @@ FLASH_ATTENTION = {
 NodeCallback = Callable[[int, bool, Any], bool]
 """(node address, ask, unused). ask: is the node's value wanted? Else: it is computed; False ends the graph here."""
 
-
-# --- the library as a whole ------------------------------------------------------------------------------------------
-
 _LOG_WARN, _LOG_ERROR = 3, 4
 _complaints: collections.deque[tuple[int, str]] = collections.deque(maxlen=8)  # (level, line)
 _listener: Callable[[str], None] | None = None  # gets every log line while somebody listens
@@ -65,7 +62,7 @@ def initialise() -> None:
 
 @contextmanager
 def forwarded_log(listener: Callable[[str], None]) -> Iterator[None]:
-    """Tell `listener`, and nobody else, every line llama.cpp logs inside the block. It must not raise."""
+    """Send each line that llama.cpp logs inside the block to `listener` alone, which must not raise."""
     global _listener
     initialise()
     L.llama_log_set(_on_log, None)  # another user of the library in this process may have taken the log
@@ -101,9 +98,6 @@ def system_info() -> str:
     """The instruction sets and backends in use, as llama.cpp prints them."""
     initialise()
     return bytes(L.llama_print_system_info()).decode()
-
-
-# --- models ----------------------------------------------------------------------------------------------------------
 
 
 class Model:
@@ -163,6 +157,7 @@ class Model:
             raise EngineError(f"{os.fspath(path)}: llama.cpp cannot load it: {_why()}")
         self.vocab = L.llama_model_get_vocab(self._handle)
         self.n_vocab: int = L.llama_vocab_n_tokens(self.vocab)
+        self._piece = functools.lru_cache(1 << 13)(functools.partial(_piece, self.vocab))
         self.n_bytes: int = L.llama_model_size(self._handle)
         name = C.create_string_buffer(64)
         L.llama_model_meta_val_str(self._handle, b"general.architecture", name, len(name))
@@ -219,13 +214,7 @@ class Model:
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes of a token; control tokens are empty unless `special`. May be part of a UTF-8 character."""
-        size = 64
-        while True:
-            buffer = C.create_string_buffer(size)
-            n = L.llama_token_to_piece(self.vocab, token, buffer, size, 0, special)
-            if n >= 0:
-                return buffer.raw[:n]
-            size = -n
+        return self._piece(token, special)
 
     def is_end(self, token: int) -> bool:
         """Return whether the token ends a generation (end of text, of turn, of message)."""
@@ -246,7 +235,13 @@ class Model:
         return None if token < 0 else int(token)
 
 
-# --- contexts --------------------------------------------------------------------------------------------------------
+def _piece(vocab: Any, token: int, special: bool) -> bytes:
+    """As `Model.piece`."""
+    size = 64
+    while (n := L.llama_token_to_piece(vocab, token, buffer := C.create_string_buffer(size), size, 0, special)) < 0:
+        size = -n
+    return buffer.raw[:n]
+
 
 # libc's strlen as llama.cpp's abort callback: an empty string means go on, any other means stop. A Python function
 # here would be called once a graph node and need the interpreter's lock each time.
@@ -312,6 +307,7 @@ class Context(Sequences):
         self.model = model
         self.active_adapters: tuple[int, ...] = ()  # numbers of those in the graphs from now on
         self.gives_hidden = False  # the graphs from now on give hidden states
+        self._logits_place, self._logits = (0, 0), np.empty((0, 0), np.float32)  # address and rows of those given last
         self._handle = None
         try:
             with deferred_interrupts():
@@ -397,4 +393,8 @@ class Context(Sequences):
         values = L.llama_get_logits_ith(self._handle, row)
         if not values:
             raise EngineError(f"row {row} of the last batch gave no logits")
-        return np.ctypeslib.as_array(values, shape=(n, self.model.n_vocab))
+        place = C.addressof(values.contents), n
+        if place != self._logits_place:  # mostly they are where those of the last decode were
+            self._logits_place = place
+            self._logits = np.ctypeslib.as_array(values, shape=(n, self.model.n_vocab))
+        return self._logits

@@ -11,7 +11,7 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 
-from devices.load import OthersLoad
+from devices.busy import OthersLoad
 from partition.model.model import ModelShape, decode_bytes
 from partition.predict.hysteresis import THREADS, clearly_better
 from quant.gguf.file import GgufFile

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from devices.load import OthersLoad
+from devices.busy import OthersLoad
 from devices.probe import memory_bandwidth_gbps, own_rss, peak_rss
 from edge.llm.interface import TextEngine
 from edge.llm.requests import Request

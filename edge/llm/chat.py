@@ -209,7 +209,7 @@ class Chat:
                 media=self._media.rows_in(fitting),
             ):
                 if not pieces:  # only now is it sure that there is an answer
-                    self._media.asked(messages[-1]["content"])
+                    self._media.answered(messages[-1]["content"])
                     self.dropped = len(self.messages) - len(fitting)
                     self.messages = fitting
                 pieces.append(response.text)

@@ -143,6 +143,7 @@ class TextStream:
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
+        self._first_characters = {s[0] for s in stop}
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._pending = ""  # may be the beginning of a stop string
         self.stopped: str | None = None  # the stop string that is complete
@@ -159,11 +160,13 @@ class TextStream:
     def add(self, text: str) -> str:
         """As `push`, of whole characters."""
         self._pending += text
+        if self._first_characters.isdisjoint(self._pending):
+            return self._release(len(self._pending))
         places = [(at, s) for s in self._stop if (at := self._pending.find(s)) >= 0]
         if places:
             at, self.stopped = min(places)
             return self._release(at, drop_rest=True)
-        longest = max((overlap(self._pending, s) for s in self._stop), default=0)
+        longest = max(overlap(self._pending, s) for s in self._stop)
         return self._release(len(self._pending) - longest)
 
     def rest(self) -> str:

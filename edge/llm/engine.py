@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
@@ -177,7 +178,7 @@ class ModelRunner(Closing):
         stream, hooks = self._loaded.stream, self._loaded.hooks
         if stream is not None:
             stream.begin()
-        with one_pass(self.paging, rows, n):
+        with nullcontext() if self.paging is None else one_pass(self.paging, rows, n):
             if hooks is None:
                 self._context.decode(rows, n)
             else:

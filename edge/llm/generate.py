@@ -16,7 +16,7 @@ from edge.multimodal.media import EmbeddingRows
 from edge.thinking.tracker import Thinking
 
 
-@dataclass(frozen=True)
+@dataclass  # a frozen one takes three times as long to make, for each token; so with the next two
 class Usage:
     """Tokens of one generation."""
 
@@ -28,7 +28,7 @@ class Usage:
     thought_tokens: int = 0  # of the completion: those of thoughts
 
 
-@dataclass(frozen=True)
+@dataclass
 class Timing:
     """Seconds and rates of one generation so far; a rate is 0 where there is nothing to measure yet."""
 
@@ -38,7 +38,7 @@ class Timing:
     decode_tokens_per_s: float  # 1 / tpot_s
 
 
-@dataclass(frozen=True)
+@dataclass
 class Response:
     """One step of a generation."""
 
@@ -138,10 +138,9 @@ class _Clock:
 
     def usage(self) -> Usage:
         running = self._running
-        cached = running.cached_tokens or 0
         return Usage(
-            len(running.prompt),
-            cached,
+            len(running.request.prompt),
+            running.cached_tokens or 0,
             self._tokens,
             running.restored_tokens,
             running.dropped_tokens,

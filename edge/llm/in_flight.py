@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ from edge.llm.requests import Event, Running, token_logprobs
 from edge.llm.sampler import LogitsRequest
 from edge.llm.slot import Slot, full_length, is_full
 from edge.llm.step_budget import StepBudget
-from edge.multimodal.media import alike, has_rows
+from edge.multimodal.media import alike
 from edge.thinking.splitter import Split
 
 
@@ -49,11 +49,13 @@ class Rows:
     @classmethod
     def pending(cls, running: Running, n_rows: int) -> Rows:
         """The next tokens of a request, none of which is a draft: so many at most, as a snapshot may be wanted."""
+        if (pending := running.pending) == 1:
+            return cls(running, running.tokens[-1:], 1)
         assert running.slot is not None
         start = len(running.slot.tokens)
         n_rows = running.slot.plan.rows(start, n_rows)
         n_rows = alike(running.tokens, start, n_rows)
-        return cls(running, running.tokens[start : start + n_rows], int(n_rows == running.pending))
+        return cls(running, running.tokens[start : start + n_rows], int(n_rows == pending))
 
     @property
     def slot(self) -> Slot:
@@ -84,17 +86,18 @@ def batch(rows: Sequence[Rows]) -> Batch:
     sequences: list[int] = []
     outputs: list[int] = []
     for own in rows:
-        start, n_rows = len(own.slot.tokens), len(own.tokens)
+        slot, n_rows = own.slot, len(own.tokens)
+        start = len(slot.tokens)
         tokens += own.tokens
         positions += range(start, start + n_rows)
-        sequences += [own.slot.sequence] * n_rows
+        sequences += [slot.sequence] * n_rows
         outputs += [0] * (n_rows - own.logits) + [1] * own.logits
     return Batch(tokens, np.array(positions), np.array(sequences), np.array(outputs, np.int8))
 
 
 def prompt_rows(rows: Sequence[Rows]) -> int:
     """Rows of prompts among these: those of whoever has more of them than give logits."""
-    return sum(len(own.tokens) for own in rows if len(own.tokens) > own.logits)
+    return sum([len(own.tokens) for own in rows if len(own.tokens) > own.logits])
 
 
 def logits_request(rows: Sequence[Rows]) -> LogitsRequest:
@@ -156,11 +159,11 @@ class InFlight:
     @property
     def n_requests(self) -> int:
         """Requests that wait for logits, once for each step."""
-        return sum(not rows.cancelled for step in self.steps for rows in step.rows)
+        return sum(not rows.cancelled for step in self.steps for rows in step.rows) if self.steps else 0
 
     def has(self, group: int) -> bool:
         """Return whether a step of a group of sequences is in flight."""
-        return any(step.group == group for step in self.steps)
+        return group in [step.group for step in self.steps]
 
     def of_free_group(self, ready: Iterable[Running]) -> list[Running]:
         """Return the requests that a step may have: those of one group of sequences, which has no step in flight."""
@@ -210,16 +213,18 @@ class InFlight:
             own.slot.submitted(own.tokens)
         return [own.running for own in giving if own.is_first]
 
-    @contextmanager
-    def timed(self, engine: TextEngine, rows: Sequence[Rows]) -> Iterator[None]:
+    def timed(self, engine: TextEngine, rows: Sequence[Rows]) -> AbstractContextManager[None]:
         """Around the submitting of rows that answers wait for together, in one step or in parts: the budget learns of
         all of them, as a part alone has rows of prompts or of answers."""
-        n_rows, prompts = sum(len(own.tokens) for own in rows), prompt_rows(rows)
-        if engine.contexts == 1:
-            with self._budget.timed(n_rows, prompts) if prompts else nullcontext():
-                yield
-            return
-        # In groups a step is computed behind `submit`: it is timed once its logits have come.
+        prompts = prompt_rows(rows)
+        if engine.contexts == 1 and not prompts:
+            return nullcontext()
+        n_rows = sum(len(own.tokens) for own in rows)
+        return self._budget.timed(n_rows, prompts) if engine.contexts == 1 else self._timed_in_groups(n_rows, prompts)
+
+    @contextmanager
+    def _timed_in_groups(self, n_rows: int, prompts: int) -> Iterator[None]:
+        """As `timed`: in groups a step is computed behind `submit`, and its time is known once its logits have come."""
         began = time.perf_counter()
         yield
         last = self.steps[-1]
@@ -249,6 +254,14 @@ class InFlight:
         looked_at, is_alone = min(used, len(following)), is_alone and rows.is_first
         return VerifyResult(rows.logits, used, rows.is_first, is_alone, windows, right, looked_at, cancelled)
 
+    def collect(self, engine: TextEngine) -> tuple[NDArray[np.float32], Step] | None:
+        """Wait for the oldest step that was not cancelled: its logits and the step; None where there is none."""
+        while self.steps:
+            logits, step = engine.collect(), self.steps.popleft()
+            if not step.is_cancelled:
+                return logits, step
+        return None
+
     def drop(self, engine: TextEngine | None) -> None:
         """Drop all steps. engine: whoever uses it next must not get their logits; None: somebody else does already."""
         if engine is not None:
@@ -265,12 +278,27 @@ class InFlight:
         return cancelled
 
 
+def of_one_set(candidates: Iterable[Running], ready: deque[Running]) -> tuple[list[Running], list[Running]]:
+    """Return the candidates that have the adapters of the first, and the others: a pass computes with one set of
+    adapters. The first go to the end of `ready`, so that sets take turns."""
+    adapters = next((running.adapters for running in candidates), ())
+    same = [running for running in candidates if running.adapters == adapters]
+    others = [running for running in candidates if running.adapters != adapters]
+    if others:
+        for running in same:
+            ready.remove(running)
+        ready.extend(same)
+    return same, others
+
+
 def in_one_graph(rows: list[Rows], engine: TextEngine) -> list[list[Rows]]:
     """Parts of a step that llama.cpp computes in one graph each. A picture has one to itself. Where layers are
     recurrent these are consecutive sequences with as many rows each, or one where rows can be forgotten. llama.cpp
     would split the step itself, and whoever looks into the graph take a part for the whole."""
-    pictures = [[own] for own in rows if has_rows(own.tokens[:1])]
-    rows = [own for own in rows if not has_rows(own.tokens[:1])]
+    if len(rows) == 1:
+        return [rows]
+    pictures = [[own] for own in rows if own.tokens[0] < 0]
+    rows = [own for own in rows if own.tokens[0] >= 0]
     if engine.rollback is None:
         return [*pictures, rows] if rows else pictures
     steps: list[list[Rows]] = [*pictures]

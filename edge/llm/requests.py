@@ -15,7 +15,7 @@ from edge.llm.continuation import Continuation
 from edge.llm.interface import RemotePrompt, TextEngine
 from edge.llm.options import SINKS
 from edge.llm.sampler import SamplingParams
-from edge.llm.slot import Former, Slot, check_prompt, common_prefix, is_full
+from edge.llm.slot import Former, Slot, check_prompt, common_prefix
 from edge.multimodal.media import EmbeddingRows, behind, has_rows, text_of
 from edge.thinking.tracker import Thinking
 
@@ -68,7 +68,7 @@ class Request:
     media: Sequence[EmbeddingRows] = ()  # pictures and sounds that its prompt has
 
 
-@dataclass(frozen=True)
+@dataclass  # a frozen one takes three times as long to make, for each token
 class Event:
     """A token of one request in one step, or its end."""
 
@@ -136,10 +136,9 @@ class Running:
         most = self.request.max_tokens
         return (_NO_LIMIT if most is None else most) - len(self.continuation.tokens)
 
-    @property
-    def fills_context(self) -> bool:
-        """True if its next token has no room, however alone it is."""
-        return self.slot is not None and self.pending == 1 and is_full(self.slot)
+    def fills(self, full_length: int) -> bool:
+        """Return whether its next token has no room, however alone it is, in a slot that may hold so many."""
+        return self.slot is not None and len(self.slot.tokens) >= full_length and self.pending == 1
 
     def shift(self) -> bool:
         """Drop half of its tokens that need not stay, or a part of an attention window, from its slot, too. False where
@@ -191,7 +190,11 @@ class Running:
 
 def only_background(*queues: Iterable[Running]) -> bool:
     """Return True if there are no requests but those in the background."""
-    return all(running.request.background for queue in queues for running in queue)
+    for queue in queues:
+        for running in queue:
+            if not running.request.background:
+                return False
+    return True
 
 
 def check_window(engine: TextEngine) -> None:

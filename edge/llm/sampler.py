@@ -188,7 +188,8 @@ class TokenSampler:
 
     def accept(self, token: int, *, generated: bool = True) -> None:
         """Take note of a token. generated: False for those that a constraint is not about: prompts and thoughts."""
-        self._chain.accept(token)
+        if not self._is_greedy:
+            self._chain.accept(token)
         if generated and self._constraint is not None:
             self._constraint.accept(token)
 

@@ -17,15 +17,16 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from edge.closing import Closing
 from edge.constraints.constraint import never_given_up
 from edge.errors import EdgeError, EngineError, MediaError
-from edge.llm.in_flight import InFlight, Rows, end_event, in_one_graph, room
+from edge.llm.in_flight import InFlight, Rows, end_event, in_one_graph, of_one_set, room
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.requests import Event, Request, Running, check_media, check_window, only_background, prepare
+from edge.llm.slot import full_length
 from edge.llm.slots import Slots
 from edge.llm.step_budget import Came, LatencyTargets, StepBudget
 from partition.predict.drafts import most_windows
@@ -122,7 +123,6 @@ class Scheduler(Closing):
         return events
 
     def _go_on(self) -> None:
-        self._in_flight.follow(self.engine)  # another one may have taken over since the last step
         nobody_waits = only_background(self.running, self.waiting)
         if not self._in_flight.steps:  # the tokens of the last one have left
             self.slots.keep_snapshots()
@@ -174,6 +174,10 @@ class Scheduler(Closing):
                 self.slots.lost()
 
     # --- whose cache it is ---
+
+    def follow_engine(self) -> None:
+        """Have steps as the engine takes them that runs from now on."""
+        self._in_flight.follow(self.engine)
 
     def yield_engine(self) -> None:
         """Drop what is in flight, because another scheduler is about to use the engine."""
@@ -240,7 +244,8 @@ class Scheduler(Closing):
     def _submit(self, *, is_short: bool) -> bool:
         """Submit the next token of a group of answers, and tokens of prompts beside them; or windows of drafts. False
         where nothing more can be submitted before logits have come. is_short: of the background."""
-        for running in [candidate for candidate in self._ready if candidate.fills_context]:
+        most = full_length(self.engine)
+        for running in [candidate for candidate in self._ready if candidate.fills(most)]:
             if not running.shift():
                 self._events.append(self._ended(running, "length"))
         for running in [candidate for candidate in self._ready if candidate.has_pending_media]:
@@ -255,10 +260,10 @@ class Scheduler(Closing):
         if not self._ready or len(self._in_flight.awaited) >= self._in_flight.most:
             return False
         ready = self._ready if self.engine.contexts == 1 else self._in_flight.of_free_group(self._ready)
-        same, others = self._of_one_set(ready)
+        same, others = of_one_set(ready, self._ready) if self.engine.adapters else (ready, [])
         chosen = self._budget.choose(same, self._in_flight.n_requests, self.engine.chunk, others, is_short=is_short)
         rows = [Rows.pending(running, n_rows) for running, n_rows in chosen]
-        while not self.slots.make_room(sum(len(own.tokens) for own in rows)):
+        while not self.slots.make_room(sum([len(own.tokens) for own in rows])):
             last = max((*self._ready, *self.slots.remote.requests), key=lambda running: running.number)
             self._preempt(last)  # those before it need its place
             rows = [own for own in rows if own.running is not last]
@@ -273,18 +278,6 @@ class Scheduler(Closing):
         for own in rows:
             own.running.tell_prefill()
         return True
-
-    def _of_one_set(self, ready: Iterable[Running]) -> tuple[list[Running], list[Running]]:
-        """Return those of the requests that have the adapters of the first, and the others: a pass computes with one
-        set of adapters. The first are the last ones for the next pass, so that sets take turns."""
-        adapters = next((running.adapters for running in ready), ())
-        same = [running for running in ready if running.adapters == adapters]
-        others = [running for running in ready if running.adapters != adapters]
-        if others:
-            for running in same:
-                self._ready.remove(running)
-            self._ready.extend(same)
-        return same, others
 
     def _preempt(self, running: Running) -> None:
         """Let a request that waits for no logits wait for a slot again."""
@@ -336,11 +329,9 @@ class Scheduler(Closing):
 
     def _collect(self) -> None:
         """Choose tokens for each request of the oldest step that somebody waits for."""
-        step = None
-        while self._in_flight.steps and (step is None or step.is_cancelled):
-            logits, step = self.engine.collect(), self._in_flight.steps.popleft()
-        if step is None or step.is_cancelled:
+        if (collected := self._in_flight.collect(self.engine)) is None:
             return
+        logits, step = collected
         is_alone = not step.follows_cancelled and not self._in_flight.awaited
         took_s = time.perf_counter() - step.began
         if step.n_rows == 1 and step.rows:
@@ -354,10 +345,9 @@ class Scheduler(Closing):
             for rows in step.rows:
                 begin, end = end, end + rows.logits
                 if not rows.cancelled:
-                    n_events = len(events)
                     result = self._in_flight.verify(rows, logits[begin:end], step.windows, is_alone, events)
-                    n_tokens = sum(event.token_id is not None for event in events[n_events:])
                     if not rows.running.request.background:  # nobody waits for its tokens
+                        n_tokens = result.used - (events[-1].token_id is None)
                         came.append(Came(rows.running, n_tokens, len(rows.tokens) == 1 and not step.windows))
                     results.append(result)
                     rows.running.release_remote()  # its logits came behind all of its keys and values

@@ -17,7 +17,7 @@ from edge.llm.engine import Outputs
 from edge.llm.interface import TextEngine
 from edge.llm.options import SINKS
 from edge.llm.snapshots import NoPlan, SnapshotPlan
-from edge.multimodal.media import alike, has_rows, text_of, whole
+from edge.multimodal.media import alike, text_of, whole
 from edge.prefixes.group import group_start
 
 
@@ -42,7 +42,9 @@ class Slot:
         self.restored = 0  # tokens that the last `begin` read from disk
         self.dropped = 0  # tokens that it dropped in place
         self.computed = 0  # tokens that the last `prefill` computed
-        self.exact: int | None = None  # tokens before the first that was shifted; None: none was
+        # Tokens before the first that was shifted, or computed with other bits than the first; None: there is none.
+        self.exact: int | None = None
+        self.size = ""  # of a model of several sizes, which computed the first token: as `PagedWeights.size`
         self.steps: list[int] = []  # the first position of each step that computed them
         self.mirrored = 0  # tokens that a mirror has seen to
         self.plan: SnapshotPlan = NoPlan()  # of snapshots
@@ -103,7 +105,7 @@ class Slot:
         self.cut(0)
         self.engine.kv_copy(source.sequence, self.sequence, 0, -1)
         self.tokens, self.exact, self.namespace = list(source.tokens), source.exact, source.namespace
-        self.steps = list(source.steps)
+        self.steps, self.size = list(source.steps), source.size
 
     def drop(self, start: int, n_tokens: int) -> None:
         """Drop tokens from position `start` on; those behind them take their places."""
@@ -122,9 +124,8 @@ class Slot:
     @property
     def is_kept(self) -> bool:
         """True if all that it holds, as far as whole blocks go, is on disk. It may have had to make room there."""
-        states = self.engine.states
-        hashes = states.block_hashes(self.tokens[: self._n_stored], self.namespace)
-        return bool(hashes) and states.n_cached(hashes) == len(hashes)
+        hashes = self.block_hashes(self.tokens[: self._n_stored])
+        return bool(hashes) and self.engine.states.n_cached(hashes) == len(hashes)
 
     @property
     def has_new_group(self) -> bool:
@@ -132,11 +133,16 @@ class Slot:
         block = self.engine.states.block
         return group_start(len(self.tokens) // block) > self._n_stored // block
 
+    def block_hashes(self, tokens: Sequence[int]) -> list[bytes]:
+        """Return the names of the whole blocks of tokens that begin as this slot does."""
+        return self.engine.states.block_hashes(tokens, self.namespace + self.size)
+
     def keep(self) -> None:
         """Keep what is held on disk, where the engine has such a place, so that a later prompt need not compute it.
 
-        What was shifted has keys and values of a longer history, which computing its tokens would not give: it is not
-        kept. Nothing is raised: the next step tells of an engine that failed, and keeping is no duty.
+        What was shifted has keys and values of a longer history, and what came after a change of bits those of two
+        models. Computing its tokens would not give them: it is not kept. Nothing is raised: the next step tells of an
+        engine that failed, and keeping is no duty.
         """
         self.plan.has_new = False
         states = self.engine.states
@@ -146,7 +152,7 @@ class Slot:
             return
         first = group_start(n_stored)
         with suppress(EdgeError):
-            hashes = states.block_hashes(self.tokens[: whole * states.block], self.namespace)
+            hashes = self.block_hashes(self.tokens[: whole * states.block])
             states.keep(self.sequence, first * states.block, hashes[first:])
             self._n_stored = whole * states.block
 
@@ -156,8 +162,12 @@ class Slot:
         n_cached, whole = len(self.tokens), (len(history) - 1) // states.block
         if not states.keeps or self.exact is not None or whole <= n_cached // states.block:
             return 0
+        size = self.engine.paging.size if self.engine.paging is not None else ""
+        if n_cached and size != self.size:
+            return 0
+        self.size = size
         first = group_start(n_cached // states.block)
-        hashes = states.block_hashes(history[: whole * states.block], self.namespace)[first:]
+        hashes = self.block_hashes(history[: whole * states.block])[first:]
         hashes = hashes[: states.n_cached(hashes)]
         if (first + len(hashes)) * states.block <= n_cached:
             return 0
@@ -184,14 +194,21 @@ class Slot:
     def submitted(self, tokens: Sequence[int]) -> None:
         """A step with these tokens was submitted."""
         self._shifting = False
-        if self.exact is None and has_rows(tokens[:1]) and self.engine.model.has_sections:
+        size = self.engine.paging.pass_size if self.engine.paging is not None else ""
+        if not self.tokens:
+            self.size = size
+        elif size != self.size and self.exact is None:
+            self.exact = len(self.tokens)
+        if self.exact is None and tokens and tokens[0] < 0 and self.engine.model.has_sections:
             self.exact = len(self.tokens)  # places are not positions from here on, by which others read and write
         self.steps.append(len(self.tokens))
         self.tokens.extend(tokens)
+        if not self.plan.wants(len(self.tokens)) or self.exact is not None:
+            return
         states = self.engine.states
-        if self.plan.wants(len(self.tokens)) and states.snapshots is not None and self.exact is None:
+        if states.snapshots is not None:
             with suppress(EdgeError):  # the next step tells of an engine that failed
-                states.snapshots.make(self.sequence, states.block_hashes(self.tokens, self.namespace)[-1])
+                states.snapshots.make(self.sequence, self.block_hashes(self.tokens)[-1])
                 self.plan.has_new = True
 
     def failed(self) -> None:
@@ -314,7 +331,7 @@ def set_back(slot: Slot, length: int) -> int:
     states = slot.engine.states
     if states.snapshots is not None:
         exact = length if slot.exact is None else min(length, slot.exact)
-        hashes = states.block_hashes(slot.tokens[:exact], slot.namespace)
+        hashes = slot.block_hashes(slot.tokens[:exact])
         for n_blocks in range(len(hashes), 0, -1):
             end, last = n_blocks * states.block, hashes[n_blocks - 1]
             if states.snapshots.has(last) and states.snapshots.set_back(slot.sequence, end, last):

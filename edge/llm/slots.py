@@ -50,7 +50,7 @@ class Slots:
     @property
     def n_cached(self) -> int:
         """Tokens in all of them."""
-        return sum(len(slot.tokens) for slot in self.all)
+        return sum([len(slot.tokens) for slot in self.all])
 
     def make_room(self, n_tokens: int) -> bool:
         """Evict what nobody uses, the longest unused first, until so many more tokens fit; whether they do."""
@@ -226,7 +226,9 @@ class RemotePrompts:
         """Give slots the keys and values that came, and return the requests of which no more come: the rest of their
         prompts is computed here. None where some came and steps are in flight, because states are written between
         steps."""
-        ready = []
+        ready: list[Running] = []
+        if not self.requests:
+            return ready
         if steps_in_flight:
             return None if any(running.remote and running.remote.wait(0) for running in self.requests) else []
         for running in [*self.requests]:

@@ -71,6 +71,10 @@ class NoPlan(SnapshotPlan):
     def __init__(self) -> None:
         super().__init__(0, 1)
 
+    def rows(self, at: int, n_rows: int) -> int:
+        """All."""
+        return n_rows
+
     def wants(self, at: int) -> bool:
         """No."""
         return False

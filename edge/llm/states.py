@@ -86,6 +86,9 @@ class CacheOwner(Protocol):
     def yield_engine(self) -> None:
         """Drop what is in flight, because another scheduler is about to use the engine."""
 
+    def follow_engine(self) -> None:
+        """Have steps as the engine takes them that runs from now on."""
+
     def preempt_all(self) -> None:
         """Let all requests wait again, because another engine takes over, and its cache is empty."""
 
@@ -118,6 +121,7 @@ class CacheUse:
                 self.owner.yield_engine()
             self._clear(owner)
             self.owner = owner
+            owner.follow_engine()
         return work()
 
     def in_use_by(self, owner: CacheOwner) -> Any:

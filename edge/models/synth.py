@@ -3,9 +3,13 @@
 Speed and memory do not depend on what the weights say, so such a file is enough to measure both, to plan and to test.
 """
 
+from __future__ import annotations
+
 import os
+import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count, islice, product
 from math import prod
 from pathlib import Path
@@ -15,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from devices.files import temporary_beside
-from edge.models.presets import SHAPES
+from edge.models.catalog import catalog
 from edge.models.shapes import Shape, ShapeError, shape
 from partition.architectures.table import ARCHITECTURES
+from quant.gguf.file import GgufFile
 from quant.gguf.writer import NewTensor, encoded, header
 from quant.types import TYPES, TensorType, type_by_name
 from quant.whole_file import check_room
@@ -48,6 +53,9 @@ _CHUNK_VALUES = 1 << 20  # 4 MiB of floats at a time
 _RANDOM_VALUES = 2_000_000_000  # above, random rows are used again and again
 _POOL_BYTES = 16 << 20
 _HEADER_BYTES = 16 << 20  # more than the vocabulary and the names take
+REQUIRED = ("layers", "embd", "ff", "heads", "vocab")  # where no known model is named
+SHAPES: Mapping[str, Shape] = {model.name: model.shape for model in catalog() if model.shape is not None}
+_FACTORS = "rope_freqs.weight"  # rotation divides by them
 
 
 def layout(shape: Shape, type_name: str = "q4_0", head_type: str | None = None) -> list[NewTensor]:
@@ -239,3 +247,44 @@ def _pseudo_words() -> Iterator[str]:
     for length in count(1):
         for letters in product("abcdefghijklmnopqrstuvwxyz", repeat=length):
             yield space + "".join(letters)
+
+
+def shape_of(name: str | None, arch: str | None, figures: Mapping[str, Any]) -> Shape:
+    """The shape of a known model with other `figures`, or one of an architecture (None: llama) with these figures
+    alone. ShapeError if they do not make one."""
+    if name is None:
+        missing = [f"--{figure}" for figure in REQUIRED if figure not in figures]
+        if missing:
+            raise ShapeError(f"give --shape NAME, or also {' '.join(missing)}")
+        return shape(arch or "llama", **figures)
+    if arch is not None:
+        raise ShapeError("--arch goes with single figures; --shape has an architecture already")
+    if name not in SHAPES:
+        raise ShapeError(f"no shape {name!r}; known: {', '.join(SHAPES)}")
+    return replace(SHAPES[name], **figures)
+
+
+def write_outline(path: Path, shape: Shape, name: str, types: Mapping[str, TensorType] | None = None) -> GgufFile:
+    """Write the outline of a model and open it: its header, and a hole in place of weights, which takes no room on a
+    disk. Planner, quantizer (on a dry run) and slices of zeros read nothing else. types: by tensor; None: F16, and F32
+    where quantizers keep that. ShapeError for bad figures; OSError if the disk cannot hold such a file."""
+    tensors = layout(shape, "f16", "f16")
+    if types:
+        tensors = [NewTensor(tensor.name, tensor.shape, types[tensor.name]) for tensor in tensors]
+    metadata = {
+        "general.architecture": shape.arch,
+        "general.name": name,
+        **shape.metadata(),
+        "tokenizer.ggml.model": "none",
+    }
+    head = header(metadata_pairs(metadata), tensors)
+    with path.open("wb") as out:
+        out.write(head)
+        end = len(head)
+        for tensor in tensors:
+            if tensor.name == _FACTORS:
+                out.seek(end)
+                out.write(struct.pack("<f", 1.0) * tensor.shape[0])
+            end += tensor.n_bytes + tensor.padding
+        out.truncate(end)
+    return GgufFile.open(path)

@@ -70,7 +70,7 @@ class MediaEncoder(Closing):
         self._settings = {"model": str(model), "projector": str(projector), "threads": threads, "use_gpu": use_gpu}
         self._device = device
         self._lock = threading.Lock()
-        self._held: OrderedDict[bytes, Media] = OrderedDict()  # by the hash of the file
+        self._cached: OrderedDict[bytes, Media] = OrderedDict()  # by the hash of the file
         self._process: subprocess.Popen[bytes] | None = None
         if device is None:
             self._start()
@@ -81,15 +81,16 @@ class MediaEncoder(Closing):
             raise MediaError(f"a picture or sound has up to {bytes_text(MOST_BYTES)}, this one {bytes_text(len(data))}")
         name = hashlib.sha256(data).digest()
         with self._lock:
-            media = self._held.pop(name, None) or self._encoded(data)
-            self._held[name] = media
-            while len(self._held) > 1 and sum(map(_size, self._held.values())) > MOST_HELD:
-                self._held.popitem(last=False)
+            media = self._cached.pop(name, None) or self._encoded(data)
+            self._cached[name] = media
+            while len(self._cached) > 1 and sum(map(_size, self._cached.values())) > MOST_HELD:
+                self._cached.popitem(last=False)
         return media
 
     def encode_raw(self, data: bytes) -> RawMedia:
         """Return what a file becomes, as the process says it. For one thread at a time. MediaError."""
         if self._device is not None and (raw := self._device.encode(data)) is not None:
+            self.close()  # it was lost, and is there again: no memory is held here
             return raw
         if self._process is not None and self._process.poll() is not None:  # while nothing was encoded
             self.close()

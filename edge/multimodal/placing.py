@@ -44,7 +44,7 @@ class RowPositions:
         """Forget all."""
         self._spans.clear()
 
-    def of(self, sequence: int, place: int) -> int:
+    def position_of(self, sequence: int, place: int) -> int:
         """Return the position of a place that is not inside a picture."""
         return place - sum(fewer for start, fewer in self._spans.get(sequence, ()) if start < place)
 
@@ -80,7 +80,7 @@ class PlacedRows:
         if first >= 0:
             rows.positions[:n] = positions
             if self.row_positions.any:
-                rows.positions[:n] = [*map(self.row_positions.of, sequences.tolist(), positions.tolist())]
+                rows.positions[:n] = [*map(self.row_positions.position_of, sequences.tolist(), positions.tolist())]
             return
         media, row = embeddings_of(first), row_of(first)
         if list(tokens) != media.ids[row : row + n]:
@@ -93,12 +93,12 @@ class PlacedRows:
         if media.offsets is not None:
             sequence, start = int(sequences[0]), int(positions[0]) - row
             self.row_positions.add(sequence, start, media)
-            rows.positions[:n] = self.row_positions.of(sequence, start)
+            rows.positions[:n] = self.row_positions.position_of(sequence, start)
             rows.offsets = media.offsets[:, row : row + n]
 
     def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
         """Forget places [start, end) of a sequence, as the engine's own method says of positions."""
-        position = self.row_positions.of(sequence, start)
+        position = self.row_positions.position_of(sequence, start)
         self.row_positions.remove(sequence, start)
         engine: Any = super()
         return bool(engine.kv_remove(sequence, position, end))

@@ -48,7 +48,7 @@ def _number(file: GgufFile, key: str, least: int, most: int) -> int:
     return value
 
 
-def beside(model: Path) -> Path | None:
+def projector_beside(model: Path) -> Path | None:
     """Return the projector of a model that lies beside it: mmproj- and the model's own name."""
     path = model.with_name(f"mmproj-{model.name}")
     return path if path.is_file() else None

@@ -84,7 +84,7 @@ class ChatMedia:
         self.attached += mark
         return len(self._media[mark].tokens)
 
-    def asked(self, question: str) -> None:
+    def answered(self, question: str) -> None:
         """Note that a question is answered: what it begins with is attached no more."""
         if question.startswith(self.attached):
             self.attached = ""

@@ -16,8 +16,7 @@ from devices.probe import default_threads
 from edge.closing import Closing
 from edge.errors import EngineError, Interrupted
 from edge.onnx.file import load, tensors
-from edge.onnx.providers import open_session
-from edge.onnx.runtime import refusals, runtime
+from edge.onnx.runtime import open_session, refusals, runtime
 from edge.onnx.samples import Feeds, Input, inputs_of
 from edge.onnx.signature import Output, fit, open_sizes, outputs_of, shape_of, with_dims
 from quant.errors import ModelFileError

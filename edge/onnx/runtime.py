@@ -1,4 +1,4 @@
-"""ONNX Runtime, quiet: sessions on the CPU, and its errors in plain words."""
+"""ONNX Runtime, quiet: sessions by the best execution provider of this build, and its errors in plain words."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from devices.probe import cpu_quota
 from edge.errors import EdgeError, EngineError, NotEnoughMemory
 from quant.text import first_line
 
@@ -21,6 +23,10 @@ _OWN_WORDS = re.compile(
     r"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .*? failed:|\S*onnxruntime_src/\S+:\d+ .*?\) (\[.*?\] )?"
 )
 _NOTHING, _WARNINGS = 4, 2  # severities of ONNX Runtime's log
+# Best first, as ONNX Runtime names them without "ExecutionProvider". Others are used only if named by hand.
+ORDER = ("CUDA", "CoreML", "Xnnpack", "Nnapi", "OpenVINO", "CPU")
+_SUFFIX = "ExecutionProvider"
+_UNKNOWN = re.compile(r"Fatal error: (\S+?)\(-?\d+\) is not a registered function/op")
 
 
 def runtime() -> Any:
@@ -86,3 +92,99 @@ def quiet_tools(folder: Path) -> Iterator[None]:
         logging.disable(disabled)
         root.handlers[:] = handlers  # one of the tools sets up logging as it is imported
         root.setLevel(level)
+
+
+@dataclass(frozen=True)
+class OpenedSession:
+    """A session, and the provider it runs on."""
+
+    session: Any  # onnxruntime.InferenceSession
+    provider: str  # "cpu", "cuda", ...; operators that it lacks run on the CPU
+    fell_back_from: tuple[str, ...]  # better providers of this build that refused the model, each with the reason
+
+
+def available() -> tuple[str, ...]:
+    """Return the providers of this build of ONNX Runtime by their short names: ("cpu",) or ("cuda", "cpu"), ..."""
+    return tuple(_short(name) for name in runtime().get_available_providers())
+
+
+def open_session(
+    model: str | bytes,
+    name: str,
+    threads: int,
+    provider: str | None,
+    dims: Mapping[str, int],
+    nodes: Mapping[str, str],
+) -> OpenedSession:
+    """Open a session of the model, a path or a file's bytes, with this many threads.
+
+    provider: a short name; None: the best one that takes the model. dims: values for dimensions that the model leaves
+    open. nodes: "domain:operator" to the name of its first node, for errors. EngineError, which calls the model `name`,
+    for a provider that is not there or not usable, or an operator that is not known.
+    """
+    if provider is not None:
+        named, last = _named(provider), f"{ORDER[-1]}{_SUFFIX}"
+        session = _session(model, name, threads, list(dict.fromkeys((named, last))), dims, nodes)
+        if named not in session.get_providers():
+            raise EngineError(f"the provider {provider!r} cannot be used on this device; leave it out to get another")
+        return OpenedSession(session, _short(named), ())
+    offered = set(runtime().get_available_providers())
+    *better, last = (f"{short}{_SUFFIX}" for short in ORDER if short == ORDER[-1] or f"{short}{_SUFFIX}" in offered)
+    refused = []
+    for candidate in better:
+        try:
+            session = _session(model, name, threads, [candidate, last], dims, nodes)
+        except EngineError as exc:
+            refused.append(f"{_short(candidate)}: {exc}")
+            continue
+        if candidate in session.get_providers():
+            return OpenedSession(session, _short(candidate), tuple(refused))
+        refused.append(f"{_short(candidate)}: it cannot be used on this device")
+    return OpenedSession(_session(model, name, threads, [last], dims, nodes), _short(last), tuple(refused))
+
+
+def _named(provider: str) -> str:
+    """Return ONNX Runtime's name for the provider."""
+    offered = {_short(full_name): full_name for full_name in runtime().get_available_providers()}
+    if provider not in offered:
+        raise EngineError(
+            f"there is no provider {provider!r} in this build of ONNX Runtime; there is {', '.join(offered)}"
+        )
+    return str(offered[provider])
+
+
+def _session(
+    model: str | bytes, name: str, threads: int, providers: list[str], dims: Mapping[str, int], nodes: Mapping[str, str]
+) -> Any:
+    ort = runtime()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = _NOTHING
+    for dim, value in dims.items():
+        options.add_free_dimension_override_by_name(dim, value)
+    settings: list[dict[str, str]] = [{} for _ in providers]
+    xnnpack = "XnnpackExecutionProvider" in providers
+    if xnnpack:
+        settings[providers.index("XnnpackExecutionProvider")]["intra_op_num_threads"] = str(threads)
+    # Waiting threads spin by default: they would take processors from XNNPACK's threads, or use up a CPU quota.
+    if xnnpack or (cpu_quota() or threads) < threads:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    ort.set_default_logger_severity(_NOTHING)  # the default logger would print libraries that cannot be loaded
+    try:
+        with refusals(f"load {name}"):
+            try:
+                # With fallback it would print what failed, and go on with the CPU.
+                return ort.InferenceSession(model, options, providers, settings, enable_fallback=0)
+            except Exception as exc:
+                if unknown := _UNKNOWN.search(str(exc)):
+                    node = nodes.get(unknown[1], "?")
+                    raise EngineError(
+                        f"ONNX Runtime cannot load {name}: it has no operator {unknown[1]}, which node {node!r} is"
+                    ) from exc
+                raise
+    finally:
+        ort.set_default_logger_severity(_WARNINGS)
+
+
+def _short(name: str) -> str:
+    return name.removesuffix(_SUFFIX).lower()

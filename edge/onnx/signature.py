@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from edge.onnx.samples import ANY_SHAPE, TYPES, Input, SamplesError, shape_of_session, shape_text
 from partition.errors import PlanError
-from partition.model.onnx_dims import dim_key, dim_sizes
+from partition.model.onnx_shapes import dim_key, dim_sizes
 from quant.errors import ModelFileError
 
 Array = npt.NDArray[Any]

@@ -23,11 +23,8 @@ from edge.paging.window import Pager, Piece
 
 
 @contextmanager
-def one_pass(weights: PagedWeights | None, rows: llama.Batch, n: int) -> Iterator[None]:
-    """Have weights in place while the first `n` rows are decoded in the block. None: they are, always."""
-    if weights is None:
-        yield
-        return
+def one_pass(weights: PagedWeights, rows: llama.Batch, n: int) -> Iterator[None]:
+    """Have weights in place while the first `n` rows are decoded in the block."""
     weights.begin(rows, n)
     try:
         yield
@@ -39,6 +36,8 @@ def one_pass(weights: PagedWeights | None, rows: llama.Batch, n: int) -> Iterato
 
 class PagedWeights:
     """Weights of a model under a budget, brought to where its graphs read them. `close()` frees all memory."""
+
+    pass_size = ""  # as `size`, when the last pass was computed
 
     def __init__(
         self,
@@ -123,6 +122,11 @@ class PagedWeights:
     def stats(self) -> PagingStats:
         """Return bytes read, waits and cache hits since the last `clear_stats`."""
         return self._passes.stats()
+
+    @property
+    def size(self) -> str:
+        """Return the name of the size in memory, of a model of several; "" for the largest, and the only one."""
+        return ""
 
     def news(self) -> list[str]:
         """Return what has changed since the last call, in a line each: nothing, where the budget stays."""

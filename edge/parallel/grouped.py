@@ -243,7 +243,7 @@ class GroupedStates:
         self._engine.on_sequence(sequence, lambda engine, own: engine.states.keep(own, start, links))
 
     def n_cached(self, links: Sequence[bytes]) -> int:
-        """As `States.kept`."""
+        """As `States.n_cached`."""
         return self._engine.on_group(0, lambda engine: engine.states.n_cached(links))
 
     def restore(self, sequence: int, start: int, links: Sequence[bytes]) -> int:

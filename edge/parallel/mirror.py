@@ -180,7 +180,7 @@ def not_copied(why: str) -> str:
 
 
 def mirror_of(file: GgufFile, options: EngineOptions, vocabulary: Model, budget: int | None) -> Mirror | str:
-    """As `Mirror.of`, or why there is none."""
+    """Return a KV mirror, as `Mirror.from_file`, or why there is none."""
     try:
         return Mirror.from_file(file, options, vocabulary, budget)
     except CannotSlice as error:

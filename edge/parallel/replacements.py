@@ -154,6 +154,8 @@ class Replacements(CacheUse):
     def _use_engine(self, engine: TextEngine, before: TextEngine | None = None) -> None:
         engine.states.use = self
         self.engine = engine
+        if self.owner is not None:
+            self.owner.follow_engine()
         if before is not None and before.listener is not None:
             engine.listen(before.listener)
         if self.is_stopped:

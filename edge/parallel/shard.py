@@ -89,7 +89,9 @@ class Shard:
         sharing: of the same slice, for another group of sequences: the two share its weights, and compute by turns; it
         has to be closed after this one. The errors are those of ModelRunner."""
         self.place = place
-        self._turns: Turns = Turns() if sharing is None else sharing._turns
+        self._turns: Turns | None = Turns() if (options.groups or 1) > 1 else None  # one group computes at a time
+        if sharing is not None:
+            self._turns = sharing._turns
         file = GgufFile.open(path)
         self._rules = RULES[file.architecture]
         self._sums_a_layer = 1 if self._rules.whole_attention else 2  # of the FFN or the experts, and of attention
@@ -146,13 +148,15 @@ class Shard:
         self._sums, self._output_rows = 0, asked_outputs if self.place.last else outputs
         if self._feedback is not None:
             self._feedback.begin()
-        self._turns.take()
+        if self._turns is not None:
+            self._turns.take()
         before = self._exchange_s
         began = time.perf_counter()
         try:
             self.engine.decode_rows(self.rows, n)
         finally:
-            self._turns.give()
+            if self._turns is not None:
+                self._turns.give()
             outputs[:] = asked_outputs
         if len(self.place.group) > 1 and self._sums != self._sums_a_layer * self.engine.shape.n_layers:
             raise EngineError(
@@ -259,11 +263,14 @@ class Shard:
         lost = None
         if self._feedback is not None and self.wire is not None:
             lost = self._feedback.add(x, self._output_rows)
-        self._turns.give()  # another group computes while sums travel
-        try:
+        if self._turns is None:
             self._group.allreduce(x, self._algorithm, self.wire, lost)
-        finally:
-            self._turns.take()
+        else:
+            self._turns.give()  # another group computes while sums travel
+            try:
+                self._group.allreduce(x, self._algorithm, self.wire, lost)
+            finally:
+                self._turns.take()
         if view is None:
             node.write(x)
         self._exchange_s += time.perf_counter() - began

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from edge.cluster.fleet import device
 from edge.survey.corrections import UsedPlans
@@ -66,7 +67,8 @@ def again(plan: Plan, workers: Sequence[str], file: GgufFile, model_digest: str)
     shares = {rank: done[rank] for rank in (LOCAL, *answering)}
     while True:
         try:
-            return shared(shares, kind, file, model_digest), f"{kind}, with shares as before"
+            fewer = replace(shared(shares, kind, file, model_digest), microbatches=plan.microbatches)
+            return fewer, f"{kind}, with shares as before"
         except PlanError:  # too many for that kind: a device to each stage may be more than there are layers
             if not answering:
                 raise

@@ -21,6 +21,7 @@ from partition.plan.plan import LOCAL, Plan
 from partition.predict.prediction import Prediction
 
 if TYPE_CHECKING:
+    from edge.planning.encoder_place import EncoderPlace
     from partition.search.planner import Planner
 
 AnyPlan = TypeVar("AnyPlan", Plan, OnnxPlan)
@@ -44,6 +45,7 @@ class PlanChoice:
     planner: Planner | None = field(default=None, repr=False)  # of a language model, which chose it; None: a person did
     objective: str = "latency"  # that it is the best by, within `limits`
     limits: Mapping[str, float] = field(default_factory=dict)
+    encoder: EncoderPlace | None = None  # of pictures and sounds for a language model, which the planner counts
     is_given: bool = False  # a person said what each device does
     keeps_off: bool = False  # of a network: this device is to have no stage, also after a loss
 

@@ -79,10 +79,10 @@ def best_choice(
 ) -> PlanChoice:
     """Return the best plan by an objective. caps: what objectives may be at most. The errors of `best_of`."""
     space, point, why = best_of(spaces, objective, caps)
-    planner = space.planner_for(point) if isinstance(space, LlmSpace) else None
+    planner, encoder = (space.planner_for(point), space.encoder) if isinstance(space, LlmSpace) else (None, None)
     saved = saved_figures(space, point)
     limits = {name: caps[name] for name in searched(caps)}
-    return PlanChoice(space.path, point.plan, why, point.predicted, options, saved, planner, objective, limits)
+    return PlanChoice(space.path, point.plan, why, point.predicted, options, saved, planner, objective, limits, encoder)
 
 
 def work_options(path: Path, options: EngineOptions, transport: str, wire: str) -> PlanOptions:
@@ -149,4 +149,4 @@ def arrange(
     figures = "; ".join(f"{kind} {number_text(seconds * 1e3)} ms" for kind, seconds in costs_s.items())
     by = "by measured speed" if shares is None else "as given"
     why = f"{kind}, shares {by}: a token is predicted to take {figures}{busy_words(planner.speeds)}"
-    return PlanChoice(path, plans[kind], why, options=options, planner=planner)
+    return PlanChoice(path, plans[kind], why, options=options, planner=planner, encoder=space.encoder)

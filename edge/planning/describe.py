@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edge.cluster.lost import listed
+from edge.cluster.failures import listed
 from edge.parallel.mirror import SHARE
 from partition.plan.formats import PLANNED
 from partition.plan.plan import LOCAL, Plan

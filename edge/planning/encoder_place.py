@@ -18,6 +18,7 @@ from partition.predict.speeds import DeviceSpeed
 from quant.text import counted, seconds_text
 
 AUTO, HERE = "auto", "here"
+NOT_TIMED = EncoderTimes((), "")  # where a person named the device
 
 
 def by_preference(times: EncoderTimes) -> list[EncoderTime]:
@@ -32,24 +33,47 @@ def by_preference(times: EncoderTimes) -> list[EncoderTime]:
 class EncoderPlace:
     """Device that encodes, beside its part of a model."""
 
-    times: EncoderTimes  # of all devices
-    chosen: EncoderTime
+    device: str  # as in a plan
+    name: str  # for people
     held_bytes: int  # of memory there
+    times: EncoderTimes = NOT_TIMED  # of all devices
 
-    def held(self, speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
+    def with_encoder(self, speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
         """Return the devices where the one that encodes holds what that takes, too."""
         return [
             replace(speed, runtime_bytes=speed.runtime_bytes + self.held_bytes)
-            if device(speed.device) == self.chosen.device
+            if device(speed.device) == self.device
             else speed
             for speed in speeds
         ]
 
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that encoding takes of this device's memory once the device that encodes is lost."""
+        return 0 if self.device == LOCAL else self.held_bytes
 
-def encoder_places(place: str, files: EncoderFiles, workers: Sequence[str], **how: Any) -> list[EncoderPlace]:
+    def held_after_loss(self, all_speeds: Sequence[DeviceSpeed], left: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
+        """Return the devices that are left of all, where this one holds what encoding takes once the one that did is
+        lost. all_speeds: as `with_encoder` returned them."""
+        names = [[device(speed.device) for speed in speeds] for speeds in (all_speeds, left)]
+        is_lost = self.device in names[0] and self.device not in names[1]
+        return replace(self, device=LOCAL).with_encoder(left) if is_lost else [*left]
+
+    @property
+    def chosen(self) -> EncoderTime:
+        """Time of the device, where devices were timed."""
+        return next(time for time in self.times.devices if time.device == self.device)
+
+
+def encoder_places(
+    place: str, files: EncoderFiles, workers: Sequence[str], *, timed: bool = True, **how: Any
+) -> list[EncoderPlace]:
     """Return the devices that may encode, the best first. place, workers: as of `encoder_device`; how: options of
-    `encoder_times`. EdgeError where the device of an address cannot encode; the errors of `encoder_times`."""
+    `encoder_times`. timed: False: one that a person named is not timed. EdgeError where the device of an address cannot
+    encode; the errors of `encoder_times`."""
     address = LOCAL if place == HERE else device(place)
+    if place != AUTO and not timed:
+        return [EncoderPlace(address, "this device" if place == HERE else address, files.held_bytes)]
     addresses = [
         other for other in dict.fromkeys(map(device, workers if place == AUTO else [address])) if other != LOCAL
     ]
@@ -57,7 +81,7 @@ def encoder_places(place: str, files: EncoderFiles, workers: Sequence[str], **ho
     chosen = by_preference(times) if place == AUTO else [time for time in times.devices if time.device == address]
     if not chosen:
         raise EdgeError("; ".join(times.notes))
-    return [EncoderPlace(times, time, files.held_bytes) for time in chosen]
+    return [EncoderPlace(time.device, time.name, files.held_bytes, times) for time in chosen]
 
 
 @contextmanager

@@ -141,7 +141,7 @@ class Front:
         return PlanChoice(space.path, point.plan, why, point.predicted, self.options, saved_figures(space, point))
 
     def plan(self, picked: Mapping[str, Any]) -> tuple[Plan | OnnxPlan, dict[str, Any]]:
-        """The plan of a point of `to_json`, and what a saved plan has beside itself."""
+        """Return the plan of a point of `to_json`, and the figures that are saved beside it."""
         point = self._point(picked)
         return point.plan, saved_figures(self.space_of[point.key], point)
 

@@ -25,21 +25,20 @@ from edge.planning.measure import Measured, measured
 from edge.planning.space import MOST_SUBSETS_OF, PlanSpace
 from edge.survey.llm_survey import REMEMBERED
 from edge.survey.profile import ClusterProfile
-from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
-from partition.plan.plan import LOCAL, MOST_TURNS, Plan
-from partition.predict.cost import Work, groups
+from partition.plan.plan import LOCAL, Plan
+from partition.predict.cost import Work
 from partition.predict.drafts import ROWS, Draft
-from partition.predict.hysteresis import PLAN, PREFILL, TURNS, clearly_better, clearly_faster, plan_threshold
-from partition.predict.objectives import OBJECTIVES, limited_by
-from partition.predict.pareto import Point, cost_of, stages_text, without_repeats
+from partition.predict.hysteresis import PLAN, PREFILL, clearly_better
+from partition.predict.pareto import Point, stages_text, without_repeats
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
 from partition.search.changes import Change, changes
-from partition.search.explain import best, is_busy, kind_of, reason
+from partition.search.explain import best, kind_of, reason
 from partition.search.phases import Phases, paired, prefill_reason
 from partition.search.planner import Placed, Planner
+from partition.search.turns import as_run, better_by_turns, by_turns
 from quant.gguf.file import GgufFile
 
 
@@ -88,9 +87,10 @@ class LlmSpace(PlanSpace):
         self.file, self.digest, self.work = file, digest, work
         self.title, self.size_bytes = name_of(file), file.size_bytes
         self._memory, self._exchange, self.type, self.divergence = memory, exchange, type_, divergence
-        self._phases, self._turns = phases, turns
+        self._phases = phases
         self.encoder = encoder
         self._works = with_drafts(work, draft, len(known.speeds))  # the plain one first
+        self._takes_turns = turns and len(self._works) == 1  # requests of two groups have no drafts together
 
     def planner(
         self,
@@ -103,7 +103,7 @@ class LlmSpace(PlanSpace):
         """Return the planner of some devices, this one among them; None: of all. work: with drafts; None: without."""
         planned_work = work or self.work
         speeds = [self.known.speeds[i] for i in members] if members is not None else self.known.speeds
-        own, *others = self._beside(speeds, planned_work.draft)
+        own, *others = self._with_reserved(speeds, planned_work.draft)
         named_speeds = [replace(own, name="this device"), *others]  # the name that messages use
         share = tensor and can_share(self.file)
         return Planner(
@@ -122,10 +122,10 @@ class LlmSpace(PlanSpace):
         planner = self.planner()
         return planner.like(with_draft_held(planner.speeds, point.predicted.draft), planner.links)
 
-    def _beside(self, speeds: Sequence[DeviceSpeed], draft: Draft | None) -> list[DeviceSpeed]:
+    def _with_reserved(self, speeds: Sequence[DeviceSpeed], draft: Draft | None) -> list[DeviceSpeed]:
         """Return the devices with what they hold beside the model: what drafts, and the encoder."""
-        held = with_draft_held(speeds, draft)
-        return held if self.encoder is None else self.encoder.held(held)
+        reserved = with_draft_held(speeds, draft)
+        return reserved if self.encoder is None else self.encoder.with_encoder(reserved)
 
     def points(self, axes: Sequence[str]) -> list[Point]:
         """The front, and other plans that tell what it is worth: the fronts of fewer devices, and of one kind alone."""
@@ -145,7 +145,9 @@ class LlmSpace(PlanSpace):
             drafted = [self.point(placement.plan, placement.microbatches, work) for placement in placed]
             points += [point for point in drafted if point.predicted.draft]
         if "throughput" in axes:
-            points += [by_turns for point in points if (by_turns := self._by_turns(point.plan)) is not None]
+            planner, plans = self.planner(), [point.plan for point in points]
+            turns = [by_turns(planner, plan) for plan in plans if isinstance(plan, Plan)] if self._takes_turns else []
+            points += [self.point(two[0]) for two in turns if two is not None]
         if "ttft" in axes and self._phases:
             points += self._pairs(axes)
         return without_repeats([*points, *self._drafted(points)])
@@ -181,40 +183,6 @@ class LlmSpace(PlanSpace):
                     drafted.append(fastest)
         return drafted
 
-    def _by_turns(self, plan: Any) -> Point | None:
-        """A plan whose ranks share every layer, with two groups of requests by turns; None for other plans, with
-        drafts, for recurrent layers, whose states two groups do not keep, and where the second context has no room."""
-        two = replace(plan, microbatches=MOST_TURNS)
-        few = self.work.concurrency < MOST_TURNS or not self._turns
-        if few or two.turns == 1 or plan.prefill is not None or len(self._works) > 1:
-            return None
-        if self.file.architecture in RECURRENT_ARCHITECTURES:
-            return None
-        point = self._tried(two, None, self.work)
-        if point is None or any(stage.paged_bytes for stage in point.predicted.stages):
-            return None
-        needs = point.predicted.memory_bytes
-        speeds = [speed for speed in self.known.speeds if speed.device in needs]
-        # The second context has buffers of its own, of at most what was measured beside weights.
-        fits = all(needs[speed.device] + speed.runtime_bytes <= speed.memory_bytes for speed in speeds)
-        return point if fits else None
-
-    def _better_by_turns(self, point: Point, objective: str, caps: Mapping[str, float]) -> Point | None:
-        """A plan with two groups by turns that is no worse by the objective, within the same caps, and has clearly more
-        throughput: of the same placement, and by throughput of any in which all layers are shared. None: there is
-        none."""
-        plans: list[Any] = [point.plan]
-        if objective == "throughput":
-            names, most = limited_by(objective, caps)
-            plans += [placed.plan for placed in self.planner(pipeline=False).front(names, caps=most)[0]]
-        points = [by_turns for plan in plans if (by_turns := self._by_turns(plan)) is not None]
-        best = max(points, key=lambda turns: turns.predicted.throughput_per_s, default=None)
-        if best is None or cost_of(best, objective) > cost_of(point, objective):
-            return None
-        by = max(TURNS, plan_threshold(is_busy(self.known.speeds, best.plan.devices)))
-        faster = clearly_faster(best.predicted.throughput_per_s, point.predicted.throughput_per_s, by=by)
-        return best if faster and all(cost_of(best, name) <= most for name, most in caps.items()) else None
-
     def _tried(self, plan: Plan, microbatches: int | None, work: Work) -> Point | None:
         """A plan with drafts; None where what drafts has no room beside it."""
         try:
@@ -225,7 +193,7 @@ class LlmSpace(PlanSpace):
     def point(self, plan: Plan, microbatches: int | None = None, work: Work | None = None) -> Point:
         """A plan, predicted. work: with drafts; None: without."""
         planned_work = work or self.work
-        by_device = {speed.device: speed for speed in self._beside(self.known.speeds, planned_work.draft)}
+        by_device = {speed.device: speed for speed in self._with_reserved(self.known.speeds, planned_work.draft)}
         predicted = replace(
             predict(plan, planned_work, by_device, self.known.links, microbatches), divergence=self.divergence
         )
@@ -236,13 +204,8 @@ class LlmSpace(PlanSpace):
                 ([by_device[device].name for device in stage.devices], stage.what) for stage in predicted.prefill.stages
             ]
             label += f"; prompts from {plan.prefill_from} tokens on: {stages_text(prompts)}"
-        n_microbatches = None  # what a scheduler makes of it anyway
-        as_usual = groups(planned_work.concurrency, len(plan.computing))
-        if (len(plan.computing) > 1 or plan.turns > 1) and predicted.microbatches != as_usual:
-            n_microbatches = predicted.microbatches
-        return Point(
-            replace(plan, microbatches=n_microbatches), predicted, kind_of(plan), label, self.type, str(self.path)
-        )
+        plan = as_run(plan, predicted.microbatches, planned_work.concurrency)
+        return Point(plan, predicted, kind_of(plan), label, self.type, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
         """As of every space; with a placement for prompts, where that is clearly better."""
@@ -262,11 +225,10 @@ class LlmSpace(PlanSpace):
         elif plain is None or placed.plan.placements[0] != plain.plan:
             why = reason(planner, placed, objective, caps)
         point = self.point(placed.plan, placed.microbatches, planner.work)
-        if (by_turns := self._better_by_turns(point, objective, caps)) is not None:
-            row = OBJECTIVES["throughput"]
-            rates = [row.describe(cost_of(turns, "throughput")) for turns in (by_turns, point)]
-            groups_why = f"two groups of requests by turns: {rates[0]}, {rates[1]} without"
-            return by_turns, f"{why}; {groups_why}" if by_turns.plan.devices == point.plan.devices else groups_why
+        if self._takes_turns and (two := better_by_turns(planner, placed, objective, caps)) is not None:
+            in_turn, turns_why = two
+            why = f"{why}; {turns_why}" if in_turn.plan.devices == placed.plan.devices else turns_why
+            return self.point(in_turn.plan), why
         draft = point.predicted.draft
         more = [draft.describe(self.names)] if draft else []
         if placed.plan.prefill is not None:
@@ -302,7 +264,7 @@ class LlmSpace(PlanSpace):
         can be."""
         plan = point.plan
         assert isinstance(plan, Plan)
-        speeds = {speed.device: speed for speed in self._beside(self.known.speeds, point.predicted.draft)}
+        speeds = {speed.device: speed for speed in self._with_reserved(self.known.speeds, point.predicted.draft)}
         alone = make_plan(self.work.limits, name_of(self.file), self.digest, [LOCAL], "pipeline")
 
         def planned(workers: Sequence[str]) -> tuple[Plan, str]:

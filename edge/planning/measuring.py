@@ -90,7 +90,7 @@ def measure(
 
 
 def in_doubt(point: Point, measured: Values | None) -> bool:
-    """Return whether a plan is to be measured, or once more."""
+    """Return whether to measure a plan: it never was, or its figures scatter, disagree, or are far from predicted."""
     if measured is None:
         return True
     if measured["visits"] >= VISITS or measured["agree"]:

@@ -38,7 +38,7 @@ _LEAST_REPEATS, _MOST_REPEATS, _ABOUT_S = 4, 40, 3.0  # of measuring: of a round
 
 
 class OnnxSpace(PlanSpace):
-    """The pipelines of one model."""
+    """The plans of a network in ONNX: pipelines."""
 
     kind, cache = "onnx", REMEMBERED
     known: ClusterProfile[OnnxDevice]

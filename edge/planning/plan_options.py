@@ -31,6 +31,7 @@ class PlanOptions:
     draft_worker: str | None = None  # the address of the one that drafts, by a drafting model; None: this device
     projector: Path | None = None  # of pictures and sounds for a language model, whose encoder is placed, too
     encoder: str = "auto"  # where that is to run, as `edge.planning.encoder_place.encoder_device` has it
+    encoder_timed: bool = True  # also on a device that is named
     acceptance: float | None = None  # the part of drafts that is right; None: a published one of such drafts
 
 

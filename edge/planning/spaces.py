@@ -126,6 +126,7 @@ def llm_space(
         return space()
     places = encoder_places(
         options.encoder, EncoderFiles.open(path, options.projector), cluster.addresses,
+        timed=options.encoder_timed,
         insecure=cluster.insecure, threads=options.threads, fresh=options.fresh, steps=steps,
     )  # fmt: skip
     return with_encoder(space, places)
@@ -135,17 +136,17 @@ def with_encoder(space: Callable[..., LlmSpace], places: Sequence[EncoderPlace])
     """Return the plans beside an encoder, in the first place where both fit. PlanError where that is none."""
     alone, refused = space(), list[str]()
     for place in places:
-        beside, name = space(encoder=place), place.chosen.name
-        own = [speed.memory_bytes for speed in alone.known.speeds if device(speed.device) == place.chosen.device]
+        both, name = space(encoder=place), place.name
+        own = [speed.memory_bytes for speed in alone.known.speeds if device(speed.device) == place.device]
         if own and place.held_bytes > own[0]:
             refused.append(f"{name} has {bytes_text(own[0])}")
             continue
         try:
-            best(beside.planner(), "latency")
+            best(both.planner(), "latency")
         except PlanError as error:
             refused.append(f"on {name}: {error}")
         else:
-            return beside
+            return both
     best(alone.planner(), "latency")  # without an encoder it may not fit either
     raise PlanError(
         f"the model and the encoder of pictures, which takes {bytes_text(places[0].held_bytes)}, do not fit together"

@@ -186,7 +186,7 @@ class EngineProcess:
     # --- the process ---
 
     async def _load(self, config: EngineConfig) -> None:
-        """Start a process, and wait until it has loaded the model. Raises why it has not; no process is left then."""
+        """Start a process, and wait until it has loaded the model. Raise what it reports; then none is left."""
         gone = EngineGone("the server ends")
         if self._closing.is_set():
             raise gone

@@ -14,7 +14,7 @@ from edge.slices.cutting import Progress
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
 from partition.plan.plan import Slice
-from partition.slices.gguf_slice import blank_recipe, slice_recipe
+from partition.slices.gguf_slice import blank_recipe, elastic_recipe, slice_recipe
 from partition.slices.recipe import Recipe
 from quant.gguf.file import GgufFile
 
@@ -23,10 +23,11 @@ _LOOK_S = 0.2  # how often to see whether another command is done with a slice
 _REMEDY = "end other commands that run models on several devices"
 
 
-def rank_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
+def rank_recipe(file: GgufFile, model_digest: str, cut: Slice, *, elastic: bool = False) -> Recipe:
     """Return the recipe of a rank's slice: of the model, or of zeros where devices sleep, which each makes by itself.
-    CannotSlice where it cannot be cut."""
-    return (blank_recipe if sleep_profile() else slice_recipe)(file, model_digest, cut)
+    elastic: of all sizes that the file holds. CannotSlice where it cannot be cut."""
+    recipe = blank_recipe if sleep_profile() else elastic_recipe if elastic else slice_recipe
+    return recipe(file, model_digest, cut)
 
 
 class OwnSlices:

@@ -2,24 +2,31 @@
 which is a property of the text. Draft nothing unless it is clearly faster.
 
 A pass of `rows` rows gives 1 to `rows` tokens, in the mean as many as `tokens_a_pass` says. Its cost is counted in
-passes of one row, with the drafting. Once costs are known, acceptance alone decides, and each draft tells of it. What
-is not known is tried: costs not measured yet, and drafts where few were accepted. A trial is made where it could pay,
-and where its price is in the exploration budget. Everything that drafts lose is paid from there, the text that a draft
-model has to take in, too; a part of each token fills it.
+passes of one row, with the drafting: each time in those of just before, so that what slows all passes down, or those of
+one row alone for a while, changes no cost. Once costs are known, acceptance alone decides, and each draft tells of it.
+What is not known is tried: costs not measured yet, and drafts where few were accepted. A trial is made where it could
+pay, and where its price is in the exploration budget. Everything that drafts lose is paid from there, the text that a
+draft model has to take in, too; a part of each token fills it.
+
+A size that paid is not left for a slow moment: when it seems to cost too much, all is measured anew, it and one row.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Collection
 
 from partition.predict.drafts import MODEL_ACCEPTANCE, ROWS, tokens_a_pass
-from partition.predict.hysteresis import DRAFT, clearly_faster
+from partition.predict.hysteresis import DRAFT, clearly_faster, clearly_off
 
 SIZES = ROWS  # of a pass
 MOST_ROWS = SIZES[-1]
 
-_KEPT = 8  # times of each size
-_BEST_PART = 4  # one in so many of these was the least disturbed: what else the machine does only adds to a pass
+_KEPT = 8  # times of one row, and costs of each size
+_LOW_PART = 3  # of them the last one in the lowest such part counts: what else the machine does only adds to a pass
+_STAYS = 1.02  # times as fast as one row that more rows are at least while they stay
+_DEARER = 1.25  # times as dear as before, at once: rather a bad moment than a property of the machine
+_FLOOR = -1.5  # passes of one row that drafts in use may lose of it: they may pay again long before more has come in
 _LEAST_PLAIN = 2  # passes of one row before anything else; the faster one counts
 _MEMORY = 0.95  # a draft counts so much less with every later one
 _PRIOR_DRAFTS = 2.0  # that the acceptance expected of a source counts as much as
@@ -41,11 +48,13 @@ class RowChoice:
         """acceptance: as expected of drafts before any were verified. is_watched: `watched` tells it without trials."""
         self.behind_s = 0.0  # seconds that the drafts would need before the next draft, as they were asked last
         self._expected, self._is_watched = acceptance, is_watched
-        self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
+        self._plain: deque[float] = deque(maxlen=_KEPT)  # seconds of passes of one row
+        self._costs: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))  # of larger sizes, as `cost`
         self._right, self._drafts = acceptance * _PRIOR_DRAFTS, _PRIOR_DRAFTS  # of late
         self._passes = 0
         self._last: dict[int, int] = {}  # by size: the last pass that had it
         self._budget = _BUDGET
+        self._is_on = False  # more rows than one are best: they stay while they are no slower
         self._won = 0.0  # passes of one row that drafts saved, less what they took
 
     @property
@@ -65,23 +74,28 @@ class RowChoice:
     @property
     def plain_s(self) -> float:
         """Seconds of a pass of one row; 0 where there was none yet."""
-        return self.seconds(1) or 0.0
+        return _undisturbed(self._plain) if self._plain else 0.0
 
-    def seconds(self, size: int) -> float | None:
-        """Seconds of a pass of that size; None where there was none yet."""
-        times = sorted(self._seconds[size])
-        return times[(len(times) - 1) // _BEST_PART] if times else None
+    @property
+    def knows_plain(self) -> bool:
+        """True once passes of one row were measured."""
+        return len(self._plain) >= _LEAST_PLAIN
+
+    def measured_sizes(self, most: int = MOST_ROWS) -> list[int]:
+        """Sizes that were measured and are no larger than `most`."""
+        return [size for size in SIZES if size <= most and (self._plain if size == 1 else self._costs[size])]
 
     def best(self, most: int = MOST_ROWS) -> int:
         """The size that gives the most tokens a second, of those that were measured and are no larger than `most`."""
-        sizes = [size for size in SIZES if size <= most and self.seconds(size)]
-        size = max(sizes, key=self.speed, default=1)
-        return size if clearly_faster(self.speed(size), 1.0, by=DRAFT) else 1
+        size = max(self.measured_sizes(most), key=self.speed, default=1)
+        return size if clearly_faster(self.speed(size), 1.0, by=_STAYS if self._is_on else DRAFT) else 1
 
     def rows(self, most: int) -> int:
         """The size of the next pass, at most `most` rows: the best one, or one that may be better and can be tried."""
-        best, n_plain = self.best(most), len(self._seconds[1])
-        if n_plain < _LEAST_PLAIN or (best > 1 and self._age(1) >= min(_PLAIN_OLD, _PLAIN_NEW * n_plain)):
+        best = self.best(most)
+        self._is_on = best > 1
+        is_old = self._age(1) >= min(_PLAIN_OLD, _PLAIN_NEW * len(self._plain))
+        if not self.knows_plain or (best > 1 and is_old):
             return 1
         hoped = self.accepted if best > 1 else self.hoped
         trials = [
@@ -95,18 +109,32 @@ class RowChoice:
 
     def measured(self, size: int, seconds: float) -> None:
         """A pass of that size took so long, with the drafting."""
-        self._seconds[size].append(seconds)
         self._last[size] = self._passes
+        if size == 1:
+            self._plain.append(seconds)
+            return
+        costs, before, paid = self._costs[size], self.cost(size), self.best() == size
+        if self.plain_s:
+            costs.append(seconds / self.plain_s)
+        if paid and len(costs) == _KEPT and (self.best() == 1 or clearly_off(self.cost(size), before, by=_DEARER)):
+            costs.clear()
+            self.forget_plain()
+            self._budget = max(self._budget, _BUDGET)
+
+    def forget_plain(self) -> None:
+        """Let passes of one row be measured anew, before anything else."""
+        self._plain.clear()
 
     def checked(self, rows: int, used: float, seconds: float, tried: float | None = None) -> None:
         """A pass of so many rows gave `used` tokens in so long. tried: drafts that were looked at; None: up to the
         first that was wrong. Of several requests: each in the mean."""
         self._passes += 1
         size = max(size for size in SIZES if size <= rows)
+        before = self.cost(size)
         self.measured(size, seconds)
         if rows > 1:
             self._learn(used - 1, min(used, rows - 1) if tried is None else tried)
-        self._charge(used, self.cost(size), rows > 1)
+        self._charge(used, self.cost(size) if self.plain_s else before, rows > 1)
 
     def learned(self, right: int, drafts: int, used: int, seconds: float) -> None:
         """Learn from a pass among others, whose time says nothing of a size: so many of its drafts were accepted, and
@@ -124,7 +152,7 @@ class RowChoice:
     def pays(self, seconds: float) -> bool:
         """Return whether drafts have won as much as so long for taking in text. A small stake does without, where
         drafts that are right as often as expected would be faster."""
-        speeds = [tokens_a_pass(self._expected, size) / self.cost(size) for size in SIZES[1:] if self.seconds(size)]
+        speeds = [tokens_a_pass(self._expected, size) / self.cost(size) for size in self.measured_sizes()]
         stake = _STAKE if clearly_faster(max(speeds, default=0.0), 1.0, by=DRAFT) else 0.0
         return 0 < seconds <= max(self._won, stake) * self.plain_s
 
@@ -143,18 +171,17 @@ class RowChoice:
     def cost(self, size: int) -> float:
         """Cost of a pass of this size, in passes of one row: no less than one. Where it was not measured twice, no more
         than two passes of half as many rows: what was measured otherwise was a bad moment."""
-        n, plain_s = len(self._seconds[size]), self.plain_s
-        if size == 1 or not plain_s:
+        if size == 1:
             return 1.0
-        cost = max(1.0, (self.seconds(size) or 0.0) / plain_s)
-        if n > 1:
-            return cost
-        most = 2 * self.cost(size // 2)
-        return min(cost, most) if n else most
+        costs, most = self._costs[size], 2 * self.cost(size // 2)
+        if not costs:
+            return most
+        cost = max(1.0, _undisturbed(costs))
+        return cost if len(costs) > 1 else min(cost, most)
 
     def _least_cost(self, size: int) -> float:
         """The same, or where it has to be measured again, the least that it can be."""
-        n = len(self._seconds[size])
+        n = len(self._costs[size])
         is_known = n > 0 and self._age(size) < (_AGAIN if n == 1 else _OLD)
         return self.cost(size) if is_known else self.cost(size // 2)
 
@@ -181,4 +208,9 @@ class RowChoice:
         self._won = max(0.0, self._won + gained)
         gained = min(gained, -_LEAST_LOSS) if drafted and used <= 1 and gained < _LEAST_LOSS else gained
         most = max(_BUDGET, self._price(SIZES[1], 1))
-        self._budget = min(most, self._budget + gained + _FILLS * used)
+        self._budget = min(most, max(min(self._budget, _FLOOR), self._budget + gained) + _FILLS * used)
+
+
+def _undisturbed(times: Collection[float]) -> float:
+    """The time that counts of these."""
+    return sorted(times)[len(times) // _LOW_PART]

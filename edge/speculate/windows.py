@@ -9,7 +9,8 @@ takes, in the mean,
 
 `first` and `next` are measured for each number of windows. Before they are, `first` is 1, and `next` the best that can
 be, one by the number of windows: a trial finds out. More windows are tried only where those that follow come as soon as
-windows that wait for links do, in one part of `first` for each: else they wait for a stage, or for drafts.
+windows that wait for links do, in one part of `first` for each: else they wait for a stage, or for drafts. Windows that
+paid for long and seem to do so no more are measured anew, as one row is: that may have been a bad moment.
 """
 
 from __future__ import annotations
@@ -26,10 +27,9 @@ from partition.predict.hysteresis import DRAFT, clearly_faster
 Shape = tuple[int, int]
 """Rows of a window, and windows in flight."""
 
-_KEPT = 8  # times of each kind
-_LONGEST = 3.0  # passes alone that one of them counts at most: a bad moment is one of eight
+_KEPT = 16  # times of each kind
+_LONGEST = 2.0  # passes alone that one of them counts at most: a bad moment is one of many
 _WAITS = 1.1  # times such a part of `first` that `next` may take where more windows are tried
-_LEAST_ALONE = 2  # windows before any others
 _ALONE = 64  # windows until one has the stages to itself again, so that it is known what that takes
 _WAIT = 64  # windows until what was measured and left is tried again; doubles
 _MOST_WAIT = 1024
@@ -43,6 +43,11 @@ class _Times:
         self.next: deque[float] = deque(maxlen=_KEPT)
         self.last = 0  # the number of the last such window
         self.wait = _WAIT
+
+    def forget(self) -> None:
+        """Let them be measured anew."""
+        self.first.clear()
+        self.next.clear()
 
 
 class WindowChoice:
@@ -69,8 +74,7 @@ class WindowChoice:
         rows, alone = self.rows.rows(most_rows), self.rows.best(most_rows)
         if self._windows - self._alone >= _ALONE:
             return alone, 1
-        due = self._windows < _LEAST_ALONE
-        if most_windows == 1 or due or not self.rows.plain_s or not self.rows.seconds(rows):
+        if most_windows == 1 or not self.rows.knows_plain or rows not in self.rows.measured_sizes():
             return rows, 1
         accepted = self.rows.accepted
         best = self._faster(alone, most_rows, most_windows, accepted)
@@ -83,8 +87,12 @@ class WindowChoice:
     def _faster(self, alone: int, most_rows: int, most_windows: int, accepted: float) -> Shape | None:
         """The best shape of several windows, if it is clearly faster than one of `alone` rows."""
         best = self.best(most_rows, most_windows, accepted)
+        return best if best is not None and self._pays(best, alone, accepted) else None
+
+    def _pays(self, shape: Shape, alone: int, accepted: float) -> bool:
+        """Return whether windows of a shape are clearly faster than one of `alone` rows."""
         alone_speed = tokens_a_pass(accepted, alone) / self.rows.cost(alone)
-        return best if best is not None and clearly_faster(self._speed(best, accepted), alone_speed, by=DRAFT) else None
+        return clearly_faster(self._speed(shape, accepted), alone_speed, by=DRAFT)
 
     def verified(self, window: VerifyResult, seconds: float) -> None:
         """A window is over, so long after it was begun, or after the one before it."""
@@ -104,10 +112,15 @@ class WindowChoice:
             return
         times = self._times[window.windows]
         times.last = self._windows
+        pays = partial(self._pays, (window.rows, window.windows), self.rows.best(window.rows), self.rows.accepted)
+        paid = len(times.next) == _KEPT and pays()
         if window.is_first and before.cancelled:
             times.first.append(min(seconds / alone_s, _LONGEST))
         elif not window.is_first and before.rows == window.rows:
             times.next.append(min(seconds / alone_s, _LONGEST))
+        if paid and not pays():
+            times.forget()
+            self.rows.forget_plain()
 
     def best(self, most_rows: int, most_windows: int, accepted: float) -> Shape | None:
         """The fastest shape of more windows than one, of rows that were measured, where so many drafts are accepted.
@@ -115,8 +128,7 @@ class WindowChoice:
         best, windows, speed = None, 2, partial(self._speed, accepted=accepted)
         while windows <= most_windows:
             self._forget(self._times[windows])
-            sizes = [size for size in SIZES if size <= most_rows and self.rows.seconds(size)]
-            fastest = max(((size, windows) for size in sizes), key=speed, default=None)
+            fastest = max(((size, windows) for size in self.rows.measured_sizes(most_rows)), key=speed, default=None)
             if fastest is None or (best is not None and speed(fastest) <= speed(best)):
                 break
             best, times = fastest, self._times[windows]
@@ -128,8 +140,7 @@ class WindowChoice:
     def _forget(self, times: _Times) -> None:
         """Forget times of long ago, so that they are measured again, ever more seldom."""
         if (times.first or times.next) and self._windows - times.last >= times.wait:
-            times.first.clear()
-            times.next.clear()
+            times.forget()
             times.wait = min(2 * times.wait, _MOST_WAIT)
 
     def _speed(self, shape: Shape, accepted: float) -> float:

@@ -30,57 +30,64 @@ AGE_S = 3600.0  # of plans that were in use: after that, the cause of the delay 
 _MOST = 1000.0  # largest factor that counts as a correction
 
 
+class CorrectionFactors:
+    """Correction factors by key. Each holds for one measurement: a new one starts without a correction."""
+
+    def __init__(self, name: str, folder: Path | None = None) -> None:
+        """name: of the file that remembers them."""
+        self._remembered = Remembered(name, folder)
+
+    def factor(self, key: str, measured_s: float) -> float | None:
+        """Return the factor of what was measured to take so long; None if there is none."""
+        known = self._known(key, measured_s)
+        return None if known is None else math.exp(known[0] / known[1])
+
+    def put(self, key: str, measured_s: float, factor: float) -> bool:
+        """Remember a factor that an answer would have needed. Return False if it cannot be."""
+        if not key or not 1 / _MOST < factor < _MOST:
+            return False
+        logs, answers = self._known(key, measured_s) or (0.0, 0)
+        self._remembered.put(key, {"of": measured_s, "logs": logs + math.log(factor), "answers": answers + 1})
+        return True
+
+    def _known(self, key: str, measured_s: float) -> tuple[float, int] | None:
+        """Return (sum of logarithms, answers) of this measurement; None if there are none."""
+        remembered = self._remembered.get(key)
+        try:
+            value = remembered[0] if remembered else {}
+            of_s, logs, answers = float(value["of"]), float(value["logs"]), int(value["answers"])
+        except (TypeError, KeyError, ValueError, OverflowError):
+            return None
+        same = math.isclose(of_s, measured_s, rel_tol=1e-6)
+        return (logs, answers) if same and answers > 0 and abs(logs / answers) < math.log(_MOST) else None
+
+
 class Corrections:
-    """Correction factors by a device's key. They hold for one measurement: a new one starts without a correction."""
+    """Correction factors of devices, by the key of their measurement."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._remembered = Remembered("corrections", folder)
+        self._factors = CorrectionFactors("corrections", folder)
 
     def applied(self, measured: DeviceSpeed) -> DeviceSpeed:
         """Return the measured speed, corrected."""
-        known = self._known(measured)
-        if known is None:
+        factor = self._factors.factor(measured.key, measured.seconds)
+        if factor is None:
             return measured
-        factor = math.exp(known[0] / known[1])
         return replace(measured.times(factor), corrected=factor, quiet_s=measured.quiet_s)
 
     def learn(self, speed: DeviceSpeed, ratio: float) -> bool:
         """Remember that steps took `ratio` times as long as `speed` predicted. Return False if that is no clear
         difference."""
-        if (
-            not clearly_off(ratio, 1.0, by=CORRECTION)
-            or not 1 / _MOST < ratio * speed.corrected < _MOST
-            or not speed.key
-        ):
-            return False
-        measured = replace(speed.times(1 / speed.corrected), corrected=1.0)
-        logs, answers = self._known(measured) or (0.0, 0)
-        value = {
-            "of": measured.seconds,
-            "logs": logs + math.log(speed.corrected * ratio),
-            "answers": answers + 1,
-        }
-        self._remembered.put(speed.key, value)
-        return True
-
-    def _known(self, measured: DeviceSpeed) -> tuple[float, int] | None:
-        """Return (sum of logarithms, answers) of this measurement; None if there are none."""
-        remembered = self._remembered.get(measured.key)
-        try:
-            value = remembered[0] if remembered else {}
-            measured_s, logs, answers = float(value["of"]), float(value["logs"]), int(value["answers"])
-        except (TypeError, KeyError, ValueError, OverflowError):
-            return None
-        same = math.isclose(measured_s, measured.seconds, rel_tol=1e-6)
-        return (logs, answers) if same and answers > 0 and abs(logs / answers) < math.log(_MOST) else None
+        measured_s = speed.times(1 / speed.corrected).seconds
+        is_clear = clearly_off(ratio, 1.0, by=CORRECTION)
+        return is_clear and self._factors.put(speed.key, measured_s, ratio * speed.corrected)
 
 
 def measured_ratio(summary: Summary | None, predicted_s: float | None) -> float:
     """Return how many times as long as predicted a rank's steps take; 1 if that is unknown.
 
-        A rank is slower if even the fastest tenth of its steps is, so that a busy moment does not count; it is faster
-        if half
-    of them are.
+    A rank is slower if even the fastest tenth of its steps is, so that a busy moment does not count; it is faster if
+    half of them are.
     """
     if summary is None or summary.steps < _LEAST_STEPS or not predicted_s:
         return 1.0

@@ -9,15 +9,13 @@ other devices add theirs, and the mean of the logarithms counts, as with devices
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
-from devices.remembered import Remembered
 from edge.parallel.step_times import Summary
-from edge.survey.corrections import token_s
+from edge.survey.corrections import CorrectionFactors, token_s
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work
 from partition.predict.hysteresis import PLAN_OFF, clearly_off
@@ -25,14 +23,12 @@ from partition.predict.predict import compute_s, predict
 from partition.predict.speeds import DeviceSpeed, Links, LinkSpeed
 from quant.text import number_text
 
-_MOST = 1000.0  # largest factor that counts as a correction
-
 
 class LinkCorrections:
-    """Correction factors of links by the devices at their ends. They hold for one measurement, as those of devices."""
+    """Correction factors of links by the devices at their ends."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._remembered = Remembered("link-corrections", folder)
+        self._factors = CorrectionFactors("link-corrections", folder)
 
     def applied(self, measured: Links) -> Links:
         """Return the measured links, corrected."""
@@ -40,31 +36,11 @@ class LinkCorrections:
 
     def learn(self, ends: tuple[str, str], link: LinkSpeed, ratio: float) -> bool:
         """Remember that messages took `ratio` times as long as `link` says. Return False if that cannot be."""
-        if not 1 / _MOST < ratio * link.corrected < _MOST:
-            return False
-        measured = link.times(1 / link.corrected)
-        logs, answers = self._known(ends, measured) or (0.0, 0)
-        value = {"of": measured.latency_s, "logs": logs + math.log(ratio * link.corrected), "answers": answers + 1}
-        self._remembered.put(" ".join(ends), value)
-        return True
+        return self._factors.put(" ".join(ends), link.times(1 / link.corrected).latency_s, ratio * link.corrected)
 
     def _applied(self, ends: tuple[str, str], measured: LinkSpeed) -> LinkSpeed:
-        known = None if measured.estimate else self._known(ends, measured)
-        if known is None:
-            return measured
-        factor = math.exp(known[0] / known[1])
-        return replace(measured.times(factor), corrected=factor)
-
-    def _known(self, ends: tuple[str, str], measured: LinkSpeed) -> tuple[float, int] | None:
-        """Return (sum of logarithms, answers) of this measurement; None if there are none."""
-        remembered = self._remembered.get(" ".join(ends))
-        try:
-            value = remembered[0] if remembered else {}
-            of_s, logs, answers = float(value["of"]), float(value["logs"]), int(value["answers"])
-        except (TypeError, KeyError, ValueError, OverflowError):
-            return None
-        same = math.isclose(of_s, measured.latency_s, rel_tol=1e-6)
-        return (logs, answers) if same and answers > 0 and abs(logs / answers) < math.log(_MOST) else None
+        factor = None if measured.estimate else self._factors.factor(" ".join(ends), measured.latency_s)
+        return measured if factor is None else replace(measured.times(factor), corrected=factor)
 
 
 def correct_links(

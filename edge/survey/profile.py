@@ -12,8 +12,8 @@ from typing import Generic
 from devices.cluster_file import Cluster, ClusterDevice
 from devices.errors import TrustError
 from edge.cluster.connect import CONNECT_TIMEOUT_S
+from edge.cluster.failures import listed
 from edge.cluster.fleet import Fleet
-from edge.cluster.lost import listed
 from edge.errors import EdgeError
 from edge.survey.survey import Speed, Survey
 from partition.plan.plan import LOCAL

@@ -45,7 +45,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
         self.steps_left = 0
-        self._given: set[int] = set()
+        self._protected: set[int] = set()
         self.globals = {name: self.globals[name] for name in ("range", "namespace", "dict")}
         bounded = {"replace": _replace, "join": _join, "indent": _indent, "tojson": _tojson}
         own = {"_counted": self._counted, "_joined": _join}
@@ -56,13 +56,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         code = self.compile(_Bounded().visit(self.parse(source)))
         return jinja2.Template.from_code(self, code, self.make_globals(None))
 
-    def start(self, given: Any = None) -> None:
-        """Reset the step count to MAX_STEPS. given: a value whose lists the template must not change."""
+    def start(self, protected: Any = None) -> None:
+        """Reset the step count to MAX_STEPS. protected: a value whose lists the template must not change."""
         self.steps_left = MAX_STEPS
-        self._given = set(_lists(given))
+        self._protected = set(_lists(protected))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, list) and attr in ("append", "pop") and id(obj) not in self._given:
+        if isinstance(obj, list) and attr in ("append", "pop") and id(obj) not in self._protected:
             return True  # the template made it, and calls are counted
         return super().is_safe_attribute(obj, attr, value) and (not isinstance(obj, str) or attr in TEXT_METHODS)
 

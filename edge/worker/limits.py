@@ -1,4 +1,5 @@
-"""Resource limits of an engine process: cores, threads, layers and bytes of the GPU. Passed on its command line."""
+"""Resource limits of an engine process: cores, threads, memory it gives back, layers and bytes of the GPU. Passed on
+its command line."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ class ResourceLimits:
     affinity: tuple[int, ...] = ()  # cores to compute on; empty: all that the daemon may use
     gpu_layers: int | None = None  # most layers on the GPU; None: no limit
     gpu_memory: int | None = None  # most bytes of its memory; None: no limit
+    gives_back: int = 0  # bytes of the memory that it was granted which others may take; 0: none
 
     def options(self) -> list[str]:
         """Return the limits as options of a command line."""
@@ -28,12 +30,14 @@ class ResourceLimits:
             options += ["--gpu-layers", str(self.gpu_layers)]
         if self.gpu_memory is not None:
             options += ["--gpu-memory", str(self.gpu_memory)]
+        if self.gives_back:
+            options += ["--gives-back", str(self.gives_back)]
         return options
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> ResourceLimits:
         """Return the limits of a command line that a parser with `add_arguments` read."""
-        return cls(args.threads, args.affinity, args.gpu_layers, args.gpu_memory)
+        return cls(args.threads, args.affinity, args.gpu_layers, args.gpu_memory, args.gives_back)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--affinity", type=parse_cores, default=())
     parser.add_argument("--gpu-layers", type=int)
     parser.add_argument("--gpu-memory", type=int)
+    parser.add_argument("--gives-back", type=int, default=0)
 
 
 def compute_on(cores: Sequence[int]) -> None:

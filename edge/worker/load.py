@@ -134,9 +134,9 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
         options = replace(options, reserved=options.reserved + held_bytes(shape))
     if limit and not (llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)):
         options = replace(options, memory=min(limit, options.memory or limit))
-        # Without others nothing changes; with groups, or asleep, nothing can.
-        if SHARE.is_divided and not (stages and (options.groups or 1) > 1) and not sleep_profile():
-            options = replace(options, least_memory=options.memory)
+        can_change = not (stages and (options.groups or 1) > 1) and not sleep_profile()
+        if can_change and (SHARE.is_divided or limits.gives_back):
+            options = replace(options, least_memory=max(1, (options.memory or limit) - limits.gives_back))
     need = None
     if options.least_memory is None:  # else the engine requests its memory when it knows its sizes
         sizes = ContextSizes(

@@ -58,6 +58,7 @@ class WorkerOptions:
     affinity: tuple[int, ...] = ()  # cores that sessions may use; empty: all that the daemon may use
     gpu_layers: int | None = None  # most layers that a session may put on the GPU; None: no limit
     gpu_memory: int | None = None  # most bytes of a GPU's memory that a session may use; None: no limit
+    least_memory: int | None = None  # bytes that the limit of memory may shrink to, and back; None: it stays
     prefix_bytes: int = DEFAULT_BYTES  # of the prefix cache for the owner; 0: none
 
 
@@ -70,7 +71,11 @@ class Worker:
         self._limiter = limiter
         self._store = store
         self._digests = digests
-        limits = ResourceLimits(options.threads, options.affinity, options.gpu_layers, options.gpu_memory)
+        most, least = options.memory_limit_bytes, options.least_memory
+        gives_back = most - least if most is not None and least is not None else 0
+        limits = ResourceLimits(
+            options.threads, options.affinity, options.gpu_layers, options.gpu_memory, gives_back=gives_back
+        )
         self._sessions = Sessions(
             store, options.host, options.credentials, limits, options.memory_limit_bytes, options.prefix_bytes
         )

@@ -1,12 +1,14 @@
 """Makes a plan for devices: tensor-parallel, pipeline stages, or stages of several ranks each."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from math import inf
 
 from partition.errors import PlanError
 from partition.plan.apportion import checked_shares
-from partition.plan.pipeline import stages
-from partition.plan.plan import NOTHING, Plan, Stage, clean_name
+from partition.plan.plan import NOTHING, Plan, Range, Stage, clean_name
 from partition.plan.tensor import Limits, shards
 
 PARALLEL = ("tensor", "pipeline")
@@ -60,3 +62,62 @@ def make_plan(
         for stage_layers, ranks in zip(layers, members, strict=True)
     ]
     return Plan(clean_name(model), digest, limits.sizes, (*own, *cut_stages))
+
+
+def stages(limits: Limits, n: int, shares: Sequence[float]) -> tuple[Range, ...]:
+    """The layers of `n` stages in a row, by bytes in proportion to `shares`; the last stage has the head too.
+
+    The largest (bytes / share) is as small as it can be with whole layers, one for each stage at least. Of the ways to
+    reach it, the one that keeps the others nearest to their shares is taken. PlanError for more stages than layers, or
+    for bad shares.
+    """
+    layers = limits.sizes.layers
+    if n > len(limits.begins):
+        clause = f", and a stage can begin with {len(limits.begins)} of them" if len(limits.begins) < layers else ""
+        raise PlanError(f"{n} stages share {layers} layers{clause}; use at most {len(limits.begins)} stages")
+    parts = checked_shares(shares, n)
+    before = list(accumulate(limits.layer_bytes, initial=0.0))  # bytes of the layers before each
+    head = limits.vocab_bytes * limits.sizes.vocab
+
+    def load(stage: int, start: int, stop: int) -> float:
+        if not limits.can_be_stage(start, stop):
+            return inf
+        return before[stop] - before[start] + (head if stage == n - 1 else 0.0)
+
+    slowest, _ = _split(n, (*limits.begins, layers), lambda *cut: load(*cut) / parts[cut[0]], max)
+    if slowest == inf:
+        never = ", ".join(map(str, limits.no_stage_of))
+        raise PlanError(f"{n} stages share {layers} layers, and none can have {never} of them; use other devices")
+
+    def strain(stage: int, start: int, stop: int) -> float:
+        weight = load(stage, start, stop)
+        # With this, what is free to choose comes out in proportion to the shares.
+        return weight * weight / parts[stage] if weight / parts[stage] <= slowest else inf
+
+    _, edges = _split(n, (*limits.begins, layers), strain, lambda a, b: a + b)
+    return tuple(Range(start, stop) for start, stop in pairwise(edges))
+
+
+def _split(
+    n: int,
+    edges: Sequence[int],
+    cost: Callable[[int, int, int], float],
+    joined: Callable[[float, float], float],
+) -> tuple[float, list[int]]:
+    """The least cost of layers in `n` stages, and the edges between the stages that have it, from the first of `edges`
+    to the last.
+
+    `cost` takes a stage and its first layer and the one after its last. Equal cuts: the earliest edges are taken.
+    """
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [0])}  # by where the stages so far end
+    for stage in range(n):
+        reached: dict[int, tuple[float, list[int]]] = {}
+        for stop in edges[stage + 1 : len(edges) - (n - stage - 1)]:
+            options = [
+                (joined(so_far, cost(stage, start, stop)), [*used, stop])
+                for start, (so_far, used) in best.items()
+                if start < stop
+            ]
+            reached[stop] = min(options, key=lambda option: option[0])
+        best = reached
+    return best[edges[-1]]

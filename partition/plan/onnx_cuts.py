@@ -1,20 +1,22 @@
-"""Cuts of an ONNX graph in two, and the tensors that cross each."""
+"""Cuts of an ONNX graph in two, their labels, and the tensors that cross each."""
 
 from __future__ import annotations
 
 import difflib
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from partition.errors import CannotSlice, PlanError
-from partition.model.onnx_graph import OnnxGraph
-from partition.model.onnx_labels import labels
+from partition.model.onnx_graph import Node, OnnxGraph
 from partition.model.onnx_shapes import Value
 from quant.text import counted
 
 _NEAR = 5  # labels that an error names
 _MOST = 10_000_000  # tensors over all cuts: far more than any network has, and what memory takes
+_NUMBERED = re.compile(r".*[._]\d+$")  # layer1.0, features.3, block_2
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,3 +229,55 @@ def _marked(graph: OnnxGraph, cut: Cut, following: Cut) -> Cut:
     if following.block < cut.block or following.payload_bytes != cut.payload_bytes or not cheap:
         return cut
     return Cut(cut.position, cut.label, cut.block, False, cut.tensors, cut.payload_bytes, cut.weight_bytes, cut.flops)
+
+
+def labels(graph: OnnxGraph) -> list[tuple[str, bool]]:
+    """Return for each node the label of a cut just after it, and whether a block ends there. Labels are unique.
+
+    A block is the outermost module with a number (layer1.0, features.3), or else the outermost one, by the names that
+    exporters give nodes: /layer1/layer1.0/conv1/Conv. The last node of a block has the block's name; one inside has the
+    rest of its own after it: layer1.0/conv1/Conv. A node outside of modules has its own name where that tells the
+    operator, or else the operator and its output: Conv:conv1_1.
+    """
+    shared = _shared(graph)
+    blocks = [_block(node.scopes[shared:]) for node in graph.nodes]
+    ends = {block: i for i, block in enumerate(blocks) if block}
+    short = Counter(block[-1] for block in ends)
+    labelled: list[tuple[str, bool]] = []
+    used: set[str] = set()
+    for i, (node, block) in enumerate(zip(graph.nodes, blocks, strict=True)):
+        whole = bool(block) and ends[block] == i
+        name = "/".join(block[-1:] if block and short[block[-1]] == 1 else block)
+        if not block:
+            name = _own_name(node)
+        elif not whole:
+            last = node.name.rsplit("/", 1)[-1] or node.op
+            name = "/".join((name, *node.scopes[shared + len(block) :], last))
+        if name in used:
+            name = f"{name}:{node.outputs[0]}"
+        used.add(name)
+        labelled.append((name, whole))
+    return labelled
+
+
+def _shared(graph: OnnxGraph) -> int:
+    """Return how many outermost modules contain all nodes: their names tell nothing."""
+    scopes = [node.scopes for node in graph.nodes if node.scopes]
+    if len(scopes) < len(graph.nodes):
+        return 0
+    return next((i for i, parts in enumerate(zip(*scopes, strict=False)) if len(set(parts)) > 1), 0)
+
+
+def _block(scopes: tuple[str, ...]) -> tuple[str, ...]:
+    """The path of the block that a node is in; () for none."""
+    for i, part in enumerate(scopes):
+        if _NUMBERED.match(part):
+            return scopes[: i + 1]
+    return scopes[:1]
+
+
+def _own_name(node: Node) -> str:
+    name = node.name.strip("/")
+    if name and (node.name.startswith("/") or node.op.lower() in name.lower()):
+        return name
+    return f"{node.op}:{node.outputs[0]}"

@@ -237,9 +237,8 @@ class GroupCost:
         return [np.minimum(need, speed.memory_bytes) for need, speed in zip(needs, self.speeds, strict=True)]
 
     def paged(self, k: Numbers, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
-        """Return the bytes of weights that each rank reads again in every pass; inf if it cannot page.
-
-        need - have, where the window of two layers, KV cache and runtime have room.
+        """Return the bytes of weights that each rank reads again in every pass: what it needs less what it has.
+        inf if it cannot page, because a window of two layers, the KV cache and the runtime have no room.
         """
         paged_bytes = []
         for i, (speed, need) in enumerate(zip(self.speeds, self.bytes_needed(weights, kv, last), strict=True)):

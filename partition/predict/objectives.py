@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from partition.errors import PlanError
 from quant.text import bytes_text, number_text, with_article
@@ -47,6 +47,10 @@ class Objective:
     def cost(self, figure: float) -> float:
         """The cost that plans are searched by: a rate as the seconds of one."""
         return 1 / figure if self.rate else figure
+
+    def cost_of(self, predicted: Any) -> float:
+        """Return the cost of what was predicted, or measured."""
+        return self.cost(self.figure(getattr(predicted, self.key)))
 
     def unit_of(self, thing: str) -> str:
         """The unit where a plan computes tokens, or inputs."""

@@ -41,8 +41,7 @@ class Point:
 
 def cost_of(point: Point, objective: str) -> float:
     """Return an objective's cost of a point, as it was predicted."""
-    row = OBJECTIVES[objective]
-    return row.cost(row.figure(getattr(point.predicted, row.key)))
+    return OBJECTIVES[objective].cost_of(point.predicted)
 
 
 def on_front(values: Sequence[tuple[float, ...]]) -> list[bool]:

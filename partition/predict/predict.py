@@ -51,8 +51,11 @@ def predict(
         max(prediction.busy_s * prediction.crowding, prediction.transfer_busy_s) for prediction in predicted
     )
     if by_turns:
-        busiest_s = max(stages[0].turn_s(rows))
-        pass_s += stages[0].turn_s(rows)[1] if n_groups > 1 else 0.0  # its sums cross behind those of the other group
+        turn_s, sums_busy_s = stages[0].turn_s(rows)
+        busiest_s = max(turn_s, sums_busy_s)
+        if n_groups > 1:
+            pass_s += sums_busy_s  # its sums cross behind those of the other group
+            predicted = [replace(predicted[0], turn_s=turn_s, sums_busy_s=sums_busy_s)]
     joules = sum(stage.joules(rows) for stage in stages)
     latency_s, draft = _alone(stages, work)
     token_s = latency_s if work.concurrency == 1 else float(cost.per_token_s(pass_s, busiest_s, rows, work.concurrency))

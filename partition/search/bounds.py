@@ -25,7 +25,7 @@ class Bounds:
                      w[i, j) / members of g
         the peak from i on is above t    where the free devices' load[d, t] together are less than w[i, n)
 
-    and one for all measures, as the last stage, with what only it does, is on a group of free devices.
+    and one more for all measures: the last stage, with the head, is on some group of free devices.
     """
 
     def __init__(self, tables: Tables) -> None:

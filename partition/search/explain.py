@@ -69,8 +69,7 @@ def outdoes(planner: Planner, several: Placed, own: Placed, objective: str, took
 def _value(planner: Planner, placed: Placed, speeds: Mapping[str, DeviceSpeed], objective: str) -> float:
     """An objective that is a time, of a plan on devices of these speeds."""
     predicted = predict(placed.plan, planner.work, speeds, planner.links, placed.microbatches)
-    row = OBJECTIVES[objective]
-    return row.cost(row.figure(getattr(predicted, row.key)))
+    return OBJECTIVES[objective].cost_of(predicted)
 
 
 def is_busy(speeds: Iterable[DeviceSpeed | OnnxDevice], devices: Sequence[str]) -> bool:

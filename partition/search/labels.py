@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from partition.search.best import Best, Solution
 from partition.search.bounds import Bounds
-from partition.search.cases import Cases
-from partition.search.tables import Tables
+from partition.search.tables import Cases, Tables
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.int64]

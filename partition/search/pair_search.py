@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from partition.search.fits import Fits
 from partition.search.planner import Planner
-from partition.search.prefills import PrefillSearch, PrefillTable, held_of, soonest_s
+from partition.search.prefills import Fits, PrefillSearch, PrefillTable, held_of, soonest_s
 from partition.search.problem import Array, Objectives, Outdone
 from partition.search.search import Prepared, Solution
 from partition.search.tables import rounded
@@ -32,7 +31,7 @@ class Pair:
     decode: Solution
     microbatches: int
     prefill: Solution
-    values: tuple[float, ...]  # as `PairSearch.names`
+    values: tuple[float, ...]  # by the names that `PairSearch` is given
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class _Decodes:
 
     microbatches: int
     prepared: Prepared
-    objectives: Objectives  # of the names of `PairSearch.decode_names`, the way of keys and values, and bytes
+    objectives: Objectives  # of `PairSearch._decode_names`, the way of keys and values, and bytes
 
 
 class PairSearch:
@@ -78,8 +77,8 @@ class PairSearch:
         for decodes in self._decodes:
 
             def objectives(sums: Array, peaks: Array, decodes: _Decodes = decodes) -> Array:
-                own, from_owner_s, held = self._split(decodes.objectives(sums, peaks))
-                return self._with_ttft(own, from_owner_s, held, table)
+                own, from_owner_s, n_bytes = self._split(decodes.objectives(sums, peaks))
+                return self._with_ttft(own, from_owner_s, n_bytes, table)
 
             front = decodes.prepared.front(objectives, caps=self._caps, outdone=self._outdone(), beam=self._beam)
             self.exact &= front.exact
@@ -94,8 +93,8 @@ class PairSearch:
         for decodes in self._decodes:
 
             def objectives(sums: Array, peaks: Array, decodes: _Decodes = decodes) -> Array:
-                own, _, held = self._split(decodes.objectives(sums, peaks))
-                return np.concatenate([own, held])
+                own, _, n_bytes = self._split(decodes.objectives(sums, peaks))
+                return np.concatenate([own, n_bytes])
 
             front = decodes.prepared.front(objectives, beam=self._beam)
             self.exact &= front.exact
@@ -107,9 +106,9 @@ class PairSearch:
         alone = [solution for _, solutions in fronts for solution in solutions]
         if not alone:
             return PrefillTable((), self.exact)
-        held = np.round(held_of(alone, len(self._rooms)))
+        n_bytes = np.round(held_of(alone, len(self._rooms)))
         values = np.array([solution.objectives for solution in alone]).T
-        least = [Fits(row, held) for row in values[: len(self._decode_names)]]
+        least = [Fits(row, n_bytes) for row in values[: len(self._decode_names)]]
         outdone = self._outdone()
 
         def outdone_of(chunks: int) -> Outdone:
@@ -132,9 +131,9 @@ class PairSearch:
         count = len(self._decode_names)
         return objectives[:count], objectives[count], objectives[count + 1 :]
 
-    def _with_ttft(self, own: Array, from_owner_s: Array, held: Array, table: PrefillTable) -> Array:
+    def _with_ttft(self, own: Array, from_owner_s: Array, n_bytes: Array, table: PrefillTable) -> Array:
         """Return the objectives of pairs of these placements that generate: [names, N]; inf without room for a P."""
-        ttft_s = own[0] + table.least_s(from_owner_s, self._rooms[:, None] - np.round(held))
+        ttft_s = own[0] + table.least_s(from_owner_s, self._rooms[:, None] - np.round(n_bytes))
         return np.array([*own[self._own], ttft_s])
 
     def _add(self, decodes: _Decodes, solutions: Sequence[Solution], table: PrefillTable) -> None:
@@ -142,12 +141,12 @@ class PairSearch:
         if not solutions:
             return
         sums, peaks = (np.array([getattr(solution, kind) for solution in solutions]).T for kind in ("sums", "peaks"))
-        own, from_owner_s, held = self._split(decodes.objectives(sums, peaks))
-        values = rounded(self._with_ttft(own, from_owner_s, held, table))
+        own, from_owner_s, n_bytes = self._split(decodes.objectives(sums, peaks))
+        values = rounded(self._with_ttft(own, from_owner_s, n_bytes, table))
         for i in np.lexsort(values[::-1]):
             if (values[:, i] > self._caps).any() or self._outdone()(values[:, [i]])[0]:
                 continue
-            best = table.best(float(from_owner_s[i]), self._rooms - np.round(held[:, i]))
+            best = table.best(float(from_owner_s[i]), self._rooms - np.round(n_bytes[:, i]))
             assert best is not None
             self._pairs.append(Pair(solutions[i], decodes.microbatches, best[1], tuple(values[:, i].tolist())))
 

@@ -53,8 +53,8 @@ class Phases:
         """Return a placement with the best one for prompts beside it; None where there is no room for one, or none is
         clearly better than `placed` itself."""
         planner, predicted = self._planner, self._predicted(placed)
-        held = predicted.memory_bytes
-        free = [room - held.get(device, 0) for device, room in zip(self._by_device, self._rooms, strict=True)]
+        need = predicted.memory_bytes
+        free = [room - need.get(device, 0) for device, room in zip(self._by_device, self._rooms, strict=True)]
         from_owner_s = moved_s(placed.plan, planner.work, self._by_device, planner.links, to_owner=False)
         best = self._table(free).best(from_owner_s, np.zeros(0))
         if best is None:
@@ -107,8 +107,8 @@ class Phases:
         ordered = sorted((bound for bound in bounds if self._lacking(bound)), key=lambda pair: pair.values)
         count = min(MOST_REPAIRED, len(ordered))
         for bound in [ordered[i * (len(ordered) - 1) // max(1, count - 1)] for i in range(count)]:
-            held = planner.bytes_held(bound.decode)
-            free = [room - round(need) for room, need in zip(self._rooms, held, strict=True)]
+            needs = planner.bytes_held(bound.decode)
+            free = [room - round(need) for room, need in zip(self._rooms, needs, strict=True)]
             decode = planner.plan(bound.decode)
             from_owner_s = moved_s(decode, planner.work, self._by_device, planner.links, to_owner=False)
             best = self._table(free).best(from_owner_s, np.zeros(0)) if min(free) >= 0 else None

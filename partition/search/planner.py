@@ -149,6 +149,11 @@ class Planner:
         """The same, with the owner's device alone."""
         return self.like(self.speeds[:1], self.links)
 
+    def sharing_all(self) -> Planner:
+        """The same for plans in which one group of devices shares all layers."""
+        kinds = {"tensor": self._tensor, "pipeline": False, "thin": self._thin}
+        return Planner(self.work, self.speeds, self.links, self._model, self._digest, **kinds)
+
     def shares(self) -> list[float]:
         """Part of every layer that each device computes, by measured speed, if all devices share every layer."""
         return StageGroup(self.work, self.speeds, self.links, tuple(range(len(self.speeds)))).parts
@@ -188,13 +193,13 @@ class Planner:
 
     def bytes_held(self, solution: Solution) -> list[float]:
         """Return the bytes that a solution's placement holds on each device."""
-        held = [0.0] * len(self.speeds)
+        n_bytes = [0.0] * len(self.speeds)
         if 0 not in self._groups[solution.groups[0]].members:
-            held[0] = self.speeds[0].runtime_bytes
+            n_bytes[0] = self.speeds[0].runtime_bytes
         for index, cut in zip(solution.groups, pairwise(solution.cuts), strict=True):
             for i in self._groups[index].members:
-                held[i] = float(self._groups[index].bytes_of(i)[cut])
-        return held
+                n_bytes[i] = float(self._groups[index].bytes_of(i)[cut])
+        return n_bytes
 
     def plan(self, solution: Solution) -> Plan:
         """The plan of a solution."""

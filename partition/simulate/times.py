@@ -37,14 +37,16 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
         drafts                  guess_s each, and ask_s for all of a step, before the first stage computes
         a link                  rows x busy, and its latency on top: busy is of one row, from transfer_busy_s, which is
                                 of a microbatch; latency = transfer_s - busy
+        sums of groups that     a link behind the stage, which computes another group meanwhile: rows x busy, from
+        are computed by turns   sums_busy_s, and as latency all that they take, as they cross behind those of the other
 
     PlanError for a device that has two stages, which would share it in a way that no formula knows.
     """
     if predicted.prefill is not None:
         raise PlanError("prompts have a placement of their own; only plans with one placement can be simulated")
-    if predicted.prompt is not None and len(predicted.stages) == 1 < predicted.microbatches:
-        raise PlanError("its groups of requests are computed by turns; plan with --concurrency 1 to simulate one group")
     stages = predicted.stages
+    if predicted.by_turns and not stages[0].turn_s:
+        raise PlanError("its groups are computed by turns, and turn_s is missing; plan again, with this version")
     names = [device for stage in stages for device in stage.devices]
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twice is not None:
@@ -60,7 +62,14 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
         decode = _through(curve, round(rows), stage.busy_s) if rows == round(rows) else curve
         draft = predicted.draft if i == 0 else None
         computes = partial(_computes, cache(curve.at), cache(decode.at), stage.crowding, draft)
-        result.append(Part(stage.devices, computes))
+        if predicted.by_turns:
+            sums_s = stage.busy_s - stage.turn_s
+            sums = Curve(tuple(sorted({1: stage.sums_s, max(1, round(rows)): sums_s}.items())))
+            result.append(Part(stage.devices, partial(_without, cache(sums.at), computes)))
+            sends = partial(_sends, stage.sums_busy_s / rows)
+            result.append(Part(stage.devices[:2], sends, sums_s, is_link=True))
+        else:
+            result.append(Part(stage.devices, computes))
         last = i + 1 == len(stages)
         # The formulas round hidden states to whole rows, and not the logits that go back.
         a_row = stage.transfer_busy_s / (rows if last else max(1, round(rows)))
@@ -94,8 +103,8 @@ def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
         if rows > 1 and others.prompts:  # answers of others have rows in the steps of the prompt
             some = Step((), 0, ((prompt, min(prompt, PROMPT_ROWS)),))
             beside_s = (part.seconds(replace(some, decodes=rows - 1)) - part.seconds(some)) / (rows - 1)
-            beside = min(tokens - 1, -(-prompt // PROMPT_ROWS) * (rows - 1))
-            answer_s -= beside * max(0.0, group_s / rows - beside_s)
+            n_beside = min(tokens - 1, -(-prompt // PROMPT_ROWS) * (rows - 1))
+            answer_s -= n_beside * max(0.0, group_s / rows - beside_s)
         busy.append(first + answer_s)
         prompt_s += part.seconds(chunk) + part.latency_s
         alone += (tokens - 1) * (group_s + part.latency_s)
@@ -135,6 +144,10 @@ def _computes(
         seconds, before = seconds + alone_s, before + rows
     drafts_s = 0.0 if draft is None else draft.asked_s(step.drafts + step.follows)
     return crowding * seconds + drafts_s
+
+
+def _without(sums_s: Callable[[float], float], computes: Callable[[Step], float], step: Step) -> float:
+    return max(0.0, computes(step) - sums_s(step.rows))
 
 
 def _sends(a_row: float, step: Step) -> float:

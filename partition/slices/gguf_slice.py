@@ -4,6 +4,8 @@ Every slice takes hidden states (`batch.embd`) and has a vocabulary without word
 rows and tokenizes. The head's rows, where the slice has any, are its logits.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from itertools import chain
@@ -14,10 +16,10 @@ from partition.plan.tensor import Limits
 from partition.slices import tensors
 from partition.slices.metadata import pairs
 from partition.slices.recipe import Literal, Recipe, Segment, Zeros
-from partition.slices.rules import SHARED
-from partition.slices.shardable import check_shards
+from partition.slices.rules import DOWN, SHARED
 from partition.slices.source import Source
 from partition.slices.tensors import Placed
+from quant.gguf.elastic import elastic_pairs, elastic_sizes
 from quant.gguf.file import GgufFile
 from quant.gguf.writer import header
 
@@ -32,6 +34,7 @@ def limits(file: GgufFile) -> Limits:
     layers where these differ.
     """
     source = Source.from_file(file)
+    sizes = [Source.from_file(file.with_tensors(size.tensors)) for size in elastic_sizes(file)]
     shape = source.shape
     layers = range(shape.n_layers)
     heads = sum(shape.n_heads)
@@ -42,8 +45,8 @@ def limits(file: GgufFile) -> Limits:
         query, key_value = query + key_value + rest, 0.0
     return Limits(
         sizes=Sizes(shape.n_layers, source.heads, source.heads_kv, source.ff, source.head.shape[-1]),
-        head_unit=source.head_unit,
-        ff_unit=source.ff_unit,
+        head_unit=math.lcm(*(size.head_unit for size in sizes)),
+        ff_unit=math.lcm(*(size.ff_unit for size in sizes)),
         head_bytes=query / heads if heads else 0.0,
         kv_head_bytes=key_value / heads_kv if heads_kv else 0.0,
         ff_bytes=ff / (len(layers) * source.ff),
@@ -62,8 +65,41 @@ def check_tensor(file: GgufFile) -> None:
 
 def slice_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
     """Make the recipe that cuts `cut` from the model. CannotSlice if that is impossible."""
-    placed, head = _planned(file, cut)
-    return joined(file, model_digest, head, placed)
+    placed, own_pairs = _planned(file, cut)
+    return joined(file, model_digest, header(own_pairs, [part.tensor for part in placed]), placed)
+
+
+def elastic_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
+    """Make the recipe of a slice that holds each of its tensors in every type that a size of the file has for it: an
+    elastic file of its own. CannotSlice as `slice_recipe`, of any size."""
+    sizes = elastic_sizes(file)
+    if len(sizes) == 1:
+        return slice_recipe(file, model_digest, cut)
+    by_size = [_planned(file.with_tensors(size.tensors), cut) for size in sizes]
+    if len({tuple((part.tensor.name, part.tensor.shape) for part in parts) for parts, _ in by_size}) > 1:
+        raise CannotSlice("the sizes of this model would be cut at other columns; choose other shares, or one size")
+    placed: dict[tuple[str, int], Placed] = {}
+    positions: dict[tuple[str, int], int] = {}
+    end = 0
+    for part in chain.from_iterable(parts for parts, _ in by_size):
+        if (key := (part.tensor.name, part.tensor.type.id)) not in placed:
+            placed[key], positions[key] = part, end
+            end += part.tensor.n_bytes + part.tensor.padding
+    first, own_pairs = by_size[0]
+    described = elastic_pairs(
+        [{part.tensor.name: part.tensor.type.id for part in parts} for parts, _ in by_size],
+        positions,
+        [_file_bytes(*planned) for planned in by_size],
+        [size.divergence for size in sizes],
+    )
+    head = header(own_pairs | described, [part.tensor for part in first])
+    return joined(file, model_digest, head, list(placed.values()))
+
+
+def _file_bytes(placed: list[Placed], own_pairs: dict[str, bytes]) -> int:
+    """Return the bytes of a slice of one size."""
+    new = [part.tensor for part in placed]
+    return len(header(own_pairs, new)) + sum(tensor.n_bytes + tensor.padding for tensor in new)
 
 
 def joined(file: GgufFile, digest: str, head: bytes, placed: list[Placed]) -> Recipe:
@@ -77,8 +113,8 @@ def blank_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
 
     The factors that rotation divides by are the model's own, so that nothing becomes infinite.
     """
-    placed, head = _planned(file, cut)
-    segments: list[Segment] = [Literal(head)]
+    placed, own_pairs = _planned(file, cut)
+    segments: list[Segment] = [Literal(header(own_pairs, [part.tensor for part in placed]))]
     for p in placed:
         is_factors = p.tensor.name.startswith(_FACTORS)
         segments.append(Literal(bytes(file.data(p.tensor.name))) if is_factors else Zeros(p.tensor.n_bytes))
@@ -86,8 +122,8 @@ def blank_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
     return Recipe(model_digest, file.size_bytes, tuple(tensors.merged(segments)))
 
 
-def _planned(file: GgufFile, cut: Slice) -> tuple[list[Placed], bytes]:
-    """The slice's tensors and its header."""
+def _planned(file: GgufFile, cut: Slice) -> tuple[list[Placed], dict[str, bytes]]:
+    """The slice's tensors, and the pairs of its header."""
     source = Source.from_file(file)
     vocab = source.head.shape[-1]
     for unit, part, total, least in (
@@ -122,8 +158,7 @@ def _planned(file: GgufFile, cut: Slice) -> tuple[list[Placed], bytes]:
                 f"{len(cut.heads)} heads and {len(cut.ff)} FFN columns; needed are multiples of {source.head_unit} and "
                 f"{source.ff_unit}, the quantization's blocks; make the plan again"
             )
-    placed = tensors.tensors(source, cut)
-    return placed, header(pairs(source, cut), [p.tensor for p in placed])
+    return tensors.tensors(source, cut), pairs(source, cut)
 
 
 def _padding(placed: Placed) -> Iterator[Segment]:
@@ -156,3 +191,56 @@ def _kind(source: Source, name: str) -> str:
         return "kv"
     is_ff = name.startswith(("ffn_gate.", "ffn_up.", "ffn_down.")) or "_exps." in name
     return "ff" if is_ff or (name in SHARED and source.rules.shared_sum) else "rest"
+
+
+def check_shards(source: Source) -> None:
+    """Raise CannotSlice if a layer cannot be shared by several ranks."""
+    problem = source.rules.no_shards or _uneven(source) or _unknown(source) or _misfit(source)
+    if problem:
+        raise CannotSlice(f"{problem}; its layers cannot be shared, but they can be given out: --parallel pipeline")
+
+
+def _uneven(source: Source) -> str:
+    shape = source.shape
+    if not source.heads or not source.heads_kv:
+        return "the model has no attention heads"
+    blocks = [source.block(layer) for layer in range(shape.n_layers)]
+    if any(all(name in block for name in DOWN) for block in blocks):
+        return "the model's layers have experts beside a feed-forward part"
+    widths = {(source.columns(layer), DOWN[0] in block) for layer, block in enumerate(blocks)}
+    if len(widths) > len({dense for _, dense in widths}) or not all(columns for columns, _ in widths):
+        return "the model's layers have different numbers of FFN columns"
+    return "" if source.rules.whole_attention else _uneven_heads(source)
+
+
+def _uneven_heads(source: Source) -> str:
+    shape = source.shape
+    if len(set(shape.n_heads)) > 1 or len(set(shape.n_heads_kv)) > 1:
+        return "the model's layers have different numbers of heads"
+    if source.scale_is_fixed():
+        return f"attention's scale in this {source.file.architecture} model follows from its {source.heads} heads"
+    if any(name in source.meta for name in ("attention.key_length_swa", "rope.dimension_count_swa")):
+        return "heads of the model's window layers have a size of their own"
+    return ""
+
+
+def _unknown(source: Source) -> str:
+    names = (name for layer in range(source.shape.n_layers) for name in source.block(layer))
+    unknown = next((name for name in names if source.cut_of(name) is None), None)
+    return f"how to share the tensor {unknown!r} of a layer is not known" if unknown else ""
+
+
+def _misfit(source: Source) -> str:
+    """Return what the architecture as which shards are written cannot do; "" if nothing."""
+    if not source.rules.shards_as:
+        return ""
+    arch, tensors = source.file.architecture, source.file.tensors
+    if source.turned != source.shape.head_k or source.shape.head_k != source.shape.head_v:
+        return f"only {source.turned} of {source.shape.head_k} values of a head carry the position"
+    if "rope_factors_long.weight" in tensors or "rope_factors_short.weight" in tensors:
+        return f"this {arch} model has position factors that change with the length of the context"
+    if "output.bias" in tensors:
+        return f"this {arch} model has an output.bias"
+    if "exps" in source.down_name:
+        return f"this {arch} model has experts"
+    return ""

@@ -4,14 +4,27 @@ llama.cpp has two tokenizers that these families use: "llama" merges the pair wi
 "gpt2" follows a list of merges inside words that a regular expression cuts out (byte-level BPE).
 """
 
+from __future__ import annotations
+
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from quant.checkpoint.bpe import byte_level, is_byte_level, scored, space_prefix
 from quant.checkpoint.checkpoint import Checkpoint
 from quant.checkpoint.families import Model
-from quant.checkpoint.sentencepiece_model import read_sentencepiece
-from quant.checkpoint.tokens import CONTROL, UNKNOWN, AddedToken, Vocabulary, string
+from quant.checkpoint.tokens import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    SPACE,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    AddedToken,
+    Vocabulary,
+    string,
+)
 from quant.errors import ModelFileError
 from quant.gguf.writer import encoded
 from quant.text import with_article
@@ -19,6 +32,8 @@ from quant.text import with_article
 _TOKENIZER, _CONFIG, _SENTENCEPIECE = "tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # to what GGUF calls them
 _ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
+_BPE = 2  # of the trainer's model types: pairs are merged by score, as llama.cpp does
+_TYPES = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER_DEFINED, 5: UNUSED, 6: BYTE}
 
 
 def vocabulary_pairs(model: Model, checkpoint: Checkpoint) -> dict[str, bytes]:
@@ -162,3 +177,43 @@ def _id(value: Any, name: str) -> int:
     if type(value) is not int or not 0 <= value < 2**31:
         raise ModelFileError(f"{name}: {value!r:.60} is no token id; download it again")
     return value
+
+
+def read_sentencepiece(raw: bytes) -> Vocabulary:
+    """The pieces of a model, not yet filled up to the size of a table.
+
+    ModelFileError for a file that is none, was trained in another way, or where the package is not installed.
+    """
+    proto = _parsed(raw)
+    if proto.trainer_spec.model_type != _BPE:
+        raise ModelFileError(
+            f"tokenizer.model: it is of type {proto.trainer_spec.model_type}; llama.cpp's tokenizer needs BPE, type 2"
+        )
+    tokens, types, scores = [], [], []
+    for piece in proto.pieces:
+        kind = _TYPES.get(piece.type, NORMAL)
+        if not math.isfinite(piece.score):
+            raise ModelFileError(f"tokenizer.model: piece {piece.piece!r:.60} has the score {piece.score}")
+        text = string(piece.piece, "tokenizer.model")
+        # Looked for in text whose spaces are still spaces.
+        tokens.append(text.replace(SPACE, " ") if kind == USER_DEFINED else text)
+        types.append(kind)
+        scores.append(piece.score)
+    return Vocabulary("llama", "default", tokens, types, scores, [], proto.normalizer_spec.add_dummy_prefix)
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        from google.protobuf.message import DecodeError
+        from sentencepiece import sentencepiece_model_pb2
+    except ImportError as exc:
+        raise ModelFileError(
+            'tokenizer.model: reading it needs the sentencepiece package; pip install "edge-runtime[quantize]"'
+        ) from exc
+    try:
+        proto = sentencepiece_model_pb2.ModelProto.FromString(raw)
+    except DecodeError as exc:
+        raise ModelFileError(f"tokenizer.model: this is no sentencepiece model: {exc}; download it again") from exc
+    if not proto.pieces:
+        raise ModelFileError("tokenizer.model: it has no pieces; download it again")
+    return proto

@@ -106,19 +106,34 @@ def plan_elastic(files: Sequence[GgufFile], divergences: Sequence[float]) -> Ela
             if (key := (name, tensor.type.id)) not in places:
                 places[key] = file, position
                 position += -(-tensor.n_bytes // ALIGNMENT) * ALIGNMENT
-    names = [name for name in shapes if len({file.tensors[name].type.id for file in files}) > 1]
-    ids = [file.tensors[name].type.id for file in files for name in names]
     pairs = {key: first.raw_value(key) for key in first.metadata if key != "general.alignment"}
-    pairs |= {
-        f"{PREFIX}version": encoded("u32", _VERSION),
-        f"{PREFIX}file_bytes": encoded("arr[u64]", [file.size_bytes for file in files]),
-        f"{PREFIX}divergence": encoded("arr[f32]", list(divergences)),
-        f"{PREFIX}tensors": encoded("arr[str]", names),
-        f"{PREFIX}types": encoded("arr[u32]", ids),
-        f"{PREFIX}offsets": encoded("arr[u64]", [places[k][1] for k in zip(names * len(files), ids, strict=True)]),
-    }
+    pairs |= elastic_pairs(
+        [{name: tensor.type.id for name, tensor in file.tensors.items()} for file in files],
+        {key: position for key, (_, position) in places.items()},
+        [file.size_bytes for file in files],
+        divergences,
+    )
     head = header(pairs, [NewTensor(name, tensor.shape, tensor.type) for name, tensor in first.tensors.items()])
     return ElasticPlan(head, files, places, len(head) + position)
+
+
+def elastic_pairs(
+    sizes: Sequence[Mapping[str, int]],
+    positions: Mapping[tuple[str, int], int],
+    file_bytes: Sequence[int],
+    divergences: Sequence[float],
+) -> dict[str, bytes]:
+    """Return the pairs that describe sizes. sizes: the type id of each tensor, by name, the largest size first.
+    positions: of each tensor in each type, bytes from the first tensor on."""
+    names = [name for name in sizes[0] if len({types[name] for types in sizes}) > 1]
+    return {
+        f"{PREFIX}version": encoded("u32", _VERSION),
+        f"{PREFIX}file_bytes": encoded("arr[u64]", list(file_bytes)),
+        f"{PREFIX}divergence": encoded("arr[f32]", list(divergences)),
+        f"{PREFIX}tensors": encoded("arr[str]", names),
+        f"{PREFIX}types": encoded("arr[u32]", [types[name] for types in sizes for name in names]),
+        f"{PREFIX}offsets": encoded("arr[u64]", [positions[name, types[name]] for types in sizes for name in names]),
+    }
 
 
 def write_elastic(plan: ElasticPlan, out: Path) -> None:

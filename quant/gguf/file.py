@@ -7,6 +7,7 @@ metadata mean is judged elsewhere.
 import os
 import re
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from types import MappingProxyType
 
@@ -40,6 +41,12 @@ class GgufFile:
         """
         first = read_part(Path(path))
         return cls([first, *_other_parts(first)])
+
+    def with_tensors(self, tensors: Mapping[str, TensorInfo]) -> "GgufFile":
+        """Return the same file with another table: where each tensor lies, and its type."""
+        other = copy(self)
+        other.tensors = dict(tensors)
+        return other
 
     @property
     def architecture(self) -> str:

@@ -12,14 +12,16 @@ import pytest
 
 from edge.api.config import EngineConfig
 from edge.api.media import media_encoder
-from edge.cluster.fleet import Fleet
+from edge.cluster.fleet import Fleet, device
+from edge.deployment import deploy
+from edge.deployment.replanning import Replanner
 from edge.errors import MediaError, NotEnoughMemory, WorkerError
 from edge.helpers import device as helper
 from edge.helpers.encoding import EncoderDevice, EncoderFiles, LoadedEncoder
 from edge.multimodal.encoder import Media, MediaEncoder
-from edge.multimodal.sample import Sample
 from edge.planning import encoder_place
-from edge.survey.encoder_times import EncoderTime, EncoderTimes, encoder_times
+from edge.planning.choice import PlanChoice
+from edge.survey.encoder_times import EncoderTime, EncoderTimes, Sample, encoder_times
 from edge.tasks import SILENT
 from partition.plan.plan import LOCAL
 from tests.support import projectors
@@ -140,6 +142,7 @@ def test_a_process_that_ends_there_leaves_the_picture_as_it_was(
         received = link.received_bytes
         assert same(there.encode(png(0)), here.encode(png(0)))
         assert link.received_bytes > received
+        assert there.pid is None  # it is unloaded here
         [line] = steps.lines
         assert line.startswith("one could not encode a picture or sound, and this device does: ")
 
@@ -236,6 +239,29 @@ def test_a_person_chooses_the_place_or_the_fastest_is_taken(
     assert place(auto, steps) is None
     assert steps.lines[-1] == "pictures are not encoded on one: too little"
     until(lambda: not one.children(), "the end of the engine processes")
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_a_place_that_a_person_named_is_planned_with_and_not_timed(
+    where: str, one: Worker, files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, projector = files["plain"]
+    choices: list[PlanChoice] = []
+    monkeypatch.setattr(encoder_place, "encoder_times", lambda *_, **__: pytest.fail("it was timed"))
+    monkeypatch.setattr(deploy, "Replanner", lambda choice, *how: (choices.append(choice), Replanner(choice, *how))[1])
+    address = LOCAL if where == "here" else one.address
+    place = "here" if where == "here" else address
+    config = EngineConfig(
+        str(text), {"threads": 1, "context": 128}, prefix_cache=0, mmproj=str(projector), encoder=place,
+        workers=(one.address,), parallel="pipeline",
+    )  # fmt: skip
+    with config.loaded(SILENT):
+        [choice] = choices
+        assert choice.encoder is not None
+        assert choice.encoder.device == address
+        assert choice.planner is not None
+        runtime = {device(speed.device): speed.runtime_bytes for speed in choice.planner.speeds}
+        assert [name for name, n_bytes in runtime.items() if n_bytes >= choice.encoder.held_bytes] == [address]
 
 
 def test_devices_are_timed_once_a_day(one: Worker, files: dict[str, tuple[Path, Path]]) -> None:

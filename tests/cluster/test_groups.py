@@ -114,16 +114,21 @@ def answered(scheduler: Scheduler) -> None:
 
 
 @pytest.mark.usefixtures("measured_briefly")
-@pytest.mark.parametrize("spare", [0, 1])
+@pytest.mark.parametrize(("spare", "groups"), [(0, None), (1, 2)])
 def test_many_answers_go_on_after_a_loss(
-    spare: int, tmp_path: Path, asked: list[Request], plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    spare: int,
+    groups: int | None,
+    tmp_path: Path,
+    asked: list[Request],
+    plain: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From two groups over three ranks to whatever is best then: the same tokens. With a spare, keys and values of both
-    are copied meanwhile."""
+    """From two groups over three ranks to two groups over two, as the plan or the options say: the same tokens. With a
+    spare, keys and values of both are copied meanwhile."""
     own_folders(monkeypatch, tmp_path / "own")
     with two_workers_to_end(tmp_path) as two:
-        plan = plan_for(MODEL_PATH, two, tensor(1, 1, 1))
-        with supervised(two, plan, GROUPS, Resilience(spare)) as model:
+        plan = replace(plan_for(MODEL_PATH, two, tensor(1, 1, 1)), microbatches=2)
+        with supervised(two, plan, replace(GROUPS, groups=groups), Resilience(spare)) as model:
             tokens: list[list[int]] = [[] for _ in asked]
             with Scheduler(model.engine) as scheduler:
                 for request in asked:
@@ -135,4 +140,6 @@ def test_many_answers_go_on_after_a_loss(
                             tokens[event.request].append(event.token_id)
                     if two[1].process.poll() is None and sum(map(len, tokens)) > 12:
                         two[1].kill()
+            assert len(model.plan.devices) == 2
+            assert model.engine.contexts == 2
     assert tokens == plain

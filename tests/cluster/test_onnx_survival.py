@@ -20,9 +20,8 @@ import pytest
 
 import edge
 from edge.cluster.deployment import DEFAULT_EXCHANGE
-from edge.cluster.failures import is_loss
+from edge.cluster.failures import is_loss, lost_words
 from edge.cluster.fleet import Fleet
-from edge.cluster.lost import lost_words
 from edge.cluster.session import RemoteSession
 from edge.deployment.deployed_network import DeployedNetwork
 from edge.deployment.networks import NetworkReplanner, deploy_network

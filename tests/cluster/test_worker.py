@@ -91,6 +91,14 @@ def test_threads_reach_the_engine_process(one: Worker) -> None:
     assert command[command.index("--threads") + 1] == "1"
 
 
+def test_a_range_of_memory_reaches_the_engine_process(tmp_path: Path) -> None:
+    with worker(tmp_path, "--memory", "300MiB..1GiB") as other, other.remote() as remote:
+        assert remote.describe()[0].memory_limit_bytes == 1 << 30
+        with RemoteSession(remote, 0, 1, SECRET) as session:
+            command = psutil.Process(session.pid).cmdline()
+        assert command[command.index("--gives-back") + 1] == str(724 * MIB)
+
+
 def test_models_are_cut_and_not_sent(tmp_path: Path) -> None:
     recipe = whole(model_digest(tmp_path / "d"), MODEL_PATH.stat().st_size)
     with worker(tmp_path, "--models", MODEL_PATH.parent) as one, one.remote() as remote:

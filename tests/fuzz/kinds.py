@@ -141,7 +141,7 @@ class OnnxFiles(Kind):
     def feed(self, data: bytes) -> None:
         from edge.onnx.file import load
         from edge.onnx.model import OnnxSource, declared_inputs
-        from partition.model.onnx_labels import labels
+        from partition.plan.onnx_cuts import labels
 
         self._path.write_bytes(data)
         file = load(self._path)

@@ -39,6 +39,12 @@ def test_sides_take_turns_in_going_first_and_the_warm_up_is_not_counted() -> Non
     assert alternate({}, 2) == {}
 
 
+def test_what_a_side_says_beside_its_figures_is_kept_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    measured: dict[str, Any] = {"s": 2.0, "loaded": {"batch": 32}}
+    assert alternate({"a": lambda: measured}, 1, warm_up=False) == {"a": [measured]}
+    assert capsys.readouterr().err == "round 0, a: s 2\n"
+
+
 def test_the_best_time_is_the_least_and_the_best_rate_the_largest() -> None:
     assert medians(FOUND)["ours"] == {"decode_s": 2.0, "tokens_per_s": 30.0}
     assert bests(FOUND)["ours"] == {"decode_s": 1.0, "tokens_per_s": 60.0}

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import bench_sleeping
 from benchmarks.bench_sleeping import MOST_WAITED, STRETCHES, better, first_stretch, summary, unstretched
 from benchmarks.core_waits import CoreWaits
-from benchmarks.sleeping_labs import CABLE, FAR, GROUPED, SETTINGS, Setting, lab_of, link_kinds
+from benchmarks.sleeping_labs import CABLE, FAR, GROUPED, SETTINGS, WIFI, Setting, lab_of, link_kinds
 from benchmarks.sleeping_side import near
 from devices.lab.config import parse_lab
 from tests.support.clock import Clock
@@ -80,7 +80,8 @@ def test_a_setting_whose_processes_waited_is_measured_again_in_a_slower_lab(
     assert row["stretch"] == STRETCHES[1]
     assert [again["stretch"] for again in row["again"]] == [STRETCHES[0]]
     assert json.loads((tmp_path / "figures").read_text())["summary"] == result["summary"]
-    assert first_stretch(replace(SETTING, devices=("pi4",) * 5)) == STRETCHES[1]
+    assert first_stretch(replace(SETTING, devices=("pi4",) * 5, link=WIFI)) == STRETCHES[1]
+    assert first_stretch(replace(SETTING, devices=("pi4",) * 16)) == STRETCHES[0]  # over far links
 
 
 def test_a_setting_that_fails_when_it_is_measured_again_keeps_its_figures(

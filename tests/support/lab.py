@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from devices.lab.config import LabConfig
-from devices.lab.lab import Running, labs_folder, start
-from devices.lab.state import LabState
+from devices.lab.lab import LabState, Running, labs_folder, start
 
 
 class Lab:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
@@ -14,6 +15,7 @@ from edge.llama.predicting import HiddenRows
 from edge.llm.engine import Engine
 from edge.speculate.hidden_states import Tokens
 from edge.speculate.mtp import Predictor
+from partition.predict.drafts import tokens_a_pass
 from quant.gguf.file import GgufFile
 from quant.types import cache_type
 from tests.support.drafting import Answers
@@ -31,6 +33,7 @@ ARCHITECTURES = (
     "qwen35moe",
     "qwen3next",
 )
+_DRAWS = 64
 PROMPT = [5, 300, 17, 201, 88, 260, 33, 299]
 
 
@@ -59,13 +62,12 @@ def _mimo(folder: Path) -> Path:
     return rewritten(plain, path, {"mimo2.nextn_predict_layers": ("u32", 1)}, add, drop)
 
 
-def plant(predictor: Predictor, answers: Answers, acceptance: float, seed: int = 0) -> Callable[[], int]:
+def plant(predictor: Predictor, answers: Answers, acceptance: float, seed: int = 0, rows: int = 1) -> Callable[[], int]:
     """Let the drafts of a predictor, all of which it still computes, be right in this part of each answer's places:
-    each is replaced by what the model will answer, or by another token. Returns how many were drafted so far."""
+    each is replaced by what the model will answer, or by another token. rows: of some draws the one is taken with which
+    passes of so many rows bring about as many tokens as in the mean. Returns how many were drafted so far."""
     compute, rng, drafted = predictor.propose, np.random.default_rng(seed), [0]
-    is_right = {
-        prompt: rng.permutation(len(answer)) < round(acceptance * len(answer)) for prompt, answer in answers.items()
-    }
+    is_right = {prompt: _places(len(answer), acceptance, rng, rows) for prompt, answer in answers.items()}
 
     def propose(sequence: int, text: Tokens, start: int, n: int, assumed: Sequence[int] = ()) -> list[int]:
         drafts = compute(sequence, text, start, n, assumed)
@@ -79,6 +81,23 @@ def plant(predictor: Predictor, answers: Answers, acceptance: float, seed: int =
 
     predictor.propose = propose  # type: ignore[method-assign]
     return lambda: drafted[0]
+
+
+def _places(n: int, acceptance: float, rng: np.random.Generator, rows: int) -> NDArray[np.bool_]:
+    """Whether a draft of each of `n` places is right."""
+    draws = [rng.permutation(n) < round(acceptance * n) for _ in range(_DRAWS if rows > 1 else 1)]
+    mean = tokens_a_pass(acceptance, rows)
+    return min(draws, key=lambda is_right: abs(_tokens_a_pass(is_right, rows) - mean))
+
+
+def _tokens_a_pass(is_right: NDArray[np.bool_], rows: int) -> float:
+    """That passes of so many rows bring in the mean of an answer, whose first token is there."""
+    at, n_passes = 1, 0
+    while at < len(is_right):
+        of_pass = is_right[at : at + rows - 1]
+        at += 1 + (len(of_pass) if of_pass.all() else int(of_pass.argmin()))
+        n_passes += 1
+    return (at - 1) / max(1, n_passes)
 
 
 class PassClock:

@@ -74,8 +74,9 @@ def ranks_here(
                 shards.append(each[rank][0])
                 name_histories(shards[0].engine.states, OWNER if options.prefixes is not None else b"")
                 continue
-            slice_ = write(model, plan.slice(rank), folder / f"{model.stem}-{'-'.join(map(str, widths))}-{rank}.gguf")
-            _, *of_adapters = slices.of(plan.slice(rank))
+            target = folder / f"{model.stem}-{'-'.join(map(str, widths))}-{rank}.gguf"
+            slice_ = write(model, plan.slice(rank), target, elastic=options.least_memory is not None)
+            _, *of_adapters = slices.files(plan.slice(rank))
             own = replace(own, lora=tuple(str(slices.use(part, stack.enter_context)) for part in of_adapters))
             each.append(load_shards(slice_, own, here))
             for shard in each[rank]:

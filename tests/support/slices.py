@@ -20,7 +20,7 @@ from edge.models import shapes, synth
 from edge.slices import cutting
 from partition.architectures.table import ARCHITECTURES, RULES
 from partition.plan.plan import NOTHING, Range, Slice
-from partition.slices.gguf_slice import limits, slice_recipe
+from partition.slices.gguf_slice import elastic_recipe, limits, slice_recipe
 from quant.gguf.file import GgufFile
 from quant.gguf.writer import NewTensor, encoded, header
 from quant.types import TYPES, cache_type
@@ -108,9 +108,9 @@ def whole(file: GgufFile, layers: Range | None = None) -> Slice:
     return Slice(layers, Range(0, sizes.heads), Range(0, sizes.ff), vocab, True)
 
 
-def write(model: Path, cut: Slice, target: Path) -> Path:
-    """Cut a slice of a model file into a file."""
-    recipe = slice_recipe(GgufFile.open(model), DIGEST, cut)
+def write(model: Path, cut: Slice, target: Path, *, elastic: bool = False) -> Path:
+    """Cut a slice of a model file into a file. elastic: of all sizes that the file holds."""
+    recipe = (elastic_recipe if elastic else slice_recipe)(GgufFile.open(model), DIGEST, cut)
     target.write_bytes(b"".join(cutting.chunks(recipe, model)))
     return target
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge.demo import MODEL_PATH
-from edge.gpu.account import PRODUCTS, fixed_parts
+from edge.gpu.load import PRODUCTS, fixed_parts
 from edge.llama import ggml
 from edge.llama.buffers import Device
 from edge.llama.llama import ContextSizes

@@ -1,7 +1,10 @@
-"""Files fetched from URLs: from where that is allowed, within bounds of bytes, time and redirects."""
+"""Files of pictures and sounds in requests: decoded from base64, or fetched from URLs where that is allowed, within
+bounds of bytes, time and redirects."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import http.client
 import ipaddress
 import socket
@@ -9,7 +12,7 @@ import ssl
 import string
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import SplitResult, quote, urljoin, urlsplit, urlunsplit
 
@@ -125,3 +128,22 @@ def is_public(address: str) -> bool:
 
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+def files_of(sources: Mapping[str, str], urls: MediaUrls) -> Iterator[tuple[str, bytes]]:
+    """Yield files with their marks, one at a time. sources: base64 or a URL, by mark. MediaError where one is neither,
+    or is not fetched."""
+    downloads = Downloads(urls)
+    for mark, source in sources.items():
+        yield mark, _file_of(source, downloads)
+
+
+def _file_of(source: str, downloads: Downloads) -> bytes:
+    if source.startswith(("http://", "https://")):
+        return downloads.get(source)
+    if ":" in source:
+        raise MediaError(f"{source[:40]!r} is no picture: send it as data:image/png;base64,...")
+    try:
+        return base64.b64decode(source, validate=True)
+    except (binascii.Error, ValueError):
+        raise MediaError("a picture or sound is no base64") from None

@@ -60,9 +60,9 @@ def _names(models: ServedModels, name: str) -> list[str]:
     return [name, *models.adapters(name).names]
 
 
-async def _entry(models: ServedModels, name: str, of: str) -> dict[str, Any]:
-    """Return a model. of: the model itself, where the name is that of an adapter."""
-    file = await asyncio.to_thread(models.file, of)
+async def _entry(models: ServedModels, name: str, model: str) -> dict[str, Any]:
+    """Return a model. model: the model itself, where the name is that of an adapter."""
+    file = await asyncio.to_thread(models.file, model)
     tagged = name if ":" in name else f"{name}:latest"
     # To hash a file of gigabytes would take long: this tells versions of a file apart, and says nothing of its content.
     digest = hashlib.sha256(f"{name} {file.created} {file.size_bytes}".encode()).hexdigest()

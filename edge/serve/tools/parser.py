@@ -64,7 +64,7 @@ class CallParser:
         if is_constrained:
             self._starts = () if form.bare else form.starts[:1]
         self._parts: list[Part] = []  # that are known, and were not returned
-        self._held: list[Part] = []  # of a call that may still be text
+        self._pending: list[Part] = []  # of a call that may still be text
         self._is_open = self._is_refused = False
         self.has_broken = False  # a call of a known function
         self._begin()
@@ -113,13 +113,13 @@ class CallParser:
         if self._is_refused:
             raise NoCallError("there is no such function")
         self._put(CallEnd())
-        self._parts += self._held
-        self._held, self._is_open, self._given_at = [], False, self._reader.at
+        self._parts += self._pending
+        self._pending, self._is_open, self._given_at = [], False, self._reader.at
 
     def _put(self, part: Part) -> None:
         if self._is_refused:
             return
-        (self._parts if self._streams else self._held).append(part)
+        (self._parts if self._streams else self._pending).append(part)
         if self._streams:
             self._given_at = self._reader.at
 
@@ -179,7 +179,7 @@ class CallParser:
                 if not (yield from self._goes_on()):
                     return
         except NoCallError:
-            self._held = []
+            self._pending = []
             if self._is_open and not self._is_refused:
                 self.has_broken = True
                 if self._streams:

@@ -79,6 +79,18 @@ class Memory:
             weights.look()
 
 
+@contextmanager
+def followed(memory: Memory) -> Iterator[None]:
+    """Let weights that change follow a memory, and look at it only when told."""
+    with (
+        steady_runtime(),
+        mock.patch("edge.elastic.load.load_elastic", partial(load_elastic, room=memory.room)),
+        mock.patch("edge.elastic.weights.LOOK_S", 1e9),
+        mock.patch("edge.elastic.governor.SLACK", 1 << 40),  # sizes of these models are near each other
+    ):
+        yield
+
+
 class ElasticEngine(NamedTuple):
     """An engine, and its weights, which change."""
 
@@ -91,13 +103,6 @@ def engine_in(
     memory: Memory, path: Path, options: EngineOptions = OPTIONS, least: int = 42 * MIB
 ) -> Iterator[ElasticEngine]:
     """Yield an engine that follows a memory, and looks at it only when told, with its weights."""
-    load = partial(load_elastic, room=memory.room)
-    with (
-        steady_runtime(),
-        mock.patch("edge.elastic.load.load_elastic", load),
-        mock.patch("edge.elastic.weights.LOOK_S", 1e9),
-        mock.patch("edge.elastic.governor.SLACK", 1 << 40),  # sizes of these models are near each other
-        Engine(path, replace(options, least_memory=least)) as engine,
-    ):
+    with followed(memory), Engine(path, replace(options, least_memory=least)) as engine:
         assert isinstance(engine.paging, ElasticWeights)
         yield ElasticEngine(engine, engine.paging)

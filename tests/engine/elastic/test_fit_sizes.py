@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edge.demo import MODEL_PATH
-from edge.quantization.elastic import budgets_between, fit_sizes
 from edge.quantization.fit import FitOptions
+from edge.quantization.make import budgets_between, fit_sizes
 from edge.quantization.text_file import BUNDLED, read_text
 from quant.gguf.elastic import elastic_sizes
 from quant.gguf.file import GgufFile

@@ -57,7 +57,7 @@ def test_costs_are_known_before_the_first_answer(tmp_path: Path, limit_s: float)
         drafter = Speculation(mtp_drafts(predictor, clock), "mtp", clock=clock)
         profile_passes(drafter, engine, limit_s, clock)
         choice = drafter._choices[1].rows
-        known = {size: choice.cost(size) for size in ROWS if choice.seconds(size)}
+        known = {size: choice.cost(size) for size in choice.measured_sizes()}
         assert engine.kv_last(0) == -1
         assert clock.now <= limit_s + costs[16]
     expected = {size: pytest.approx(costs[size] + DRAFT_S * (size - 1)) for size in ROWS}

@@ -319,6 +319,24 @@ def test_what_idle_slots_held_is_told_once_and_within_its_namespace() -> None:
         assert scheduler.slots.former([5, 6, 7], "one") is None
 
 
+def test_steps_are_those_of_the_engine_that_took_over() -> None:
+    """After a loss, and after a move that takes keys and values along."""
+
+    class Grouped(Engine):
+        groups = 2
+
+    with Engine(MODEL_PATH, OPTIONS) as third, Grouped(MODEL_PATH, OPTIONS) as second, Mortal(2) as first:
+        engine = replaceable(first, lambda error: second)
+        with Scheduler(engine) as scheduler:
+            scheduler.add(Request([5, 6], 8, ends=False))
+            while not engine.replacements.recoveries:
+                scheduler.step()
+            assert scheduler._in_flight._budget.groups == 2
+            engine.replacements.switch_to(lambda: third)
+            scheduler.step()
+            assert (engine.replacements.moves, scheduler._in_flight._budget.groups) == (1, 1)
+
+
 # --- without a scheduler ---
 
 

@@ -241,7 +241,7 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, error: type[BaseExceptio
 
 def test_a_kill_leaves_no_file_under_the_name(tmp_path: Path) -> None:
     path = tmp_path / "big.gguf"
-    code = f"from edge.models import presets, synth; synth.synthesize({str(path)!r}, presets.SHAPES['tinyllama-1.1b'])"
+    code = f"from edge.models import synth; synth.synthesize({str(path)!r}, synth.SHAPES['tinyllama-1.1b'])"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
         until(lambda: any(part.stat().st_size > 1 << 20 for part in tmp_path.iterdir()), "some of it is written")
         assert process.poll() is None

@@ -149,7 +149,7 @@ def test_an_interrupt_leaves_no_answer_for_the_next_file(
             with pytest.raises(KeyboardInterrupt):
                 encoder.encode(png(1))
         assert encoder.pid is None
-        encoder._held.clear()
+        encoder._cached.clear()
         assert encoder.encode(png(2)).tokens == expected
 
 
@@ -219,8 +219,8 @@ def test_rows_outlive_what_is_held_of_them(files: dict[str, tuple[Path, Path]]) 
     """A request still has a picture that was encoded once more for another one, which has ended."""
     with MediaEncoder(*files["plain"]) as encoder:
         first = encoder.encode(png())
-        encoder._held.clear()
+        encoder._cached.clear()
         second = encoder.encode(png())
-        encoder._held.clear()
+        encoder._cached.clear()
         del second
         assert embeddings_of(first.rows[0].ids[0]) is first.rows[0]

@@ -17,8 +17,7 @@ from edge.errors import EngineError, Interrupted, NotEnoughMemory
 from edge.onnx.bench import measure, sequential
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.pipeline import Result
-from edge.onnx.providers import available
-from edge.onnx.runtime import runtime
+from edge.onnx.runtime import available, runtime
 from edge.onnx.samples import ANY_SHAPE, SamplesError
 from edge.onnx.wire import Array
 from quant.errors import ModelFileError

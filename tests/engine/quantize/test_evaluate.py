@@ -20,7 +20,7 @@ import pytest
 from edge.errors import Interrupted
 from edge.llm.options import EngineOptions
 from edge.pictures.quality import ModelPoint, _figure, size_against_divergence, without_common_start
-from edge.quantization.compare_speed import ModelSpeed, measure_speeds, speed_notes
+from edge.quantization.comparison import ModelSpeed, measure_speeds, speed_notes
 from edge.quantization.evaluate import evaluate
 from edge.quantization.imatrix import collect
 from edge.quantization.text_file import BUNDLED, read_text

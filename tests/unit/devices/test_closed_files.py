@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from devices import discovery
-from devices.load import OthersLoad
+from devices.busy import OthersLoad
 from devices.network import interface_of
 from edge.doctor import machine
 
@@ -24,7 +24,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_is_counted_as_using_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("devices.load._LEAST_S", 0.0)
+    monkeypatch.setattr("devices.busy._LEAST_S", 0.0)
     assert OthersLoad().cores() == 0.0
     assert machine.read_cores().load is None
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from partition.errors import PlanError
 from partition.plan.apportion import apportion
-from partition.plan.pipeline import stages
+from partition.plan.arrange import stages
 from partition.plan.plan import Range, Shard, Sizes
 from partition.plan.tensor import Limits, kv_heads, shards
 from tests.support.thorough import some

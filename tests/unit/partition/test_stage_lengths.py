@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from partition.architectures.table import ARCHITECTURES
 from partition.errors import PlanError
-from partition.plan.arrange import make_plan
-from partition.plan.pipeline import stages
+from partition.plan.arrange import make_plan, stages
 from partition.plan.plan import Plan
 from partition.plan.tensor import Limits
 from partition.search.planner import Planner

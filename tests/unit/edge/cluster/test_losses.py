@@ -2,8 +2,7 @@
 
 import pytest
 
-from edge.cluster.failures import failure_reason, is_cause, is_loss
-from edge.cluster.lost import LostLately, listed, lost_words
+from edge.cluster.failures import LostLately, failure_reason, is_cause, is_loss, listed, lost_words
 from edge.errors import WorkerError
 from transport.errors import LinkClosed, LinkTimeout, Refused
 

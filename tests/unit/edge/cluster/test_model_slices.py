@@ -10,8 +10,7 @@ import pytest
 from edge.adapters.file import CheckedAdapter
 from edge.cluster import preflight
 from edge.cluster.fleet import Fleet
-from edge.cluster.model_slices import ModelSlices, adapter_bytes
-from edge.cluster.sending import send_ahead
+from edge.cluster.model_slices import ModelSlices, adapter_bytes, send_ahead
 from edge.cluster.spares import Spares
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError, NotEnoughMemory

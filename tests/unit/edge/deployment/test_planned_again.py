@@ -13,6 +13,8 @@ from edge.llm.options import EngineOptions
 from edge.planning import arrange
 from edge.planning.arrange import again
 from edge.planning.choice import PlanChoice
+from edge.planning.encoder_place import EncoderPlace
+from edge.planning.plan_options import PlanOptions
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
@@ -65,6 +67,26 @@ def test_another_plan_pays_where_it_is_clearly_better(times: float, pays: bool) 
     assert replanner(alone, {LOCAL: own_s, A: MS}).pays(both, alone) == pays
 
 
+def test_once_the_device_that_encodes_is_lost_this_one_holds_the_encoder() -> None:
+    """Its part of the model is then smaller; and where there is no room for both, it is as without an encoder."""
+    plan, links = shared(LOCAL, A, B), planning.linked((LOCAL, A, B))
+
+    def planned(own: int, place: str, *workers: str) -> int:
+        """Return the bytes that the plan takes of this device, which has `own`."""
+        encoder = EncoderPlace(place, place, 24 * MIB)
+        memory = {LOCAL: own, A: 200 * MIB, B: 60 * MIB}
+        speeds = [planning.device(name, 1 * MS, memory_bytes=memory[name]) for name in memory]
+        planner = Planner(WORK, encoder.with_encoder(speeds), links, "made up", "")
+        choice = PlanChoice(MODEL_PATH, plan, "planned", planner=planner, encoder=encoder)
+        replanned, _ = Replanner(choice, FILE, "").plan(workers)
+        by_address = {speed.device: speed for speed in speeds}  # without the encoder
+        return predict(replanned, WORK, by_address, links).memory_bytes[LOCAL]
+
+    for encodes, worker, encodes_here in ((A, B, True), (A, A, False), (B, A, True), ("c:1", A, False)):
+        assert (planned(52 * MIB, encodes, worker) <= 28 * MIB) == encodes_here, (encodes, worker)
+    assert planned(30 * MIB, A, B) > 6 * MIB
+
+
 def test_it_is_planned_for_the_same_objective_within_the_same_limits() -> None:
     """Or without the limits where those that are left cannot keep to them."""
     both = make_plan(WORK.limits, "made up", "", [LOCAL, A], "pipeline", [8, 8])
@@ -76,6 +98,30 @@ def test_it_is_planned_for_the_same_objective_within_the_same_limits() -> None:
     assert "tokens/s" in limited
     _, unlimited = replanner(both, measured, objective="throughput", limits={"latency": 1e-9}).plan([A])
     assert unlimited == why
+
+
+@pytest.mark.parametrize("groups", [None, 1])
+def test_two_groups_of_requests_are_planned_again_where_they_are_faster(groups: int | None) -> None:
+    """As the first plan was, unless a person said one. Three devices share every layer, and their sums travel long."""
+    names = (LOCAL, A, B, "c:1")
+    speeds = [planning.device(name, 4 * MS, by_row=True) for name in names]
+    links = planning.linked(names, LinkSpeed(0.5 * MS, 1e9))
+    planner = Planner(planning.work(8, concurrency=4), speeds, links, "made up", "")
+    choice = PlanChoice(MODEL_PATH, shared(*names), "planned", planner=planner, options=PlanOptions(groups=groups))
+    left, why = Replanner(choice, FILE, "").plan([A, B])
+    assert set(left.devices) == {LOCAL, A, B}
+    assert left.turns == (groups or 2)
+    assert ("two groups of requests by turns" in why) == (groups is None)
+
+
+def test_the_groups_of_many_requests_are_planned_again() -> None:
+    """More than there are stages, where links are slow."""
+    links = planning.linked((LOCAL, A), LinkSpeed(20 * MS, 1e9))
+    speeds = [planning.device(name, 2 * MS, by_row=True) for name in (LOCAL, A)]
+    planner = Planner(planning.work(8, concurrency=8), speeds, links, "made up", "")
+    choice = PlanChoice(MODEL_PATH, shared(LOCAL, A), "planned", planner=planner, objective="throughput")
+    left, _ = Replanner(choice, FILE, "").plan([A])
+    assert (len(left.stages), left.microbatches) == (2, 4)
 
 
 @pytest.mark.parametrize(("objective", "pays"), [("latency", False), ("memory", True)])
@@ -93,6 +139,8 @@ def test_a_given_plan_goes_on_with_the_shares_it_had() -> None:
     assert one.plan([B, A]) == (plan, "as the plan says")
     left, _ = one.plan([A])
     assert set(left.devices) == {LOCAL, A}
+    assert left.microbatches is None
+    assert replanner(replace(plan, microbatches=2), None).plan([A])[0] == replace(left, microbatches=2)
     ff = {name: len(left.slice(rank).ff) for rank, name in enumerate(left.devices)}
     assert ff[LOCAL] > 2 * ff[A]
     assert one.pays(left, plan)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.demo import MODEL_PATH
-from edge.gpu.account import fixed_parts, too_little
+from edge.gpu.load import fixed_parts, too_little
 from edge.llama.llama import ContextSizes
 from edge.paging.gpu_layers import GpuLayers
 from partition.model.model import ModelShape

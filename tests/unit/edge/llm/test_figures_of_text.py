@@ -24,7 +24,7 @@ from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.planning import measure
-from edge.quantization import compare_speed
+from edge.quantization import comparison
 from edge.quantization.comparison import COLUMNS, Evaluation
 from edge.quantization.divergence import Scores, Summary, summarize
 from edge.quantization.evaluate import Quality
@@ -218,7 +218,7 @@ def test_divergence_is_from_the_reference() -> None:
 def test_edge_evaluate_shows_each_figure_where_it_belongs() -> None:
     summary = Summary(1000, 12.5, 0.25, 0.01234, 0.005, 0.25, 0.75, 0.975)
     result = Quality(Path("small.gguf"), 3 << 20, 4.5, summary)
-    speed = compare_speed.ModelSpeed((321.0,), (45.0,))
+    speed = comparison.ModelSpeed((321.0,), (45.0,))
     found = Evaluation(["small"], [result], [speed], [])
     (row,) = found.rows()
     assert dict(zip(COLUMNS, row, strict=True)) == {
@@ -274,8 +274,8 @@ def test_speeds_belong_to_their_models(monkeypatch: pytest.MonkeyPatch, syntheti
         at = 1 + paths.index(engine.path)
         return SimpleNamespace(prefill=Rate(100.0 * at, 0, 0), decode=Rate(10.0 * at, 0, 0))
 
-    monkeypatch.setattr(compare_speed, "measure", measured)
-    found = compare_speed.measure_speeds(paths, EngineOptions(threads=1), rounds=3, prompt_tokens=8, gen_tokens=2)
+    monkeypatch.setattr(comparison, "measure", measured)
+    found = comparison.measure_speeds(paths, EngineOptions(threads=1), rounds=3, prompt_tokens=8, gen_tokens=2)
     assert [(one.prefill_rounds, one.decode_rounds) for one in found] == [
         ((100.0,) * 3, (10.0,) * 3),
         ((200.0,) * 3, (20.0,) * 3),
@@ -283,10 +283,10 @@ def test_speeds_belong_to_their_models(monkeypatch: pytest.MonkeyPatch, syntheti
     assert found[0].slower_than(found[1]) == 2
     assert found[1].slower_than(found[0]) is None
     sizes = [100, 200]
-    assert compare_speed.speed_notes(["small", "large"], sizes, found) == [
+    assert comparison.speed_notes(["small", "large"], sizes, found) == [
         "small is smaller than large and decodes slower: 2.00x"
     ]
-    assert compare_speed.speed_notes(["small", "large"], sizes[::-1], found) == []
+    assert comparison.speed_notes(["small", "large"], sizes[::-1], found) == []
 
 
 def test_what_a_plan_does_by_known_steps(engine: Engine, timed: Callable[..., Clock]) -> None:

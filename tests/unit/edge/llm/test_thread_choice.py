@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.load import OthersLoad
+from devices.busy import OthersLoad
 from edge.demo import MODEL_PATH
 from edge.llama.thread_choice import ThreadChoice, worth_threads
 from edge.llm.engine import Engine

@@ -6,8 +6,7 @@ import pytest
 
 from edge.errors import CatalogError
 from edge.models.catalog import KnownModel, catalog, known_models, read_catalog
-from edge.models.outline import write_outline
-from edge.models.synth import layout, synthesize
+from edge.models.synth import layout, synthesize, write_outline
 from edge.quantization.gguf import types_of_files
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape

@@ -63,7 +63,7 @@ def planned_beside(here: float, strong: float) -> tuple[LlmSpace, dict[str, int]
     speeds = tuple(device(of, layer_s, memory_bytes=round(mib * MIB)) for of, layer_s, mib in memory)
     known = ClusterProfile(speeds, linked([LOCAL, name], FAST), ())
     encoders = times(1.0, strong=(0.2, 0.0))
-    places = [EncoderPlace(encoders, time, ENCODER) for time in by_preference(encoders)]
+    places = [EncoderPlace(time.device, time.name, ENCODER, encoders) for time in by_preference(encoders)]
     space = with_encoder(partial(LlmSpace, MODEL_PATH, file, "", work_of(file, context=512), known), places)
     return space, dict(space.best("latency", {})[0].predicted.memory_bytes)
 

@@ -14,7 +14,6 @@ from edge.cluster.preflight import groups_of
 from edge.demo import MODEL_PATH
 from edge.llm.options import MAX_GROUPS, EngineOptions
 from edge.llm.scheduler import Scheduler
-from edge.planning import llm_space
 from edge.planning.arrange import work_of
 from edge.planning.choice import PlanChoice
 from edge.planning.llm_space import LlmSpace
@@ -23,7 +22,10 @@ from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
-from partition.predict.speeds import LinkSpeed
+from partition.predict.speeds import Links, LinkSpeed
+from partition.search import turns
+from partition.simulate.arrivals import closed
+from partition.simulate.simulate import simulate
 from partition.simulate.times import parts
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
@@ -99,6 +101,11 @@ def shared_space(concurrency: int, delay_s: float = 0.5 * MS, room: int = 1 << 4
     return LlmSpace(MODEL_PATH, file, "", work_of(file, concurrency=concurrency), known, turns=turns)
 
 
+def replace_links(space: LlmSpace, links: Links) -> LlmSpace:
+    """Return the plans of the same devices over other links."""
+    return LlmSpace(space.path, space.file, "", space.work, replace(space.known, links=links))
+
+
 def test_two_groups_by_turns_are_chosen_where_they_are_clearly_faster(tmp_path: Path) -> None:
     point, why = shared_space(4).best("latency", {})
     assert isinstance(point.plan, Plan)
@@ -113,8 +120,24 @@ def test_two_groups_by_turns_are_chosen_where_they_are_clearly_faster(tmp_path: 
     assert groups_of(saved, replace(OPTIONS, sequences=4, groups=1)) == 1  # as a person says
     assert groups_of(replace(saved, microbatches=8), replace(OPTIONS, sequences=8)) == MAX_GROUPS
     assert replace(saved, microbatches=8).turns == MAX_GROUPS  # and so it is predicted
-    with pytest.raises(PlanError, match="groups of requests are computed by turns"):
-        parts(point.predicted)
+
+
+@pytest.mark.parametrize("link", [LinkSpeed(0.5 * MS, 1e9), LinkSpeed(20 * MS, 1e9), LinkSpeed(2 * MS, 2e6)])
+def test_two_groups_are_simulated_as_they_are_predicted(link: LinkSpeed) -> None:
+    """Where computing is the longest, where sums travel far, and where their bytes fill the link."""
+    space = shared_space(8)
+    names = [speed.device for speed in space.known.speeds]
+    space = replace_links(space, linked(names, link))
+    plan = make_plan(space.work.limits, "m", "", names, "tensor")
+    for groups in (1, 2):
+        predicted = space.point(replace(plan, microbatches=groups)).predicted
+        assert predicted.microbatches == groups
+        simulated = simulate(predicted, closed(8, 64, 1, 200))
+        assert simulated.throughput_per_s == pytest.approx(predicted.throughput_per_s, rel=0.03)
+        assert simulated.capacity_per_s == pytest.approx(predicted.throughput_per_s / 200, rel=0.03)
+    old = replace(predicted, stages=(replace(predicted.stages[0], turn_s=0.0),))
+    with pytest.raises(PlanError, match="turn_s is missing; plan again"):
+        parts(old)
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
@@ -134,7 +157,7 @@ def test_one_group_stays_where_two_have_nothing_to_give(objective: str) -> None:
 
 def test_recurrent_layers_keep_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two groups keep none of their states, so every turn would be computed from its beginning."""
-    monkeypatch.setattr(llm_space, "RECURRENT_ARCHITECTURES", {"llama"})
+    monkeypatch.setattr(turns, "RECURRENT_ARCHITECTURES", {"llama"})
     point, _ = shared_space(4).best("latency", {})
     assert (point.parallel, point.plan.turns) == ("tensor", 1)  # type: ignore[attr-defined]
 

@@ -140,7 +140,7 @@ def test_passes_are_charged_without_the_text_and_answers_with_it() -> None:
     answering = Answering(Small(token_s=0.02), FAR, 1.0)
     answering.answer(4)
     choice, stats = answering.speculation._choices[1].rows, answering.speculation.stats
-    assert choice.seconds(2) == pytest.approx(PLAIN_S * FAR[2] + 0.02 + 0.03)
+    assert choice.cost(2) * PLAIN_S == pytest.approx(PLAIN_S * FAR[2] + 0.02 + 0.03)
     assert stats.seconds == pytest.approx(answering.small.now)
     assert answering.drafts.behind_s < 0.02 * 20
 

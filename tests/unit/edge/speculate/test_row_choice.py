@@ -164,6 +164,39 @@ def test_a_bad_moment_in_use_changes_nothing() -> None:
     assert found.choice.best() > 1
 
 
+@pytest.mark.parametrize("passes", [3, 8, 16, 20, 100])
+@pytest.mark.parametrize("right", [0.75, 0.9])
+@pytest.mark.parametrize("name", ["far", "between"])
+def test_drafts_that_pay_go_on_behind_a_burst_of_stolen_time(name: str, right: float, passes: int) -> None:
+    """All passes take four times as long for a while. Few of them have one row then, and those behind them are as fast
+    as before."""
+    costs = COSTS[name]
+    found = Conversation(costs, right).go_on(300)
+    before = len(found.rows)
+    for _ in range(passes):
+        found.one_pass(times_as_long=4.0)
+    assert found.rows[before:].count(1) <= 4 + passes // 8
+    tokens, before = found.tokens, len(found.rows)
+    for _ in range(60):
+        found.one_pass()
+    best = max(tokens_a_pass(right, size) / costs[size] for size in SIZES)
+    assert found.tokens - tokens >= 0.8 * best * sum(costs[rows] for rows in found.rows[before:])
+
+
+@pytest.mark.parametrize("passes", [8, 30])
+def test_time_stolen_from_one_row_makes_no_dear_rows_look_cheap(passes: int) -> None:
+    """On a fast model a tenth of a second is many passes, and all of them may be slow."""
+    found = Conversation(STEEP, 0.9)
+    for size in SIZES * 2:
+        found.choice.measured(size, STEEP[size] * found.plain_s)
+    found.go_on(40)
+    before = len(found.rows)
+    for n in range(passes + 100):
+        found.one_pass(times_as_long=4.0 if n < passes else 1.0)
+    assert sum(rows > 1 for rows in found.rows[before:]) <= 2
+    assert max(found.rows[before:]) <= 2
+
+
 def test_a_bad_moment_of_one_row_does_not_make_many_look_cheap() -> None:
     found = Conversation(FLAT, 0.0).go_on(300)
     for _ in range(5):

@@ -262,7 +262,7 @@ class FourRows(WindowChoice):
     """Windows of four rows, two in flight, once it is known what one and two rows take."""
 
     def _shape(self, most_rows: int, most_windows: int) -> Shape:
-        return next(((size, 1) for size in (1, 2) if not self.rows.seconds(size)), (4, 2))
+        return next(((size, 1) for size in (1, 2) if size not in self.rows.measured_sizes()), (4, 2))
 
 
 def test_windows_of_fewer_drafts_than_chosen_are_measured(vocabulary: llama.Model) -> None:
@@ -272,6 +272,23 @@ def test_windows_of_fewer_drafts_than_chosen_are_measured(vocabulary: llama.Mode
     drafter = Speculation(lambda: Short(0.9), "short", choice=lambda: choice, clock=lambda: engine.now_s)
     list(generate(one_slot(engine, drafter), PROMPT, GREEDY, max_tokens=200))
     assert choice._times[2].next
+
+
+@pytest.mark.parametrize("windows", [4, 12, 30])
+def test_windows_that_pay_go_on_behind_a_burst_of_stolen_time(windows: int) -> None:
+    """Windows, and passes alone, take four times as long for a while: few are alone then, or soon after."""
+    choice, alone = WindowChoice(RowChoice(0.9)), []
+
+    def one_window(times_as_long: float) -> None:
+        rows, n = choice.shape(1, 2)
+        alone.append(n == 1)
+        seconds = times_as_long * (0.1 if n == 1 else 0.06)
+        choice.verified(VerifyResult(rows, 1, n == 1, n == 1, n, 1, int(n > 1)), seconds)
+
+    for n in range(200 + windows):
+        one_window(4.0 if 100 <= n < 100 + windows else 1.0)
+    assert sum(alone[100:]) <= 8
+    assert not all(alone[-10:])
 
 
 def test_windows_that_take_longer_are_left() -> None:
