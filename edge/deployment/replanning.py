@@ -102,7 +102,7 @@ class Replanner(Deciding[Plan]):
                 assert refused is not None
                 raise refused
             two = better_by_turns(planner, plain, self._objective, limits) if self._takes_turns else None
-            return plain if two is None else two[0], why if two is None else f"{why}; {two[1]}"
+            return (plain, why) if two is None else (two[0], f"{why}; {two[1]}")
         if plain is None or pair.plan.placements[0] != plain.plan:
             why = reason(planner, pair, self._objective, limits)
         return pair, f"{why}; {prefill_reason(planner, pair)}"

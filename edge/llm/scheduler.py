@@ -224,6 +224,7 @@ class Scheduler(Closing):
                 adapters=running.adapters,
                 in_place=request.in_place,
                 former=former,
+                background=request.background,
             )
             self.waiting.remove(running)
             running.slot = slot

@@ -1,7 +1,8 @@
 """The slots of an engine: which of them a request gets, and what is evicted for it.
 
 Every step looks at all cells that are held, whoever's they are: with TinyLlama's shape 1,024 idle ones make a step of
-16 rows 5 % longer. So what is on disk, too, leaves its cells as soon as somebody else computes.
+16 rows 5 % longer. So what is on disk, too, leaves its cells as soon as somebody else computes, but for a background
+request: whoever preempts it would wait for the disk.
 
 Cells that slots share are counted for each of them: the cache then has more room than is said, never less.
 """
@@ -109,10 +110,12 @@ class Slots:
         adapters: Scales,
         in_place: bool = False,
         former: Former | None = None,
+        background: bool = False,
     ) -> Slot:
         """Let a request have a slot, which then holds what there is of its history: from before, from another slot or
         from disk. adapters: scales that it is computed with, which the namespace tells apart. in_place: as in
-        `Slot.begin`, where no other slot could share its cells. former: what an engine before this one held of it."""
+        `Slot.begin`, where no other slot could share its cells. former: what an engine before this one held of it.
+        background: as of Request."""
         slot, source, evicted = placement
         for other in evicted:
             other.cut(0)
@@ -126,7 +129,8 @@ class Slots:
         if former is not None:
             self._hold_again(slot, history, former)
         slot.busy = True
-        self._evict_kept()
+        if not background:
+            self._evict_kept()
         return slot
 
     def leave(self, slot: Slot, *, keep: bool) -> None:

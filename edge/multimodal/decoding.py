@@ -30,7 +30,8 @@ def is_sound(data: bytes) -> bool:
 
 def pixels(data: bytes) -> NDArray[np.uint8]:
     """Return the pixels [height, width, 3] of a picture: the first of several, turned as its EXIF data say, on white
-    where it is transparent. MediaError for what is no picture, is damaged or too large."""
+    where it is transparent. MediaError for what is no picture, is damaged or too large;
+    MemoryError."""
     try:
         from PIL import Image, ImageOps
     except ImportError:
@@ -47,13 +48,20 @@ def pixels(data: bytes) -> NDArray[np.uint8]:
                         " side: make it smaller"
                     )
                 image.load()
-                return np.asarray(_on_white(ImageOps.exif_transpose(image)), np.uint8)
-    except MediaError:
+                return np.asarray(_on_white(_in_8_bits(ImageOps.exif_transpose(image))), np.uint8)
+    except (MediaError, MemoryError):
         raise
     except Exception as error:  # of any kind: decoders raise what they like about damaged files
         raise MediaError(
             f"this is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} picture, or it is damaged: {first_line(error)}"
         ) from None
+
+
+def _in_8_bits(image: Image) -> Image:
+    """Return a picture whose greys have 8 bits: of 16, Pillow would take all but the darkest for white."""
+    from PIL import Image as Images
+
+    return Images.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if image.mode.startswith("I") else image
 
 
 def _on_white(image: Image) -> Image:

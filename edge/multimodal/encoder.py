@@ -69,7 +69,7 @@ class MediaEncoder(Closing):
         self.path, self._identity = projector, identity(file)
         self._settings = {"model": str(model), "projector": str(projector), "threads": threads, "use_gpu": use_gpu}
         self._device = device
-        self._lock = threading.Lock()
+        self._encoding, self._lock = threading.Lock(), threading.Lock()  # one file at a time; around what is next
         self._cached: OrderedDict[bytes, Media] = OrderedDict()  # by the hash of the file
         self._process: subprocess.Popen[bytes] | None = None
         if device is None:
@@ -80,11 +80,11 @@ class MediaEncoder(Closing):
         if len(data) > MOST_BYTES:
             raise MediaError(f"a picture or sound has up to {bytes_text(MOST_BYTES)}, this one {bytes_text(len(data))}")
         name = hashlib.sha256(data).digest()
-        with self._lock:
-            media = self._cached.pop(name, None) or self._encoded(data)
-            self._cached[name] = media
-            while len(self._cached) > 1 and sum(map(_size, self._cached.values())) > MOST_HELD:
-                self._cached.popitem(last=False)
+        if (media := self._used(name)) is None:
+            with self._encoding:
+                if (media := self._used(name)) is None:  # else who was before this one had the same file
+                    media = self._encoded(data)
+                    self._hold(name, media)
         return media
 
     def encode_raw(self, data: bytes) -> RawMedia:
@@ -132,6 +132,19 @@ class MediaEncoder(Closing):
             self.close()
             raise MediaError(f"{self.path.name}: {error}") from None
 
+    def _used(self, name: bytes) -> Media | None:
+        """Return what a file became, if that is held; it is then the last to be dropped."""
+        with self._lock:
+            if name in self._cached:
+                self._cached.move_to_end(name)
+            return self._cached.get(name)
+
+    def _hold(self, name: bytes, media: Media) -> None:
+        with self._lock:
+            self._cached[name] = media
+            while len(self._cached) > 1 and sum(map(_size, self._cached.values())) > MOST_HELD:
+                self._cached.popitem(last=False)
+
     def _encoded(self, data: bytes) -> Media:
         answer, rest = self.encode_raw(data)
         tokens: list[int] = []
@@ -177,9 +190,10 @@ class MediaEncoder(Closing):
         return answer, rest
 
     def _ending(self) -> str:
-        assert self._process is not None
         process = self._process
         self.close()
+        if process is None:  # by another thread
+            return "was ended here"
         code = process.returncode
         if code == -signal.SIGPROF:
             return "took more processor time than decoding may take"

@@ -92,7 +92,8 @@ class Part(Fields):
             return self.source.url if self.source.type == "url" else self.source.data
         url = self.image_url.url if isinstance(self.image_url, ImageUrl) else self.image_url or ""
         head, comma, data = url.partition(",")
-        return data if comma and head.startswith("data:") and head.endswith(";base64") else url
+        is_data = comma and head[:5].lower() == "data:" and head[-7:].lower() == ";base64"
+        return data if is_data else url
 
 
 def joined(content: str | Iterable[Part] | None) -> str:

@@ -17,21 +17,20 @@ from collections import defaultdict, deque
 from collections.abc import Collection
 
 from partition.predict.drafts import MODEL_ACCEPTANCE, ROWS, tokens_a_pass
-from partition.predict.hysteresis import DRAFT, clearly_faster, clearly_off
+from partition.predict.hysteresis import DRAFT, DRAFT_STAYS, clearly_faster, clearly_off
 
 SIZES = ROWS  # of a pass
 MOST_ROWS = SIZES[-1]
 
 _KEPT = 8  # times of one row, and costs of each size
 _LOW_PART = 3  # of them the last one in the lowest such part counts: what else the machine does only adds to a pass
-_STAYS = 1.02  # times as fast as one row that more rows are at least while they stay
-_DEARER = 1.25  # times as dear as before, at once: rather a bad moment than a property of the machine
-_FLOOR = -1.5  # passes of one row that drafts in use may lose of it: they may pay again long before more has come in
+_DEARER = 1.25  # times as dear at once: rather a bad moment than a property of the machine
 _LEAST_PLAIN = 2  # passes of one row before anything else; the faster one counts
 _MEMORY = 0.95  # a draft counts so much less with every later one
 _PRIOR_DRAFTS = 2.0  # that the acceptance expected of a source counts as much as
 _HOPED = 0.9  # acceptance that drafts may reach in another text
 _BUDGET = 0.75  # passes of one row that drafts may lose at once
+_FLOOR = -1.5  # below which no pass takes it: drafts that were in use may pay again before more has come in
 _FILLS = 0.01  # of a pass of one row that a token brings: in the long run drafts lose no more of the time
 _LEAST_LOSS = 0.25  # of a draft that gained nothing: trials that cost next to nothing are rare, too
 _STAKE = 1.5  # passes of one row that the whole text may take where drafts have won nothing yet
@@ -88,7 +87,7 @@ class RowChoice:
     def best(self, most: int = MOST_ROWS) -> int:
         """The size that gives the most tokens a second, of those that were measured and are no larger than `most`."""
         size = max(self.measured_sizes(most), key=self.speed, default=1)
-        return size if clearly_faster(self.speed(size), 1.0, by=_STAYS if self._is_on else DRAFT) else 1
+        return size if clearly_faster(self.speed(size), 1.0, by=DRAFT_STAYS if self._is_on else DRAFT) else 1
 
     def rows(self, most: int) -> int:
         """The size of the next pass, at most `most` rows: the best one, or one that may be better and can be tried."""
@@ -108,7 +107,8 @@ class RowChoice:
         return min(trials, key=lambda size: self._price(size, best), default=best)
 
     def measured(self, size: int, seconds: float) -> None:
-        """A pass of that size took so long, with the drafting."""
+        """A pass of that size took so long, with the drafting. Where it paid, and seems to do so no more, or is much
+        dearer, all begins anew."""
         self._last[size] = self._passes
         if size == 1:
             self._plain.append(seconds)

@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from tests.support.multimodal import png, wav
 OPTIONS = {"threads": 1, "sequences": 2, "context": 1024}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
 CHAT = "/v1/chat/completions"
+HELD, LET_GO = threading.Event(), threading.Event()  # a request for /held has come; it may be answered
 URLS: dict[str, MediaUrls] = {"non_causal": "all", "audio": "public"}
 
 
@@ -126,6 +128,11 @@ def test_what_is_no_picture_is_an_error_of_the_request(server: str, part: dict[s
     reply = ask(server, part)
     assert reply.status_code == 400
     assert words in reply.json()["error"]["message"]
+
+
+def test_base64_may_be_in_lines_and_a_url_in_capitals(server: str) -> None:
+    url = "DATA:image/png;name=a.png;BASE64," + base64.encodebytes(png()).decode()
+    assert ask(server, at(url)).json()["choices"] == ask(server, picture(png())).json()["choices"]
 
 
 def test_tokens_of_pictures_are_not_counted_before_they_are_encoded(server: str) -> None:
@@ -225,6 +232,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 self.send_response(302)
                 self.send_header("Location", self.path[4:])
                 self.end_headers()
+            elif self.path == "/held":
+                HELD.set()
+                LET_GO.wait(TIMEOUT_S)
+                self.send_error(404)
             elif self.path == "/slow":  # a little now and then, each soon enough
                 with suppress(OSError):
                     while not ends.wait(0.05):
@@ -258,6 +269,18 @@ def test_a_url_is_fetched_where_that_is_allowed(server: str, files: str) -> None
     assert (lost.status_code, "cannot be fetched" in lost.json()["error"]["message"]) == (400, True)
     inside = ask(server, at(f"{files}/a.png"), model="audio")
     assert (inside.status_code, "own network" in inside.json()["error"]["message"]) == (400, True)
+
+
+def test_a_picture_does_not_wait_for_the_url_of_another(server: str, files: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(ask, server, at(f"{files}/held"), model="non_causal")
+        try:
+            assert HELD.wait(TIMEOUT_S)
+            assert ask(server, picture(png()), model="non_causal").status_code == 200
+            assert not slow.done()
+        finally:
+            LET_GO.set()
+        assert "answers 404" in slow.result(TIMEOUT_S).json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -308,6 +331,9 @@ def test_files_of_a_request_have_so_much_time_together(files: str, monkeypatch: 
         ("::ffff:192.168.1.1", False),
         ("64:ff9b::a01:203", False),
         ("2002:a01:203::", False),
+        ("fec0::1", False),
+        ("64:ff9b:1::a01:203", False),
+        ("::127.0.0.1", False),
     ],
 )
 def test_addresses_of_the_internet(address: str, public: bool) -> None:

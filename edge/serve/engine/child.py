@@ -29,6 +29,7 @@ from edge.speculate.factory import speculation
 from edge.tasks import ShowStep, Steps
 
 _PREPARING = 4  # threads
+_ENCODING = 4  # threads: one file is encoded at a time, but those that are held wait for no other, nor for URLs
 _LARGE_BYTES = 1 << 20  # of a request: memory for preparing a larger one is given back to the system
 _CONSTRAINING = 2  # threads for constrained requests: compiling may take a second of a processor
 _POOLED = ("embed", "rerank")  # in a thread of their own, one at a time: each waits for the engine with every text
@@ -107,7 +108,7 @@ def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Contro
         ThreadPoolExecutor(_PREPARING, thread_name_prefix="prepare") as pool,
         ThreadPoolExecutor(_CONSTRAINING, thread_name_prefix="constrain") as constraining,
         ThreadPoolExecutor(1, thread_name_prefix="pool texts") as pooling,
-        ThreadPoolExecutor(1, thread_name_prefix="encode") as encoding,  # one at a time, and no text waits for it
+        ThreadPoolExecutor(_ENCODING, thread_name_prefix="encode") as encoding,  # no text waits for it
     ):
         for message in messages:
             if message["do"] == "cancel":

@@ -124,10 +124,11 @@ def is_public(address: str) -> bool:
         if ip in _NAT64:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         ip = inner or ip
-    return ip.is_global and not ip.is_multicast
+    return ip.is_global and not ip.is_multicast and (ip.version == 4 or ip in _GLOBAL_UNICAST)
 
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # beside it are addresses of sites, and old forms of IPv4's
 
 
 def files_of(sources: Mapping[str, str], urls: MediaUrls) -> Iterator[tuple[str, bytes]]:
@@ -144,6 +145,6 @@ def _file_of(source: str, downloads: Downloads) -> bytes:
     if ":" in source:
         raise MediaError(f"{source[:40]!r} is no picture: send it as data:image/png;base64,...")
     try:
-        return base64.b64decode(source, validate=True)
+        return base64.b64decode("".join(source.split()), validate=True)  # in lines, as MIME has it
     except (binascii.Error, ValueError):
         raise MediaError("a picture or sound is no base64") from None

@@ -98,6 +98,29 @@ def test_a_prompt_in_the_background_is_kept_while_it_is_computed(
         assert bool(engine.states.n_cached(hashes)) is in_background
 
 
+@pytest.mark.parametrize("in_background", [False, True])
+def test_what_is_kept_stays_in_memory_beside_the_background(
+    in_background: bool, synthetic: Synthetic, tmp_path: Path
+) -> None:
+    """Whoever comes then reads nothing from the disk."""
+    prefixes = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    chat, other = [*range(3, 67)], Request([*range(40, 90)], 1, ends=False, background=in_background)
+    with (
+        Engine(synthetic("llama", "f32"), replace(OPTIONS, prefixes=prefixes)) as engine,
+        Scheduler(engine, keep=True) as scheduler,
+    ):
+        restored = []
+        for request in (Request(chat, 1, ends=False), other, Request([*chat, 5, 6, 7], 1, ends=False)):
+            running = scheduler.prepare(request)
+            scheduler.enqueue(running)
+            while scheduler.busy:
+                scheduler.step()
+            restored.append(running.restored_tokens)
+        assert engine.states.n_cached(engine.states.block_hashes(chat, "")) == len(chat) // engine.states.block
+        assert running.cached_tokens == len(chat)
+        assert restored == [0, 0, 0 if in_background else len(chat)]
+
+
 def test_a_prompt_in_the_background_has_short_steps(synthetic: Synthetic) -> None:
     """As many whole tiles as were computed in SHORT_STEP_S, LEAST_ROWS where none was; others have whole chunks."""
     now = 0.0

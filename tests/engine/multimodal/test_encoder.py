@@ -4,8 +4,10 @@ import io
 import os
 import signal
 import struct
+import threading
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -15,10 +17,11 @@ from PIL import Image
 
 from edge.errors import EngineError, MediaError
 from edge.multimodal import decoding
-from edge.multimodal.encoder import MediaEncoder
+from edge.multimodal.encoder import MediaEncoder, RawMedia
 from edge.multimodal.media import EmbeddingRows, embeddings_of, rows_from
 from edge.multimodal.prompt import encoded as encoded_files
 from tests.support import projectors
+from tests.support.helpers import TIMEOUT_S
 from tests.support.multimodal import encoded, open_projector, pixels, png, wav
 
 
@@ -56,6 +59,37 @@ def test_a_hash_is_of_pixels_and_not_of_their_file(pictures: MediaEncoder) -> No
     once, again = pictures.encode(png()), pictures.encode(png(compress_level=0))
     assert once.tokens == again.tokens
     assert pictures.encode(png(2)).tokens != once.tokens
+
+
+def test_a_grey_of_16_bits_is_that_of_8(pictures: MediaEncoder) -> None:
+    greys = np.arange(64 * 64).reshape(64, 64) % 251
+    deep, usual = io.BytesIO(), io.BytesIO()
+    Image.fromarray((greys * 257).astype(np.uint16)).save(deep, "PNG")
+    Image.fromarray(greys.astype(np.uint8)).save(usual, "PNG")
+    assert pictures.encode(deep.getvalue()).tokens == pictures.encode(usual.getvalue()).tokens
+
+
+def test_a_picture_that_is_held_waits_for_no_other(files: dict[str, tuple[Path, Path]]) -> None:
+    begun, ends = threading.Event(), threading.Event()
+
+    class Slow:
+        """A device that takes long for one picture, and is lost."""
+
+        def encode(self, data: bytes) -> RawMedia | None:
+            if data == png(2):
+                begun.set()
+                ends.wait(TIMEOUT_S)
+            return None
+
+    with MediaEncoder(*files["plain"], device=Slow()) as encoder, ThreadPoolExecutor(2) as pool:
+        first = encoder.encode(png(1))
+        slow = pool.submit(encoder.encode, png(2))
+        try:
+            assert begun.wait(TIMEOUT_S)
+            assert pool.submit(encoder.encode, png(1)).result(TIMEOUT_S / 2) is first
+        finally:
+            ends.set()
+        assert slow.result(TIMEOUT_S).rows
 
 
 def test_transparent_points_are_white(pictures: MediaEncoder) -> None:

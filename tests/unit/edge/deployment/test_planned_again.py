@@ -121,7 +121,7 @@ def test_the_groups_of_many_requests_are_planned_again() -> None:
     planner = Planner(planning.work(8, concurrency=8), speeds, links, "made up", "")
     choice = PlanChoice(MODEL_PATH, shared(LOCAL, A), "planned", planner=planner, objective="throughput")
     left, _ = Replanner(choice, FILE, "").plan([A])
-    assert (len(left.stages), left.microbatches) == (2, 4)
+    assert (len(left.stages), left.microbatches) == (2, 8)
 
 
 @pytest.mark.parametrize(("objective", "pays"), [("latency", False), ("memory", True)])
