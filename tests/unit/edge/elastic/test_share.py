@@ -64,7 +64,7 @@ def test_a_refusal_says_why_and_the_limit_stays() -> None:
 
 @pytest.mark.parametrize("there", [0, 40])
 def test_others_that_keep_their_memory_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch, there: int) -> None:
-    """What is there by then is taken, if it is enough."""
+    """Memory that is there by then is used, if it is enough."""
     monkeypatch.setattr("edge.elastic.share.WAIT_S", 0.01)
     shares, share = MemoryShares(lambda: 100), MemoryShare()
     silent = shares.join("silent", lambda *limit: None)
