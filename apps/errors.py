@@ -17,6 +17,15 @@ _NAMES = {
 EXIT_CODES = {name: code for code, names in _NAMES.items() for name in names.split()}
 EXIT_BUG, EXIT_NO_ROOM, EXIT_INTERRUPTED = 1, 4, 130
 FULL = (errno.ENOSPC, errno.EDQUOT)
+# Advice to people, by the system's error of a file.
+REMEDIES = {
+    errno.ENOENT: "check its name",
+    errno.EISDIR: "name a file in it",
+    errno.ENOTDIR: "check its name: a part of it is a file, and no folder",
+    errno.EACCES: "give this user the right to it, or name another",
+    errno.EROFS: "name one on a disk that can be written",
+    **dict.fromkeys(FULL, "remove files there, or name another disk"),
+}
 
 
 def exit_code(error: BaseException) -> int:

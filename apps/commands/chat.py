@@ -368,4 +368,4 @@ def _read(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not a text file: {error}") from error
+        raise UsageError(f"{path}: not a text file in UTF-8: {error}; save it as one") from error

@@ -254,7 +254,7 @@ def _models(specs: list[str], several: bool) -> dict[str, Path]:
     for spec in specs:
         inside = sorted(Path(spec).glob("*.gguf")) if Path(spec).is_dir() else [model_path(spec)]
         if not inside:
-            raise UsageError(f"{spec} has no .gguf files")
+            raise UsageError(f"{spec} has no .gguf files; name a folder that has some, or a file")
         files += inside
     names = [path.stem for path in files]
     if twice := [name for name in names if names.count(name) > 1]:

@@ -32,7 +32,7 @@ _LOOK_S = HEARTBEAT_S / 2
 
 
 class LivenessMonitor:
-    """Looks at engine processes until it is closed.
+    """Failure detector: looks at engine processes until it is closed. A silent one is suspected, and then lost.
 
     The first line comes after SILENT_S, the next when the silence has lasted twice as long, and so on. A process that
     is silent for LOST_S is given up where somebody wants to know. For that, checks are counted and not seconds: where

@@ -76,8 +76,12 @@ class Spares:
             cases.after(self._plan, frozenset())
         there = _parts(self._plan)
         lacking = dict.fromkeys(part for plan in cases.plans.values() for part in _parts(plan) if part not in there)
-        standby = (StandbySlice(address, cut, part.path, part.recipe) for address, cut in lacking for part in self._slices.files(cut))
-        return Spare(losses, cases.plans, tuple(standby), tuple(cases.missing))
+        standby = tuple(
+            StandbySlice(address, cut, part.path, part.recipe)
+            for address, cut in lacking
+            for part in self._slices.files(cut)
+        )
+        return Spare(losses, cases.plans, standby, tuple(cases.missing))
 
     def most(self, room: Room, mirror_bytes: int) -> tuple[Spare, str]:
         """For as many losses as devices lend for beside the plan, and why for no more; "": there are no more to lose.

@@ -50,6 +50,14 @@ class Governor:
                 self.budget = steady
             return self.budget
 
+    def coming(self, now_s: float) -> int:
+        """Return the budget that there will be if the room stays as it is, once half of the time for that has passed;
+        before, the budget of now."""
+        with self._lock:
+            if not self._seen or now_s - self._seen[0][0] < GROW_AFTER_S / 2:
+                return self.budget
+            return max(self.budget, min(room for _, room in self._seen))
+
     def shrink(self, room: int) -> None:
         """Take a little less than a room that is smaller than was thought."""
         with self._lock:

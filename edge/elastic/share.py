@@ -24,6 +24,32 @@ class MemoryUse:
     computed_s: float = 0.0  # seconds in which it has computed since it was loaded
 
 
+class ComputedTime:
+    """Time in which passes are computed, one after the other. Any thread may read it."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._began_s: float | None = None  # when the pass under way began
+        self._before_s = 0.0  # of all passes before
+
+    def begin(self) -> None:
+        """Begin a pass."""
+        self._began_s = self._now()
+
+    def end(self) -> bool:
+        """End the pass; False if none is under way."""
+        began_s, self._began_s = self._began_s, None
+        if began_s is not None:
+            self._before_s += self._now() - began_s
+        return began_s is not None
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of all passes until now."""
+        began_s = self._began_s
+        return self._before_s + (self._now() - began_s if began_s is not None else 0.0)
+
+
 class MemoryShare:
     """Share of a process. Where nobody divides a budget, it is without limit."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from edge.llama.llama import ContextSizes
+from edge.paging.arena import Key, key_of
 from edge.paging.budget import MARGIN_SHARE, BudgetOptions, measure, rows_of_experts
 from edge.paging.load import Opening
 from edge.paging.plan import PagePlan, ReadOptions, least_parts, plan
@@ -61,6 +62,10 @@ class Sizes:
         """parts: bytes that a budget of `least` bytes spends on other things than weights."""
         self._sizes, self._prefer, self._batch = sizes, prefer, context.batch
         self._roles = [opening.roles(size.tensors) for size in sizes]
+        self._having: dict[Key, tuple[int, ...]] = {}  # by weight: the sizes that it is the same in
+        for number, roles in enumerate(self._roles):
+            for piece in roles.pieces:
+                self._having[key_of(piece)] = (*self._having.get(key_of(piece), ()), number)
         self._used = opening.shape.n_experts_used
         self._experts = self._used * max(2, context.sequences, context.batch)
         self.read, self._speeds = _speeds(self._roles, replace(opening.options, memory=least), opening.threads)
@@ -94,6 +99,10 @@ class Sizes:
         prefer: Preference = "speed" if self._prefer == "quality" else "quality"
         choice = self.choose(budget, prefer)
         return None if choice.is_like(self.choose(budget)) else (prefer, choice)
+
+    def having(self, key: Key) -> tuple[int, ...]:
+        """Return the numbers of the sizes that have a weight as it lies there; none for a part of a head."""
+        return self._having.get(key, ())
 
     @property
     def longest_row(self) -> int:

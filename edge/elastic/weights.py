@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from edge.elastic.ahead import ReadAhead
 from edge.elastic.governor import Governor
 from edge.elastic.room import ROOM, Room
-from edge.elastic.share import MemoryUse
+from edge.elastic.share import ComputedTime, MemoryUse
 from edge.elastic.sizes import SizeChoice, Sizes
 from edge.errors import WeightsError
 from edge.llama import llama
@@ -51,26 +52,29 @@ class ElasticWeights(PagedWeights):
         """Load what the budget gets. WeightsError if it cannot be read; RoomIsGone."""
         self.sizes, self._governor, self._room = sizes, governor, room
         self._lock = threading.Lock()  # of a pass, or a change
-        self._computing = False
+        self._computed, self.pass_size = ComputedTime(room.now), 0
         self._intact = True  # False: a change failed, and is to be tried again
         self._changing = False
         self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = None  # and those that are not of the weights
         self._shown = opening.progress
         self._watch: Repeated | None = None
         self._checked_s = 0.0  # when `_loads` looked last
-        self._began_s = self._computed_s = 0.0  # when the pass under way began; seconds of all before
         self.choice = sizes.choose(governor.budget)  # changed by who has the lock
         self._due: deque[SizeChoice] = deque(maxlen=1)  # the thread that looks adds, who has the lock takes
         self.changes: deque[Change] = deque(maxlen=_MOST_NEWS)  # that `news` has not told yet
+        arena = ElasticArena()
+        arena.make_places(self.choice.plan.resident, sizes.having)
+        reader = Reader(sizes.longest_row, sizes.read.threads, sizes.read.chunk, verify=opening.options.verify)
+        self._ahead, self._arena_lock = ReadAhead(arena, reader), threading.Lock()  # of what is read ahead, or a change
         super().__init__(
             self.choice.roles,
             self.choice.plan,
-            Reader(sizes.longest_row, sizes.read.threads, sizes.read.chunk, verify=opening.options.verify),
+            reader,
             threads=opening.threads,
             experts_used=opening.shape.n_experts_used,
             router_first=router_first(opening.shape.architecture),
             progress=self._loads,
-            arena=ElasticArena(),
+            arena=arena,
         )
         self._shown = None
         self._watch = Repeated(self.follow, LOOK_S, "memory")
@@ -78,11 +82,11 @@ class ElasticWeights(PagedWeights):
     def begin(self, rows: llama.Batch, n: int) -> None:
         """Change the weights if that is due, then as `PagedWeights`."""
         self._lock.acquire()
-        self._computing, self._began_s = True, self._room.now()
+        self._computed.begin()
         try:
             self._change()
             super().begin(rows, n)
-            self.pass_size = self.size
+            self.pass_size = self.choice.number  # that the last pass was computed with
         except BaseException:
             self._pass_is_over()
             raise
@@ -98,13 +102,9 @@ class ElasticWeights(PagedWeights):
         self._pass_is_over()
 
     @property
-    def size(self) -> str:
-        return f"\0size {self.choice.number}" if self.choice.number else ""
-
-    @property
     def planned_bytes(self) -> int:
         """Return the bytes that the process is to hold."""
-        return self.choice.n_bytes
+        return self.choice.n_bytes + self._ahead.n_bytes
 
     def hooks(self) -> list[Hook]:
         """Return the hooks the graphs need now, and one that is always there: later they may need more."""
@@ -142,20 +142,22 @@ class ElasticWeights(PagedWeights):
         room, stalled_s = self._room.for_process(planned), self._room.stalled_s()
         if self._changing or planned != self.planned_bytes:
             return  # that is not there yet, or still there
-        budget = self._governor.look(room, planned, stalled_s, self._room.now())
+        budget = self._governor.look(room, self.choice.n_bytes, stalled_s, self._room.now())
         if budget != before:
             self._due.append(self.sizes.choose(budget))
 
     def follow(self) -> None:
-        """Look, and change what is due unless a pass is computed, which has the next one change it."""
+        """Look, and change what is due unless a pass is computed, which has the next one change it. What may be due
+        soon is read ahead."""
         seen = self._room.share.seen
         self.look()
+        self._read_ahead()
         self._report(seen)
         if self._due and self._lock.acquire(blocking=False):
             try:
                 # The next pass tries again, and says what is wrong.
                 with suppress(WeightsError, OSError):
-                    if not self._watch_is_over():
+                    if self._watch is None or not self._watch.is_over:
                         self._change()
             finally:
                 self._lock.release()
@@ -165,16 +167,23 @@ class ElasticWeights(PagedWeights):
         if not self._intact:
             return  # a change is under way: what it gives back may still be there
         held = max(self.planned_bytes, min(self._governor.budget, self.sizes.most))
-        computed_s = self._computed_s + (self._room.now() - self._began_s if self._computing else 0.0)
-        self._room.share.report(MemoryUse(held, seen, computed_s))
+        self._room.share.report(MemoryUse(held, seen, self._computed.seconds))
 
-    def _watch_is_over(self) -> bool:
-        return self._watch is not None and self._watch.is_over
+    def _read_ahead(self) -> None:
+        """Read what a larger budget would have if it stays likely, and give that back where it does not."""
+        if not self._arena_lock.acquire(blocking=False):
+            return
+        try:
+            budget = self._governor.coming(self._room.now())
+            if budget < self._ahead.budget:
+                self._ahead.end(self.choice.plan.resident)
+            if self._intact and not self._ahead.budget and budget > self._governor.budget:
+                self._ahead.begin(self.sizes, budget, self.choice)
+        finally:
+            self._arena_lock.release()
 
     def _pass_is_over(self) -> None:
-        if self._computing:
-            self._computed_s += self._room.now() - self._began_s
-            self._computing = False
+        if self._computed.end():
             self._lock.release()
 
     def _change(self) -> None:
@@ -188,7 +197,8 @@ class ElasticWeights(PagedWeights):
             return
         began_s, self._changing = self._room.now(), True
         try:
-            due = self._change_within_room(due)
+            with self._arena_lock:
+                due = self._change_within_room(due)
         finally:
             self._changing = False
         change = Change(self._governor.budget, due, self._room.now() - began_s)
@@ -215,8 +225,9 @@ class ElasticWeights(PagedWeights):
         super().reset()
         self.choice, self._intact = choice, False
         self._release()
+        self._ahead.end(choice.plan.resident)
         assert isinstance(self._arena, ElasticArena)
-        self._arena.keep_only(choice.plan.resident)
+        self._arena.make_places(choice.plan.resident, self.sizes.having)
         try:
             self._use(choice.roles, choice.plan)
         except BaseException:
@@ -238,6 +249,16 @@ class ElasticWeights(PagedWeights):
         left = sum(job.left for job in self._jobs.values())
         if left and left > self._room.free():
             raise RoomIsGone
+
+
+def next_size(weights: PagedWeights | None) -> int:
+    """Return the number of the size that the next pass is computed with; 0: the largest, or the only one."""
+    return [weights.choice, *weights._due][-1].number if isinstance(weights, ElasticWeights) else 0
+
+
+def pass_size(weights: PagedWeights | None) -> int:
+    """Return the same of the last pass."""
+    return weights.pass_size if isinstance(weights, ElasticWeights) else 0
 
 
 _NO_HOOK = Hook(lambda node: False, lambda node: None)

@@ -162,3 +162,8 @@ def on_abort_exit() -> None:
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # it would attach a debugger to us and print pages
     libllama.ggml_set_abort_callback.argtypes = [_AbortHandler]
     libllama.ggml_set_abort_callback(_on_abort)
+
+
+def no_vocabulary(model: object) -> Any:
+    """Raise EngineError: native code would read memory that was given back."""
+    raise EngineError("the model is closed; load it again")

@@ -44,6 +44,8 @@ _listener: Callable[[str], None] | None = None  # gets every log line while some
 
 @L.llama_log_callback  # type: ignore[untyped-decorator]
 def _on_log(level: int, text: bytes, _: Any) -> None:
+    if level < _LOG_WARN and _listener is None:  # as nearly all lines, of which a model has hundreds
+        return
     line = text.decode(errors="replace").rstrip("\n")
     if level in (_LOG_WARN, _LOG_ERROR):
         _complaints.append((level, line))
@@ -159,8 +161,7 @@ class Model:
         self.n_vocab: int = L.llama_vocab_n_tokens(self.vocab)
         self._piece = functools.lru_cache(1 << 13)(functools.partial(_piece, self.vocab))
         self.n_bytes: int = L.llama_model_size(self._handle)
-        name = C.create_string_buffer(64)
-        L.llama_model_meta_val_str(self._handle, b"general.architecture", name, len(name))
+        L.llama_model_meta_val_str(self._handle, b"general.architecture", name := C.create_string_buffer(64), 64)
         self.architecture = name.value.decode(errors="replace")
         self.has_decoder: bool = L.llama_model_has_decoder(self._handle)
         # Recurrent layers hold what all tokens so far made, and nothing of each.
@@ -181,8 +182,11 @@ class Model:
             return 0
         return position // self.window * self.window if self.is_chunked else max(0, position + 1 - self.window)
 
+    vocab = functools.cached_property(library.no_vocabulary)  # of a closed model: an open one has its own in this place
+
     def close(self) -> None:
         self.at_close.close()
+        vars(self).pop("vocab", None)
         if self._handle:
             L.llama_model_free(self._handle)
             self._handle = None
@@ -201,8 +205,7 @@ class Model:
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of `text`. add_special: put in what the vocabulary wants around a text (BOS)."""
-        raw = text.encode(errors="replace")
-        size = len(raw) + 16
+        size = len(raw := text.encode(errors="replace")) + 16
         while True:
             tokens = (C.c_int32 * size)()
             n = L.llama_tokenize(self.vocab, raw, len(raw), tokens, size, add_special, parse_special)
@@ -285,8 +288,7 @@ class Context(Sequences):
         has_doubles = model.window > 0 and not model.is_chunked and 1 < sizes.sequences <= _MOST_DOUBLED
         has_doubles = has_doubles and not model.is_recurrent
         first_double = params.n_seq_max if has_doubles else None
-        if has_doubles:
-            params.n_seq_max += sizes.sequences
+        params.n_seq_max += sizes.sequences if has_doubles else 0
         params.n_rs_seq = sizes.rollback if model.is_recurrent else 0
         params.kv_unified = True  # likewise: separate caches would split a batch of several sequences
         params.n_threads = params.n_threads_batch = threads
@@ -363,8 +365,7 @@ class Context(Sequences):
             raise EngineError("the engine is closed")
         if scales and len(scales) != len(self.model.adapters):
             raise EngineError(f"{len(scales)} scales came for {len(self.model.adapters)} adapters; update both devices")
-        active = [i for i, scale in enumerate(scales) if scale]
-        n = len(active)
+        n = len(active := [i for i, scale in enumerate(scales) if scale])
         adapters = (L.llama_adapter_lora_p_ctypes * n)(*(self.model.adapters[i] for i in active))
         self.active_adapters = tuple(active)
         if L.llama_set_adapters_lora(self._handle, adapters, n, (C.c_float * n)(*(scales[i] for i in active))):
@@ -395,6 +396,5 @@ class Context(Sequences):
             raise EngineError(f"row {row} of the last batch gave no logits")
         place = C.addressof(values.contents), n
         if place != self._logits_place:  # mostly they are where those of the last decode were
-            self._logits_place = place
-            self._logits = np.ctypeslib.as_array(values, shape=(n, self.model.n_vocab))
+            self._logits_place, self._logits = place, np.ctypeslib.as_array(values, shape=(n, self.model.n_vocab))
         return self._logits

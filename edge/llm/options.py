@@ -55,7 +55,7 @@ class EngineOptions:
     """Options of loading and running a model. None means: decide from the model and the machine."""
 
     context: int | None = None  # tokens; None: what the model was trained for, at most DEFAULT_CONTEXT
-    batch: int | None = None  # rows one decode may have; None: DEFAULT_BATCH, or what suits a disk weights come from
+    batch: int | None = None  # batch size, in rows; None: DEFAULT_BATCH, or what suits a disk weights come from
     sequences: int = 1  # independent sequences sharing the KV cache
     outputs: int | None = None  # rows of one decode that may give logits; None: one a sequence
     draft_rows: int = 0  # of these, those that are there for drafts alone

@@ -1,4 +1,4 @@
-"""From logits to a token: the sampling options people know, through llama.cpp's own samplers."""
+"""From logits to a token: the sampling options people know, through llama.cpp's own samplers (logits processors)."""
 
 from __future__ import annotations
 

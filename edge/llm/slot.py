@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.adapters.adapter import Scales
+from edge.elastic.weights import next_size, pass_size
 from edge.errors import ContextFull, EdgeError
 from edge.llm.engine import Outputs
 from edge.llm.interface import TextEngine
@@ -44,7 +45,7 @@ class Slot:
         self.computed = 0  # tokens that the last `prefill` computed
         # Tokens before the first that was shifted, or computed with other bits than the first; None: there is none.
         self.exact: int | None = None
-        self.size = ""  # of a model of several sizes, which computed the first token: as `PagedWeights.size`
+        self.size = 0  # of a model of several sizes, which computed the first token
         self.steps: list[int] = []  # the first position of each step that computed them
         self.mirrored = 0  # tokens that a mirror has seen to
         self.plan: SnapshotPlan = NoPlan()  # of snapshots
@@ -72,7 +73,7 @@ class Slot:
             self.drop(same, self.dropped)
             same = common_prefix(self.tokens, history)
         self.cut(min(same, len(history) - 1))
-        self.restored = self._restore(history)
+        self.restored = _restore(self, history)
         if self.engine.states.snapshots is not None:
             self.plan = SnapshotPlan(len(history), self.engine.states.block)
 
@@ -124,7 +125,7 @@ class Slot:
     @property
     def is_kept(self) -> bool:
         """True if all that it holds, as far as whole blocks go, is on disk. It may have had to make room there."""
-        hashes = self.block_hashes(self.tokens[: self._n_stored])
+        hashes = block_hashes(self, self.tokens[: self._n_stored])
         return bool(hashes) and self.engine.states.n_cached(hashes) == len(hashes)
 
     @property
@@ -132,10 +133,6 @@ class Slot:
         """True if blocks that fill a file were computed since `keep`."""
         block = self.engine.states.block
         return group_start(len(self.tokens) // block) > self._n_stored // block
-
-    def block_hashes(self, tokens: Sequence[int]) -> list[bytes]:
-        """Return the names of the whole blocks of tokens that begin as this slot does."""
-        return self.engine.states.block_hashes(tokens, self.namespace + self.size)
 
     def keep(self) -> None:
         """Keep what is held on disk, where the engine has such a place, so that a later prompt need not compute it.
@@ -152,49 +149,16 @@ class Slot:
             return
         first = group_start(n_stored)
         with suppress(EdgeError):
-            hashes = self.block_hashes(self.tokens[: whole * states.block])
+            hashes = block_hashes(self, self.tokens[: whole * states.block])
             states.keep(self.sequence, first * states.block, hashes[first:])
             self._n_stored = whole * states.block
-
-    def _restore(self, history: Sequence[int]) -> int:
-        """Continue what is held with blocks from disk: how many tokens came from there."""
-        states = self.engine.states
-        n_cached, whole = len(self.tokens), (len(history) - 1) // states.block
-        if not states.keeps or self.exact is not None or whole <= n_cached // states.block:
-            return 0
-        size = self.engine.paging.size if self.engine.paging is not None else ""
-        if n_cached and size != self.size:
-            return 0
-        self.size = size
-        first = group_start(n_cached // states.block)
-        hashes = self.block_hashes(history[: whole * states.block])[first:]
-        hashes = hashes[: states.n_cached(hashes)]
-        if (first + len(hashes)) * states.block <= n_cached:
-            return 0
-        if states.snapshots is not None:
-            if states.restore(self.sequence, first * states.block, hashes) < len(hashes):
-                self.cut(0)
-                return 0
-            self.steps.append(n_cached)
-            self.tokens = [*history[: (first + len(hashes)) * states.block]]
-            self._n_stored = len(self.tokens)
-            return self._n_stored - n_cached
-        self.cut(first * states.block)
-        if len(self.tokens) < first * states.block:  # all had to be forgotten
-            return max(0, self._restore(history) - n_cached)
-        blocks = states.restore(self.sequence, first * states.block, hashes)
-        self.steps.append(len(self.tokens))
-        self.tokens.extend(history[first * states.block : (first + blocks) * states.block])
-        self.cut(len(self.tokens))  # some ranks may have had more than others
-        self._n_stored = max(self._n_stored, len(self.tokens))
-        return max(0, len(self.tokens) - n_cached)
 
     # --- computing: a scheduler submits the steps of many slots itself, and notes them here ---
 
     def submitted(self, tokens: Sequence[int]) -> None:
         """A step with these tokens was submitted."""
         self._shifting = False
-        size = self.engine.paging.pass_size if self.engine.paging is not None else ""
+        size = pass_size(self.engine.paging)
         if not self.tokens:
             self.size = size
         elif size != self.size and self.exact is None:
@@ -208,7 +172,7 @@ class Slot:
         states = self.engine.states
         if states.snapshots is not None:
             with suppress(EdgeError):  # the next step tells of an engine that failed
-                states.snapshots.make(self.sequence, self.block_hashes(self.tokens)[-1])
+                states.snapshots.make(self.sequence, block_hashes(self, self.tokens)[-1])
                 self.plan.has_new = True
 
     def failed(self) -> None:
@@ -267,6 +231,46 @@ class Slot:
             is_last = start + n_rows >= len(tokens)
             logits = self.decode(tokens[start : start + n_rows], outputs if is_last else "none", top=top)
         return logits
+
+
+def block_hashes(slot: Slot, tokens: Sequence[int]) -> list[bytes]:
+    """Return the names of the whole blocks of tokens that begin as a slot does."""
+    namespace = f"{slot.namespace}\0size {slot.size}" if slot.size else slot.namespace
+    return slot.engine.states.block_hashes(tokens, namespace)
+
+
+def _restore(slot: Slot, history: Sequence[int]) -> int:
+    """Continue what is held with blocks from disk: how many tokens came from there."""
+    states = slot.engine.states
+    n_cached, whole = len(slot.tokens), (len(history) - 1) // states.block
+    if not states.keeps or slot.exact is not None or whole <= n_cached // states.block:
+        return 0
+    size = next_size(slot.engine.paging)
+    if n_cached and size != slot.size:
+        return 0
+    slot.size = size
+    first = group_start(n_cached // states.block)
+    hashes = block_hashes(slot, history[: whole * states.block])[first:]
+    hashes = hashes[: states.n_cached(hashes)]
+    if (first + len(hashes)) * states.block <= n_cached:
+        return 0
+    if states.snapshots is not None:
+        if states.restore(slot.sequence, first * states.block, hashes) < len(hashes):
+            slot.cut(0)
+            return 0
+        slot.steps.append(n_cached)
+        slot.tokens = [*history[: (first + len(hashes)) * states.block]]
+        slot._n_stored = len(slot.tokens)
+        return slot._n_stored - n_cached
+    slot.cut(first * states.block)
+    if len(slot.tokens) < first * states.block:  # all had to be forgotten
+        return max(0, _restore(slot, history) - n_cached)
+    blocks = states.restore(slot.sequence, first * states.block, hashes)
+    slot.steps.append(len(slot.tokens))
+    slot.tokens.extend(history[first * states.block : (first + blocks) * states.block])
+    slot.cut(len(slot.tokens))  # some ranks may have had more than others
+    slot._n_stored = max(slot._n_stored, len(slot.tokens))
+    return max(0, len(slot.tokens) - n_cached)
 
 
 def check_prompt(prompt: Sequence[int], engine: TextEngine) -> None:
@@ -331,7 +335,7 @@ def set_back(slot: Slot, length: int) -> int:
     states = slot.engine.states
     if states.snapshots is not None:
         exact = length if slot.exact is None else min(length, slot.exact)
-        hashes = slot.block_hashes(slot.tokens[:exact])
+        hashes = block_hashes(slot, slot.tokens[:exact])
         for n_blocks in range(len(hashes), 0, -1):
             end, last = n_blocks * states.block, hashes[n_blocks - 1]
             if states.snapshots.has(last) and states.snapshots.set_back(slot.sequence, end, last):

@@ -87,7 +87,8 @@ def _knock(host: str, port: int, timeout_s: float) -> str:
     except ConnectionRefusedError:
         raise LinkClosed(f"nothing listens at {target}") from None
     except (OSError, UnicodeError) as error:  # UnicodeError: no name that DNS could know
-        raise LinkClosed(f"no connection to {target}: {getattr(error, 'strerror', None) or error}") from error
+        remedy = "; check the name, or give its address" if isinstance(error, socket.gaierror | UnicodeError) else ""
+        raise LinkClosed(f"no connection to {target}: {getattr(error, 'strerror', None) or error}{remedy}") from error
 
 
 def _connected(channel: grpc.Channel, target: str, deadline: float, timeout_s: float) -> grpc.Channel:

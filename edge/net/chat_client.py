@@ -83,6 +83,9 @@ class ServerChat:
                     yield event
         except urllib.error.HTTPError as error:
             raise TransportError(f"{self._where} answers {error.code}: {_reason(error)}") from None
+        except urllib.error.URLError as error:
+            why = getattr(error.reason, "strerror", None) or error.reason
+            raise TransportError(f"{self._where} cannot be asked: {why}; is edge serve running there?") from error
         except (OSError, ValueError) as error:
             raise TransportError(f"{self._where} cannot be asked: {error}") from error
         raise TransportError(f"{self._where} ended before the answer was complete")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Protocol
 
-from edge.llama.address_space import AddressSpace
+from edge.llama.address_space import HUGE_PAGE, AddressSpace
 from edge.paging.window import Piece
+
+_BLOCK_BYTES = 32 << 20  # of small weights in one block
 
 
 class Arena(Protocol):
@@ -46,38 +48,61 @@ class OneArena:
         self._space.close()
 
 
-_Key = tuple[str, int, int, bool]  # of what a place holds: file, offset, bytes, layout
+Key = tuple[str, int, int, bool]  # of what a place holds: file, offset, bytes, layout
 
 
 class ElasticArena:
-    """A memory for each weight, so that any of them can go while the others stay."""
+    """A memory for each large weight, and blocks of small ones, so that any of them can go while the others stay.
+
+    Small ones share blocks because a disk fills huge pages at twice the speed; a block goes as a whole.
+    """
 
     def __init__(self) -> None:
-        self._spaces: dict[_Key, AddressSpace] = {}
-        self._arrived: set[_Key] = set()
+        self._places: dict[Key, tuple[AddressSpace, int]] = {}
+        self._arrived: set[Key] = set()
 
     def place(self, piece: Piece) -> tuple[AddressSpace, int]:
-        key = _key(piece)
-        if key not in self._spaces:
-            self._spaces[key] = AddressSpace(piece.span, huge=True, whole=False)
-        return self._spaces[key], 0
+        return self._places[key_of(piece)]
 
     def holds(self, piece: Piece) -> bool:
-        return _key(piece) in self._arrived
+        return key_of(piece) in self._arrived
 
     def arrived(self, piece: Piece) -> None:
-        self._arrived.add(_key(piece))
+        self._arrived.add(key_of(piece))
 
     def keep_only(self, pieces: Collection[Piece]) -> None:
         """Give the memory of all others, and of what has not arrived, back to the system. Nothing may use it any
         more."""
-        for key in self._spaces.keys() - ({_key(piece) for piece in pieces} & self._arrived):
-            self._arrived.discard(key)
-            self._spaces.pop(key).close()
+        keep = {key_of(piece) for piece in pieces}
+        gone = {space for key, (space, _) in self._places.items() if key not in keep & self._arrived}
+        for key, (space, _) in [*self._places.items()]:
+            if space in gone:
+                del self._places[key]
+                self._arrived.discard(key)
+        for space in gone:
+            space.close()
+
+    def make_places(self, pieces: Collection[Piece], goes_with: Callable[[Key], Hashable]) -> None:
+        """Have places for these pieces, too. goes_with: of two small pieces that go at different times it is another,
+        and they share no block."""
+        groups: dict[Hashable, list[list[Piece]]] = {}
+        for piece in pieces:
+            if key_of(piece) not in self._places:
+                is_small = piece.span < HUGE_PAGE
+                blocks = groups.setdefault(goes_with(key_of(piece)) if is_small else piece, [[]])
+                if sum(other.span for other in blocks[-1]) + piece.span > _BLOCK_BYTES:
+                    blocks.append([])
+                blocks[-1].append(piece)
+        for block in filter(None, (block for blocks in groups.values() for block in blocks)):
+            space, start = AddressSpace(sum(piece.span for piece in block), huge=True, whole=False), 0
+            for piece in block:
+                self._places[key_of(piece)] = space, start
+                start += piece.span
 
     def close(self) -> None:
         self.keep_only(())
 
 
-def _key(piece: Piece) -> _Key:
+def key_of(piece: Piece) -> Key:
+    """Return what a place for the piece holds."""
     return str(piece.source.file.path), piece.source.offset, piece.n_bytes, piece.repacked

@@ -115,6 +115,8 @@ class Reader:
         self._digests: dict[tuple[str, int], bytes] | None = {} if verify else None
         self._urgent: deque[Job] = deque()
         self._ahead: deque[Job] = deque()
+        self._idle: deque[Job] = deque()  # nobody waits for these
+        self._idle_is_due = False  # they get every second chunk
         lock = threading.RLock()
         self._turn = threading.Condition(lock)  # of the threads
         self._arrival = threading.Condition(lock)
@@ -147,6 +149,12 @@ class Reader:
                 if job.next < job.n_bytes and job.error is None:
                     self._forget(job)
                     (self._urgent if urgent else self._ahead).append(job)
+            self._turn.notify_all()
+
+    def submit_idle(self, jobs: Sequence[Job]) -> None:
+        """Begin jobs that nobody waits for: they go on beside those that are read ahead, chunk by chunk in turn."""
+        with self._turn:
+            self._idle.extend(jobs)
             self._turn.notify_all()
 
     def wait(self, job: Job) -> None:
@@ -204,7 +212,7 @@ class Reader:
         )
 
     def _forget(self, job: Job) -> None:
-        for queue in (self._urgent, self._ahead):
+        for queue in (self._urgent, self._ahead, self._idle):
             if job in queue:
                 queue.remove(job)
 
@@ -224,11 +232,12 @@ class Reader:
     def _next(self) -> tuple[Job, int, int] | None:
         """(job, first byte, bytes) of the next chunk; None when closed."""
         with self._turn:
-            while not (self._urgent or self._ahead or self._closed):
+            while not (self._urgent or self._ahead or self._idle or self._closed):
                 self._turn.wait()
             if self._closed:
                 return None
-            queue = self._urgent or self._ahead
+            self._idle_is_due = not self._idle_is_due
+            queue = self._urgent or (self._idle if self._idle_is_due and self._idle else self._ahead or self._idle)
             job = queue[0]
             at, n_bytes = job.next, job.chunk(self.chunk)
             job.next += n_bytes

@@ -15,8 +15,8 @@ HEAD, TABLE = "output.weight", "token_embd.weight"
 # Factors of one matrix product each, in the order of use: they can be streamed, and laid out for this CPU. All others
 # (norms, biases, routers, convolutions) are small.
 _FACTORS = (
-    "attn_q", "attn_v", "attn_k", "attn_qkv", "attn_output", "ffn_up", "ffn_gate", "ffn_down",
-    "ffn_up_shexp", "ffn_gate_shexp", "ffn_down_shexp",
+    "attn_q", "attn_v", "attn_k", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down",
+    "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
 )  # fmt: skip
 _FACTOR = re.compile(rf"blk\.\d+\.({'|'.join(_FACTORS)})\.weight")
 _EXPERT_KINDS = ("gate_up", "gate", "up", "down")  # in the order of use
@@ -35,10 +35,15 @@ class Roles:
     rest: tuple[Piece, ...]
 
     @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Return all that may be in memory as a whole."""
+        head, experts = [self.head] if self.head else [], (p for ps in self.experts.values() for p in ps)
+        return *self.factors, *head, *experts, *self.rest
+
+    @property
     def longest_row(self) -> int:
         """Bytes of the longest row of all that is laid out anew."""
-        pieces = (*self.factors, *([self.head] if self.head else []), *(p for ps in self.experts.values() for p in ps))
-        return max((piece.weight.row_bytes for piece in pieces if piece.repacked), default=0)
+        return max((piece.weight.row_bytes for piece in self.pieces if piece.repacked), default=0)
 
     def head_pieces(self, most: int) -> tuple[Piece, ...]:
         """The head cut into pieces of at most `most` bytes, or little more."""

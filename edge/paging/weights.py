@@ -37,8 +37,6 @@ def one_pass(weights: PagedWeights, rows: llama.Batch, n: int) -> Iterator[None]
 class PagedWeights:
     """Weights of a model under a budget, brought to where its graphs read them. `close()` frees all memory."""
 
-    pass_size = ""  # as `size`, when the last pass was computed
-
     def __init__(
         self,
         roles: Roles,
@@ -122,11 +120,6 @@ class PagedWeights:
     def stats(self) -> PagingStats:
         """Return bytes read, waits and cache hits since the last `clear_stats`."""
         return self._passes.stats()
-
-    @property
-    def size(self) -> str:
-        """Return the name of the size in memory, of a model of several; "" for the largest, and the only one."""
-        return ""
 
     def news(self) -> list[str]:
         """Return what has changed since the last call, in a line each: nothing, where the budget stays."""

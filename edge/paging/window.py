@@ -67,7 +67,7 @@ class Pager:
         self._reader = reader
         self._next = 0  # place in the order of what is read next
         self._placed: deque[tuple[Piece, Job, int]] = deque()  # what has a place, oldest first; the place
-        self._in_use: Piece | None = None
+        self._in_use: tuple[Piece, Job, int] | None = None
         self._lost = False  # all that is held is to be read again
         self._requested: list[Piece] = []  # in this pass
         self._fill()
@@ -77,27 +77,29 @@ class Pager:
         return bool(self._placed) and self._placed[0][1].done
 
     def acquire(self, piece: Piece) -> int:
-        """Wait for `piece` and return its address. It stays there until `release`. WeightsError if it cannot be
-        read."""
+        """Wait for `piece` and return its address. It stays there until `release`. One that is used before others that
+        have a place is not read again. WeightsError if it cannot be read."""
         if self._in_use is not None:
-            raise EngineError(f"{piece.name} is needed before {self._in_use.name} was done with")
-        if self._lost or not self._placed or self._placed[0][0] is not piece:
+            raise EngineError(f"{piece.name} is needed before {self._in_use[0].name} was done with")
+        place = next((place for place in self._placed if place[0] is piece), None)
+        if self._lost or place is None:
             self._go_to(piece)
-        _, job, _ = self._placed[0]
+            place = self._placed[0]
+        _, job, _ = place
         try:
             self._reader.wait(job)
         except BaseException:
             self._go_to(piece)  # who tries again gets another read
             raise
-        self._in_use = piece
+        self._in_use = place
         self._requested.append(piece)
         return self._window.address + job.start
 
     def release(self) -> None:
         """Release the acquired weight: its place may be overwritten."""
         if self._in_use is not None:
+            self._placed.remove(self._in_use)
             self._in_use = None
-            self._placed.popleft()
             self._fill()
 
     def begin(self) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edge.adapters.adapter import Scales
 from edge.adapters.file import CheckedAdapter
 from edge.constraints.constraint import Mask
+from edge.elastic.weights import next_size
 from edge.errors import EngineError, Interrupted
 from edge.llama import llama
 from edge.llama.predicting import HiddenListener
@@ -31,6 +32,7 @@ from edge.parallel.step_times import StepTimes, Summary, summaries_of
 from edge.parallel.steps import Op, Step
 from partition.model.model import ModelShape
 from partition.plan.plan import Plan
+from quant.gguf.elastic import elastic_sizes
 from quant.gguf.file import GgufFile
 from transport.collective import Group, Wire
 
@@ -72,7 +74,7 @@ class DistributedEngine(RankRows, Leader):
         self.stages = len(plan.computing)
         # One stage has one step at a time.
         self.groups = (plan.microbatches or self.stages) if self.stages > 1 else 1
-        self._table = TokenTable(file)
+        self._tables = [TokenTable(file.with_tensors(size.tensors)) for size in elastic_sizes(file)]
         heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
         super().__init__(file, shard, group, heads, self.shape.n_vocab, algorithm, wire, explain, adapters)
         self.rank_links = RankLinks(self, plan, self.shape.n_embd, relink, links)
@@ -143,7 +145,7 @@ class DistributedEngine(RankRows, Leader):
         self.place_rows(rows, tokens, positions, sequences)
         heard = None
         if tokens[0] >= 0:
-            self._table.look_up(tokens, rows.embeddings[:n])
+            self._tables[next_size(self.paging)].look_up(tokens, rows.embeddings[:n])
             heard = np.array(tokens, np.int32) if self.listener is not None else None
         self.guarded(lambda: self.submit_rows(n, n_outputs, top, masks, heard))
 

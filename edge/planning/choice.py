@@ -83,7 +83,7 @@ def read_plan(path: Path, kind: type[AnyPlan]) -> AnyPlan:
             if (count or 1) > MAX_THREADS:
                 raise PlanError(f"{device} is to have {count} threads, {MAX_THREADS} are the most")
     except (ValueError, RecursionError) as error:  # among them PlanError, and what is not JSON
-        raise PlanError(f"{path} cannot be used as a plan: {error}") from None
+        raise PlanError(f"{path} cannot be used as a plan: {error}; make one with edge plan") from None
     return plan
 
 

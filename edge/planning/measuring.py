@@ -41,8 +41,8 @@ def measure(
 ) -> tuple[Measurements, dict[str, str]]:
     """(what the `most` most promising plans did, why others could not be measured), by the key of a point.
 
-    found, errors: filled with the same as it comes, for who goes on after an interruption. Each plan is remembered as
-    soon as it is measured, so that an interrupted command goes on where it was.
+    measured, errors: filled with the same as it comes, for who goes on after an interruption. Each plan is remembered
+    as soon as it is measured, so that an interrupted command goes on where it was.
     """
     remembered = Remembered("measured-plans")
     measured = {} if measured is None else measured

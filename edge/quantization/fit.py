@@ -109,7 +109,7 @@ def fit_file(
     SizeTooSmall, with the least possible size, if that is larger. TextError if the text is too short; the errors of
     `quantize` and Engine.
     """
-    plan = TimePlan(options.within_s, options.clock)
+    fitting = _Fitting(file, text, options, TimePlan(options.within_s, options.clock), progress)
     free = free_tensors(file)
     reserved = reserved_bytes(file, free)
     slow = slow_kinds(known_kernels(options.threads or default_threads()))
@@ -117,15 +117,13 @@ def fit_file(
     covered = calibrate.covered(file) if importance is None else importance
     candidates = choose_kinds(file, free, covered, reserved, budget, _kinds(options), options.fast, slow)
     if file_bytes(file, {name: tensor.type for name, tensor in file.tensors.items()}) <= budget:
-        return _whole(file, out, free, options, progress)
+        return fitting.whole(out, free)
     with _folder(file, text, options.imatrix) as folder:
-        imatrix = options.imatrix or _imatrix(file, text, folder / "imatrix.gguf", options, plan, progress)
+        imatrix = options.imatrix or fitting.imatrix(folder / "imatrix.gguf")
         if importance is None:
             importance = read_imatrix(imatrix).weights_of(file)
         try:
-            sensitivities = _sensitivity(
-                file, text, candidates, importance, folder, (budget, reserved), options, plan, progress
-            )
+            sensitivities = fitting.sensitivity(candidates, importance, folder, (budget, reserved))
             table = choices(file, candidates, sensitivities)
             chosen = fit(table, budget, reserved)
         except DoesNotFit as error:  # some tensors cannot be measured, and stay as they are
@@ -134,7 +132,7 @@ def fit_file(
         widened = from_mix(file, table, budget, reserved, imatrix)
         if widened and widened.choices != chosen.choices and widened.damage < _DOUBT * chosen.damage:
             fits.append(widened)
-        best, outcome, measured = _best(file, out, text, fits, imatrix, options, plan, progress)
+        best, outcome, measured = fitting.best(out, fits, imatrix)
         expected = sensitivities.together(best.damage)
         _keep(
             folder, replace(sensitivities, wholes=tuple({**dict(sensitivities.wholes), best.damage: measured}.items()))
@@ -162,58 +160,6 @@ def least_bytes(file: GgufFile, options: FitOptions) -> int:
 
 def _kinds(options: FitOptions) -> tuple[TensorType, ...]:
     return options.kinds or tuple(TYPES[name] for name in KINDS)
-
-
-def _best(
-    file: GgufFile,
-    out: Path,
-    text: str,
-    fits: Sequence[Fit],
-    imatrix: Path,
-    options: FitOptions,
-    plan: TimePlan,
-    progress: Progress,
-) -> tuple[Fit, Outcome, float]:
-    """Write as many fits as there is time for, and keep the one whose predictions differ least. Return the fit, its
-    outcome and its divergence."""
-    with ExitStack() as stack:
-        paths: list[Path] = []
-        outcomes = []
-        took_s = 0.0
-        for chosen in fits:
-            if paths and plan.left_s() < _SECOND * took_s:
-                break
-            began = plan.left_s()
-            paths.append(stack.enter_context(temporary_beside(out, ".gguf")))
-            outcomes.append(_write(file, paths[-1], chosen, imatrix, options, progress))
-            took_s = began - plan.left_s()
-        measured = _measured(file, paths, text, options, plan, progress)
-        best = min(range(len(paths)), key=lambda i: measured[i])
-        paths[best].replace(out)
-    return fits[best], outcomes[best], measured[best]
-
-
-def _whole(file: GgufFile, out: Path, free: Sequence[str], options: FitOptions, progress: Progress) -> Fitted:
-    """Write the model unchanged: a larger file would hold no more."""
-    types = {name: file.tensors[name].type for name in free}
-    chosen = Fit({name: Choice(kind, tensor_bytes(file, name, kind), 0.0) for name, kind in types.items()}, 0.0)
-    return Fitted(_write(file, out, chosen, options.imatrix, options, progress), 0.0, 0.0, 0.0, {}, {})
-
-
-def _write(
-    file: GgufFile, out: Path, chosen: Fit, imatrix: Path | None, options: FitOptions, progress: Progress
-) -> Outcome:
-    """Have llama.cpp write a fit."""
-    types = {name: choice.type for name, choice in chosen.choices.items()}
-    return quantize(
-        file,
-        out,
-        mix_like(chosen),
-        types=types,
-        imatrix=imatrix,
-        threads=options.threads,
-        progress=lambda done, total, name: progress("Quantizing", done, total, name),
-    )
 
 
 def file_within(
@@ -261,93 +207,6 @@ def _folder(file: GgufFile, text: str, imatrix: Path | None) -> Iterator[Path]:
         yield Path(other)
 
 
-def _imatrix(file: GgufFile, text: str, path: Path, options: FitOptions, plan: TimePlan, progress: Progress) -> Path:
-    """Return the file of the importance matrix of a text; compute it if it does not exist."""
-    if not path.exists():
-        calibrate.collect(
-            file.path,
-            text,
-            EngineOptions(threads=options.threads),
-            most=_CALIBRATION_CHUNKS,
-            within_s=plan.left_s(_CALIBRATED),
-            clock=options.clock,
-            progress=lambda done, total: progress("Calibrating", done, total),
-        ).write(path)
-    return path
-
-
-def _sensitivity(
-    file: GgufFile,
-    text: str,
-    candidates: Mapping[str, Sequence[TensorType]],
-    importance: Mapping[str, Floats],
-    folder: Path,
-    size: tuple[int, int],
-    options: FitOptions,
-    plan: TimePlan,
-    progress: Progress,
-) -> Sensitivity:
-    """Return the sensitivities that the choice depends on: those measured before, if they took enough of the time that
-    there is now, and new ones.
-
-    size: bytes that the file may have, and bytes of it that do not depend on the choice.
-    """
-    threads = options.threads or default_threads()
-    rows = {name: TensorRows(file, name, importance.get(name)) for name in candidates}
-    known: Sensitivity | None = None
-    with suppress(OSError, ValueError):
-        known = Sensitivity.from_json(json.loads((folder / _KEPT).read_bytes()))
-        if not known.left_s and options.within_s > _MORE * known.spent_s:
-            known = None
-    kinds = {name: {*candidates[name], *(() if known else sensitivity.probes(rows[name]))} for name in candidates}
-    if known:
-        kinds = {n: {k for k in kinds[n] if k.name not in known.errors[n]} for n in kinds if n in known.errors}
-    new = {name: rows[name] for name in kinds if kinds[name]}
-    errors = sensitivity.measure_errors(
-        new, kinds, threads, lambda *at: progress("Reading weights", *at), lambda: not plan.left_s(_READ)
-    )
-    if known:
-        errors = {name: {**row, **errors.get(name, {})} for name, row in known.errors.items()}
-
-    def table(damages: Damages) -> Table:
-        return choices(file, candidates, Sensitivity(damages, errors, 0.0))
-
-    def stopping() -> EarlyStopping:
-        return EarlyStopping(table, lambda table: fit(table, *size))
-
-    def whole(damages: Damages) -> list[Mapping[str, Choice]]:
-        """Return choices for files of sizes that do not depend on the requested one."""
-        costs = table(damages)
-        least, most = (sum(end(c.n_bytes for c in row) for row in costs.values()) for end in (min, max))
-        return [fit(costs, int(least + part * (most - least)) + 1).choices for part in _ANCHORS]
-
-    values = sum(tensor.rows * tensor.columns for tensor in rows.values())
-    possible = [kind for kind in sensitivity.PROBES if any(row.get(kind, 0) > 0 for row in errors.values())]
-    order = probe_order(possible, 8 * (size[0] - size[1]) / max(1, values))
-    if known and (not known.left_s or is_settled(order, known.damages, stopping().after_round)):
-        result = replace(known, errors=errors)
-    else:
-        result = sensitivity.measure_damages(
-            file,
-            text,
-            rows,
-            errors,
-            within_s=min(known.left_s if known else math.inf, plan.left_s(_MEASURED)),
-            threads=threads,
-            progress=lambda done, total, left_s: progress("Measuring", done, total, _time_left(left_s)),
-            order=order,
-            known=known.damages if known else None,
-            after_round=stopping().after_round,
-            whole=whole,
-            whole_left_s=lambda: plan.left_s(_WHOLE),
-            clock=options.clock,
-        )
-        result = replace(result, spent_s=known.spent_s if known else options.within_s)
-    if known is None or result != known:
-        _keep(folder, result)
-    return result
-
-
 def _keep(folder: Path, sensitivities: Sensitivity) -> None:
     """Write the measurements, for the next size of the model."""
     write_whole(folder / _KEPT, json.dumps(sensitivities.to_json()).encode())
@@ -359,23 +218,150 @@ def _time_left(left_s: float) -> str:
     return f"at most {left} left (--minutes)"
 
 
-def _measured(
-    file: GgufFile, paths: Sequence[Path], text: str, options: FitOptions, plan: TimePlan, progress: Progress
-) -> list[float]:
-    """Return the mean divergence of each written file, nats a token: on a chunk of the text, and on more if there is
-    time."""
-    began, most = plan.left_s(), sensitivity.most_chunks(ModelShape.from_gguf(file).n_vocab)
-    results: list[Quality] = []
-    for n in (1, most):
-        if results:
-            n = min(most, int(plan.left_s() / max(began - plan.left_s(), 1e-9)))
-        if n > 1 or not results:
-            results = evaluate(
-                file.path,
-                paths,
-                text,
-                EngineOptions(threads=options.threads),
-                most=n,
-                progress=lambda done, total: progress("Checking", done, total),
+@dataclass(frozen=True)
+class _Fitting:
+    """One fit of a model: what it is measured on, and the time that is left."""
+
+    file: GgufFile
+    text: str
+    options: FitOptions
+    plan: TimePlan
+    progress: Progress
+
+    def imatrix(self, path: Path) -> Path:
+        """Return the file of the importance matrix of a text; compute it if it does not exist."""
+        if not path.exists():
+            calibrate.collect(
+                self.file.path,
+                self.text,
+                EngineOptions(threads=self.options.threads),
+                most=_CALIBRATION_CHUNKS,
+                within_s=self.plan.left_s(_CALIBRATED),
+                clock=self.options.clock,
+                progress=lambda done, total: self.progress("Calibrating", done, total),
+            ).write(path)
+        return path
+
+    def sensitivity(
+        self,
+        candidates: Mapping[str, Sequence[TensorType]],
+        importance: Mapping[str, Floats],
+        folder: Path,
+        size: tuple[int, int],
+    ) -> Sensitivity:
+        """Return the sensitivities that the choice depends on: those measured before, if they took enough of the time
+        that there is now, and new ones.
+
+        size: bytes that the file may have, and bytes of it that do not depend on the choice.
+        """
+        threads = self.options.threads or default_threads()
+        rows = {name: TensorRows(self.file, name, importance.get(name)) for name in candidates}
+        known: Sensitivity | None = None
+        with suppress(OSError, ValueError):
+            known = Sensitivity.from_json(json.loads((folder / _KEPT).read_bytes()))
+            if not known.left_s and self.options.within_s > _MORE * known.spent_s:
+                known = None
+        kinds = {name: {*candidates[name], *(() if known else sensitivity.probes(rows[name]))} for name in candidates}
+        if known:
+            kinds = {n: {k for k in kinds[n] if k.name not in known.errors[n]} for n in kinds if n in known.errors}
+        new = {name: rows[name] for name in kinds if kinds[name]}
+        errors = sensitivity.measure_errors(
+            new, kinds, threads, lambda *at: self.progress("Reading weights", *at), lambda: not self.plan.left_s(_READ)
+        )
+        if known:
+            errors = {name: {**row, **errors.get(name, {})} for name, row in known.errors.items()}
+
+        def table(damages: Damages) -> Table:
+            return choices(self.file, candidates, Sensitivity(damages, errors, 0.0))
+
+        def stopping() -> EarlyStopping:
+            return EarlyStopping(table, lambda table: fit(table, *size))
+
+        def whole(damages: Damages) -> list[Mapping[str, Choice]]:
+            """Return choices for files of sizes that do not depend on the requested one."""
+            costs = table(damages)
+            least, most = (sum(end(c.n_bytes for c in row) for row in costs.values()) for end in (min, max))
+            return [fit(costs, int(least + part * (most - least)) + 1).choices for part in _ANCHORS]
+
+        values = sum(tensor.rows * tensor.columns for tensor in rows.values())
+        possible = [kind for kind in sensitivity.PROBES if any(row.get(kind, 0) > 0 for row in errors.values())]
+        order = probe_order(possible, 8 * (size[0] - size[1]) / max(1, values))
+        if known and (not known.left_s or is_settled(order, known.damages, stopping().after_round)):
+            result = replace(known, errors=errors)
+        else:
+            result = sensitivity.measure_damages(
+                self.file,
+                self.text,
+                rows,
+                errors,
+                within_s=min(known.left_s if known else math.inf, self.plan.left_s(_MEASURED)),
+                threads=threads,
+                progress=lambda done, total, left_s: self.progress("Measuring", done, total, _time_left(left_s)),
+                order=order,
+                known=known.damages if known else None,
+                after_round=stopping().after_round,
+                whole=whole,
+                whole_left_s=lambda: self.plan.left_s(_WHOLE),
+                clock=self.options.clock,
             )
-    return [result.summary.mean_divergence for result in results[1:]]
+            result = replace(result, spent_s=known.spent_s if known else self.options.within_s)
+        if known is None or result != known:
+            _keep(folder, result)
+        return result
+
+    def best(self, out: Path, fits: Sequence[Fit], imatrix: Path) -> tuple[Fit, Outcome, float]:
+        """Write as many fits as there is time for, and keep the one whose predictions differ least. Return the fit, its
+        outcome and its divergence."""
+        with ExitStack() as stack:
+            paths: list[Path] = []
+            outcomes = []
+            took_s = 0.0
+            for chosen in fits:
+                if paths and self.plan.left_s() < _SECOND * took_s:
+                    break
+                began = self.plan.left_s()
+                paths.append(stack.enter_context(temporary_beside(out, ".gguf")))
+                outcomes.append(self._write(paths[-1], chosen, imatrix))
+                took_s = began - self.plan.left_s()
+            measured = self._measured(paths)
+            best = min(range(len(paths)), key=lambda i: measured[i])
+            paths[best].replace(out)
+        return fits[best], outcomes[best], measured[best]
+
+    def whole(self, out: Path, free: Sequence[str]) -> Fitted:
+        """Write the model unchanged: a larger file would hold no more."""
+        types = {name: self.file.tensors[name].type for name in free}
+        unchanged = {n: Choice(kind, tensor_bytes(self.file, n, kind), 0.0) for n, kind in types.items()}
+        return Fitted(self._write(out, Fit(unchanged, 0.0), self.options.imatrix), 0.0, 0.0, 0.0, {}, {})
+
+    def _write(self, out: Path, chosen: Fit, imatrix: Path | None) -> Outcome:
+        """Have llama.cpp write a fit."""
+        types = {name: choice.type for name, choice in chosen.choices.items()}
+        return quantize(
+            self.file,
+            out,
+            mix_like(chosen),
+            types=types,
+            imatrix=imatrix,
+            threads=self.options.threads,
+            progress=lambda done, total, name: self.progress("Quantizing", done, total, name),
+        )
+
+    def _measured(self, paths: Sequence[Path]) -> list[float]:
+        """Return the mean divergence of each written file, nats a token: on a chunk of the text, and on more if
+        there is time."""
+        began, most = self.plan.left_s(), sensitivity.most_chunks(ModelShape.from_gguf(self.file).n_vocab)
+        results: list[Quality] = []
+        for n in (1, most):
+            if results:
+                n = min(most, int(self.plan.left_s() / max(began - self.plan.left_s(), 1e-9)))
+            if n > 1 or not results:
+                results = evaluate(
+                    self.file.path,
+                    paths,
+                    self.text,
+                    EngineOptions(threads=self.options.threads),
+                    most=n,
+                    progress=lambda done, total: self.progress("Checking", done, total),
+                )
+        return [result.summary.mean_divergence for result in results[1:]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -26,6 +28,10 @@ from edge.serve.router import Router
 _STREAMS_END_S = 5  # for streams to report the server's end to their clients
 _LOOK_S = 1.0  # between looks for idle models
 _BACKLOG = 512  # connections that wait to be accepted
+_REMEDIES = {
+    errno.EADDRINUSE: "give another port, or end the program that has this one",
+    errno.EACCES: "give a port of 1024 or more",
+}
 
 
 def serve(
@@ -49,7 +55,9 @@ def serve(
     try:
         listener = socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise OSError(f"{options.host}:{options.port} cannot be listened on: {error.strerror or error}") from error
+        why = os.strerror(error.errno) if error.errno in _REMEDIES else error.strerror or str(error)
+        remedy = f"; {_REMEDIES[error.errno]}" if error.errno in _REMEDIES else ""
+        raise OSError(f"{options.host}:{options.port} cannot be listened on: {why}{remedy}") from error
     with listener:
         port = listener.getsockname()[1]
         asyncio.run(_serve(configs, replace(options, port=port), queue, say, listening, listener, fetch))

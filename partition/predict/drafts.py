@@ -15,7 +15,7 @@ from quant.text import counted
 FREE = ("ngram",)  # drafts from the text itself, without a model; "auto" takes the first
 MTP = "mtp"  # layers of the model itself that predict further tokens; "auto" takes them where it has some
 KINDS = ("auto", "off", *FREE, MTP)  # that need no other model
-SELF = "self"  # the model itself, in fewer bits
+SELF = "self"  # self-drafting: by the model itself, in fewer bits
 ACCEPTANCE = {
     "ngram": 0.4,
     SELF: 0.8,

@@ -1,4 +1,5 @@
-"""Hysteresis: the choice in use stays unless another one is clearly better. Each threshold is the least ratio.
+"""Hysteresis: the choice in use stays unless another one is clearly better. Each switch threshold is the
+least ratio.
 
 Figures are off by some per cent, and a change costs something: a choice that followed every difference would swing
 between two that are as good.

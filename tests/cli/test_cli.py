@@ -44,8 +44,8 @@ def test_every_command_has_help(command: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["chat", "--help"], ["bench", "--help"], ["model", "--help"]])
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+def imported_for(arguments: list[str]) -> list[str]:
+    """The modules that help of a command imports."""
     code = f"""
 import sys, apps.cli
 try:
@@ -53,7 +53,17 @@ try:
 except SystemExit:
     print(*sys.modules, file=sys.stderr)
 """
-    assert HEAVY.isdisjoint(run_python(code).stderr.split())
+    return run_python(code).stderr.split()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["chat", "--help"], ["bench", "--help"], ["model", "--help"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    assert HEAVY.isdisjoint(imported_for(arguments))
+
+
+def test_a_command_imports_no_other() -> None:
+    modules = imported_for(["plan", "--help"])
+    assert [name for name in modules if name.startswith("apps.commands.")] == ["apps.commands.plan"]
 
 
 def test_version() -> None:
@@ -107,6 +117,17 @@ sys.exit(apps.cli.main(["chat"]))
 
 def test_an_unexpected_exception_is_one_line_and_exit_code_1() -> None:
     assert_one_line_error(run_python(FAILING), 1, "RuntimeError: two lines", "EDGE_DEBUG=1")
+
+
+def test_what_to_do_about_a_file_is_said(tmp_path: Path) -> None:
+    missing, below = tmp_path / "missing", tmp_path / "file" / "below"
+    (tmp_path / "file").touch()
+    for path, said in (
+        (missing, f"{missing}: No such file or directory; check its name"),
+        (tmp_path, f"{tmp_path}: Is a directory; name a file in it"),
+        (below, f"{below}: Not a directory; check its name: a part of it is a file, and no folder"),
+    ):
+        assert_one_line_error(run_edge("chat", "-p", "hi", "--chat-template", path), 3, said)
 
 
 def test_edge_debug_shows_where_it_happened() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -96,6 +97,14 @@ def served(*arguments: str, **environment: str) -> Iterator[Served]:
 def refused(*arguments: str, **environment: str) -> tuple[int, str]:
     done = run_edge("serve", *arguments, "--port", "0", "--threads", "1", env=environment, timeout=WAIT_S)
     return done.returncode, done.stderr
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        done = run_edge("serve", "--port", port, timeout=WAIT_S)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+    assert f"127.0.0.1:{port} cannot be listened on: Address already in use; give another port" in done.stderr
 
 
 def test_the_bundled_model_is_served_and_ctrl_c_ends_all_processes() -> None:
@@ -415,7 +424,7 @@ def test_chat_talks_to_a_server(tmp_path: Path) -> None:
     ("arguments", "code", "why"),
     [
         (("ftp://somewhere", "-p", "x"), 2, "no address"),
-        (("127.0.0.1:9", "-p", "x"), 7, "127.0.0.1:9 cannot be asked"),
+        (("127.0.0.1:9", "-p", "x"), 7, "127.0.0.1:9 cannot be asked: Connection refused; is edge serve"),
         (("127.0.0.1:9", "-p", "x", "--memory", "1GiB"), 2, "--memory is about a model that is loaded here"),
         (("127.0.0.1:9", "-p", "x", "--workers", "a"), 2, "--workers"),
         (("127.0.0.1:9", "-p", "x", "--prefix-cache", "0"), 2, "--prefix-cache is about a model"),

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from edge.api.config import EngineConfig
+from edge.elastic.governor import GROW_AFTER_S
 from edge.elastic.sizes import Preference, Sizes
 from edge.errors import EngineError, Interrupted, NotEnoughMemory, WeightsError
 from edge.llama.buffers import Weight
 from edge.llm.engine import Engine
 from edge.llm.sampler import SamplingParams
-from edge.paging.arena import ElasticArena
+from edge.paging.arena import ElasticArena, key_of
 from edge.paging.load import load_stub
 from edge.quantization.gguf import quantize
 from edge.serve.engine.loop import ServingLoop
@@ -30,6 +31,7 @@ from quant.text import bytes_text
 from tests.engine.elastic.conftest import Elastic, Memory, engine_in
 from tests.serve.test_serving_loop import Replies, begin, run
 from tests.support import ROOT
+from tests.support.helpers import until
 from tests.support.paging import MIB, OPTIONS, PROMPT
 
 ARCHITECTURES = ["llama", "gemma", "qwen3moe"]
@@ -212,12 +214,62 @@ def test_memory_of_what_has_not_arrived_is_given_back(elastic: Callable[[str], E
     with engine_in(Memory(1 << 30), elastic("llama").path) as (_, weights):
         there, coming = weights.plan.resident[:2]
         arena = ElasticArena()
+        arena.make_places((there, coming), lambda key: key)
         before = [arena.place(piece)[0] for piece in (there, coming)]
         arena.arrived(there)
         arena.keep_only((there, coming))
+        arena.make_places((there, coming), lambda key: key)
         after = [arena.place(piece)[0] for piece in (there, coming)]
         assert [a is b for a, b in zip(before, after, strict=True)] == [True, False]
         arena.close()
+
+
+def test_what_is_likely_to_be_due_is_read_while_its_room_is_seen_to_stay(elastic: Callable[[str], Elastic]) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        largest = engine.decode(PROMPT, 0).copy()
+        memory.is_now(weights, budgets(weights.sizes)[2])
+        engine.decode([7], len(PROMPT))
+        memory.is_now(weights, 1 << 30)
+        weights.follow()
+        assert (weights.choice.number, weights._ahead.n_bytes) == (2, 0)
+        memory.now_s += GROW_AFTER_S / 2
+        weights.follow()
+        assert weights.choice.number == 2
+        assert weights.planned_bytes == weights.choice.n_bytes + weights._ahead.n_bytes
+        jobs = weights._ahead._jobs.values()
+        assert jobs
+        until(lambda: all(job.done for job in jobs), "what is read ahead")
+        engine.decode([8], len(PROMPT) + 1)  # still with the smaller size
+        before = weights.reader.counts().n_bytes
+        memory.now_s += GROW_AFTER_S / 2
+        weights.look()
+        engine.kv_remove(0, 0)
+        assert np.array_equal(engine.decode(PROMPT, 0), largest)
+        assert (weights.choice.number, weights._ahead.n_bytes) == (0, 0)
+        table = weights._roles.table
+        assert table is not None
+        assert weights.reader.counts().n_bytes - before <= len(PROMPT) * table.weight.row_bytes
+
+
+def test_what_was_read_ahead_is_given_back_where_its_room_goes(elastic: Callable[[str], Elastic]) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        smallest = budgets(weights.sizes)[2]
+        memory.is_now(weights, smallest)
+        logits = engine.decode(PROMPT, 0).copy()
+        for seconds in (0.0, GROW_AFTER_S / 2):
+            memory.now_s += seconds
+            memory.free = 1 << 30
+            weights.follow()
+        assert weights._ahead.n_bytes
+        memory.free = smallest
+        memory.now_s += 0.1
+        weights.follow()
+        assert weights._ahead.n_bytes == 0
+        assert weights._arena._places.keys() == {key_of(piece) for piece in weights.plan.resident}  # type: ignore[attr-defined]
+        engine.kv_remove(0, 0)
+        assert np.array_equal(engine.decode(PROMPT, 0), logits)
 
 
 def test_weights_change_while_nothing_is_computed_also_after_an_interrupted_pass(

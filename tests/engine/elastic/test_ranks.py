@@ -20,6 +20,7 @@ from edge.worker.limits import ResourceLimits
 from edge.worker.load import WholeModel, load
 from partition.errors import CannotSlice
 from partition.plan.arrange import make_plan
+from partition.plan.plan import Range
 from partition.slices.gguf_slice import elastic_recipe, limits
 from quant.gguf.elastic import elastic_sizes
 from quant.gguf.file import GgufFile
@@ -119,11 +120,12 @@ def test_ranks_compute_what_those_of_the_static_file_do(
             assert greedy(engine) == greedy(alone[number])
         engine.kv_remove(0, 0)
         engine.decode(PROMPT, 0)
-        history = engine.states.read(0, range(n))
+        history = engine.states.begin_read(0, Range(0, n))()
         for weights, own in zip(ranks, at, strict=True):  # in the middle of an answer
             memory.is_now(weights, own[2])
         static[2].kv_remove(0, 0)
-        static[2].states.write(0, history)
+        for block in history:
+            static[2].states.write(0, block)
         assert np.array_equal(engine.decode([7], n), static[2].decode([7], n))
 
 

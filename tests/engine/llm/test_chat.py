@@ -36,6 +36,14 @@ def test_each_turn_computes_only_what_is_new(demo: Engine) -> None:
     assert roles(chat) == ["user", "assistant"] * 3
 
 
+def test_a_model_that_was_closed_is_refused_in_words() -> None:
+    with Engine(MODEL_PATH, OPTIONS) as engine:
+        chat = Chat(engine)
+    for use in (lambda: list(chat.ask("Hello", GREEDY)), lambda: Chat(engine), lambda: engine.model.is_end(5)):
+        with pytest.raises(EngineError, match=r"^the model is closed; load it again$"):
+            use()
+
+
 def test_the_second_turn_is_what_a_fresh_conversation_would_answer(demo: Engine) -> None:
     chat = Chat(demo)
     list(chat.ask("My name is Ada.", GREEDY, max_tokens=8))

@@ -48,6 +48,18 @@ def test_logits_and_tokens_are_those_of_resident_weights(made: Made, kind: tuple
     np.testing.assert_array_equal(found, resident_answer(path, True, chunk))
 
 
+@pytest.mark.parametrize("arch", [arch for arch in FIGURES if arch not in ("gemma2", "gpt-oss")])  # keys before values
+def test_the_first_pass_asks_in_the_order_that_is_read_ahead(made: Made, arch: str) -> None:
+    """In another order, much would be read twice."""
+    path = made(arch)
+    with paged(path, paging.least(path)) as engine:
+        pager = engine.paging._pager  # type: ignore[union-attr]
+        assert pager is not None
+        order = list(pager._order)
+        engine.decode(PROMPT[:1], 0)
+        assert [piece.name for piece in pager._order] == [piece.name for piece in order]
+
+
 @pytest.mark.parametrize("which", BUDGETS)
 def test_a_tied_head_that_is_laid_out_for_products_but_not_for_tokens(made: Made, which: str) -> None:
     path = made("gemma", "q4_0", head_type="q4_0")

@@ -242,6 +242,16 @@ def test_a_new_order_is_learned_and_then_read_ahead(loaded: Loaded, ring: Make) 
     assert read <= most  # nothing was read in vain
 
 
+def test_what_is_used_before_others_that_are_there_is_not_read_again(loaded: Loaded, ring: Make) -> None:
+    order = loaded.pieces(True)[:6]
+    swapped = [order[1], order[0], order[3], order[2], order[5], order[4]]
+    pager = ring(order, 2 * max(piece.span for piece in order))
+    for piece in swapped:
+        np.testing.assert_array_equal(acquired(pager, piece), loaded.whole[piece])
+        pager.release()
+    assert pager._reader.counts().n_bytes <= sum(piece.n_bytes for piece in order) + pager._window.n_bytes
+
+
 def test_two_at_a_time_are_refused(loaded: Loaded, ring: Make) -> None:
     first, second, *_ = order = loaded.pieces(True)[:3]
     pager = ring(order, sum(piece.span for piece in order))

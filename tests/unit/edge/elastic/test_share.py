@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from edge.elastic.share import MemoryShare, MemoryUse
+from edge.elastic.share import ComputedTime, MemoryShare, MemoryUse
 from edge.elastic.shares import MemoryShares
 from edge.errors import NotEnoughMemory
 
@@ -76,3 +76,15 @@ def test_others_that_keep_their_memory_are_not_waited_for_for_ever(monkeypatch: 
     else:
         with pytest.raises(NotEnoughMemory, match=r"30 B are needed, 0 B are there: .* did not give back the rest"):
             share.request(30, 100)
+
+
+def test_time_of_passes_is_what_was_computed_until_now() -> None:
+    now = [0.0]
+    computed = ComputedTime(lambda: now[0])
+    assert not computed.end()
+    computed.begin()
+    now[0] = 2.0
+    assert computed.seconds == 2.0
+    assert computed.end()
+    now[0] = 9.0
+    assert (computed.seconds, computed.end()) == (2.0, False)
