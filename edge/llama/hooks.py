@@ -164,6 +164,7 @@ class NodeHooks:
                 # A generator would cost a microsecond, and there are hundreds of nodes to a token.
                 for ready in self._next[index]:
                     if not ready():
+                        self._run = ()  # it has none of its own, and those of a node before ran
                         return True
             return False
         except IndexError:  # more nodes than remembered

@@ -109,7 +109,7 @@ def test_a_session_that_is_killed_leaves_its_memory_and_one_too_many_is_refused(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_folders(monkeypatch, tmp_path / "own")
-    with worker(tmp_path / "w", "--memory", "460MiB", *ONE_THREAD) as one, owner(one, model) as first:
+    with worker(tmp_path / "w", "--memory", "430MiB", *ONE_THREAD) as one, owner(one, model) as first:
         expected = tokens(first.engine, 6)
         [before] = first.shares()
         with owner(one, model) as second:

@@ -45,6 +45,17 @@ def test_the_second_graph_of_a_kind_runs_the_same_hooks_without_asking(synthetic
         assert len(asked) > first_asked
 
 
+def test_a_node_that_is_computed_for_the_next_one_runs_no_hook_of_another(synthetic: Synthetic) -> None:
+    """What precedes a node that is not ready is computed, whether a hook wants it or not."""
+    ran: list[str] = []
+    first = Hook(named("l_out-0"), lambda node: ran.append(node.name))
+    late = Hook(named("l_out-1"), None, lambda node: None, lambda: False)
+    with Engine(synthetic("llama"), OPTIONS, hooks=[first, late]) as engine:
+        for position in range(3):
+            engine.decode([7], position)
+    assert ran == ["l_out-0"] * 3
+
+
 def test_a_hook_that_only_looks_changes_nothing_and_one_that_writes_does(synthetic: Synthetic) -> None:
     path = synthetic("llama")
     with Engine(path, OPTIONS) as engine:
