@@ -169,6 +169,15 @@ def test_nothing_is_promised_before_it_was_given_back() -> None:
     assert told["b"][2:] == [(500, 500, 3, False)]
 
 
+def test_a_claim_is_answered_where_nothing_changes() -> None:
+    told: list[tuple[int, int, int, bool]] = []
+    shares = MemoryShares(lambda: 1000, lambda: 0.0)
+    member = shares.join("a", lambda *limit: told.append(limit))
+    for _ in range(2):
+        shares.claim(member, 100, 100, "a")
+    assert told == [(100, 100, 1, True), (100, 100, 2, True)]
+
+
 def test_a_limit_that_a_process_has_not_seen_yet_counts() -> None:
     """It may be told more and then less, and see the first of these when its report is on the way."""
     shares = MemoryShares(lambda: 1000, lambda: 0.0)
