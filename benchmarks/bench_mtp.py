@@ -292,8 +292,8 @@ def engine_of(section: str, path: Path, folder: Path, threads: int) -> Iterator[
 
 def text(section: dict[str, Any]) -> str:
     """The figures as Markdown."""
-    one = section["pass_ms"]["1"]
-    passes = ", ".join(f"{rows}: {ms / one:.2f}" for rows, ms in section["pass_ms"].items())
+    one_row_ms = section["pass_ms"]["1"]
+    passes = ", ".join(f"{rows}: {ms / one_row_ms:.2f}" for rows, ms in section["pass_ms"].items())
     lines = [
         [
             f"{row['right']:g}",
@@ -311,7 +311,7 @@ def text(section: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             f"{section['tokens']} tokens, {section['plain_tokens_per_s']:.2f} a second without drafts; a pass of"
-            f" {one:.1f} ms, by rows {passes}; a draft of {section['draft_ms']:.1f} ms, and"
+            f" {one_row_ms:.1f} ms, by rows {passes}; a draft of {section['draft_ms']:.1f} ms, and"
             f" {section['taken_in_ms']:.1f} for each token of the pass before but one. With layers that never draft:"
             f" {section['null_ratio']:.3f} of plain.",
             table([*header, "formula", "rows x windows", "of the formula", "others"], lines),

@@ -1,12 +1,13 @@
 """Weights paged through a window, beside the disk's own speed, llama.cpp's mapped files, and models that fit.
 
-    python benchmarks/bench_paging.py [--only limit|mmap|keeps-up|experts] [--work DIR] [--large] [--json [FILE]]
+    python benchmarks/bench_paging.py [--only limit|mmap|keeps-up|experts|path] [--work DIR] [--large] [--json [FILE]]
 
 | section  | question                                                                                        |
 | limit    | inside a memory group as large as the budget: is it never killed, and as fast as the disk?       |
 | mmap     | under the same limit, how much sooner does a token come than from llama.cpp's own mapped file?   |
 | keeps-up | where the disk keeps up, what does paging cost beside the resident model with the same kernels?  |
 | experts  | with half of a mixture of experts in memory, how much slower is a token, by the routers' skew?    |
+| path     | how fast is the disk, by the memory that reads land in and by what computes beside them?          |
 
 A side of `limit` and `mmap` is a process of its own in each round, with a memory group of its own (Linux and
 root); all caches are dropped before it, and the disk's O_DIRECT bandwidth is measured before and after. Sides of
@@ -23,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import paging_tables
+from benchmarks import disk_path, paging_tables
 from benchmarks.harness import GIB, MIB, LeftOut, Section, alternate, bench, compared, medians, parser_of, steal_s
 from benchmarks.paging_runs import CONTEXT, DISK_S, PROMPT, RUN_S, SIDE, Models, alone, disk_bounds, half_of, middle
 from benchmarks.planted_routers import plant_routers
@@ -44,7 +45,7 @@ class Case:
     rounds: int
     warm: int  # steps that are not counted
     steps: int
-    asked: str = ""
+    target: str = ""
 
 
 LIMIT = [Case("1b", 450 * MIB, 5, 4, 24), Case("8b", 3 * GIB // 2, 3, 2, 8)]
@@ -86,7 +87,7 @@ def needs_groups(args: argparse.Namespace) -> None:
 
 def cases(usual: list[Case], large: list[Case], args: argparse.Namespace) -> list[Case]:
     if args.tiny:
-        return [Case("tiny", 0, 1, 1, 3, usual[0].asked)]
+        return [Case("tiny", 0, 1, 1, 3, usual[0].target)]
     return [*usual, *(large if args.large else [])]
 
 
@@ -119,20 +120,20 @@ def at(some: Ranks, side: int, do: str, **arguments: Any) -> Any:
 def limit(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """The budget is the group's limit: what the process took of it, and how near to the disk's speed it came."""
     needs_groups(args)
-    found = []
+    rows = []
     for case in cases(LIMIT, LIMIT_LARGE, args):
         model = args.models(case.model)
         options = {"memory": budget(case, model)}
         with RawDisk(model) as disk:
             rounds = [one_run(model, options, case, disk, args) for _ in range(n_rounds(args, case.rounds))]
-        found.append(summary(case, model, rounds))
-    return {"cases": found, "asked_of_bound": ">= 0.9"}
+        rows.append(summary(case, model, rounds))
+    return {"cases": rows, "asked_of_bound": ">= 0.9"}
 
 
 def mmap(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Beside llama.cpp's own way to run what does not fit: a mapped file, of which the kernel keeps what it can."""
     needs_groups(args)
-    found = []
+    rows = []
     for case in cases(MMAP, MMAP_LARGE, args):
         model = args.models(case.model)
         sides = {
@@ -144,17 +145,17 @@ def mmap(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             # Each begins cold, so every round counts.
             rounds = alternate(runs, n_rounds(args, case.rounds), warm_up=False)
         paged, mapped = (summary(case, model, rounds[name]) for name in sides)
-        row: dict[str, Any] = {"paged": paged, "mapped": mapped, "asked": case.asked}
+        row: dict[str, Any] = {"paged": paged, "mapped": mapped, "asked": case.target}
         if paged["median"] and mapped["median"]:
             ratios = [m["run"]["decode_s"] / p["run"]["decode_s"] for p, m in zip(*rounds.values(), strict=True)]
             row["ratio"] = mapped["median"]["decode_s"] / paged["median"]["decode_s"]
             row["least"], row["most"] = min(ratios), max(ratios)
             if isinstance(case.limit, float) and paged["streamed_bytes"]:  # the less is streamed, the more is asked
-                row["asked"] = f">= {float(case.asked) * paged['model_bytes'] / paged['streamed_bytes']:.2f}"
+                row["asked"] = f">= {float(case.target) * paged['model_bytes'] / paged['streamed_bytes']:.2f}"
             else:
-                row["asked"] = f">= {case.asked}"
-        found.append(row)
-    return {"cases": found}
+                row["asked"] = f">= {case.target}"
+        rows.append(row)
+    return {"cases": rows}
 
 
 def summary(case: Case, model: Path, rounds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -163,7 +164,7 @@ def summary(case: Case, model: Path, rounds: list[dict[str, Any]]) -> dict[str, 
     streamed = (last.get("paging") or {}).get("streamed_bytes") or 0
     median = middle(rounds)
     setting, bounds = disk_bounds(rounds)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "model": case.model,
         "model_bytes": model.stat().st_size,
         "limit_bytes": budget(case, model),
@@ -175,20 +176,20 @@ def summary(case: Case, model: Path, rounds: list[dict[str, Any]]) -> dict[str, 
         "median": median,
         "disk_gbps": statistics.median(bounds),
         "disk_setting": setting,
-        "killed": sum(one["killed"] for one in rounds),
-        "failed": [one["failed"] for one in rounds if "failed" in one],
+        "killed": sum(run["killed"] for run in rounds),
+        "failed": [run["failed"] for run in rounds if "failed" in run],
         "rounds": rounds,
     }
     if median and streamed:
-        of_bound = [streamed / gbps / 1e9 / one["run"]["decode_s"] for gbps, one in zip(bounds, rounds, strict=True)]
-        found["achieved_gbps"] = streamed / median["decode_s"] / 1e9
-        found["of_bound"] = statistics.median(of_bound)
-        found["of_bound_least"], found["of_bound_most"] = min(of_bound), max(of_bound)
-    if all("group" in one for one in rounds):
-        found["group"] = {
-            key: max(one["group"][key] for one in rounds) for key in ("max_usage_bytes", "failcnt", "oom_kills")
+        of_bound = [streamed / gbps / 1e9 / run["run"]["decode_s"] for gbps, run in zip(bounds, rounds, strict=True)]
+        figures["achieved_gbps"] = streamed / median["decode_s"] / 1e9
+        figures["of_bound"] = statistics.median(of_bound)
+        figures["of_bound_least"], figures["of_bound_most"] = min(of_bound), max(of_bound)
+    if all("group" in run for run in rounds):
+        figures["group"] = {
+            key: max(run["group"][key] for run in rounds) for key in ("max_usage_bytes", "failcnt", "oom_kills")
         }
-    return found
+    return figures
 
 
 # --- keeps-up ---
@@ -203,7 +204,7 @@ def keeps_up(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     rounds = n_rounds(args, 3)
     engine = {"context": 2 * PREFILL, "batch": PREFILL}
     steps = {"prompt": 8, "warm": 1, "steps": 3} if args.tiny else {"prompt": PROMPT, "warm": 2, "steps": 16}
-    found: dict[str, Any] = {"rounds": rounds, "model_bytes": size, "asked": "<= 1.1", "cases": []}
+    figures: dict[str, Any] = {"rounds": rounds, "model_bytes": size, "asked": "<= 1.1", "cases": []}
     with RawDisk(model) as disk, Ranks(SIDE, 1) as resident:
 
         def beside(words: str, part: int, do: str, figure: str, **sizes: int) -> dict[str, Any]:
@@ -230,9 +231,9 @@ def keeps_up(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 "measured": times,
             }
             case["needed_gbps"] = streamed / case["median"]["resident"][figure] / 1e9
-            only = {name: [{figure: one[figure]} for one in many] for name, many in times.items()}
+            only = {name: [{figure: sample[figure]} for sample in samples] for name, samples in times.items()}
             [case["compared"]] = compared(only, "resident", "paged", {figure: "<= 1.1"})
-            found["cases"].append(case)
+            figures["cases"].append(case)
             return case
 
         resident.tell("load", RUN_S, model=str(model), options={**engine, "repack": True})
@@ -245,7 +246,7 @@ def keeps_up(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             more = most + case["streamed_bytes"] - can
             words = f"decode, {more / size:.0%} of the model: the disk takes {KEEPS_UP:.0%} of a token's time"
             beside(words, more, "run", "decode_s", **steps)
-    return found
+    return figures
 
 
 # --- experts ---
@@ -254,7 +255,7 @@ def keeps_up(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 def experts(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Half of the file's size for all, beside all in memory, with routers that prefer no experts, or some."""
     model = args.models("tiny-moe" if args.tiny else "moe")
-    size, rounds, found = model.stat().st_size, n_rounds(args, 4), []
+    size, rounds, rows = model.stat().st_size, n_rounds(args, 4), []
     part = half_of(model) if args.tiny else size // 2
     steps = {"prompt": 1, "warm": 1, "steps": 2} if args.tiny else {"prompt": 1, "warm": 8, "steps": 20}
     for skew, exponent, repeats in SKEWS:
@@ -270,19 +271,28 @@ def experts(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             runs = {name: partial(at, side, 0, "run", repeats=repeats, **steps) for name, side, _ in loads}
             times = alternate(runs, rounds)
             rates = disk.gbps(0.2 if args.tiny else DISK_S)
-        found.append(
+        rows.append(
             {
                 "skew": skew,
                 "median": medians({"paged": times["paged"]})["paged"],
                 "resident": medians({"resident": times["resident"]})["resident"],
-                "best": min(one["decode_s"] for one in times["paged"]),
-                "best_resident": min(one["decode_s"] for one in times["resident"]),
+                "best": min(sample["decode_s"] for sample in times["paged"]),
+                "best_resident": min(sample["decode_s"] for sample in times["resident"]),
                 "disk_gbps": max(rates.values()),
                 "steal_s": steal_s() - stolen,
                 "measured": times,
             }
         )
-    return {"cases": found, "budget_bytes": part, "model_bytes": size, "asked_of_resident": ">= 0.75"}
+    return {"cases": rows, "budget_bytes": part, "model_bytes": size, "asked_of_resident": ">= 0.75"}
+
+
+# --- path ---
+
+
+def path(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The disk's rate, with all that a running model takes from it, one by one."""
+    model, resident = (args.models(name) for name in (("tiny", "tiny") if args.tiny else ("8b", "1b")))
+    return {"cases": disk_path.measure(model, resident, n_rounds(args, 4), 0.05 if args.tiny else 0.4, args.tiny)}
 
 
 SECTIONS = {
@@ -290,6 +300,7 @@ SECTIONS = {
     "mmap": Section(mmap, paging_tables.mmap),
     "keeps-up": Section(keeps_up, paging_tables.keeps_up),
     "experts": Section(experts, paging_tables.experts),
+    "path": Section(path, disk_path.text),
 }
 
 if __name__ == "__main__":

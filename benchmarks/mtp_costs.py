@@ -9,7 +9,6 @@ busiest where that takes it longer than the other one computes.
 
 from __future__ import annotations
 
-import itertools
 import time
 from statistics import median
 
@@ -33,9 +32,10 @@ def pass_s(engine: TextEngine, prompt: list[int], answer: list[int]) -> dict[int
     engine.kv_clear()
     slot, sizes = Slot(engine), [size for size in ROWS if size <= engine.outputs]
     slot.prefill(prompt, top=1)
-    stretches = itertools.cycle(range(0, len(answer) - ROWS[-1] + 1, ROWS[-1]))
+    starts = range(0, len(answer) - ROWS[-1] + 1, ROWS[-1])
     took = dict.fromkeys(sizes, 0.0)
-    for size, at in zip(sizes * _STRETCHES, stretches, strict=False):
+    for number, size in enumerate(sizes * _STRETCHES):
+        at = starts[(number + number // len(sizes)) % len(starts)]  # not the same for a size each time
         slot.forget(len(slot.tokens) - len(prompt) - at)
         began = time.perf_counter()
         for first in range(at, at + ROWS[-1], size):
@@ -60,7 +60,7 @@ def busy_ms(engine: DistributedEngine, prompt: list[int], answer: list[int]) -> 
                     engine.collect()
             while engine.uncollected:
                 engine.collect()
-            busy[size] = max(one.compute_ms.median for times in engine.times() for one in times.values())
+            busy[size] = max(summary.compute_ms.median for times in engine.times() for summary in times.values())
             engine.kv_remove(0, len(prompt))
     return busy
 

@@ -39,7 +39,7 @@ class RawDisk(AbstractContextManager["RawDisk"]):
     def gbps(self, seconds: float, settings: Sequence[tuple[int, int]] = SETTINGS) -> dict[str, float]:
         """GB/s by setting, `seconds` in all; the best is the bound."""
         return {
-            f"{threads} x {chunk >> 20} MiB": self._rate(threads, chunk, seconds / len(settings))
+            f"{threads} x {chunk >> 20} MiB": self.rate(threads, chunk, seconds / len(settings))
             for threads, chunk in settings
         }
 
@@ -50,20 +50,23 @@ class RawDisk(AbstractContextManager["RawDisk"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _rate(self, threads: int, chunk: int, seconds: float) -> float:
+    def rate(self, threads: int, chunk: int, seconds: float, ring: int = 0) -> float:
+        """GB/s of so many threads. ring: bytes that the reads land in, round and round; at least those under way."""
         chunk = min(chunk, self._size // mmap.PAGESIZE * mmap.PAGESIZE)
+        memory = memoryview(_buffer(max(ring // chunk, threads) * chunk))
         lock = threading.Lock()
-        n_read = 0
+        n_read = place = 0
         began = time.perf_counter()
 
         def read() -> None:
-            nonlocal n_read
-            buffer = _buffer(chunk)
+            nonlocal n_read, place
             while time.perf_counter() < began + seconds:
                 with lock:
                     at = self._at if self._at + chunk <= self._size else 0
                     self._at = at + chunk
-                n = os.preadv(self._fd, [memoryview(buffer)], at)  # type: ignore[list-item]
+                    into = memory[place : place + chunk]
+                    place = (place + chunk) % len(memory)
+                n = os.preadv(self._fd, [into], at)
                 with lock:
                     n_read += n
 

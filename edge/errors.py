@@ -14,6 +14,8 @@ class EngineError(EdgeError):
 class NotEnoughMemory(EdgeError):
     """The model does not fit at this context length; the message says need and have, part by part."""
 
+    least: int | None = None  # bytes of the least budget that would do; None: not known
+
 
 class WeightsError(EdgeError):
     """Weights cannot be read from their file while the model runs; the message names the file and the offset."""

@@ -1,6 +1,7 @@
-"""Formatting of numbers and errors for people, and how texts overlap."""
+"""Formatting of numbers, names and errors for people, and how texts overlap."""
 
 import math
+from collections.abc import Sequence
 
 
 def bytes_text(n: float) -> str:
@@ -21,6 +22,12 @@ def counted(n: float, what: str) -> str:
 def with_article(noun: str) -> str:
     """A noun after its article: "a token", "an input"."""
     return f"{'an' if noun[:1].lower() in tuple('aeio') else 'a'} {noun}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence, each once: "pi, nas and this device"."""
+    *others, last = list(dict.fromkeys(names)) or [""]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def number_text(value: float) -> str:

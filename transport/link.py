@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NoReturn
 
-from transport.errors import LinkClosed, LinkTimeout, TransportError
+from transport.errors import LinkClosed, LinkTimeout, Refused, TransportError
 from transport.frame import HEADER_BYTES, MAX_REASON, SEQUENCES, Buffer, Frame, Kind, pack_header
 from transport.received import ReceivedFrames
 
@@ -180,8 +180,9 @@ class Link(ABC):
             self._sending.release()
 
     def _fail(self, error: TransportError) -> NoReturn:
-        """Break because of `error`, and raise it. Where another thread closed the link meanwhile, that is why."""
-        if self.broken is not None:
+        """Break because of `error`, and raise it. Where another thread closed the link meanwhile, that is why, unless
+        the peer said why: a thread that sends may notice the end first."""
+        if self.broken is not None and not isinstance(error, Refused):
             raise LinkClosed(str(self.broken)) from error
         self._break(error)
         raise error

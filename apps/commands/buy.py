@@ -228,7 +228,7 @@ def _show(result: dict[str, Any], served: Served) -> None:
         ("each further token", simulated.tpot_s, limits["latency_s"]),
     )
     cells = [
-        [name, "-" if limit is None else _ms(limit), *(_ms(getattr(spread, name)) for name in PERCENTILES)]
+        [name, "-" if limit is None else _ms(limit), *(_ms(getattr(spread, percentile)) for percentile in PERCENTILES)]
         for name, spread, limit in times
         if spread is not None
     ]

@@ -312,7 +312,7 @@ def _state(rank: int, said: pb.LinkState) -> LinkState:
 
 
 _OF_A_DEVICE = frozenset(
-    {"threads", "gpu_layers", "gpu_memory", "memory", "window", "io_threads", "io_chunk", "verify"}
+    {"threads", "gpu_layers", "gpu_memory", "memory", "least_memory", "window", "io_threads", "io_chunk", "verify"}
 )
 
 

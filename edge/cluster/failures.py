@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from edge.errors import WorkerError
+from quant.text import listed
 from transport.errors import TransportError
 
 # A device that is lost takes others with it, which only say that their links broke.
@@ -47,12 +48,6 @@ def lost_words(names: Sequence[str], error: Exception) -> str:
         reason = reason.removeprefix(f"{name}: ").removeprefix(f"{name} ")
     who = listed(names) or "a device"
     return f"{who} {'were' if len(names) > 1 else 'was'} lost ({reason})"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names in a sentence, each once: "pi, nas and this device"."""
-    *others, last = list(dict.fromkeys(names)) or [""]
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 class LostLately:

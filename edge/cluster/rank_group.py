@@ -4,16 +4,16 @@ between them and this process, which is rank 0."""
 from __future__ import annotations
 
 import secrets
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from edge.closing import Closing
 from edge.cluster.failures import is_cause
 from edge.cluster.fleet import Fleet, device
+from edge.cluster.liveness import LOST_S, LivenessMonitor
 from edge.cluster.session import EngineSession, RemoteSession, answers, last_failure, tell_peers
 from edge.net import credentials
-from edge.net.peers import HEARTBEAT_S, SECRET_BYTES, Peer
+from edge.net.peers import SECRET_BYTES, Peer
 from edge.net.relink import Relink
 from edge.net.rendezvous import join, polling_s
 from edge.tasks import CancelScope
@@ -26,62 +26,6 @@ _NOWHERE = "127.0.0.1"  # where rank 0 is dialled: it never is
 
 # A slow rank may take minutes for its part of a long chunk or a large batch, and reads nothing meanwhile.
 DEADLINES = Deadlines(step_timeout_s=300.0, send_timeout_s=300.0)
-SILENT_S = 5 * HEARTBEAT_S  # without a word; fewer beats may be late on a busy device
-LOST_S = 3 * HEARTBEAT_S  # without a word, while this device ran: then the process stands still
-_LOOK_S = HEARTBEAT_S / 2
-
-
-class LivenessMonitor:
-    """Failure detector: looks at engine processes until it is closed. A silent one is suspected, and then lost.
-
-    The first line comes after SILENT_S, the next when the silence has lasted twice as long, and so on. A process that
-    is silent for LOST_S is given up where somebody wants to know. For that, checks are counted and not seconds: where
-    this device itself stood still, words may be waiting to be read.
-    """
-
-    def __init__(
-        self,
-        sessions: Callable[[], Iterable[EngineSession]],
-        say: Callable[[str], None],
-        is_busy: Callable[[], bool] = lambda: True,
-        lost: Callable[[EngineSession], None] | None = None,
-        leaves: Callable[[EngineSession], None] = lambda session: None,
-    ) -> None:
-        """is_busy: whether anybody waits for them; nothing is said otherwise. lost: called with who is given up.
-        leaves: called at each look, with each whose device is about to end."""
-        self._sessions, self._say, self._is_busy, self._lost = sessions, say, is_busy, lost
-        self._leaves = leaves
-        self._said: dict[EngineSession, float] = {}  # silence in seconds, when it was last said
-        self._checks: dict[EngineSession, tuple[float, int]] = {}  # silence at the last look, and checks without a word
-        self._over = threading.Event()
-        threading.Thread(target=self._run, daemon=True, name="silence").start()
-
-    def look(self) -> None:
-        """Say what is new."""
-        for session in list(self._sessions()):
-            if session.leaving:
-                self._leaves(session)
-            silent_s, said_s = session.silent_s, self._said.get(session, 0.0)
-            before_s, checks = self._checks.get(session, (0.0, 0))
-            checks = checks + 1 if silent_s > before_s else 0
-            self._checks[session] = silent_s, checks
-            if self._lost is not None and checks * _LOOK_S >= LOST_S and self._is_busy():
-                self._checks[session] = silent_s, 0
-                self._lost(session)
-            if silent_s < said_s:
-                del self._said[session]
-                self._say(f"{session.device} answers again")
-            elif silent_s >= max(SILENT_S, 2 * said_s) and self._is_busy():
-                self._said[session] = silent_s
-                self._say(f"waiting for {session.device}: no answer for {silent_s:.0f} s")
-
-    def close(self) -> None:
-        """Look no more."""
-        self._over.set()
-
-    def _run(self) -> None:
-        while not self._over.wait(_LOOK_S):
-            self.look()
 
 
 class RankGroup(Closing):

@@ -259,7 +259,7 @@ class RemoteSession(EngineSession):
         affinity: Sequence[int] = (),
         streams: bool = False,
     ) -> None:
-        """Start the process, on these cores of the worker where some are named, and waits until it can be dialled.
+        """Start the process, on these cores of the worker where some are named, and wait until it can be dialled.
 
         streams: what its links are for (`transport.tcp_link.tune`).
         """

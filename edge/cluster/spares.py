@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge.cluster.failures import listed
 from edge.cluster.model_slices import ModelSlices
 from edge.errors import EdgeError
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Plan, Sizes, Slice
 from partition.slices.recipe import Recipe
-from quant.text import bytes_text, counted
+from quant.text import bytes_text, counted, listed
 
 MOST_CASES = 64  # of losses that are prepared for
 AUTO = "auto"  # in place of a number of losses: as many as devices lend for

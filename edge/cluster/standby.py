@@ -122,11 +122,10 @@ def keep_slices(
     described = defaultdict[str, list[str]](list)
     for slice_ in standby_slices:
         name = "this device" if slice_.address == LOCAL else workers[slice_.address].label
-        part = FileSlice(slice_.path, slice_.recipe)
-        path, recipe = part.path, part.recipe
+        path, recipe = slice_.path, slice_.recipe
         try:
             with total.part(recipe.n_bytes) as sent:
-                named = slices.name(part)
+                named = slices.name(FileSlice(path, recipe))
                 if slice_.address == LOCAL:
                     with own.use(recipe, path, named, sent):
                         pass  # it is kept

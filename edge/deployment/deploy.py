@@ -12,8 +12,8 @@ from devices.busy import LostTimeMeter
 from devices.probe import available_memory
 from edge.adapters.file import CheckedAdapter
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
-from edge.cluster.failures import is_loss, listed, lost_words
-from edge.cluster.fleet import Fleet, by_device
+from edge.cluster.failures import is_loss, lost_words
+from edge.cluster.fleet import Fleet, by_device, device
 from edge.cluster.model_slices import ModelSlices, adapter_bytes, send_ahead
 from edge.cluster.preflight import check_room, held_here, left_here
 from edge.cluster.rank_group import RankGroup
@@ -35,6 +35,7 @@ from edge.parallel.moving import movable
 from edge.parallel.prefiller import PrefillPlacement
 from edge.parallel.replacements import ReplaceableEngine, Replacements
 from edge.planning.choice import PlanChoice
+from edge.planning.encoder_place import EncoderPlace
 from edge.slices.local import OwnSlices
 from edge.survey.cluster import Cluster
 from edge.survey.joining import FindWorkers, Newcomers
@@ -44,6 +45,7 @@ from partition.model.check import check_loadable
 from partition.model.model import ModelShape
 from partition.plan.plan import Plan
 from quant.gguf.file import GgufFile
+from quant.text import listed
 
 DISTURBED = 0.05  # of the time: threads waited for longer, so other programs had this device's cores
 PAGED_SHARE = 0.8  # of the memory that is free, for a model that is larger and has no other device left
@@ -93,11 +95,10 @@ def deploy(
         return DeployedModel(single, Running(single, plan, choice.why, ("this device",)), exchange, single.close)
     if options.least_memory is not None:  # each rank changes alone: what is kept on disk would be of several sizes
         options = replace(options, prefixes=None, groups=options.groups or 1)
+        choice = replace(choice, options=replace(choice.options, groups=options.groups))
     began, others = time.monotonic(), LostTimeMeter()
     with ExitStack() as stack:
-        building = LlmBuilding(
-            file, digest, options, exchange, steps.say, choice.encoder.moved_bytes if choice.encoder else 0
-        )
+        building = LlmBuilding(file, digest, options, exchange, steps.say, choice.encoder)
         stack.callback(building.close)
         plan = building.with_phases(plan, reproducible=resilience.reproducible)
         choice = replace(choice, plan=plan)
@@ -164,11 +165,11 @@ class LlmBuilding(Building[Plan, TextEngine]):
         options: EngineOptions,
         exchange: Exchange,
         say: Callable[[str], None],
-        moved_bytes: int = 0,
+        encoder: EncoderPlace | None = None,
     ) -> None:
-        """digest: of the file. say: called with words about a device that is waited for. moved_bytes: of this device's
-        memory, which what a lost device did takes here."""
-        self._moved_bytes = moved_bytes
+        """digest: of the file. say: called with words about a device that is waited for. encoder: the place of pictures
+        and sounds; this device encodes once that one is lost."""
+        self._encoder = encoder
         self._file, self._options, self._exchange = file, options, exchange
         # Whatever is loaded later has the adapters of now.
         adapters = CheckedAdapter.all_from(options.lora, file, ModelShape.from_gguf(file))
@@ -272,7 +273,8 @@ class LlmBuilding(Building[Plan, TextEngine]):
         self._slices.check_unchanged()
         if fleet is None or plan.world_size == 1:
             options = replace(options, reserved=options.reserved + reserved)
-            moved_bytes = self._moved_bytes if fleet is None else 0
+            encoder, there = self._encoder, {device(address) for address in fleet.workers} if fleet else set()
+            moved_bytes = encoder.moved_bytes if encoder is not None and encoder.device not in there else 0
             engine = alone(self._file.path, options, plan, steps, pages=True, moved_bytes=moved_bytes)
             return life.enter_context(engine), None
         with steps.step(f"Loading {self._file.path.name} on {len(set(plan.devices))} devices") as show:

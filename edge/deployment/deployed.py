@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from typing import Any, Generic, TypeVar
 
 from edge.cluster.deployment import Exchange
-from edge.cluster.failures import listed
 from edge.cluster.standby import Standby
 from edge.deployment.kinds import E, P, Running
 from edge.deployment.watch import MembershipWatch
@@ -15,7 +14,7 @@ from edge.llm.interface import TextEngine
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.step_times import Summary
 from partition.plan.plan import Plan
-from quant.text import counted
+from quant.text import counted, listed
 
 D = TypeVar("D", bound="Deployed[Any, Any]")
 

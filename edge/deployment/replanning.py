@@ -75,7 +75,8 @@ class Replanner(Deciding[Plan]):
         beside = there if self._encoder is None else self._encoder.held_after_loss(self.planner.speeds, there)
         tries = [(beside, self._limits)]
         tries += [(beside, {})] if self._limits else []  # fewer devices may not keep to the limits
-        tries += [(there, {})] if beside != there else []  # without room for the encoder, texts are answered at least
+        if beside != there:  # without room for the encoder, texts are answered at least
+            tries += [(there, limits) for _, limits in tries]
         for speeds, limits in tries:
             try:
                 planner = self.planner.like(speeds, self.planner.links)

@@ -8,7 +8,7 @@ from typing import Generic
 
 from devices.cluster_file import Cluster
 from edge.cluster.connect import CONNECT_TIMEOUT_S, LOSS_TIMEOUT_S
-from edge.cluster.failures import LostLately, is_loss, listed, lost_words
+from edge.cluster.failures import LostLately, is_loss, lost_words
 from edge.cluster.fleet import Fleet, device
 from edge.deployment.kinds import Building, Deciding, E, P, Running
 from edge.errors import EdgeError, Interrupted
@@ -16,6 +16,7 @@ from edge.survey.profile import reachable
 from edge.tasks import CheckedSteps, Progress, Steps
 from edge.worker.local import local_worker
 from partition.plan.plan import LOCAL
+from quant.text import listed
 
 MOST_TRIES = 4  # to go on after a loss: the last one on this device alone
 

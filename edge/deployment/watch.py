@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from devices.cluster_file import Cluster
-from edge.cluster.failures import listed
 from edge.deployment.kinds import Running
 from edge.deployment.replanning import Replanner
 from edge.deployment.supervisor import Supervisor
@@ -23,6 +22,7 @@ from edge.survey.profile import reachable
 from edge.survey.straggler_watch import StragglerWatch
 from edge.tasks import Repeated, Steps
 from partition.plan.plan import Plan
+from quant.text import listed
 
 LOOK_S = 0.5  # between two looks whether a device leaves
 REST_S = 0.3  # without a step: nobody waits for one

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edge.elastic.governor import SLACK
 from edge.elastic.sizes import SizeChoice, Sizes
-from edge.paging.arena import ElasticArena
+from edge.paging.arena import ElasticArena, key_of
 from edge.paging.reader import Job, Reader
 from edge.paging.window import Piece
 
@@ -24,18 +24,24 @@ class ReadAhead:
         """Bytes of memory that it takes, or is about to."""
         return sum(piece.span for piece in [*self._jobs])
 
-    def begin(self, sizes: Sizes, budget: int, now: SizeChoice) -> None:
-        """Read what a larger budget has beside the choice of now, as far as both have room in a little less."""
-        self.budget = budget - 2 * budget // SLACK
-        choice, room = sizes.choose(budget), self.budget - now.n_bytes
-        pieces = []
+    def follow(self, sizes: Sizes, budget: int, now: SizeChoice) -> None:
+        """Read what a larger budget has beside the choice of now, as far as both have room in a little less. Where the
+        budget is less than what was read has room in, or much more, begin anew with what arrived."""
+        slack = 2 * budget // SLACK
+        if self.budget <= budget <= self.budget + 2 * slack:
+            return
+        choice, there = sizes.choose(budget), {key_of(piece) for piece in now.plan.resident}
+        room, pieces = budget - slack - now.n_bytes, list[Piece]()
         for piece in choice.plan.resident if choice.n_bytes > now.n_bytes else ():
-            if not self._arena.holds(piece) and piece.span <= room:
+            if key_of(piece) not in there and piece.span <= room:
                 pieces.append(piece)
                 room -= piece.span
+        self.end([*now.plan.resident, *pieces])
         self._arena.make_places(pieces, sizes.having)
-        self._jobs = {piece: piece.read(*self._arena.place(piece)) for piece in pieces}
-        self._reader.submit_idle([*self._jobs.values()])
+        self._jobs, self.budget = {piece: piece.read(*self._arena.place(piece)) for piece in pieces}, budget - slack
+        for piece, job in self._jobs.items():
+            job.left = 0 if self._arena.holds(piece) else job.left
+        self._reader.submit_idle([job for job in self._jobs.values() if job.left])
 
     def end(self, keep: Sequence[Piece]) -> None:
         """Read no more. Of what arrived, and of all in the arena, these stay; nobody may use the others any more."""

@@ -46,17 +46,23 @@ class Governor:
             while len(self._seen) > 1 and now_s - self._seen[1][0] >= GROW_AFTER_S:
                 self._seen.popleft()
             steady = min(room for _, room in self._seen)
-            if now_s - self._seen[0][0] >= GROW_AFTER_S and steady > self.budget + 2 * self.budget // SLACK:
+            if now_s - self._seen[0][0] >= GROW_AFTER_S and self._is_more(steady):
                 self.budget = steady
             return self.budget
 
     def coming(self, now_s: float) -> int:
-        """Return the budget that there will be if the room stays as it is, once half of the time for that has passed;
-        before, the budget of now."""
+        """Return the budget that there will be if the room stays as it is, once it has for half of the time; before,
+        the budget of now."""
         with self._lock:
             if not self._seen or now_s - self._seen[0][0] < GROW_AFTER_S / 2:
                 return self.budget
-            return max(self.budget, min(room for _, room in self._seen))
+            until = [*(at for at, _ in self._seen), now_s][1:]  # a room is there up to the next look
+            room = min(room for (_, room), at in zip(self._seen, until, strict=True) if now_s - at < GROW_AFTER_S / 2)
+            return room if self._is_more(room) else self.budget
+
+    def _is_more(self, room: int) -> bool:
+        """Return whether a room is worth a change."""
+        return room > self.budget + 2 * self.budget // SLACK
 
     def shrink(self, room: int) -> None:
         """Take a little less than a room that is smaller than was thought."""

@@ -44,6 +44,11 @@ class ComputedTime:
         return began_s is not None
 
     @property
+    def is_under_way(self) -> bool:
+        """True while a pass is computed."""
+        return self._began_s is not None
+
+    @property
     def seconds(self) -> float:
         """Return the seconds of all passes until now."""
         began_s = self._began_s

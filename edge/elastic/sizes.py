@@ -74,8 +74,8 @@ class Sizes:
             sum(plan(roles, 1 << 62, self.read, speed, self._batch, self._experts).parts.values())
             for roles, speed in zip(self._roles, self._speeds, strict=True)
         ]
-        self.least = self._budget_of(sum(least_parts(self._roles[-1], self.read, self._batch, self._experts).values()))
-        self.most = max(self.least, self._budget_of(self._whole[0]))  # in which the largest size is in memory whole
+        self.least = self._budget(sum(least_parts(self._roles[-1], self.read, self._batch, self._experts).values()))
+        self.most = max(self.least, self._budget(self._whole[0]))  # of which the largest is in memory whole
 
     def choose(self, budget: int, prefer: Preference | None = None) -> SizeChoice:
         """Return what a budget gets, or the least one if that is more. prefer: None: as at the beginning.
@@ -128,9 +128,9 @@ class Sizes:
         """Return the bytes of a budget that weights may take."""
         return budget - self._parts - budget // MARGIN_SHARE
 
-    def _budget_of(self, n_bytes: int) -> int:
-        """Return the bytes of the least budget in which weights have so many."""
-        return -(-(self._parts + n_bytes) * MARGIN_SHARE // (MARGIN_SHARE - 1)) + 1
+    def _budget(self, room: int) -> int:
+        """Return the bytes of the least budget of which weights may take so many."""
+        return -(-(self._parts + room) * MARGIN_SHARE // (MARGIN_SHARE - 1)) + 1
 
 
 def _speeds(roles: Sequence[Roles], options: BudgetOptions, threads: int) -> tuple[ReadOptions, list[Speed]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from edge.elastic.ahead import ReadAhead
@@ -79,14 +79,24 @@ class ElasticWeights(PagedWeights):
         self._shown = None
         self._watch = Repeated(self.follow, LOOK_S, "memory")
 
+    def prepare(self) -> int:
+        """Change the weights if that is due; then they stay until the next pass is over, or `reset`. Return the number
+        of their size."""
+        if not self._computed.is_under_way:
+            self._lock.acquire()
+            self._computed.begin()
+            try:
+                self._change()
+            except BaseException:
+                self._pass_is_over()
+                raise
+        return self.choice.number
+
     def begin(self, rows: llama.Batch, n: int) -> None:
         """Change the weights if that is due, then as `PagedWeights`."""
-        self._lock.acquire()
-        self._computed.begin()
+        self.pass_size = self.prepare()  # that the last pass was computed with
         try:
-            self._change()
             super().begin(rows, n)
-            self.pass_size = self.choice.number  # that the last pass was computed with
         except BaseException:
             self._pass_is_over()
             raise
@@ -119,7 +129,7 @@ class ElasticWeights(PagedWeights):
         if self._watch is not None:
             self._watch.close()
         self._pass_is_over()  # the model was freed
-        with self._lock:  # a change may be under way
+        with self._lock, self._arena_lock:  # a change may be under way, or what is read ahead
             self._reader.close()
             if not self._reader.hangs:
                 self._release()
@@ -151,22 +161,21 @@ class ElasticWeights(PagedWeights):
         soon is read ahead."""
         seen = self._room.share.seen
         self.look()
-        self._read_ahead()
         self._report(seen)
-        if self._due and self._lock.acquire(blocking=False):
-            try:
-                # The next pass tries again, and says what is wrong.
-                with suppress(WeightsError, OSError):
+        with suppress(WeightsError, OSError):  # the next pass tries again, and says what is wrong
+            if self._due and self._lock.acquire(blocking=False):
+                try:
                     if self._watch is None or not self._watch.is_over:
                         self._change()
-            finally:
-                self._lock.release()
+                finally:
+                    self._lock.release()
+            self._read_ahead()
 
     def _report(self, seen: int) -> None:
         """Report to who divides a budget, after a look that knew the limit of this number."""
-        if not self._intact:
-            return  # a change is under way: what it gives back may still be there
         held = max(self.planned_bytes, min(self._governor.budget, self.sizes.most))
+        if not self._intact:
+            return  # a change is under way, and may have begun since: what it gives back may still be there
         self._room.share.report(MemoryUse(held, seen, self._computed.seconds))
 
     def _read_ahead(self) -> None:
@@ -174,11 +183,13 @@ class ElasticWeights(PagedWeights):
         if not self._arena_lock.acquire(blocking=False):
             return
         try:
+            if self._watch is not None and self._watch.is_over:
+                return
             budget = self._governor.coming(self._room.now())
-            if budget < self._ahead.budget:
+            if budget > self._governor.budget and self._intact:
+                self._ahead.follow(self.sizes, budget, self.choice)
+            elif budget < self._ahead.budget:
                 self._ahead.end(self.choice.plan.resident)
-            if self._intact and not self._ahead.budget and budget > self._governor.budget:
-                self._ahead.begin(self.sizes, budget, self.choice)
         finally:
             self._arena_lock.release()
 
@@ -223,7 +234,8 @@ class ElasticWeights(PagedWeights):
 
     def _change_to(self, choice: SizeChoice) -> None:
         super().reset()
-        self.choice, self._intact = choice, False
+        self._intact = False  # first, as `_report` has it
+        self.choice = choice
         self._release()
         self._ahead.end(choice.plan.resident)
         assert isinstance(self._arena, ElasticArena)
@@ -252,8 +264,21 @@ class ElasticWeights(PagedWeights):
 
 
 def next_size(weights: PagedWeights | None) -> int:
-    """Return the number of the size that the next pass is computed with; 0: the largest, or the only one."""
+    """Return the number of the size that a pass would be computed with now; 0: the largest, or the only one."""
     return [weights.choice, *weights._due][-1].number if isinstance(weights, ElasticWeights) else 0
+
+
+@contextmanager
+def next_pass(weights: PagedWeights | None) -> Iterator[int]:
+    """Yield the number of the size that the pass in the block is computed with. WeightsError as of `begin`."""
+    if not isinstance(weights, ElasticWeights):
+        yield 0
+        return
+    try:
+        yield weights.prepare()
+    except BaseException:
+        weights.reset()
+        raise
 
 
 def pass_size(weights: PagedWeights | None) -> int:

@@ -154,6 +154,8 @@ class NodeHooks:
                 self._plan.append(_Hooks.of([hook for hook in self._hooks if hook.wants(node)]))
             index = self._index
             self._index += 1
+            if index >= len(self._plan):  # more nodes than remembered: `end` says so
+                return False
             if (hooks := self._plan[index]) is not None:
                 self._run = hooks.run
                 for before in hooks.before:
@@ -166,8 +168,6 @@ class NodeHooks:
                     if not ready():
                         self._run = ()  # it has none of its own, and those of a node before ran
                         return True
-            return False
-        except IndexError:  # more nodes than remembered
             return False
         except BaseException as error:
             self._error, self._ended, self._run = error, True, ()

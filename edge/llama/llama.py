@@ -85,9 +85,8 @@ def captured_log() -> Iterator[list[str]]:
 
 def _why() -> str:
     """Return llama.cpp's complaint: the first error since the last `clear`, else its last warning."""
-    errors = [line for level, line in _complaints if level == _LOG_ERROR]
-    line = errors[0] if errors else _complaints[-1][1] if _complaints else "it gives no reason"
-    return line.split(": ", 1)[-1]  # without the function's name
+    lines = [line for level, line in _complaints if level == _LOG_ERROR] or [line for _, line in _complaints][-1:]
+    return (lines or ["it gives no reason"])[0].split(": ", 1)[-1]  # without the function's name
 
 
 def has_gpu() -> bool:
@@ -149,17 +148,15 @@ class Model:
         try:
             with deferred_interrupts() as interrupts:
                 self._handle = L.llama_model_load_from_file(os.fsencode(path), params)
+            if failed:
+                raise failed[0]
         except BaseException:
             self.close()
             raise
-        if failed:
-            self.close()
-            raise failed[0]
         if not self._handle:
             raise EngineError(f"{os.fspath(path)}: llama.cpp cannot load it: {_why()}")
         self.vocab = L.llama_model_get_vocab(self._handle)
         self.n_vocab: int = L.llama_vocab_n_tokens(self.vocab)
-        self._piece = functools.lru_cache(1 << 13)(functools.partial(_piece, self.vocab))
         self.n_bytes: int = L.llama_model_size(self._handle)
         L.llama_model_meta_val_str(self._handle, b"general.architecture", name := C.create_string_buffer(64), 64)
         self.architecture = name.value.decode(errors="replace")
@@ -183,10 +180,12 @@ class Model:
         return position // self.window * self.window if self.is_chunked else max(0, position + 1 - self.window)
 
     vocab = functools.cached_property(library.no_vocabulary)  # of a closed model: an open one has its own in this place
+    _piece = functools.cached_property(lambda self: functools.lru_cache(1 << 13)(functools.partial(_piece, self.vocab)))
 
     def close(self) -> None:
         self.at_close.close()
-        vars(self).pop("vocab", None)
+        for name in ("vocab", "_piece"):
+            vars(self).pop(name, None)
         if self._handle:
             L.llama_model_free(self._handle)
             self._handle = None
@@ -328,6 +327,7 @@ class Context(Sequences):
         self.n_ctx: int = L.llama_n_ctx(self._handle)
 
     def close(self) -> None:
+        self.forget_native()
         if self._handle:
             L.llama_free(self._handle)
             self._handle = None

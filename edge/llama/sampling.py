@@ -30,6 +30,7 @@ class Candidates:
     def __init__(self, n_vocab: int) -> None:
         self._ids = np.arange(n_vocab, dtype=np.int32)
         self._rows = np.empty(n_vocab, _Candidate)
+        self._data = self._rows.ctypes.data_as(L.llama_token_data_p)  # samplers let the array point elsewhere
         self._array = L.llama_token_data_array()
 
     def reset(self, logits: NDArray[np.float32]) -> None:
@@ -50,7 +51,7 @@ class Candidates:
 
     def _point_at(self, n: int) -> None:
         a = self._array
-        a.data = self._rows.ctypes.data_as(L.llama_token_data_p)
+        a.data = self._data
         a.size, a.selected, a.sorted = n, -1, False
 
     def apply(self, sampler: Sampler) -> None:

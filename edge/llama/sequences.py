@@ -13,6 +13,7 @@ have its share of the last one in time.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,15 @@ _PARTIAL = L.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _HEAD_BYTES = 8  # of a state: its magic number and its sequence
 
 
+def _closed(context: object) -> Any:
+    """Raise EngineError: native code would read memory that was given back."""
+    raise EngineError("the engine is closed")
+
+
 class Sequences:
     """Sequences of a KV cache. `Context` is one."""
+
+    _native, _memory = functools.cached_property(_closed), functools.cached_property(_closed)  # once it is closed
 
     def __init__(
         self, handle: Any, scratch: int | None, *, is_recurrent: bool, window: int = 0, first_double: int | None = None
@@ -47,6 +55,11 @@ class Sequences:
         self._doubled: dict[int, int] = {}  # positions of each sequence, from its first on, that its double shares
         # A snapshot of an empty sequence, by which the layout of others is known; None without recurrent layers.
         self.blank_snapshot = self._read(0, _PARTIAL) if is_recurrent else None
+
+    def forget_native(self) -> None:
+        """Raise EngineError from now on where llama.cpp would be called: its context is about to be freed."""
+        for name in ("_native", "_memory"):
+            vars(self).pop(name, None)
 
     def decoding(self, sequences: NDArray[np.int32]) -> None:
         """Note that rows of these sequences are about to be computed."""

@@ -217,7 +217,7 @@ class Scheduler(Closing):
             former = running.former = running.former or self.slots.former(running.tokens, running.namespace)
             if (former or self.slots.restores) and self._in_flight.steps:
                 return False
-            slot = self.slots.admit(
+            slot = running.slot = self.slots.admit(
                 placement,
                 running.tokens,
                 running.namespace,
@@ -227,7 +227,6 @@ class Scheduler(Closing):
                 background=request.background,
             )
             self.waiting.remove(running)
-            running.slot = slot
             if running.cached_tokens is None or not self._use.exact:  # by which a prompt's steps are chosen
                 running.to_prefill = len(running.tokens) - len(slot.tokens)
             if running.cached_tokens is None:

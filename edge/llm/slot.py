@@ -30,6 +30,28 @@ class Former(NamedTuple):
     namespace: str
 
 
+class Origin(NamedTuple):
+    """Origin of the keys and values that a slot holds."""
+
+    size: int = 0  # of a model of several sizes, which computed the first token
+    shifted: int | None = None  # tokens before the first that was shifted, or whose place is no position; None: all
+    resized: int | None = None  # tokens before the first that another size computed than the first token; None: all
+
+    @property
+    def exact(self) -> int | None:
+        """Tokens before the first whose keys and values are not what its history gives in one size; None: all."""
+        return min((end for end in (self.shifted, self.resized) if end is not None), default=None)
+
+    def cut(self, length: int) -> Origin:
+        """Return the origin of the first tokens alone."""
+        shifted, resized = (end if end is not None and end < length else None for end in (self.shifted, self.resized))
+        return Origin(self.size, shifted, resized)
+
+    def shift(self, start: int) -> Origin:
+        """Return the origin once tokens from position `start` on were shifted."""
+        return self._replace(shifted=start if self.shifted is None else min(start, self.shifted))
+
+
 class Slot:
     """One sequence: `tokens` are those whose keys and values it holds, or will once submitted steps are computed."""
 
@@ -43,9 +65,7 @@ class Slot:
         self.restored = 0  # tokens that the last `begin` read from disk
         self.dropped = 0  # tokens that it dropped in place
         self.computed = 0  # tokens that the last `prefill` computed
-        # Tokens before the first that was shifted, or computed with other bits than the first; None: there is none.
-        self.exact: int | None = None
-        self.size = 0  # of a model of several sizes, which computed the first token
+        self.origin = Origin()
         self.steps: list[int] = []  # the first position of each step that computed them
         self.mirrored = 0  # tokens that a mirror has seen to
         self.plan: SnapshotPlan = NoPlan()  # of snapshots
@@ -56,6 +76,11 @@ class Slot:
     def group(self) -> int:
         """Group of sequences of its engine that it is in."""
         return self.sequence % self.engine.contexts
+
+    @property
+    def exact(self) -> int | None:
+        """As `Origin.exact`."""
+        return self.origin.exact
 
     # --- what it holds for a prompt ---
 
@@ -88,14 +113,13 @@ class Slot:
         del self.steps[bisect_left(self.steps, length) :]
         self._n_stored = min(self._n_stored, length)
         self.mirrored = min(self.mirrored, length)
-        if self.exact is not None and length <= self.exact:
-            self.exact = None
+        self.origin = self.origin.cut(length)
 
     def lost(self) -> None:
         """Note that somebody else has the sequence now, or that its engine is another one: nothing is held."""
         self.tokens.clear()
         self.steps.clear()
-        self._n_stored, self.mirrored, self.exact, self._shifting = 0, 0, None, False
+        self._n_stored, self.mirrored, self.origin, self._shifting = 0, 0, Origin(), False
 
     def former(self) -> Former:
         """Return its state, for the engine that takes over."""
@@ -105,8 +129,8 @@ class Slot:
         """Hold what another slot of this engine holds, at no cost in memory."""
         self.cut(0)
         self.engine.kv_copy(source.sequence, self.sequence, 0, -1)
-        self.tokens, self.exact, self.namespace = list(source.tokens), source.exact, source.namespace
-        self.steps, self.size = list(source.steps), source.size
+        self.tokens, self.origin, self.namespace = list(source.tokens), source.origin, source.namespace
+        self.steps = list(source.steps)
 
     def drop(self, start: int, n_tokens: int) -> None:
         """Drop tokens from position `start` on; those behind them take their places."""
@@ -117,7 +141,7 @@ class Slot:
         self.tokens = tokens[:start] + tokens[start + n_tokens :]
         before, behind = bisect_left(self.steps, start), bisect_right(self.steps, start + n_tokens)
         self.steps = [*self.steps[:before], start, *(at - n_tokens for at in self.steps[behind:])]
-        self.exact = start if self.exact is None else min(start, self.exact)
+        self.origin = self.origin.shift(start)
         self._n_stored, self.mirrored = min(self._n_stored, start), min(self.mirrored, start)
 
     # --- on disk ---
@@ -125,8 +149,11 @@ class Slot:
     @property
     def is_kept(self) -> bool:
         """True if all that it holds, as far as whole blocks go, is on disk. It may have had to make room there."""
+        states = self.engine.states
+        if self._n_stored // states.block < len(self.tokens) // states.block:  # of what is not exact, nothing is kept
+            return False
         hashes = block_hashes(self, self.tokens[: self._n_stored])
-        return bool(hashes) and self.engine.states.n_cached(hashes) == len(hashes)
+        return bool(hashes) and states.n_cached(hashes) == len(hashes)
 
     @property
     def has_new_group(self) -> bool:
@@ -158,14 +185,14 @@ class Slot:
     def submitted(self, tokens: Sequence[int]) -> None:
         """A step with these tokens was submitted."""
         self._shifting = False
-        size = pass_size(self.engine.paging)
-        if not self.tokens:
-            self.size = size
-        elif size != self.size and self.exact is None:
-            self.exact = len(self.tokens)
-        if self.exact is None and tokens and tokens[0] < 0 and self.engine.model.has_sections:
-            self.exact = len(self.tokens)  # places are not positions from here on, by which others read and write
-        self.steps.append(len(self.tokens))
+        size, start = pass_size(self.engine.paging), len(self.tokens)
+        if not start:
+            self.origin = self.origin._replace(size=size)
+        elif size != self.origin.size and self.origin.resized is None:
+            self.origin = self.origin._replace(resized=start)
+        if tokens and tokens[0] < 0 and self.engine.model.has_sections:
+            self.origin = self.origin.shift(start)  # places are not positions from here on, by which others read
+        self.steps.append(start)
         self.tokens.extend(tokens)
         if not self.plan.wants(len(self.tokens)) or self.exact is not None:
             return
@@ -235,7 +262,8 @@ class Slot:
 
 def block_hashes(slot: Slot, tokens: Sequence[int]) -> list[bytes]:
     """Return the names of the whole blocks of tokens that begin as a slot does."""
-    namespace = f"{slot.namespace}\0size {slot.size}" if slot.size else slot.namespace
+    size = slot.origin.size
+    namespace = f"{slot.namespace}\0size {size}" if size else slot.namespace
     return slot.engine.states.block_hashes(tokens, namespace)
 
 
@@ -246,9 +274,9 @@ def _restore(slot: Slot, history: Sequence[int]) -> int:
     if not states.keeps or slot.exact is not None or whole <= n_cached // states.block:
         return 0
     size = next_size(slot.engine.paging)
-    if n_cached and size != slot.size:
+    if n_cached and size != slot.origin.size:
         return 0
-    slot.size = size
+    slot.origin = slot.origin._replace(size=size)
     first = group_start(n_cached // states.block)
     hashes = block_hashes(slot, history[: whole * states.block])[first:]
     hashes = hashes[: states.n_cached(hashes)]

@@ -129,8 +129,7 @@ class Slots:
         if former is not None:
             self._hold_again(slot, history, former)
         slot.busy = True
-        if not background:
-            self._evict_kept()
+        self._keep_idle(evict=not background)
         return slot
 
     def leave(self, slot: Slot, *, keep: bool) -> None:
@@ -197,13 +196,13 @@ class Slots:
         for slot in self.all:
             slot.busy = False
 
-    def _evict_kept(self) -> None:
-        """Evict what nobody uses and is on disk, or can be put there now that no step is under way."""
+    def _keep_idle(self, *, evict: bool) -> None:
+        """Put on disk what nobody uses, now that no step is under way. evict: it leaves its cells then."""
         for slot in self.all:
             if slot.busy:
                 continue
             slot.keep()
-            if slot.is_kept:
+            if evict and slot.is_kept:
                 slot.cut(0)
 
 

@@ -51,7 +51,7 @@ def main() -> int:
             try:
                 answer, arrays = _answer(projector, stream.read(json.loads(line)["bytes"]))
             except (EdgeError, MemoryError) as error:
-                answer, arrays = {"error": str(error) or "it needs too much memory"}, []
+                answer, arrays = {"error": str(error) or "it needs too much memory: make it smaller"}, []
             _send(stream, answer, arrays)
     return 0
 

@@ -27,7 +27,8 @@ from partition.model.onnx_shapes import Value, type_name
 from partition.plan.onnx_cuts import Cut, cut_at, cuts, places_text, stage_io
 from partition.plan.onnx_plan import OnnxPlan, OnnxStage
 from partition.plan.plan import Range
-from partition.slices.onnx_slice import slice_model, stage_recipe
+from partition.slices.onnx_recipe import stage_recipe
+from partition.slices.onnx_slice import slice_model
 from partition.slices.recipe import Recipe, whole
 
 _MOST_BYTES = (1 << 31) - 1  # of a protobuf message

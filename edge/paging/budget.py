@@ -224,10 +224,12 @@ def _check(
         sizes_text = ", ".join(f"{name} {n / MIB:,.0f}" for name, n in all_parts.items() if n)
         without_share = total - budget // MARGIN_SHARE  # that part grows with the budget
         least_mib = -(-without_share * MARGIN_SHARE // ((MARGIN_SHARE - 1) * MIB))
-        raise NotEnoughMemory(
+        error = NotEnoughMemory(
             f"{shape.name} needs a budget of at least {least_mib:,} MiB ({sizes_text});"
             f" {budget / MIB:,.0f} MiB were given. {_advice(total - budget, savings)}"
         )
+        error.least = least_mib * MIB
+        raise error
 
 
 def _advice(lacking: int, savings: Mapping[str, int]) -> str:

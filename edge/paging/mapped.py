@@ -79,8 +79,8 @@ def another_context(loaded: ModelInMemory, threads: int, hooks: Sequence[Hook]) 
     weights are paged: they are brought to where the graphs of one context read them."""
     if loaded.stream is not None or (loaded.weights is not None and loaded.weights.hooks()):
         raise EngineError(
-            "two groups of requests need all weights in memory, and a budget has no room for them here; leave out"
-            " --groups, or give a larger --memory or --gpu-memory, there or here"
+            "two groups of requests need all weights in memory, where they stay, and a budget has no room for them here"
+            " or is a range; leave out --groups, or give a larger --memory or --gpu-memory of one size, there or here"
         )
     node_hooks = NodeHooks(hooks) if hooks else None
     on_node = node_hooks.callback if node_hooks else None

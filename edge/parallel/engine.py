@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edge.adapters.adapter import Scales
 from edge.adapters.file import CheckedAdapter
 from edge.constraints.constraint import Mask
-from edge.elastic.weights import next_size
+from edge.elastic.weights import next_pass
 from edge.errors import EngineError, Interrupted
 from edge.llama import llama
 from edge.llama.predicting import HiddenListener
@@ -144,10 +144,11 @@ class DistributedEngine(RankRows, Leader):
         rows.outputs[:n] = outputs
         self.place_rows(rows, tokens, positions, sequences)
         heard = None
-        if tokens[0] >= 0:
-            self._tables[next_size(self.paging)].look_up(tokens, rows.embeddings[:n])
-            heard = np.array(tokens, np.int32) if self.listener is not None else None
-        self.guarded(lambda: self.submit_rows(n, n_outputs, top, masks, heard))
+        with next_pass(self.paging) as size:
+            if tokens[0] >= 0:
+                self._tables[size].look_up(tokens, rows.embeddings[:n])
+                heard = np.array(tokens, np.int32) if self.listener is not None else None
+            self.guarded(lambda: self.submit_rows(n, n_outputs, top, masks, heard))
 
     @property
     def rollback(self) -> int | None:

@@ -37,7 +37,8 @@ _NEVER = sys.maxsize  # as a number of tokens: no more of this sequence can be c
 class Mirror:
     """Copies of keys and values by their tokens. `follow` makes them, `restore` gives them to another engine's slot.
 
-    What was shifted is not copied: its keys and values depend on tokens that are no longer there.
+    What was shifted is not copied: its keys and values depend on tokens that are no longer there. Sizes that computed
+    them are not told apart: nobody knows those of all ranks, and what runs goes on with whatever was computed.
     """
 
     def __init__(self, token_bytes: int, max_bytes: int, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -124,7 +125,7 @@ class Mirror:
         start, block = len(slot.tokens), engine.states.most_read
         chain = block_hashes(self._key, tokens, block, slot.namespace)
         there = next((i for i, block_hash in enumerate(chain) if block_hash not in self._blocks), len(chain))
-        if there * block <= start or slot.exact is not None:
+        if there * block <= start or slot.origin.shifted is not None:
             return
         if start % block:  # whole blocks: the rest of the last one is forgotten
             slot.cut(start // block * block)
@@ -140,10 +141,10 @@ class Mirror:
 
     def _next(self, slot: Slot, block: int) -> tuple[Range, bytes] | None:
         """The first block of a slot that is whole and not copied yet, and its hash."""
-        copied, exact = slot.mirrored // block * block, len(slot.tokens) if slot.exact is None else slot.exact
-        if exact - copied < block:
+        copied, tokens = slot.mirrored // block * block, slot.tokens[: slot.origin.shifted]
+        if len(tokens) - copied < block:
             return None
-        chain = block_hashes(self._key, slot.tokens[:exact], block, slot.namespace)
+        chain = block_hashes(self._key, tokens, block, slot.namespace)
         while copied // block < len(chain) and chain[copied // block] in self._blocks:
             copied += block
         slot.mirrored = copied
@@ -169,7 +170,7 @@ class Mirror:
         """Drop copies of what no slot holds any more."""
         used: set[bytes] = set()
         for slot in slots:
-            used.update(block_hashes(self._key, slot.tokens[: slot.exact], block, slot.namespace))
+            used.update(block_hashes(self._key, slot.tokens[: slot.origin.shifted], block, slot.namespace))
         self._blocks = {name: copy for name, copy in self._blocks.items() if name in used}
         self.held_bytes = sum(copy.n_bytes for copy in self._blocks.values())
 

@@ -79,7 +79,8 @@ def best_choice(
 ) -> PlanChoice:
     """Return the best plan by an objective. caps: what objectives may be at most. The errors of `best_of`."""
     space, point, why = best_of(spaces, objective, caps)
-    planner, encoder = (space.planner_for(point), space.encoder) if isinstance(space, LlmSpace) else (None, None)
+    planner = space.planner_for(point) if isinstance(space, LlmSpace) else None
+    encoder = space.encoder if isinstance(space, LlmSpace) else None
     saved = saved_figures(space, point)
     limits = {name: caps[name] for name in searched(caps)}
     return PlanChoice(space.path, point.plan, why, point.predicted, options, saved, planner, objective, limits, encoder)
@@ -92,7 +93,7 @@ def work_options(path: Path, options: EngineOptions, transport: str, wire: str) 
         context=context,
         kv_type=kv.name,
         concurrency=options.sequences,
-        groups=options.groups,
+        groups=1 if options.least_memory else options.groups,  # weights that change have the graph of one
         wire=wire,
         transport=transport,
         threads=options.threads,

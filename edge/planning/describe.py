@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edge.cluster.failures import listed
 from edge.parallel.mirror import SHARE
 from partition.plan.formats import PLANNED
 from partition.plan.plan import LOCAL, Plan
@@ -14,7 +13,7 @@ from partition.predict.pareto import Point
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import DeviceSpeed, speed_to_json
 from partition.search.changes import Change
-from quant.text import age_text, bytes_text, counted, number_text, seconds_text
+from quant.text import age_text, bytes_text, counted, listed, number_text, seconds_text
 
 if TYPE_CHECKING:
     from edge.cluster.spares import StandbySlice

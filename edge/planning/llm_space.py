@@ -279,9 +279,8 @@ class LlmSpace(PlanSpace):
         with closing(Model(self.path, vocabulary_only=True)) as vocabulary:
             mirrored = mirror_of(self.file, options, vocabulary, self._memory or plan.shard(0).memory)
         mirror = mirrored if isinstance(mirrored, Mirror) else None
-        spares = Spares(
-            plan, [name for name in speeds if name != LOCAL], planned, ModelSlices(self.file, self.digest, ())
-        )
+        slices = ModelSlices(self.file, self.digest, (), elastic=True)  # as in a range of memory: they take more disk
+        spares = Spares(plan, [name for name in speeds if name != LOCAL], planned, slices)
         why = ""
         if losses == AUTO:
             spare, why = spares.most(Room(left, disk), mirror.max_bytes if mirror else 0)

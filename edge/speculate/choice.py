@@ -36,8 +36,7 @@ _LEAST_LOSS = 0.25  # of a draft that gained nothing: trials that cost next to n
 _STAKE = 1.5  # passes of one row that the whole text may take where drafts have won nothing yet
 _AGAIN = 4  # passes until a size that was measured once is tried again: that may have been a bad moment
 _OLD = 512  # passes until what a size costs is taken for unknown
-_PLAIN_OLD = 128  # passes until one of one row is made while more rows are best
-_PLAIN_NEW = 8  # likewise, for each time of one row that is known: all costs are counted in these
+_PLAIN_OLD = 8  # passes, for each time of one row that is known, until one is made while more rows are best
 
 
 class RowChoice:
@@ -93,7 +92,7 @@ class RowChoice:
         """The size of the next pass, at most `most` rows: the best one, or one that may be better and can be tried."""
         best = self.best(most)
         self._is_on = best > 1
-        is_old = self._age(1) >= min(_PLAIN_OLD, _PLAIN_NEW * len(self._plain))
+        is_old = self._age(1) >= _PLAIN_OLD * len(self._plain)
         if not self.knows_plain or (best > 1 and is_old):
             return 1
         hoped = self.accepted if best > 1 else self.hoped
@@ -160,13 +159,9 @@ class RowChoice:
         """Learn from a pass of one row: whether a draft beside it would have been accepted."""
         self._learn(float(right), 1.0)
 
-    def tokens(self, size: int) -> float:
-        """That a pass of this size gives in the mean."""
-        return tokens_a_pass(self.accepted, size)
-
     def speed(self, size: int) -> float:
         """Tokens in the time of a pass of one row."""
-        return self.tokens(size) / self.cost(size)
+        return tokens_a_pass(self.accepted, size) / self.cost(size)
 
     def cost(self, size: int) -> float:
         """Cost of a pass of this size, in passes of one row: no less than one. Where it was not measured twice, no more

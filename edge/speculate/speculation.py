@@ -114,7 +114,7 @@ class SpeculationStats:
         passes.seconds += seconds
         passes.plain += is_plain
         passes.plain_s += seconds if is_plain else 0.0
-        passes.usual_plain_s = usual_plain_s
+        passes.usual_plain_s = usual_plain_s or passes.usual_plain_s  # that may be measured anew just now
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as docs/cli/chat.md and docs/serve.md say."""

@@ -7,10 +7,11 @@ takes, in the mean,
 
     (1 - a^r) first + a^r next        passes of its rows alone, and gives as many tokens as one
 
-`first` and `next` are measured for each number of windows. Before they are, `first` is 1, and `next` the best that can
-be, one by the number of windows: a trial finds out. More windows are tried only where those that follow come as soon as
-windows that wait for links do, in one part of `first` for each: else they wait for a stage, or for drafts. Windows that
-paid for long and seem to do so no more are measured anew, as one row is: that may have been a bad moment.
+`first` and `next` are measured for each shape. Before they are, they are those of half as many rows, or of half as many
+windows with `next` halved; of none, `first` is 1, and `next` the best that can be, one by the number of windows: a
+trial finds out. More windows are tried only where those that follow come as soon as windows that wait for links do, in
+one part of `first` for each: else they wait for a stage, or for drafts. Windows that paid for long and seem to do so no
+more are measured anew, as one row is: that may have been a bad moment.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _MOST_WAIT = 1024
 
 
 class _Times:
-    """Times of windows, of which so many were to be in flight: in passes of their rows alone."""
+    """Times of windows of a shape, in passes of their rows alone."""
 
     def __init__(self) -> None:
         self.first: deque[float] = deque(maxlen=_KEPT)
@@ -56,7 +57,7 @@ class WindowChoice:
     def __init__(self, rows: RowChoice) -> None:
         """rows: chooses them where one window is in flight."""
         self.rows = rows
-        self._times: dict[int, _Times] = defaultdict(_Times)  # by windows
+        self._times: dict[Shape, _Times] = defaultdict(_Times)
         self._before: VerifyResult | None = None
         self._windows = self._alone = 0  # numbers of the last window, and of the last that was alone
         self._last: Shape = 1, 1  # of windows: as it was chosen last, with the rows that were drafted
@@ -80,7 +81,9 @@ class WindowChoice:
         best = self._faster(alone, most_rows, most_windows, accepted)
         if best is None and rows == alone:  # a trial, of the windows that pay where drafts are right as often as hoped
             best = self._faster(alone, most_rows, most_windows, self.rows.hoped)
-            if best is not None and not self.rows.affords(self.rows.tokens(best[0]) / self._speed(best, accepted) - 1):
+            if best is not None and not self.rows.affords(
+                tokens_a_pass(accepted, best[0]) / self._speed(best, accepted) - 1
+            ):
                 best = None
         return best or (rows, 1)
 
@@ -105,18 +108,17 @@ class WindowChoice:
         alone_s = self._alone_s(window.rows)
         self.rows.learned(window.right, window.looked_at, window.used, min(seconds, _LONGEST * (alone_s or seconds)))
         # Beside it another window was drafted, and went through the stages: of the same shape, or it says nothing.
-        is_steady = (
-            before is not None and before.windows == window.windows and (window.rows, window.windows) == self._last
-        )
+        is_steady = before is not None and (before.rows, before.windows) == (window.rows, window.windows) == self._last
         if window.windows == 1 or not alone_s or before is None or not is_steady:
             return
-        times = self._times[window.windows]
+        shape = window.rows, window.windows
+        times = self._times[shape]
         times.last = self._windows
-        pays = partial(self._pays, (window.rows, window.windows), self.rows.best(window.rows), self.rows.accepted)
+        pays = partial(self._pays, shape, self.rows.best(window.rows), self.rows.accepted)
         paid = len(times.next) == _KEPT and pays()
         if window.is_first and before.cancelled:
             times.first.append(min(seconds / alone_s, _LONGEST))
-        elif not window.is_first and before.rows == window.rows:
+        elif not window.is_first:
             times.next.append(min(seconds / alone_s, _LONGEST))
         if paid and not pays():
             times.forget()
@@ -127,11 +129,13 @@ class WindowChoice:
         More windows are tried where fewer were, and were the fastest."""
         best, windows, speed = None, 2, partial(self._speed, accepted=accepted)
         while windows <= most_windows:
-            self._forget(self._times[windows])
-            fastest = max(((size, windows) for size in self.rows.measured_sizes(most_rows)), key=speed, default=None)
+            shapes = [(size, windows) for size in self.rows.measured_sizes(most_rows)]
+            for shape in shapes:
+                self._forget(self._times[shape])
+            fastest = max(shapes, key=speed, default=None)
             if fastest is None or (best is not None and speed(fastest) <= speed(best)):
                 break
-            best, times = fastest, self._times[windows]
+            best, times = fastest, self._times[fastest]
             if not times.next or fmean(times.next) > _WAITS * fmean(times.first or [1.0]) / windows:
                 break
             windows *= 2
@@ -146,11 +150,25 @@ class WindowChoice:
     def _speed(self, shape: Shape, accepted: float) -> float:
         """Tokens in the time of a pass of one row, where so many drafts are accepted."""
         size, windows = shape
-        times, fewer = self._times[windows], self._times[windows // 2]
-        first = fmean(times.first or fewer.first or [1.0])
-        next_ = fmean(times.next or [0.5 * fmean(fewer.next or [2 / windows])])
+        first, next_ = self._first(size, windows), self._next(size, windows)
         goes_on = accepted**size
         return tokens_a_pass(accepted, size) / (self.rows.cost(size) * ((1 - goes_on) * first + goes_on * next_))
+
+    def _first(self, size: int, windows: int) -> float:
+        """Time of a window behind a wrong draft."""
+        if times := self._times[size, windows].first:
+            return fmean(times)
+        if size > 1:
+            return self._first(size // 2, windows)
+        return self._first(1, windows // 2) if windows > 2 else 1.0
+
+    def _next(self, size: int, windows: int) -> float:
+        """Time of a window behind another one."""
+        if times := self._times[size, windows].next:
+            return fmean(times)
+        if size > 1:
+            return self._next(size // 2, windows)
+        return 0.5 * self._next(1, windows // 2) if windows > 1 else 1.0
 
     def _alone_s(self, size: int) -> float:
         """Seconds of a pass of so many rows alone."""

@@ -6,14 +6,9 @@ Times are those that this device waits, with the way of the sample there and of 
 
 from __future__ import annotations
 
-import io
-import struct
 import time
-import wave
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from devices.probe import default_threads
 from devices.remembered import Remembered, key_of
@@ -22,54 +17,14 @@ from edge.errors import EdgeError
 from edge.helpers.encoding import EncoderFiles, LoadedEncoder
 from edge.multimodal.encoder import MediaEncoder, RawMedia
 from edge.multimodal.projector import identity
+from edge.multimodal.sample import Sample
 from edge.survey.survey import own_profile
 from edge.tasks import SILENT, Steps
 from partition.plan.plan import LOCAL
-from quant.gguf.file import GgufFile
 
 _ENOUGH_S, _MOST_TIMES = 2.0, 3  # a sample is encoded again until both hold
 _REMEMBERED = "encoders"
 _HERE = "this device"
-SECONDS, _RATE = 10, 16_000  # of the sound
-_BMP = struct.Struct("<2sIHHIIiiHHIIiiII")
-_BMP_BYTES, _BMP_INFO_BYTES = 54, 40  # of the headers, and of the second alone
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The bytes of a file, and words for people that say what it is."""
-
-    data: bytes
-    words: str
-
-    @classmethod
-    def for_projector(cls, projector: GgufFile) -> Sample:
-        """Return a square picture of the projector's size; a sound for one that takes no pictures."""
-        noise = np.random.default_rng(1)
-        if projector.metadata.get("clip.has_vision_encoder") is not True:
-            return cls(_wav(noise.integers(-9000, 9000, SECONDS * _RATE, np.int16)), f"a sound of {SECONDS} s")
-        side = projector.metadata["clip.vision.image_size"]
-        assert isinstance(side, int)  # `open_projector` has checked it
-        return cls(_bmp(noise.integers(0, 256, (side, side, 3), np.uint8)), f"a picture of {side} x {side}")
-
-
-def _bmp(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
-    height, width, _ = pixels.shape
-    rows = np.zeros((height, -(-3 * width // 4) * 4), np.uint8)  # a row has a multiple of 4 bytes
-    rows[:, : 3 * width] = pixels.reshape(height, -1)
-    size = _BMP_BYTES + rows.nbytes
-    head = (b"BM", size, 0, 0, _BMP_BYTES, _BMP_INFO_BYTES, width, -height, 1, 24, 0, rows.nbytes, 0, 0, 0, 0)
-    return _BMP.pack(*head) + rows.tobytes()
-
-
-def _wav(samples: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> bytes:
-    data = io.BytesIO()
-    with wave.open(data, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(_RATE)
-        file.writeframes(samples.astype("<i2").tobytes())
-    return data.getvalue()
 
 
 @dataclass(frozen=True)

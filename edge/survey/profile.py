@@ -12,13 +12,13 @@ from typing import Generic
 from devices.cluster_file import Cluster, ClusterDevice
 from devices.errors import TrustError
 from edge.cluster.connect import CONNECT_TIMEOUT_S
-from edge.cluster.failures import listed
 from edge.cluster.fleet import Fleet
 from edge.errors import EdgeError
 from edge.survey.survey import Speed, Survey
 from partition.plan.plan import LOCAL
 from partition.predict.hosts import crowded
 from partition.predict.speeds import DeviceSpeed, Links, LinkSpeed
+from quant.text import listed
 
 ASSUMED_LINK = LinkSpeed(2e-3, 12.5e6, estimate=True)  # a home's Wi-Fi, if nothing else is known
 

@@ -65,6 +65,9 @@ def serve(options: DaemonOptions) -> None:
     worker_options = options.worker
     check_own(worker_options.host)
     check_exposure(worker_options.host, worker_options.credentials is not None, options.insecure)
+    if worker_options.least_memory is not None and worker_options.gpu_layers != 0:
+        why = "sessions with layers on a GPU keep to the larger size of --memory; --gpu-layers 0 lets them give way"
+        log.info("range", why=why)
     share_one_arena()
     end = _EndSignal()
     for number in (signal.SIGTERM, signal.SIGINT):

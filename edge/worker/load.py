@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from devices.machine_disk import disk_read_rate
 from devices.sleeping import sleep_profile
 from edge.adapters.file import AdapterFile, adapter_sizes
 from edge.elastic.share import SHARE
+from edge.elastic.weights import ElasticWeights
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
@@ -38,6 +40,8 @@ from quant.wire import WIRES
 from transport import edge_pb2 as pb
 from transport.collective import Group
 
+T = TypeVar("T")
+
 _MOST_TIMED = 16  # step sizes in one request
 
 
@@ -48,9 +52,10 @@ class _LoadedRunner:
         self._runner, self._need = runner, need
 
     def describe(self) -> pb.Loaded:
-        """Return its memory, layers and context."""
-        shape = self._runner.shape
-        return pb.Loaded(memory_bytes=self._need.total, layers=shape.n_layers, context=self._runner.context)
+        """Return the most memory that it takes, its layers and context."""
+        shape, follows = self._runner.shape, isinstance(self._runner.paging, ElasticWeights)
+        most = self._need.budget if follows else None
+        return pb.Loaded(memory_bytes=most or self._need.total, layers=shape.n_layers, context=self._runner.context)
 
     def finish(self, timeout_s: float) -> None:
         """Wait until background writes are complete, for `timeout_s` at most."""
@@ -130,13 +135,14 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     context, _, kv = resolve(options, shape)
     options.check_sequences(min(options.rows, context))  # the dry run would end the process on too many, too
     limit = request.memory_limit_bytes
+    uses_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
+    if limit and not uses_gpu:
+        budget = min(limit, options.memory or limit)
+        # Of weights that change there is one graph.
+        follows = (SHARE.is_divided or limits.gives_back) and (options.groups or 1) == 1 and not sleep_profile()
+        options = replace(options, memory=budget, least_memory=max(1, budget - limits.gives_back) if follows else None)
     if request.prefix_key:
         options = replace(options, reserved=options.reserved + held_bytes(shape))
-    if limit and not (llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)):
-        options = replace(options, memory=min(limit, options.memory or limit))
-        can_change = not (stages and (options.groups or 1) > 1) and not sleep_profile()
-        if can_change and (SHARE.is_divided or limits.gives_back):
-            options = replace(options, least_memory=max(1, (options.memory or limit) - limits.gives_back))
     need = None
     if options.least_memory is None:  # else the engine requests its memory when it knows its sizes
         sizes = ContextSizes(
@@ -162,9 +168,9 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     if here is None:
         if sleep_profile():
             raise EdgeError("this device of a lab sleeps: it has no weights to draft with; let another one draft")
-        engine = Engine(request.path, options, progress=progress)
+        engine = _with_least(lambda own: Engine(request.path, own, progress=progress), options)
         return WholeModel(engine, need or engine.memory)
-    shards = load_shards(request.path, options, here, progress)
+    shards = _with_least(lambda own: load_shards(request.path, own, here, progress), options)
     shard = shards[0]
     if request.prefix_key and request.prefix_bytes:
         state_bytes = held_bytes(shape) if options.memory else None
@@ -172,6 +178,17 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     for other in shards[1:]:
         other.engine.states.share(shard.engine.states)
     return SlicePart(shards, need or shard.engine.memory)
+
+
+def _with_least(load: Callable[[EngineOptions], T], options: EngineOptions) -> T:
+    """Return what `load` loads with these options. Where other sessions have so much that too little of the memory is
+    to stay, as much stays as the model needs. The errors of `load`."""
+    try:
+        return load(options)
+    except NotEnoughMemory as error:
+        if options.least_memory is None or options.memory is None or options.least_memory >= options.memory:
+            raise
+        return load(replace(options, least_memory=min(error.least or options.memory, options.memory)))
 
 
 def _check_limit(need: MemoryNeed, limit: int) -> None:

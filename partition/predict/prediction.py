@@ -77,7 +77,7 @@ class Prediction:
 
     @property
     def by_turns(self) -> bool:
-        """Whether ranks that share every layer compute one group of requests while the other's sums travel."""
+        """True if ranks that share every layer compute one group of requests while the other's sums travel."""
         return self.prompt is not None and len(self.stages) == 1 < self.microbatches
 
     @property

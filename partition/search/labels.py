@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from partition.search.best import Best, Solution
 from partition.search.bounds import Bounds
-from partition.search.tables import Cases, Tables
+from partition.search.cases import Cases
+from partition.search.tables import Tables
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.int64]

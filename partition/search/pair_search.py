@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from partition.search.fits import Fits
 from partition.search.planner import Planner
-from partition.search.prefills import Fits, PrefillSearch, PrefillTable, held_of, soonest_s
+from partition.search.prefills import PrefillSearch, PrefillTable, held_of, soonest_s
 from partition.search.problem import Array, Objectives, Outdone
 from partition.search.search import Prepared, Solution
 from partition.search.tables import rounded

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 from partition.search.best import Best
 from partition.search.bounds import Bounds
+from partition.search.cases import cases_of
 from partition.search.labels import Search
 from partition.search.problem import Array, Objectives, Outdone, Problem
-from partition.search.tables import Tables, cases_of
+from partition.search.tables import Tables
 
 QUICK_BEAM = 48  # labels kept at each position by the run that finds solutions to measure others by
 QUICK_EACH = 4  # of each case of measures that have cases, by another one

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
@@ -118,26 +116,3 @@ def _useful(costs: list[_Costs], hops: dict[tuple[int, int], Array]) -> list[int
         if not any(replaces(a, b) for a in useful):
             useful.append(b)
     return sorted(useful)
-
-
-@dataclass(frozen=True)
-class Cases:
-    """Two cases of one measure, for a tighter bound of what follows where a device is not used yet.
-
-    Bounds take each measure on its own: one has all of the device's speed, and none of its bytes. So there are two
-    cases: without the device, or with some bytes. Where neither is hopeful, nothing is.
-    """
-
-    measure: int
-    device: np.uint64  # as a bit
-    least: float  # of the measure, where it is not 0
-
-
-def cases_of(tables: Tables, devices: Sequence[int]) -> list[Cases]:
-    """Return the cases of the last measures, peaks that only groups of these devices have: one for each, by number."""
-    result = []
-    for measure, device in enumerate(devices, len(tables.stage) - len(devices)):
-        values = np.where(np.isfinite(tables.stage).all(axis=0), tables.stage[measure], 0.0)
-        if (values > 0).any():
-            result.append(Cases(measure, np.uint64(1 << device), float(values[values > 0].min())))
-    return result

@@ -45,8 +45,8 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
     if predicted.prefill is not None:
         raise PlanError("prompts have a placement of their own; only plans with one placement can be simulated")
     stages = predicted.stages
-    if predicted.by_turns and not stages[0].turn_s:
-        raise PlanError("its groups are computed by turns, and turn_s is missing; plan again, with this version")
+    if predicted.by_turns and not (stages[0].turn_s and len(stages[0].devices) > 1):
+        raise PlanError("its groups are computed by turns: turn_s, or a second device, is missing; plan again")
     names = [device for stage in stages for device in stage.devices]
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twice is not None:

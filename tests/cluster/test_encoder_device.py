@@ -19,9 +19,10 @@ from edge.errors import MediaError, NotEnoughMemory, WorkerError
 from edge.helpers import device as helper
 from edge.helpers.encoding import EncoderDevice, EncoderFiles, LoadedEncoder
 from edge.multimodal.encoder import Media, MediaEncoder
+from edge.multimodal.sample import Sample
 from edge.planning import encoder_place
 from edge.planning.choice import PlanChoice
-from edge.survey.encoder_times import EncoderTime, EncoderTimes, Sample, encoder_times
+from edge.survey.encoder_times import EncoderTime, EncoderTimes, encoder_times
 from edge.tasks import SILENT
 from partition.plan.plan import LOCAL
 from tests.support import projectors

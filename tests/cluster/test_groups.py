@@ -43,17 +43,17 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 
 @pytest.fixture(scope="module")
-def asked() -> list[Request]:
+def requests() -> list[Request]:
     return [replace(request, max_tokens=16) for request in questions(6)]
 
 
 @pytest.fixture(scope="module")
-def plain(asked: list[Request]) -> list[list[int]]:
+def plain(requests: list[Request]) -> list[list[int]]:
     with Engine(MODEL_PATH, OPTIONS) as single:
-        return [Scheduler(single).run([request])[0] for request in asked]
+        return [Scheduler(single).run([request])[0] for request in requests]
 
 
-def test_answers_are_those_of_one_device(one: Worker, asked: list[Request], plain: list[list[int]]) -> None:
+def test_answers_are_those_of_one_device(one: Worker, requests: list[Request], plain: list[list[int]]) -> None:
     """Times of steps are there, and the worker was granted the memory of two contexts."""
     with deployed(one, MODEL_PATH, tensor(1, 1), replace(GROUPS, groups=1)) as single:
         granted = single.memory_bytes[one.address]
@@ -61,26 +61,28 @@ def test_answers_are_those_of_one_device(one: Worker, asked: list[Request], plai
     with deployed(one, MODEL_PATH, tensor(1, 1), GROUPS) as deployment:
         engine = deployment.engine
         assert isinstance(engine, GroupedEngine)
-        assert Scheduler(engine).run(asked) == plain
+        assert Scheduler(engine).run(requests) == plain
         assert [rank["decode"].steps > 0 for rank in engine.times()] == [True, True]
         assert engine.links == {1: "tcp"}
         context_bytes = engine.memory.parts["KV cache"] // 2
         assert deployment.memory_bytes[one.address] - granted >= context_bytes // 2  # of half of the heads, or more
 
 
-def test_a_plan_says_how_many_groups_there_are(one: Worker, asked: list[Request], plain: list[list[int]]) -> None:
+def test_a_plan_says_how_many_groups_there_are(one: Worker, requests: list[Request], plain: list[list[int]]) -> None:
     plan = replace(plan_for(MODEL_PATH, [one], tensor(1, 1)), microbatches=2)
     with deployed(one, MODEL_PATH, {}, replace(GROUPS, groups=None), plan=plan) as deployment:
         assert isinstance(deployment.engine, GroupedEngine)
-        assert Scheduler(deployment.engine).run(asked) == plain
+        assert Scheduler(deployment.engine).run(requests) == plain
 
 
-def test_groups_are_for_ranks_that_share_every_layer(one: Worker, asked: list[Request], plain: list[list[int]]) -> None:
+def test_groups_are_for_ranks_that_share_every_layer(
+    one: Worker, requests: list[Request], plain: list[list[int]]
+) -> None:
     """Stages have one of their own kind for each; and one request alone makes no two groups."""
     with deployed(one, MODEL_PATH, pipeline(1, 1), GROUPS) as deployment:
         assert type(deployment.engine) is DistributedEngine
         assert (deployment.engine.contexts, deployment.engine.sequences) == (1, 4)
-        assert Scheduler(deployment.engine).run(asked) == plain
+        assert Scheduler(deployment.engine).run(requests) == plain
     with (
         pytest.raises(EngineError, match="2 groups need as many sequences, and there is 1"),
         deployed(one, MODEL_PATH, tensor(1, 1), replace(GROUPS, sequences=1)),
@@ -89,7 +91,7 @@ def test_groups_are_for_ranks_that_share_every_layer(one: Worker, asked: list[Re
 
 
 def test_a_loss_in_the_middle_ends_both_groups(
-    tmp_path: Path, asked: list[Request], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, requests: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With an error, and nothing hangs."""
     own_folders(monkeypatch, tmp_path / "own")
@@ -98,7 +100,7 @@ def test_a_loss_in_the_middle_ends_both_groups(
         deployed(mortal, MODEL_PATH, tensor(1, 1), GROUPS) as deployment,
     ):
         scheduler = Scheduler(deployment.engine)
-        for request in asked:
+        for request in requests:
             scheduler.add(request)
         for _ in range(8):
             scheduler.step()
@@ -119,7 +121,7 @@ def test_many_answers_go_on_after_a_loss(
     spare: int,
     groups: int | None,
     tmp_path: Path,
-    asked: list[Request],
+    requests: list[Request],
     plain: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -129,9 +131,9 @@ def test_many_answers_go_on_after_a_loss(
     with two_workers_to_end(tmp_path) as two:
         plan = replace(plan_for(MODEL_PATH, two, tensor(1, 1, 1)), microbatches=2)
         with supervised(two, plan, replace(GROUPS, groups=groups), Resilience(spare)) as model:
-            tokens: list[list[int]] = [[] for _ in asked]
+            tokens: list[list[int]] = [[] for _ in requests]
             with Scheduler(model.engine) as scheduler:
-                for request in asked:
+                for request in requests:
                     scheduler.add(request)
                 assert model.engine.contexts == 2
                 while scheduler.busy:

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from edge.cluster import rank_group
-from edge.cluster.rank_group import LivenessMonitor
+from edge.cluster import liveness
+from edge.cluster.liveness import LivenessMonitor
 from edge.cluster.session import EngineSession
 from edge.net.peers import HEARTBEAT_S
 from tests.support.helpers import ENDLESS, stand_still, start_edge, until
@@ -55,11 +55,11 @@ def test_when_it_is_given_up() -> None:
     lost: list[Any] = []
     one = LivenessMonitor(lambda: cast(Any, [pi, nas]), lambda line: None, lost=lost.append)
     one.close()  # this test looks
-    looks = round(rank_group.LOST_S / (HEARTBEAT_S / 2))
+    looks = round(liveness.LOST_S / (HEARTBEAT_S / 2))
     for pi.silent_s in (60.0, 60.1, 0.0, *(0.1 * i for i in range(1, looks))):
         one.look()
     assert lost == []
-    pi.silent_s = rank_group.LOST_S
+    pi.silent_s = liveness.LOST_S
     one.look()
     assert lost == [pi]
     idle = LivenessMonitor(lambda: cast(Any, [nas]), lambda line: None, lambda: False, lost.append)
@@ -71,7 +71,7 @@ def test_when_it_is_given_up() -> None:
 
 def test_a_device_that_stays_silent_is_given_up_once_in_a_while() -> None:
     """Not at every look: what follows takes longer than that."""
-    pi, lost, looks = Quiet("pi"), [], round(rank_group.LOST_S / (HEARTBEAT_S / 2))
+    pi, lost, looks = Quiet("pi"), [], round(liveness.LOST_S / (HEARTBEAT_S / 2))
     one = LivenessMonitor(lambda: cast(Any, [pi]), lambda line: None, lost=lost.append)
     one.close()  # this test looks
     for i in range(1, 3 * looks + 1):
@@ -106,9 +106,9 @@ def test_a_process_that_is_stopped_is_heard_no_more_and_then_again(tmp_path: Pat
     ):
         (session,) = held
         stand_still(session.pid)
-        until(lambda: session.silent_s > rank_group.SILENT_S, "silence")
+        until(lambda: session.silent_s > liveness.SILENT_S, "silence")
         os.kill(session.pid, signal.SIGCONT)
-        until(lambda: 0 < session.silent_s < rank_group.SILENT_S, "a word")
+        until(lambda: 0 < session.silent_s < liveness.SILENT_S, "a word")
         session.unload()
 
 

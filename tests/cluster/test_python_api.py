@@ -162,7 +162,7 @@ def test_a_plan_is_deployed_as_the_kind_of_model_it_is_for(two: list[Worker], tm
 def test_memory_that_changes_here_is_that_of_this_rank(two: list[Worker]) -> None:
     with edge.Cluster([two[0].address]) as cluster:
         both = edge.plan(None, cluster, parallel="pipeline", shares=[1, 1], options=edge.PlanOptions(context=300))
-        with edge.deploy(both, cluster, memory="2GiB..3GiB") as model:
+        with edge.deploy(both, cluster, memory="2GiB..3GiB", prefix_cache="64MiB") as model:
             assert isinstance(model.engine.paging, ElasticWeights)
             assert not model.engine.states.keeps  # what ranks of different sizes compute is not for later prompts
             assert "".join(response.text for response in model.generate("Hello", max_tokens=2))

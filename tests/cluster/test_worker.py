@@ -97,6 +97,13 @@ def test_a_range_of_memory_reaches_the_engine_process(tmp_path: Path) -> None:
         with RemoteSession(remote, 0, 1, SECRET) as session:
             command = psutil.Process(session.pid).cmdline()
         assert command[command.index("--gives-back") + 1] == str(724 * MIB)
+        assert 'range why="sessions with layers on a GPU keep to the larger size of --memory' in other.log()
+
+
+@pytest.mark.parametrize("memory", [("--memory", "1GiB"), ("--memory", "300MiB..1GiB", "--gpu-layers", "0")])
+def test_nothing_is_said_of_a_gpu_where_no_range_is_ignored(tmp_path: Path, memory: tuple[str, ...]) -> None:
+    with worker(tmp_path, *memory) as other:
+        assert " range " not in other.log()
 
 
 def test_models_are_cut_and_not_sent(tmp_path: Path) -> None:

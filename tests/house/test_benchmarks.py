@@ -27,7 +27,7 @@ SECTIONS = {
     "bench_engine": ("loop", "attention"),
     "bench_lora": (),
     "bench_mtp": ("one", "tensor", "stages", "paged"),
-    "bench_paging": ("limit", "mmap", "keeps-up", "experts"),
+    "bench_paging": ("limit", "mmap", "keeps-up", "experts", "path"),
     "bench_phases": ("strong", "equal"),
     "bench_pictures": (),
     "bench_planner": (),
@@ -194,9 +194,13 @@ def test_paging() -> None:
         return
     [row] = result["mmap"]["cases"]
     assert row["least"] <= row["ratio"] <= row["most"]
-    assert all(one["compared"]["ratio"] > 0 for one in result["keeps-up"]["cases"])
-    assert [one["skew"] for one in result["experts"]["cases"]] == ["none", "mild", "strong"]
-    assert all(one["resident"]["decode_s"] > 0 for one in result["experts"]["cases"])
+    assert all(case["compared"]["ratio"] > 0 for case in result["keeps-up"]["cases"])
+    assert [case["skew"] for case in result["experts"]["cases"]] == ["none", "mild", "strong"]
+    assert all(case["resident"]["decode_s"] > 0 for case in result["experts"]["cases"])
+    assert [case["beside"] for case in result["path"]["cases"]] == [
+        "nothing", "1 in the cache", "1 copying memory", "a model on 1"
+    ]  # fmt: skip
+    assert all(case["gbps"] > 0 for case in result["path"]["cases"])
 
 
 def test_planner() -> None:

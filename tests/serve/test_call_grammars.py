@@ -8,9 +8,9 @@ import llguidance
 import pytest
 
 from edge.llama.llama import Model
-from edge.serve.engine.inputs import with_control_tokens
+from edge.serve.engine.grammars import with_control_tokens
 from edge.serve.http.errors import BadRequest
-from edge.serve.tools.conversation import constraint
+from edge.serve.tools.constraint import constraint
 from edge.serve.tools.formats import FORMATS, CallFormat
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.parser import CallParser

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from devices.cluster_file import Cluster as ClusterFile
-from edge.cluster import rank_group
+from edge.cluster import liveness
 from edge.cluster.deployment import Deployment
 from edge.cluster.rank_group import RankGroup
 from edge.cluster.session import EngineSession
@@ -370,6 +370,6 @@ def cluster(model: Path, folder: Path, n_devices: int) -> Iterator[Cluster]:
         patch.setattr(deploy, "Deployment", _Deployment)
         patch.setattr(deploy, "send_ahead", lambda *_: None)  # slices are written
         patch.setattr(deploy, "check_room", lambda *_: None)
-        patch.setattr(rank_group, "_LOOK_S", _LOOK_S)
-        patch.setattr(rank_group, "LOST_S", 4 * _LOOK_S)
+        patch.setattr(liveness, "_LOOK_S", _LOOK_S)
+        patch.setattr(liveness, "LOST_S", 4 * _LOOK_S)
         yield made

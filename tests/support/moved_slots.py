@@ -12,5 +12,5 @@ def move(slot: Slot, engine: TextEngine) -> Slot:
     engine.kv_clear()
     assert write_states(engine, states)
     moved = Slot(engine)
-    moved.tokens, moved.exact = list(slot.tokens), slot.exact
+    moved.tokens, moved.origin = list(slot.tokens), slot.origin
     return moved

@@ -84,7 +84,7 @@ def plant(predictor: Predictor, answers: Answers, acceptance: float, seed: int =
 
 
 def _places(n: int, acceptance: float, rng: np.random.Generator, rows: int) -> NDArray[np.bool_]:
-    """Whether a draft of each of `n` places is right."""
+    """Return whether a draft of each of `n` places is right."""
     draws = [rng.permutation(n) < round(acceptance * n) for _ in range(_DRAWS if rows > 1 else 1)]
     mean = tokens_a_pass(acceptance, rows)
     return min(draws, key=lambda is_right: abs(_tokens_a_pass(is_right, rows) - mean))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +11,6 @@ from typing import Any
 from edge.api.config import EngineConfig
 from edge.constraints.constraint import never_given_up
 from edge.errors import ContextFull, SamplingError
-from edge.llama.llama import Model
 from edge.llm.interface import TextEngine
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
@@ -22,8 +19,10 @@ from edge.multimodal.encoder import MediaEncoder
 from edge.multimodal.media import EmbeddingRows
 from edge.multimodal.prompt import encoded, tokens_with
 from edge.serve.engine.downloads import files_of
+from edge.serve.engine.grammars import with_control_tokens
 from edge.serve.engine.infill import InfillPrompts
-from edge.serve.engine.texts import RankingPrompts, Tokenizer
+from edge.serve.engine.ranking import RankingPrompts
+from edge.serve.engine.texts import Tokenizer
 from edge.serve.served import INTRODUCES
 from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate
@@ -32,8 +31,6 @@ from partition.model.generation import generates
 
 _ANSWER_PART = 4  # a fourth of the context is left to what fills a gap, where a request does not say how much
 _MOST_WINDOWED = 1 << 20  # tokens; that many take about a second to tokenize
-# The rules that edge/serve/tools writes for marks: literals, and any text up to a mark.
-_RULE = re.compile(r'^(lit|free|raw)(_\d+)(\[lazy\])?: (/\S*/ )?("(?:[^"\\]|\\.)*")$', re.MULTILINE)
 
 
 class InputProcessor:
@@ -217,35 +214,3 @@ def with_system(messages: Sequence[Mapping[str, Any]], system: str) -> Sequence[
     if not system or first.get("role") == "system":
         return messages
     return [{"role": "system", "content": system}, *messages]
-
-
-def with_control_tokens(lark: str, model: Model) -> str:
-    """Return a grammar of calls with the control tokens of a model in place of their names."""
-    return _RULE.sub(lambda rule: _rewritten(rule, model), lark)
-
-
-def _rewritten(rule: re.Match[str], model: Model) -> str:
-    kind, number, _, anything, literal = rule.groups()
-    text = json.loads(literal)
-    parts: list[str] = []
-    before = ""
-    for token in model.tokenize(text, add_special=False, parse_special=True):
-        name = model.piece(token, special=True).decode(errors="replace")
-        if name and not model.piece(token) and name in text:
-            plain, _, text = text.partition(name)
-            before = before if parts else plain
-            parts += [*([_quoted(plain)] if plain else []), f"<[{token}]>"]
-    if not parts:
-        return rule[0]
-    parts += [_quoted(text)] if text else []
-    if not anything:
-        return f"{kind}{number}: {' '.join(parts)}"
-    # Text cannot have the token, so it ends there by itself; what stands before the token may end it too early.
-    rest = " ".join(parts[1:] if before else parts)
-    if not before or kind == "free":
-        return f"{kind}{number}: {anything}{rest}"
-    return f"{kind}{number}: head{number} {rest}\nhead{number}[lazy]: {anything}{_quoted(before)}"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -1,9 +1,8 @@
 """Tokenization with a limit: texts that cannot fit are refused by length, before native code takes a second a
-megabyte; and the prompts that a reranker scores documents by."""
+megabyte."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,8 +13,6 @@ from quant.gguf.header import GgufArray
 
 _USUAL_BYTES = 8  # of a token in prose, at most: the beginning of a longer text is tokenized first, and may be too much
 _CUT_TOKENS = 64  # extra tokens that the beginning may have because it was cut in the middle of a word
-_TEMPLATE = "tokenizer.chat_template.rerank"
-_PLACES = re.compile(r"\{(query|document)\}")
 
 
 class Tokenizer:
@@ -54,44 +51,3 @@ def _too_long(reason: str, most: int) -> ContextFull:
         f"the text is too long: {reason}, and {most} is all that there may be; send less of it, or serve with a larger"
         " --context where the model was trained for more"
     )
-
-
-class RankingPrompts:
-    """Makes such prompts for one model. Any thread may use it."""
-
-    def __init__(self, model: Model, file: GgufFile, tokenizer: Tokenizer) -> None:
-        """file: of the model."""
-        self._tokenizer = tokenizer
-        template = file.metadata.get(_TEMPLATE)
-        self._parts = _parts(model, template) if isinstance(template, str) else _plain_parts(model)
-
-    def tokens(self, query: str, document: str, most: int) -> list[int]:
-        """Return the token ids of a prompt of at most `most`; nothing in the texts becomes a control token.
-        ContextFull."""
-        texts = {"query": query, "document": document}
-        tokens: list[int] = []
-        for part in self._parts:
-            if isinstance(part, int):
-                tokens.append(part)
-            elif text := _PLACES.sub(lambda place: texts[place[1]], part):
-                tokens += self._tokenizer.tokenize(text, most, add_special=False)
-        if len(tokens) > most:
-            raise ContextFull(f"{len(tokens)} tokens, and {most} are the most; send shorter parts of it")
-        return tokens
-
-
-def _plain_parts(model: Model) -> list[int | str]:
-    """Return both texts, each with the tokens that the vocabulary wants around it."""
-    end = model.added("eos")
-    return [*model.added("bos"), "{query}", *end, *model.added("sep"), "{document}", *end]
-
-
-def _parts(model: Model, template: str) -> list[int | str]:
-    """Return the control tokens in a template, and the text between them."""
-    parts: list[int | str] = []
-    rest = template
-    for token in model.tokenize(template, add_special=False, parse_special=True):
-        if model.is_control(token):
-            text, _, rest = rest.partition(model.piece(token, special=True).decode(errors="replace"))
-            parts += [text, token]
-    return [*parts, rest]

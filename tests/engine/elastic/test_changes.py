@@ -1,19 +1,23 @@
 """Weights that change while a model runs: what is computed is what the file of that size alone gives."""
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from edge.api.config import EngineConfig
-from edge.elastic.governor import GROW_AFTER_S
+from edge.elastic.governor import GROW_AFTER_S, Governor
 from edge.elastic.sizes import Preference, Sizes
 from edge.errors import EngineError, Interrupted, NotEnoughMemory, WeightsError
 from edge.llama.buffers import Weight
@@ -21,6 +25,7 @@ from edge.llm.engine import Engine
 from edge.llm.sampler import SamplingParams
 from edge.paging.arena import ElasticArena, key_of
 from edge.paging.load import load_stub
+from edge.paging.window import Piece
 from edge.quantization.gguf import quantize
 from edge.serve.engine.loop import ServingLoop
 from edge.speculate.factory import model_with
@@ -237,9 +242,10 @@ def test_what_is_likely_to_be_due_is_read_while_its_room_is_seen_to_stay(elastic
         weights.follow()
         assert weights.choice.number == 2
         assert weights.planned_bytes == weights.choice.n_bytes + weights._ahead.n_bytes
-        jobs = weights._ahead._jobs.values()
-        assert jobs
-        until(lambda: all(job.done for job in jobs), "what is read ahead")
+        jobs = weights._ahead._jobs
+        until(lambda: all(job.done for job in jobs.values()), "what is read ahead")
+        there = {key_of(piece) for piece in (*weights.plan.resident, *jobs)}
+        assert 2 * weights._ahead.n_bytes > weights.sizes.most - weights.choice.n_bytes
         engine.decode([8], len(PROMPT) + 1)  # still with the smaller size
         before = weights.reader.counts().n_bytes
         memory.now_s += GROW_AFTER_S / 2
@@ -249,7 +255,8 @@ def test_what_is_likely_to_be_due_is_read_while_its_room_is_seen_to_stay(elastic
         assert (weights.choice.number, weights._ahead.n_bytes) == (0, 0)
         table = weights._roles.table
         assert table is not None
-        assert weights.reader.counts().n_bytes - before <= len(PROMPT) * table.weight.row_bytes
+        rest = sum(piece.n_bytes for piece in weights.plan.resident if key_of(piece) not in there)
+        assert 0 <= weights.reader.counts().n_bytes - before - rest <= len(PROMPT) * table.weight.row_bytes
 
 
 def test_what_was_read_ahead_is_given_back_where_its_room_goes(elastic: Callable[[str], Elastic]) -> None:
@@ -270,6 +277,139 @@ def test_what_was_read_ahead_is_given_back_where_its_room_goes(elastic: Callable
         assert weights._arena._places.keys() == {key_of(piece) for piece in weights.plan.resident}  # type: ignore[attr-defined]
         engine.kv_remove(0, 0)
         assert np.array_equal(engine.decode(PROMPT, 0), logits)
+
+
+def test_a_budget_just_below_the_one_of_the_largest_size_grows_to_it(elastic: Callable[[str], Elastic]) -> None:
+    with engine_in(Memory(1 << 30), elastic("llama").path) as (engine, weights):
+        most, whole = engine.memory.budget, weights.sizes.most
+    assert most is not None
+    governor = Governor(most, whole - 1)
+    for now_s in (0.0, GROW_AFTER_S):
+        budget = governor.look(1 << 30, 0, 0.0, now_s)
+    assert whole <= budget == most
+
+
+def test_what_is_read_ahead_of_more_and_less_room_is_counted_and_has_room(elastic: Callable[[str], Elastic]) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        memory.is_now(weights, budgets(weights.sizes)[2])
+        weights.follow()
+        weights.sizes._prefer = "quality"  # other weights of the largest size stay in each budget
+        ahead, now = weights._ahead, weights.choice
+        assert engine.memory.budget is not None
+        room, most_read = engine.memory.budget - now.n_bytes, 0
+        for less, more in product(range(7, 13), range(17, 25)):
+            ahead.end(now.plan.resident)
+            for part in (less, more, less):
+                budget = now.n_bytes + room * part // 24
+                ahead.follow(weights.sizes, budget, now)
+                until(lambda: all(job.done for job in ahead._jobs.values()), "what is read ahead")
+                there = {key_of(piece) for piece in (*now.plan.resident, *ahead._jobs)}
+                assert weights._arena._places.keys() == there  # type: ignore[attr-defined]
+                assert now.n_bytes + ahead.n_bytes <= budget
+                most_read = max(most_read, ahead.n_bytes)
+        assert most_read > room / 2
+
+
+def test_what_is_read_ahead_takes_no_bits_away_where_its_room_goes(elastic: Callable[[str], Elastic]) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (_, weights):
+        budget = budgets(weights.sizes)[2]
+        memory.is_now(weights, budget)
+        weights.follow()
+        for seconds in (0.0, GROW_AFTER_S / 2):
+            memory.now_s += seconds
+            memory.free = 1 << 30
+            weights.follow()
+        assert weights._ahead.n_bytes
+        memory.free = weights.choice.n_bytes  # room for what is loaded, and for nothing else
+        memory.now_s += 0.1
+        weights.follow()
+        assert (weights._governor.budget, weights._ahead.n_bytes) == (budget, 0)
+
+
+def test_reading_ahead_without_addresses_ends_neither_the_watch_nor_a_change(
+    elastic: Callable[[str], Elastic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        at = budgets(weights.sizes)
+        memory.is_now(weights, at[2])
+        weights.follow()
+        memory.is_now(weights, 1 << 30)
+        memory.now_s += GROW_AFTER_S / 2
+        with monkeypatch.context() as patch:
+            patch.setattr("edge.paging.arena.AddressSpace", Mock(side_effect=OSError(errno.ENOMEM, "no addresses")))
+            weights.follow()
+            assert weights._ahead.n_bytes == 0
+            memory.is_now(weights, weights.sizes.least)
+            weights.follow()  # what was read is given back all the same
+            assert weights.choice.plan.pages
+        memory.is_now(weights, 1 << 30, WAIT_S)
+        engine.decode(PROMPT, 0)
+        assert weights.choice.number == 0
+
+
+def test_weights_that_are_closed_read_nothing_ahead(elastic: Callable[[str], Elastic]) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (_, weights):
+        memory.is_now(weights, budgets(weights.sizes)[2])
+        weights.follow()
+        memory.is_now(weights, 1 << 30)
+    memory.now_s += GROW_AFTER_S / 2
+    weights.follow()
+    assert (weights._ahead.n_bytes, weights._arena._places) == (0, {})  # type: ignore[attr-defined]
+
+
+class Waited:
+    """A lock that tells when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.waits, self._lock = threading.Event(), threading.Lock()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        if blocking:
+            self.waits.set()
+        return self._lock.acquire(blocking)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def test_closing_waits_for_what_is_being_read_ahead(
+    elastic: Callable[[str], Elastic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, lock, order = Memory(1 << 30), Waited(), list[str]()
+    keep_only = ElasticArena.keep_only
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        memory.is_now(weights, budgets(weights.sizes)[2])
+        weights.follow()
+        memory.is_now(weights, 1 << 30)
+        memory.now_s += GROW_AFTER_S / 2
+        closing = threading.Thread(target=engine.close)
+
+        def keeps(arena: ElasticArena, pieces: Sequence[Piece]) -> None:
+            if threading.current_thread() is closing:
+                order.append("closed")
+                lock.waits.set()
+            else:
+                closing.start()
+                assert lock.waits.wait(WAIT_S)
+                order.append("read ahead")
+            keep_only(arena, pieces)
+
+        monkeypatch.setattr(weights, "_arena_lock", lock)
+        monkeypatch.setattr(ElasticArena, "keep_only", keeps)
+        weights.follow()
+        closing.join(WAIT_S)
+        assert not closing.is_alive()
+        assert order == ["read ahead", "closed"]
 
 
 def test_weights_change_while_nothing_is_computed_also_after_an_interrupted_pass(

@@ -8,7 +8,7 @@ import pytest
 
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, PrefixOptions
-from edge.llm.slot import Slot
+from edge.llm.slot import Origin, Slot
 from edge.llm.states import BLOCK_TOKENS
 from tests.engine.elastic.conftest import Elastic, Memory, engine_in
 from tests.engine.elastic.test_changes import WAIT_S, budgets
@@ -21,8 +21,8 @@ WHOLE = (len(PROMPT) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 @pytest.fixture
 def options(tmp_path: Path) -> EngineOptions:
     """Options of engines that share one prefix cache. Rows of a larger batch would be computed to other last bits."""
-    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
-    return replace(OPTIONS, context=256, batch=1, prefixes=kept)
+    prefixes = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    return replace(OPTIONS, context=256, batch=1, prefixes=prefixes)
 
 
 def test_a_size_finds_what_it_computed_and_computes_again_what_others_did(
@@ -103,3 +103,23 @@ def test_kept_keys_and_values_are_not_joined_to_those_of_another_size(bundled: E
         memory.is_now(weights, at[0], WAIT_S)
         slot.prefill(PROMPT)
         assert (weights.choice.number, slot.restored, slot.exact) == (0, 0, 20)
+
+
+def test_a_copy_of_a_slot_is_of_the_size_that_computed_it(bundled: Elastic, options: EngineOptions) -> None:
+    two, memory = replace(options, batch=2, sequences=2), Memory(1 << 30)
+    for restored in (0, WHOLE):
+        with engine_in(memory, bundled.path, two) as (engine, weights):
+            memory.is_now(weights, budgets(weights.sizes)[2])
+            weights.follow()
+            source, copy = Slot(engine), Slot(engine, 1)
+            source.prefill(PROMPT[:40])
+            assert source.restored == min(restored, 39 // BLOCK_TOKENS * BLOCK_TOKENS)
+            copy.copy_from(source)
+            copy.prefill(PROMPT)
+            assert copy.restored == max(0, restored - len(source.tokens))
+            assert (copy.origin, copy.exact) == (Origin(size=2), None)
+            copy.keep()
+    with engine_in(Memory(1 << 30), bundled.path, two) as (engine, _):
+        largest = Slot(engine)
+        largest.prefill(PROMPT)
+        assert largest.restored == 0

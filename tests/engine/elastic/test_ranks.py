@@ -3,24 +3,41 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import edge
+from edge.cluster.model_slices import ModelSlices
+from edge.deployment.replanning import Replanner
 from edge.elastic.sizes import Sizes
-from edge.elastic.weights import ElasticWeights
+from edge.elastic.weights import ElasticWeights, next_pass
+from edge.errors import EngineError, NotEnoughMemory
+from edge.llama.token_table import TokenTable
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions
+from edge.llm.sampler import SamplingParams
+from edge.llm.slot import Origin, Slot
 from edge.paging.budget import MARGIN_SHARE
 from edge.parallel.engine import DistributedEngine
-from edge.parallel.shard import Shard
+from edge.parallel.mirror import Mirror
+from edge.parallel.shard import Shard, load_shards
+from edge.parallel.topology import place
+from edge.planning.arrange import work_of
+from edge.planning.choose import work_options
+from edge.planning.llm_space import LlmSpace
+from edge.speculate.factory import Draft, model_with
+from edge.survey.profile import ClusterProfile
 from edge.worker.limits import ResourceLimits
-from edge.worker.load import WholeModel, load
+from edge.worker.load import SlicePart, WholeModel, load
 from partition.errors import CannotSlice
 from partition.plan.arrange import make_plan
-from partition.plan.plan import Range
+from partition.plan.plan import LOCAL, Range
+from partition.predict.speeds import LinkSpeed
 from partition.slices.gguf_slice import elastic_recipe, limits
 from quant.gguf.elastic import elastic_sizes
 from quant.gguf.file import GgufFile
@@ -28,8 +45,10 @@ from tests.engine.elastic.conftest import Elastic, Memory, followed
 from tests.engine.elastic.test_changes import WAIT_S
 from tests.support.deployments import pipeline, tensor
 from tests.support.paging import MIB, OPTIONS, PROMPT
+from tests.support.planning import MS, device, linked
 from tests.support.ranks_here import ranks_here
 from tests.support.slices import DIGEST, write
+from tests.support.workers import worker
 from transport import edge_pb2 as pb
 
 BOTH = pytest.mark.parametrize("how", [pipeline(1, 2), tensor(1, 1)], ids=["stages", "shards"])
@@ -44,11 +63,11 @@ def budgets(sizes: Sizes) -> dict[int, int]:
 
 @contextmanager
 def ranks_in(
-    memory: Memory, path: Path, how: dict[str, Any], folder: Path
+    memory: Memory, path: Path, how: dict[str, Any], folder: Path, options: EngineOptions = RANKS
 ) -> Iterator[tuple[DistributedEngine, list[ElasticWeights]]]:
     """Yield an engine over ranks that follow a memory, each when it is told to look, and the weights of each."""
     shards: list[Shard] = []
-    options = replace(RANKS, least_memory=42 * MIB)
+    options = replace(options, least_memory=42 * MIB)
     with followed(memory), ranks_here(path, how, options, folder, shards) as engine:
         weights = [shard.engine.paging for shard in shards]
         assert all(isinstance(each, ElasticWeights) for each in weights)
@@ -75,7 +94,7 @@ def test_a_slice_of_several_sizes_holds_what_the_slices_of_each_hold(
         path = write(files.path, plan.slice(rank), tmp_path / f"{rank}.gguf", elastic=True)
         sizes = elastic_sizes(GgufFile.open(path))
         alone = [write(static, plan.slice(rank), tmp_path / f"{rank}-{static.name}") for static in files.static]
-        assert path.stat().st_size < sum(one.stat().st_size for one in alone)
+        assert path.stat().st_size < sum(slice_path.stat().st_size for slice_path in alone)
         for size, other, whole in zip(sizes, map(GgufFile.open, alone), elastic_sizes(file), strict=True):
             assert (size.file_bytes, size.divergence) == (other.size_bytes, whole.divergence)
             assert {name: (t.type, t.shape) for name, t in size.tensors.items()} == {
@@ -145,6 +164,62 @@ def test_a_rank_gives_way_alone(elastic: Callable[[str], Elastic], how: dict[str
         assert np.array_equal(engine.decode(PROMPT, 0), before)
 
 
+def test_ranks_paging_and_drafts_change_no_token(bundled: Elastic, tmp_path: Path) -> None:
+    options, answers = replace(RANKS, context=256, prefer="quality", outputs=8), []
+
+    def answer(engine: TextEngine, draft: Draft) -> list[int | None]:
+        model = model_with(draft, engine, lambda: None)
+        responses = model.generate("4 plus 4 is", SamplingParams(temperature=0.0), max_tokens=24)
+        return [response.token_id for response in responses]
+
+    with Engine(bundled.static[0], options) as engine:
+        answers.append(answer(engine, "off"))
+    for pages, draft in ((False, "ngram"), (True, "ngram"), (True, "off")):
+        memory = Memory(1 << 30)
+        with ranks_in(memory, bundled.path, pipeline(1, 1), tmp_path, options) as (ranks, weights):
+            for own in weights if pages else ():
+                memory.is_now(own, own.sizes.least + 2 * MIB)
+            answers.append(answer(ranks, draft))
+            assert [(own.choice.number, own.plan.pages) for own in weights] == [(0, pages)] * 2
+    assert len(answers[0]) > 4
+    assert all(tokens == answers[0] for tokens in answers)
+
+
+@pytest.mark.usefixtures("measured_briefly")
+def test_devices_with_ranges_answer_as_the_largest_size_while_there_is_room(
+    bundled: Elastic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SeenReplanner(Replanner):
+        def __init__(self, *how: Any) -> None:
+            super().__init__(*how)
+            takes_turns.append(self._takes_turns)
+
+    takes_turns: list[bool] = []
+    monkeypatch.setattr("edge.deployment.deploy.Replanner", SeenReplanner)
+    options, prompt = edge.PlanOptions(context=256), "4 plus 4 is"
+    sampling = SamplingParams(temperature=0.0)
+    with worker(tmp_path, "--memory", "400MiB..1GiB", "--threads", "1") as other:
+        with edge.Cluster([other.address]) as cluster:
+            both = edge.plan(str(bundled.path), cluster, parallel="pipeline", shares=[1, 1], options=options)
+            with edge.deploy(both, cluster, memory="1GiB..3GiB") as model:
+                tokens = [response.token_id for response in model.generate(prompt, sampling, max_tokens=12)]
+                with other.remote() as remote:
+                    [state] = remote.describe()[1].sessions
+                with edge.deploy(both, cluster, memory="1GiB..3GiB") as second:  # more than half of the worker is left
+                    beside = [response.token_id for response in second.generate(prompt, sampling, max_tokens=12)]
+                    with other.remote() as remote:
+                        both_bytes = [state.memory_bytes for state in remote.describe()[1].sessions]
+        assert beside == tokens
+        assert takes_turns == [False, False]  # whatever was planned for, one group runs
+        assert 50 * MIB < state.memory_bytes < 400 * MIB  # as its largest size takes, which has a few
+        assert len(both_bytes) == 2
+        slices = [GgufFile.open(path) for path in other.slices.iterdir() if path.stat().st_size > MIB]
+        assert [len(elastic_sizes(file)) for file in slices] == [3]
+    with Engine(bundled.static[0], replace(OPTIONS, context=256)) as engine:
+        responses = model_with("off", engine, lambda: None).generate(prompt, sampling, max_tokens=12)
+        assert [response.token_id for response in responses] == tokens
+
+
 def test_a_worker_gives_back_as_much_as_its_range_allows(bundled: Elastic) -> None:
     request, most, memory = pb.Load(path=str(bundled.path), options={"context": 64}), 1 << 30, Memory(1 << 30)
     request.memory_limit_bytes = most
@@ -155,6 +230,12 @@ def test_a_worker_gives_back_as_much_as_its_range_allows(bundled: Elastic) -> No
                 assert isinstance(part, WholeModel)
                 weights = part._runner.paging
                 assert isinstance(weights, ElasticWeights) == bool(gives_back)
+                memory_bytes = part.describe().memory_bytes
+                if isinstance(weights, ElasticWeights):  # it may take again what its largest size takes, and no more
+                    whole = weights.sizes.most
+                    assert whole < memory_bytes == weights._governor._most < 1.04 * whole < most / 4
+                    assert [weights.sizes.choose(whole - less).number for less in (0, MIB)] == [0, 1]
+                    assert not weights.sizes.choose(whole).plan.pages
         with closing(load(request, 1, limits_, lambda fraction: None)) as part:
             assert isinstance(part, WholeModel)
             weights = part._runner.paging
@@ -162,3 +243,109 @@ def test_a_worker_gives_back_as_much_as_its_range_allows(bundled: Elastic) -> No
             memory.is_now(weights, weights.sizes.least)
             weights.follow()
             assert weights.choice.number == 2
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
+def test_a_worker_whose_other_sessions_have_more_than_its_least_loads_what_the_rest_has_room_for(
+    elastic: Callable[[str], Elastic], arch: str
+) -> None:
+    request, memory = pb.Load(path=str(elastic(arch).path), options={"context": 64}), Memory(1 << 30)
+    request.memory_limit_bytes = 512 * MIB
+    with followed(memory):
+        with closing(load(request, 1, ResourceLimits(1, gives_back=1 << 30), lambda fraction: None)) as part:
+            assert isinstance(part, WholeModel)
+            weights = part._runner.paging
+            assert isinstance(weights, ElasticWeights)
+            assert weights.choice.number == 0
+            memory.is_now(weights, weights.sizes.least)
+            weights.follow()
+            assert (weights.choice.number, weights.plan.pages) == (2, True)
+        request.memory_limit_bytes = 20 * MIB
+        with pytest.raises(NotEnoughMemory, match=r"needs a budget of at least \d+ MiB .*; 20 MiB were given"):
+            load(request, 1, ResourceLimits(1, gives_back=1 << 30), lambda fraction: None)
+
+
+def test_two_groups_of_requests_have_the_limit_of_a_worker_and_not_its_range(
+    elastic: Callable[[str], Elastic], tmp_path: Path
+) -> None:
+    path = elastic("llama").path
+    file = GgufFile.open(path)
+    plan = make_plan(limits(file), "", "", ["local", "other"], **tensor(1, 1))
+    part_of = write(path, plan.slice(1), tmp_path / "slice.gguf", elastic=True)
+    limits_ = ResourceLimits(1, gives_back=1 << 29)
+    with followed(Memory(1 << 30)):
+        for groups in (1, 2):
+            options = {"context": 64, "batch": 32, "sequences": 1, "groups": groups}
+            request = pb.Load(path=str(part_of), options=options, stages=plan.widths, memory_limit_bytes=1 << 30)
+            with closing(load(request, 1, limits_, lambda fraction: None)) as part:
+                assert isinstance(part, SlicePart)
+                assert len(part._shards) == groups
+                assert isinstance(part._runner.paging, ElasticWeights) == (groups == 1)
+        options_ = replace(RANKS, groups=2, least_memory=42 * MIB)
+        with pytest.raises(EngineError, match=r"two groups of requests need all weights .* or is a range"):
+            load_shards(part_of, options_, place(1, plan.widths))
+
+
+def test_with_a_range_no_plan_has_two_groups_of_requests(bundled: Elastic) -> None:
+    for least, groups in ((None, None), (1 << 30, 1)):
+        options = EngineOptions(memory=2 << 30, least_memory=least, sequences=4)
+        assert work_options(bundled.path, options, "auto", "f32").groups == groups
+
+
+def test_a_change_that_comes_between_the_embeddings_and_the_pass_waits_for_the_next_pass(
+    elastic: Callable[[str], Elastic], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, memory = elastic("llama"), Memory(1 << 30)
+    with ExitStack() as stack:
+        static = [stack.enter_context(ranks_here(path, pipeline(1, 2), RANKS, tmp_path)) for path in files.static]
+        engine, ranks = stack.enter_context(ranks_in(memory, files.path, pipeline(1, 2), tmp_path))
+        look_up = TokenTable.look_up
+
+        def late(table: TokenTable, *how: Any) -> None:
+            look_up(table, *how)
+            for weights in ranks:
+                memory.is_now(weights, budgets(weights.sizes)[2])
+
+        monkeypatch.setattr(engine._tables[0], "look_up", partial(late, engine._tables[0]))
+        engine.decode(PROMPT, 0)
+        assert ranks[0].choice.number == ranks[0].pass_size == 0
+        engine.kv_remove(0, 0)
+        assert np.array_equal(engine.decode(PROMPT, 0), static[2].decode(PROMPT, 0))
+        assert ranks[0].pass_size == 2
+        memory.is_now(ranks[0], 1 << 30, WAIT_S)
+        with pytest.raises(EngineError, match="lost"), next_pass(ranks[0]):
+            raise EngineError("lost")
+        memory.is_now(ranks[0], budgets(ranks[0].sizes)[2])
+        ranks[0].follow()  # no pass is under way any more
+        assert ranks[0].choice.number == 2
+
+
+def test_what_is_computed_after_rank_0_has_changed_is_mirrored_too(bundled: Elastic, tmp_path: Path) -> None:
+    memory, tokens = Memory(1 << 30), [10 + (7 * i * i + 3 * i) % 400 for i in range(100)]
+    with ranks_in(memory, bundled.path, pipeline(1, 1), tmp_path, replace(RANKS, context=256)) as (engine, ranks):
+        slot, mirror = Slot(engine), Mirror(4096, 1 << 30)
+        slot.prefill(tokens[:40])
+        memory.is_now(ranks[0], budgets(ranks[0].sizes)[2])
+        slot.prefill(tokens[:80])
+        assert (slot.exact, slot.origin) == (40, Origin(resized=40))
+        mirror.follow(engine, [slot], lambda: None, most_s=WAIT_S)
+        assert mirror.copied_bytes == 80 * 4096
+        slot.cut(0)
+        mirror.restore(engine, slot, tokens[:80])  # before anything is computed in another size
+        slot.prefill(tokens)
+        mirror.follow(engine, [slot], lambda: None, most_s=WAIT_S)
+        assert (mirror.restored_tokens, mirror.copied_bytes) == (80, 96 * 4096)
+
+
+@pytest.mark.parametrize("is_ranged", [True, False])
+def test_the_disk_that_losses_take_is_that_of_slices_of_all_sizes(bundled: Elastic, is_ranged: bool) -> None:
+    path, names = bundled.path if is_ranged else bundled.static[0], [LOCAL, "a:1", "b:1"]
+    file = GgufFile.open(path)
+    known = ClusterProfile(
+        tuple(device(name, 2 * MS, by_row=True) for name in names), linked(names, LinkSpeed(MS, 1e9)), ()
+    )
+    space = LlmSpace(path, file, DIGEST, work_of(file, concurrency=1), known)
+    plan = make_plan(limits(file), "m", DIGEST, names, **pipeline(1, 1, 1))
+    [largest] = ModelSlices(file, DIGEST, ()).files(plan.slice(1))
+    cost = space.spare(space.point(plan), "auto", {"a:1": largest.recipe.n_bytes})
+    assert ("on a:1, which keeps" in cost.no_more) == is_ranged

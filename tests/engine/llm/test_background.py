@@ -147,3 +147,18 @@ def test_targets_of_latency_do_not_count_what_nobody_waits_for(synthetic: Synthe
     with Engine(synthetic("llama", "f32"), OPTIONS) as engine, Scheduler(engine, targets=targets) as scheduler:
         scheduler.run([background(Request([5, 6, 7], 4, ends=False)), Request([8, 6, 7], 3, ends=False)])
     assert (targets.first_tokens, targets.gaps) == (1, 2)
+
+
+def test_a_scheduler_that_takes_the_cache_has_steps_as_the_engine_takes_them(
+    synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another engine may have taken over while somebody else had the cache."""
+    followed: list[Scheduler] = []
+    follow = Scheduler.follow_engine
+    with Engine(synthetic("llama", "f32"), OPTIONS) as engine, Scheduler(engine) as first, Scheduler(engine) as second:
+        monkeypatch.setattr(Scheduler, "follow_engine", lambda own: (followed.append(own), follow(own)))
+        for scheduler in (first, second, second, first):
+            scheduler.add(Request([5, 6, 7], 2, ends=False))
+            while scheduler.busy:
+                scheduler.step()
+    assert followed == [first, second, first]

@@ -10,8 +10,8 @@ from edge.llm.engine import Engine
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.serve.engine.inputs import with_control_tokens
-from edge.serve.tools.conversation import constraint
+from edge.serve.engine.grammars import with_control_tokens
+from edge.serve.tools.constraint import constraint
 from edge.serve.tools.formats import FORMATS
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.thinking.format import thinking_format

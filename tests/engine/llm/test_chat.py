@@ -39,9 +39,18 @@ def test_each_turn_computes_only_what_is_new(demo: Engine) -> None:
 def test_a_model_that_was_closed_is_refused_in_words() -> None:
     with Engine(MODEL_PATH, OPTIONS) as engine:
         chat = Chat(engine)
-    for use in (lambda: list(chat.ask("Hello", GREEDY)), lambda: Chat(engine), lambda: engine.model.is_end(5)):
+    model = engine.model
+    for use in (
+        lambda: list(chat.ask("Hello", GREEDY)),
+        lambda: Chat(engine),
+        lambda: model.is_end(5),
+        lambda: model.piece(5),
+    ):
         with pytest.raises(EngineError, match=r"^the model is closed; load it again$"):
             use()
+    for use_cache in (engine.kv_clear, lambda: engine.kv_remove(0, 1), lambda: engine.kv_last(0)):
+        with pytest.raises(EngineError, match=r"^the engine is closed$"):
+            use_cache()
 
 
 def test_the_second_turn_is_what_a_fresh_conversation_would_answer(demo: Engine) -> None:

@@ -257,6 +257,8 @@ def test_memory_counts_each_context(synthetic: Synthetic) -> None:
         parts.append(shards[0].engine.memory.parts)
         assert len(shards) == groups
         assert len({id(shard.engine.model) for shard in shards}) == 1
+        (turns,) = {shard._turns for shard in shards}  # of all, where there are several
+        assert (turns is not None) == (groups > 1)
         for shard in reversed(shards):
             shard.close()
     sizes = [ContextSizes(128, cache_type("f16"), batch=32, contexts=groups) for groups in (1, 2)]

@@ -11,6 +11,7 @@ import pytest
 
 from edge.llm.engine import Engine
 from edge.llm.requests import Request
+from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.step_budget import AIM, LONGEST_GAP_S, Came, LatencyTargets, StepBudget, Wait
 from tests.conftest import Synthetic
@@ -241,6 +242,23 @@ def test_a_prompt_beside_an_answer_comes_in_parts_that_keep_to_the_target(
     assert n_rows == expected
     if targets is not None and targets.itl_s is not None:
         assert targets.gaps_within == targets.gaps > 0
+
+
+def test_an_end_without_a_token_is_no_gap(synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fifth token of an answer is made one that ends it."""
+    with Engine(synthetic("llama", "f32"), replace(EXACT, context=64)) as engine:
+        tokens: list[list[int]] = []
+        for ends in (False, True):
+            targets = LatencyTargets(itl_s=60.0)
+            with Scheduler(engine, targets=targets) as scheduler:
+                scheduler.add(Request([5, 6, 7], 12, SamplingParams(temperature=1.0, seed=1), ends=ends))
+                events = []
+                while scheduler.busy:
+                    events += scheduler.step()
+            tokens.append([event.token_id for event in events if event.token_id is not None])
+            assert (targets.first_tokens, targets.gaps) == (1, len(tokens[-1]) - 1)
+            monkeypatch.setattr(engine.model, "is_end", lambda token: token == tokens[0][4])
+    assert tokens[1] == tokens[0][:4]
 
 
 @pytest.mark.parametrize(("itl_s", "least", "most"), [(0.15, 0.93, 1.0), (0.3, 0.93, 1.0), (None, 0.0, 0.1)])

@@ -74,6 +74,7 @@ class Noted:
     """An engine that notes what it computes."""
 
     states = SimpleNamespace(snapshots=None)
+    paging = None
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, list[int]]] = []

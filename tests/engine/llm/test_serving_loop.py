@@ -18,7 +18,7 @@ from edge.llm.options import PrefixOptions
 from edge.llm.requests import Event, Request, token_logprobs
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.llm.slot import Slot
+from edge.llm.slot import Origin, Slot
 from edge.llm.slots import Slots
 from edge.llm.step_budget import STEP_S, TILE_ROWS, StepBudget, parts
 from tests.conftest import Synthetic
@@ -167,9 +167,14 @@ def test_cells_of_a_prompt_on_disk_are_free_once_another_is_computed(
     assert cached == (69 if held else 64)
 
 
+@pytest.mark.parametrize(
+    ("in_background", "exact", "stays"), [(False, None, False), (True, None, True), (False, 40, True)]
+)
 def test_what_was_left_while_steps_were_under_way_is_kept_when_the_next_request_is_admitted(
-    synthetic: Synthetic, tmp_path: Path
+    in_background: bool, exact: int | None, stays: bool, synthetic: Synthetic, tmp_path: Path
 ) -> None:
+    """It leaves memory then, but for a request in the background, and where only a part of it can be kept. exact:
+    tokens before a change of the model's bits."""
     (tmp_path / "key").mkdir()
     options = replace(
         EXACT, context=512, batch=128, sequences=2, prefixes=PrefixOptions(1 << 20, tmp_path / "kept", tmp_path / "key")
@@ -180,12 +185,13 @@ def test_what_was_left_while_steps_were_under_way_is_kept_when_the_next_request_
         slot = slots.admit(slots.place(prompt, 1), prompt, adapters=())
         engine.decode(prompt, 0, sequence=slot.sequence)
         slot.tokens += prompt
-        hashes = engine.states.block_hashes(prompt)
+        slot.origin = Origin(resized=exact)
+        hashes = engine.states.block_hashes(prompt[:exact])
         slots.leave(slot, keep=False)
         assert engine.states.n_cached(hashes) == 0
-        slots.admit(slots.place([5, 6, 7], 1), [5, 6, 7], adapters=())
-        assert engine.states.n_cached(hashes) == len(hashes) == 8
-        assert engine.kv_last(slot.sequence) == -1
+        slots.admit(slots.place([5, 6, 7], 1), [5, 6, 7], adapters=(), background=in_background)
+        assert engine.states.n_cached(hashes) == len(hashes) == (8 if exact is None else 5)
+        assert engine.kv_last(slot.sequence) == (len(prompt) - 1 if stays else -1)
 
 
 def test_a_request_that_waits_for_steps_in_flight_does_not_wait_for_answers(

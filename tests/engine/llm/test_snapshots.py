@@ -135,7 +135,7 @@ def test_ranks_forget_as_many_rows_as_the_smallest_has_memory_for(
         profiles={name: SimpleNamespace(memory_limit_bytes=there) for name in devices},
         memory_of=lambda address: there if address == devices[-1] else 1 << 30,
     )
-    slices: Any = {rank: [SimpleNamespace(recipe=SimpleNamespace(n_bytes=6 << 20))] for rank in range(len(devices))}
+    slices: Any = {rank: [SimpleNamespace(weight_bytes=6 << 20)] for rank in range(len(devices))}
     options = replace(OPTIONS, rollback=4)
     assert shared_rollback(fleet, plan, slices, file, ModelShape.from_gguf(file), options) == rows
 

@@ -375,3 +375,37 @@ def test_of_jobs_that_are_dropped_together_nothing_more_is_read(
         reader.close()
         for space in spaces:
             space.close()
+
+
+def test_what_nobody_waits_for_gets_every_second_chunk(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And every one while nothing else is read."""
+    goes_on, reads, read = threading.Event(), list[int](), DirectFile.read
+
+    def slow(file: DirectFile, offset: int, n_bytes: int, into: memoryview) -> int:
+        assert goes_on.wait(TIMEOUT_S)
+        reads.append(offset)
+        return read(file, offset, n_bytes, into)
+
+    monkeypatch.setattr(DirectFile, "read", slow)
+    reader = Reader(PAGE, 1, PAGE)
+    pieces = [piece for piece in loaded.pieces(False) if piece.n_bytes > 6 * PAGE][:3]
+    spaces = [AddressSpace(piece.span, huge=True) for piece in pieces]
+    first, idle, ahead = (piece.read(space, 0) for piece, space in zip(pieces, spaces, strict=True))
+    try:
+        reader.submit(first)  # its first chunk is under way while the others come
+        until(lambda: bool(first.at_work), "the first chunk")
+        reader.submit_idle([idle])
+        reader.submit(ahead)
+        goes_on.set()
+        for job in (first, idle, ahead):
+            reader.wait(job)
+    finally:
+        goes_on.set()
+        reader.close()
+        for space in spaces:
+            space.close()
+    of_idle = [idle.offset <= offset < idle.offset + idle.n_bytes for offset in reads]
+    n = min(sum(of_idle), len(reads) - sum(of_idle))
+    assert n > 5
+    assert of_idle[1 : 2 * n - 2 : 2] == [False] * (n - 1)
+    assert of_idle[2 : 2 * n - 1 : 2] == [True] * (n - 1)

@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 from rich.markdown import Markdown
 
-from apps.show.answer_stream import MarkdownStream, finished_length
+from apps.show.markdown import MarkdownStream, finished_length
 
 PARSER = MarkdownIt().enable("table")
 BLOCKS = (
@@ -41,7 +41,7 @@ def pieces(draw: st.DrawFn) -> list[str]:
 def shown(*texts: str) -> str:
     """Return the screen after pushing `texts`."""
     out = io.StringIO()
-    with patch("apps.show.answer_stream.REDRAW_EVERY_S", 0), MarkdownStream(Console(file=out, width=60)) as stream:
+    with patch("apps.show.markdown.REDRAW_EVERY_S", 0), MarkdownStream(Console(file=out, width=60)) as stream:
         for text in texts:
             stream.push(text)
     return out.getvalue()
@@ -86,7 +86,7 @@ def test_one_empty_line_between_blocks() -> None:
 def test_what_is_open_is_shown_before_it_is_finished() -> None:
     out = io.StringIO()
     console = Console(file=out, width=60, height=20, force_terminal=True)
-    with patch("apps.show.answer_stream.REDRAW_EVERY_S", 0), MarkdownStream(console) as stream:
+    with patch("apps.show.markdown.REDRAW_EVERY_S", 0), MarkdownStream(console) as stream:
         stream.push("Hello")
         assert "Hello" in out.getvalue()
 
@@ -105,7 +105,7 @@ def test_an_exception_leaves_what_was_said_on_the_screen() -> None:
 def test_a_block_longer_than_the_terminal_shows_its_end() -> None:
     out = io.StringIO()
     console = Console(file=out, width=60, height=10, force_terminal=True, color_system=None)
-    with patch("apps.show.answer_stream.REDRAW_EVERY_S", 0), MarkdownStream(console) as stream:
+    with patch("apps.show.markdown.REDRAW_EVERY_S", 0), MarkdownStream(console) as stream:
         stream.push("```\n" + "".join(f"line {i}\n" for i in range(50)))
         assert "line 49" in out.getvalue()
         assert "line 10" not in out.getvalue()
@@ -125,7 +125,7 @@ def test_drawing_takes_a_small_share_of_the_time() -> None:
         drawn.append(clock[0])
         clock[0] += 1.0
 
-    with patch("apps.show.answer_stream.time.monotonic", lambda: clock[0]):
+    with patch("apps.show.markdown.time.monotonic", lambda: clock[0]):
         stream = MarkdownStream(Console(file=io.StringIO()))
         with patch.object(stream._live, "update", slow):
             for _ in range(1000):

@@ -14,7 +14,8 @@ from onnx import ModelProto, helper, numpy_helper
 from edge.onnx.model import OnnxSource
 from edge.slices.cutting import chunks
 from partition.model.onnx_graph import OnnxGraph
-from partition.slices.onnx_slice import slice_model, stage_recipe
+from partition.slices.onnx_recipe import stage_recipe
+from partition.slices.onnx_slice import slice_model
 from partition.slices.recipe import Copy, Literal, Recipe
 from tests.support.onnx_graphs import mlp
 from tests.support.onnx_networks import mobilenet_v2, model_of

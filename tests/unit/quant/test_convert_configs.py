@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from quant.checkpoint.convert import model_pairs
 from quant.checkpoint.families import read_model
+from quant.checkpoint.metadata import model_pairs
 from quant.checkpoint.rope import rope_factors
 from quant.gguf.writer import encoded
 

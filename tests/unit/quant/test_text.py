@@ -2,7 +2,7 @@
 
 import pytest
 
-from quant.text import bytes_text, counted, number_text, with_article
+from quant.text import bytes_text, counted, listed, number_text, with_article
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,7 @@ def test_articles_go_by_the_sound() -> None:
     assert [with_article(noun) for noun in ("token", "input", "eos", "uint8")] == [
         "a token", "an input", "an eos", "a uint8"
     ]  # fmt: skip
+
+
+def test_names_in_a_sentence_come_once() -> None:
+    assert listed(["pi", "nas", "pi", "this device"]) == "pi, nas and this device"

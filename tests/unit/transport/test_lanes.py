@@ -11,7 +11,7 @@ from tests.support.links import PATIENT, WAIT_S, start, tcp_sockets
 from transport import lanes as module
 from transport.collective import Group
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused, TransportError
-from transport.frame import Kind
+from transport.frame import Frame, Kind
 from transport.link import Deadlines, Link
 from transport.tcp_link import TcpLink
 
@@ -161,3 +161,19 @@ def test_who_sends_hears_why_the_peer_gave_up() -> None:
         here[1].links[1].send(b"a")
     with pytest.raises(LinkClosed):
         here[0].links[1].send(b"a")
+
+
+def test_a_send_that_fails_first_does_not_hide_why_the_peer_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread reads a link while this one sends: which of them notices the end first is a matter of luck."""
+    a, b = memory_link.pair()
+    read = b._read
+
+    def read_late(timeout_s: float, max_bytes: int) -> Frame:
+        a.refuse("the roof fell in")
+        with pytest.raises(LinkClosed):
+            b.send(b"too late")
+        return read(timeout_s, max_bytes)
+
+    monkeypatch.setattr(b, "_read", read_late)
+    with pytest.raises(Refused, match="the roof fell in"):
+        b.receive()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edge.cluster.failures import LostLately, failure_reason, is_cause, is_loss, listed, lost_words
+from edge.cluster.failures import LostLately, failure_reason, is_cause, is_loss, lost_words
 from edge.errors import WorkerError
 from transport.errors import LinkClosed, LinkTimeout, Refused
 
@@ -46,4 +46,3 @@ def test_what_a_person_is_told() -> None:
     assert lost_words(["pi"], LinkClosed("pi: went away")) == "pi was lost (went away)"
     assert lost_words(["pi", "nas"], LinkClosed("no power")) == "pi and nas were lost (no power)"
     assert lost_words([], LinkClosed("went away")) == "a device was lost (went away)"
-    assert listed(["pi", "nas", "pi", "this device"]) == "pi, nas and this device"

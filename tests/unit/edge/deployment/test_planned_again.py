@@ -100,6 +100,20 @@ def test_it_is_planned_for_the_same_objective_within_the_same_limits() -> None:
     assert unlimited == why
 
 
+@pytest.mark.parametrize("limits", [{}, {"latency": 1.0}])
+def test_without_room_for_the_encoder_limits_stay(limits: dict[str, float]) -> None:
+    plan, links = shared(LOCAL, A, B), planning.linked((LOCAL, A, B))
+    speeds = [planning.device(name, 1 * MS, memory_bytes=60 * MIB) for name in (LOCAL, A, B)]
+    why = []
+    for encoder in (None, EncoderPlace(A, A, 100 * MIB)):
+        planner = Planner(WORK, speeds, links, "made up", "")
+        choice = PlanChoice(
+            MODEL_PATH, plan, "", planner=planner, objective="throughput", limits=limits, encoder=encoder
+        )
+        why.append(Replanner(choice, FILE, "").plan([B])[1])
+    assert why[0] == why[1]
+
+
 @pytest.mark.parametrize("groups", [None, 1])
 def test_two_groups_of_requests_are_planned_again_where_they_are_faster(groups: int | None) -> None:
     """As the first plan was, unless a person said one. Three devices share every layer, and their sums travel long."""

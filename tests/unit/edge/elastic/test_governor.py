@@ -29,6 +29,19 @@ def test_time_before_the_room_came_does_not_count() -> None:
     assert governor.look(1900, HELD, 0.0, now + 1.1 * GROW_AFTER_S) == 1900
 
 
+def test_a_budget_is_likely_when_its_room_has_stayed_for_half_of_the_time() -> None:
+    governor = Governor(2000, HELD)
+    for k in range(20):
+        governor.look(HELD + 1, HELD, 0.0, k * GROW_AFTER_S / 4)
+        assert governor.coming(k * GROW_AFTER_S / 4) == HELD
+    now = 5 * GROW_AFTER_S
+    for after, coming in ((0.0, HELD), (0.3, HELD), (0.6, 1900), (0.9, 1900)):
+        assert governor.look(1900, HELD, 0.0, now + after * GROW_AFTER_S) == HELD
+        assert governor.coming(now + after * GROW_AFTER_S) == coming
+    governor.look(1500, HELD, 0.0, now + 0.95 * GROW_AFTER_S)
+    assert governor.coming(now + 0.95 * GROW_AFTER_S) == 1500
+
+
 def test_a_budget_never_passes_its_most() -> None:
     governor = Governor(1200, HELD)
     governor.look(5000, HELD, 0.0, 0.0)

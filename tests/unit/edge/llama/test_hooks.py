@@ -46,7 +46,7 @@ def test_the_second_graph_of_a_kind_runs_the_same_hooks_without_asking(synthetic
 
 
 def test_a_node_that_is_computed_for_the_next_one_runs_no_hook_of_another(synthetic: Synthetic) -> None:
-    """What precedes a node that is not ready is computed, whether a hook wants it or not."""
+    """Nodes before one that is not ready are computed, whether a hook wants them or not."""
     ran: list[str] = []
     first = Hook(named("l_out-0"), lambda node: ran.append(node.name))
     late = Hook(named("l_out-1"), None, lambda node: None, lambda: False)
@@ -80,15 +80,24 @@ def test_returning_false_ends_the_graph(synthetic: Synthetic) -> None:
     assert seen == ["l_out-0", "l_out-0"]
 
 
-def test_an_exception_in_a_hook_reaches_the_caller_and_the_engine_goes_on(synthetic: Synthetic) -> None:
-    broken = True
+@pytest.mark.parametrize("is_remembered", [False, True])
+@pytest.mark.parametrize("at", ["before", "run"])
+@pytest.mark.parametrize("kind", [KeyError, IndexError])
+def test_an_exception_in_a_hook_reaches_the_caller_and_the_engine_goes_on(
+    kind: type[Exception], at: str, is_remembered: bool, synthetic: Synthetic
+) -> None:
+    broken = not is_remembered
 
-    def run(node: Node) -> None:
+    def fail(node: Node) -> None:
         if broken:
-            raise KeyError("from the hook")
+            raise kind("from the hook")
 
-    with Engine(synthetic("llama"), OPTIONS, hooks=[Hook(named("l_out-0"), run)]) as engine:
-        with pytest.raises(KeyError, match="from the hook"):
+    with Engine(synthetic("llama"), OPTIONS, hooks=[Hook(named("l_out-0"), **{"run": None, at: fail})]) as engine:
+        if is_remembered:
+            engine.decode(TOKENS, 0)
+            engine.kv_clear()
+            broken = True
+        with pytest.raises(kind, match="from the hook"):
             engine.decode(TOKENS, 0)
         broken = False
         engine.kv_clear()

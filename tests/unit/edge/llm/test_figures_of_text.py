@@ -275,18 +275,18 @@ def test_speeds_belong_to_their_models(monkeypatch: pytest.MonkeyPatch, syntheti
         return SimpleNamespace(prefill=Rate(100.0 * at, 0, 0), decode=Rate(10.0 * at, 0, 0))
 
     monkeypatch.setattr(comparison, "measure", measured)
-    found = comparison.measure_speeds(paths, EngineOptions(threads=1), rounds=3, prompt_tokens=8, gen_tokens=2)
-    assert [(one.prefill_rounds, one.decode_rounds) for one in found] == [
+    speeds = comparison.measure_speeds(paths, EngineOptions(threads=1), rounds=3, prompt_tokens=8, gen_tokens=2)
+    assert [(speed.prefill_rounds, speed.decode_rounds) for speed in speeds] == [
         ((100.0,) * 3, (10.0,) * 3),
         ((200.0,) * 3, (20.0,) * 3),
     ]
-    assert found[0].slower_than(found[1]) == 2
-    assert found[1].slower_than(found[0]) is None
+    assert speeds[0].slower_than(speeds[1]) == 2
+    assert speeds[1].slower_than(speeds[0]) is None
     sizes = [100, 200]
-    assert comparison.speed_notes(["small", "large"], sizes, found) == [
+    assert comparison.speed_notes(["small", "large"], sizes, speeds) == [
         "small is smaller than large and decodes slower: 2.00x"
     ]
-    assert comparison.speed_notes(["small", "large"], sizes[::-1], found) == []
+    assert comparison.speed_notes(["small", "large"], sizes[::-1], speeds) == []
 
 
 def test_what_a_plan_does_by_known_steps(engine: Engine, timed: Callable[..., Clock]) -> None:

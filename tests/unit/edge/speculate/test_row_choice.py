@@ -65,9 +65,9 @@ def test_nothing_is_tried_before_plain_passes_are_known() -> None:
 
 
 def test_where_rows_cost_next_to_nothing_they_are_used() -> None:
-    found = Conversation(FLAT, 0.75).go_on(400)
-    assert found.of_plain > 2.4
-    assert found.rows.index(2) < found.rows.index(4) <= 6  # from small to large, soon
+    conversation = Conversation(FLAT, 0.75).go_on(400)
+    assert conversation.of_plain > 2.4
+    assert conversation.rows.index(2) < conversation.rows.index(4) <= 6  # from small to large, soon
 
 
 @pytest.mark.parametrize("right", [0.0, 0.25, 0.5, 0.75, 0.9])
@@ -78,12 +78,12 @@ def test_where_rows_are_dear_nothing_is_lost(right: float, tokens: int) -> None:
 
 @pytest.mark.parametrize("costs", [FLAT, STEEP, dict.fromkeys(SIZES, 1.0)], ids=["flat", "steep", "free"])
 def test_drafts_that_are_never_right_turn_it_off_within_32_tokens(costs: dict[int, float]) -> None:
-    found = Conversation(costs, 0.0).go_on(32)
-    assert found.choice.best() == 1
-    before = len(found.rows)
-    found.go_on(300)
-    assert sum(rows > 1 for rows in found.rows[before:]) <= 8  # trials, ever rarer
-    assert found.of_plain > 0.97
+    conversation = Conversation(costs, 0.0).go_on(32)
+    assert conversation.choice.best() == 1
+    before = len(conversation.rows)
+    conversation.go_on(300)
+    assert sum(rows > 1 for rows in conversation.rows[before:]) <= 8  # trials, ever rarer
+    assert conversation.of_plain > 0.97
 
 
 @pytest.mark.parametrize("right", [0.0, 0.25, 0.5, 0.75, 0.9])
@@ -96,8 +96,8 @@ def test_free_drafts_come_near_the_best_fixed_size(name: str, right: float) -> N
 
 
 def test_what_is_seen_beside_single_rows_decides_whether_dear_rows_are_tried() -> None:
-    found = Conversation(STEEP, 0.9, free=True).go_on(200)
-    assert found.rows.index(4) < 40
+    conversation = Conversation(STEEP, 0.9, free=True).go_on(200)
+    assert conversation.rows.index(4) < 40
     assert 4 not in Conversation(STEEP, 0.9).go_on(200).rows  # of which a trial tells one draft
 
 
@@ -112,80 +112,80 @@ def test_rows_of_unknown_cost_have_their_chance_where_few_drafts_are_right() -> 
 
 
 def test_it_comes_back_when_drafts_get_right() -> None:
-    found = Conversation(FLAT, 0.0).go_on(200)
-    assert found.choice.best() == 1
-    found.right = 0.9
-    found.go_on(1000)
-    assert found.choice.best() > 1
+    conversation = Conversation(FLAT, 0.0).go_on(200)
+    assert conversation.choice.best() == 1
+    conversation.right = 0.9
+    conversation.go_on(1000)
+    assert conversation.choice.best() > 1
 
 
 @pytest.mark.parametrize("name", ["flat", "between", "far"])
 def test_a_stretch_that_cannot_be_drafted_is_not_paid_for_long(name: str) -> None:
-    found = Conversation(COSTS[name], 0.9).go_on(300)
-    found.right = 0.0
-    found.go_on(80)
-    assert found.choice.best() == 1
-    found.right = 0.9
-    found.go_on(300)
-    assert found.choice.best() > 1
+    conversation = Conversation(COSTS[name], 0.9).go_on(300)
+    conversation.right = 0.0
+    conversation.go_on(80)
+    assert conversation.choice.best() == 1
+    conversation.right = 0.9
+    conversation.go_on(300)
+    assert conversation.choice.best() > 1
 
 
 def test_drafts_that_pay_a_little_stay() -> None:
     """Four rows are 1.12 times as fast as one: what acceptance seems to be is often less than it is."""
     costs, gains = {1: 1.0, 2: 1.6, 4: 2.45, 8: 4.5, 16: 9.0}, []
     for seed in range(6):
-        found = Conversation(costs, 0.75, seed=seed)
+        conversation = Conversation(costs, 0.75, seed=seed)
         for size in SIZES * 2:
-            found.choice.measured(size, costs[size] * found.plain_s)
-        gains.append(found.go_on(3000).of_plain)
+            conversation.choice.measured(size, costs[size] * conversation.plain_s)
+        gains.append(conversation.go_on(3000).of_plain)
     assert sum(gains) / len(gains) > 1.035
 
 
 def test_it_goes_off_when_drafts_get_wrong() -> None:
-    found = Conversation(FLAT, 0.9).go_on(200)
-    assert found.choice.best() > 1
-    found.right = 0.0
-    before = len(found.rows)
-    found.go_on(150)
-    assert found.choice.best() == 1
-    assert sum(rows > 1 for rows in found.rows[before:]) <= 80
+    conversation = Conversation(FLAT, 0.9).go_on(200)
+    assert conversation.choice.best() > 1
+    conversation.right = 0.0
+    before = len(conversation.rows)
+    conversation.go_on(150)
+    assert conversation.choice.best() == 1
+    assert sum(rows > 1 for rows in conversation.rows[before:]) <= 80
 
 
 def test_a_bad_moment_is_not_remembered() -> None:
     """The first trials take 30 times as long as they should: a later one is believed."""
-    found = Conversation(FLAT, 0.75).go_on(2)
-    assert found.one_pass(times_as_long=30.0) == 2
-    assert found.choice.best() == 1
-    found.go_on(400)
-    assert found.choice.best() > 1
+    conversation = Conversation(FLAT, 0.75).go_on(2)
+    assert conversation.one_pass(times_as_long=30.0) == 2
+    assert conversation.choice.best() == 1
+    conversation.go_on(400)
+    assert conversation.choice.best() > 1
 
 
 def test_what_was_tried_once_is_tried_again_soon() -> None:
     """Passes of a large model take many seconds: an answer may be over before the usual wait is."""
-    found = Conversation(dict.fromkeys(SIZES, 1.0), 1.0).go_on(2)
-    assert found.one_pass(times_as_long=3.0) == 2
-    assert found.choice.best() == 1
-    found.go_on(6)
-    assert found.choice.best() > 1
+    conversation = Conversation(dict.fromkeys(SIZES, 1.0), 1.0).go_on(2)
+    assert conversation.one_pass(times_as_long=3.0) == 2
+    assert conversation.choice.best() == 1
+    conversation.go_on(6)
+    assert conversation.choice.best() > 1
 
 
 @pytest.mark.parametrize("right", [0.0, 0.25, 0.5])
 def test_many_bad_moments_do_not_make_dear_rows_look_cheap(right: float) -> None:
     """Each tenth pass takes three times as long, in random places."""
-    found, chance = Conversation(STEEP, right), random.Random(1)
-    while found.tokens < 2048:
-        found.one_pass(times_as_long=3.0 if chance.random() < 0.1 else 1.0)
-    assert sum(found.costs[rows] for rows in found.rows) <= 1.03 * found.tokens
+    conversation, chance = Conversation(STEEP, right), random.Random(1)
+    while conversation.tokens < 2048:
+        conversation.one_pass(times_as_long=3.0 if chance.random() < 0.1 else 1.0)
+    assert sum(conversation.costs[rows] for rows in conversation.rows) <= 1.03 * conversation.tokens
 
 
 def test_a_bad_moment_in_use_changes_nothing() -> None:
-    found = Conversation(FLAT, 0.75).go_on(200)
-    assert found.choice.best() > 1
-    costs = [found.choice.cost(size) for size in SIZES]
+    conversation = Conversation(FLAT, 0.75).go_on(200)
+    assert conversation.choice.best() > 1
+    costs = [conversation.choice.cost(size) for size in SIZES]
     for _ in range(2):
-        found.one_pass(times_as_long=30.0)
-    assert [found.choice.cost(size) for size in SIZES] == costs
-    assert found.choice.best() > 1
+        conversation.one_pass(times_as_long=30.0)
+    assert [conversation.choice.cost(size) for size in SIZES] == costs
+    assert conversation.choice.best() > 1
 
 
 @pytest.mark.parametrize("passes", [3, 8, 16, 20, 100])
@@ -195,55 +195,55 @@ def test_drafts_that_pay_go_on_behind_a_burst_of_stolen_time(name: str, right: f
     """All passes take four times as long for a while. Few of them have one row then, and those behind them are as fast
     as before."""
     costs = COSTS[name]
-    found = Conversation(costs, right).go_on(300)
-    before = len(found.rows)
+    conversation = Conversation(costs, right).go_on(300)
+    before = len(conversation.rows)
     for _ in range(passes):
-        found.one_pass(times_as_long=4.0)
-    assert found.rows[before:].count(1) <= 4 + passes // 8
-    tokens, before = found.tokens, len(found.rows)
+        conversation.one_pass(times_as_long=4.0)
+    assert conversation.rows[before:].count(1) <= 4 + passes // 8
+    tokens, before = conversation.tokens, len(conversation.rows)
     for _ in range(60):
-        found.one_pass()
+        conversation.one_pass()
     best = max(tokens_a_pass(right, size) / costs[size] for size in SIZES)
-    assert found.tokens - tokens >= 0.8 * best * sum(costs[rows] for rows in found.rows[before:])
+    assert conversation.tokens - tokens >= 0.8 * best * sum(costs[rows] for rows in conversation.rows[before:])
 
 
 @pytest.mark.parametrize("passes", [8, 30])
 def test_time_stolen_from_one_row_makes_no_dear_rows_look_cheap(passes: int) -> None:
     """On a fast model a tenth of a second is many passes, and all of them may be slow."""
-    found = Conversation(STEEP, 0.9)
+    conversation = Conversation(STEEP, 0.9)
     for size in SIZES * 2:
-        found.choice.measured(size, STEEP[size] * found.plain_s)
-    found.go_on(40)
-    before = len(found.rows)
+        conversation.choice.measured(size, STEEP[size] * conversation.plain_s)
+    conversation.go_on(40)
+    before = len(conversation.rows)
     for n in range(passes + 100):
-        found.one_pass(times_as_long=4.0 if n < passes else 1.0)
-    assert sum(rows > 1 for rows in found.rows[before:]) <= 2
-    assert max(found.rows[before:]) <= 2
+        conversation.one_pass(times_as_long=4.0 if n < passes else 1.0)
+    assert sum(rows > 1 for rows in conversation.rows[before:]) <= 2
+    assert max(conversation.rows[before:]) <= 2
 
 
 def test_a_bad_moment_of_one_row_does_not_make_many_look_cheap() -> None:
-    found = Conversation(FLAT, 0.0).go_on(300)
+    conversation = Conversation(FLAT, 0.0).go_on(300)
     for _ in range(5):
-        found.one_pass(times_as_long=3.0)
-    assert found.choice.best() <= 2
+        conversation.one_pass(times_as_long=3.0)
+    assert conversation.choice.best() <= 2
 
 
 def test_when_passes_of_more_rows_get_dear_they_are_left() -> None:
-    found = Conversation(FLAT, 0.5).go_on(200)
-    assert found.choice.best() > 1
-    found.costs = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}
-    found.go_on(60)
-    assert found.choice.best() == 1
+    conversation = Conversation(FLAT, 0.5).go_on(200)
+    assert conversation.choice.best() > 1
+    conversation.costs = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}
+    conversation.go_on(60)
+    assert conversation.choice.best() == 1
 
 
 def test_plain_passes_are_measured_now_and_then_while_it_is_on() -> None:
-    found = Conversation(FLAT, 0.9).go_on(200)
-    before = len(found.rows)
-    found.plain_s = 0.2  # all is twice as slow: the gain is the same
-    found.go_on(12_000)
-    plain = found.rows[before:].count(1)
-    assert 3 <= plain <= 0.03 * len(found.rows[before:])
-    assert found.choice.plain_s == pytest.approx(0.2)
+    conversation = Conversation(FLAT, 0.9).go_on(200)
+    before = len(conversation.rows)
+    conversation.plain_s = 0.2  # all is twice as slow: the gain is the same
+    conversation.go_on(12_000)
+    plain = conversation.rows[before:].count(1)
+    assert 3 <= plain <= 0.03 * len(conversation.rows[before:])
+    assert conversation.choice.plain_s == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7])

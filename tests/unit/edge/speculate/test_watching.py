@@ -7,7 +7,7 @@ import pytest
 from edge.llm.interface import VerifyResult
 from edge.speculate.choice import RowChoice
 from edge.speculate.ngrams import NgramDrafts
-from edge.speculate.speculation import Speculation
+from edge.speculate.speculation import Speculation, SpeculationStats
 from edge.speculate.windows import WindowChoice
 
 TEXT = [1, 2, 3, 4, 5] * 4
@@ -85,3 +85,11 @@ def test_a_draft_that_was_verified_is_not_counted_again() -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_drafts_that_take_time_are_not_made(n: int) -> None:
     assert plain_passes(Dear, TEXT, n) == PRIOR
+
+
+def test_the_gain_outlasts_plain_passes_that_are_measured_anew() -> None:
+    stats = SpeculationStats()
+    stats.time([VerifyResult(4, 4)], 1.0, is_plain=False, usual_plain_s=0.5)
+    assert stats.gain == 2.0
+    stats.time([VerifyResult(4, 4)], 1.0, is_plain=False, usual_plain_s=0.0)
+    assert stats.gain == 2.0

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from edge.templates.calls import CallForm, in_form
 from edge.templates.process import TemplateProcess
-from edge.templates.template import CallForm, ChatTemplate, in_form
+from edge.templates.template import ChatTemplate
 
 NAME, ARGUMENTS = "c['function']['name']", "c['function']['arguments']"
 OBJECT = f"{{{{ '<' + {NAME} + ' ' + ({ARGUMENTS} | tojson) + '>' }}}}"

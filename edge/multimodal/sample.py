@@ -1,0 +1,53 @@
+"""A picture or sound to time encoders with: noise of the size that a projector is made for."""
+
+from __future__ import annotations
+
+import io
+import struct
+import wave
+from dataclasses import dataclass
+
+import numpy as np
+
+from quant.gguf.file import GgufFile
+
+SECONDS, _RATE = 10, 16_000  # of the sound
+_BMP = struct.Struct("<2sIHHIIiiHHIIiiII")
+_BMP_BYTES, _BMP_INFO_BYTES = 54, 40  # of the headers, and of the second alone
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The bytes of a file, and words for people that say what it is."""
+
+    data: bytes
+    words: str
+
+    @classmethod
+    def for_projector(cls, projector: GgufFile) -> Sample:
+        """Return a square picture of the projector's size; a sound for one that takes no pictures."""
+        noise = np.random.default_rng(1)
+        if projector.metadata.get("clip.has_vision_encoder") is not True:
+            return cls(_wav(noise.integers(-9000, 9000, SECONDS * _RATE, np.int16)), f"a sound of {SECONDS} s")
+        side = projector.metadata["clip.vision.image_size"]
+        assert isinstance(side, int)  # `open_projector` has checked it
+        return cls(_bmp(noise.integers(0, 256, (side, side, 3), np.uint8)), f"a picture of {side} x {side}")
+
+
+def _bmp(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
+    height, width, _ = pixels.shape
+    rows = np.zeros((height, -(-3 * width // 4) * 4), np.uint8)  # a row has a multiple of 4 bytes
+    rows[:, : 3 * width] = pixels.reshape(height, -1)
+    size = _BMP_BYTES + rows.nbytes
+    head = (b"BM", size, 0, 0, _BMP_BYTES, _BMP_INFO_BYTES, width, -height, 1, 24, 0, rows.nbytes, 0, 0, 0, 0)
+    return _BMP.pack(*head) + rows.tobytes()
+
+
+def _wav(samples: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> bytes:
+    data = io.BytesIO()
+    with wave.open(data, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(_RATE)
+        file.writeframes(samples.astype("<i2").tobytes())
+    return data.getvalue()

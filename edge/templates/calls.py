@@ -1,0 +1,119 @@
+"""Earlier calls of functions in the form that a chat template takes: found by rendering two calls in each form."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+from edge.errors import TemplateError
+
+Message = Mapping[str, Any]
+
+
+class CallForm(NamedTuple):
+    """A form of calls in messages."""
+
+    text_arguments: bool = False  # arguments as JSON text, not as an object
+    no_content: bool = False  # a message with calls and no text has None as its content
+    single: bool = False  # a message has one call, and its result follows
+    short_ids: bool = False  # identifiers have nine letters and digits, as those of Mistral
+
+
+_FORMS = tuple(CallForm(*flags[::-1]) for flags in product((False, True), repeat=4))
+
+
+def _probe_call(number: int) -> dict[str, Any]:
+    function = {"name": "probe_function", "arguments": {"probe_key": f"probe_value_{number}"}}
+    return {"id": f"call_{number:024}", "type": "function", "function": function}  # as long as those of most servers
+
+
+_CALLS = [_probe_call(0), _probe_call(1)]
+_PROBE: tuple[Message, ...] = (
+    {"role": "user", "content": "probe"},
+    {"role": "assistant", "content": "", "tool_calls": _CALLS},
+    *({"role": "tool", "content": "probe", "tool_call_id": call["id"], "name": "probe_function"} for call in _CALLS),
+)
+_PROBE_PARAMETERS = {"type": "object", "properties": {"probe_key": {"type": "string", "description": "probe"}}}
+_PROBE_FUNCTION = {"name": "probe_function", "description": "probe", "parameters": _PROBE_PARAMETERS}
+PROBE_TOOLS = ({"type": "function", "function": _PROBE_FUNCTION},)
+
+
+def call_form(render: Callable[[Sequence[Message]], str]) -> CallForm:
+    """Return the first form in which a template writes both calls, and no object as Python prints it; the plainest if
+    there is none. render: returns a prompt, with PROBE_TOOLS; TemplateError."""
+    for form in _FORMS:
+        try:
+            text = render(in_form(_PROBE, form))
+        except TemplateError:
+            continue
+        if all(f"probe_value_{number}" in text for number in (0, 1)) and "'probe_key'" not in text:
+            return form
+    return _FORMS[0]
+
+
+def in_form(messages: Sequence[Message], form: CallForm) -> list[Message]:
+    """Return messages with their calls in a form."""
+    if form.text_arguments:
+        messages = [_with_text_arguments(message) for message in messages]
+    if form.no_content:
+        messages = [
+            {**message, "content": None} if message.get("tool_calls") and not message.get("content") else message
+            for message in messages
+        ]
+    if form.single:
+        messages = _single(messages)
+    if form.short_ids:
+        messages = [_with_short_ids(message) for message in messages]
+    return list(messages)
+
+
+def _with_text_arguments(message: Message) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _as_text(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _with_short_ids(message: Message) -> Message:
+    if message.get("tool_calls"):
+        return {**message, "tool_calls": [{**call, "id": _short(call.get("id"))} for call in message["tool_calls"]]}
+    return {**message, "tool_call_id": _short(message["tool_call_id"])} if "tool_call_id" in message else message
+
+
+def _short(identifier: Any) -> str:
+    text = str(identifier)
+    is_short = re.fullmatch("[a-zA-Z0-9]{9}", text)
+    return text if is_short else hashlib.sha256(text.encode(errors="replace")).hexdigest()[:9]
+
+
+def _single(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with one call each, and its result behind it."""
+    split: list[Message] = []
+    rest = list(messages)
+    while rest:
+        message = rest.pop(0)
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            split.append(message)
+            continue
+        n_results = next((n for n, result in enumerate(rest) if result["role"] != "tool"), len(rest))
+        results, rest = rest[:n_results], rest[n_results:]
+        for number, call in enumerate(calls):
+            own = message if number == 0 else {"role": message["role"], "content": ""}
+            split.append({**own, "tool_calls": [call]})
+            matching = [result for result in results if result.get("tool_call_id") == call.get("id")] or results[:1]
+            split += matching[:1]
+            results = [result for result in results if result not in matching[:1]]
+        split += results
+    return split

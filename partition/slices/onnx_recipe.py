@@ -1,0 +1,85 @@
+"""Recipe of a stage of an ONNX model: its weights are copied from the model's file, the rest is written out.
+
+Both files are protobuf messages, in which the bytes of a weight lie in one piece. Where they lie is read from the wire
+format itself (protobuf.dev, "Encoding"); the numbers of the fields are those of onnx.proto.
+"""
+
+from collections.abc import Iterator
+
+from partition.slices.recipe import Copy, Literal, Recipe, Segment
+
+_GRAPH, _INITIALIZER, _NAME, _RAW_DATA = 7, 5, 8, 9  # of ModelProto, GraphProto, TensorProto, TensorProto
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_LEAST_BYTES = 4096  # of a weight that is copied: smaller ones are as well written out
+
+Data = bytes | memoryview
+
+
+def stage_recipe(stage: Data, model: Data, model_digest: str) -> Recipe:
+    """The recipe of `stage`, a serialized ModelProto, by the file that holds `model`, from which it was cut.
+
+    Weights that are not in `model` under their name are written out, so a model with weights in another file is copied
+    nowhere.
+    """
+    there = _weights(model)
+    segments: list[Segment] = []
+    at = 0
+    for name, (offset, length) in sorted(_weights(stage).items(), key=lambda item: item[1]):
+        source, size = there.get(name, (0, 0))
+        if length < _LEAST_BYTES or size != length:
+            continue
+        if memoryview(stage)[offset : offset + length] != memoryview(model)[source : source + length]:
+            continue
+        segments += (Literal(bytes(stage[at:offset])), Copy(source, length))
+        at = offset + length
+    if at < len(stage):
+        segments.append(Literal(bytes(stage[at:])))
+    return Recipe(model_digest, len(model), tuple(segments))
+
+
+def _weights(model: Data) -> dict[str, tuple[int, int]]:
+    """Return the location of each initializer's raw data in a serialized ModelProto: its first byte, and how many."""
+    places: dict[str, tuple[int, int]] = {}
+    for field, start, stop in _fields(model, 0, len(model)):
+        if field == _GRAPH:
+            for inner, lo, hi in _fields(model, start, stop):
+                if inner == _INITIALIZER:
+                    parts = {number: (first, end) for number, first, end in _fields(model, lo, hi)}
+                    if _NAME in parts and _RAW_DATA in parts:
+                        first, end = parts[_NAME]
+                        name = bytes(model[first:end]).decode(errors="replace")
+                        begin, finish = parts[_RAW_DATA]
+                        places[name] = begin, finish - begin
+    return places
+
+
+def _fields(data: Data, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """The fields of the message in data[at:stop] that have a length: number, first byte, end. ValueError if the
+    bytes are none."""
+    while at < stop:
+        tag, at = _varint(data, at, stop)
+        kind = tag & 7
+        if kind == _VARINT:
+            _, at = _varint(data, at, stop)
+        elif kind in (_FIXED64, _FIXED32):
+            at += 8 if kind == _FIXED64 else 4
+        elif kind == _BYTES:
+            length, at = _varint(data, at, stop)
+            if length > stop - at:
+                raise ValueError(f"a field of {length} bytes, where {stop - at} are left")
+            yield tag >> 3, at, at + length
+            at += length
+        else:
+            raise ValueError(f"a field of the wire type {kind}, which has no length")
+
+
+def _varint(data: Data, at: int, stop: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < stop and shift < 64:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    raise ValueError("a number that does not end")
