@@ -24,43 +24,13 @@ class MemoryUse:
     computed_s: float = 0.0  # seconds in which it has computed since it was loaded
 
 
-class ComputedTime:
-    """Time in which passes are computed, one after the other. Any thread may read it."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._began_s: float | None = None  # when the pass under way began
-        self._before_s = 0.0  # of all passes before
-
-    def begin(self) -> None:
-        """Begin a pass."""
-        self._began_s = self._now()
-
-    def end(self) -> bool:
-        """End the pass; False if none is under way."""
-        began_s, self._began_s = self._began_s, None
-        if began_s is not None:
-            self._before_s += self._now() - began_s
-        return began_s is not None
-
-    @property
-    def is_under_way(self) -> bool:
-        """True while a pass is computed."""
-        return self._began_s is not None
-
-    @property
-    def seconds(self) -> float:
-        """Return the seconds of all passes until now."""
-        began_s = self._began_s
-        return self._before_s + (self._now() - began_s if began_s is not None else 0.0)
-
-
 class MemoryShare:
     """Share of a process. Where nobody divides a budget, it is without limit."""
 
     def __init__(self) -> None:
         self.limit = _ANY  # bytes; whoever divides the budget changes it at any time
         self.seen = 0  # number of this limit, or of one before
+        self._least = 0  # bytes that are needed, whatever is asked for
         self._claim: Callable[[int, int], None] | None = None
         self._report: Callable[[MemoryUse], None] = lambda use: None
         self._coming, self._refused = 0, ""
@@ -92,23 +62,23 @@ class MemoryShare:
 
     def ask(self, n_bytes: int | None) -> None:
         """Have this process hold so many bytes, or its least if that is more; None: any again."""
-        self.limit = _ANY if n_bytes is None else n_bytes
+        self.limit = _ANY if n_bytes is None else max(n_bytes, self._least)
 
     def request(self, least: int, most: int) -> int:
         """Return the bytes that may be held, before they are taken; `most` where nobody divides a budget. Where `least`
         is `most`, so much is held from then on. NotEnoughMemory if `least` cannot be had, within a minute."""
         if self._claim is None:
+            self._least, self.limit = least, max(least, self.limit)
             return most
         with self._changed:
-            self._claims = True
+            self._claims, self._refused = True, ""
         self._claim(least, most)
         with self._changed:
             self._changed.wait_for(
                 lambda: self._refused or (not self._claims and self.limit >= max(least, self._coming)), WAIT_S
             )
-            refused, self._refused = self._refused, ""
-            if refused:
-                raise NotEnoughMemory(refused)
+            if self._refused:
+                raise NotEnoughMemory(self._refused)
             if self.limit < least:
                 raise NotEnoughMemory(
                     f"{bytes_text(least)} are needed, {bytes_text(self.limit)} are there: what else is loaded did not"

@@ -64,7 +64,7 @@ class Share:
     held: int = 0
     least: int = 0
     most: int = 0
-    use: float = 0.0  # part of the time that it computed lately, 0 to 1
+    use: float = 0.0  # part of the time that it computed lately, 0 to 1; 0 where it cannot change, and says nothing
 
 
 @dataclass(eq=False)
@@ -175,7 +175,9 @@ class MemoryShares:
         """Return the share of each process that needs some, by name."""
         with self._lock:
             return {
-                m.name: Share(m.limit, m.held, m.least, m.most, round(m.busy, 3)) for m in self._members if m.most > 0
+                m.name: Share(m.limit, m.held, m.least, m.most, 0.0 if m.computed is None else round(m.busy, 3))
+                for m in self._members
+                if m.most > 0
             }
 
     def _claimed(self, member: Member, least: int, most: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from edge.elastic.ahead import ReadAhead
 from edge.elastic.governor import Governor
 from edge.elastic.room import ROOM, Room
-from edge.elastic.share import ComputedTime, MemoryUse
+from edge.elastic.share import MemoryUse
 from edge.elastic.sizes import SizeChoice, Sizes
 from edge.errors import WeightsError
 from edge.llama import llama
@@ -52,7 +52,8 @@ class ElasticWeights(PagedWeights):
         """Load what the budget gets. WeightsError if it cannot be read; RoomIsGone."""
         self.sizes, self._governor, self._room = sizes, governor, room
         self._lock = threading.Lock()  # of a pass, or a change
-        self._computed, self.pass_size = ComputedTime(room.now), 0
+        self._began_s: float | None = None  # when the pass under way began
+        self._computed_s, self.pass_size = 0.0, 0  # of the passes before, and of the last one
         self._intact = True  # False: a change failed, and is to be tried again
         self._changing = False
         self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = None  # and those that are not of the weights
@@ -82,9 +83,9 @@ class ElasticWeights(PagedWeights):
     def prepare(self) -> int:
         """Change the weights if that is due; then they stay until the next pass is over, or `reset`. Return the number
         of their size."""
-        if not self._computed.is_under_way:
+        if self._began_s is None:
             self._lock.acquire()
-            self._computed.begin()
+            self._began_s = self._room.now()
             try:
                 self._change()
             except BaseException:
@@ -172,11 +173,14 @@ class ElasticWeights(PagedWeights):
             self._read_ahead()
 
     def _report(self, seen: int) -> None:
-        """Report to who divides a budget, after a look that knew the limit of this number."""
+        """Report to who divides a budget, after a look that knew the limit of this number, unless a change is under
+        way: what it gives back may still be there."""
         held = max(self.planned_bytes, min(self._governor.budget, self.sizes.most))
-        if not self._intact:
-            return  # a change is under way, and may have begun since: what it gives back may still be there
-        self._room.share.report(MemoryUse(held, seen, self._computed.seconds))
+        if not self._intact:  # it may have begun since
+            return
+        began_s = self._began_s
+        computed_s = self._computed_s + (0.0 if began_s is None else self._room.now() - began_s)
+        self._room.share.report(MemoryUse(held, seen, computed_s))
 
     def _read_ahead(self) -> None:
         """Read what a larger budget would have if it stays likely, and give that back where it does not."""
@@ -194,7 +198,9 @@ class ElasticWeights(PagedWeights):
             self._arena_lock.release()
 
     def _pass_is_over(self) -> None:
-        if self._computed.end():
+        began_s, self._began_s = self._began_s, None
+        if began_s is not None:
+            self._computed_s += self._room.now() - began_s
             self._lock.release()
 
     def _change(self) -> None:

@@ -54,7 +54,8 @@ class ModelMemory:
             raise NotAllowed("this server divides no memory among its models; start it with --memory")
         self.asked = n_bytes
         self._shares.ask(n_bytes)
-        while n_bytes is not None and sum(share.least for share in self.shares().values()) > n_bytes:
+        # Somebody may ask otherwise meanwhile.
+        while self.asked is not None and sum(share.least for share in self.shares().values()) > self.asked:
             if not await self._unload_one(""):
                 return
 

@@ -17,6 +17,7 @@ from edge.serve.app import create_app
 from edge.serve.client import EngineClient
 from edge.serve.engine_child import EngineChild
 from edge.serve.lifetimes import Lifetimes
+from edge.serve.memory import ModelMemory
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
 from edge.serve.served import Generation
@@ -205,6 +206,21 @@ def test_memory_is_asked_for_over_http_and_told_with_figures() -> None:
         text = httpx.get(f"{url}/metrics").text
         for metric, value in (("share_bytes", 2048), ("held_bytes", 1024), ("use_ratio", 0.5)):
             assert f'edge_memory_{metric}{{model="{name}"}} {float(value)}\n' in text
+
+
+def test_who_asks_last_is_followed() -> None:
+    unloaded: list[str] = []
+
+    async def unload_one(needs: str) -> bool:
+        unloaded.append(needs)
+        await memory.ask(None)
+        return True
+
+    memory = ModelMemory(1000, unload_one, several=True)
+    member = memory._shares.join("a", lambda *limit: None)
+    memory._shares.claim(member, 500, 900, "a")
+    asyncio.run(asyncio.wait_for(memory.ask(0), 30))
+    assert (unloaded, memory.asked) == ([""], None)
 
 
 def test_without_a_budget_nothing_is_shared(config: EngineConfig) -> None:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from edge.elastic.share import ComputedTime, MemoryShare, MemoryUse
+from edge.elastic.share import MemoryShare, MemoryUse
 from edge.elastic.shares import MemoryShares
 from edge.errors import NotEnoughMemory
 
@@ -23,6 +23,20 @@ def test_a_process_reports_what_changes_at_once_and_the_rest_now_and_then(monkey
 def test_where_nobody_divides_a_budget_there_is_no_limit() -> None:
     share = MemoryShare()
     assert (share.request(5, 9), share.is_divided) == (9, False)
+    assert share.limit > 1 << 60
+
+
+def test_who_is_asked_for_all_keeps_its_least() -> None:
+    """Before it has loaded, too."""
+    share = MemoryShare()
+    share.ask(0)
+    share.request(5, 9)
+    assert share.limit == 5
+    share.ask(7)
+    assert share.limit == 7
+    share.ask(0)
+    assert share.limit == 5
+    share.ask(None)
     assert share.limit > 1 << 60
 
 
@@ -60,6 +74,8 @@ def test_a_refusal_says_why_and_the_limit_stays() -> None:
     with pytest.raises(NotEnoughMemory, match=r"^no room$"):
         share.request(60, 100)
     assert (share.limit, share.seen) == (50, 2)
+    share.join(lambda least, most: share.follow(90, 90, 3, True), lambda use: None)
+    assert share.request(60, 100) == 90
 
 
 @pytest.mark.parametrize("there", [0, 40])
@@ -76,15 +92,3 @@ def test_others_that_keep_their_memory_are_not_waited_for_for_ever(monkeypatch: 
     else:
         with pytest.raises(NotEnoughMemory, match=r"30 B are needed, 0 B are there: .* did not give back the rest"):
             share.request(30, 100)
-
-
-def test_time_of_passes_is_what_was_computed_until_now() -> None:
-    now = [0.0]
-    computed = ComputedTime(lambda: now[0])
-    assert not computed.end()
-    computed.begin()
-    now[0] = 2.0
-    assert computed.seconds == 2.0
-    assert computed.end()
-    now[0] = 9.0
-    assert (computed.seconds, computed.end()) == (2.0, False)

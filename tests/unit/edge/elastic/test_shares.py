@@ -234,6 +234,9 @@ def test_what_cannot_change_counts_with_what_it_holds() -> None:
     assert (processes.limits["a"], processes.limits["b"]) == (800, 200)
     processes.shares.fix(processes.members["b"], 50)
     assert processes.limits["a"] == 900
+    fixed = MemoryShares(lambda: 1000, lambda: 0.0)
+    fixed.claim(fixed.join("c", lambda *limit: None), 10, 10, "c")
+    assert fixed.figures()["c"].use == 0  # it never says how much it computes
     assert processes.shares.figures()["b"].held == 50
 
 
