@@ -38,6 +38,8 @@ class MemoryShare:
         self._changed = threading.Condition()
         self._reported: tuple[int, int] | None = None
         self._reported_s = 0.0
+        self._began_s: float | None = None  # when the pass under way began
+        self._computed_s = 0.0  # of the passes before
 
     @property
     def is_divided(self) -> bool:
@@ -86,12 +88,22 @@ class MemoryShare:
                 )
             return min(most, self.limit)
 
-    def report(self, use: MemoryUse) -> None:
-        """Report what changed at once, and how much it computes every second."""
-        now, figures = time.monotonic(), (use.held, use.seen)
+    def begin_pass(self) -> None:
+        """Count the time from now on as time of computing."""
+        self._began_s = time.monotonic()
+
+    def end_pass(self) -> None:
+        """Count it no more."""
+        began_s, self._began_s = self._began_s, None
+        if began_s is not None:
+            self._computed_s += time.monotonic() - began_s
+
+    def report(self, held: int, seen: int) -> None:
+        """Report what changed at once, and how much is computed every second. held, seen: as `MemoryUse` has them."""
+        now, began_s, figures = time.monotonic(), self._began_s, (held, seen)
         if figures != self._reported or now - self._reported_s >= _REPORT_S:
             self._reported, self._reported_s = figures, now
-            self._report(use)
+            self._report(MemoryUse(held, seen, self._computed_s + (0.0 if began_s is None else now - began_s)))
 
 
 SHARE = MemoryShare()

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from edge.elastic.ahead import ReadAhead
 from edge.elastic.governor import Governor
 from edge.elastic.room import ROOM, Room
-from edge.elastic.share import MemoryUse
 from edge.elastic.sizes import SizeChoice, Sizes
 from edge.errors import WeightsError
 from edge.llama import llama
@@ -52,8 +51,7 @@ class ElasticWeights(PagedWeights):
         """Load what the budget gets. WeightsError if it cannot be read; RoomIsGone."""
         self.sizes, self._governor, self._room = sizes, governor, room
         self._lock = threading.Lock()  # of a pass, or a change
-        self._began_s: float | None = None  # when the pass under way began
-        self._computed_s, self.pass_size = 0.0, 0  # of the passes before, and of the last one
+        self._computing, self.pass_size = False, 0
         self._intact = True  # False: a change failed, and is to be tried again
         self._changing = False
         self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = None  # and those that are not of the weights
@@ -83,9 +81,10 @@ class ElasticWeights(PagedWeights):
     def prepare(self) -> int:
         """Change the weights if that is due; then they stay until the next pass is over, or `reset`. Return the number
         of their size."""
-        if self._began_s is None:
+        if not self._computing:
             self._lock.acquire()
-            self._began_s = self._room.now()
+            self._computing = True
+            self._room.share.begin_pass()
             try:
                 self._change()
             except BaseException:
@@ -162,7 +161,9 @@ class ElasticWeights(PagedWeights):
         soon is read ahead."""
         seen = self._room.share.seen
         self.look()
-        self._report(seen)
+        held = max(self.planned_bytes, min(self._governor.budget, self.sizes.most))
+        if self._intact:  # else, and it may have begun since, what a change gives back may still be there
+            self._room.share.report(held, seen)
         with suppress(WeightsError, OSError):  # the next pass tries again, and says what is wrong
             if self._due and self._lock.acquire(blocking=False):
                 try:
@@ -171,16 +172,6 @@ class ElasticWeights(PagedWeights):
                 finally:
                     self._lock.release()
             self._read_ahead()
-
-    def _report(self, seen: int) -> None:
-        """Report to who divides a budget, after a look that knew the limit of this number, unless a change is under
-        way: what it gives back may still be there."""
-        held = max(self.planned_bytes, min(self._governor.budget, self.sizes.most))
-        if not self._intact:  # it may have begun since
-            return
-        began_s = self._began_s
-        computed_s = self._computed_s + (0.0 if began_s is None else self._room.now() - began_s)
-        self._room.share.report(MemoryUse(held, seen, computed_s))
 
     def _read_ahead(self) -> None:
         """Read what a larger budget would have if it stays likely, and give that back where it does not."""
@@ -198,9 +189,9 @@ class ElasticWeights(PagedWeights):
             self._arena_lock.release()
 
     def _pass_is_over(self) -> None:
-        began_s, self._began_s = self._began_s, None
-        if began_s is not None:
-            self._computed_s += self._room.now() - began_s
+        if self._computing:
+            self._computing = False
+            self._room.share.end_pass()
             self._lock.release()
 
     def _change(self) -> None:
@@ -240,7 +231,7 @@ class ElasticWeights(PagedWeights):
 
     def _change_to(self, choice: SizeChoice) -> None:
         super().reset()
-        self._intact = False  # first, as `_report` has it
+        self._intact = False  # first, as `follow` has it
         self.choice = choice
         self._release()
         self._ahead.end(choice.plan.resident)
@@ -292,4 +283,4 @@ def pass_size(weights: PagedWeights | None) -> int:
     return weights.pass_size if isinstance(weights, ElasticWeights) else 0
 
 
-_NO_HOOK = Hook(lambda node: False, lambda node: None)
+_NO_HOOK = Hook(lambda node: False, None)

@@ -374,13 +374,24 @@ def test_what_a_change_gives_back_is_reported_when_it_is_free(
         weights.follow()
         [before] = reported
         with monkeypatch.context() as patch:
-            patch.setattr(weights, "_release", lambda: (weights._report(1), release()))
+            patch.setattr(weights, "_release", lambda: (weights.follow(), release()))
             share.limit = budgets(weights.sizes)[2]
             weights.follow()
         assert weights.choice.number == 2
         assert {use.held for use in reported} == {before.held}
         weights.follow()
         assert reported[-1].held < before.held
+
+
+def test_nothing_is_called_at_nodes_while_all_weights_stay(elastic: Callable[[str], Elastic]) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        hooks = engine._loaded.hooks
+        assert hooks is not None
+        for room, pages in ((1 << 30, False), (weights.sizes.least, True), (1 << 30, False)):
+            memory.is_now(weights, room, WAIT_S)
+            weights.follow()
+            assert (weights.plan.pages, bool(hooks._hooks)) == (pages, pages)
 
 
 class Waited:

@@ -13,11 +13,16 @@ def test_a_process_reports_what_changes_at_once_and_the_rest_now_and_then(monkey
     share, reported, now = MemoryShare(), list[MemoryUse](), [0.0]
     monkeypatch.setattr("edge.elastic.share.time.monotonic", lambda: now[0])
     share.join(lambda least, most: None, reported.append)
-    for use in (MemoryUse(6, 1, 0.0), MemoryUse(6, 1, 0.1), MemoryUse(5, 1, 0.2)):
-        share.report(use)
-    now[0] = 1.5
-    share.report(MemoryUse(5, 1, 0.3))
-    assert [use.computed_s for use in reported] == [0.0, 0.2, 0.3]
+    share.report(6, 1)
+    share.begin_pass()
+    now[0] = 0.5
+    share.report(6, 1)
+    share.report(5, 1)
+    share.end_pass()
+    share.end_pass()
+    now[0] = 2.0
+    share.report(5, 1)
+    assert reported == [MemoryUse(6, 1, 0.0), MemoryUse(5, 1, 0.5), MemoryUse(5, 1, 0.5)]
 
 
 def test_where_nobody_divides_a_budget_there_is_no_limit() -> None:
