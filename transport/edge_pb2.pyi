@@ -508,14 +508,14 @@ class MemoryClaim(_message.Message):
     def __init__(self, least: _Optional[int] = ..., most: _Optional[int] = ...) -> None: ...
 
 class MemoryUse(_message.Message):
-    __slots__ = ("held", "seen", "computed_s")
-    HELD_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("resident", "seen", "computed_s")
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_S_FIELD_NUMBER: _ClassVar[int]
-    held: int
+    resident: int
     seen: int
     computed_s: float
-    def __init__(self, held: _Optional[int] = ..., seen: _Optional[int] = ..., computed_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, resident: _Optional[int] = ..., seen: _Optional[int] = ..., computed_s: _Optional[float] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("error", "message")

@@ -19,7 +19,7 @@ WAIT_S = 60.0  # for others to give memory back
 class MemoryUse:
     """Memory of one process, as it reports it."""
 
-    held: int  # bytes that it may have taken
+    resident: int  # bytes that it may have taken
     seen: int  # number of the last limit that it knew before
     computed_s: float = 0.0  # seconds in which it has computed since it was loaded
 
@@ -98,12 +98,13 @@ class MemoryShare:
         if began_s is not None:
             self._computed_s += time.monotonic() - began_s
 
-    def report(self, held: int, seen: int) -> None:
-        """Report what changed at once, and how much is computed every second. held, seen: as `MemoryUse` has them."""
-        now, began_s, figures = time.monotonic(), self._began_s, (held, seen)
+    def report(self, resident: int, seen: int) -> None:
+        """Report what changed at once, and how much is computed every second. resident, seen: of
+        `MemoryUse`."""
+        now, began_s, figures = time.monotonic(), self._began_s, (resident, seen)
         if figures != self._reported or now - self._reported_s >= _REPORT_S:
             self._reported, self._reported_s = figures, now
-            self._report(MemoryUse(held, seen, self._computed_s + (0.0 if began_s is None else now - began_s)))
+            self._report(MemoryUse(resident, seen, self._computed_s + (0.0 if began_s is None else now - began_s)))
 
 
 SHARE = MemoryShare()

@@ -61,7 +61,7 @@ class Share:
     """Share of one process, for people. Bytes."""
 
     limit: int = 0  # that it may hold
-    held: int = 0
+    resident: int = 0
     least: int = 0
     most: int = 0
     use: float = 0.0  # part of the time that it computed lately, 0 to 1; 0 where it cannot change, and says nothing
@@ -79,15 +79,15 @@ class Member:
     most: int = 0  # bytes that it holds at most, whatever it may
     share: int = 0  # bytes that it is to have
     limit: int = 0  # bytes that it may hold now
-    told: tuple[int, int] = 0, 0  # limit and share, as it was told last
+    sent: tuple[int, int] = 0, 0  # limit and share, as it was told last
     number: int = 0  # of that
     left: int = 0  # bytes that it may hold until it reports that it knows its limit
-    held: int = 0  # bytes, as it reported last
+    resident: int = 0  # bytes, as it reported last
     busy: float = 1.0  # mean part of the time that it computed lately: who comes is about to be used
     computed: tuple[float, float] | None = None  # seconds that it computed, and when it reported them
 
     @property
-    def taken(self) -> int:
+    def reserved(self) -> int:
         """Bytes that nobody else may have."""
         return min(max(self.limit, self.left), self.most)
 
@@ -99,7 +99,7 @@ class MemoryShares:
         """budget: returns the bytes that there are now."""
         self._budget_now, self._clock = budget, clock
         self._budget = budget()
-        self._asked: int | None = None
+        self._target: int | None = None
         self._members: list[Member] = []
         self._looked_s = 0.0
         self._lock = threading.Lock()
@@ -149,9 +149,9 @@ class MemoryShares:
             if member.computed is not None and (passed_s := now - member.computed[1]) > 0:
                 busy = min(1.0, max(0.0, use.computed_s - member.computed[0]) / passed_s)
                 member.busy += (busy - member.busy) * (1 - math.exp(-passed_s / _MEAN_S))
-            member.computed, member.held = (use.computed_s, now), use.held
+            member.computed, member.resident = (use.computed_s, now), use.resident
             if use.seen == member.number:  # else it may hold what it knew before
-                member.left = use.held
+                member.left = use.resident
             if now - self._looked_s >= SETTLED_S and self._is_to_change():
                 self._divide()
             else:
@@ -168,23 +168,23 @@ class MemoryShares:
         """Have all processes together hold so many bytes from now on, or their least if that is more. None: the whole
         budget again."""
         with self._lock:
-            self._asked = n_bytes
+            self._target = n_bytes
             self._divide()
 
     def figures(self) -> dict[str, Share]:
         """Return the share of each process that needs some, by name."""
         with self._lock:
             return {
-                m.name: Share(m.limit, m.held, m.least, m.most, 0.0 if m.computed is None else round(m.busy, 3))
+                m.name: Share(m.limit, m.resident, m.least, m.most, 0.0 if m.computed is None else round(m.busy, 3))
                 for m in self._members
                 if m.most > 0
             }
 
     def _claimed(self, member: Member, least: int, most: int) -> None:
-        member.left = min(member.taken, most)
+        member.left = min(member.reserved, most)
         member.least, member.most, member.computed = least, most, None
         if least == most:
-            member.held = most
+            member.resident = most
         self._divide(member)
 
     def _is_to_change(self) -> bool:
@@ -195,7 +195,7 @@ class MemoryShares:
         )
 
     def _shares(self) -> dict[Member, int]:
-        budget = self._budget if self._asked is None else min(self._budget, self._asked)
+        budget = self._budget if self._target is None else min(self._budget, self._target)
         claims = {m: Claim(m.least, m.most, max(IDLE, round(WHOLE * m.busy))) for m in self._members}
         return divide(budget, claims)
 
@@ -211,13 +211,13 @@ class MemoryShares:
         for member in self._members:
             if member.share < member.limit:
                 member.left, member.limit = max(member.left, member.limit), member.share
-        free = self._budget - sum(m.taken for m in self._members)
+        free = self._budget - sum(m.reserved for m in self._members)
         for member in self._members:
-            own = member.taken - member.limit  # that it may hold anyway
+            own = member.reserved - member.limit  # that it may hold anyway
             if (more := min(max(0, free) + own, member.share - member.limit)) > 0:
                 member.limit += more
                 free -= max(0, more - own)
         for member in self._members:
-            if member.told != (member.limit, member.share) or member is claimed:
-                member.told, member.number = (member.limit, member.share), member.number + 1
-                member.tell(*member.told, member.number, member is claimed)
+            if member.sent != (member.limit, member.share) or member is claimed:
+                member.sent, member.number = (member.limit, member.share), member.number + 1
+                member.tell(*member.sent, member.number, member is claimed)

@@ -161,9 +161,9 @@ class ElasticWeights(PagedWeights):
         soon is read ahead."""
         seen = self._room.share.seen
         self.look()
-        held = max(self.planned_bytes, min(self._governor.budget, self.sizes.most))
+        resident = max(self.planned_bytes, min(self._governor.budget, self.sizes.most))
         if self._intact:  # else, and it may have begun since, what a change gives back may still be there
-            self._room.share.report(held, seen)
+            self._room.share.report(resident, seen)
         with suppress(WeightsError, OSError):  # the next pass tries again, and says what is wrong
             if self._due and self._lock.acquire(blocking=False):
                 try:

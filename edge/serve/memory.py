@@ -25,7 +25,7 @@ class ModelMemory:
         that nobody has used for longest; False if none may be. several: there may be several models, so that each has
         to be able to give way."""
         self.n_bytes, self._unload_one, self._several = n_bytes, unload_one, several
-        self.asked: int | None = None
+        self.target: int | None = None
         self._shares = MemoryShares(lambda: n_bytes or 0)
 
     def shares(self) -> Mapping[str, Share]:
@@ -52,10 +52,10 @@ class ModelMemory:
         """As ServedMemory.ask."""
         if self.n_bytes is None:
             raise NotAllowed("this server divides no memory among its models; start it with --memory")
-        self.asked = n_bytes
+        self.target = n_bytes
         self._shares.ask(n_bytes)
         # Somebody may ask otherwise meanwhile.
-        while self.asked is not None and sum(share.least for share in self.shares().values()) > self.asked:
+        while self.target is not None and sum(share.least for share in self.shares().values()) > self.target:
             if not await self._unload_one(""):
                 return
 
@@ -100,5 +100,5 @@ class ProcessShare:
                         raise
         except Exception as error:  # it waits for an answer
             advice = "start the server with more --memory, or use a smaller --context"
-            one = self._member
-            self._send({"do": "memory", "with": (*one.told, one.number, True, f"{error}; {advice}")})
+            member = self._member
+            self._send({"do": "memory", "with": (*member.sent, member.number, True, f"{error}; {advice}")})

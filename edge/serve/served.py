@@ -160,7 +160,7 @@ class ServedMemory(Protocol):
         """Bytes that they share; None: each has what its options say."""
 
     @property
-    def asked(self) -> int | None:
+    def target(self) -> int | None:
         """Bytes that they were asked to keep to; None: all."""
 
     def shares(self) -> Mapping[str, Share]:

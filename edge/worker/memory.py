@@ -55,11 +55,11 @@ class WorkerMemory:
         try:
             self._claim(member, claim.least, claim.most, "what is to be loaded")
         except NotEnoughMemory as error:
-            self._tell(member.name, *member.told, member.number, True, str(error))
+            self._tell(member.name, *member.sent, member.number, True, str(error))
 
     def report(self, member: Member, use: pb.MemoryUse) -> None:
         """Note what the process of a session reports."""
-        self._shares.report(member, MemoryUse(use.held, use.seen, use.computed_s))
+        self._shares.report(member, MemoryUse(use.resident, use.seen, use.computed_s))
 
     def _claim(self, member: Member, least: int, most: int, what: str) -> None:
         try:

@@ -297,7 +297,7 @@ class Sessions:
                         if kind == "claim":
                             self.memory.claim(session.member, event.claim)
                         else:
-                            session.memory_bytes = event.memory.held if session.slice else 0
+                            session.memory_bytes = event.memory.resident if session.slice else 0
                             self.memory.report(session.member, event.memory)
                     continue
                 elif kind == "loaded":

@@ -132,13 +132,13 @@ class ScriptedMemory:
 
     def __init__(self, name: str) -> None:
         self._name, self.n_bytes = name, 2048
-        self.asked: int | None = None
+        self.target: int | None = None
 
     def shares(self) -> Mapping[str, Share]:
-        return {self._name: Share(limit=2048, held=1024, least=512, most=4096, use=0.5)}
+        return {self._name: Share(limit=2048, resident=1024, least=512, most=4096, use=0.5)}
 
     async def ask(self, n_bytes: int | None) -> None:
-        self.asked = n_bytes
+        self.target = n_bytes
 
 
 class ScriptedModels:

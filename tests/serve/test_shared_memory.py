@@ -87,7 +87,7 @@ def test_two_models_share_the_memory_and_give_it_back_when_asked(config: EngineC
         router.keep("a", float("inf"))
         router.keep("b", float("inf"))
         await router.memory.ask(0)
-        await until(lambda: all(share.held <= share.least for share in router.memory.shares().values()))
+        await until(lambda: all(share.resident <= share.least for share in router.memory.shares().values()))
         assert [await tokens(first), await tokens(second)] == [alone, alone]
         await router.memory.ask(None)
         router.keep("b", None)
@@ -190,21 +190,21 @@ def test_a_model_that_is_not_loaded_leaves_no_share(
 def test_memory_is_asked_for_over_http_and_told_with_figures() -> None:
     models = ScriptedModels()
     with serving(create_app(models, ServeOptions())) as url:
-        figures = {"limit": 2048, "held": 1024, "least": 512, "most": 4096, "use": 0.5}
+        figures = {"limit": 2048, "resident": 1024, "least": 512, "most": 4096, "use": 0.5}
         name = models.scripted.name
-        told = {"memory_bytes": 2048, "asked_bytes": None, "models": {name: figures}}
-        assert httpx.get(f"{url}/v1/memory").json() == told
-        for asked, n_bytes in (("1KiB", 1024), (0, 0), (None, None)):
-            answer = httpx.post(f"{url}/v1/memory", json={"memory": asked}).json()
-            assert answer == {**told, "asked_bytes": n_bytes}
-            assert models.memory.asked == n_bytes
+        expected = {"memory_bytes": 2048, "target_bytes": None, "models": {name: figures}}
+        assert httpx.get(f"{url}/v1/memory").json() == expected
+        for size, n_bytes in (("1KiB", 1024), (0, 0), (None, None)):
+            answer = httpx.post(f"{url}/v1/memory", json={"memory": size}).json()
+            assert answer == {**expected, "target_bytes": n_bytes}
+            assert models.memory.target == n_bytes
         for wrong, words in (("much", "memory needs a size such as 2GiB"), (-1, "bytes from 0 on"), (True, "memory")):
             reply = httpx.post(f"{url}/v1/memory", json={"memory": wrong})
             assert reply.status_code == 400
             assert words in reply.json()["error"]["message"]
         assert httpx.get(f"{url}/v1/cluster").json()["models"][0]["memory"] == figures
         text = httpx.get(f"{url}/metrics").text
-        for metric, value in (("share_bytes", 2048), ("held_bytes", 1024), ("use_ratio", 0.5)):
+        for metric, value in (("share_bytes", 2048), ("resident_bytes", 1024), ("use_ratio", 0.5)):
             assert f'edge_memory_{metric}{{model="{name}"}} {float(value)}\n' in text
 
 
@@ -220,7 +220,7 @@ def test_who_asks_last_is_followed() -> None:
     member = memory._shares.join("a", lambda *limit: None)
     memory._shares.claim(member, 500, 900, "a")
     asyncio.run(asyncio.wait_for(memory.ask(0), 30))
-    assert (unloaded, memory.asked) == ([""], None)
+    assert (unloaded, memory.target) == ([""], None)
 
 
 def test_without_a_budget_nothing_is_shared(config: EngineConfig) -> None:

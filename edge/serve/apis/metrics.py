@@ -41,7 +41,7 @@ _GAUGES: dict[str, tuple[str, Callable[[Status], float]]] = {
 }
 _MEMORY = {
     "limit": ("share_bytes", "Memory that the model may hold now."),
-    "held": ("held_bytes", "Memory that it holds."),
+    "resident": ("resident_bytes", "Memory that it holds."),
     "use": ("use_ratio", "Part of the last minutes in which it computed."),
 }  # of models that share the server's memory
 

@@ -107,7 +107,7 @@ def _read(path: Path) -> Any:
 def memory(models: ServedModels) -> dict[str, Any]:
     """Return the memory that the models share, and the share of each that is loaded."""
     shares = {name: asdict(share) for name, share in models.memory.shares().items()}
-    return {"memory_bytes": models.memory.n_bytes, "asked_bytes": models.memory.asked, "models": shares}
+    return {"memory_bytes": models.memory.n_bytes, "target_bytes": models.memory.target, "models": shares}
 
 
 async def ask_memory(request: MemoryRequest, models: ServedModels) -> dict[str, Any]:

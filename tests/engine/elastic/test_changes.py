@@ -378,9 +378,9 @@ def test_what_a_change_gives_back_is_reported_when_it_is_free(
             share.limit = budgets(weights.sizes)[2]
             weights.follow()
         assert weights.choice.number == 2
-        assert {use.held for use in reported} == {before.held}
+        assert {use.resident for use in reported} == {before.resident}
         weights.follow()
-        assert reported[-1].held < before.held
+        assert reported[-1].resident < before.resident
 
 
 def test_nothing_is_called_at_nodes_while_all_weights_stay(elastic: Callable[[str], Elastic]) -> None:

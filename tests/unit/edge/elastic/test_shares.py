@@ -25,41 +25,41 @@ GIB = 1 << 30
 
 @st.composite
 def claims(draw: st.DrawFn) -> dict[str, Claim]:
-    found = {}
+    drawn = {}
     for name in "abcdef"[: draw(st.integers(1, 6))]:
         least = draw(st.integers(0, 500))
-        found[name] = Claim(least, least + draw(st.integers(0, 1500)), draw(st.integers(IDLE, WHOLE)))
-    return found
+        drawn[name] = Claim(least, least + draw(st.integers(0, 1500)), draw(st.integers(IDLE, WHOLE)))
+    return drawn
 
 
-def least_of(found: Mapping[str, Claim]) -> int:
-    return sum(claim.least for claim in found.values())
+def least_of(drawn: Mapping[str, Claim]) -> int:
+    return sum(claim.least for claim in drawn.values())
 
 
 @given(st.integers(0, 5000), claims())
-def test_shares_are_within_the_budget_and_each_within_its_claim(budget: int, found: dict[str, Claim]) -> None:
-    shares = divide(budget, found)
-    assert shares.keys() == found.keys()
-    assert sum(shares.values()) <= max(budget, least_of(found))
-    for name, claim in found.items():
+def test_shares_are_within_the_budget_and_each_within_its_claim(budget: int, drawn: dict[str, Claim]) -> None:
+    shares = divide(budget, drawn)
+    assert shares.keys() == drawn.keys()
+    assert sum(shares.values()) <= max(budget, least_of(drawn))
+    for name, claim in drawn.items():
         assert claim.least <= shares[name] <= claim.most
 
 
 @given(st.integers(0, 5000), claims())
-def test_nothing_is_left_over_that_somebody_could_use(budget: int, found: dict[str, Claim]) -> None:
-    shares = divide(budget, found)
-    if any(shares[name] < claim.most for name, claim in found.items()):
-        assert sum(shares.values()) > max(budget, least_of(found)) - len(found)  # less than a byte each
+def test_nothing_is_left_over_that_somebody_could_use(budget: int, drawn: dict[str, Claim]) -> None:
+    shares = divide(budget, drawn)
+    if any(shares[name] < claim.most for name, claim in drawn.items()):
+        assert sum(shares.values()) > max(budget, least_of(drawn)) - len(drawn)  # less than a byte each
 
 
 @given(st.integers(0, 5000), claims(), st.integers(0, WHOLE))
-def test_who_is_used_more_gets_no_less_and_others_get_no_more(budget: int, found: dict[str, Claim], more: int) -> None:
-    name = next(iter(found))
-    claim = found[name]
-    used = {**found, name: Claim(claim.least, claim.most, min(WHOLE, claim.weight + more))}
-    before, after = divide(budget, found), divide(budget, used)
+def test_who_is_used_more_gets_no_less_and_others_get_no_more(budget: int, drawn: dict[str, Claim], more: int) -> None:
+    name = next(iter(drawn))
+    claim = drawn[name]
+    used = {**drawn, name: Claim(claim.least, claim.most, min(WHOLE, claim.weight + more))}
+    before, after = divide(budget, drawn), divide(budget, used)
     assert after[name] >= before[name]
-    assert all(after[other] <= before[other] for other in found if other != name)
+    assert all(after[other] <= before[other] for other in drawn if other != name)
 
 
 def test_the_rest_is_shared_in_proportion_to_use() -> None:
@@ -237,7 +237,7 @@ def test_what_cannot_change_counts_with_what_it_holds() -> None:
     fixed = MemoryShares(lambda: 1000, lambda: 0.0)
     fixed.claim(fixed.join("c", lambda *limit: None), 10, 10, "c")
     assert fixed.figures()["c"].use == 0  # it never says how much it computes
-    assert processes.shares.figures()["b"].held == 50
+    assert processes.shares.figures()["b"].resident == 50
 
 
 def test_a_budget_that_shrinks_is_seen() -> None:
@@ -300,36 +300,38 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.processes)
     @rule(number=NUMBERS, least=st.integers(0, 900), more=st.integers(0, 1500))
     def claim(self, number: int, least: int, more: int) -> None:
-        one = self.processes[number % len(self.processes)]
-        others = sum(other.member.least for other in self.processes if other is not one)
-        while one.reports:  # they come in the order in which they were sent
-            self.shares.report(one.member, one.reports.popleft())
-        one.held = one.limit = min(one.held, least + more)  # until the answer comes
-        one.told.clear()
+        process = self.processes[number % len(self.processes)]
+        others = sum(other.member.least for other in self.processes if other is not process)
+        while process.reports:  # they come in the order in which they were sent
+            self.shares.report(process.member, process.reports.popleft())
+        process.held = process.limit = min(process.held, least + more)  # until the answer comes
+        process.told.clear()
         try:
-            self.shares.claim(one.member, least, least + more, "p")
-            one.most = least + more
+            self.shares.claim(process.member, least, least + more, "p")
+            process.most = least + more
         except NotEnoughMemory:
             assert least + others > self.budget
-            one.told.append((*one.member.told, one.member.number, True))
+            process.told.append((*process.member.sent, process.member.number, True))
 
     @precondition(lambda self: self.processes)
     @rule(number=NUMBERS, what=st.sampled_from(("read", "give", "take", "report", "report arrives", "leave")))
     def act(self, number: int, what: str) -> None:
-        one = self.processes[number % len(self.processes)]
-        if what == "read" and one.told:
-            one.limit, _, one.seen, _ = one.told.popleft()
+        process = self.processes[number % len(self.processes)]
+        if what == "read" and process.told:
+            process.limit, _, process.seen, _ = process.told.popleft()
         elif what == "give":
-            one.held = min(one.held, one.limit)
+            process.held = min(process.held, process.limit)
         elif what == "take":
-            one.held = max(one.held, min(one.limit, one.most))
+            process.held = max(process.held, min(process.limit, process.most))
         elif what == "report":
-            one.reports.append(MemoryUse(max(one.held, min(one.limit, one.most)), one.seen, self.now_s))
-        elif what == "report arrives" and one.reports:
-            self.shares.report(one.member, one.reports.popleft())
+            process.reports.append(
+                MemoryUse(max(process.held, min(process.limit, process.most)), process.seen, self.now_s)
+            )
+        elif what == "report arrives" and process.reports:
+            self.shares.report(process.member, process.reports.popleft())
         elif what == "leave":
-            self.processes.remove(one)
-            self.shares.leave(one.member)
+            self.processes.remove(process)
+            self.shares.leave(process.member)
 
     @rule(n_bytes=st.none() | st.integers(0, 2500))
     def ask(self, n_bytes: int | None) -> None:
@@ -341,21 +343,21 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def no_more_is_held_or_promised_than_there_is(self) -> None:
-        assert sum(max(one.held, min(one.limit, one.most)) for one in self.processes) <= self.budget
-        assert sum(one.member.taken for one in self.processes) <= self.budget
-        assert set(self.shares._members) == {one.member for one in self.processes}
+        assert sum(max(process.held, min(process.limit, process.most)) for process in self.processes) <= self.budget
+        assert sum(process.member.reserved for process in self.processes) <= self.budget
+        assert set(self.shares._members) == {process.member for process in self.processes}
 
     def teardown(self) -> None:
         """Let all do as they are told: nobody waits for ever."""
         for _ in range(3):
-            for one in self.processes:
-                while one.told:
-                    one.limit, _, one.seen, _ = one.told.popleft()
-                one.held = min(one.limit, one.most)
-                one.reports.clear()
-                self.shares.report(one.member, MemoryUse(one.held, one.seen))
-        for one in self.processes:
-            assert one.limit == one.member.share >= one.member.least
+            for process in self.processes:
+                while process.told:
+                    process.limit, _, process.seen, _ = process.told.popleft()
+                process.held = min(process.limit, process.most)
+                process.reports.clear()
+                self.shares.report(process.member, MemoryUse(process.held, process.seen))
+        for process in self.processes:
+            assert process.limit == process.member.share >= process.member.least
 
 
 def test_in_any_order_nothing_is_promised_twice_and_nobody_waits_for_ever() -> None:

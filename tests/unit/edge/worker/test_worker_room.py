@@ -99,7 +99,7 @@ def test_a_session_that_waits_for_others_begins_when_they_have_given_back(
     waiting.start()
     until(lambda: sent[-1][1].bytes == (324 - 96) * MIB, "the word to give back")
     assert not opened
-    memory.report(first, pb.MemoryUse(held=228 * MIB, seen=sent[-1][1].number))
+    memory.report(first, pb.MemoryUse(resident=228 * MIB, seen=sent[-1][1].number))
     waiting.join(30)
     assert [member.name for member in opened] == ["b"]
 
