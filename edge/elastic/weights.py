@@ -153,6 +153,8 @@ class ElasticWeights(PagedWeights):
         if self._changing or planned != self.planned_bytes:
             return  # that is not there yet, or still there
         budget = self._governor.look(room, self.choice.n_bytes, stalled_s, self._room.now())
+        if budget > self._room.share.limit:  # which others are to have, also where nothing has to change for it
+            self._governor.budget = budget = self._room.share.limit
         if budget != before:
             self._due.append(self.sizes.choose(budget))
 
@@ -162,7 +164,7 @@ class ElasticWeights(PagedWeights):
         seen = self._room.share.seen
         self.look()
         resident = max(self.planned_bytes, min(self._governor.budget, self.sizes.most))
-        if self._intact:  # else, and it may have begun since, what a change gives back may still be there
+        if self._intact and not self._changing:  # else what a change gives back may still be there
             self._room.share.report(resident, seen)
         with suppress(WeightsError, OSError):  # the next pass tries again, and says what is wrong
             if self._due and self._lock.acquire(blocking=False):
@@ -199,12 +201,12 @@ class ElasticWeights(PagedWeights):
         until it can."""
         if self._intact and not self._due:
             return
-        due = self._due.pop() if self._due else self.choice
-        if self._intact and due.is_like(self.choice):
-            self.choice = due
-            return
-        began_s, self._changing = self._room.now(), True
+        began_s, self._changing = self._room.now(), True  # before it is known what is due: `follow` may just look
         try:
+            due = self._due.pop() if self._due else self.choice
+            if self._intact and due.is_like(self.choice):
+                self.choice = due
+                return
             with self._arena_lock:
                 due = self._change_within_room(due)
         finally:
@@ -231,8 +233,7 @@ class ElasticWeights(PagedWeights):
 
     def _change_to(self, choice: SizeChoice) -> None:
         super().reset()
-        self._intact = False  # first, as `follow` has it
-        self.choice = choice
+        self.choice, self._intact = choice, False
         self._release()
         self._ahead.end(choice.plan.resident)
         assert isinstance(self._arena, ElasticArena)

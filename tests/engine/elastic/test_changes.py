@@ -383,6 +383,20 @@ def test_what_a_change_gives_back_is_reported_when_it_is_free(
         assert reported[-1].resident < before.resident
 
 
+def test_a_share_that_nothing_has_to_change_for_is_followed(elastic: Callable[[str], Elastic]) -> None:
+    """Others wait until it is reported."""
+    memory, share, reported = Memory(1 << 30), MemoryShare(), list[MemoryUse]()
+    share.join(lambda least, most: None, reported.append)
+    with engine_in(memory, elastic("llama").path) as (_, weights):
+        at = budgets(weights.sizes)
+        weights._room = replace(memory.room, share=share)
+        for share.limit in (at[1], (at[1] + at[2]) // 2):
+            for _ in range(2):
+                weights.follow()
+            assert weights.choice.number == 1
+            assert weights.choice.n_bytes < reported[-1].resident <= share.limit
+
+
 def test_nothing_is_called_at_nodes_while_all_weights_stay(elastic: Callable[[str], Elastic]) -> None:
     memory = Memory(1 << 30)
     with engine_in(memory, elastic("llama").path) as (engine, weights):
