@@ -188,7 +188,8 @@ def _with_least(load: Callable[[EngineOptions], T], options: EngineOptions) -> T
     except NotEnoughMemory as error:
         if options.least_memory is None or options.memory is None or options.least_memory >= options.memory:
             raise
-        return load(replace(options, least_memory=min(error.least or options.memory, options.memory)))
+        least = (error.least or options.memory) * 17 // 16  # this process takes more than before the first try
+        return load(replace(options, least_memory=min(least, options.memory)))
 
 
 def _check_limit(need: MemoryNeed, limit: int) -> None:
