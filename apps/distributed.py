@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from apps.engine_options import check_engine_arguments, engine_values
 from apps.errors import UsageError
 from apps.options import (
     AUTO,
@@ -16,9 +17,7 @@ from apps.options import (
     add,
     address,
     argument,
-    check_engine_arguments,
     check_output,
-    engine_values,
     given_options,
     keep_to_cores,
     option,

@@ -8,16 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from apps.errors import UsageError
-from apps.memory_action import MemoryAction
 from devices.errors import TrustError
 from edge import units
 from partition.predict.drafts import KINDS, SELF
-
-if TYPE_CHECKING:
-    from edge.llm.options import EngineOptions
 
 # Copies of names in quant.types and edge.llm.engine, so that --help stays quick; a test compares them.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
@@ -34,11 +30,6 @@ MAX_IN_FLIGHT = 64
 MAX_SEED = 2**32 - 2
 QUANTIZE_MINUTES = 10.0
 ELASTIC_SIZES = 4
-# Fields of EngineOptions that are options of commands; a test holds that these are all that there are.
-ENGINE_OPTIONS = (
-    "context", "batch", "threads", "gpu_layers", "gpu_memory", "repack", "flash_attention", "kv_type",
-    "memory", "least_memory", "prefer", "window", "io_threads", "io_chunk", "verify",
-)  # fmt: skip
 ANY_MODEL = "GGUF or ONNX file, a known name, or REPO:FILE (default: the bundled model)"
 
 T = TypeVar("T")
@@ -213,34 +204,6 @@ def option(
     parser.add_argument(flag, help=text, **how)
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how to load and run the model."""
-    group = parser.add_argument_group("engine")
-    add(group, "--context", help="tokens of context (default: the model's, at most 4096)")
-    add(group, "--threads", help="default: by cores and model")
-    add(group, "--affinity")
-    option(group, "--batch N", "prompt tokens in one pass (default: 512; with --memory, measured)", positive_int)
-    add(group, "--gpu-layers", help="layers on the GPU (default: as many as fit and pay)")
-    add(group, "--gpu-memory", help="most of a GPU's memory, such as 6GiB: layers that do not fit pass through it")
-    add(group, "--kv-type", default="f16")
-    group.add_argument("--flash-attention", choices=("auto", "on", "off"), default="auto")
-    words = "lay weights out for this CPU: faster, takes memory of its own (default: where it fits)"
-    option(group, "--repack", words, action=argparse.BooleanOptionalAction)
-    group = parser.add_argument_group("memory")
-    words = "use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every token;"
-    words += " 1.2GiB..4GiB: as much of that as is free at any time (default: no limit)"
-    memory = argument(units.memory_options)
-    add(group, "--memory", type=memory, action=MemoryAction, metavar="SIZE[..SIZE]", help=words)
-    parser.set_defaults(least_memory=None)
-    words = "where memory gets less, speed: fewer bits before weights are paged; quality: paged before (default: speed)"
-    option(group, "--prefer", words, choices=PREFERENCES)
-    option(group, "--window SIZE", "part of it that such weights pass through (default: measured)", byte_size)
-    io_threads = argument(units.whole(1, MAX_IO_THREADS))
-    option(group, "--io-threads N", "that read them (default: measured)", io_threads)
-    option(group, "--io-chunk SIZE", "that is read at once (default: measured)", io_chunk)
-    option(group, "--verify", "check that what is read again has not changed")
-
-
 def given_options(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """Return the options of these names that were given."""
     return {name: value for name in names if (value := getattr(args, name, None)) is not None}
@@ -344,40 +307,6 @@ def quiet_grpc() -> None:
     would prepare for forks, which do not happen."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-
-
-def engine_values(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the engine options by name. UsageError for options that do not go together."""
-    check_engine_arguments(args)
-    return {name: getattr(args, name) for name in ENGINE_OPTIONS} | {"prefer": args.prefer or "speed"}
-
-
-def engine_options(args: argparse.Namespace) -> EngineOptions:
-    """Return the engine options for one sequence. UsageError for options that do not go together."""
-    from edge.speculate.factory import engine_options
-
-    prefix_cache, reproducible = getattr(args, "prefix_cache", 0), getattr(args, "reproducible", False)
-    return engine_options("off", prefix_cache=prefix_cache, reproducible=reproducible, **engine_values(args))
-
-
-def options_of_chunks(args: argparse.Namespace) -> EngineOptions:
-    """Return `engine_options` for a text in chunks. From then on this process keeps to the requested cores."""
-    refuse(args, ("context",), "is not used: every chunk has a context of its own; use --chunk-tokens in its place")
-    keep_to_cores(args.affinity)
-    return engine_options(args)
-
-
-def check_engine_arguments(args: argparse.Namespace) -> None:
-    """Raise UsageError for engine options that do not go together."""
-    if args.gpu_memory is not None:
-        refuse(args, ("memory", "gpu_layers", "lora", "reproducible"), "does not go with --gpu-memory")
-    if args.least_memory is None:
-        refuse(args, ("prefer",), "is about memory that changes: give a range with --memory SIZE..SIZE")
-    if args.memory is None:
-        about_budget = ("window", "io_threads", "io_chunk", "verify")
-        refuse(args, about_budget, "is about a budget: give one with --memory SIZE")
-    elif args.gpu_layers:
-        raise UsageError("--memory is a budget of this machine's own memory; leave --gpu-layers out, or the budget")
 
 
 def is_onnx(model: str | None) -> bool:

@@ -145,7 +145,7 @@ def _print(args: argparse.Namespace, quantized: QuantizedModel) -> None:
         first = quantized.outcome.misfits[0]
         print_note(
             f"{len(quantized.outcome.misfits)} tensors do not divide into blocks of the type and have another one:"
-            f" {first.tensor} has {first.columns} columns, so {first.used} in place of {first.wanted}"
+            f" {first.tensor} has {first.columns} columns, so {first.used} in place of {first.requested}"
         )
     if quantized.fitted and quantized.fitted.slow:
         words = ", ".join(f"{small} ({large} is faster)" for small, large in quantized.fitted.slow.items())

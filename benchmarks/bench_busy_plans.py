@@ -63,19 +63,23 @@ def made_up(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         layers_s = [draw.uniform(0.5, 5) * MS for _ in names]
         true = [device(name, s, half_s=draw.uniform(0.5, 0.9) * s) for name, s in zip(names, layers_s, strict=True)]
         slowed = [draw.choice([1.0, draw.uniform(1.1, 10)]) for _ in names]
-        surveyed = [replace(one.times(by), busy=by > 1) for one, by in zip(true, slowed, strict=True)]
+        surveyed = [replace(item.times(by), busy=by > 1) for item, by in zip(true, slowed, strict=True)]
         links = linked(names, LinkSpeed(draw.uniform(0.02, 0.5) * MS, 1e8))
         planner = Planner(task, surveyed, links, "m", "")
         own, first = alone(planner, "latency"), planner.front(("latency",))[0][0]
         assert own is not None
-        margin = 1.2 if any(one.busy for one in surveyed) else 1.05
+        margin = 1.2 if any(item.busy for item in surveyed) else 1.05
         by_margin = own if own.objectives[0] <= margin * first.objectives[0] else first
-        truly = {one.device: one for one in true}
+        truly = {item.device: item for item in true}
         own_s = predict(own.plan, task, truly, links).latency_s
         for rule, placed in (("margin", by_margin), ("edge", best(planner, "latency"))):
             times[rule].append(predict(placed.plan, task, truly, links).latency_s / own_s)
     return {
-        rule: {"wrong": sum(one > _WRONG for one in all_), "worst": max(all_), "faster": sum(one < 1 for one in all_)}
+        rule: {
+            "wrong": sum(item > _WRONG for item in all_),
+            "worst": max(all_),
+            "faster": sum(item < 1 for item in all_),
+        }
         for rule, all_ in times.items()
     } | {"surveys": args.surveys}
 
@@ -92,12 +96,12 @@ def made_up_text(r: dict[str, Any]) -> str:
 def load(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Each number of loops so many times, with nothing remembered."""
     rows = []
-    with worker(folder / "one") as (one, _), worker(folder / "two") as (two, _):
+    with worker(folder / "one") as (first, _), worker(folder / "two") as (two, _):
         for n in map(int, args.loops.split(",")):
             for i in range(args.rounds):
                 state = {**os.environ, "XDG_STATE_HOME": str(folder / f"state-{n}-{i}")}
                 with loops(n):
-                    several = edge_bench(args, state, "--workers", f"{one},{two}", "--insecure")
+                    several = edge_bench(args, state, "--workers", f"{first},{two}", "--insecure")
                     own = edge_bench(args, state)
                 devices = {shard["device"] for stage in several["plan"]["stages"] for shard in stage["shards"]}
                 took = {"auto_ms": several["decode_ms_median"], "alone_ms": own["decode_ms_median"]}
@@ -133,7 +137,7 @@ def load_text(r: dict[str, Any]) -> str:
         some = [row for row in r["rows"] if row["loops"] == n]
         times = [row["auto_ms"] / row["alone_ms"] for row in some if row["devices"] > 1]
         took = [f"{median(row[key] for row in some):.1f}" for key in ("auto_ms", "alone_ms")]
-        wrong = str(sum(one > _WRONG for one in times))
+        wrong = str(sum(time > _WRONG for time in times))
         lines.append([str(n), str(len(some)), str(len(times)), wrong, *took, f"{max(times, default=1.0):.2f} times"])
     header = ["loops", "tries", "several devices", "wrong", "the plan, ms a token", "this device alone, ms", "worst"]
     return table(header, lines)

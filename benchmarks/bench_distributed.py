@@ -90,9 +90,9 @@ def speed(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Two ranks over TCP and over gRPC beside one process, of two threads and of one."""
     rounds = 1 if args.tiny else args.rounds or 7
     sizes = size(args, PROMPT, STEPS)
-    one, two = args.cores
+    first, two = args.cores
     transports = ("tcp", "grpc")
-    where = {"two threads": [one, two], "one thread": [one], **{kind: [one] for kind in transports}}
+    where = {"two threads": [first, two], "one thread": [first], **{kind: [first] for kind in transports}}
     model = {"name": "engine", "model": str(args.model)}
     with worker(folder / "worker") as (address, pid), sides(where, SIDE) as some:
         for side, threads in (("two threads", 2), ("one thread", 1)):
@@ -108,23 +108,23 @@ def speed(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         for kind in transports:
             measure(kind)()
             some.at(kind, "times", name="engine")  # and forget them: the first are no rule
-        found = alternate({side: measure(side) for side in where}, rounds)
+        result = alternate({side: measure(side) for side in where}, rounds)
         steps = {kind: some.at(kind, "times", name="engine") for kind in transports}
     return {
         "rounds": rounds,
         **sizes,
         "plan": plan["summary"],
         "idle_cores": idle,
-        "median": medians(found),
+        "median": medians(result),
         "compared": [
-            *compared(found, "tcp", "two threads", {"decode_s": ">= 0.93", "prefill_tokens_per_s": ">= 0.97"}),
-            *compared(found, "grpc", "two threads", {"decode_s": ">= 0.72"}),
-            *compared(found, "tcp", "one thread", {"decode_s": ">= 1.4"}),
-            *compared(found, "grpc", "one thread"),
-            *compared(found, "two threads", "one thread"),
+            *compared(result, "tcp", "two threads", {"decode_s": ">= 0.93", "prefill_tokens_per_s": ">= 0.97"}),
+            *compared(result, "grpc", "two threads", {"decode_s": ">= 0.72"}),
+            *compared(result, "tcp", "one thread", {"decode_s": ">= 1.4"}),
+            *compared(result, "grpc", "one thread"),
+            *compared(result, "two threads", "one thread"),
         ],
         "ranks": steps,
-        "measured": found,
+        "measured": result,
     }
 
 
@@ -135,9 +135,9 @@ def unequal(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """A worker with a part of a core: equal shares, shares by measured speed, and given ones, beside rank 0 alone."""
     rounds = 1 if args.tiny else args.rounds or 3
     sizes = size(args, 128, 48)
-    one, two = args.cores
-    given = {"equal": [1.0, 1.0], "3:1": [3.0, 1.0], "5:1": [5.0, 1.0]}
-    names = ("alone", "measured", *given)
+    first, two = args.cores
+    provided = {"equal": [1.0, 1.0], "3:1": [3.0, 1.0], "5:1": [5.0, 1.0]}
+    names = ("alone", "measured", *provided)
     model = {"name": "engine", "model": str(args.model)}
     cases: list[dict[str, Any]] = []
     try:
@@ -147,13 +147,13 @@ def unequal(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     with (
         cpu_group() as group,
         worker(folder / "worker", group) as (address, pid),
-        sides({name: [one] for name in names}, SIDE) as some,
+        sides({name: [first] for name in names}, SIDE) as some,
     ):
         pin(pid, two)
         there = {**model, "worker": address, "core": two, "options": OPTIONS}
         some.at("alone", "load", LOAD_S, **model, options=OPTIONS)
-        plans = {name: some.at(name, "deploy", LOAD_S, **there, shares=shares) for name, shares in given.items()}
-        for words, part, wanted in PARTS_OF_A_CORE:
+        plans = {name: some.at(name, "deploy", LOAD_S, **there, shares=shares) for name, shares in provided.items()}
+        for words, part, expected in PARTS_OF_A_CORE:
             for period_us in PERIODS_US[-1:] if args.tiny else PERIODS_US:
                 group.limit_cpu(part, period_us)
                 if cases:
@@ -166,8 +166,8 @@ def unequal(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 def measure(side: str) -> Callable[[], dict[str, float]]:
                     return lambda: some.at(side, "speed", name="engine", **sizes)
 
-                found = alternate({side: measure(side) for side in taken_part}, rounds)
-                asked = {"measured": wanted, "equal": dict.fromkeys(wanted, "< 1")}
+                result = alternate({side: measure(side) for side in taken_part}, rounds)
+                target = {"measured": expected, "equal": dict.fromkeys(expected, "< 1")}
                 cases.append(
                     {
                         "device": words,
@@ -175,11 +175,11 @@ def unequal(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                         "idle_cores": idle,
                         "throttled_periods": group.throttled() - throttled,
                         "parts": {name: plan["parts"] for name, plan in plans.items() if name in taken_part},
-                        "median": medians(found),
+                        "median": medians(result),
                         "compared": [
-                            row for side in taken_part[1:] for row in compared(found, side, "alone", asked.get(side))
+                            row for side in taken_part[1:] for row in compared(result, side, "alone", target.get(side))
                         ],
-                        "measured": found,
+                        "measured": result,
                     }
                 )
     return {"rounds": rounds, **sizes, "cases": cases}
@@ -192,12 +192,12 @@ def pipeline(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Two stages with four requests on their way, beside two processes that have a whole model each."""
     rounds = 1 if args.tiny else args.rounds or 5
     prompt, tokens = (8, 24) if args.tiny else (REQUEST_PROMPT, REQUEST_TOKENS)
-    one, two = args.cores
+    first, two = args.cores
     model = str(args.model)
     alone = ("first", "second")
     with (
         worker(folder / "worker") as (address, pid),
-        sides({"stages": [one], "first": [one], "second": [two]}, SIDE) as some,
+        sides({"stages": [first], "first": [first], "second": [two]}, SIDE) as some,
     ):
         plan = some.at(
             "stages",
@@ -222,7 +222,7 @@ def pipeline(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
         def run(names: Sequence[str], requests: int, one_each: bool = False) -> Callable[[], dict[str, float]]:
             def measure() -> dict[str, float]:
-                asked = {
+                target = {
                     "name": str(requests),
                     "requests": requests,
                     "prompt": prompt,
@@ -230,14 +230,14 @@ def pipeline(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                     "one_each": one_each,
                     "at": time.monotonic() + LEAD_S,
                 }
-                stamps = some.each("generate", dict.fromkeys(names, asked))
+                stamps = some.each("generate", dict.fromkeys(names, target))
                 if "stages" in names:  # of the last round
                     steps[each if one_each else together] = some.at("stages", "times", name="4")
                 return {"tokens_per_s": steady([times for side in names for times in stamps[side]])}
 
             return measure
 
-        found = alternate(
+        result = alternate(
             {
                 together: run(["stages"], REQUESTS),
                 each: run(["stages"], REQUESTS, one_each=True),
@@ -253,15 +253,15 @@ def pipeline(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         "tokens": tokens,
         "plan": plan["summary"],
         "idle_cores": idle,
-        "median": medians(found),
+        "median": medians(result),
         "compared": [
-            *compared(found, together, one_request, {"tokens_per_s": ">= 0.93"}),
-            *compared(found, each, one_request),
-            *compared(found, together, two_requests),
-            *compared(found, two_requests, one_request),
+            *compared(result, together, one_request, {"tokens_per_s": ">= 0.93"}),
+            *compared(result, each, one_request),
+            *compared(result, together, two_requests),
+            *compared(result, two_requests, one_request),
         ],
         "ranks": steps,
-        "measured": found,
+        "measured": result,
     }
 
 
@@ -286,10 +286,10 @@ def groups(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     if not args.tiny and os.geteuid() != 0:
         raise LeftOut("links between devices need root")
     rounds, half, tokens = (1, 1, 16) if args.tiny else (args.rounds or 3, GROUP_REQUESTS, GROUP_TOKENS)
-    one, two = args.cores
+    item, two = args.cores
     lab: dict[str, Any] = {"device": [{"name": "far", "threads": 1}], "link": [] if args.tiny else [FAR]}
     cases = {"one group": (half, 1), "one group, twice as many requests": (2 * half, 1), "two groups": (2 * half, 2)}
-    with Lab(parse_lab(lab), folder / "lab") as up, sides({"owner": [one]}, SIDE) as some:
+    with Lab(parse_lab(lab), folder / "lab") as up, sides({"owner": [item]}, SIDE) as some:
         plans = {
             name: some.at(
                 "owner",
@@ -308,14 +308,14 @@ def groups(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
         def run(name: str) -> Callable[[], dict[str, float]]:
             def measure() -> dict[str, float]:
-                asked = {"name": name, "requests": cases[name][0], "prompt": 4, "tokens": tokens, "one_each": False}
-                stamps = some.at("owner", "generate", LOAD_S, **asked, at=time.monotonic())
+                target = {"name": name, "requests": cases[name][0], "prompt": 4, "tokens": tokens, "one_each": False}
+                stamps = some.at("owner", "generate", LOAD_S, **target, at=time.monotonic())
                 steps[name] = some.at("owner", "times", name=name)  # of the last round
                 return {"tokens_per_s": steady(stamps)}
 
             return measure
 
-        found = alternate({name: run(name) for name in cases}, rounds)
+        result = alternate({name: run(name) for name in cases}, rounds)
     first, twice, grouped = cases
     return {
         "rounds": rounds,
@@ -323,14 +323,14 @@ def groups(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         "tokens": tokens,
         "link": None if args.tiny else FAR,
         "plan": plans[first]["summary"],
-        "median": medians(found),
+        "median": medians(result),
         "compared": [
-            *compared(found, grouped, first, {"tokens_per_s": ">= 1.5"}),
-            *compared(found, grouped, twice),
-            *compared(found, twice, first),
+            *compared(result, grouped, first, {"tokens_per_s": ">= 1.5"}),
+            *compared(result, grouped, twice),
+            *compared(result, twice, first),
         ],
         "ranks": steps,
-        "measured": found,
+        "measured": result,
     }
 
 
@@ -340,13 +340,13 @@ def groups(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 def load(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Two ranks over TCP, whose slices are in place, from reaching the worker to the first token."""
     rounds = 1 if args.tiny else args.rounds or LOADS
-    one, two = args.cores
+    first, two = args.cores
     plan = folder / "plan.json"
-    with worker(folder / "worker") as (address, pid), sides({"owner": [one]}, SIDE) as some:
+    with worker(folder / "worker") as (address, pid), sides({"owner": [first]}, SIDE) as some:
         pin(pid, two)
 
         def bring_up() -> dict[str, float]:
-            found: dict[str, float] = some.at(
+            result: dict[str, float] = some.at(
                 "owner",
                 "bring_up",
                 LOAD_S,
@@ -356,17 +356,17 @@ def load(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 options=OPTIONS,
                 plan_file=str(plan),
             )
-            return found
+            return result
 
-        found = alternate({"owner": bring_up}, rounds)["owner"]
+        outcome = alternate({"owner": bring_up}, rounds)["owner"]
         chat = alternate({"chat": lambda: {"wall_s": chat_seconds(args.model, plan)}}, rounds)["chat"]
     return {
         "repeats": rounds,
-        "median_s": {part: statistics.median(one[part] for one in found) for part in found[0]},
-        "most_s": {part: max(one[part] for one in found) for part in found[0]},
+        "median_s": {part: statistics.median(item[part] for item in outcome) for part in outcome[0]},
+        "most_s": {part: max(item[part] for item in outcome) for part in outcome[0]},
         "asked_s": 2.0,
-        "chat_wall_s": statistics.median(one["wall_s"] for one in chat),
-        "measured": {"owner": found, "chat": chat},
+        "chat_wall_s": statistics.median(item["wall_s"] for item in chat),
+        "measured": {"owner": outcome, "chat": chat},
     }
 
 

@@ -102,10 +102,10 @@ def main() -> None:
         write_json(result, args.json)
 
 
-def _sources(given: Path | None, folder: Path) -> tuple[Path, dict[str, Draft]]:
+def _sources(provided: Path | None, folder: Path) -> tuple[Path, dict[str, Draft]]:
     """The model that verifies, and what may draft for it, by name."""
     sources: dict[str, Draft] = {"ngram": "ngram"}
-    model = given
+    model = provided
     if model is None:
         model = folder / "smollm2-135m-f16.gguf"
         quantize(GgufFile.open(SMOLLM2.path()), model, mix_by_name("f16"))
@@ -168,7 +168,7 @@ def beside_plain(
         for response in chat.ask(question, greedy, max_tokens=tokens):
             responses.append(response)
             times.append(clock())
-        answers[with_drafts] = [one.token_id for one in responses if one.token_id is not None]
+        answers[with_drafts] = [item.token_id for item in responses if item.token_id is not None]
         if with_drafts:
             stats = drafter.stats
             drafted, accepted = drafted + stats.drafted, accepted + stats.accepted
@@ -189,12 +189,12 @@ def beside_plain(
         "tokens": len(answers[False]),
         "acceptance": accepted / drafted if drafted else None,
         "rows_per_pass": rows / passes if passes else None,
-        "plain_tokens_per_s": median(one["tokens_per_s"] for one in figures["plain"]),
-        "tokens_per_s": median(one["tokens_per_s"] for one in figures["drafted"]),
+        "plain_tokens_per_s": median(item["tokens_per_s"] for item in figures["plain"]),
+        "tokens_per_s": median(item["tokens_per_s"] for item in figures["drafted"]),
         **{key: ratio[key] for key in ("ratio", "least", "most")},
         "within": median(gains[1:]),  # as of all figures, the first is not counted
-        "best": max(one["tokens_per_s"] for one in figures["drafted"])
-        / max(one["tokens_per_s"] for one in figures["plain"]),
+        "best": max(item["tokens_per_s"] for item in figures["drafted"])
+        / max(item["tokens_per_s"] for item in figures["plain"]),
         "same": is_same,
     }
 

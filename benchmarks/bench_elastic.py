@@ -110,10 +110,10 @@ def change(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 for number, figures in changed.items():
                     forget(*static)
                     [reload_s] = side.tell("reload", RUN_S, model=str(static[number]), options=alone, history=history)
-                    rounds.setdefault(number, []).extend({**one, "reload_s": reload_s} for one in figures)
+                    rounds.setdefault(number, []).extend({**figure, "reload_s": reload_s} for figure in figures)
             side.tell("close")
-        for number, found in sorted(rounds.items()):
-            middle = {key: statistics.median(one[key] for one in found) for key in found[0]}
+        for number, result in sorted(rounds.items()):
+            middle = {key: statistics.median(item[key] for item in result) for key in result[0]}
             cases.append(
                 {
                     "model": name,
@@ -127,9 +127,10 @@ def change(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def show_change(result: dict[str, Any]) -> str:
     lines = [
-        [f"{one['model']} to {one['size']}", *(f"{1e3 * one[key]:,.0f}" for key in ("next_s", "token_s", "reload_s")),
-         f"{one['ratio']:.3f}"]
-        for one in result["cases"]
+        [f"{case['model']} to {case['size']}", *(f"{1e3 * case[key]:,.0f}"
+         for key in ("next_s", "token_s", "reload_s")),
+         f"{case['ratio']:.3f}"]
+        for case in result["cases"]
     ]  # fmt: skip
     header = (
         "",
@@ -191,14 +192,14 @@ def followed(name: str, path: Path, args: argparse.Namespace) -> dict[str, Any]:
         thread.join()
         side.tell("close")
         killed = "oom_kill 0" not in (memory / "memory.oom_control").read_text()
-    before = max(held for at, held in samples if at < times["low"])
+    before = max(current for at, current in samples if at < times["low"])
     down = before - (whole[0] - whole[-1]) * 9 // 10
     return {
         "model": name,
         "killed": killed or process.killed,
         "tokens": len(tokens),
-        "rss_bytes": [before, min(held for at, held in samples if at > times["low"]), samples[-1][1]],
-        "down_s": next((at for at, held in samples if at > times["low"] and held <= down), 1e9) - times["low"],
+        "rss_bytes": [before, min(current for at, current in samples if at > times["low"]), samples[-1][1]],
+        "down_s": next((at for at, current in samples if at > times["low"] and current <= down), 1e9) - times["low"],
         "holds_s": times.get("holds", 1e9) - times["low"],
         "up_s": next((t["at"] for t in tokens if t["at"] > times["raised"] and t["size"] == 0), 1e9) - times["raised"],
         "longest_s": max(token["took_s"] for token in tokens),
@@ -207,9 +208,9 @@ def followed(name: str, path: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def show_follow(result: dict[str, Any]) -> str:
     lines = [
-        [one["model"], str(one["killed"]), *(f"{n / MIB:,.0f}" for n in one["rss_bytes"]),
-         *(f"{one[key]:.2f}" for key in ("down_s", "holds_s", "up_s", "longest_s"))]
-        for one in result["cases"]
+        [case["model"], str(case["killed"]), *(f"{n / MIB:,.0f}" for n in case["rss_bytes"]),
+         *(f"{case[key]:.2f}" for key in ("down_s", "holds_s", "up_s", "longest_s"))]
+        for case in result["cases"]
     ]  # fmt: skip
     header = (
         "",

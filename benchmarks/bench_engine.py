@@ -69,13 +69,13 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         engine.model.is_end = lambda token: False  # type: ignore[method-assign]  # both sides generate the full length
         prompt = np.random.default_rng(0).integers(0, engine.model.n_vocab, n).tolist()
         bare = Bare(engine, n + m, n, args.threads, prompt, m)
-        found = alternate({"bare": bare.run, "ours": lambda: ours(engine, prompt, m)}, args.rounds)
+        result = alternate({"bare": bare.run, "ours": lambda: ours(engine, prompt, m)}, args.rounds)
         bytes_read = decode_bytes(engine.file, engine.shape)
-    median, rows = medians(found), {row["figure"]: row for row in compared(found, "ours", "bare")}
+    median, rows = medians(result), {row["figure"]: row for row in compared(result, "ours", "bare")}
     return {
         "system_info": llama.system_info(),
         "median": median,
-        "best": bests(found),
+        "best": bests(result),
         "compared": list(rows.values()),
         "prefill_ratio": rows["prefill_s"]["ratio"],
         "decode_ratio": rows["decode_s"]["ratio"],
@@ -122,11 +122,11 @@ class Bare:
         L.llama_decode(self.context, L.llama_batch_get_one(tokens, len(self.prompt)))
         token = self._likeliest()
         seconds, steps = time.perf_counter() - began, []
-        one = (L.llama_token * 1)()
+        first = (L.llama_token * 1)()
         for _ in range(self.gen_tokens - 1):
             began = time.perf_counter()
-            one[0] = token
-            L.llama_decode(self.context, L.llama_batch_get_one(one, 1))
+            first[0] = token
+            L.llama_decode(self.context, L.llama_batch_get_one(first, 1))
             token = self._likeliest()
             steps.append(time.perf_counter() - began)
         return {"prefill_s": seconds, "decode_s": statistics.median(steps)}

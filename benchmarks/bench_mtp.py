@@ -14,8 +14,8 @@ Its weights are random, so a draft is right by chance alone: each is computed by
 the model will answer, with the probability that is planted, or by another token: of several draws by that one with
 which passes of the formula's rows bring about as many tokens as in the mean. Answers are greedy, and are left after
 `--tokens`, as their last passes have room for few drafts. Each counts beside the plain ones before and behind it, and
-of all rounds the median. Each probability has a conversation of its own, whose first answer, where it learns, is left
-out.
+of all rounds the median; `bests` is the quickest by the quickest plain one. Each probability has a conversation of its
+own, whose first answer, where it learns, is left out.
 
 All answers follow the first plain one, as a draft that is right has to be known. Of random weights two tokens are often
 as likely as rounding can tell, and passes of several rows round otherwise: `others` counts choices that would have been
@@ -142,7 +142,7 @@ def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, 
 
         plain()  # with hidden states graphs are others, which are planned and learned first
         sides = {"null": partial(plain, idle)} | {str(right): partial(with_drafts, right) for right in RIGHT}
-        plain_rates, ratios = beside_plain(plain, sides, rounds + 1)
+        plain_rates, rates, ratios = beside_plain(plain, sides, rounds + 1)
         learning = {name: each.pop(0) for name, each in ratios.items()}
         rows = []
         for right in RIGHT:
@@ -158,6 +158,7 @@ def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, 
                     "others": others[right],
                     **formulas[right],
                     "ratio": median(each),
+                    "best_ratio": max(rates[str(right)][1:]) / max(plain_rates),
                     "least": min(each),
                     "most": max(each),
                 }
@@ -175,19 +176,21 @@ def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, 
 
 def beside_plain(
     plain: Callable[[], float], sides: Mapping[str, Callable[[], float]], rounds: int
-) -> tuple[list[float], dict[str, list[float]]]:
-    """Tokens a second of plain answers; and of each round and side, in times of the plain ones before and behind it.
-    One is behind each two sides, which take turns in going first."""
-    names, rates, ratios = [*sides], [plain()], {name: list[float]() for name in sides}
+) -> tuple[list[float], dict[str, list[float]], dict[str, list[float]]]:
+    """Return tokens a second of plain answers, those of each side and round, and these in times of the plain ones
+    before and behind it. A plain answer is behind each two sides, which take turns in going first."""
+    names, plain_rates = [*sides], [plain()]
+    rates, ratios = {name: list[float]() for name in sides}, {name: list[float]() for name in sides}
     for turn in range(rounds):
         order = names[turn % len(names) :] + names[: turn % len(names)]
         for pair in (order[at : at + 2] for at in range(0, len(order), 2)):
             came = {name: sides[name]() for name in pair}
-            rates.append(plain())
+            plain_rates.append(plain())
             for name, rate in came.items():
-                ratios[name].append(2 * rate / (rates[-2] + rates[-1]))
+                rates[name].append(rate)
+                ratios[name].append(2 * rate / (plain_rates[-2] + plain_rates[-1]))
                 progress(f"round {turn}, {name}: {rate:.2f} tokens a second, {ratios[name][-1]:.3f} of plain")
-    return rates, ratios
+    return plain_rates, rates, ratios
 
 
 def counted(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -300,14 +303,15 @@ def text(section: dict[str, Any]) -> str:
             "" if row["acceptance"] is None else f"{row['acceptance']:.2f}",
             ", ".join(f"{rows}: {cost:.2f}" for rows, cost in row["costs"].items()),
             ", ".join(f"{shape}: {n}" for shape, n in row["chosen"].items()),
-            *(f"{row[key]:.2f}" for key in ("learning_ratio", "ratio", "least", "most", "predicted_ratio")),
+            *(f"{row[key]:.2f}" for key in ("learning_ratio", "ratio", "least", "most", "best_ratio")),
+            f"{row['predicted_ratio']:.2f}",
             f"{row['predicted_rows']} x {row['predicted_windows']}",
             f"{row['ratio'] / row['predicted_ratio']:.2f}",
             str(row["others"]),
         ]
         for row in section["rows"]
     ]
-    header = ["right", "acceptance", "costs as learned", "passes", "learning", "of plain", "least", "most"]
+    header = ["right", "acceptance", "costs as learned", "passes", "learning", "of plain", "least", "most", "bests"]
     return "\n\n".join(
         [
             f"{section['tokens']} tokens, {section['plain_tokens_per_s']:.2f} a second without drafts; a pass of"

@@ -207,7 +207,7 @@ def keeps_up(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {"rounds": rounds, "model_bytes": size, "asked": "<= 1.1", "cases": []}
     with RawDisk(model) as disk, Ranks(SIDE, 1) as resident:
 
-        def beside(words: str, part: int, do: str, figure: str, **sizes: int) -> dict[str, Any]:
+        def alternating(words: str, part: int, do: str, figure: str, **sizes: int) -> dict[str, Any]:
             """The resident engine and one with so many bytes, measured in turn."""
             with Ranks(SIDE, 1) as paged:
                 options = {**(engine if do == "prefill" else {"context": CONTEXT}), "memory": part}
@@ -239,13 +239,13 @@ def keeps_up(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         resident.tell("load", RUN_S, model=str(model), options={**engine, "repack": True})
         half, most = (half_of(model, **engine),) * 2 if args.tiny else (int(0.6 * size), int(0.9 * size))
         tokens = 16 if args.tiny else PREFILL
-        beside(f"prefill of {tokens} tokens, 60 % of the model", half, "prefill", "prefill_s", prompt=tokens)
-        case = beside("decode, 90 % of the model", most, "run", "decode_s", **steps)
+        alternating(f"prefill of {tokens} tokens, 60 % of the model", half, "prefill", "prefill_s", prompt=tokens)
+        case = alternating("decode, 90 % of the model", most, "run", "decode_s", **steps)
         can = int(KEEPS_UP * case["disk_gbps"] * 1e9 * case["median"]["resident"]["decode_s"])
         if case["streamed_bytes"] > can:
             more = most + case["streamed_bytes"] - can
             words = f"decode, {more / size:.0%} of the model: the disk takes {KEEPS_UP:.0%} of a token's time"
-            beside(words, more, "run", "decode_s", **steps)
+            alternating(words, more, "run", "decode_s", **steps)
     return figures
 
 

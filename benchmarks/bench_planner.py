@@ -77,10 +77,10 @@ def measured(name: str, problem: Problem, beam: int | None, repeats: int) -> dic
     took = []
     for _ in range(repeats):
         began = time.process_time()
-        found = front(problem, beam=beam)
+        result = front(problem, beam=beam)
         took.append(time.process_time() - began)
-    groups, points = len(problem.groups), len(found.solutions)
-    return {"case": name, "groups": groups, "points": points, "exact": found.exact, "seconds": statistics.median(took)}
+    groups, points = len(problem.groups), len(result.solutions)
+    return {"case": name, "groups": groups, "points": points, "exact": result.exact, "seconds": statistics.median(took)}
 
 
 def pair_cases(tiny: bool) -> list[tuple[str, Planner]]:

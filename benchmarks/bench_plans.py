@@ -77,7 +77,7 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         args.rounds = 1
     settings = [Setting("as it is", "llm", (0, 0))] if args.tiny else SETTINGS
     if args.only:
-        settings = [one for one in settings if args.only in f"{one.model} {one.name}"]
+        settings = [item for item in settings if args.only in f"{item.model} {item.name}"]
     models, rows = Models(folder, args.tiny), []
     for setting in settings:
         print(f"{setting.model}: {setting.name}", file=sys.stderr)
@@ -127,41 +127,41 @@ def measured(setting: Setting, models: Models, args: argparse.Namespace) -> dict
     lab: dict[str, Any] = {"device": [{"name": "own"}, *workers]}
     if setting.link is not None:
         lab["link"] = [dict(setting.link), *({**PAIR, "between": list(pair)} for pair in setting.near)]
-    asked = {"model": str(path), "rounds": args.rounds, "tiny": args.tiny}
+    target = {"model": str(path), "rounds": args.rounds, "tiny": args.tiny}
     with tempfile.TemporaryDirectory() as folder, Lab(parse_lab(lab), Path(folder) / "lab") as up:
         kind = "llm" if setting.model == "llm" else "onnx"
         addresses = [up.addresses[worker["name"]] for worker in workers]
-        found = _side(up, asked | {"kind": kind, "workers": addresses, "cores": setting.cores[0]}, folder)
+        result = _side(up, target | {"kind": kind, "workers": addresses, "cores": setting.cores[0]}, folder)
         shares = sorted(set(setting.cores))
-        alone = {share: _side(up, asked | {"kind": "alone", "cores": share}, folder)["latency_s"] for share in shares}
+        alone = {share: _side(up, target | {"kind": "alone", "cores": share}, folder)["latency_s"] for share in shares}
     remove_groups("edge-plans-")
     return {
         "name": setting.name,
         "model": setting.model,
         "cores": setting.cores,
         "link": dict(setting.link or {}),
-        **found,
+        **result,
         "alone_s": {str(share): statistics.median(values) for share, values in alone.items()},
     }
 
 
-def _side(up: Any, asked: dict[str, Any], folder: str) -> dict[str, Any]:
+def _side(up: Any, target: dict[str, Any], folder: str) -> dict[str, Any]:
     state = {**os.environ, "XDG_STATE_HOME": folder}  # nothing is remembered from another setting
-    command = up.command("own", [sys.executable, str(SIDE), json.dumps(asked)])
+    command = up.command("own", [sys.executable, str(SIDE), json.dumps(target)])
     done = subprocess.run(command, cwd=ROOT, env=state, stdout=subprocess.PIPE, timeout=RUN_S, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def _ratio(plan: dict[str, Any], name: str) -> float | None:
     """Predicted over the median of what was measured."""
-    values = [one.get(name) for one in plan["measured"]]
+    values = [item.get(name) for item in plan["measured"]]
     predicted = plan["predicted"].get(name)
     return None if predicted is None or None in values else predicted / statistics.median(values)
 
 
 def _latency_s(plan: dict[str, Any]) -> float:
-    return statistics.median(one["latency_s"] for one in plan["measured"])
+    return statistics.median(item["latency_s"] for item in plan["measured"])
 
 
 def _best_single_s(row: dict[str, Any]) -> float:
@@ -175,7 +175,7 @@ def _best_single_s(row: dict[str, Any]) -> float:
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Errors of all predictions; how far what was chosen is from the best measured; and from the best single device."""
     errors: dict[str, list[float]] = {}
-    behind, beside = [], []
+    behind, baseline = [], []
     for row in rows:
         for plan in row["plans"]:
             for name in ("latency_s", "throughput_per_s", "ttft_s"):
@@ -184,25 +184,28 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         latency = {plan["plan"]: _latency_s(plan) for plan in row["plans"]}
         chosen = next(latency[plan["plan"]] for plan in row["plans"] if plan["chosen"])
         behind.append(chosen / min(latency.values()))
-        beside.append(chosen / _best_single_s(row))
+        baseline.append(chosen / _best_single_s(row))
     return {
         "settings": len(rows),
         "errors": {
-            name: {"median": statistics.median(of), "worst": max(of), "n": len(of)} for name, of in errors.items()
+            name: {"median": statistics.median(error), "worst": max(error), "n": len(error)}
+            for name, error in errors.items()
         },
         "chosen_over_best_measured": {"median": statistics.median(behind), "worst": max(behind)},
-        "chosen_over_best_single": {"median": statistics.median(beside), "worst": max(beside)},
+        "chosen_over_best_single": {"median": statistics.median(baseline), "worst": max(baseline)},
     }
 
 
 def text(r: dict[str, Any]) -> str:
     """The result as Markdown."""
-    found = r["summary"]
-    lines = [f"{found['settings']} settings."]
-    for name, of in found["errors"].items():
-        lines.append(f"{name}: off by {of['median']:.1%} in the median, {of['worst']:.1%} at worst, of {of['n']}.")
+    result = r["summary"]
+    lines = [f"{result['settings']} settings."]
+    for name, error in result["errors"].items():
+        lines.append(
+            f"{name}: off by {error['median']:.1%} in the median, {error['worst']:.1%} at worst, of {error['n']}."
+        )
     for name in ("chosen_over_best_measured", "chosen_over_best_single"):
-        lines.append(f"{name}: {found[name]['median']:.3f} in the median, {found[name]['worst']:.3f} at worst.")
+        lines.append(f"{name}: {result[name]['median']:.3f} in the median, {result[name]['worst']:.3f} at worst.")
     return "\n\n".join([*map(_setting_text, r["settings"]), "\n".join(lines)])
 
 
@@ -210,7 +213,7 @@ def _setting_text(row: dict[str, Any]) -> str:
     link = ", ".join(f"{value:g} {name}" for name, value in row["link"].items()) or "loopback"
     lines = []
     for plan in row["plans"]:
-        rate = statistics.median(one["throughput_per_s"] for one in plan["measured"])
+        rate = statistics.median(item["throughput_per_s"] for item in plan["measured"])
         lines.append(
             [
                 f"{plan['plan'].replace('|', '/')}{' (auto)' if plan['chosen'] else ''}",

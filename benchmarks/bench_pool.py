@@ -49,9 +49,9 @@ def plans_of_model() -> Plans:
     from partition.predict.presets import PartSizes
 
     [model] = [model for model in catalog() if model.name == MODEL]
-    with candidates([model], [TYPE]) as [one]:
-        work = work_of(one.file, context=PROMPT + TOKENS, prompt=PROMPT, depth=PROMPT + TOKENS // 2)
-        return Plans(work, PartSizes.from_file(one.file), one.shape.weight_bytes)
+    with candidates([model], [TYPE]) as [first]:
+        work = work_of(first.file, context=PROMPT + TOKENS, prompt=PROMPT, depth=PROMPT + TOKENS // 2)
+        return Plans(work, PartSizes.from_file(first.file), first.shape.weight_bytes)
 
 
 def measured(setting: Setting, plans: Plans) -> dict[str, Any]:

@@ -68,10 +68,10 @@ def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def restart(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Each prompt the first time, again, and another one that begins like it: by a new engine each time."""
-    one, two = args.cores
+    item, two = args.cores
     context = args.prompt + 280 if not args.tiny else 256
     both = {"context": context, "batch": 512 if not args.tiny else 64}
-    where = {"this machine": [one, two], "two workers": [one], "llama-cpp-python": [one, two]}
+    where = {"this machine": [item, two], "two workers": [item], "llama-cpp-python": [item, two]}
     n_vocab = GgufFile.open(args.model).tensors["token_embd.weight"].shape[1]
     rng = np.random.default_rng(0)
     with worker(folder / "worker") as (address, pid), sides(where, SCRIPT) as some:
@@ -100,15 +100,15 @@ def restart(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                         "shared": [*prompt[: args.shared], *tokens[args.prompt :]],
                     }
                 kept_there = [str(folder / "worker" / "cache")]
-                found: dict[str, float] = some.at(side, "answers", LIMIT_S, prompts=prompts[turn], folders=kept_there)
-                return found
+                result: dict[str, float] = some.at(side, "answers", LIMIT_S, prompts=prompts[turn], folders=kept_there)
+                return result
 
             return answers
 
-        found = alternate({side: measure(side) for side in where}, args.rounds)
+        outcome = alternate({side: measure(side) for side in where}, args.rounds)
     rows = []
-    for side, rounds in found.items():
-        first, again, shared = ([one[f"{name}_s"] for one in rounds] for name in ("first", "again", "shared"))
+    for side, rounds in outcome.items():
+        first, again, shared = ([entry[f"{name}_s"] for entry in rounds] for name in ("first", "again", "shared"))
         ratios = [a / f for a, f in zip(again, first, strict=True)]
         of_first = statistics.median(shared) / statistics.median(first)
         rows.append(
@@ -128,9 +128,9 @@ def restart(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         "rounds": args.rounds,
         "prompt": args.prompt,
         "shared": args.shared,
-        "median": medians(found),
+        "median": medians(outcome),
         "rows": rows,
-        "measured": found,
+        "measured": outcome,
     }
 
 
@@ -184,8 +184,8 @@ def hybrid(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             return {**together, **anew}
 
         rounds = alternate({side: measure}, args.rounds)[side]
-    medians_ = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
-    best = {name: min(one[name] for one in rounds) for name in rounds[0]}
+    medians_ = {name: statistics.median(item[name] for item in rounds) for name in rounds[0]}
+    best = {name: min(item[name] for item in rounds) for name in rounds[0]}
     return {
         "rounds": args.rounds,
         "shared": shared,
@@ -201,10 +201,10 @@ def hybrid(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 def hybrid_text(r: dict[str, Any]) -> str:
     """The result as Markdown."""
     lines = [["first", f"{r['median']['first_s']:.3f}", f"{r['median']['first_computed']:.0f}", "", "", ""]]
-    for name, asked in r["asked"].items():
+    for name, target in r["asked"].items():
         seconds, computed = (r["median"][f"{name}_{figure}"] for figure in ("s", "computed"))
         of_first, best = (1 / r[figure][name] for figure in ("of_first", "best_of_first"))
-        row = [name, f"{seconds:.3f}", f"{computed:.0f}", f"1/{of_first:.1f}", f"1/{best:.1f}", f"1/{1 / asked:.0f}"]
+        row = [name, f"{seconds:.3f}", f"{computed:.0f}", f"1/{of_first:.1f}", f"1/{best:.1f}", f"1/{1 / target:.0f}"]
         lines.append(row)
     header = ["prompt", "first token, s", "computed, tokens", "of the first", "of the bests", "asked"]
     return f"Shares {r['shared']} tokens, {r['rounds']} rounds.\n\n" + table(header, lines)
@@ -215,9 +215,9 @@ def hybrid_text(r: dict[str, Any]) -> str:
 
 def reading(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Keys and values into an empty cache, from the disk and from the page cache, beside the files and the disk."""
-    one, two = args.cores
-    with sides({"reader": [one, two]}, SCRIPT) as some:
-        kept = fill(some, "reader", folder, args)
+    first, two = args.cores
+    with sides({"reader": [first, two]}, SCRIPT) as some:
+        saved = fill(some, "reader", folder, args)
         alternatives = {
             "state, from disk": lambda: some.at("reader", "read", is_cold=True),
             "files, from disk, 1 thread": lambda: some.at("reader", "files", is_cold=True, threads=1),
@@ -230,13 +230,13 @@ def reading(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 disk = stack.enter_context(RawDisk(args.model))
                 alternatives[DISK] = lambda: {"bytes_per_s": 1e9 * max(disk.gbps(0.2 if args.tiny else RAW_S).values())}
             except NoDirectReads as error:
-                kept["no_raw_disk"] = str(error)
-            found = alternate(alternatives, args.rounds)
-    median, best = ({name: one["bytes_per_s"] for name, one in of(found).items()} for of in (medians, bests))
+                saved["no_raw_disk"] = str(error)
+            result = alternate(alternatives, args.rounds)
+    median, best = ({name: item["bytes_per_s"] for name, item in total(result).items()} for total in (medians, bests))
     disk_rate = median.get(DISK, max(rate for name, rate in median.items() if name.startswith("files, from disk")))
     memory = memory_bandwidth_gbps(1) * 1e9
     return {
-        **kept,
+        **saved,
         "rounds": args.rounds,
         "median": median,
         "best": best,
@@ -245,7 +245,7 @@ def reading(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         "best_of_disk": best["state, from disk"] / best.get(DISK, disk_rate),
         "of_memory": median["state, from memory"] / memory,
         "asked_of_disk": ASKED_OF_DISK,
-        "measured": found,
+        "measured": result,
     }
 
 
@@ -254,8 +254,8 @@ def fill(some: Any, side: str, folder: Path, args: argparse.Namespace) -> dict[s
     context = args.long + 192 if not args.tiny else 256
     options = {"context": context, "batch": 512 if not args.tiny else 64, "threads": 1}
     some.at(side, "begin", kind="ours", model=str(args.model), folder=str(folder), options=options)
-    kept: dict[str, Any] = some.at(side, "fill", LIMIT_S, tokens=args.long)
-    return kept | {"tokens": args.long}
+    saved: dict[str, Any] = some.at(side, "fill", LIMIT_S, tokens=args.long)
+    return saved | {"tokens": args.long}
 
 
 def reading_text(r: dict[str, Any]) -> str:

@@ -102,12 +102,12 @@ def one_file(
     options = options_for(EngineOptions(threads=1), args.chunk_tokens)
     n_vocab = ModelShape.from_gguf(GgufFile.open(path)).n_vocab
     on_one = local_route(path, options)
-    found = compare_routes(
+    result = compare_routes(
         local_route(reference, options), on_one, setting_routes(path, options),
 [route for route in others(path, options, workers) if args.routes in route.name], chunks, n_vocab,
         progress=said(path.name),
     )  # fmt: skip
-    return {"size_bytes": path.stat().st_size, **found.to_json(), "rows": found.rows()}
+    return {"size_bytes": path.stat().st_size, **result.to_json(), "rows": result.rows()}
 
 
 def others(path: Path, options: EngineOptions, workers: Sequence[tuple[str, int]]) -> list[Route]:
@@ -118,11 +118,13 @@ def others(path: Path, options: EngineOptions, workers: Sequence[tuple[str, int]
         return partial(_deployed, path, addresses[: len(shares) - 1], parallel, shares, wire)
 
     def lose() -> None:
-        engines = [one for one in psutil.Process(workers[0][1]).children(recursive=True) if not is_fork_server(one)]
+        engines = [
+            child for child in psutil.Process(workers[0][1]).children(recursive=True) if not is_fork_server(child)
+        ]
         if not engines:
             raise SystemExit("the worker has no engine process that could be lost")
-        for one in engines:
-            one.kill()
+        for engine in engines:
+            engine.kill()
 
     two = over("tensor", 1, 1)
     return [
@@ -154,10 +156,10 @@ def said(name: str) -> Callable[[int, int], None]:
     """Progress on standard error, every tenth."""
     shown = [0]
 
-    def show(done: int, of: int) -> None:
-        if 10 * done // of > shown[0]:
-            shown[0] = 10 * done // of
-            print(f"{name}: {done} of {of} predictions", file=sys.stderr, flush=True)
+    def show(done: int, total: int) -> None:
+        if 10 * done // total > shown[0]:
+            shown[0] = 10 * done // total
+            print(f"{name}: {done} of {total} predictions", file=sys.stderr, flush=True)
 
     return show
 

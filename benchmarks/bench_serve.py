@@ -113,19 +113,19 @@ def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 def servers_here(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Server], dict[str, str]]:
     """(those that are compared, why the others are not)."""
     sizes = {"context": args.context, "requests": args.requests, "threads": args.threads}
-    found, left_out = [edge_serve(args.model, folder, **sizes)], {}
+    results, left_out = [edge_serve(args.model, folder, **sizes)], {}
     if args.llama_server is None:
         left_out[LLAMA_SERVER] = "name the program with --llama-server"
     else:
-        found.append(llama_server(args.llama_server, args.model, folder, **sizes))
+        results.append(llama_server(args.llama_server, args.model, folder, **sizes))
     if not has_server(args.llama_cpp_python):
         left_out[LLAMA_CPP_PYTHON] = (
             "llama-cpp-python[server] is not installed; --llama-cpp-python names another Python"
         )
     else:
         del sizes["requests"]
-        found.append(llama_cpp_python(args.llama_cpp_python, args.model, folder, **sizes))
-    return {server.name: server for server in found}, left_out
+        results.append(llama_cpp_python(args.llama_cpp_python, args.model, folder, **sizes))
+    return {server.name: server for server in results}, left_out
 
 
 def warm(server: Server, args: argparse.Namespace) -> None:
@@ -147,15 +147,15 @@ def throughput(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             prompts = [[words.text(args.prompt) for _ in range(n)] for _ in range(args.rounds + 1)]
             measures = {name: _streams(server, iter(prompts), args) for name, server in servers.items()}
             measures[LIMIT] = partial(limit, args.llama_batched_bench, args.model, n, *sizes)
-            found = alternate(measures, args.rounds)
+            result = alternate(measures, args.rounds)
             sides = list(servers)
             cases.append(
                 {
                     "streams": n,
-                    "median": medians(found),
-                    "best": bests(found),
-                    "compared": [row for beside in (*sides[1:], LIMIT) for row in compared(found, sides[0], beside)],
-                    "measured": found,
+                    "median": medians(result),
+                    "best": bests(result),
+                    "compared": [row for side in (*sides[1:], LIMIT) for row in compared(result, sides[0], side)],
+                    "measured": result,
                 }
             )
     by = "llama-batched-bench" if args.llama_batched_bench else "our engine without a server"
@@ -188,8 +188,8 @@ def stall(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             return asyncio.run(beside_long(server, words, **sizes, ends=args.ends))
 
         # Each is warm: every round counts.
-        found = alternate({name: partial(measure, one) for name, one in servers.items()}, args.rounds, warm_up=False)
-    return {"rounds": args.rounds, **sizes, "median": medians(found), "measured": found, "left_out": left_out}
+        result = alternate({name: partial(measure, item) for name, item in servers.items()}, args.rounds, warm_up=False)
+    return {"rounds": args.rounds, **sizes, "median": medians(result), "measured": result, "left_out": left_out}
 
 
 # --- targets ---
@@ -211,9 +211,9 @@ def targets(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     with running(servers):
         for server in servers.values():
             warm(server, args)
-        found = alternate({name: partial(measure, one) for name, one in servers.items()}, args.rounds, warm_up=False)
+        result = alternate({name: partial(measure, item) for name, item in servers.items()}, args.rounds, warm_up=False)
     about = {"rounds": args.rounds, **sizes, "seconds": load["seconds"], "target_ms": args.target_itl}
-    return {**about, "median": medians(found), "measured": found}
+    return {**about, "median": medians(result), "measured": result}
 
 
 # --- prefix ---
@@ -226,23 +226,23 @@ def prefix(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
     def measure(server: Server) -> dict[str, float]:
         shared = words.text(args.shared)
-        found: dict[str, float] = {}
+        results: dict[str, float] = {}
         for name in ("first", "second", "restarted"):
             if name == "restarted":
                 server.stop()
-                found["start_s"] = server.start()
+                results["start_s"] = server.start()
                 warm(server, args)
             body = completion(server, f"{shared} {words.text(args.own)}", 2, args.ends)
             heard = asyncio.run(ask(server.address, "/v1/completions", body)).check()
-            found |= {f"{name}_s": heard.first_s, f"{name}_cached": float(heard.cached_tokens)}
-        return found
+            results |= {f"{name}_s": heard.first_s, f"{name}_cached": float(heard.cached_tokens)}
+        return results
 
     with running(servers):
         for server in servers.values():
             warm(server, args)
-        found = alternate({name: partial(measure, one) for name, one in servers.items()}, args.rounds, warm_up=False)
+        result = alternate({name: partial(measure, item) for name, item in servers.items()}, args.rounds, warm_up=False)
     sizes = {"shared": args.shared, "own": args.own}
-    return {"rounds": args.rounds, **sizes, "median": medians(found), "measured": found, "left_out": left_out}
+    return {"rounds": args.rounds, **sizes, "median": medians(result), "measured": result, "left_out": left_out}
 
 
 # --- survive ---
@@ -255,7 +255,7 @@ def survive(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     devices = [LOCAL, *addresses]
     plan = make_plan(limits(GgufFile.open(MODEL_PATH)), MODEL_PATH.stem, "", devices, stages_of=(1, 1, 1))
     save_plan(folder / "plan.json", plan)
-    asked = [messages for messages, _ in held_out(8 if args.tiny else 64, seed=args.seed)]
+    target = [messages for messages, _ in held_out(8 if args.tiny else 64, seed=args.seed)]
     more = ("--plan", str(folder / "plan.json"))
     server = edge_serve(MODEL_PATH, folder, context=512, requests=args.streams, threads=1, more=more)
     seconds, tokens = args.minutes * 60, 48
@@ -266,14 +266,14 @@ def survive(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             worker.wait()
         with running({"": server}):
             alone = [
-                asyncio.run(ask(server.address, "/v1/chat/completions", chat(server, one, tokens))).check().text
-                for one in asked
+                asyncio.run(ask(server.address, "/v1/chat/completions", chat(server, item, tokens))).check().text
+                for item in target
             ]
-            quiet = asyncio.run(questions_for(server, asked, tokens, args.streams, min(seconds / 4, args.every)))
+            quiet = asyncio.run(questions_for(server, target, tokens, args.streams, min(seconds / 4, args.every)))
 
             async def disturbed() -> tuple[list[tuple[int, Heard]], list[float]]:
                 kills: list[float] = []
-                answers = asyncio.ensure_future(questions_for(server, asked, tokens, args.streams, seconds))
+                answers = asyncio.ensure_future(questions_for(server, target, tokens, args.streams, seconds))
                 end = time.monotonic() + seconds
                 while time.monotonic() + args.every / 2 < end:
                     await asyncio.sleep(args.every / 2)
@@ -298,18 +298,18 @@ def survive(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _judged(found: list[tuple[int, Heard]], alone: list[str], kills: list[float]) -> dict[str, Any]:
+def _judged(results: list[tuple[int, Heard]], alone: list[str], kills: list[float]) -> dict[str, Any]:
     """Count the answers that came, were lost, and are not what the question had alone."""
-    lost = [whole(heard) for _, heard in found if whole(heard)]
+    lost = [whole(heard) for _, heard in results if whole(heard)]
     wrong = [
         {"question": number, "alone": alone[number], "answer": heard.text}
-        for number, heard in found
+        for number, heard in results
         if not whole(heard) and heard.text != alone[number]
     ]
     # How long the stream that waited longest got nothing after each kill: from it or from the last token before it.
-    gaps = [longest_gap([heard for _, heard in found], at, at + 5) for at in kills]
+    gaps = [longest_gap([heard for _, heard in results], at, at + 5) for at in kills]
     return {
-        "answers": len(found),
+        "answers": len(results),
         "lost": len(lost),
         "lost_because": sorted(set(lost))[:10],
         "wrong": len(wrong),
@@ -325,10 +325,10 @@ def soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """A mixture of requests, and the memory of all processes of the server."""
     context, requests = 1024, 8  # which they share: those that need more together wait, or are computed again
     server = edge_serve(MODEL_PATH, folder, context=context // requests, requests=requests, threads=args.threads)
-    asked = [messages for messages, _ in held_out(64, seed=args.seed)]
+    target = [messages for messages, _ in held_out(64, seed=args.seed)]
     rows: list[dict[str, float]] = []
     with running({"": server}):
-        mixture = Mixture(server, Words(MODEL_PATH, args.seed), asked, context, args.seed)
+        mixture = Mixture(server, Words(MODEL_PATH, args.seed), target, context, args.seed)
 
         async def all_of_it() -> None:
             began = time.monotonic()

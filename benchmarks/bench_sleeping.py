@@ -101,14 +101,16 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             write_json(result_of(rows, failed), args.json)
 
     settings = (
-        [TINY, TINY_GROUPED] if args.tiny else [one for one in (*SETTINGS, *GROUPED) if (args.only or "") in one.name]
+        [TINY, TINY_GROUPED]
+        if args.tiny
+        else [item for item in (*SETTINGS, *GROUPED) if (args.only or "") in item.name]
     )
     # Those that do not count last, and before them small ones first: what they leave of the time is for large ones.
     settings.sort(key=lambda setting: (len(setting.devices) < LEAST_DEVICES, len(setting.devices)))
     try:
         for i, setting in enumerate(settings):
             run(setting, first_stretch(setting), share_s(until, len(settings) - i))
-        while again := [one for one in settings if one.name in rows and is_late(rows[one.name])]:
+        while again := [item for item in settings if item.name in rows and is_late(rows[item.name])]:
             for i, setting in enumerate(again):
                 if args.tiny or time.monotonic() > until:
                     break
@@ -117,7 +119,7 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 continue
             break
     except (KeyboardInterrupt, SystemExit):
-        failed |= {one.name: "not begun before the end" for one in settings if one.name not in {*rows, *failed}}
+        failed |= {item.name: "not begun before the end" for item in settings if item.name not in {*rows, *failed}}
     return result_of(rows, failed)
 
 
@@ -155,9 +157,9 @@ def is_late(row: dict[str, Any]) -> bool:
 
 def better(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """Return a setting's figures after it was measured again: those whose processes waited less."""
-    kept, other = (new, old) if waited_of(new) < waited_of(old) else (old, new)
+    saved, other = (new, old) if waited_of(new) < waited_of(old) else (old, new)
     again = [*old["again"], {**other, "waited": waited_of(other), "again": []}]
-    return {**kept, "again": again, "tried": new["tried"]}
+    return {**saved, "again": again, "tried": new["tried"]}
 
 
 def measured(
@@ -174,7 +176,7 @@ def measured(
     lab = parse_lab(lab_of(setting, profiles, stretch))
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, Lab(lab, Path(folder) / "lab") as up:
-        asked = {
+        target = {
             "model": str(model),
             "tiny": tiny,
             "requests": requests,
@@ -191,7 +193,7 @@ def measured(
         folders = {
             f"XDG_{kind}_HOME": f"{folder}/{kind.lower()}" for kind in ("STATE", "CONFIG")
         }  # nothing is remembered
-        command = up.command("own", [sys.executable, str(SIDE), json.dumps(asked)])
+        command = up.command("own", [sys.executable, str(SIDE), json.dumps(target)])
         with Path(folder, "figures").open("w+b") as figures:
             try:
                 subprocess.run(
@@ -206,7 +208,7 @@ def measured(
                 print(f"{setting.name}: {error}"[-200:], file=sys.stderr)  # what was measured before counts
             figures.seek(0)
             lines = [json.loads(line) for line in figures]
-    kind = "cases" if asked["in_groups"] else "plans"
+    kind = "cases" if target["in_groups"] else "plans"
     if len(lines) < 2:
         raise RuntimeError("no plan was measured")
     row = unstretched({**lines[0], kind: lines[1:]}, stretch)
@@ -361,8 +363,8 @@ def percentiles_text(r: dict[str, Any]) -> str:
                 cells = []
                 for key in _TIMES.values():
                     for p in ("p50", "p90"):
-                        taken = served[key]["measured"][p]
-                        cells.append(f"{1e3 * taken:.0f} ms ({taken / served[key]['simulated'][p] - 1:+.0%})")
+                        used = served[key]["measured"][p]
+                        cells.append(f"{1e3 * used:.0f} ms ({used / served[key]['simulated'][p] - 1:+.0%})")
                 lines.append([f"{row['name']}: {shape_text(plan)}", f"{served['rate_per_s']:.3f}", *cells])
     return f"\n\n{table(header, lines)}" if lines else ""
 

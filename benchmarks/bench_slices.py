@@ -47,11 +47,11 @@ def wires(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     if args.tiny:
         args.megabytes, args.rounds, args.seconds, args.wires = 8, 1, 0.2, "loopback"
     sizes = {"megabytes": args.megabytes, "rounds": args.rounds, "seconds": args.seconds}
-    found = {
+    results = {
         wire: loopback(sizes, folder) if wire == "loopback" else wired(float(wire), sizes, folder)
         for wire in args.wires.split(",")
     }
-    return {**sizes, "wires": found}
+    return {**sizes, "wires": results}
 
 
 def measure(source: str, target: str, megabytes: int, rounds: int, seconds: float) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def measure(source: str, target: str, megabytes: int, rounds: int, seconds: floa
 
         for _ in range(rounds):
             for kind in ("grpc", "tcp"):
-                found = measure_link(a, b, seconds, kind)
-                rates[kind].append(found.profile.bandwidth_ab_gbps * 1e9 / 8)
+                result = measure_link(a, b, seconds, kind)
+                rates[kind].append(result.profile.bandwidth_ab_gbps * 1e9 / 8)
             rates["disk"].append(n_bytes / bare_write(Path(folder) / "bare", n_bytes))
             digest = renewed()
             began = time.perf_counter()
@@ -127,7 +127,7 @@ class _Cut:
     def __init__(self, at: float) -> None:
         self._at = at
 
-    def __call__(self, done: float, of: float) -> None:
+    def __call__(self, done: float, total: float) -> None:
         if done >= self._at:
             raise ConnectionAbortedError("cut, as planned")
 
@@ -145,22 +145,22 @@ def wired(mbit: float, sizes: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Two members of a cluster in network namespaces, a cable of `mbit` between them."""
     from tests.support.namespaces import two_hosts
 
-    with two_hosts(mbit) as (one, two):
+    with two_hosts(mbit) as (first, two):
         envs = {name: _folders(folder / f"{name}-{mbit:g}") for name in ("owner", "source", "target")}
-        one.run([*EDGE, "cluster", "init"], envs["owner"]).check_returncode()
+        first.run([*EDGE, "cluster", "init"], envs["owner"]).check_returncode()
         addresses = []
-        for host, name in ((one, "source"), (two, "target")):
-            token = one.run([*EDGE, "cluster", "invite", name], envs["owner"]).stdout.strip()
+        for host, name in ((first, "source"), (two, "target")):
+            token = first.run([*EDGE, "cluster", "invite", name], envs["owner"]).stdout.strip()
             command = [*EDGE, "worker", "--listen", f"{host.address}:0", "--join", token, "--no-announce"]
             process = host.start(command, envs[name])
             addresses.append(_address(process))
-        asked = {"source": addresses[0], "target": addresses[1], **sizes}
-        command = [sys.executable, __file__, "--within", json.dumps(asked)]
-        done = one.run(command, envs["owner"], timeout=RUN_S)
+        target = {"source": addresses[0], "target": addresses[1], **sizes}
+        command = [sys.executable, __file__, "--within", json.dumps(target)]
+        done = first.run(command, envs["owner"], timeout=RUN_S)
         if done.returncode:
             raise SystemExit(done.stderr)
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
 
 
 def _folders(base: Path) -> dict[str, str]:
@@ -181,11 +181,11 @@ def _address(process: subprocess.Popen[str]) -> str:
 def text(r: dict[str, Any]) -> str:
     """The result as Markdown."""
     lines = []
-    for wire, found in r["wires"].items():
-        rates = [f"{found['bytes_per_s'][kind] / 1e6:,.0f} MB/s" for kind in ("grpc", "tcp", "disk", "slice")]
-        parts = [f"{found[key]:.2f}" for key in ("of_grpc", "of_tcp", "of_disk")]
-        again = f"{found['second_load_bytes']} B, {found['second_load_s'] * 1e3:.0f} ms"
-        cut = [f"{found[key] / 1e6:,.0f} MB" for key in ("cut_at_bytes", "sent_after_cut_bytes")]
+    for wire, result in r["wires"].items():
+        rates = [f"{result['bytes_per_s'][kind] / 1e6:,.0f} MB/s" for kind in ("grpc", "tcp", "disk", "slice")]
+        parts = [f"{result[key]:.2f}" for key in ("of_grpc", "of_tcp", "of_disk")]
+        again = f"{result['second_load_bytes']} B, {result['second_load_s'] * 1e3:.0f} ms"
+        cut = [f"{result[key] / 1e6:,.0f} MB" for key in ("cut_at_bytes", "sent_after_cut_bytes")]
         lines.append([wire if wire == "loopback" else f"{wire} Mbit/s", *rates, *parts, again, *cut])
     header = ["wire", "link, gRPC", "link, TCP", "disk", "slice", "of gRPC", "of TCP", "of disk", "again", "cut at"]
     return f"{r['megabytes']} MB slice.\n\n" + table([*header, "then sent"], lines)

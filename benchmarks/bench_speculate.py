@@ -60,11 +60,11 @@ class Case:
     model: str
     tokens: int  # of an answer
     rights: Sequence[float]
-    asked: str = ""  # of the ratio
+    target: str = ""  # of the ratio
 
 
 CASES = [
-    Case("1b", 128, (0.0, 0.75, 0.9, 1.0), asked=">= 1.9 of a text that is copied"),
+    Case("1b", 128, (0.0, 0.75, 0.9, 1.0), target=">= 1.9 of a text that is copied"),
     Case("demo", 128, (0.0, 0.75, 0.9, 1.0)),  # which computes so little that ways are nearly all there is
 ]
 TINY = [Case("tiny", LEAST_ANSWER, (0.0, 0.75))]
@@ -76,12 +76,12 @@ def stages(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     work.mkdir(parents=True, exist_ok=True)
     models, cases = Models(work, keep=True), TINY if args.tiny else CASES
     rounds = 1 if args.tiny else args.rounds
-    found = []
+    results = []
     for case in cases:
         if args.model in (None, case.model):
             path = MODEL_PATH if case.model == "demo" else models(case.model)
-            found.append(measured(case, path, folder, rounds))
-    return {"rounds": rounds, "cases": found}
+            results.append(measured(case, path, folder, rounds))
+    return {"rounds": rounds, "cases": results}
 
 
 class Copied(NgramDrafts):
@@ -138,27 +138,27 @@ def measured(case: Case, path: Path, folder: Path, rounds: int) -> dict[str, Any
             return {"tokens_per_s": rate}
 
         sides = {"plain": plain} | {str(right): lambda right=right: drafted(right) for right in case.rights}
-        found = alternate(sides, rounds)
+        result = alternate(sides, rounds)
         passes = pass_ms(engine, prompt)
         busy, n_stages = busy_ms(engine, prompt), engine.stages
         shapes = [of_shape(engine, *shape, passes, busy) for shape in (SHAPES[:2] if case in TINY else SHAPES)]
     rows = [
         {
             "right": right,
-            "tokens_per_s": median(one["tokens_per_s"] for one in found[str(right)]),
+            "tokens_per_s": median(item["tokens_per_s"] for item in result[str(right)]),
             "same": same[right],
             "first_ratio": rates[str(right)][0] / rates["plain"][0],
             **drafters[right].to_json(),
             **predicted(drafters[right].acceptance, passes, busy, n_stages),
-            **{key: compared(found, str(right), "plain")[0][key] for key in ("ratio", "least", "most")},
+            **{key: compared(result, str(right), "plain")[0][key] for key in ("ratio", "least", "most")},
         }
         for right in case.rights
     ]
     return {
         "model": case.model,
         "tokens": case.tokens,
-        "asked": case.asked,
-        "plain_tokens_per_s": median(one["tokens_per_s"] for one in found["plain"]),
+        "asked": case.target,
+        "plain_tokens_per_s": median(item["tokens_per_s"] for item in result["plain"]),
         "pass_ms": {str(size): ms for size, ms in passes.items()},
         "busy_ms": {str(size): ms for size, ms in busy.items()},
         "rows": rows,
@@ -170,14 +170,14 @@ def busy_ms(engine: DistributedEngine, prompt: list[int]) -> dict[int, float]:
     """Return how long a pass of each size keeps the busiest stage: the median."""
     slot = Slot(engine)
     slot.prefill(prompt, top=1)
-    found = {}
+    results = {}
     for size in ROWS:
         engine.times(clear=True)
         for _ in range(_PASSES):
             slot.decode([0] * size, "all", top=1)
             slot.forget(size)
-        found[size] = max(one.compute_ms.median for times in engine.times() for one in times.values())
-    return found
+        results[size] = max(time.compute_ms.median for times in engine.times() for time in times.values())
+    return results
 
 
 def predicted(
@@ -235,8 +235,8 @@ def text(r: dict[str, Any]) -> str:
     """The results as Markdown."""
     parts: list[str] = []
     for case in r["cases"]:
-        one = case["pass_ms"]["1"]
-        passes = ", ".join(f"{rows}: {ms / one:.2f}" for rows, ms in case["pass_ms"].items())
+        first = case["pass_ms"]["1"]
+        passes = ", ".join(f"{rows}: {ms / first:.2f}" for rows, ms in case["pass_ms"].items())
         lines = [
             [
                 f"{row['right']}",
@@ -250,13 +250,13 @@ def text(r: dict[str, Any]) -> str:
             for row in case["rows"]
         ]
         shapes = [
-            [f"{one['rows']} x {one['windows']}", f"{one['ratio']:.2f}", f"{one['predicted_ratio']:.2f}"]
-            for one in case["shapes"]
+            [f"{shape['rows']} x {shape['windows']}", f"{shape['ratio']:.2f}", f"{shape['predicted_ratio']:.2f}"]
+            for shape in case["shapes"]
         ]
         header = ["right", "tokens/s", "of plain", "least", "most", "first answer", "rows a pass", "accepted"]
         parts += [
             f"{case['model']}, {case['tokens']} tokens, {case['plain_tokens_per_s']:.2f} a second without drafts; a"
-            f" pass of {one:.1f} ms, by rows {passes}. Asked: {case['asked'] or 'nothing'}.",
+            f" pass of {first:.1f} ms, by rows {passes}. Asked: {case['asked'] or 'nothing'}.",
             table([*header, "predicted of plain", "by rows x windows", "same"], lines),
             f"Windows of one shape, {SHAPES_RIGHT:g} of the drafts right:",
             table(["rows x windows", "of plain", "predicted"], shapes),

@@ -27,8 +27,8 @@ SIDES = {
 def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Seconds of each, in turn."""
     sides = {name: partial(first_output, command) for name, (_, command) in SIDES.items()}
-    found = alternate(sides, 1 if args.tiny else args.rounds)
-    return {name: figures["s"] for name, figures in medians(found).items()} | {"measured": found}
+    result = alternate(sides, 1 if args.tiny else args.rounds)
+    return {name: figures["s"] for name, figures in medians(result).items()} | {"measured": result}
 
 
 def first_output(command: list[str]) -> dict[str, float]:

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Section, bench, parser_of, table
-from benchmarks.losses import Lent, lent, possible_ways
+from benchmarks.losses import LosableWorker, losable_workers, possible_ways
 from edge.demo import MODEL_PATH
 from edge.deployment.deploy import Resilience, deploy
 from edge.deployment.deployed import DeployedModel
@@ -91,8 +91,8 @@ class Heard(Steps):
 
         def hear(error: Exception) -> TextEngine:
             self.noticed_at.append(time.perf_counter())
-            found: TextEngine = recovered(error)
-            return found
+            result: TextEngine = recovered(error)
+            return result
 
         use._recovered = hear
 
@@ -100,7 +100,7 @@ class Heard(Steps):
 class Later:
     """Something that happens to a worker in a thread of its own, a moment after it is called."""
 
-    def __init__(self, victim: Lent, way: str, after_s: float) -> None:
+    def __init__(self, victim: LosableWorker, way: str, after_s: float) -> None:
         self.at: float | None = None  # when it has happened
         self._victim, self._way, self._after_s = victim, way, after_s
         self._failed: Exception | None = None
@@ -149,31 +149,31 @@ def stress(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     token, by what happened."""
     questions = [messages[-1]["content"] for messages, _ in held_out(40, seed=7)]
     with Engine(MODEL_PATH, OPTIONS) as single:
-        wanted = {question: answer(single, question, {})[0] for question in questions}
-    wanted = {question: tokens for question, tokens in wanted.items() if len(tokens) >= 4}
+        expected = {question: answer(single, question, {})[0] for question in questions}
+    expected = {question: tokens for question, tokens in expected.items() if len(tokens) >= 4}
     ways = possible_ways(folder)
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for number in count() if args.round is None else [args.round]:
-        for row in one_round(args, number, folder / f"round-{number}", wanted, ways):
-            found.append(row)
+        for row in one_round(args, number, folder / f"round-{number}", expected, ways):
+            results.append(row)
             if row["wrong"]:
                 print(f"wrong: {row}; again: --only stress --seed {args.seed} --round {number}", file=sys.stderr)
-            if len(found) % SAY_EVERY == 0:
-                print(f"{len(found)} answers, {sum(bool(row['wrong']) for row in found)} wrong", file=sys.stderr)
-            if args.round is None and len(found) >= args.kills:
+            if len(results) % SAY_EVERY == 0:
+                print(f"{len(results)} answers, {sum(bool(row['wrong']) for row in results)} wrong", file=sys.stderr)
+            if args.round is None and len(results) >= args.kills:
                 break
         else:
             continue
         break
     return {
-        "answers": len(found),
-        "wrong": [row for row in found if row["wrong"]],
-        "ways": {way: summary([row for row in found if row["way"] == way]) for way in ways},
+        "answers": len(results),
+        "wrong": [row for row in results if row["wrong"]],
+        "ways": {way: summary([row for row in results if row["way"] == way]) for way in ways},
     }
 
 
 def one_round(
-    args: argparse.Namespace, number: int, folder: Path, wanted: dict[str, list[int]], ways: list[str]
+    args: argparse.Namespace, number: int, folder: Path, expected: dict[str, list[int]], ways: list[str]
 ) -> Iterator[dict[str, Any]]:
     """The answers of one deployment. Its number and the seed say what happens."""
     rng = random.Random(f"{args.seed} {number}")
@@ -181,15 +181,15 @@ def one_round(
     order = list(ways)
     random.Random(f"{args.seed} block {number // len(ways)}").shuffle(order)
     with (
-        lent(folder, sum(ranks) - 1, ways) as workers,
+        losable_workers(folder, sum(ranks) - 1, ways) as workers,
         running(MODEL_PATH, workers, ranks, min(args.spare, len(workers))) as (model, heard),
     ):
         heard.notice(model.engine)
         for i in range(ANSWERS_EACH):
-            way, question = order[(number + i) % len(order)], rng.choice(list(wanted))
-            at, after_s = rng.randrange(len(wanted[question]) - 2), rng.uniform(0, LATER_S)
+            way, question = order[(number + i) % len(order)], rng.choice(list(expected))
+            at, after_s = rng.randrange(len(expected[question]) - 2), rng.uniform(0, LATER_S)
             chosen = rng.random()
-            there = [one for one in workers if one.is_there and one.address in model.plan.devices]
+            there = [worker for worker in workers if worker.is_there and worker.address in model.plan.devices]
             if not there:
                 break
             victim = there[int(chosen * len(there))]
@@ -213,8 +213,8 @@ def one_round(
             loss.wait()
             victim.back()
             row |= measured(loss.at or 0.0, times, heard)
-            if not wrong and tokens != wanted[question]:
-                wrong = f"token {first_other(tokens, wanted[question])} is another"
+            if not wrong and tokens != expected[question]:
+                wrong = f"token {first_other(tokens, expected[question])} is another"
             if not wrong and row.get("paused_s", 0) > HANGS_S:
                 wrong = f"no token for {row['paused_s']:.0f} s"
             yield {**row, "wrong": wrong, "said": list(heard.lines)}
@@ -224,18 +224,20 @@ def one_round(
 
 def measured(lost_at: float, times: list[float], heard: Heard) -> dict[str, float]:
     """Seconds after something happened: noticed_s, said_s; paused_s, the longest wait for a token from then on."""
-    found = {"noticed_s": heard.noticed_at, "said_s": heard.at}
+    results = {"noticed_s": heard.noticed_at, "said_s": heard.at}
     # What came before has another cause: a link that broke in the answer before this one, and was not needed then.
-    row = {name: min(later) - lost_at for name, at in found.items() if (later := [one for one in at if one > lost_at])}
-    tokens_at = [lost_at, *(one for one in times if one > lost_at)]
+    row = {
+        name: min(later) - lost_at for name, at in results.items() if (later := [item for item in at if item > lost_at])
+    }
+    tokens_at = [lost_at, *(item for item in times if item > lost_at)]
     if len(tokens_at) > 1:
         row["paused_s"] = max(after - before for before, after in pairwise(tokens_at))
     return row
 
 
-def first_other(tokens: list[int], wanted: list[int]) -> int:
+def first_other(tokens: list[int], expected: list[int]) -> int:
     """The number of the first token that is another one, from 0 on; what one lacks is another."""
-    same = [one == other for one, other in zip(tokens, wanted, strict=False)]
+    same = [token == other for token, other in zip(tokens, expected, strict=False)]
     return same.index(False) if False in same else len(same)
 
 
@@ -264,13 +266,13 @@ def pause(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             Slot(single).prefill(prompt)
             prefills.append(time.perf_counter() - began)
     kinds = {"without": 0, **({"with a spare": 1} if args.spare else {})}
-    found: dict[str, dict[str, list[float]]] = {
+    results: dict[str, dict[str, list[float]]] = {
         kind: {"noticed_s": [], "next_token_s": [], "token_s": []} for kind in kinds
     }
     for number in range(args.rounds):
         for kind, spare in kinds.items():
             with (
-                lent(folder / f"pause-{number}-{spare}", 1, ["kill process"]) as workers,
+                losable_workers(folder / f"pause-{number}-{spare}", 1, ["kill process"]) as workers,
                 running(path, workers, (1, 1), spare, options) as (model, heard),
             ):
                 scheduler = Scheduler(model.engine, slots=1, keep=True)
@@ -280,19 +282,19 @@ def pause(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 for _ in range(TOKENS):
                     began = time.perf_counter()
                     next_token(scheduler)
-                    found[kind]["token_s"].append(time.perf_counter() - began)
+                    results[kind]["token_s"].append(time.perf_counter() - began)
                 began = time.perf_counter()
                 workers[0].lose("kill process")
                 workers[0].lose("kill daemon")
                 next_token(scheduler)
-                found[kind]["next_token_s"].append(time.perf_counter() - began)
-                found[kind]["noticed_s"].append(heard.at[0] - began)
+                results[kind]["next_token_s"].append(time.perf_counter() - began)
+                results[kind]["noticed_s"].append(heard.at[0] - began)
     return {
         "model": path.stem if args.tiny else "tinyllama-1.1b",
         "prompt_tokens": args.prompt_tokens,
         "prefill_s": spread(prefills[1:]),
-        **{kind: {name: spread(values) for name, values in rows.items()} for kind, rows in found.items()},
-        "token_mean_s": {kind: statistics.mean(rows["token_s"]) for kind, rows in found.items()},
+        **{kind: {name: spread(values) for name, values in rows.items()} for kind, rows in results.items()},
+        "token_mean_s": {kind: statistics.mean(rows["token_s"]) for kind, rows in results.items()},
     }
 
 
@@ -316,10 +318,10 @@ def answer(engine: TextEngine, question: str, at: dict[int, Callable[[], None]])
 
 @contextmanager
 def running(
-    path: Path, workers: list[Lent], ranks: tuple[int, ...], spare: int, options: EngineOptions = OPTIONS
+    path: Path, workers: list[LosableWorker], ranks: tuple[int, ...], spare: int, options: EngineOptions = OPTIONS
 ) -> Iterator[tuple[DeployedModel, Heard]]:
     """The model on this device and workers, so many ranks a stage. spare: losses that are prepared for."""
-    devices = [LOCAL, *(one.address for one in workers)]
+    devices = [LOCAL, *(worker.address for worker in workers)]
     plan = make_plan(limits(GgufFile.open(path)), path.stem, "", devices, stages_of=ranks)
     heard = Heard()
     choice, resilience = PlanChoice(path, plan, "as the plan says"), Resilience(spare)
@@ -345,11 +347,11 @@ def stress_text(r: dict[str, Any]) -> str:
     lines = []
     for way, row in r["ways"].items():
         times = (row.get(name) for name in ("noticed_s", "said_s", "paused_s"))
-        cells = [f"{one['median']:.2f}, {one['p99']:.2f}" if one else "" for one in times]
+        cells = [f"{item['median']:.2f}, {item['p99']:.2f}" if item else "" for item in times]
         lines.append([way, str(row["answers"]), str(row["wrong"]), *cells])
     header = ["", "answers", "wrong", "noticed after, s: median, p99", "said after", "next token after"]
     said = f"{r['answers']} answers in which something happened: {len(r['wrong'])} wrong."
-    return "\n\n".join([said, table(header, lines), *(f"wrong: {one}" for one in r["wrong"])])
+    return "\n\n".join([said, table(header, lines), *(f"wrong: {item}" for item in r["wrong"])])
 
 
 def pause_text(r: dict[str, Any]) -> str:
@@ -360,8 +362,8 @@ def pause_text(r: dict[str, Any]) -> str:
         cells = (f"{paused['median']:.2f}", f"{paused['best']:.2f}", f"{noticed['median']:.2f}")
         lines.append([kind, *cells, f"{1e3 * token_s:.2f}", f"{1e3 * token['median']:.2f}"])
     header = ["", "next token after a kill, s", "best", "said after, s", "a token before, ms: mean", "median"]
-    held = f"{r['model']}, {r['prompt_tokens']} tokens held: prefill {r['prefill_s']['median']:.2f} s here.\n\n"
-    return held + table(header, lines)
+    current = f"{r['model']}, {r['prompt_tokens']} tokens held: prefill {r['prefill_s']['median']:.2f} s here.\n\n"
+    return current + table(header, lines)
 
 
 SECTIONS = {"stress": Section(stress, stress_text), "pause": Section(pause, pause_text)}

@@ -70,8 +70,8 @@ def group(folder: Path, n: int, connections: Mapping[str, float | None]) -> Iter
 
 def in_turn(sides: Mapping[str, Callable[[], list[float]]], rounds: int) -> dict[str, list[float]]:
     """The median of each side in each round."""
-    found = alternate({name: partial(_median, run) for name, run in sides.items()}, rounds)
-    return {name: [one["s"] for one in rounds] for name, rounds in found.items()}
+    result = alternate({name: partial(_median, run) for name, run in sides.items()}, rounds)
+    return {name: [item["s"] for item in rounds] for name, rounds in result.items()}
 
 
 def _median(run: Callable[[], list[float]]) -> dict[str, float]:
@@ -147,16 +147,18 @@ def roundtrip(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             **{how: placed("apart", costs, "tcp", how) for how in ("mesh", "star")},
             **{f"{how} in a row": placed("apart", periods, "tcp", how) for how in ("mesh", "star")},
         }
-        found = in_turn(sides, rounds)
-    medians = {name: statistics.median(times) for name, times in found.items()}
+        result = in_turn(sides, rounds)
+    medians = {name: statistics.median(times) for name, times in result.items()}
     compared = []
-    for side, words, beside, asked in ROUNDTRIP_ROWS:
-        row: dict[str, Any] = {"side": side, "words": words, "beside": beside, "asked": asked}
-        if beside:
-            row["ratio"] = medians[side] / medians[beside]
-            row["ratio_of_rounds"] = statistics.median(a / b for a, b in zip(found[side], found[beside], strict=True))
+    for side, words, baseline, target in ROUNDTRIP_ROWS:
+        row: dict[str, Any] = {"side": side, "words": words, "beside": baseline, "asked": target}
+        if baseline:
+            row["ratio"] = medians[side] / medians[baseline]
+            row["ratio_of_rounds"] = statistics.median(
+                a / b for a, b in zip(result[side], result[baseline], strict=True)
+            )
         compared.append(row)
-    return {"rounds": rounds, "operations": n, "median_s": medians, "compared": compared, "rounds_s": found}
+    return {"rounds": rounds, "operations": n, "median_s": medians, "compared": compared, "rounds_s": result}
 
 
 # --- matrix ---
@@ -210,9 +212,9 @@ class Cells:
                     running[side] = self._cell(side, size, min(50, max(2, int(CELL_S / at_most[side]))))
                 else:
                     at_most[side] = float("inf")
-            found = in_turn(running, self._rounds)
+            result = in_turn(running, self._rounds)
             for side in sides:
-                medians[side].append(statistics.median(found[side]) if side in found else None)
+                medians[side].append(statistics.median(result[side]) if side in result else None)
         return {"median_s": medians}
 
     def _cell(self, side: str, size: int, n: int) -> Callable[[], list[float]]:

@@ -132,8 +132,8 @@ def _followed(server: Server, turns: Trace) -> tuple[list[tuple[Messages, float,
         time.sleep(turn.gap_s)
         call = history[-1].get("tool_calls") if history else None
         at = chats[-1][1] if call else time.time()  # the time of a question is that of all it takes to answer it
-        told = {"role": "tool", "tool_call_id": call[0]["id"]} if call else {"role": "user"}
-        history.append({**told, "content": turn.text})
+        message = {"role": "tool", "tool_call_id": call[0]["id"]} if call else {"role": "user"}
+        history.append({**message, "content": turn.text})
         chats.append(([*history], at, turn.calls))
         results.append(_first_token(server, turns, *chats[-1], _key(0)))
         progress("turn {}: {tokens} tokens, {cached} cached, {first_s:.3f} s".format(len(chats), **results[-1]))

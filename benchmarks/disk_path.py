@@ -128,10 +128,10 @@ def text(r: Mapping[str, Any]) -> str:
     """The result as Markdown: a line for each load, a column for each ring."""
     rings = list(dict.fromkeys(row["ring_mib"] for row in r["cases"]))
     lines = []
-    for beside in dict.fromkeys(row["beside"] for row in r["cases"]):
-        rows = [row for row in r["cases"] if row["beside"] == beside]
+    for baseline in dict.fromkeys(row["beside"] for row in r["cases"]):
+        rows = [row for row in r["cases"] if row["beside"] == baseline]
         rates = [f"{row['gbps']:.2f} ({row['least']:.2f} to {row['most']:.2f})" for row in rows]
         last = rows[-1]
-        lines.append([beside, *rates, f"{last['request_ms']:.2f}", f"{last['cpu_ms_per_gb']:.0f}"])
+        lines.append([baseline, *rates, f"{last['request_ms']:.2f}", f"{last['cpu_ms_per_gb']:.0f}"])
     header = ["beside", *(f"{ring} MiB, GB/s" for ring in rings), "a request in the device, ms"]
     return table([*header, "readers' processor time, ms/GB"], lines)

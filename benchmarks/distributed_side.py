@@ -129,7 +129,7 @@ class Side:
         """Return the times of the steps since the last call, by rank and kind."""
         engine = self._engines[name]
         assert isinstance(engine, DistributedEngine)
-        return [{kind: found.to_json() for kind, found in rank.items()} for rank in engine.times(clear=True)]
+        return [{kind: result.to_json() for kind, result in rank.items()} for rank in engine.times(clear=True)]
 
     def generate(self, name: str, requests: int, prompt: int, tokens: int, one_each: bool, at: float) -> Any:
         """Begin at the time `at` and run requests together: when each token of each request came.
@@ -138,10 +138,10 @@ class Side:
         """
         engine = self._engines[name]
         stamps: list[list[float]] = [[] for _ in range(requests)]
-        asked = [Request(_tokens(engine, prompt, i), tokens, ends=False) for i in range(requests)]
+        target = [Request(_tokens(engine, prompt, i), tokens, ends=False) for i in range(requests)]
         time.sleep(max(0.0, at - time.monotonic()))
         with Scheduler(_OneEach(engine, requests) if one_each else engine) as scheduler:
-            for request in asked:
+            for request in target:
                 scheduler.add(request)
             while scheduler.busy:
                 for event in scheduler.step():
@@ -213,8 +213,8 @@ class _Watched(Deployment):
 
 
 def _tokens(engine: Any, n: int, seed: int = SEED) -> Sequence[int]:
-    found: list[int] = np.random.default_rng(seed).integers(0, engine.model.n_vocab, n).tolist()
-    return found
+    result: list[int] = np.random.default_rng(seed).integers(0, engine.model.n_vocab, n).tolist()
+    return result
 
 
 def _on_one_thread(plan: Plan, core: int) -> Plan:
@@ -234,9 +234,9 @@ def _on_one_thread(plan: Plan, core: int) -> Plan:
 def _check_core(deployment: Deployment, core: int) -> None:
     """The worker is on this machine: see that what the plan says of its core is so."""
     for rank, session in deployment._by_rank.items():
-        found = os.sched_getaffinity(session.pid)
-        if found != {core}:
-            raise RuntimeError(f"rank {rank} was to compute on core {core}, it may use {sorted(found)}")
+        result = os.sched_getaffinity(session.pid)
+        if result != {core}:
+            raise RuntimeError(f"rank {rank} was to compute on core {core}, it may use {sorted(result)}")
 
 
 def _summary(plan: Plan) -> str:
@@ -245,21 +245,21 @@ def _summary(plan: Plan) -> str:
     for rank, device in enumerate(plan.devices):
         cut, parts = plan.slice(rank), []
         for name in ("heads", "ff", "vocab"):
-            held, total = getattr(cut, name), getattr(plan.sizes, name)
-            if held:
-                parts.append(f"{name} {held} of {total}" if len(held) < total else f"all {name}")
+            current, total = getattr(cut, name), getattr(plan.sizes, name)
+            if current:
+                parts.append(f"{name} {current} of {total}" if len(current) < total else f"all {name}")
         lines.append(f"rank {rank}  {device}: {', '.join([f'layers {cut.layers}', *parts])}")
     return "\n".join(lines)
 
 
 def _parts(plan: Plan) -> list[dict[str, float]]:
     """Return each rank's part of the layers, heads, FFN columns and vocabulary rows."""
-    found = []
+    results = []
     for rank in range(plan.world_size):
         cut, sizes = plan.slice(rank), plan.sizes
-        held = {"layers": sizes.layers, "heads": sizes.heads, "ff": sizes.ff, "vocab": sizes.vocab}
-        found.append({name: len(getattr(cut, name)) / total for name, total in held.items() if total})
-    return found
+        current = {"layers": sizes.layers, "heads": sizes.heads, "ff": sizes.ff, "vocab": sizes.vocab}
+        results.append({name: len(getattr(cut, name)) / total for name, total in current.items() if total})
+    return results
 
 
 if __name__ == "__main__":

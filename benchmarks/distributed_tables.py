@@ -30,11 +30,11 @@ def unequal(r: Mapping[str, Any]) -> str:
     for case in r["cases"]:
         ratios = {(row["side"], row["figure"]): row for row in case["compared"]}
         lines = []
-        for side, found in case["median"].items():
+        for side, result in case["median"].items():
             cells = [side, _held(case["parts"].get(side))]
             for key, text in (
-                ("decode_s", f"{found['decode_s'] * 1e3:.1f}"),
-                ("prefill_tokens_per_s", f"{found['prefill_tokens_per_s']:.1f}"),
+                ("decode_s", f"{result['decode_s'] * 1e3:.1f}"),
+                ("prefill_tokens_per_s", f"{result['prefill_tokens_per_s']:.1f}"),
             ):
                 row = ratios.get((side, key))
                 cells += [text, *([ratio_text(row), row["asked"]] if row else ["", ""])]
@@ -54,7 +54,7 @@ def pipeline(r: Mapping[str, Any]) -> str:
         [
             f"{r['requests']} requests of {r['prompt']} prompt tokens and {r['tokens']} more, {r['rounds']} rounds."
             f" While nothing is measured, all processes together use {r['idle_cores']:.1%} of a core.",
-            table(["", "tokens/s"], [[side, f"{one['tokens_per_s']:.2f}"] for side, one in r["median"].items()]),
+            table(["", "tokens/s"], [[side, f"{item['tokens_per_s']:.2f}"] for side, item in r["median"].items()]),
             _ratios(r["compared"]),
             _ranks(r["ranks"]),
             f"```\n{r['plan']}\n```",
@@ -69,7 +69,7 @@ def groups(r: Mapping[str, Any]) -> str:
         [
             f"{r['requests']} requests in a group, {r['tokens']} tokens each, {r['rounds']} rounds; the devices are"
             f" {link['delay_ms']} ms apart, at {link['bandwidth_mbps']} Mbit/s.",
-            table(["", "tokens/s"], [[side, f"{one['tokens_per_s']:.2f}"] for side, one in r["median"].items()]),
+            table(["", "tokens/s"], [[side, f"{item['tokens_per_s']:.2f}"] for side, item in r["median"].items()]),
             _ratios(r["compared"]),
             _ranks(r["ranks"]),
             f"```\n{r['plan']}\n```",
@@ -89,8 +89,8 @@ def load(r: Mapping[str, Any]) -> str:
 
 def _speeds(medians: Mapping[str, Mapping[str, float]]) -> str:
     lines = [
-        [side, f"{found['decode_s'] * 1e3:.2f}", f"{found['prefill_tokens_per_s']:.1f}"]
-        for side, found in medians.items()
+        [side, f"{median['decode_s'] * 1e3:.2f}", f"{median['prefill_tokens_per_s']:.1f}"]
+        for side, median in medians.items()
     ]
     return table(["", "decode, ms/token", "prefill, tokens/s"], lines)
 
@@ -100,10 +100,10 @@ def _ratios(rows: Sequence[Mapping[str, Any]]) -> str:
     return table(["", "", "beside", "ratio (any round)", "asked"], lines)
 
 
-def _ranks(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def _ranks(result: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Format the medians of the steps' times on each rank."""
     lines = []
-    for side, ranks in found.items():
+    for side, ranks in result.items():
         for rank, kinds in enumerate(ranks):
             for kind, steps in kinds.items():
                 times = [f"{steps[name]['median']:.2f}" for name in ("compute_ms", "communication_ms", "stall_ms")]

@@ -30,7 +30,7 @@ STDOUT = "-"  # as the name of a file: print the figures as JSON, and nothing el
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 Figures = dict[str, Any]
-Found = dict[str, list[dict[str, float]]]  # by side, what was measured in each round
+Rounds = dict[str, list[dict[str, float]]]  # by side, what was measured in each round
 
 
 class LeftOut(Exception):
@@ -134,10 +134,10 @@ def write_json(result: Figures, to: str | None) -> None:
 # --- sides that are compared ---
 
 
-def alternate(measures: Mapping[str, Callable[[], dict[str, float]]], rounds: int, warm_up: bool = True) -> Found:
+def alternate(measures: Mapping[str, Callable[[], dict[str, float]]], rounds: int, warm_up: bool = True) -> Rounds:
     """Return the figures of each side in each round. The sides take turns in going first. warm_up: a first round is
     not counted."""
-    found: Found = {name: [] for name in measures}
+    results: Rounds = {name: [] for name in measures}
     names = list(measures)
     for turn in range(rounds + warm_up if names else 0):
         first = turn % len(names)
@@ -146,43 +146,43 @@ def alternate(measures: Mapping[str, Callable[[], dict[str, float]]], rounds: in
             numbers = [f"{key} {value:.4g}" for key, value in measured.items() if isinstance(value, int | float)]
             progress(f"round {turn}, {name}: {', '.join(numbers)}")
             if turn or not warm_up:
-                found[name].append(measured)
-    return found
+                results[name].append(measured)
+    return results
 
 
-def medians(found: Found) -> dict[str, dict[str, float]]:
+def medians(result: Rounds) -> dict[str, dict[str, float]]:
     """The median of each figure, by side."""
     return {
-        side: {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
-        for side, rounds in found.items()
+        side: {key: statistics.median(item[key] for item in rounds) for key in rounds[0]}
+        for side, rounds in result.items()
     }
 
 
-def bests(found: Found) -> dict[str, dict[str, float]]:
+def bests(result: Rounds) -> dict[str, dict[str, float]]:
     """The best of each figure, by side: the least time, the largest rate."""
     return {
-        side: {key: (min if _is_time(key) else max)(one[key] for one in rounds) for key in rounds[0]}
-        for side, rounds in found.items()
+        side: {key: (min if _is_time(key) else max)(item[key] for item in rounds) for key in rounds[0]}
+        for side, rounds in result.items()
     }
 
 
-def compared(found: Found, side: str, beside: str, asked: Mapping[str, str] | None = None) -> list[Figures]:
+def compared(result: Rounds, side: str, baseline: str, target: Mapping[str, str] | None = None) -> list[Figures]:
     """Return how many times as fast `side` is, figure by figure: of medians, and in any round. asked: of the ratio."""
     rows = []
-    for key in found[side][0]:
-        a, b = ([one[key] for one in found[name]] for name in (side, beside))
+    for key in result[side][0]:
+        a, b = ([item[key] for item in result[name]] for name in (side, baseline))
         if _is_time(key):  # the shorter, the faster
             a, b = b, a
         ratios = [x / y for x, y in zip(a, b, strict=True)]
         rows.append(
             {
                 "side": side,
-                "beside": beside,
+                "beside": baseline,
                 "figure": key,
                 "ratio": statistics.median(a) / statistics.median(b),
                 "least": min(ratios),
                 "most": max(ratios),
-                "asked": (asked or {}).get(key, ""),
+                "asked": (target or {}).get(key, ""),
             }
         )
     return rows

@@ -89,15 +89,15 @@ def worker(
     folder: Path, group: CountedGroup | None = None, listen: str = "127.0.0.1:0", threads: int | None = 1
 ) -> Iterator[tuple[str, int]]:
     """(address, process id) of a worker, for the time of a block; in a group, where one is given."""
-    one = Worker(folder, listen, threads)
-    one.start()
-    assert one.process is not None
+    first = Worker(folder, listen, threads)
+    first.start()
+    assert first.process is not None
     try:
         if group is not None:
-            group.add(one.process.pid)
-        yield one.wait(), one.process.pid
+            group.add(first.process.pid)
+        yield first.wait(), first.process.pid
     finally:
-        one.end()
+        first.end()
 
 
 def pin(pid: int, core: int) -> None:

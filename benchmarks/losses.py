@@ -1,4 +1,4 @@
-"""Workers that are lost in many ways: `Lent.lose`.
+"""Workers that are lost in many ways: `LosableWorker.lose`.
 
 | way | what happens |
 | --- | --- |
@@ -47,7 +47,7 @@ WAYS = ("kill process", "stop process", "kill daemon", "stop all", *_OF_LINKS, "
 
 
 @dataclass
-class Lent:
+class LosableWorker:
     """A worker that may be lost."""
 
     address: str  # by which others reach it: of its relay
@@ -125,21 +125,21 @@ class Lent:
 
 def possible_ways(folder: Path) -> list[str]:
     """Those of WAYS that this user may do on this machine; of the others a line is said."""
-    found = list(WAYS)
+    result = list(WAYS)
     try:
         with _small_disk(folder / "disk"):
             pass
     except OSError as error:
-        _leave_out(found, "full disk", error)
+        _leave_out(result, "full disk", error)
     try:
         _group("try").close()
     except NoGroups as error:
-        _leave_out(found, "memory limit", error)
-    return found
+        _leave_out(result, "memory limit", error)
+    return result
 
 
 @contextmanager
-def lent(folder: Path, n: int, ways: list[str]) -> Iterator[list[Lent]]:
+def losable_workers(folder: Path, n: int, ways: list[str]) -> Iterator[list[LosableWorker]]:
     """So many workers, each on a small disk, in a memory group and behind a relay, as far as `ways` need it."""
     net = f"127.{1 + os.getpid() // 256 % 250}.{os.getpid() % 256}"  # two runs have two
     backs = {f"{net}.{101 + i}": f"{net}.{1 + i}" for i in range(n)}
@@ -154,12 +154,12 @@ def lent(folder: Path, n: int, ways: list[str]) -> Iterator[list[Lent]]:
             address, pid = stack.enter_context(worker(own, group, f"{back}:0"))
             port = parse_address(address)[1]
             relays.tell(f"port {port}", front)
-            workers.append(Lent(f"{front}:{port}", pid, own, group, relays))
+            workers.append(LosableWorker(f"{front}:{port}", pid, own, group, relays))
         try:
             yield workers
         finally:
-            for one in workers:
-                one.back()
+            for item in workers:
+                item.back()
 
 
 def _leave_out(ways: list[str], way: str, error: Exception) -> None:

@@ -68,7 +68,7 @@ class Models:
             synth.synthesize(path, model.shape, model.type_name)
             if model.large:
                 self._written.append(path)
-        expected = {one.name: one.n_bytes for one in synth.layout(model.shape, model.type_name)}
+        expected = {item.name: item.n_bytes for item in synth.layout(model.shape, model.type_name)}
         if {tensor: t.n_bytes for tensor, t in GgufFile.open(path).tensors.items()} != expected:
             raise SystemExit(f"{path} is not a file of the shape of {name}; delete it, or choose another --work")
         return path
@@ -99,35 +99,35 @@ def alone(
     """
     before = disk.gbps(disk_s)
     forget(model)
-    found: dict[str, Any] = {"killed": False}
+    results: dict[str, Any] = {"killed": False}
     with ExitStack() as stack:
         group = stack.enter_context(memory_group(limit)) if limit else None
         side = Grouped(SIDE, group)
         with side:
             try:
-                [found["loaded"]] = side.tell("load", RUN_S, model=str(model), options=dict(options))
-                [found["run"]] = side.tell("run", RUN_S, **sizes)
+                [results["loaded"]] = side.tell("load", RUN_S, model=str(model), options=dict(options))
+                [results["run"]] = side.tell("run", RUN_S, **sizes)
                 side.tell("close")
             except RankFailed as failed:
-                found["failed"] = str(failed)
-        found["killed"] = side.killed
+                results["failed"] = str(failed)
+        results["killed"] = side.killed
         if group:
-            found["group"] = group.memory_report()
+            results["group"] = group.memory_report()
     after = disk.gbps(disk_s)
-    found["disk_gbps"] = {setting: (rate, after[setting]) for setting, rate in before.items()}
-    return found
+    results["disk_gbps"] = {setting: (rate, after[setting]) for setting, rate in before.items()}
+    return results
 
 
 def disk_bounds(rounds: Sequence[Mapping[str, Any]]) -> tuple[str, list[float]]:
     """The setting that is best for the disk on the median of all rounds, and its GB/s beside each round. The best of
     every single measurement would be higher than the disk is, for one of many is always lucky."""
-    rates = {name: [rate for one in rounds for rate in one["disk_gbps"][name]] for name in rounds[0]["disk_gbps"]}
+    rates = {name: [rate for item in rounds for rate in item["disk_gbps"][name]] for name in rounds[0]["disk_gbps"]}
     best = max(rates, key=lambda name: statistics.median(rates[name]))
-    return best, [statistics.median(one["disk_gbps"][best]) for one in rounds]
+    return best, [statistics.median(item["disk_gbps"][best]) for item in rounds]
 
 
 def middle(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
     """Medians of what the runs measured; None where not all came to their end."""
-    if not all("run" in one for one in rounds):
+    if not all("run" in item for item in rounds):
         return None
-    return {key: statistics.median(one["run"][key] for one in rounds) for key in rounds[0]["run"]}
+    return {key: statistics.median(item["run"][key] for item in rounds) for key in rounds[0]["run"]}

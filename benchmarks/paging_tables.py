@@ -42,10 +42,10 @@ def mmap(r: Mapping[str, Any]) -> str:
                 f"{paged['of_bound']:.3f}" if "of_bound" in paged else "-",
             ]
         )
-        memory += [[f"{one['model']}, {side}", _name(one)[1], *_memory(one)] for side, one in _sides(row)]
+        memory += [[f"{first['model']}, {side}", _name(first)[1], *_memory(first)] for side, first in _sides(row)]
     header = ["", "limit, MiB", "model, MiB", "streamed, MiB", "paged, ms/token", "read, MB", "mapped, ms/token"]
     header += ["read, MB", "mapped / paged", "asked", "paged, of the disk bound"]
-    failures = _failures([one for row in r["cases"] for _, one in _sides(row)])
+    failures = _failures([first for row in r["cases"] for _, first in _sides(row)])
     return "\n\n".join([table(header, lines), table(["", "limit, MiB", *_MEMORY], memory), *failures])
 
 
@@ -94,9 +94,9 @@ def _sides(row: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return [(side, row[side]) for side in ("paged", "mapped")]
 
 
-def experts(found: Mapping[str, Any]) -> str:
+def experts(result: Mapping[str, Any]) -> str:
     lines = []
-    for case in found["cases"]:
+    for case in result["cases"]:
         paged, alone = case["median"], case["resident"]
         disk_ms = paged["bytes_per_token"] / case["disk_gbps"] / 1e6
         lines.append(
@@ -123,7 +123,7 @@ def _streaming(case: Mapping[str, Any]) -> list[str]:
     bound = "-"
     if "of_bound" in case:
         bound = f"{case['of_bound']:.3f} ({case['of_bound_least']:.3f} to {case['of_bound_most']:.3f})"
-    worst = max(one["run"]["mean_s"] for one in case["rounds"])
+    worst = max(item["run"]["mean_s"] for item in case["rounds"])
     return [
         f"{median['decode_s'] * 1e3:,.1f} ({worst * 1e3:,.1f})",
         _ms(median, "prefill_s"),
@@ -137,7 +137,7 @@ def _streaming(case: Mapping[str, Any]) -> list[str]:
 
 def _memory(case: Mapping[str, Any]) -> list[str]:
     group, median, said = case.get("group"), case["median"], case["memory"]
-    loads = [one["loaded"]["load_s"] for one in case["rounds"] if "loaded" in one]
+    loads = [item["loaded"]["load_s"] for item in case["rounds"] if "loaded" in item]
     return [
         f"{group['max_usage_bytes'] / MIB:,.1f}" if group else "-",
         f"{group['max_usage_bytes'] / case['limit_bytes']:.1%}" if group else "-",
@@ -149,12 +149,12 @@ def _memory(case: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _paging(found: Mapping[str, float] | None) -> list[str]:
+def _paging(result: Mapping[str, float] | None) -> list[str]:
     def number(key: str, text: str) -> str:
-        return text.format(found[key]) if found and key in found else "-"
+        return text.format(result[key]) if result and key in result else "-"
 
     return [
-        _megabytes(found, "bytes_per_token"),
+        _megabytes(result, "bytes_per_token"),
         number("disk_gbps", "{:.2f}"),
         number("stall_ms", "{:,.1f}"),
         number("hidden_ms", "{:,.1f}"),
@@ -166,9 +166,9 @@ def _failures(cases: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{case['model']} in {_name(case)[1]} MiB: {text}." for case in cases for text in case["failed"]]
 
 
-def _ms(found: Mapping[str, float] | None, key: str) -> str:
-    return f"{found[key] * 1e3:,.1f}" if found else "-"
+def _ms(result: Mapping[str, float] | None, key: str) -> str:
+    return f"{result[key] * 1e3:,.1f}" if result else "-"
 
 
-def _megabytes(found: Mapping[str, float] | None, key: str) -> str:
-    return f"{found[key] / 1e6:,.0f}" if found and key in found else "-"
+def _megabytes(result: Mapping[str, float] | None, key: str) -> str:
+    return f"{result[key] / 1e6:,.0f}" if result and key in result else "-"

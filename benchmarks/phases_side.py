@@ -36,46 +36,46 @@ TOKENS = 17  # of an answer
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1])
-    if asked["tiny"]:
+    target = json.loads(sys.argv[1])
+    if target["tiny"]:
         measure_briefly(pytest.MonkeyPatch())
-    print(json.dumps(run(asked)))
+    print(json.dumps(run(target)))
 
 
-def run(asked: dict[str, Any]) -> dict[str, Any]:
+def run(target: dict[str, Any]) -> dict[str, Any]:
     """Every plan: one device, that device with prompts elsewhere, and all where prompts are."""
-    path = Path(asked["model"])
-    options = EngineOptions(threads=1, context=asked["prompt"] + 64)
-    found: dict[str, Any] = {}
-    with Cluster([asked["worker"]], insecure=True) as cluster:
-        work = replace(work_options(path, options, "tcp", "f32"), prompt_tokens=asked["prompt"])
+    path = Path(target["model"])
+    options = EngineOptions(threads=1, context=target["prompt"] + 64)
+    results: dict[str, Any] = {}
+    with Cluster([target["worker"]], insecure=True) as cluster:
+        work = replace(work_options(path, options, "tcp", "f32"), prompt_tokens=target["prompt"])
         planner = arrange(path, cluster, work).planner
         assert planner is not None
         speeds = {device(speed.device): speed for speed in planner.speeds}
         alone = planner.only_own().front(("latency",))[0][0]
         is_planned = Phases(planner).with_prefill(alone) is not None
-        for name, plan in plans(planner, alone.plan, path, asked).items():
+        for name, plan in plans(planner, alone.plan, path, target).items():
             with deploy(PlanChoice(path, plan, name), cluster, options) as model:
-                rounds = [answered(model.engine, asked["prompt"]) for _ in range(asked["rounds"] + 1)][1:]
-            found[name] = {key: statistics.median(times[key] for times in rounds) for key in rounds[0]}
+                rounds = [answered(model.engine, target["prompt"]) for _ in range(target["rounds"] + 1)][1:]
+            results[name] = {key: statistics.median(times[key] for times in rounds) for key in rounds[0]}
             predicted = predict(plan, planner.work, speeds, planner.links)
-            found[name] |= {"predicted_ttft_s": predicted.ttft_s, "predicted_token_s": predicted.latency_s}
+            results[name] |= {"predicted_ttft_s": predicted.ttft_s, "predicted_token_s": predicted.latency_s}
             prompts = plan.placements[-1]
-            found[name] |= {"layers": [len(stage.layers) for stage in prompts.stages], "is_planned": is_planned}
-    return found
+            results[name] |= {"layers": [len(stage.layers) for stage in prompts.stages], "is_planned": is_planned}
+    return results
 
 
-def plans(planner: Planner, alone: Plan, path: Path, asked: dict[str, Any]) -> dict[str, Plan]:
+def plans(planner: Planner, alone: Plan, path: Path, target: dict[str, Any]) -> dict[str, Plan]:
     """The plans by name. Prompts are computed where the planner finds that their first token is the soonest. A cut by
     bytes would count the head, which a prompt needs for its last token alone."""
     prompts = by_device(planner.front(("ttft",))[0][0].plan)
     if prompts.world_size == 1:  # of a tiny model nothing pays
-        there = [LOCAL, device(asked["worker"])]
+        there = [LOCAL, device(target["worker"])]
         prompts = make_plan(
-            limits(GgufFile.open(path)), alone.model, alone.model_digest, there, "pipeline", asked["shares"]
+            limits(GgufFile.open(path)), alone.model, alone.model_digest, there, "pipeline", target["shares"]
         )
-    one = by_device(alone)
-    return {"one": one, "phases": replace(one, prefill=prompts, prefill_from=32), "pipeline": prompts}
+    first = by_device(alone)
+    return {"one": first, "phases": replace(first, prefill=prompts, prefill_from=32), "pipeline": prompts}
 
 
 def answered(engine: TextEngine, n_prompt: int) -> dict[str, float]:

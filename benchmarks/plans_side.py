@@ -21,18 +21,18 @@ def main() -> None:
     from devices.lab.control_group import ControlGroup
     from tests.support.measuring import measure_briefly
 
-    asked = json.loads(sys.argv[1])
-    group = ControlGroup(f"edge-plans-{os.getpid()}", cores=asked["cores"]) if asked["cores"] else None
+    target = json.loads(sys.argv[1])
+    group = ControlGroup(f"edge-plans-{os.getpid()}", cores=target["cores"]) if target["cores"] else None
     if group is not None:
         group.add()
-    if asked["tiny"]:
+    if target["tiny"]:
         measure_briefly(pytest.MonkeyPatch())
-    run = {"llm": _llm, "onnx": _onnx, "alone": _alone}[asked["kind"]]
-    print(json.dumps(run(asked)))
+    run = {"llm": _llm, "onnx": _onnx, "alone": _alone}[target["kind"]]
+    print(json.dumps(run(target)))
     # The group cannot be closed from within; bench_plans.py removes what is left.
 
 
-def _llm(asked: dict[str, Any]) -> dict[str, Any]:
+def _llm(target: dict[str, Any]) -> dict[str, Any]:
     from devices.cluster_file import Cluster
     from edge.planning.arrange import work_of
     from edge.planning.llm_space import LlmSpace
@@ -41,18 +41,20 @@ def _llm(asked: dict[str, Any]) -> dict[str, Any]:
     from edge.survey.profile import reachable
     from quant.gguf.file import GgufFile
 
-    path = Path(asked["model"])
+    path = Path(target["model"])
     file, digest = GgufFile.open(path), OwnSlices().model_digest(path)
-    depth = 8 if asked["tiny"] else _DEPTH
-    work = work_of(file, context=256 if asked["tiny"] else _CONTEXT, concurrency=_REQUESTS, prompt=_PROMPT, depth=depth)
-    cluster = Cluster.of_addresses(asked["workers"])
+    depth = 8 if target["tiny"] else _DEPTH
+    work = work_of(
+        file, context=256 if target["tiny"] else _CONTEXT, concurrency=_REQUESTS, prompt=_PROMPT, depth=depth
+    )
+    cluster = Cluster.of_addresses(target["workers"])
     with reachable(cluster, insecure=True) as (fleet, notes):
         assert not notes, notes
         known = llm_speeds(cluster, fleet, notes, file, digest, threads=1, fresh=True)
-        return _measured(LlmSpace(path, file, digest, work, known, threads=1), fleet, asked)
+        return _measured(LlmSpace(path, file, digest, work, known, threads=1), fleet, target)
 
 
-def _onnx(asked: dict[str, Any]) -> dict[str, Any]:
+def _onnx(target: dict[str, Any]) -> dict[str, Any]:
     from devices.cluster_file import Cluster
     from edge.onnx.file import load
     from edge.onnx.model import OnnxSource
@@ -60,33 +62,33 @@ def _onnx(asked: dict[str, Any]) -> dict[str, Any]:
     from edge.survey.onnx_survey import onnx_speeds
     from edge.survey.profile import reachable
 
-    model = OnnxSource.from_file(load(Path(asked["model"])), {})
-    cluster = Cluster.of_addresses(asked["workers"])
+    model = OnnxSource.from_file(load(Path(target["model"])), {})
+    cluster = Cluster.of_addresses(target["workers"])
     with reachable(cluster, insecure=True) as (fleet, notes):
         assert not notes, notes
         known, cuts = onnx_speeds(model, cluster, fleet, notes, threads=1, fresh=True)
-        return _measured(OnnxSpace(model, known, cuts, threads=1), fleet, asked)
+        return _measured(OnnxSpace(model, known, cuts, threads=1), fleet, target)
 
 
-def _measured(space: Any, fleet: Any, asked: dict[str, Any]) -> dict[str, Any]:
+def _measured(space: Any, fleet: Any, target: dict[str, Any]) -> dict[str, Any]:
     """The best plan of each kind, by latency and by throughput, and what `best` takes: predicted and measured."""
     points = space.points(("latency", "throughput"))
     chosen, why = space.best("latency", {})
-    wanted = {chosen.key: chosen}
+    expected = {chosen.key: chosen}
     for kind in ("single", "tensor", "pipeline", "hybrid"):
-        of = [point for point in points if point.parallel == kind]
+        total = [point for point in points if point.parallel == kind]
         for axis in ("latency", "throughput"):
-            if of:
-                best = min(of, key=lambda point: point.objectives((axis,)))
-                wanted[best.key] = best
-    if asked["tiny"]:
-        several = [key for key, point in wanted.items() if len(point.plan.devices) > 1]
-        wanted = {key: wanted[key] for key in dict.fromkeys((chosen.key, *several[:1]))}
+            if total:
+                best = min(total, key=lambda point: point.objectives((axis,)))
+                expected[best.key] = best
+    if target["tiny"]:
+        several = [key for key, point in expected.items() if len(point.plan.devices) > 1]
+        expected = {key: expected[key] for key in dict.fromkeys((chosen.key, *several[:1]))}
     rounds: list[dict[str, dict[str, Any]]] = []
-    for _ in range(asked["rounds"]):
-        rounds.append({key: space.measure(point, fleet).to_json() for key, point in wanted.items()})
+    for _ in range(target["rounds"]):
+        rounds.append({key: space.measure(point, fleet).to_json() for key, point in expected.items()})
     rows = []
-    for key, point in wanted.items():
+    for key, point in expected.items():
         predicted = point.predicted.to_json()
         rows.append(
             {
@@ -94,34 +96,34 @@ def _measured(space: Any, fleet: Any, asked: dict[str, Any]) -> dict[str, Any]:
                 "parallel": point.parallel,
                 "chosen": key == chosen.key,
                 "predicted": {name: predicted[name] for name in ("latency_s", "throughput_per_s", "ttft_s")},
-                "measured": [one[key] for one in rounds],
+                "measured": [item[key] for item in rounds],
             }
         )
     return {"why": why, "plans": rows}
 
 
-def _alone(asked: dict[str, Any]) -> dict[str, Any]:
+def _alone(target: dict[str, Any]) -> dict[str, Any]:
     """The whole model within one device's share of a core, nothing else: what the best single device does."""
-    if asked["model"].endswith(".onnx"):
-        return {"latency_s": [_onnx_alone(asked) for _ in range(asked["rounds"])]}
+    if target["model"].endswith(".onnx"):
+        return {"latency_s": [_onnx_alone(target) for _ in range(target["rounds"])]}
     from edge.llm.engine import Engine
     from edge.llm.options import EngineOptions
     from edge.planning.measure import token_s
 
-    options = EngineOptions(context=256 if asked["tiny"] else _CONTEXT, threads=1)
-    with Engine(Path(asked["model"]), options) as engine:
-        depth = 8 if asked["tiny"] else _DEPTH
-        return {"latency_s": [token_s(engine, depth).seconds for _ in range(asked["rounds"])]}
+    options = EngineOptions(context=256 if target["tiny"] else _CONTEXT, threads=1)
+    with Engine(Path(target["model"]), options) as engine:
+        depth = 8 if target["tiny"] else _DEPTH
+        return {"latency_s": [token_s(engine, depth).seconds for _ in range(target["rounds"])]}
 
 
-def _onnx_alone(asked: dict[str, Any]) -> float:
+def _onnx_alone(target: dict[str, Any]) -> float:
     from edge.onnx.bench import measure, sequential
     from edge.onnx.engine import OnnxEngine
     from edge.onnx.file import load
     from edge.onnx.model import OnnxSource
 
-    model = OnnxSource.from_file(load(Path(asked["model"])), {})
-    with OnnxEngine(Path(asked["model"]), 1) as engine:
+    model = OnnxSource.from_file(load(Path(target["model"])), {})
+    with OnnxEngine(Path(target["model"]), 1) as engine:
         return measure(sequential(engine.run), model.sample, 6, 1).latency_ms_median / 1e3
 
 

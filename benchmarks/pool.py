@@ -122,19 +122,19 @@ class Plans:
         links = Links({(a, b): link(names[a], names[b]) for a, b in permutations(names, 2)})
         predicted = predict(plan, self.work, self._named(kinds), links, 1)
         layers = self.work.limits.sizes.layers
-        held = {
+        current = {
             names[stage.shards[0].device]: round(self.weight_bytes * len(stage.layers) / layers)
             for stage in plan.stages
         }
-        return predicted, [device for device in ordered if device in held or device is ordered[0]], held
+        return predicted, [device for device in ordered if device in current or device is ordered[0]], current
 
     def _planned(self, kinds: tuple[str, ...]) -> Plan | None:
         """The stages of least latency over links between homes."""
         speeds = self._named(kinds)
         links = Links(dict.fromkeys(permutations(speeds, 2), LinkSpeed(0.03, UPLINK)))
         planner = Planner(self.work, list(speeds.values()), links, "model", "", tensor=False)
-        found, _ = planner.front(("latency",), microbatches=[1])
-        return found[0].plan if found else None
+        result, _ = planner.front(("latency",), microbatches=[1])
+        return result[0].plan if result else None
 
     def _named(self, kinds: tuple[str, ...]) -> dict[str, DeviceSpeed]:
         return {
@@ -268,7 +268,9 @@ class Pool:
         self._short.remove(group)
         before = group.slice_bytes
         unused = self._serve_by(group, served)
-        self._serves_after(group, self._send(group, [one for one in group.slice_bytes if one not in before]))
+        self._serves_after(
+            group, self._send(group, [slice_byte for slice_byte in group.slice_bytes if slice_byte not in before])
+        )
         for device in unused:
             self._frees(device)
         if self._setting.spare and group.spare is None:
@@ -286,7 +288,10 @@ class Pool:
 
     def _send(self, group: Group, devices: Sequence[Device]) -> float:
         """Seconds until these devices have their slices. An owner, which has the file, sends to one after the other."""
-        owner, sizes = group.members[0], {one: group.slice_bytes[one] for one in devices if one is not group.members[0]}
+        owner, sizes = (
+            group.members[0],
+            {device: group.slice_bytes[device] for device in devices if device is not group.members[0]},
+        )
         self.sent_bytes += sum(sizes.values())
         if self._setting.source == MIRROR:
             return max((n / device.downlink for device, n in sizes.items()), default=0.0)
@@ -339,8 +344,8 @@ class Pool:
             if served is not None:
                 unused = self._serve_by(group, served)
                 self._serves_after(group, NOTICED_S + lost_bytes / DISK_BYTES_PER_S)
-                for one in unused:
-                    self._frees(one)
+                for item in unused:
+                    self._frees(item)
                 self._hire_spare(group)
                 return
         self._at(self.now + NOTICED_S, self._noticed, group, group.epoch)

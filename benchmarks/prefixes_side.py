@@ -58,8 +58,8 @@ class PrefixSide(Side):
     # --- one answer ---
 
     def _start(self) -> Any:
-        kept = PrefixOptions(folder=self._folder / "kept", key_folder=self._folder / "own")
-        options = {**self._options, "prefixes": kept}
+        saved = PrefixOptions(folder=self._folder / "kept", key_folder=self._folder / "own")
+        options = {**self._options, "prefixes": saved}
         if self._kind == "spread":
             self.deploy("engine", self._model, options=options, **self._spread)
         else:
@@ -71,11 +71,13 @@ class PrefixSide(Side):
     def conversation(self, prompts: dict[str, list[int]], folders: list[str]) -> dict[str, float]:
         """As `answers`, by one engine that begins anew before the first."""
         scheduler = Scheduler(self._warm(folders), slots=1, keep=True)
-        found = {
-            f"{name}{key}": value for name, one in prompts.items() for key, value in _answer(scheduler, one).items()
+        results = {
+            f"{name}{key}": value
+            for name, prompt in prompts.items()
+            for key, value in _answer(scheduler, prompt).items()
         }
         self.drop("engine")
-        return found
+        return results
 
     def _warm(self, folders: Sequence[str]) -> Any:
         engine = self._start()
@@ -85,9 +87,9 @@ class PrefixSide(Side):
         return engine
 
     def _ours(self, prompt: list[int], folders: Sequence[str]) -> dict[str, float]:
-        found = _answer(Scheduler(self._warm(folders), slots=1, keep=True), prompt)
+        result = _answer(Scheduler(self._warm(folders), slots=1, keep=True), prompt)
         self.drop("engine")
-        return found
+        return result
 
     def _stock(self, prompt: list[int], folders: Sequence[str]) -> dict[str, float]:
         """As `Llama.create_completion` does with a cache, up to the first token."""
@@ -106,13 +108,13 @@ class PrefixSide(Side):
             began = time.perf_counter()
             with suppress(KeyError):  # nothing is kept yet
                 stock.load_state(cache[prompt])
-            held = llama_cpp.Llama.longest_token_prefix(stock._input_ids.tolist(), prompt[:-1])
+            current = llama_cpp.Llama.longest_token_prefix(stock._input_ids.tolist(), prompt[:-1])
             token = next(stock.generate(prompt, temp=0.0))
             answered = time.perf_counter()
             with redirect_stderr(io.StringIO()):  # what it does, in print
                 cache[[*prompt, token]] = stock.save_state()
-            kept = time.perf_counter()
-        return {"_s": answered - began, "_computed": len(prompt) - held, "_keep_s": kept - answered}
+            saved = time.perf_counter()
+        return {"_s": answered - began, "_computed": len(prompt) - current, "_keep_s": saved - answered}
 
     # --- reading ---
 

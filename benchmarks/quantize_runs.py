@@ -48,50 +48,50 @@ def memory(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     large, small = (TINY, TINY) if tiny else (SHAPES["llama-2-7b"], SHAPES["tinyllama-1.1b"])
     source, out = random_model(args.work, "tiny" if tiny else "7b", large), folder / "out.gguf"
     size = source.stat().st_size
-    found: dict[str, Any] = {"limit_bytes": LIMIT, "disk": disk(source, out, tiny), "rows": []}
+    results: dict[str, Any] = {"limit_bytes": LIMIT, "disk": disk(source, out, tiny), "rows": []}
     for mix in ("q4_0",) if tiny else ("q4_0", "q4_k_m"):
         for how in ("quantize", "directly"):
             row = alone(how, source, out, mix=mix)
-            found["rows"].append({"what": f"{mix}, 7B", "how": how, "source_bytes": size, **row})
+            results["rows"].append({"what": f"{mix}, 7B", "how": how, "source_bytes": size, **row})
     checkpoint = folder / "checkpoint"
     size = write_checkpoint(checkpoint, small)
     row = alone("convert", checkpoint, out)
-    found["rows"].append({"what": "safetensors, 1.1B", "how": "convert", "source_bytes": size, **row})
-    return found
+    results["rows"].append({"what": "safetensors, 1.1B", "how": "convert", "source_bytes": size, **row})
+    return results
 
 
 def disk(source: Path, out: Path, tiny: bool) -> dict[str, float]:
     """GB/s that the disk alone reads and writes."""
-    found = {}
+    results = {}
     forget(source)
     with suppress(NoDirectReads), RawDisk(source) as raw:
-        found["read_gbps"] = max(raw.gbps(0.2 if tiny else DISK_S).values())
+        results["read_gbps"] = max(raw.gbps(0.2 if tiny else DISK_S).values())
     n_bytes = 1_000_000 if tiny else WRITE_BYTES
-    found["write_gbps"] = n_bytes / bare_write(out, n_bytes) / 1e9
-    return found
+    results["write_gbps"] = n_bytes / bare_write(out, n_bytes) / 1e9
+    return results
 
 
 def alone(do: str, source: Path, target: Path, **arguments: str) -> dict[str, Any]:
     """Run a side alone; return its figures and its group's. "failed" where it did not come to its end."""
     for path in source.iterdir() if source.is_dir() else [source]:
         forget(path)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with ExitStack() as stack:
         try:
             group: CountedGroup | None = stack.enter_context(memory_group(LIMIT))
         except NoGroups as error:
-            group, found["without_group"] = None, str(error)
+            group, results["without_group"] = None, str(error)
         side = stack.enter_context(Grouped(SIDE, group))
         peaks = stack.enter_context(anonymous(group))
         try:
             [seconds] = side.tell(do, RUN_S, source=str(source), target=str(target), **arguments)
-            found.update(seconds=seconds, target_bytes=target.stat().st_size)
+            results.update(seconds=seconds, target_bytes=target.stat().st_size)
         except RankFailed as failed:
-            found["failed"] = str(failed)
+            results["failed"] = str(failed)
         if group:
-            found["group"] = {**group.memory_report(), "anonymous_bytes": max(peaks, default=0)}
+            results["group"] = {**group.memory_report(), "anonymous_bytes": max(peaks, default=0)}
     target.unlink(missing_ok=True)
-    return found
+    return results
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from benchmarks.harness import MIB, table
 def fit(r: Mapping[str, Any]) -> str:
     """The result as Markdown."""
     parts = [f"{r['model']}, {r['minutes']:g} minutes, {r['threads']} threads; KL in nats a token, on text held out."]
-    for which, one in r["models"].items():
+    for which, model in r["models"].items():
         lines = [
             [
                 f"{row['size_of']}, {row['size_bytes']:,}",
@@ -24,13 +24,13 @@ def fit(r: Mapping[str, Any]) -> str:
                 f"{row['exact']}",
                 f"{row['took_s']:.0f}",
             ]
-            for row in one["rows"]
+            for row in model["rows"]
         ]
         header = ["size of", "fitted", "best type with a matrix", "without", "fitted / best"]
         header += ["calibration text: expected", "measured", "tensors without loss", "s"]
         types = [[t["type"], t["how"], f"{t['size_bytes']:,}", f"{t['perplexity']:.3f}", f"{t['kl']:.5f}"]
-                 for t in one["types"]]  # fmt: skip
-        parts.append(f"{which}: {one['tokens']:,} tokens scored, perplexity {one['perplexity']:.3f} in F16.")
+                 for t in model["types"]]  # fmt: skip
+        parts.append(f"{which}: {model['tokens']:,} tokens scored, perplexity {model['perplexity']:.3f} in F16.")
         parts += [table(header, lines), table(["", "matrix", "bytes", "perplexity", "KL"], types)]
     return "\n\n".join(parts)
 

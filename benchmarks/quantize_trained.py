@@ -26,13 +26,13 @@ def trained(model: Path, folder: Path, *, minutes: float, chunks: int, threads: 
     """Compare fits of the model as it is, in F16, and with its neurons in another order, on the grid of no type."""
     as_it_is = folder / "as-it-is.gguf"
     quantize(GgufFile.open(model), as_it_is, MIXES["f16"], threads=threads)
-    found = {"as it is": _compared(as_it_is, folder / "as", minutes, chunks, threads, tiny)}
+    results = {"as it is": _compared(as_it_is, folder / "as", minutes, chunks, threads, tiny)}
     if GgufFile.open(model).architecture == "llama" and not tiny:
         permute(as_it_is, folder / "permuted.gguf")
-        found["in another order"] = _compared(
+        results["in another order"] = _compared(
             folder / "permuted.gguf", folder / "other", minutes, chunks, threads, tiny
         )
-    return {"model": model.name, "minutes": minutes, "threads": threads, "models": found}
+    return {"model": model.name, "minutes": minutes, "threads": threads, "models": results}
 
 
 def _compared(model: Path, folder: Path, minutes: float, chunks: int, threads: int, tiny: bool) -> dict[str, Any]:
@@ -67,16 +67,16 @@ def _compared(model: Path, folder: Path, minutes: float, chunks: int, threads: i
         paths[name, "fitted"] = out
     quality = evaluate(model, list(paths.values()), read_text(HELD_OUT), options, most=chunks)
     files = {
-        key: {"size_bytes": one.size_bytes, "perplexity": one.summary.perplexity, "kl": one.summary.mean_divergence}
-        for key, one in zip(paths, quality[1:], strict=True)
+        key: {"size_bytes": item.size_bytes, "perplexity": item.summary.perplexity, "kl": item.summary.mean_divergence}
+        for key, item in zip(paths, quality[1:], strict=True)
     }
     for row in rows:
         row |= files.pop((row["size_of"], "fitted"))
         for how in ("with", "without"):
-            no_larger = {key: one for key, one in files.items() if one["size_bytes"] <= row["size_bytes"]}
-            mine = {key[0]: one["kl"] for key, one in no_larger.items() if key[1] == how}
+            no_larger = {key: item for key, item in files.items() if item["size_bytes"] <= row["size_bytes"]}
+            mine = {key[0]: item["kl"] for key, item in no_larger.items() if key[1] == how}
             if mine:
                 row[how], row[f"kl_{how}"] = min(mine.items(), key=lambda item: item[1])
-    types = [{"type": name, "how": how, **one} for (name, how), one in files.items()]
+    types = [{"type": name, "how": how, **item} for (name, how), item in files.items()]
     reference = quality[0].summary
     return {"tokens": reference.tokens, "perplexity": reference.perplexity, "rows": rows, "types": types}

@@ -165,19 +165,19 @@ class Relay:
 def _listening() -> dict[str, set[int]]:
     """The ports at which IPv4 addresses of this machine are listened at, asked of the kernel's sock_diag: it answers
     in no time, where /proc/net/tcp takes milliseconds."""
-    found: dict[str, set[int]] = {}
+    results: dict[str, set[int]] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
         for family in (socket.AF_INET, socket.AF_INET6):  # gRPC listens at IPv4 addresses in the way of IPv6
-            asked = _QUESTION.pack(_QUESTION.size, _BY_FAMILY, _DUMP, 0, 0, family, socket.IPPROTO_TCP, _LISTENS)
-            kernel.send(asked)
-            while (kind := _take_in(kernel.recv(1 << 16), found)) == _BY_FAMILY:
+            target = _QUESTION.pack(_QUESTION.size, _BY_FAMILY, _DUMP, 0, 0, family, socket.IPPROTO_TCP, _LISTENS)
+            kernel.send(target)
+            while (kind := _take_in(kernel.recv(1 << 16), results)) == _BY_FAMILY:
                 pass
             if kind != _DONE:
                 raise SystemExit("the kernel does not say who listens (sock_diag)")
-    return found
+    return results
 
 
-def _take_in(data: bytes, found: dict[str, set[int]]) -> int:
+def _take_in(data: bytes, result: dict[str, set[int]]) -> int:
     """Part of an answer into `found`; the kind of its last message."""
     kind = _DONE
     while data:
@@ -186,7 +186,7 @@ def _take_in(data: bytes, found: dict[str, set[int]]) -> int:
             family, port, address = struct.unpack_from("=16xB3x2s2x16s", data)
             tail = address[12:] if family == socket.AF_INET6 and address.startswith(_MAPPED) else address[:4]
             if family == socket.AF_INET or address.startswith(_MAPPED):
-                found.setdefault(socket.inet_ntoa(tail), set()).add(int.from_bytes(port, "big"))
+                result.setdefault(socket.inet_ntoa(tail), set()).add(int.from_bytes(port, "big"))
         data = data[(size + 3) // 4 * 4 :]
     return kind
 

@@ -22,8 +22,8 @@ def limit(program: Path | None, model: Path, n: int, prompt: int, tokens: int, t
         prefill_s, decode_s = by_engine(model, n, prompt, tokens, threads)
     else:
         prefill_s, decode_s = by_program(program, model, n, prompt, tokens, threads)
-    made = n * tokens
-    return {"tokens_per_s": made / (prefill_s + decode_s), "decode_per_s": made / decode_s, "first_s": prefill_s}
+    built = n * tokens
+    return {"tokens_per_s": built / (prefill_s + decode_s), "decode_per_s": built / decode_s, "first_s": prefill_s}
 
 
 def by_program(program: Path, model: Path, n: int, prompt: int, tokens: int, threads: int) -> tuple[float, float]:

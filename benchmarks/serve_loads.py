@@ -37,12 +37,14 @@ def chat(server: Server, messages: Sequence[Any], tokens: int, **more: Any) -> d
 async def at_once(server: Server, bodies: Sequence[dict[str, Any]]) -> dict[str, float]:
     """All of these at once: tokens a second over all of it, and while every one generated; seconds to first tokens."""
     began = time.perf_counter()
-    heard = [one.check() for one in await asyncio.gather(*(ask(server.address, "/v1/completions", b) for b in bodies))]
-    for body, one in zip(bodies, heard, strict=True):
-        if one.usage and one.tokens != body["max_tokens"]:
-            raise SystemExit(f"{server.name} gave {one.tokens} tokens of {body['max_tokens']}")
-    took_s = max(one.at[-1] for one in heard) - began
-    firsts = sorted(one.first_s for one in heard)
+    heard = [
+        item.check() for item in await asyncio.gather(*(ask(server.address, "/v1/completions", b) for b in bodies))
+    ]
+    for body, item in zip(bodies, heard, strict=True):
+        if item.usage and item.tokens != body["max_tokens"]:
+            raise SystemExit(f"{server.name} gave {item.tokens} tokens of {body['max_tokens']}")
+    took_s = max(entry.at[-1] for entry in heard) - began
+    firsts = sorted(entry.first_s for entry in heard)
     tokens = sum(body["max_tokens"] for body in bodies)
     return {
         "tokens_per_s": tokens / took_s,
@@ -53,15 +55,15 @@ async def at_once(server: Server, bodies: Sequence[dict[str, Any]]) -> dict[str,
 
 def steady(heard: Sequence[Heard], tokens: Sequence[int]) -> float:
     """Tokens a second while every stream was generating; 0 where there was no such time."""
-    begin, end = max(one.at[0] for one in heard), min(one.at[-1] for one in heard)
+    begin, end = max(item.at[0] for item in heard), min(item.at[-1] for item in heard)
     if begin >= end:
         return 0.0
     total = 0.0
-    for one, n in zip(heard, tokens, strict=True):
-        inside = [at for at in one.at if begin <= at <= end]
+    for item, n in zip(heard, tokens, strict=True):
+        inside = [at for at in item.at if begin <= at <= end]
         if len(inside) < 2:
             return 0.0
-        total += (len(inside) - 1) / (inside[-1] - inside[0]) * n / len(one.at)  # a piece may have several tokens
+        total += (len(inside) - 1) / (inside[-1] - inside[0]) * n / len(item.at)  # a piece may have several tokens
     return total
 
 
@@ -84,12 +86,12 @@ async def beside_long(
 
     async def client() -> None:
         while not over.is_set():
-            one = Heard(time.perf_counter())
-            heard.append(one)
+            first = Heard(time.perf_counter())
+            heard.append(first)
             await ask(
-                server.address, "/v1/completions", completion(server, words.text(prompt), tokens, ends), heard=one
+                server.address, "/v1/completions", completion(server, words.text(prompt), tokens, ends), heard=first
             )
-            one.check()
+            first.check()
 
     clients = [asyncio.ensure_future(client()) for _ in range(streams)]
     await asyncio.sleep(calm_s)
@@ -98,21 +100,21 @@ async def beside_long(
     over.set()
     await asyncio.gather(*clients)
     until = late.at[0]
-    calm = [one for one in heard if one.at[0] < came]
-    beside = [one for one in heard if one.began < until and one.at[0] >= came]  # began or waited in that time
+    calm = [item for item in heard if item.at[0] < came]
+    baseline = [item for item in heard if item.began < until and item.at[0] >= came]  # began or waited in that time
     return {
         "long_first_s": late.first_s,
         "gap_s": longest_gap(heard, came, until),
         "calm_gap_s": longest_gap(heard, 0.0, came),
-        "first_p99_s": percentile([one.first_s for one in beside], 0.99),
-        "calm_first_p99_s": percentile([one.first_s for one in calm], 0.99),
-        "requests": float(len(beside)),
+        "first_p99_s": percentile([item.first_s for item in baseline], 0.99),
+        "calm_first_p99_s": percentile([item.first_s for item in calm], 0.99),
+        "requests": float(len(baseline)),
     }
 
 
 def longest_gap(heard: Sequence[Heard], begin: float, end: float) -> float:
     """Between two pieces of a stream, of which one at least came in that time."""
-    pairs = [pair for one in heard for pair in itertools.pairwise(one.at)]
+    pairs = [pair for item in heard for pair in itertools.pairwise(item.at)]
     return max((b - a for a, b in pairs if a < end and b > begin), default=0.0)
 
 
@@ -149,16 +151,16 @@ async def beside_many_long(
     began = time.perf_counter()
     await asyncio.gather(client(long, 2, late), *(client(prompt, tokens, heard) for _ in range(streams)))
     took_s = time.perf_counter() - began
-    gaps = [b - a for one in heard for a, b in itertools.pairwise(one.at)]
+    gaps = [b - a for item in heard for a, b in itertools.pairwise(item.at)]
     return {
         "within": sum(gap <= target_s for gap in gaps) / len(gaps),
         "gap_p50_s": percentile(gaps, 0.5),
         "gap_p95_s": percentile(gaps, 0.95),
         "gap_p99_s": percentile(gaps, 0.99),
-        "long_first_s": percentile([one.first_s for one in late], 0.5),
-        "first_s": percentile([one.first_s for one in heard], 0.5),
+        "long_first_s": percentile([item.first_s for item in late], 0.5),
+        "first_s": percentile([item.first_s for item in heard], 0.5),
         "long_prompts": float(len(late)),
-        "tokens_per_s": sum(one.tokens for one in heard) / took_s,
+        "tokens_per_s": sum(item.tokens for item in heard) / took_s,
     }
 
 
@@ -166,24 +168,24 @@ async def beside_many_long(
 
 
 async def questions_for(
-    server: Server, asked: Sequence[Sequence[Any]], tokens: int, streams: int, seconds: float
+    server: Server, target: Sequence[Sequence[Any]], tokens: int, streams: int, seconds: float
 ) -> list[tuple[int, Heard]]:
     """So many streams at any time, one question after the other: (number of the question, what came)."""
     deadline = time.monotonic() + seconds
-    numbers = itertools.cycle(range(len(asked)))
-    found: list[tuple[int, Heard]] = []
+    numbers = itertools.cycle(range(len(target)))
+    results: list[tuple[int, Heard]] = []
 
     async def client() -> None:
         while time.monotonic() < deadline:
             number = next(numbers)
-            body = chat(server, asked[number], tokens)
+            body = chat(server, target[number], tokens)
             heard = await ask(server.address, "/v1/chat/completions", body, limit_s=seconds + LATE_S)
-            found.append((number, heard))
+            results.append((number, heard))
             if heard.error:
                 await asyncio.sleep(0.2)  # a server that is gone is not asked thousands of times
 
     await asyncio.gather(*(client() for _ in range(streams)))
-    return found
+    return results
 
 
 # --- a mixture ---
@@ -192,11 +194,11 @@ async def questions_for(
 class Mixture:
     """Clients of many kinds, and what came of them."""
 
-    def __init__(self, server: Server, words: Words, asked: Sequence[Sequence[Any]], context: int, seed: int) -> None:
+    def __init__(self, server: Server, words: Words, target: Sequence[Sequence[Any]], context: int, seed: int) -> None:
         self.begun: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()  # as they should
         self.wrong: list[str] = []  # what did not
-        self._server, self._words, self._asked, self._context = server, words, asked, context
+        self._server, self._words, self._asked, self._context = server, words, target, context
         self._random = random.Random(seed)
 
     async def go_on(self, clients: int, deadline: float) -> None:
@@ -247,7 +249,7 @@ class Mixture:
     async def messages(self) -> str:
         """A chat as Anthropic's API has it."""
         body = {"model": self._server.model, "max_tokens": 64, "stream": True}
-        messages = [one for one in self._random.choice(self._asked) if one["role"] != "system"]
+        messages = [item for item in self._random.choice(self._asked) if item["role"] != "system"]
         heard = await ask(self._server.address, "/v1/messages", {**body, "messages": messages})
         return heard.error or ("" if heard.status == 200 else f"HTTP {heard.status}")
 

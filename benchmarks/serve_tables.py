@@ -12,13 +12,13 @@ def throughput(r: Mapping[str, Any]) -> str:
     """The result as Markdown."""
     lines = []
     for case in r["cases"]:
-        beside = {(row["beside"], row["figure"]): row for row in case["compared"]}
+        baseline = {(row["beside"], row["figure"]): row for row in case["compared"]}
         for side, median in case["median"].items():
             best = case["best"][side]
             cells = [f"{case['streams']}: {side}"]
             for key in ("tokens_per_s", "decode_per_s"):
                 cells.append(f"{median[key]:.1f} ({best[key]:.1f})")
-                row = beside.get((side, key))
+                row = baseline.get((side, key))
                 cells.append(ratio_text(row) if row else "")
             lines.append([*cells, f"{median['first_s']:.2f}"])
     header = ["streams: side", "tokens/s, best", "edge serve beside it", "decoding alone, best", "edge serve beside it"]
@@ -81,7 +81,7 @@ def survive(r: Mapping[str, Any]) -> str:
         lines.append([*cells, f"{paused['median']:.2f} ({paused['most']:.2f})" if paused else ""])
     header = ["", "answers", "lost", "not as alone", "longest wait after a kill, s: median (most)"]
     said = [f"lost: {why}" for why in r["disturbed"]["lost_because"]]
-    said += [f"wrong: {one}" for row in (r["quiet"], r["disturbed"]) for one in row["wrong_are"]]
+    said += [f"wrong: {item}" for row in (r["quiet"], r["disturbed"]) for item in row["wrong_are"]]
     return "\n".join(
         [
             f"{r['streams']} streams for {r['minutes']:g} minutes over two workers, {r['kills']} kills.\n",

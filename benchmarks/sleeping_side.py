@@ -70,33 +70,33 @@ _NEAR = 1.2  # times the best by an objective: what is slower in all of them is 
 
 def main() -> None:
     run_first(children=True)  # as ranks of sleeping devices do
-    asked = json.loads(sys.argv[1])
+    target = json.loads(sys.argv[1])
     patch = pytest.MonkeyPatch()
     patch.setattr("edge.survey.links._ROUNDS", 1)
-    if asked["tiny"]:
+    if target["tiny"]:
         measure_briefly(patch)
-    for figures in run(asked):
+    for figures in run(target):
         print(json.dumps(figures), flush=True)
 
 
-def run(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def run(target: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Predict and run the best plans and their rivals. Yield what is known of the setting, and then the figures of each
     plan as they come. After `seconds` no plan is begun but the first."""
     began = time.monotonic()
-    path = Path(asked["model"])
+    path = Path(target["model"])
     file, digest = GgufFile.open(path), OwnSlices().model_digest(path)
-    prompt = asked["prompt"] or PROMPT
+    prompt = target["prompt"] or PROMPT
     work = work_of(file, context=CONTEXT + prompt, concurrency=REQUESTS, prompt=prompt, depth=DEPTH)
-    speeds = device_speeds(asked, file)
-    links = measured_links(asked["workers"], asked["kinds"], asked["pairs"], speeds)
+    speeds = device_speeds(target, file)
+    links = measured_links(target["workers"], target["kinds"], target["pairs"], speeds)
     space = LlmSpace(path, file, digest, work, ClusterProfile(tuple(speeds), links, ()), threads=1)
-    waits = CoreWaits(lambda: first_of(asked["supervisor"]), time.perf_counter)
-    if asked["in_groups"]:
+    waits = CoreWaits(lambda: first_of(target["supervisor"]), time.perf_counter)
+    if target["in_groups"]:
         yield {"links": link_figures(links)}
-        yield from in_groups(space, asked, waits)
+        yield from in_groups(space, target, waits)
         return
-    points = rivals(space, phases=asked["prompt"] > 0)
-    axes = axes_of(asked)
+    points = rivals(space, phases=target["prompt"] > 0)
+    axes = axes_of(target)
     chosen = {axis: min(points, key=lambda point: cost_of(point, axis)) for axis in axes}
     # Those that were chosen first, and then the nearest to them.
     points.sort(
@@ -106,31 +106,31 @@ def run(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
     )  # fmt: skip
     yield {"best": {axis: point.key for axis, point in chosen.items()}, "links": link_figures(links)}
     print(f"  planned after {time.monotonic() - began:.0f} s", file=sys.stderr)
-    with Cluster(asked["workers"], insecure=True) as cluster:
-        for i, point in enumerate(points[:1] if asked["tiny"] else points):
-            if i and time.monotonic() - began > asked["seconds"]:
+    with Cluster(target["workers"], insecure=True) as cluster:
+        for i, point in enumerate(points[:1] if target["tiny"] else points):
+            if i and time.monotonic() - began > target["seconds"]:
                 print(f"  no time for {len(points) - i} plans", file=sys.stderr)
                 return
-            row = measured(space, cluster, point, asked, waits)
+            row = measured(space, cluster, point, target, waits)
             print(f"  {time.monotonic() - began:.0f} s: {point.label}: {progress_text(row)}", file=sys.stderr)
             yield row
 
 
-def axes_of(asked: dict[str, Any]) -> tuple[str, ...]:
+def axes_of(target: dict[str, Any]) -> tuple[str, ...]:
     """Return the objectives by which plans are chosen."""
-    return (*AXES, "ttft") if asked["prompt"] else AXES
+    return (*AXES, "ttft") if target["prompt"] else AXES
 
 
-def device_speeds(asked: dict[str, Any], file: GgufFile) -> list[DeviceSpeed]:
+def device_speeds(target: dict[str, Any], file: GgufFile) -> list[DeviceSpeed]:
     """Return what the planner knows of each device, the owner first: what it sleeps by."""
     sizes, speeds = PartSizes.from_file(file), []
-    for profile, address, name in zip(asked["profiles"], [LOCAL, *asked["workers"]], asked["names"], strict=True):
+    for profile, address, name in zip(target["profiles"], [LOCAL, *target["workers"]], target["names"], strict=True):
         if "preset" in profile:
             speed = preset_speed(CATALOG[profile["preset"]], sizes, address, name)
         else:
             speed = speed_of(profile["speed"], address, name, 0.0)
         # Sleeping devices do not page.
-        speeds.append(replace(speed, sum_s=SUM_CPU_S, memory_bytes=asked["memory"], disk_bytes_per_s=None))
+        speeds.append(replace(speed, sum_s=SUM_CPU_S, memory_bytes=target["memory"], disk_bytes_per_s=None))
     return speeds
 
 
@@ -183,7 +183,7 @@ def rivals(space: LlmSpace, *, phases: bool) -> list[Point]:
         placed += planner.front(("ttft",))[0][:1]
         pairs = Phases(planner)
         placed += [pair for own in tuple(placed) if (pair := pairs.with_prefill(own)) is not None]
-    points = {point.key: point for point in (space.point(one.plan, one.microbatches) for one in placed)}
+    points = {point.key: point for point in (space.point(item.plan, item.microbatches) for item in placed)}
     several = [point for point in points.values() if not is_alone(point.plan)]
     axes = (*AXES, "ttft") if phases else AXES
     return near(several, axes)
@@ -202,12 +202,12 @@ def is_alone(plan: Any) -> bool:
 
 def thinned(front: Sequence[Placed]) -> list[Placed]:
     """Return the ends of a front, and those of other kinds between them."""
-    kept = {kind_of(placed.plan): placed for placed in front}
-    return list({id(placed): placed for placed in (*front[:1], *front[-1:], *kept.values())}.values())
+    saved = {kind_of(placed.plan): placed for placed in front}
+    return list({id(placed): placed for placed in (*front[:1], *front[-1:], *saved.values())}.values())
 
 
 def measured(
-    space: LlmSpace, cluster: Cluster, point: Point, asked: dict[str, Any], waits: CoreWaits
+    space: LlmSpace, cluster: Cluster, point: Point, target: dict[str, Any], waits: CoreWaits
 ) -> dict[str, Any]:
     """Run a plan, and return its figures beside those that were predicted."""
     plan: Any = point.plan
@@ -221,10 +221,10 @@ def measured(
         figures["throughput_per_s"], waited["throughput_per_s"] = waits.during(
             lambda: steady_per_s(engine, REQUESTS, DEPTH, microbatches)
         )
-        if asked["prompt"]:
+        if target["prompt"]:
             first = [waits.during(lambda: first_token_s(engine, space.work.prompt)) for _ in range(_FIRST_TOKENS)]
             figures["ttft_s"], waited["ttft_s"] = median(s for s, _ in first), max(part for _, part in first)
-        served = with_requests(engine, point, asked["requests"]) if asked["requests"] else None
+        served = with_requests(engine, point, target["requests"]) if target["requests"] else None
     predicted = point.predicted.to_json()
     return {
         "key": point.key,
@@ -266,15 +266,15 @@ def with_requests(engine: TextEngine, point: Point, n: int) -> dict[str, Any]:
     rate = LOAD * capacity_per_s(predicted, PROMPT, TOKENS)
     arrivals = poisson(rate, n, PROMPT, TOKENS, seed=0)
     simulated, times = simulate(predicted, arrivals), token_times(engine, predicted.microbatches, arrivals)
-    ttft_s = [tokens[0] - one.arrival_s for one, tokens in zip(arrivals.requests, times, strict=True)]
+    ttft_s = [tokens[0] - request.arrival_s for request, tokens in zip(arrivals.requests, times, strict=True)]
     tpot_s = [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for tokens in times]
     kinds = (("ttft_s", simulated.ttft_s, ttft_s), ("tpot_s", simulated.tpot_s, tpot_s))
     return {
         "rate_per_s": rate,
         **{
-            name: {"simulated": asdict(spread), "measured": asdict(taken)}
+            name: {"simulated": asdict(spread), "measured": asdict(used)}
             for name, spread, values in kinds
-            if spread is not None and (taken := Spread.from_values(values)) is not None
+            if spread is not None and (used := Spread.from_values(values)) is not None
         },
     }
 
@@ -287,8 +287,8 @@ def token_times(engine: TextEngine, microbatches: int, arrivals: Arrivals) -> li
         while coming or scheduler.busy:
             now = time.perf_counter() - began
             while coming and coming[0].arrival_s <= now:
-                one = coming.popleft()
-                times[scheduler.add(Request([1 + len(times) % 100] * one.prompt, one.tokens, ends=False))] = []
+                first = coming.popleft()
+                times[scheduler.add(Request([1 + len(times) % 100] * first.prompt, first.tokens, ends=False))] = []
             if not scheduler.busy:
                 time.sleep(coming[0].arrival_s - now)
                 continue
@@ -298,13 +298,13 @@ def token_times(engine: TextEngine, microbatches: int, arrivals: Arrivals) -> li
     return list(times.values())
 
 
-def in_groups(space: LlmSpace, asked: dict[str, Any], waits: CoreWaits) -> Iterator[dict[str, Any]]:
+def in_groups(space: LlmSpace, target: dict[str, Any], waits: CoreWaits) -> Iterator[dict[str, Any]]:
     """Run a plan in which all devices share every layer: requests in one group, twice as many, and these in two groups.
     Yield tokens a second, measured and predicted."""
-    half = 2 if asked["tiny"] else GROUP_REQUESTS
-    plan = make_plan(limits(space.file), "model", "", [LOCAL, *asked["workers"]], "tensor")
+    half = 2 if target["tiny"] else GROUP_REQUESTS
+    plan = make_plan(limits(space.file), "model", "", [LOCAL, *target["workers"]], "tensor")
     speed_by_device = {speed.device: speed for speed in space.known.speeds}
-    with Fleet(asked["workers"], insecure=True) as fleet:
+    with Fleet(target["workers"], insecure=True) as fleet:
         for requests, groups in ((half, 1), (2 * half, 1), (2 * half, 2)):
             options = EngineOptions(context=GROUP_CONTEXT, sequences=requests, groups=groups, threads=1)
             with Deployment(fleet, plan, space.file, options, Exchange("tcp")) as deployment:

@@ -111,9 +111,9 @@ class Rank:
     def _credentials(self) -> Credentials:
         from devices.trust import credentials
 
-        held = credentials.load(self.folder / "credentials")
-        assert held is not None
-        return Credentials(held.authority, held.certificate, held.key)
+        current = credentials.load(self.folder / "credentials")
+        assert current is not None
+        return Credentials(current.authority, current.certificate, current.key)
 
     def _serve_grpc(self) -> int:
         """One server for all streams to this rank. A link's stream lasts until the process ends."""

@@ -16,8 +16,8 @@ def roundtrip(r: Mapping[str, Any]) -> str:
     for row in r["compared"]:
         cells = [row["words"], f"{r['median_s'][row['side']] * 1e6:.1f}"]
         if row["beside"]:
-            asked = f"{row['asked']:g}" if row["asked"] else ""
-            cells += [row["beside"], f"{row['ratio']:.2f}", f"{row['ratio_of_rounds']:.2f}", asked]
+            target = f"{row['asked']:g}" if row["asked"] else ""
+            cells += [row["beside"], f"{row['ratio']:.2f}", f"{row['ratio_of_rounds']:.2f}", target]
         lines.append(cells)
     return f"8 KiB, two processes, loopback; {r['rounds']} rounds of {r['operations']}.\n\n" + table(
         ["", "median, us", "beside", "ratio", "median of the rounds' ratios", "asked, at most"], lines

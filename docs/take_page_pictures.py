@@ -41,8 +41,8 @@ def main() -> None:
             page.look(1100, 760)
             ask(page, address, QUESTIONS)
             page.picture(HERE / "serve.png")
-        workers = [stack.enter_context(worker(folder / one, "--name", one)) for one in ("desk", "attic")]
-        addresses = tuple(one.address for one in workers)
+        workers = [stack.enter_context(worker(folder / item, "--name", item)) for item in ("desk", "attic")]
+        addresses = tuple(item.address for item in workers)
         with served(workers=addresses, parallel="pipeline", insecure=True) as address:
             page.look(360, 700, dark=True, zoom=2)
             ask(page, address, QUESTIONS[:1])

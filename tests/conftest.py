@@ -32,7 +32,7 @@ from edge.llm.options import EngineOptions
 from edge.models import shapes, synth
 from edge.net import dialling
 from tests.support import BRIEF_LINKS, NEVER_S, PLAIN_LINES, ROOT, TESTS, ask_for_default_threads, one_thread
-from tests.support.fixtures import one, two  # noqa: F401
+from tests.support.fixtures import one_worker, two  # noqa: F401
 from tests.support.forked_modules import fork_modules
 from tests.support.helpers import OwnEngines
 from tests.support.measuring import measure_briefly

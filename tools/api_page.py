@@ -66,11 +66,11 @@ def _class(node: ast.ClassDef, source: list[str], short: bool) -> str:
     head = f"### {node.name}\n\n"
     if short:
         return f"{head}A kind of `{bases[0]}`. {_doc(node)}" if bases else f"{head}{_doc(node)}"
-    made = next((m for m in node.body if isinstance(m, Function) and m.name == "__init__"), None)
+    built = next((m for m in node.body if isinstance(m, Function) and m.name == "__init__"), None)
     lines = [f"{head}{_doc(node)}"]
-    if made is not None:
-        lines.insert(0, f"{head}{_code(_signature(made, node.name, skip=1))}")
-        lines[1] = _doc(node) + (f"\n\n{_doc(made)}" if _doc(made) else "")
+    if built is not None:
+        lines.insert(0, f"{head}{_code(_signature(built, node.name, skip=1))}")
+        lines[1] = _doc(node) + (f"\n\n{_doc(built)}" if _doc(built) else "")
     fields = [m for m in node.body if isinstance(m, ast.AnnAssign) and isinstance(m.target, ast.Name)]
     rows = [_field(f, source) for f in fields if not _text(f.target).startswith("_")]
     methods = [m for m in node.body if isinstance(m, Function) and not m.name.startswith("_")]
@@ -99,17 +99,17 @@ def _method(node: Function) -> str:
 
 def _signature(node: Function, name: str = "", skip: int = 0) -> str:
     """As it is written. skip: parameters at the front that a caller does not give."""
-    given = node.args
-    plain = [*given.posonlyargs, *given.args]
-    defaults = [None] * (len(plain) - len(given.defaults)) + list(given.defaults)
+    provided = node.args
+    plain = [*provided.posonlyargs, *provided.args]
+    defaults = [None] * (len(plain) - len(provided.defaults)) + list(provided.defaults)
     parts = [_parameter(a, d) for a, d in list(zip(plain, defaults, strict=True))[skip:]]
-    if given.vararg:
-        parts.append(f"*{_parameter(given.vararg, None)}")
-    elif given.kwonlyargs:
+    if provided.vararg:
+        parts.append(f"*{_parameter(provided.vararg, None)}")
+    elif provided.kwonlyargs:
         parts.append("*")
-    parts += [_parameter(a, d) for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
-    if given.kwarg:
-        parts.append(f"**{_parameter(given.kwarg, None)}")
+    parts += [_parameter(a, d) for a, d in zip(provided.kwonlyargs, provided.kw_defaults, strict=True)]
+    if provided.kwarg:
+        parts.append(f"**{_parameter(provided.kwarg, None)}")
     returns = f" -> {_text(node.returns)}" if node.returns and not name else ""
     name = name or node.name
     line = f"{name}({', '.join(parts)}){returns}"

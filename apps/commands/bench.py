@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from apps import bench_onnx, distributed
+from apps.engine_options import add_engine_arguments
 from apps.errors import UsageError
 from apps.options import (
     ANY_MODEL,
     add,
     add_draft_arguments,
-    add_engine_arguments,
     check_draft_worker,
     is_onnx,
     model_path,
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     refuse(args, bench_onnx.OWN, "is for ONNX models")
     check_draft_worker(args)
     from edge.llm.bench import beside_memory
-    from edge.llm.interface import memory_json
+    from edge.llm.info import memory_json
     from edge.paging.describe import paging_rows
     from edge.speculate.bench import SpeculationResult
 

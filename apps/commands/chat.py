@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps import distributed
+from apps.engine_options import add_engine_arguments
 from apps.errors import UsageError
 from apps.options import (
     add,
     add_draft_arguments,
-    add_engine_arguments,
     apply_reproducible,
     argument,
     attention_window,
@@ -232,7 +232,7 @@ def _has_input(timeout_s: float) -> bool:
 def _answer_once(args: argparse.Namespace, loaded: LoadedChat, prompt: str, sampling: SamplingParams) -> int:
     from edge.errors import EdgeError
     from edge.llama.interrupt import interrupt_stops
-    from edge.llm.interface import memory_json, memory_news
+    from edge.llm.info import memory_json, memory_news
     from transport.errors import TransportError
 
     chat = loaded.chat

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps import distributed
+from apps.engine_options import add_engine_arguments, options_of_chunks
 from apps.errors import UsageError
-from apps.options import add, add_engine_arguments, model_path, option, options_of_chunks, positive_int, refuse
+from apps.options import add, model_path, option, positive_int, refuse
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json
 

@@ -7,7 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from apps.options import add, add_engine_arguments, check_output, model_path, option, options_of_chunks, positive_int
+from apps.engine_options import add_engine_arguments, options_of_chunks
+from apps.options import add, check_output, model_path, option, positive_int
 from apps.show.progress import progress
 from apps.show.table import print_json
 

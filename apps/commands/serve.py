@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps import distributed
+from apps.engine_options import add_engine_arguments
 from apps.errors import UsageError
 from apps.options import (
     add,
     add_draft_arguments,
-    add_engine_arguments,
     apply_reproducible,
     argument,
     attention_window,

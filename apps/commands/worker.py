@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from apps.engine_options import MemoryAction
 from apps.errors import UsageError
-from apps.memory_action import MemoryAction
 from apps.options import MAX_THREADS, add, argument, byte_size, check_usable, device_name, option, quiet_grpc
 from edge import units
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from devices.names import host_name
     from devices.paths import cache_folder, credentials_folder, state_folder
     from devices.probe import default_threads
-    from devices.trust import credentials as held
+    from devices.trust import credentials
     from devices.trust.invitation import parse_token
     from edge import log
     from edge.ending import signals_are_for_the_program
@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
     folder = credentials_folder()
     if args.join is not None:
         _check_name(args.name, parse_token(args.join).holder.name)
-        held.store_token(folder, args.join)
-    membership = None if args.insecure else held.load(folder)
+        credentials.store_token(folder, args.join)
+    membership = None if args.insecure else credentials.load(folder)
     if membership:
         _check_name(args.name, membership.holder.name)
     try:

@@ -22,7 +22,7 @@ from edge.errors import EdgeError, EngineError, Interrupted, WorkerError
 from edge.llama.interrupt import interrupt_stops
 from edge.llm.chat import Chat
 from edge.llm.generate import Response
-from edge.llm.interface import memory_news
+from edge.llm.info import memory_news
 from edge.llm.sampler import MAX_SEED, SamplingParams
 from edge.paging.describe import paging_rows
 from quant.text import count_text, counted, printable

@@ -8,7 +8,7 @@ from dataclasses import replace
 from devices.errors import TrustError
 from devices.names import join_address, parse_address
 from devices.paths import authority_folder, credentials_folder
-from devices.trust import credentials as held
+from devices.trust import credentials as memberships
 from devices.trust.authority import Authority, is_owned
 from edge.cluster.client import Remote
 from edge.errors import WorkerError
@@ -69,13 +69,13 @@ def _connected(host: str, port: int, own: Credentials | None, insecure: bool, ti
 
 
 def credentials() -> Credentials | None:
-    """This machine's, where it owns a cluster; None where it does not."""
+    """Return this machine's credentials if it owns a cluster, else None."""
     return None if _authority() is None else trust.credentials()
 
 
 def _authority() -> Authority | None:
     """The cluster this machine owns; None where it owns none."""
-    membership = held.load(credentials_folder())
+    membership = memberships.load(credentials_folder())
     if membership is None and not is_owned(authority_folder()):
         return None
     if membership is not None and membership.holder.role != OWNER:
@@ -86,7 +86,7 @@ def _authority() -> Authority | None:
 
 def _refuse_a_worker(target: str) -> None:
     """Refused where this machine is in a cluster that is not its own: making one of its own would not help."""
-    membership = held.load(credentials_folder())
+    membership = memberships.load(credentials_folder())
     if membership is not None:
         raise Refused(
             f"{target} is another machine, and this one is the {membership.holder.role} {membership.holder.name}: only"

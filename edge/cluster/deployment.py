@@ -242,7 +242,7 @@ class Deployment(RankGroup):
         return model, shards
 
     def _digest(self, part: FileSlice, total: AggregateProgress) -> str:
-        """A slice's name, for which it may have to be cut once."""
+        """Return a slice's digest, for which it may have to be cut once."""
         with total.part(part.recipe.n_bytes) as read:
             return self._slices.name(part, read)
 

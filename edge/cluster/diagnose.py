@@ -9,7 +9,7 @@ from typing import Any
 from devices.names import host_name, join_address
 from devices.paths import credentials_folder
 from devices.profile import LinkProfile
-from devices.trust import credentials as held
+from devices.trust import credentials
 from edge.cluster.client import Remote
 from edge.cluster.fleet import label
 from edge.cluster.session import EngineSession, LocalSession, RemoteSession, answers, connect_all
@@ -95,7 +95,7 @@ def measure_link(a: Remote | None, b: Remote, seconds: float = 1.0, transport: s
 
 
 def _first(a: Remote | None, b: Remote, secret: bytes) -> EngineSession:
-    """The end that dials."""
+    """Return the session at the end of the link that dials: on worker `a`, or on this device."""
     if a is not None:
         return RemoteSession(a, 0, 2, secret)
     return LocalSession(_own_name(b), 2, secret, credentials_folder() if b.secure else None, threads=1)
@@ -103,7 +103,7 @@ def _first(a: Remote | None, b: Remote, secret: bytes) -> EngineSession:
 
 def _own_name(other: Remote) -> str:
     """Return this device's name where it is linked with that worker."""
-    own = held.load(credentials_folder()) if other.secure else None
+    own = credentials.load(credentials_folder()) if other.secure else None
     return own.holder.name if own else host_name()
 
 

@@ -14,9 +14,9 @@ from transport.errors import TransportError
 _OF_LINKS = {"Refused": 1, "LinkTimeout": 1, "ProtocolError": 2, "LinkClosed": 3}
 
 
-def is_cause(word: Exception) -> bool:
+def is_cause(reason: Exception) -> bool:
     """Return whether what a session said is why it ended, and not what another's end did to it."""
-    return getattr(word, "error", "") not in _OF_LINKS
+    return getattr(reason, "error", "") not in _OF_LINKS
 
 
 def is_loss(error: Exception) -> bool:
@@ -27,12 +27,12 @@ def is_loss(error: Exception) -> bool:
     return isinstance(error, TransportError)
 
 
-def failure_reason(words: Iterable[Exception], error: Exception | None = None) -> Exception:
+def failure_reason(reasons: Iterable[Exception], error: Exception | None = None) -> Exception:
     """The error that says most, the first of those that say as much: of what sessions said, and of what failed here.
 
     There must be one. `error` comes from a link of this device, so its own class counts.
     """
-    ranked = [(_OF_LINKS.get(getattr(word, "error", ""), 0), word) for word in words]
+    ranked = [(_OF_LINKS.get(getattr(reason, "error", ""), 0), reason) for reason in reasons]
     if error is not None:
         kind = type(error).__name__
         # A rank that could not reach another one ends, and then cannot be reached: what it was refused comes first.
@@ -41,7 +41,7 @@ def failure_reason(words: Iterable[Exception], error: Exception | None = None) -
     return min(ranked, key=lambda candidate: candidate[0])[1]
 
 
-def lost_words(names: Sequence[str], error: Exception) -> str:
+def loss_reason(names: Sequence[str], error: Exception) -> str:
     """Which devices were lost, and why: "pi was lost (went away)". names: as far as they are known."""
     reason = str(error)
     for name in names:

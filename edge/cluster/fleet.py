@@ -12,7 +12,7 @@ from devices.names import host_name, join_address, parse_address
 from devices.paths import credentials_folder
 from devices.profile import DeviceProfile
 from devices.sleeping import sleep_profile
-from devices.trust import credentials as held
+from devices.trust import credentials
 from edge.closing import Closing
 from edge.cluster.client import Remote
 from edge.cluster.connect import CONNECT_TIMEOUT_S, reach
@@ -84,7 +84,7 @@ class Fleet(Closing):
     @property
     def local_name(self) -> str:
         """Name by which the others know this device."""
-        own = held.load(credentials_folder()) if self.secure else None
+        own = credentials.load(credentials_folder()) if self.secure else None
         return own.holder.name if own else host_name()
 
     def memory_of(self, address: str) -> int:

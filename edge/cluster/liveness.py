@@ -40,7 +40,7 @@ class LivenessMonitor:
         threading.Thread(target=self._run, daemon=True, name="silence").start()
 
     def look(self) -> None:
-        """Say what is new."""
+        """Report sessions that stopped responding, recovered or are leaving, since the last check."""
         for session in list(self._sessions()):
             if session.leaving:
                 self._leaves(session)

@@ -97,7 +97,7 @@ class ModelSlices:
         return enter(self._own.use(part.recipe, part.path, self.name(part)))
 
     def send(self, part: FileSlice, worker: Remote) -> str:
-        """See that a slice is on a worker, and return its digest. The errors of `Remote.send_slice`."""
+        """Send a slice to a worker that lacks it, and return its digest. The errors of `Remote.send_slice`."""
         digest = self.name(part)
         worker.send_slice(part.recipe, part.path, digest)
         return digest

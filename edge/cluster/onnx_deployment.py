@@ -32,7 +32,7 @@ from transport.measure import measure
 
 @dataclass(frozen=True)
 class Hop:
-    """One way from a stage to the next."""
+    """Link from one stage to the next, in one direction."""
 
     latency_s: float  # half a round trip of 8 bytes, median
     bytes_per_s: float

@@ -69,8 +69,8 @@ class RankGroup(Closing):
     def lost(self) -> list[str]:
         """The devices whose process has ended or stands still. Those that only lost their links to it are not among
         them. For after a failure."""
-        words = [(session.device, session.word()) for session in self._sessions]
-        return list(dict.fromkeys(device for device, word in words if word is not None and is_cause(word)))
+        reasons = [(session.device, session.end_reason()) for session in self._sessions]
+        return list(dict.fromkeys(device for device, why in reasons if why is not None and is_cause(why)))
 
     @property
     def lost_addresses(self) -> list[str]:

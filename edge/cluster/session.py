@@ -138,7 +138,7 @@ class EngineSession(Closing):
             raise self.died
         return event
 
-    def word(self) -> Exception | None:
+    def end_reason(self) -> Exception | None:
         """The reason why it can do no more, as it said unasked: its command failed, or it died. None: it can."""
         if self.died is None:
             with suppress(queue.Empty):
@@ -289,10 +289,10 @@ class RemoteSession(EngineSession):
             self._hear(error)
 
 
-WORD_S = 1.5  # for a rank to say why it made others wait for too long
+REASON_S = 1.5  # for a rank to say why it made others wait for too long
 # For a rank to say why its link broke: its daemon first waits for a process that is about to end and for what it
 # said last (`edge.worker.process.EXIT_S` each), and that a daemon's host has vanished is known after five seconds.
-LAST_WORD_S = 6.0
+LAST_REASON_S = 6.0
 _LOOK_S = 0.02
 
 
@@ -308,9 +308,9 @@ def last_failure(error: Exception, links: Iterable[Link] | None, sessions: Seque
         return error
     for link in links or ():
         link.close("another link broke")
-    deadline = time.monotonic() + (WORD_S if isinstance(error, LinkTimeout) else LAST_WORD_S)
+    deadline = time.monotonic() + (REASON_S if isinstance(error, LinkTimeout) else LAST_REASON_S)
     while True:
-        words = [word for session in sessions if (word := session.word()) is not None]
-        if any(map(is_cause, words)) or len(words) == len(sessions) or time.monotonic() > deadline:
-            return failure_reason(words, error)
+        reasons = [reason for session in sessions if (reason := session.end_reason()) is not None]
+        if any(map(is_cause, reasons)) or len(reasons) == len(sessions) or time.monotonic() > deadline:
+            return failure_reason(reasons, error)
         time.sleep(_LOOK_S)

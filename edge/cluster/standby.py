@@ -54,7 +54,7 @@ class Standby:
         return "; ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Figures."""
+        """Return plain values for JSON."""
         return {
             "losses": self.losses,
             "slice_bytes": self.slice_bytes,

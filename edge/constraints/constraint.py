@@ -27,7 +27,7 @@ from quant.text import bytes_text
 WAIT_S = 20.0  # for an answer: the process may get little of a busy processor
 _POLL_S = 0.1  # between checks whether anybody still waits
 _NAMES = {"grammar": "grammar", "json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
-Mask = NDArray[np.bool_]  # [n_vocab]: tokens that may come next
+Mask = NDArray[np.bool_]  # grammar mask [n_vocab]: tokens that may come next
 
 
 def never_given_up() -> bool:

@@ -12,7 +12,7 @@ from devices.busy import LostTimeMeter
 from devices.probe import available_memory
 from edge.adapters.file import CheckedAdapter
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
-from edge.cluster.failures import is_loss, lost_words
+from edge.cluster.failures import is_loss, loss_reason
 from edge.cluster.fleet import Fleet, by_device, device
 from edge.cluster.model_slices import ModelSlices, adapter_bytes, send_ahead
 from edge.cluster.preflight import check_room, held_here, left_here
@@ -38,7 +38,7 @@ from edge.planning.choice import PlanChoice
 from edge.planning.encoder_place import EncoderPlace
 from edge.slices.local import OwnSlices
 from edge.survey.cluster import Cluster
-from edge.survey.joining import FindWorkers, Newcomers
+from edge.survey.joining import FindWorkers, JoiningDevices
 from edge.tasks import SILENT, Progress, Steps
 from partition.errors import CannotSlice, PlanError
 from partition.model.check import check_loadable
@@ -111,11 +111,11 @@ def deploy(
         supervisor = Supervisor(replanner, building, steps, insecure=cluster.insecure)
         stack.callback(supervisor.close)
         engine = building.kept_running(supervisor, fleet, plan, choice.why, exact=replanner.exact)
-        newcomers = None
+        joining = None
         if resilience.seek is not None:
-            newcomers = Newcomers(resilience.seek, file, digest, exchange.transport, insecure=cluster.insecure)
+            joining = JoiningDevices(resilience.seek, file, digest, exchange.transport, insecure=cluster.insecure)
         replacements = engine.replacements
-        watch = MembershipWatch(supervisor, replanner, replacements, newcomers, steps, insecure=cluster.insecure)
+        watch = MembershipWatch(supervisor, replanner, replacements, joining, steps, insecure=cluster.insecure)
         stack.callback(watch.close)
         assert supervisor.running is not None
 
@@ -177,7 +177,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
         self._say = say
         self._vocabulary = llama.Model(file.path, vocabulary_only=True)
         self._mirror: Mirror | None = None
-        self._prefill_lost: Callable[[Plan, str, list[str]], None] = lambda plan, words, lost: None
+        self._prefill_lost: Callable[[Plan, str, list[str]], None] = lambda plan, reason, lost: None
 
     def close(self) -> None:
         """Free the vocabulary."""
@@ -223,11 +223,11 @@ class LlmBuilding(Building[Plan, TextEngine]):
         """Start the plan: an engine that the supervisor replaces. exact: what is lost is computed again in the very
         steps there were."""
 
-        def prefill_lost(plan: Plan, words: str, lost: list[str]) -> None:
+        def prefill_lost(plan: Plan, reason: str, lost: list[str]) -> None:
             running = supervisor.running
             if running is None or running.plan is not plan:
                 return
-            self._say(f"{words}: prompts are computed by {listed(running.names)} from now on")
+            self._say(f"{reason}: prompts are computed by {listed(running.names)} from now on")
             there = running.workers - set(lost)  # the watch offers the plan again when the others are back
             supervisor.change(replace(running, plan=plan.placements[0], workers=there))
 
@@ -306,11 +306,11 @@ class LlmBuilding(Building[Plan, TextEngine]):
         prefill, ranks = self._load_placement(fleet, plan.prefill, options, life, steps, leaves_at_once=True)
 
         def lost(error: Exception) -> None:
-            words = lost_words(ranks.lost if ranks else [], error) if is_loss(error) else str(error)
+            reason = loss_reason(ranks.lost if ranks else [], error) if is_loss(error) else str(error)
             gone = ranks.lost_addresses if ranks else []
             if not gone and is_loss(error) and plan.prefill is not None:  # of links alone: all are there again later
                 gone = [device for device in plan.prefill.devices if device not in plan.devices]
-            self._prefill_lost(plan, words, gone)
+            self._prefill_lost(plan, reason, gone)
 
         break_off = prefill.stop if ranks is None else ranks.break_off
         return life.enter_context(PrefillPlacement(prefill, plan.prefill_from, lost, break_off))

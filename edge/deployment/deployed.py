@@ -59,7 +59,7 @@ class Deployed(Generic[P, E]):
 
 
 class DeployedModel(Deployed[Plan, TextEngine]):
-    """A language model on its devices, and what to talk to: its `engine`."""
+    """A language model deployed on its devices; `engine` computes."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class DeployedModel(Deployed[Plan, TextEngine]):
 
     @property
     def links(self) -> Mapping[int, str]:
-        """The kind of this process's link to each other rank."""
+        """Return the transport of this process's link to each other rank."""
         return self._ranks.links if self._ranks else {}
 
     def times(self, *, clear: bool = False) -> list[dict[str, Summary]]:

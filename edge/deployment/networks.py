@@ -163,4 +163,4 @@ class NetworkBuilding(Building[OnnxPlan, Runner]):
         return several.start(), several
 
     def send_ahead(self, fleet: Fleet, plan: OnnxPlan, check: Progress) -> None:
-        """Nothing: a network moves only where a device is lost."""
+        """Do nothing: a network moves only after a loss."""

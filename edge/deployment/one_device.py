@@ -37,5 +37,5 @@ class OneDevice:
         self.stop, self.resume, self.close = engine.stop, engine.resume, engine.close
 
     def map(self, feeds: Iterable[Mapping[str, Array]], window: int, wire: str = "f32") -> Iterator[Result]:
-        """The results of inputs, one after the other. The errors of `OnnxEngine.run`."""
+        """Yield the results of inputs, in order. The errors of `OnnxEngine.run`."""
         return sequential(self._engine.run)(feeds, window)

@@ -72,10 +72,10 @@ class Replanner(Deciding[Plan]):
         if self.planner is None:
             return again(self._first, workers, self._file, self._digest)
         there = [speed for speed in self.planner.speeds if device(speed.device) in (LOCAL, *workers)]
-        beside = there if self._encoder is None else self._encoder.held_after_loss(self.planner.speeds, there)
-        tries = [(beside, self._limits)]
-        tries += [(beside, {})] if self._limits else []  # fewer devices may not keep to the limits
-        if beside != there:  # without room for the encoder, texts are answered at least
+        with_encoder = there if self._encoder is None else self._encoder.held_after_loss(self.planner.speeds, there)
+        tries = [(with_encoder, self._limits)]
+        tries += [(with_encoder, {})] if self._limits else []  # fewer devices may not keep to the limits
+        if with_encoder != there:  # without room for the encoder, texts are answered at least
             tries += [(there, limits) for _, limits in tries]
         for speeds, limits in tries:
             try:
@@ -175,6 +175,6 @@ def _by_address(planner: Planner) -> dict[str, DeviceSpeed]:
 
 
 def _without_estimates(planner: Planner) -> Planner:
-    """The planner of the devices that are there, as presets are not."""
+    """Return the planner without presets: a plan can run only on devices that exist."""
     own, *others = planner.speeds
     return planner.like([own, *(speed for speed in others if not speed.estimate)], planner.links)

@@ -8,7 +8,7 @@ from typing import Generic
 
 from devices.cluster_file import Cluster
 from edge.cluster.connect import CONNECT_TIMEOUT_S, LOSS_TIMEOUT_S
-from edge.cluster.failures import LostLately, is_loss, lost_words
+from edge.cluster.failures import LostLately, is_loss, loss_reason
 from edge.cluster.fleet import Fleet, device
 from edge.deployment.kinds import Building, Deciding, E, P, Running
 from edge.errors import EdgeError, Interrupted
@@ -69,7 +69,7 @@ class Supervisor(Generic[P, E]):
         assert self.running is not None
         ranks = self.running.ranks
         lost = ranks.lost if ranks else []
-        words = lost_words(lost, error) if lost or is_loss(error) else str(error)
+        reason = loss_reason(lost, error) if lost or is_loss(error) else str(error)
         without = self._lost_lately.again(ranks.lost_addresses if ranks else [], losses_in_a_row)
         for tries_left in reversed(range(MOST_TRIES)):
             self.check_open()
@@ -81,23 +81,23 @@ class Supervisor(Generic[P, E]):
                 check()
                 steps = CheckedSteps(check, self._steps)
                 plan, why = self.deciding.over(fleet, notes, steps)
-                return self._bring_up(fleet, plan, why, words, steps)
+                return self._bring_up(fleet, plan, why, reason, steps)
             except EdgeError as again:
                 if not tries_left or isinstance(again, Interrupted) or not (again.devices or is_loss(again)):
-                    raise type(again)(f"{words}, and the model cannot go on without: {again}") from again
+                    raise type(again)(f"{reason}, and the model cannot go on without: {again}") from again
                 without.update(again.devices)
-                words = str(again)
+                reason = str(again)
         raise AssertionError("the last try returns or raises")
 
     def offer(
         self,
-        words: str,
+        reason: str,
         is_worth: Callable[[P], bool],
         check: Progress,
         switch_to: Callable[[Callable[[], E | None]], None],
     ) -> bool:
         """Plan over the devices that answer, and let that plan take over by `switch_to`, where it is worth it; whether
-        it is. words: why. check: ends this by raising."""
+        it is. reason: why. check: ends this by raising."""
         replaced, life = self.running, ExitStack()
         try:
             fleet, notes = life.enter_context(self._reach(self.deciding.addresses))
@@ -119,7 +119,7 @@ class Supervisor(Generic[P, E]):
                 return None
             self._end_running(life)
             try:
-                return self._bring_up(fleet, plan, why, words, CheckedSteps(self.check_open))
+                return self._bring_up(fleet, plan, why, reason, CheckedSteps(self.check_open))
             except EdgeError:
                 before = replaced.workers if replaced else frozenset()
                 self.deciding.shunned.update(set(fleet.workers if fleet else ()) - before)
@@ -128,13 +128,13 @@ class Supervisor(Generic[P, E]):
         switch_to(switched)
         return True
 
-    def _bring_up(self, fleet: Fleet | None, plan: P, why: str, words: str, steps: Steps) -> E:
-        """Return the engine of a plan, in the life that is running now. words: why it takes over; "": it is the
+    def _bring_up(self, fleet: Fleet | None, plan: P, why: str, reason: str, steps: Steps) -> E:
+        """Return the engine of a plan, in the life that is running now. reason: why it takes over; "": it is the
         first."""
         workers = fleet.workers if fleet else {}
         names = tuple("this device" if address == LOCAL else workers[address].label for address in plan.devices)
-        if words:
-            self._steps.say(f"{words}: going on with {listed(names)}{self.deciding.note}")
+        if reason:
+            self._steps.say(f"{reason}: going on with {listed(names)}{self.deciding.note}")
         engine, ranks = self._building.load(fleet, plan, self._life, steps)
         self.change(Running(engine, plan, why, names, frozenset(map(device, workers)), ranks))
         return engine

@@ -17,7 +17,7 @@ from edge.deployment.supervisor import Supervisor
 from edge.errors import EdgeError, Interrupted
 from edge.llm.interface import TextEngine
 from edge.parallel.replacements import Replacements
-from edge.survey.joining import JoinedDevice, Newcomers
+from edge.survey.joining import JoinedDevice, JoiningDevices
 from edge.survey.profile import reachable
 from edge.survey.straggler_watch import StragglerWatch
 from edge.tasks import Repeated, Steps
@@ -40,15 +40,15 @@ class MembershipWatch:
         supervisor: Supervisor[Plan, TextEngine],
         replanner: Replanner,
         replacements: Replacements,
-        newcomers: Newcomers | None,
+        joining: JoiningDevices | None,
         steps: Steps,
         *,
         insecure: bool,
     ) -> None:
-        """newcomers: looks for devices that join; None: no others are to take part. insecure: also workers that do not
+        """joining: looks for devices that join; None: no others are to take part. insecure: also workers that do not
         encrypt."""
         self._supervisor, self._replanner, self._replacements = supervisor, replanner, replacements
-        self._newcomers, self._steps, self._insecure = newcomers, steps, insecure
+        self._joining, self._steps, self._insecure = joining, steps, insecure
         work = replanner.planner.work if replanner.planner else None
         self.slow = StragglerWatch(replanner.survey, work)
         self._declined: set[str] = set()  # workers that joined, and that no better plan has
@@ -97,18 +97,18 @@ class MembershipWatch:
                 self._offer_rejoin()
                 self._offer_join()
 
-    def _offer(self, words: str, is_worth: Callable[[Plan], bool], check: Callable[..., None]) -> bool:
-        return self._supervisor.offer(words, is_worth, check, self._replacements.switch_to)
+    def _offer(self, reason: str, is_worth: Callable[[Plan], bool], check: Callable[..., None]) -> bool:
+        return self._supervisor.offer(reason, is_worth, check, self._replacements.switch_to)
 
     def _offer_drain(self, names: list[str]) -> None:
         """Offer any plan without devices that are about to end."""
-        words = f"{listed(names)} {'are' if len(names) > 1 else 'is'} about to end"
+        reason = f"{listed(names)} {'are' if len(names) > 1 else 'is'} about to end"
         try:
-            self._offer(words, lambda plan: True, self._supervisor.check_open)
+            self._offer(reason, lambda plan: True, self._supervisor.check_open)
         except EdgeError as error:
             self._stays_with = names
             self._supervisor.check_open()
-            self._steps.say(f"{words}, and without it: {error}")
+            self._steps.say(f"{reason}, and without it: {error}")
 
     def _offer_rejoin(self) -> None:
         """Where devices are there that were not, offer a plan with them that is clearly better."""
@@ -120,16 +120,16 @@ class MembershipWatch:
             if fleet is None:
                 return
             names = [worker.label for worker in fleet.workers.values()]
-        words = f"{listed(names)} {'are' if len(names) > 1 else 'is'} there again"
-        self._offer(words, self._pays, self._check_quiet)
+        reason = f"{listed(names)} {'are' if len(names) > 1 else 'is'} there again"
+        self._offer(reason, self._pays, self._check_quiet)
 
     def _offer_join(self) -> None:
         """Where a device joined, measure it, and offer a plan with it that is clearly better."""
         survey = self._replanner.survey
-        if self._newcomers is None or survey is None or self._replacements.is_moving:
+        if self._joining is None or survey is None or self._replacements.is_moving:
             return
         if self._joined is None:
-            self._joined = self._newcomers.measured(survey, self._check_quiet)
+            self._joined = self._joining.measured(survey, self._check_quiet)
             if self._joined is None:
                 return
             self._plan_by(self._joined)
@@ -161,17 +161,17 @@ class MembershipWatch:
                 self._replanner.measured(self.slow.survey)
             if self._running.engine.sequences == 1:
                 self.slow.notes += self._replanner.far_off(self._running.plan, self.slow.first_times())
-        if not (words := "; ".join(self.slow.notes)):
+        if not (reason := "; ".join(self.slow.notes)):
             return
         try:
-            is_offered = self._offer(words, self._pays_by_now, check)
+            is_offered = self._offer(reason, self._pays_by_now, check)
         except Interrupted:  # an answer began: it is offered at the next quiet moment, or beside answers
             return
         except EdgeError:  # nothing else can be: the plan stays
             is_offered = False
         self.slow.notes.clear()
         if not is_offered:
-            self._steps.say(f"{words}; the plan stays as it is")
+            self._steps.say(f"{reason}; the plan stays as it is")
 
     def _pays(self, plan: Plan) -> bool:
         return self._replanner.pays(plan, self._running.plan)

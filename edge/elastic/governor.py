@@ -27,19 +27,19 @@ class Governor:
         self._stalled: tuple[float, float] | None = None  # (time, seconds stalled) of the last look
         self._lock = threading.RLock()  # one thread looks, another changes weights
 
-    def look(self, room: int, held: int, stalled_s: float, now_s: float) -> int:
+    def look(self, room: int, loaded: int, stalled_s: float, now_s: float) -> int:
         """Return the budget from now on.
 
-        room: bytes that the process could hold. held: bytes that what it has loaded is made for; less room shrinks the
-        budget. stalled_s: seconds, since some time, in which processes waited for memory.
+        room: bytes that the process could hold. loaded: bytes that what it has loaded is made for; less room shrinks
+        the budget. stalled_s: seconds, since some time, in which processes waited for memory.
         """
         with self._lock:
             before, self._stalled = self._stalled, (now_s, stalled_s)
             stalls = before is not None and stalled_s - before[1] > _STALLED * (now_s - before[0]) > 0
-            if stalls and room - held < held // _NEAR:  # with more, it is others that wait, in groups of their own
-                room = min(room, held - held // _STALLED_SHARE)
+            if stalls and room - loaded < loaded // _NEAR:  # with more, it is others that wait, in groups of their own
+                room = min(room, loaded - loaded // _STALLED_SHARE)
             room = min(room, self._most)
-            if room < held:
+            if room < loaded:
                 self.shrink(room)
                 return self.budget
             self._seen.append((now_s, room))

@@ -14,7 +14,7 @@ from edge.elastic.share import SHARE, MemoryShare
 class Room:
     """Readings of memory. Tests bring their own."""
 
-    held: Callable[[], int] = own_rss  # bytes in memory now
+    resident: Callable[[], int] = own_rss  # bytes in memory now
     free: Callable[[], int] = memory_room  # bytes that an allocation could have; below 0: to be given back
     stalled_s: Callable[[], float] = memory_stalled_s  # seconds, since some time
     now: Callable[[], float] = time.monotonic
@@ -23,7 +23,7 @@ class Room:
     def for_process(self, planned: int) -> int:
         """Return the bytes that plans of this process may come to. planned: those of its plan now. What it holds beyond
         that is not there for weights, nor what is beyond its share."""
-        return min(min(self.held(), planned) + self.free(), self.share.limit)
+        return min(min(self.resident(), planned) + self.free(), self.share.limit)
 
 
 ROOM = Room()

@@ -42,7 +42,7 @@ class LoadedHelper(RankGroup):
 
     def why_lost(self, error: TransportError) -> Exception:
         """Return the last word of its process, else the error."""
-        return self._by_rank[_RANK].word() or error
+        return self._by_rank[_RANK].end_reason() or error
 
     # --- pieces ---
 
@@ -84,7 +84,7 @@ class HelperDevice(Closing, Generic[Loaded]):
     is tried in the background, and each try waits twice as long as the one before. `close()` it."""
 
     loads: type[Loaded]
-    lost_words = back_words = ""  # said behind its name where it is lost, and where it is taken back
+    lost_text = back_text = ""  # said behind its name where it is lost, and where it is taken back
 
     def __init__(self, address: str, *, insecure: bool = False, steps: Steps = SILENT) -> None:
         """Load the model there. insecure: also where it does not encrypt. steps: shows how it loads, and where it is
@@ -131,7 +131,7 @@ class HelperDevice(Closing, Generic[Loaded]):
     def _lose(self, loaded: Loaded, error: TransportError) -> None:
         """Go on without it."""
         self._loaded = None
-        self._steps.say(f"{self.name} {self.lost_words}: {loaded.why_lost(error)}")
+        self._steps.say(f"{self.name} {self.lost_text}: {loaded.why_lost(error)}")
         loaded.close()
         threading.Thread(target=self._take_back, daemon=True, name="lost helper").start()
 
@@ -146,5 +146,5 @@ class HelperDevice(Closing, Generic[Loaded]):
             if self._over.is_set():
                 return
             self._loaded = loaded
-            self._steps.say(f"{self.name} {self.back_words}")
+            self._steps.say(f"{self.name} {self.back_text}")
             return

@@ -54,7 +54,7 @@ class DraftDevice(HelperDevice[LoadedDraft]):
     """A worker that drafts. It drafts nothing while it is lost. `close()` it; it is also a context manager."""
 
     loads = LoadedDraft
-    lost_words, back_words = "drafts no more, and the answer goes on without", "drafts again"
+    lost_text, back_text = "drafts no more, and the answer goes on without", "drafts again"
 
     def __init__(
         self,

@@ -95,7 +95,7 @@ class EncoderDevice(HelperDevice[LoadedEncoder]):
     """A worker that encodes pictures and sounds. `close()` it; it is also a context manager."""
 
     loads = LoadedEncoder
-    lost_words, back_words = "encodes no more, and this device does", "encodes again"
+    lost_text, back_text = "encodes no more, and this device does", "encodes again"
 
     def __init__(self, address: str, files: EncoderFiles, *, insecure: bool = False, steps: Steps = SILENT) -> None:
         """Load the projector on the worker at `address`. insecure, steps: as of `HelperDevice`.

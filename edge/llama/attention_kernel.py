@@ -157,7 +157,9 @@ def measured(
     lengths = [n for n in LENGTHS if n <= sizes.context]
     cache = Remembered("attention-kernels")
     name = key(lengths)
-    if (remembered := cache.get(name)) is not None and (times := _read(*remembered, lengths)) is not None:
+    remembered = cache.get(name)
+    times = None if remembered is None else _read(*remembered, lengths)
+    if times is not None:
         return times
     points = []
     small = replace(sizes, context=lengths[-1], batch=1, outputs=1)

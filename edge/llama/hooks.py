@@ -44,7 +44,7 @@ class _Hooks(NamedTuple):
     ready: _Readies
 
     @classmethod
-    def of(cls, hooks: Sequence[Hook]) -> _Hooks | None:
+    def from_hooks(cls, hooks: Sequence[Hook]) -> _Hooks | None:
         """Those of these hooks, which want the node; None: none does."""
         before = tuple(hook.before for hook in hooks if hook.before is not None)
         run = tuple(hook.run for hook in hooks if hook.run is not None)
@@ -161,7 +161,7 @@ class NodeHooks:
                 return False
             if self._learning:
                 node = Node(address)
-                self._plan.append(_Hooks.of([hook for hook in self._hooks if hook.wants(node)]))
+                self._plan.append(_Hooks.from_hooks([hook for hook in self._hooks if hook.wants(node)]))
             index = self._index
             self._index += 1
             if index >= len(self._plan):  # more nodes than remembered: `end` says so

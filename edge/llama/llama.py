@@ -25,6 +25,7 @@ from edge.llama.buffers import CallerBuffer, disable_amx
 from edge.llama.interrupt import deferred_interrupts
 from edge.llama.library import llama_cpp as L
 from edge.llama.sequences import Sequences
+from edge.llama.vocabulary import Vocabulary
 from partition.architectures.table import RULES, has_flash
 from quant.types import CacheType
 
@@ -101,7 +102,7 @@ def system_info() -> str:
     return bytes(L.llama_print_system_info()).decode()
 
 
-class Model:
+class Model(Vocabulary):
     """A loaded GGUF. The file must have been checked before: ggml aborts the process on what it does not expect."""
 
     def __init__(
@@ -158,7 +159,8 @@ class Model:
         self.vocab = L.llama_model_get_vocab(self._handle)
         self.n_vocab: int = L.llama_vocab_n_tokens(self.vocab)
         self.n_bytes: int = L.llama_model_size(self._handle)
-        L.llama_model_meta_val_str(self._handle, b"general.architecture", name := C.create_string_buffer(64), 64)
+        name = C.create_string_buffer(64)
+        L.llama_model_meta_val_str(self._handle, b"general.architecture", name, len(name))
         self.architecture = name.value.decode(errors="replace")
         self.has_decoder: bool = L.llama_model_has_decoder(self._handle)
         # Recurrent layers hold what all tokens so far made, and nothing of each.
@@ -179,13 +181,9 @@ class Model:
             return 0
         return position // self.window * self.window if self.is_chunked else max(0, position + 1 - self.window)
 
-    vocab = functools.cached_property(library.no_vocabulary)  # of a closed model: an open one has its own in this place
-    _piece = functools.cached_property(lambda self: functools.lru_cache(1 << 13)(functools.partial(_piece, self.vocab)))
-
     def close(self) -> None:
         self.at_close.close()
-        for name in ("vocab", "_piece"):
-            vars(self).pop(name, None)
+        self.forget_vocabulary()
         if self._handle:
             L.llama_model_free(self._handle)
             self._handle = None
@@ -201,48 +199,6 @@ class Model:
         if not adapter:
             raise EngineError(f"{os.fspath(path)}: llama.cpp cannot load this adapter: {_why()}")
         self.adapters.append(adapter)
-
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of `text`. add_special: put in what the vocabulary wants around a text (BOS)."""
-        size = len(raw := text.encode(errors="replace")) + 16
-        while True:
-            tokens = (C.c_int32 * size)()
-            n = L.llama_tokenize(self.vocab, raw, len(raw), tokens, size, add_special, parse_special)
-            if n >= 0:
-                return list(tokens[:n])
-            if n == -(2**31) or -n <= size:
-                raise EngineError("llama.cpp cannot tokenize this text: it is too long, or the model has no vocabulary")
-            size = -n
-
-    def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes of a token; control tokens are empty unless `special`. May be part of a UTF-8 character."""
-        return self._piece(token, special)
-
-    def is_end(self, token: int) -> bool:
-        """Return whether the token ends a generation (end of text, of turn, of message)."""
-        return bool(L.llama_vocab_is_eog(self.vocab, token))
-
-    def added(self, name: str) -> list[int]:
-        """The "bos", "eos" or "sep" that the vocabulary wants around texts; empty if it wants none, or has none."""
-        adds, token = getattr(L, f"llama_vocab_get_add_{name}")(self.vocab), self.special_token(name)
-        return [token] if adds and token is not None else []
-
-    def is_control(self, token: int) -> bool:
-        """Return whether text is this token only where special tokens are parsed."""
-        return bool(L.llama_vocab_is_control(self.vocab, token))
-
-    def special_token(self, name: str) -> int | None:
-        """Id of "bos", "eos", "eot", "fim_pre" or another by llama.cpp's names; None if the vocabulary has none."""
-        token = getattr(L, f"llama_vocab_{name}")(self.vocab)
-        return None if token < 0 else int(token)
-
-
-def _piece(vocab: Any, token: int, special: bool) -> bytes:
-    """As `Model.piece`."""
-    size = 64
-    while (n := L.llama_token_to_piece(vocab, token, buffer := C.create_string_buffer(size), size, 0, special)) < 0:
-        size = -n
-    return buffer.raw[:n]
 
 
 # libc's strlen as llama.cpp's abort callback: an empty string means go on, any other means stop. A Python function
@@ -280,14 +236,16 @@ class Context(Sequences):
         params.n_ctx = sizes.context
         params.ctx_type = L.LLAMA_CONTEXT_TYPE_MTP if sizes.predicts else L.LLAMA_CONTEXT_TYPE_DEFAULT
         params.n_batch = params.n_ubatch = sizes.batch  # one decode is one graph: hooks count its nodes
-        # One more than anybody decodes: a range of positions is given to it to be written, or read into it.
-        scratch = sizes.sequences if model.has_attention else None
-        params.n_seq_max = sizes.sequences + (scratch is not None)
-        # One sequence alone loses nothing to others.
-        has_doubles = model.window > 0 and not model.is_chunked and 1 < sizes.sequences <= _MOST_DOUBLED
-        has_doubles = has_doubles and not model.is_recurrent
-        first_double = params.n_seq_max if has_doubles else None
-        params.n_seq_max += sizes.sequences if has_doubles else 0
+        n_sequences = sizes.sequences
+        scratch = first_double = None
+        if model.has_attention:  # one more than anybody decodes: positions are copied to it to be written, or read
+            scratch = n_sequences
+            n_sequences += 1
+        slides = model.window > 0 and not model.is_chunked and not model.is_recurrent
+        if slides and 1 < sizes.sequences <= _MOST_DOUBLED:  # one sequence alone loses nothing to others
+            first_double = n_sequences
+            n_sequences += sizes.sequences
+        params.n_seq_max = n_sequences
         params.n_rs_seq = sizes.rollback if model.is_recurrent else 0
         params.kv_unified = True  # likewise: separate caches would split a batch of several sequences
         params.n_threads = params.n_threads_batch = threads
@@ -365,10 +323,12 @@ class Context(Sequences):
             raise EngineError("the engine is closed")
         if scales and len(scales) != len(self.model.adapters):
             raise EngineError(f"{len(scales)} scales came for {len(self.model.adapters)} adapters; update both devices")
-        n = len(active := [i for i, scale in enumerate(scales) if scale])
+        active = tuple(i for i, scale in enumerate(scales) if scale)
+        n = len(active)
         adapters = (L.llama_adapter_lora_p_ctypes * n)(*(self.model.adapters[i] for i in active))
-        self.active_adapters = tuple(active)
-        if L.llama_set_adapters_lora(self._handle, adapters, n, (C.c_float * n)(*(scales[i] for i in active))):
+        factors = (C.c_float * n)(*(scales[i] for i in active))
+        self.active_adapters = active
+        if L.llama_set_adapters_lora(self._handle, adapters, n, factors):
             raise EngineError(f"llama.cpp cannot use these adapters: {_why()}")
 
     def wait(self) -> None:

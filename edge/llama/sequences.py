@@ -97,7 +97,7 @@ class Sequences:
     def kv_copy(self, source: int, target: int, start: int, end: int) -> None:
         """Let `target` share positions [start, end) of `source`, and the state of its recurrent layers."""
         if self._first_rows.pop(source, None) is None and self.rollback:
-            self._settle(source)
+            self._rewrite_state(source)
         self._first_rows.pop(target, None)
         L.llama_memory_seq_cp(self._memory, source, target, start, end)
         self._protect(target)
@@ -184,7 +184,7 @@ class Sequences:
             L.llama_memory_seq_cp(self._memory, sequence, self._first_double + sequence, start, end)
             self._doubled[sequence] = end
 
-    def _settle(self, sequence: int) -> None:
+    def _rewrite_state(self, sequence: int) -> None:
         """Put the state of a sequence that was set back by rows to where a copy of the sequence looks for it."""
         self._write(sequence, self._read(sequence, _PARTIAL), _PARTIAL)
 

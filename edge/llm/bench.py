@@ -55,7 +55,7 @@ class BenchResult:
 
     @property
     def scattered(self) -> bool:
-        """True if tokens took so different times that a mean says little."""
+        """True if token times scatter so much that their mean says little."""
         return self.decode_ms_p90 > _SCATTERED * self.decode_ms_p10
 
     def scatter_text(self) -> str:

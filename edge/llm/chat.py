@@ -32,7 +32,7 @@ ROLES = ("system", "user", "assistant")
 _FORMAT = "edge-chat-1"
 
 WhenFull = Literal["shift", "forget", "stop"]
-"""Handling of a full context. shift: the oldest tokens are dropped in place, also during an answer. forget: the
+"""Handling of a full context window. shift: the oldest tokens are dropped in place, also during an answer. forget: the
 oldest exchanges are left out and the rest is computed again; an answer ends where the context does. stop: nothing is
 left out.
 """
@@ -153,7 +153,7 @@ class Chat:
         return self._media.attach(data)
 
     def detach(self) -> None:
-        """Take back what is in front of the next question."""
+        """Remove the pictures and sounds attached to the next question."""
         self._media.attached = ""
 
     def retry(
@@ -246,7 +246,7 @@ class Chat:
         return tokens_with(text, self._media.in_messages(messages), tokenize)[0]
 
     def _with_document(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages with the document before the first question that is among them."""
+        """Return the messages, with the document put before the first question among them."""
         first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
         if not self.document or first is None:
             return messages

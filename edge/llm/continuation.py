@@ -62,7 +62,7 @@ class Continuation:
         return self._thoughts.tokens if self._thoughts else 0
 
     def logits_request(self, drafts: Sequence[int] = ()) -> LogitsRequest:
-        """Which logits suffice behind its tokens so far, and behind each of these, as if they came."""
+        """Return the logits that its next token needs, and those that each token after these drafts would need."""
         if self._thoughts is None or self._thoughts.state == "answer" or not self._sampler.is_constrained:
             return self._sampler.logits_request(drafts)
         if drafts:  # the constraint may begin behind any of them
@@ -108,7 +108,7 @@ class Continuation:
             self._add(token)
 
     def _add(self, token: int) -> Split:
-        """Append a token; what is certain now."""
+        """Append a token. Return the text that is certain now."""
         thoughts = self._thoughts
         self._sampler.accept(token, generated=thoughts is None or thoughts.is_answer(token))
         self.tokens.append(token)

@@ -26,12 +26,11 @@ from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
 from edge.llama.predicting import HiddenListener, HiddenRows
 from edge.llama.thread_choice import ThreadChoice, worth_threads
-from edge.llm.options import DEFAULTS, EngineOptions, resolve
+from edge.llm.options import DEFAULTS, EngineOptions, budget_options, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
 from edge.llm.states import States, attention_kernel, held_bytes
 from edge.multimodal.placing import PlacedRows
-from edge.paging.budget import BudgetOptions, OtherUses
 from edge.paging.load import load_within
 from edge.paging.mapped import ModelInMemory, another_context, load_mapped
 from edge.paging.memory import MemoryNeed
@@ -41,7 +40,7 @@ from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
 from partition.model.generation import generates
 from partition.model.model import ModelShape
-from partition.slices.rules import has_window, takes_tokens
+from partition.slices.rules import has_windows, takes_tokens
 from quant.gguf.file import GgufFile
 
 Outputs = Literal["last", "all", "none"]
@@ -149,10 +148,11 @@ class ModelRunner(Closing):
                 hooks=hooks,
                 progress=progress,
             )
+        prefix_bytes = held_bytes(self.shape) if options.prefixes else 0
         return load_within(
             self.file,
             self.shape,
-            _budget(options, options.memory, sizes, self.shape, embeddings),
+            budget_options(options, options.memory, sizes, prefix_bytes, embeddings=embeddings),
             sizes,
             adapters=self.adapters.files,
             choose_batch=options.batch is None,
@@ -240,7 +240,7 @@ class ModelRunner(Closing):
         return not has_windows(self.file) and self._context.can_shift
 
     def kv_clear(self) -> None:
-        """Forget everything."""
+        """Forget all sequences: clear the KV cache."""
         self._context.kv_clear()
 
     def kv_last(self, sequence: int) -> int:
@@ -332,7 +332,7 @@ class Engine(PlacedRows, ModelRunner):
 
     @property
     def groups(self) -> int:
-        """As many as stages."""
+        """Number of microbatches: as many as stages."""
         return self.stages
 
     @property
@@ -342,7 +342,7 @@ class Engine(PlacedRows, ModelRunner):
 
     @property
     def failed(self) -> Exception | None:
-        """None: an error of one call leaves the engine as it was."""
+        """Return None: after an error of one call the engine works on."""
         return None
 
     @property
@@ -369,17 +369,6 @@ def _check_sequences(n_sequences: int, *sequences: int) -> None:
         raise EngineError(f"sequences are from 0 to {n_sequences - 1}, not {', '.join(map(str, sequences))}")
 
 
-def _budget(
-    options: EngineOptions, budget: int, sizes: llama.ContextSizes, shape: ModelShape, embeddings: bool
-) -> BudgetOptions:
-    """Options of a budget, with what else it has to hold."""
-    prefix_bytes = held_bytes(shape) if options.prefixes else 0
-    more_rows = max(0, sizes.outputs - sizes.sequences)
-    reserved, draft_rows = options.reserved - options.draft_bytes, min(options.draft_rows, more_rows)
-    uses = OtherUses(reserved, prefix_bytes, 0 if embeddings else more_rows, draft_rows, options.draft_bytes)
-    return BudgetOptions(budget, options.window, options.io_threads, options.io_chunk, options.verify, uses)
-
-
 def check_room(n: int, start: int, batch: int, context: int) -> None:
     """Raise EngineError unless a decode may have `n` rows, ContextFull unless they fit from position `start` on."""
     if not 0 < n <= batch:
@@ -393,8 +382,3 @@ def check_shift(file: GgufFile) -> None:
     end the process on the empty cache of the other kind."""
     if has_windows(file):
         raise EngineError("positions of a model with attention windows cannot be shifted; compute them again")
-
-
-def has_windows(file: GgufFile) -> bool:
-    """Return whether a model has, or may have, layers with attention windows."""
-    return bool(file.metadata.get(f"{file.architecture}.attention.sliding_window")) or has_window(file.architecture)

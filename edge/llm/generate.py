@@ -1,4 +1,4 @@
-"""Generation: a generator of responses, each a piece of text with the counters so far."""
+"""Generation: a generator of responses, each a piece of text with the counters so far; and greedy drafts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from edge.adapters.adapter import Scales
 from edge.bounds.repetition import Repetition
 from edge.errors import EngineError
+from edge.llm.interface import TextEngine
 from edge.llm.requests import PrefillProgress, Request, Running
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import USED_MEANWHILE, Scheduler
-from edge.multimodal.media import EmbeddingRows
+from edge.llm.slot import Slot
+from edge.multimodal.media import EmbeddingRows, text_of
 from edge.thinking.tracker import Thinking
 
 
@@ -33,7 +35,7 @@ class Timing:
     """Seconds and rates of one generation so far; a rate is 0 where there is nothing to measure yet."""
 
     ttft_s: float  # accepted to first token
-    tpot_s: float  # mean time per token after the first
+    tpot_s: float  # time per output token: mean of those after the first
     prefill_tokens_per_s: float  # prompt tokens that were computed, over the time that took
     decode_tokens_per_s: float  # 1 / tpot_s
 
@@ -158,3 +160,24 @@ class _Clock:
             prefill_tokens_per_s=computed / prefill if prefill > 0 else 0.0,
             decode_tokens_per_s=1 / tpot if tpot > 0 else 0.0,
         )
+
+
+class GreedyDrafter:
+    """Drafts of a model: each token is its likeliest."""
+
+    def __init__(self, engine: TextEngine) -> None:
+        """engine: nobody else may use it."""
+        self.context, self.n_vocab = engine.context, engine.model.n_vocab
+        self._slot = Slot(engine)
+
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
+        """`n` tokens behind these, each the likeliest; with 0 the text is only computed. Of a text that begins like the
+        last one only the rest is computed. ContextFull where the text is empty, or has no room; the errors of the
+        engine."""
+        logits = self._slot.prefill(text_of(tokens), top=1)
+        draft: list[int] = []
+        while len(draft) < n:
+            if draft:
+                logits = self._slot.decode(draft[-1:], top=1)
+            draft.append(int(logits.argmax()))
+        return draft

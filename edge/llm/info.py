@@ -1,4 +1,4 @@
-"""A language model before it is loaded: its sizes, and the memory it needs."""
+"""A language model's sizes and memory: what it needs before it is loaded, and what it uses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.llama.llama import ContextSizes
+from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, resolve
 from edge.paging import memory
 from edge.paging.memory import MemoryNeed
@@ -97,3 +98,38 @@ class ModelInfo:
                 "available_bytes": need.available,
             },
         }
+
+
+def memory_news(engine: TextEngine) -> list[str]:
+    """Return how its memory has changed since this was asked last, in lines for people."""
+    return [f"memory: {line}" for line in engine.paging.news()] if engine.paging is not None else []
+
+
+def memory_json(engine: TextEngine) -> dict[str, Any]:
+    """The keys "attention", "gpu_layers", "memory" and "paging" of a command's --json; None without a GPU, or a
+    budget."""
+    paging = engine.paging
+    on_gpu = {"gpu_layers": engine.gpu_layers.to_json() if engine.gpu_layers else None}
+    on_gpu["attention"] = engine.states.attention.to_json()
+    if paging is None:
+        return {**on_gpu, "memory": None, "paging": None}
+    need, plan, stats = engine.memory, paging.plan, paging.stats()
+    return {
+        **on_gpu,
+        "memory": {
+            "budget_bytes": need.budget,
+            "total_bytes": need.total,
+            "parts": need.parts,
+            "changes": paging.news(),
+        },
+        "paging": {
+            "resident_bytes": sum(piece.n_bytes for piece in plan.resident),
+            "streamed_bytes": plan.streamed_bytes,
+            "window_bytes": plan.window,
+            "io_threads": paging.reader.threads,
+            "io_chunk_bytes": paging.reader.chunk,
+            "reads": paging.reads,
+            "decode": stats.decode.to_json(),
+            "prefill": stats.prefill.to_json(),
+        },
+    }

@@ -108,7 +108,7 @@ class TextEngine(Protocol):
 
     @property
     def file(self) -> GgufFile:
-        """The same, read."""
+        """The same file, opened: its header and tensors."""
 
     @property
     def shape(self) -> ModelShape:
@@ -120,7 +120,7 @@ class TextEngine(Protocol):
 
     @property
     def context(self) -> int:
-        """Tokens."""
+        """Tokens of context."""
 
     @property
     def batch(self) -> int:
@@ -140,7 +140,7 @@ class TextEngine(Protocol):
 
     @property
     def sequences(self) -> int:
-        """Independent ones, from 0 on."""
+        """Number of independent sequences; their ids begin at 0."""
 
     @property
     def memory(self) -> MemoryNeed:
@@ -249,7 +249,7 @@ class TextEngine(Protocol):
         """Give the hidden states of later steps to `listener`."""
 
     def kv_clear(self) -> None:
-        """Forget everything."""
+        """Forget all sequences: clear the KV cache."""
 
 
 class RemotePrompt(Protocol):
@@ -355,38 +355,3 @@ class Drafter(Protocol):
 
     def describe(self) -> str:
         """The same in a line for people."""
-
-
-def memory_news(engine: TextEngine) -> list[str]:
-    """Return how its memory has changed since this was asked last, in lines for people."""
-    return [f"memory: {line}" for line in engine.paging.news()] if engine.paging is not None else []
-
-
-def memory_json(engine: TextEngine) -> dict[str, Any]:
-    """The keys "attention", "gpu_layers", "memory" and "paging" of a command's --json; None without a GPU, or a
-    budget."""
-    paging = engine.paging
-    on_gpu = {"gpu_layers": engine.gpu_layers.to_json() if engine.gpu_layers else None}
-    on_gpu["attention"] = engine.states.attention.to_json()
-    if paging is None:
-        return {**on_gpu, "memory": None, "paging": None}
-    need, plan, stats = engine.memory, paging.plan, paging.stats()
-    return {
-        **on_gpu,
-        "memory": {
-            "budget_bytes": need.budget,
-            "total_bytes": need.total,
-            "parts": need.parts,
-            "changes": paging.news(),
-        },
-        "paging": {
-            "resident_bytes": sum(piece.n_bytes for piece in plan.resident),
-            "streamed_bytes": plan.streamed_bytes,
-            "window_bytes": plan.window,
-            "io_threads": paging.reader.threads,
-            "io_chunk_bytes": paging.reader.chunk,
-            "reads": paging.reads,
-            "decode": stats.decode.to_json(),
-            "prefill": stats.prefill.to_json(),
-        },
-    }

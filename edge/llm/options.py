@@ -12,7 +12,7 @@ from devices.probe import default_threads
 from edge.elastic.sizes import Preference
 from edge.errors import EngineError
 from edge.llama import llama
-from edge.paging.budget import context_within
+from edge.paging.budget import BudgetOptions, OtherUses, context_within
 from edge.prefixes.store import DEFAULT_BYTES, default_folder
 from partition.model.model import ModelShape
 from partition.plan.plan import MOST_TURNS
@@ -209,3 +209,14 @@ def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, CacheT
             f" {SINKS + options.attention_window}, it is {context}"
         )
     return context, options.threads or default_threads(), kv
+
+
+def budget_options(
+    options: EngineOptions, budget: int, sizes: llama.ContextSizes, prefix_bytes: int, *, embeddings: bool
+) -> BudgetOptions:
+    """Return the options of a budget in bytes, with what else it has to hold. prefix_bytes: of these, for blocks of
+    prompts on their way to the disk. embeddings: the model is a part, and gives no logits."""
+    more_rows = max(0, sizes.outputs - sizes.sequences)
+    reserved, draft_rows = options.reserved - options.draft_bytes, min(options.draft_rows, more_rows)
+    uses = OtherUses(reserved, prefix_bytes, 0 if embeddings else more_rows, draft_rows, options.draft_bytes)
+    return BudgetOptions(budget, options.window, options.io_threads, options.io_chunk, options.verify, uses)

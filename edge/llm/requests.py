@@ -35,8 +35,8 @@ def token_logprobs(logits: NDArray[np.float32], token: int, n_alternatives: int)
     largest = float(logits.max())
     log_sum = largest + float(np.log(np.exp(logits.astype(np.float64) - largest).sum()))
     n = min(n_alternatives, len(logits))
-    likeliest = np.argpartition(-logits, n - 1)[:n] if n else np.empty(0, np.int64)
-    ordered = sorted((-float(logits[i]), int(i)) for i in likeliest)
+    greatest = np.argpartition(-logits, n - 1)[:n] if n else np.empty(0, np.int64)
+    ordered = sorted((-float(logits[i]), int(i)) for i in greatest)
     return TokenLogprobs(float(logits[token]) - log_sum, tuple((i, -negative - log_sum) for negative, i in ordered))
 
 

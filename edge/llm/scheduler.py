@@ -176,7 +176,7 @@ class Scheduler(Closing):
     # --- whose cache it is ---
 
     def follow_engine(self) -> None:
-        """Have steps as the engine takes them that runs from now on."""
+        """Form steps as another engine takes them, from now on."""
         self._in_flight.follow(self.engine)
 
     def yield_engine(self) -> None:

@@ -18,7 +18,7 @@ from edge.llm.engine import Outputs
 from edge.llm.interface import TextEngine
 from edge.llm.options import SINKS
 from edge.llm.snapshots import NoPlan, SnapshotPlan
-from edge.multimodal.media import alike, text_of, whole
+from edge.multimodal.media import alike, whole
 from edge.prefixes.group import group_start
 
 
@@ -318,27 +318,6 @@ def _advice(prompt_tokens: int, trained: int) -> str:
         return f"use a shorter prompt: the model was trained for {trained} tokens"
     most = f", up to the {trained} that the model was trained for," if trained else ""
     return f"use a larger --context{most} or a shorter prompt"
-
-
-class GreedyDrafter:
-    """Drafts of a model: each token is its likeliest."""
-
-    def __init__(self, engine: TextEngine) -> None:
-        """engine: nobody else may use it."""
-        self.context, self.n_vocab = engine.context, engine.model.n_vocab
-        self._slot = Slot(engine)
-
-    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
-        """`n` tokens behind these, each the likeliest; with 0 the text is only computed. Of a text that begins like the
-        last one only the rest is computed. ContextFull where the text is empty, or has no room; the errors of the
-        engine."""
-        logits = self._slot.prefill(text_of(tokens), top=1)
-        draft: list[int] = []
-        while len(draft) < n:
-            if draft:
-                logits = self._slot.decode(draft[-1:], top=1)
-            draft.append(int(logits.argmax()))
-        return draft
 
 
 def full_length(engine: TextEngine) -> int:

@@ -87,7 +87,7 @@ class CacheOwner(Protocol):
         """Drop what is in flight, because another scheduler is about to use the engine."""
 
     def follow_engine(self) -> None:
-        """Have steps as the engine takes them that runs from now on."""
+        """Form steps as another engine takes them, from now on."""
 
     def preempt_all(self) -> None:
         """Let all requests wait again, because another engine takes over, and its cache is empty."""
@@ -285,10 +285,10 @@ class States:
         assert self.sealed is not None
         done = 0
         with suppress(StateError, EngineError), closing(self.sealed.take(hashes)) as runs:
-            for data, n_blocks, n_wanted in runs:
+            for data, n_blocks, n_shared in runs:
                 at = start + done * self.block
-                self._write_encoded(sequence, data, Range(at, at + n_blocks * self.block), n_wanted)
-                done += n_wanted
+                self._write_encoded(sequence, data, Range(at, at + n_blocks * self.block), n_shared)
+                done += n_shared
         return done
 
     def finish(self, timeout_s: float = FINISH_S) -> None:

@@ -18,7 +18,7 @@ class Arena(Protocol):
         """Return (memory, its first byte) of `span` bytes for a piece."""
 
     def holds(self, piece: Piece) -> bool:
-        """Return whether the piece was read to its place before."""
+        """Return whether the piece is in its slot already."""
 
     def arrived(self, piece: Piece) -> None:
         """The piece was read to its place."""

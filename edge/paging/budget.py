@@ -77,7 +77,7 @@ class BudgetOptions:
 
 @dataclass(frozen=True)
 class BudgetPlan:
-    """Division of a budget."""
+    """Division of a budget of memory: resident weights, window, everything else."""
 
     sizes: ContextSizes
     parts: dict[str, int]  # bytes by part, without the weights

@@ -143,7 +143,7 @@ class Experts:
         return all(cached.jobs[bank].done for cached in self._coming)
 
     def wait(self, bank: int) -> None:
-        """Return when they are. WeightsError if they cannot be read."""
+        """Wait until the weights with this number of all chosen experts are in memory. WeightsError."""
         for cached in self._coming:
             self._reader.wait(cached.jobs[bank])
 

@@ -74,7 +74,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Weights that were loaded."""
+    """Loaded weights, with what a context over them needs and takes."""
 
     weights: PagedWeights
     memory: MemoryNeed

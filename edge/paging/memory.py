@@ -25,7 +25,7 @@ AMPLE_BUFFERS_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes by part, and what is there for them."""
+    """Memory need by part, in bytes, and the memory that is available."""
 
     parts: dict[str, int]  # "weights", "KV cache", "compute buffers", "output buffer", "runtime"; more under a budget
     available: int  # bytes a new allocation could have now; under a budget, all of it

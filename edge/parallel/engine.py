@@ -19,7 +19,7 @@ from edge.elastic.weights import next_pass
 from edge.errors import EngineError, Interrupted
 from edge.llama import llama
 from edge.llama.predicting import HiddenListener
-from edge.llama.token_table import TokenTable
+from edge.llama.vocabulary import TokenTable
 from edge.llm.engine import Outputs, check_room
 from edge.multimodal.placing import RankRows
 from edge.net.relink import LinkState, Relink

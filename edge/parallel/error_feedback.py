@@ -29,7 +29,7 @@ class ErrorFeedback:
         self._lost: Floats | None = None  # by the last sum
 
     def begin(self) -> None:
-        """Begin a step, which has other rows."""
+        """Begin a step: what sums of the step before have lost is of other rows, and is dropped."""
         self._lost = None
 
     def add(self, part: Floats, outputs: NDArray[np.int8]) -> Floats:

@@ -34,7 +34,8 @@ T = TypeVar("T")
 
 
 class GroupedEngine(DistributedEngine):
-    """Engines of several groups as one. All that is not here is the first group's: plan, sizes, links, step times."""
+    """Engines of several groups as one; `edge.llm.engine.Engine` documents the methods. All that is not here is the
+    first group's: plan, sizes, links, step times."""
 
     def __init__(self, engines: Sequence[DistributedEngine], sequences: int) -> None:
         """engines: one for each group, over lanes of the same links. sequences: in all."""
@@ -124,7 +125,6 @@ class GroupedEngine(DistributedEngine):
         masks: Sequence[Mask | None] = (),
         adapters: Scales | None = None,
     ) -> Floats:
-        """As `Engine.decode`."""
         if self._submitted:
             raise EngineError("logits of submitted steps are still to be collected")
         if self._stopped:
@@ -149,7 +149,6 @@ class GroupedEngine(DistributedEngine):
     # --- the KV cache: of each group its own ---
 
     def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
-        """As `Engine.kv_remove`."""
         return self.on_sequence(sequence, lambda engine, own: engine.kv_remove(own, start, end))
 
     def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
@@ -160,7 +159,6 @@ class GroupedEngine(DistributedEngine):
         self.on_group(group, lambda engine: engine.kv_copy(own, other, start, end))
 
     def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
-        """As `Engine.kv_shift`."""
         self.on_sequence(sequence, lambda engine, own: engine.kv_shift(own, start, end, delta))
 
     def kv_clear(self) -> None:
@@ -169,7 +167,6 @@ class GroupedEngine(DistributedEngine):
             self.on_group(group, lambda engine: engine.kv_clear())
 
     def kv_last(self, sequence: int) -> int:
-        """As `Engine.kv_last`."""
         return self.on_sequence(sequence, lambda engine, own: engine.kv_last(own))
 
     # --- all ranks ---
@@ -180,7 +177,7 @@ class GroupedEngine(DistributedEngine):
 
     @property
     def failed(self) -> Exception | None:  # type: ignore[override]  # that of any group
-        """Why one of the groups can compute nothing any more: then none is to."""
+        """Error of a group that has failed, after which no group may compute; None while all work."""
         return next((engine.failed for engine in self._engines if engine.failed is not None), None)
 
     @property
@@ -221,31 +218,24 @@ class GroupedStates:
         return self._engine.first.states.keeps and not self._engine.model.is_recurrent
 
     def describe(self) -> str:
-        """As `States.describe`."""
         if self._engine.model.is_recurrent:
             return "nothing on disk: groups of requests have no snapshots of recurrent layers"
         return self._engine.first.states.describe()
 
     def read(self, sequence: int, positions: Range) -> KVBlock:
-        """As `States.read`."""
         return self._engine.on_sequence(sequence, lambda engine, own: engine.states.read(own, positions))
 
     def begin_read(self, sequence: int, positions: Range) -> Callable[[], list[KVBlock]]:
-        """As `States.begin_read`."""
         return self._engine.on_sequence(sequence, lambda engine, own: engine.states.begin_read(own, positions))
 
     def write(self, sequence: int, block: KVBlock) -> None:
-        """As `States.write`."""
         self._engine.on_sequence(sequence, lambda engine, own: engine.states.write(own, block))
 
     def keep(self, sequence: int, start: int, links: Sequence[bytes]) -> None:
-        """As `States.keep`."""
         self._engine.on_sequence(sequence, lambda engine, own: engine.states.keep(own, start, links))
 
     def n_cached(self, links: Sequence[bytes]) -> int:
-        """As `States.n_cached`."""
         return self._engine.on_group(0, lambda engine: engine.states.n_cached(links))
 
     def restore(self, sequence: int, start: int, links: Sequence[bytes]) -> int:
-        """As `States.restore`."""
         return self._engine.on_sequence(sequence, lambda engine, own: engine.states.restore(own, start, links))

@@ -21,7 +21,7 @@ from edge.adapters.file import CheckedAdapter
 from edge.adapters.loaded import EngineAdapters
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError
-from edge.llm.engine import check_shift, has_windows
+from edge.llm.engine import check_shift
 from edge.parallel import steps
 from edge.parallel.follower import feed
 from edge.parallel.logits import LogitsQuery
@@ -29,6 +29,7 @@ from edge.parallel.shard import Shard
 from edge.parallel.step_times import Ints, PendingStep
 from edge.parallel.steps import Op, Step, output_rows
 from partition.plan.plan import Range
+from partition.slices.rules import has_windows
 from quant.gguf.file import GgufFile
 from transport.collective import Group, Wire
 from transport.errors import ProtocolError, TransportError

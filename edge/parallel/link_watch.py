@@ -77,7 +77,7 @@ class LinkWatch:
 
     @property
     def due(self) -> bool:
-        """True if an answer was given since the links were looked at, long enough to judge by."""
+        """True if an answer since the last check of the links was long enough to judge them by."""
         return len(self._tokens_s) >= _LEAST_TOKENS
 
     def fits(self, links: Sequence[LinkState]) -> bool:

@@ -75,8 +75,7 @@ class Replacements(CacheUse):
             self._lock.release()
 
     def step(self, owner: CacheOwner, work: Callable[[], T]) -> T:
-        """As `CacheUse.step`."""
-        return self._surviving(lambda: CacheUse.step(self, owner, work), self.losses_in_a_row)
+        return self._with_failover(lambda: CacheUse.step(self, owner, work), self.losses_in_a_row)
 
     def between_steps(self, work: Callable[[TextEngine], T], engine: TextEngine | None = None) -> T:
         """As `CacheUse.between_steps`, on the engine that runs now."""
@@ -86,7 +85,7 @@ class Replacements(CacheUse):
             return work(self.engine)
 
         with self.alone():
-            return self._surviving(alone)
+            return self._with_failover(alone)
 
     def clear(self) -> None:
         """Forget everything, for somebody who computes without a scheduler."""
@@ -94,7 +93,7 @@ class Replacements(CacheUse):
             if self.owner is not None:
                 self.owner.yield_engine()
             self.is_direct = False
-            self._surviving(lambda: self.engine.kv_clear())
+            self._with_failover(lambda: self.engine.kv_clear())
 
     def check(self) -> None:
         """EngineError where there is no engine."""
@@ -122,7 +121,7 @@ class Replacements(CacheUse):
 
     # --- after a loss ---
 
-    def _surviving(self, work: Callable[[], T], losses: int = 0) -> T:
+    def _with_failover(self, work: Callable[[], T], losses: int = 0) -> T:
         """Return the result of `work` on this engine, or on those that take over. losses: before it, in a row."""
         self.losses_in_a_row = losses
         while True:
@@ -176,7 +175,7 @@ class Replacements(CacheUse):
     def switch_now(self) -> None:
         """Switch now to what `switch_to` was given, so that nobody has to wait for it later."""
         with self.alone():
-            self._surviving(lambda: None)
+            self._with_failover(lambda: None)
 
     def wait_for_move(self, timeout_s: float) -> None:
         """Return when no move is under way, or after so many seconds."""
@@ -223,7 +222,6 @@ class Replacements(CacheUse):
         return False
 
     def restore(self, slot: Slot, tokens: Sequence[int]) -> None:
-        """As `CacheUse.restore`."""
         if self.mirror is not None:
             self.mirror.restore(self.engine, slot, tokens)
 
@@ -256,24 +254,20 @@ class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
 
     @property
     def uncollected(self) -> int:
-        """As `Engine.uncollected`."""
         return self.replacements.uncollected
 
     def decode(self, *arguments: Any, outputs: str = "last", **how: Any) -> Floats:
-        """As `Engine.decode`."""
         with self._step(gives=outputs != "none") as engine:
             logits: Floats = engine.decode(*arguments, outputs=outputs, **how)
         return logits
 
     def submit(self, tokens: Any, positions: Any, sequences: Any, outputs: NDArray[np.int8], **how: Any) -> None:
-        """As `Engine.submit`."""
         with self._step(gives=bool(outputs.any())) as engine:
             if engine.stages * engine.contexts == 1:  # one step at a time, and an engine before it may have had more
                 self.replacements.take_in()
             engine.submit(tokens, positions, sequences, outputs, **how)
 
     def collect(self) -> Floats:
-        """As `Engine.collect`."""
         now = self.replacements
         with now.alone(), self._timed():
             now.check()

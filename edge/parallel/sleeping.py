@@ -206,7 +206,7 @@ class _NoWeights(Model):
 
 
 class _Node:
-    """A node of a graph that is not there, as hooks look at one: its names, and zeros."""
+    """Stand-in for a node of a graph, as hooks see one: it has the names, and zeros as values."""
 
     def __init__(self, shape: tuple[int, int], name: str = "", weight: str = "") -> None:
         self.shape, self.name, self.weight = shape, name, weight

@@ -65,7 +65,6 @@ class SpreadStates:
         return StateShape.of_model(Source.from_file(self._file), self._own.kv)
 
     def read(self, sequence: int, positions: Range) -> KVBlock:
-        """As `States.read`."""
         own, shapes = self._own.read(sequence, positions), self._shapes  # first here: nobody else holds more or fewer
 
         def parts() -> list[tuple[KVBlock, StateShape]]:
@@ -99,7 +98,6 @@ class SpreadStates:
         return [(steps.receive_block(link, shapes[rank], positions), shapes[rank]) for rank, link in links]
 
     def write(self, sequence: int, block: KVBlock) -> None:
-        """As `States.write`."""
         check(block, self._whole)
         self._own.write(sequence, cut(block, self._whole, self._shapes[0]))  # first here: what fails, fails everywhere
 
@@ -129,7 +127,6 @@ class SpreadStates:
         return self._own.describe()
 
     def block_hashes(self, tokens: Sequence[int], namespace: str = "") -> list[bytes]:
-        """As `States.block_hashes`."""
         return self._own.block_hashes(tokens, namespace)
 
     def keep(self, sequence: int, start: int, hashes: Sequence[bytes]) -> None:
@@ -197,7 +194,6 @@ class SpreadSnapshots:
         self._own, self._on_cache = own, on_cache
 
     def make(self, sequence: int, block_hash: bytes) -> None:
-        """As `Snapshots.make`."""
         self._on_cache(Step(Op.SNAPSHOT, numbers=(sequence, 0, 1, 0), hashes=(block_hash,)))
 
     def has(self, block_hash: bytes) -> bool:

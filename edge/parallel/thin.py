@@ -19,7 +19,7 @@ from devices.probe import available_memory, own_rss
 from edge.errors import EngineError, Interrupted, NotEnoughMemory
 from edge.llama.hooks import Hook
 from edge.llama.llama import Batch, Context, ContextSizes, Model
-from edge.llm.engine import Accounted, ModelRunner, has_windows
+from edge.llm.engine import Accounted, ModelRunner
 from edge.llm.options import EngineOptions
 from edge.llm.snapshots import Snapshots
 from edge.llm.states import Part, States
@@ -29,6 +29,7 @@ from partition.architectures.table import RULES
 from partition.errors import StateError
 from partition.model.metadata import Metadata
 from partition.plan.plan import Range
+from partition.slices.rules import has_windows
 from partition.state.sequence import KVBlock
 from quant.gguf.file import GgufFile
 from quant.types import CacheType
@@ -92,7 +93,6 @@ class PositionsContext(Context):
         """There is nothing to free."""
 
     def kv_remove(self, sequence: int, start: int, end: int) -> bool:
-        """As `Context.kv_remove`."""
         first, last = self.kv_ends(sequence)
         reaches_end = end < 0 or end > last
         if last < 0 or start > last:
@@ -106,7 +106,6 @@ class PositionsContext(Context):
         return True
 
     def kv_copy(self, source: int, target: int, start: int, end: int) -> None:
-        """As `Context.kv_copy`."""
         first, last = self.kv_ends(source)
         first, last = max(first, start), last if end < 0 else min(last, end - 1)
         if last >= first >= 0:
@@ -114,7 +113,6 @@ class PositionsContext(Context):
             self._ends[target] = min(first, before[0]), max(last, before[1])
 
     def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
-        """As `Context.kv_shift`."""
         if not self.can_shift:
             raise EngineError("this model's KV cache cannot shift positions")
         if sequence in self._ends:
@@ -123,12 +121,10 @@ class PositionsContext(Context):
         self.shift_pending = True
 
     def kv_clear(self) -> None:
-        """As `Context.kv_clear`."""
         self._ends.clear()
         self.shift_pending = False
 
     def kv_ends(self, sequence: int) -> list[int]:
-        """As `Context.kv_ends`."""
         return list(self._ends.get(sequence, (-1, -1)))
 
 
@@ -243,7 +239,6 @@ class PositionStates(States):
         return self.history_key != self._process_key and self._known
 
     def describe(self) -> str:
-        """As `States.describe`."""
         return "on the disks of the other devices" if self.keeps else super().describe()
 
     def keep(self, sequence: int, start: int, hashes: Sequence[bytes]) -> None:

@@ -78,5 +78,5 @@ def place(rank: int, stages: Sequence[int]) -> Topology:
 
 
 def world_size(stages: Sequence[int]) -> int:
-    """Number of ranks in stages of so many ranks each; a first one of 0 stands for a thin owner."""
+    """Return the number of ranks of stages with these sizes. A first stage of size 0 stands for a thin owner."""
     return sum(stages) + (len(stages) > 0 and stages[0] == 0)

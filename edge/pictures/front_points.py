@@ -241,7 +241,14 @@ def table(result: Result) -> tuple[list[str], list[list[str]]]:
     """Return the names of the columns, and a row for each plan of the front."""
     types, measured = several_types(result), any(point["measured"] for point in front(result))
     further = [row for row in OBJECTIVES.values() if row.key in result["objectives"] and row.key not in _ALWAYS]
-    columns = ["id", "plan", "latency ms", f"{unit(result)}/s", *(_heading(row) for row in further), "memory"]
+    columns = [
+        "id",
+        "plan",
+        "latency ms",
+        f"{unit(result)}/s",
+        *(f"{row.label} {row.unit.split()[0]}" for row in further),
+        "memory",
+    ]
     if types:
         columns.insert(2, "type")
     if measured:
@@ -258,11 +265,6 @@ def table(result: Result) -> tuple[list[str], list[list[str]]]:
                 row.append(_measured(point, what, scale))
         rows.append([*row, *(_further(point, objective) for objective in further), _memory(point)])
     return columns, rows
-
-
-def _heading(objective: Objective) -> str:
-    """Return the name of a column: "divergence nats"."""
-    return f"{objective.label} {objective.unit.split()[0]}"
 
 
 def _further(point: Point, objective: Objective) -> str:

@@ -39,7 +39,7 @@ class EncoderPlace:
     times: EncoderTimes = NOT_TIMED  # of all devices
 
     def with_encoder(self, speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
-        """Return the devices where the one that encodes holds what that takes, too."""
+        """Return the speeds with the encoder's memory counted on the device that encodes."""
         return [
             replace(speed, runtime_bytes=speed.runtime_bytes + self.held_bytes)
             if device(speed.device) == self.device

@@ -146,7 +146,7 @@ class Front:
         return point.plan, saved_figures(self.space_of[point.key], point)
 
     def _point(self, picked: Mapping[str, Any]) -> Point:
-        """The point that `to_json` gave."""
+        """Read a point from what `to_json` wrote."""
         return next(
             point
             for point in self.points
@@ -192,7 +192,7 @@ def _devices(plan: Plan | OnnxPlan) -> Iterable[str]:
 
 
 def _predicted(point: Point, space: PlanSpace) -> dict[str, Any]:
-    """With devices called by their names, as people know them."""
+    """Return a point's prediction for JSON, with the names of devices in place of addresses."""
     return {
         **point.predicted.renamed(space.names).to_json(),
         "bound": bound_text(point.predicted, space.names),

@@ -191,7 +191,7 @@ class LlmSpace(PlanSpace):
             return None
 
     def point(self, plan: Plan, microbatches: int | None = None, work: Work | None = None) -> Point:
-        """A plan, predicted. work: with drafts; None: without."""
+        """Predict a plan. work: the work with drafts; None: without drafts."""
         planned_work = work or self.work
         by_device = {speed.device: speed for speed in self._with_reserved(self.known.speeds, planned_work.draft)}
         predicted = replace(
@@ -208,7 +208,7 @@ class LlmSpace(PlanSpace):
         return Point(plan, predicted, kind_of(plan), label, self.type, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
-        """As of every space; with a placement for prompts, where that is clearly better."""
+        """As `Space`; the plan also gets a placement for prompts where that is clearly better."""
         refused: PlanError | None = None
         planner, plain = self.planner(), None
         try:

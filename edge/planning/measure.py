@@ -135,7 +135,7 @@ class _Assumed:
 
     def draft(self, request: Answer, first: Sequence[int], rows: int, assumed: Sequence[int] = ()) -> Sequence[int]:
         """A window of so many."""
-        if wait_s := self._draft.asked_s(rows - len(first)):
+        if wait_s := self._draft.waiting_s(rows - len(first)):
             time.sleep(wait_s)
         return [*first, *[_RIGHT] * (rows - len(first))]
 

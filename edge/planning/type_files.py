@@ -114,7 +114,7 @@ def _outcomes(path: Path, mixes: Sequence[Mix]) -> dict[str, Outcome]:
 
 def _misfits(outcome: Outcome, mix: Mix) -> str:
     """Describe the tensors whose rows do not divide into blocks of the mix's main type; "" if there are none."""
-    misfits = [misfit for misfit in outcome.misfits if misfit.wanted == mix.type.name]
+    misfits = [misfit for misfit in outcome.misfits if misfit.requested == mix.type.name]
     if not misfits:
         return ""
     used = Counter(misfit.used for misfit in misfits if misfit.used).most_common(1)

@@ -35,7 +35,7 @@ class Content(NamedTuple):
     header: Header | None  # of their file; None: they are still to be written
     data: memoryview  # all that is in the file, or the data itself
     n_blocks: int  # that it has
-    n_wanted: int  # of these, the first: a prompt may share no more of them
+    n_shared: int  # of these, the first: a prompt may share no more of them
 
 
 def read_ahead(reader: HistoryReader, room: int) -> Generator[Content]:
@@ -83,7 +83,7 @@ class HistoryReader:
         self._in_cache = True  # all so far; after one that is not, the system is not asked of others, which takes time
 
     def read(self, into: memoryview) -> list[Content]:
-        """Return the content of the next blocks: as much as there is room for, nothing at the end."""
+        """Return the next blocks, as many as fit into the buffer; nothing at the end."""
         contents: list[Content] = []
         used = 0
         while self._at < len(self._hashes):
@@ -102,7 +102,7 @@ class HistoryReader:
                 self._at = len(self._hashes)
                 break
             contents.append(content)
-            self._at += content.n_wanted
+            self._at += content.n_shared
         return contents
 
     def _in_file(self, name: bytes, into: memoryview) -> Content | None:
@@ -120,14 +120,14 @@ class HistoryReader:
         if header is None:
             self._store.remove(name)
             return None
-        n_wanted = n_same(header.names, map(self._name, self._hashes[self._at :]))
-        return Content(header, into[:n_bytes], len(header.names), n_wanted)
+        n_shared = n_same(header.names, map(self._name, self._hashes[self._at :]))
+        return Content(header, into[:n_bytes], len(header.names), n_shared)
 
     def _waiting(self, run: Run) -> Content:
-        n_wanted = n_same(run.hashes, self._hashes[self._at :])
-        return Content(None, memoryview(run.data), len(run.hashes), n_wanted)
+        n_shared = n_same(run.hashes, self._hashes[self._at :])
+        return Content(None, memoryview(run.data), len(run.hashes), n_shared)
 
 
 def n_same(a: Iterable[bytes], b: Iterable[bytes]) -> int:
-    """Return how many leading ones are the same."""
+    """Return how many leading items of both are the same."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

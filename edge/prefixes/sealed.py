@@ -77,7 +77,9 @@ class SealedBlocks:
         count = 0
         while count < len(hashes):
             run, name = self._queued(hashes[count]), self._name(hashes[count])
-            if (head := self.store.head(name, HEADER_BYTES)) and (header := read_header(head, name)):
+            head = self.store.head(name, HEADER_BYTES)
+            header = read_header(head, name) if head else None
+            if header:
                 count += n_same(header.names, map(self._name, hashes[count:]))
                 if use:
                     self.store.touch(name)
@@ -97,7 +99,7 @@ class SealedBlocks:
         reader = HistoryReader(self.store, hashes, self._name, self._queued)
         opened = memoryview(bytearray())
         with closing(read_ahead(reader, self._ahead_limit)) as contents:
-            for header, content, n_blocks, n_wanted in contents:
+            for header, content, n_blocks, n_shared in contents:
                 data = content
                 if header is not None:
                     n_bytes = max(0, data_bytes(header, content))
@@ -109,7 +111,7 @@ class SealedBlocks:
                         return
                 with self._changed:
                     self.taken_bytes += len(data)
-                yield data, n_blocks, n_wanted
+                yield data, n_blocks, n_shared
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until nothing is to be written any more; False where that takes longer."""

@@ -199,7 +199,7 @@ class PrefixStore:
         return self.folder / f"{name.hex()}.kv"
 
     def _write(self, path: Path, data: bytes | bytearray) -> None:
-        """Make room and write. OSError where that cannot be."""
+        """Evict files until there is room, and write. OSError where there is none."""
         with self._lock:
             self._make_room(len(data))
             self._used += len(data)  # from now on, for other threads
@@ -258,7 +258,7 @@ class PrefixStore:
         return file.n_bytes
 
     def _count(self) -> None:
-        """See what is in the folder, and remove what killed processes have left."""
+        """List the files of the folder, and remove those that killed processes left unfinished."""
         files, temporary = self._scan()
         self._used = sum(file.n_bytes for file in files)
         for file in temporary:

@@ -45,7 +45,7 @@ class BlockMismatch:
 
     tensor: str
     columns: int
-    wanted: str
+    requested: str
     used: str
 
 
@@ -80,7 +80,7 @@ def types_of_files(
     types = types or {}
     with _child(jobs, types, imatrix, None, default_threads()) as events:
         for file, mix in jobs:
-            yield _outcome(file, mix, types, takewhile(lambda event: "made" not in event, events))
+            yield _outcome(file, mix, types, takewhile(lambda event: "quantized" not in event, events))
 
 
 def _outcome(file: GgufFile, mix: Mix, types: Mapping[str, TensorType], events: Iterator[dict[str, Any]]) -> Outcome:
@@ -91,7 +91,7 @@ def _outcome(file: GgufFile, mix: Mix, types: Mapping[str, TensorType], events: 
         if "type" in event:
             reported[event["tensor"]] = type_by_name(event["type"])
         elif "misfit" in event:
-            misfits.append(BlockMismatch(event["misfit"], event["columns"], event["wanted"], ""))
+            misfits.append(BlockMismatch(event["misfit"], event["columns"], event["requested"], ""))
         elif "instead" in event and misfits:  # the line that follows it
             misfits[-1] = replace(misfits[-1], used=event["instead"])
     all_types = {name: reported.get(name, tensor.type) for name, tensor in file.tensors.items()}

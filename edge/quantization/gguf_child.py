@@ -63,7 +63,7 @@ def _run(job: dict[str, Any], emit: Callable[..., None]) -> None:
             dry=job["dry"],
             on_log=_Lines(emit),
         )
-        emit(made=mix)
+        emit(quantized=mix)
 
 
 class _Lines:
@@ -76,11 +76,11 @@ class _Lines:
     def __call__(self, line: str) -> None:
         if match := _TENSOR.match(line):
             self._name = match[3]
-            self._emit(tensor=match[3], number=int(match[1]), of=int(match[2]))
+            self._emit(tensor=match[3], number=int(match[1]), total=int(match[2]))
         elif match := _TYPE.match(line):
             self._emit(tensor=self._name, type=match[1].lower())
         elif match := _NOT_WHOLE.match(line):
-            self._emit(misfit=match[1], columns=int(match[2]), block=int(match[3]), wanted=match[4].lower())
+            self._emit(misfit=match[1], columns=int(match[2]), block=int(match[3]), requested=match[4].lower())
         elif match := _FALLS_BACK.search(line):
             self._emit(instead=match[1].lower())
 

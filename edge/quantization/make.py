@@ -122,7 +122,7 @@ class QuantizedModel:
             "type_bytes": dict(sizes.most_common()),
             "types": {name: kind.name for name, kind in self.outcome.types.items()},
             "misfits": [
-                {"tensor": m.tensor, "columns": m.columns, "wanted": m.wanted, "used": m.used}
+                {"tensor": m.tensor, "columns": m.columns, "wanted": m.requested, "used": m.used}
                 for m in self.outcome.misfits
             ],
             "budget_bytes": self.budget,

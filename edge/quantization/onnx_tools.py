@@ -158,7 +158,7 @@ def _transposed_once(path: Path, external: bool) -> Path:
         graph.initializer.append(
             numpy_helper.from_array(numpy_helper.to_array(initializers[name]).T.copy(), name + _TURNED)
         )
-        if name not in used and not _has_subgraphs(graph):
+        if name not in used and not any(True for node in graph.node for _ in _branches(node)):  # subgraphs may use it
             graph.initializer.remove(initializers[name])
     path = path.with_name("transposed.onnx")
     onnx.save_model(model, str(path), save_as_external_data=external, location=f"{path.name}.data")
@@ -247,11 +247,6 @@ def _matrix_products(graph: Any) -> bool:
     return any(
         node.op_type in _PRODUCTS or any(_matrix_products(branch) for branch in _branches(node)) for node in graph.node
     )
-
-
-def _has_subgraphs(graph: Any) -> bool:
-    """Return whether subgraphs may use weights."""
-    return any(True for node in graph.node for _ in _branches(node))
 
 
 def count_weights(prepared: Path, target: Path) -> tuple[int, int]:

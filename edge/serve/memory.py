@@ -18,7 +18,8 @@ Send = Callable[[Mapping[str, Any]], None]
 
 
 class ModelMemory:
-    """Implements `edge.serve.served.ServedMemory`: divides one budget among engine processes; for one event loop."""
+    """Implements `edge.serve.served.ServedMemory`, which documents the methods: divides one budget among engine
+    processes; for one event loop."""
 
     def __init__(self, n_bytes: int | None, unload_one: Callable[[str], Awaitable[bool]], *, several: bool) -> None:
         """n_bytes: None: nothing is divided. unload_one: unloads the model, another than the one that needs memory,
@@ -29,7 +30,6 @@ class ModelMemory:
         self._shares = MemoryShares(lambda: n_bytes or 0)
 
     def shares(self) -> Mapping[str, Share]:
-        """As ServedMemory.shares."""
         return self._shares.figures()
 
     def config(self, config: EngineConfig) -> EngineConfig:
@@ -49,7 +49,6 @@ class ModelMemory:
         return EngineProcess(name, self.config(config), say=say, share=share)
 
     async def ask(self, n_bytes: int | None) -> None:
-        """As ServedMemory.ask."""
         if self.n_bytes is None:
             raise NotAllowed("this server divides no memory among its models; start it with --memory")
         self.target = n_bytes

@@ -138,7 +138,7 @@ class EngineProcess:
     async def ask(self, what: str, arguments: Mapping[str, Any], number: int | None = None) -> Any:
         """Return the process's answer to a request; if the model is moved meanwhile, the next process's."""
         number = next(self._numbers) if number is None else number
-        counts = what not in ("beat", "status")
+        counts = what not in ("heartbeat", "status")
         self.answers.n_other += counts
         try:
             while True:
@@ -201,7 +201,7 @@ class EngineProcess:
             gone = EngineGone(f"{self.name} was not loaded in {LOAD_S:g} s")
             await self._end_child(gone)
             raise gone from None
-        self._watch.begin(partial(self.ask, "beat", {}), child.kill)
+        self._watch.begin(partial(self.ask, "heartbeat", {}), child.kill)
 
     def _ended(self, reason: Exception) -> None:
         """Handle a process that ended by itself: if it had loaded the model, start another, and send it the requests

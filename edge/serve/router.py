@@ -27,7 +27,7 @@ _RECENT_S = 60.0  # since a model was used, within which it is not unloaded for 
 
 
 class Router:
-    """Implements `edge.serve.served.ServedModels`; for one event loop."""
+    """Implements `edge.serve.served.ServedModels`, which documents the methods; for one event loop."""
 
     def __init__(
         self,
@@ -66,11 +66,9 @@ class Router:
         return list(self._configs)
 
     def adapters(self, name: str | None) -> ServedAdapters:
-        """As ServedModels.adapters."""
         return self._adapters[self._known(name)]
 
     async def model(self, name: str | None) -> EngineClient:
-        """As ServedModels.model."""
         name = self._known(name)
         model = self._running(name)
         if model is not None:  # without waiting for models that are being loaded
@@ -99,21 +97,17 @@ class Router:
             self._awaited[name] -= 1
 
     async def loaded(self) -> Sequence[EngineClient]:
-        """As ServedModels.loaded."""
         return [model for model in self._models.values() if model.process.failed is None]
 
     def file(self, name: str) -> ModelFile:
-        """As ServedModels.file."""
         config = self._configs[self._known(name)]
         return model_file(config.path, config.mmproj)
 
     async def running(self, name: str) -> Mapping[str, Any]:
-        """As ServedModels.running."""
         model = self._models.get(name)
         return model.process.about if model is not None and model.process.failed is None else {}
 
     def health(self) -> Sequence[Mapping[str, Any]]:
-        """As ServedModels.health."""
         return [model.process.health for model in self._models.values()]
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
@@ -141,15 +135,12 @@ class Router:
     # --- idle models ---
 
     def keep(self, name: str | None, idle_s: float | None) -> None:
-        """As ServedModels.keep."""
         self._lifetimes.keep(self._known(name), idle_s)
 
     def expires_s(self, name: str) -> float:
-        """As ServedModels.expires_s."""
         return self._lifetimes.left_s(name)
 
     async def unload(self, name: str | None) -> bool:
-        """As ServedModels.unload."""
         name = self._known(name)
         async with self._loading:
             if can := name in self._idle():
@@ -157,7 +148,6 @@ class Router:
             return can
 
     def busy_beside(self, name: str | None) -> bool:
-        """As ServedModels.busy_beside."""
         name = self._known(name)
         busy = {other for other, model in self._models.items() if model.process.busy}
         busy |= {other for other, n in self._awaited.items() if n}

@@ -40,11 +40,11 @@ class Watch:
         self._busy_s: float | None = None  # in one step, as of its last answer; None: it waits for requests
         self._ended_by: str | None = None  # why the previous process ended
 
-    def begin(self, beat: Callable[[], Awaitable[Mapping[str, Any]]], end: Callable[[str], None]) -> None:
-        """Watch a process that has loaded its model. beat: returns its answer, that of `ServingLoop.beat`. end: called
-        with the reason to end it."""
+    def begin(self, heartbeat: Callable[[], Awaitable[Mapping[str, Any]]], end: Callable[[str], None]) -> None:
+        """Watch a process that has loaded its model. heartbeat: returns its answer, that of `ServingLoop.heartbeat`.
+        end: called with the reason to end it."""
         self.leave(None)
-        self._task = asyncio.create_task(self._watch(beat, end))
+        self._task = asyncio.create_task(self._watch(heartbeat, end))
 
     def leave(self, reason: str | None) -> None:
         """Stop watching: the process has ended by itself, for this reason, or it was asked to end (None)."""
@@ -64,11 +64,11 @@ class Watch:
             return {"state": "loading"}
         return {"state": "waiting"} if self._busy_s is None else {"state": "computing", "busy_s": self._busy_s}
 
-    async def _watch(self, beat: Callable[[], Awaitable[Mapping[str, Any]]], end: Callable[[str], None]) -> None:
+    async def _watch(self, heartbeat: Callable[[], Awaitable[Mapping[str, Any]]], end: Callable[[str], None]) -> None:
         limits = self._deadlines
         while True:
             try:
-                beat_answer = await asyncio.wait_for(beat(), limits.ask_s)
+                beat_answer = await asyncio.wait_for(heartbeat(), limits.ask_s)
             except asyncio.TimeoutError:
                 self._silent_s += limits.ask_s
                 if self._silent_s >= limits.stuck_s:

@@ -80,7 +80,7 @@ class RowChoice:
         return len(self._plain) >= _LEAST_PLAIN
 
     def measured_sizes(self, most: int = MOST_ROWS) -> list[int]:
-        """Sizes that were measured and are no larger than `most`."""
+        """Return the draft sizes (rows of a pass) up to `most` whose cost was measured."""
         return [size for size in SIZES if size <= most and (self._plain if size == 1 else self._costs[size])]
 
     def best(self, most: int = MOST_ROWS) -> int:
@@ -207,5 +207,5 @@ class RowChoice:
 
 
 def _undisturbed(times: Collection[float]) -> float:
-    """The time that counts of these."""
+    """Return the time that counts: the lowest of many may be luck, and the mean has other programs in it."""
     return sorted(times)[len(times) // _LOW_PART]

@@ -12,11 +12,11 @@ from typing import Any, Protocol, TypeVar
 
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llm.engine import Engine
+from edge.llm.generate import GreedyDrafter
 from edge.llm.info import ModelInfo
 from edge.llm.interface import TextEngine
 from edge.llm.model import Model
 from edge.llm.options import EngineOptions, PrefixOptions, reproducible
-from edge.llm.slot import GreedyDrafter
 from edge.models.paths import PathLike, model_path
 from edge.quantization.gguf import model_in_type
 from edge.speculate.choice import MOST_ROWS
@@ -39,7 +39,7 @@ class Enter(Protocol):
     """`ExitStack.enter_context`: takes what is to be closed later."""
 
     def __call__(self, opened: AbstractContextManager[T], /) -> T:
-        """Enter it."""
+        """Enter a context manager, and return what it gives."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _own_layers(kind: str, model: PathLike | None) -> Draft:
 
 
 def _fewer_bits(path: Path, steps: Steps) -> Path:
-    """The file of the same model, smaller."""
+    """Return the file of the same model in Q2_K, which is made once."""
     smaller = model_in_type(path, _FEWER_BITS, steps)
     if smaller.stat().st_size > _SMALLER * GgufFile.open(path).size_bytes:
         raise EngineError(

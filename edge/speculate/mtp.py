@@ -84,7 +84,7 @@ class _Chain:
 
     end: int  # of the text
     tokens: list[int]  # that are computed behind it
-    likeliest: int  # behind these
+    next_token: int  # behind these, by the layer
     state: NDArray[np.float32]  # of the last of them, as the layer gave it
 
 
@@ -153,13 +153,13 @@ class Predictor(Closing):
         while True:
             number = len(chain.tokens)
             if number >= len(assumed):
-                tokens.append(chain.likeliest)
+                tokens.append(chain.next_token)
                 if len(tokens) == n:
                     return tokens
-            token = assumed[number] if number < len(assumed) else chain.likeliest
+            token = assumed[number] if number < len(assumed) else chain.next_token
             self._decode(sequence, np.array([token], np.int32), end + number, chain.state[None], gives=True)
             chain.tokens.append(int(token))
-            chain.likeliest, chain.state = self._outcome()
+            chain.next_token, chain.state = self._outcome()
 
     def _same(self, sequence: int, text: Tokens, start: int) -> int:
         """The position up to which what is held of a sequence is this text."""

@@ -148,7 +148,7 @@ class WindowChoice:
             times.wait = min(2 * times.wait, _MOST_WAIT)
 
     def _speed(self, shape: Shape, accepted: float) -> float:
-        """Tokens in the time of a pass of one row, where so many drafts are accepted."""
+        """Return the tokens that come in the time of a pass of one row, at this acceptance rate."""
         size, windows = shape
         first, next_ = self._first(size, windows), self._next(size, windows)
         goes_on = accepted**size

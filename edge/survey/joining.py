@@ -36,7 +36,7 @@ class JoinedDevice:
     survey: Survey[DeviceSpeed]  # the previous survey with this device
 
 
-class Newcomers:
+class JoiningDevices:
     """Looks for devices that are not in the survey yet, and measures them."""
 
     def __init__(self, find: FindWorkers, file: GgufFile, model_digest: str, transport: str, *, insecure: bool) -> None:

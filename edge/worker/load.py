@@ -16,9 +16,9 @@ from edge.errors import EdgeError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine, ModelRunner
+from edge.llm.generate import GreedyDrafter
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.prefixes import seal
-from edge.llm.slot import GreedyDrafter
 from edge.llm.states import held_bytes
 from edge.net.relink import Relink
 from edge.paging import memory
@@ -46,13 +46,13 @@ _MOST_TIMED = 16  # step sizes in one request
 
 
 class _LoadedRunner:
-    """Common parts of a whole model and of a slice."""
+    """Base of a whole model and of a slice: what both load and report alike."""
 
     def __init__(self, runner: ModelRunner, need: MemoryNeed) -> None:
         self._runner, self._need = runner, need
 
     def describe(self) -> pb.Loaded:
-        """Return the most memory that it takes, its layers and context."""
+        """Return its peak memory in bytes, its layers and its context."""
         shape, follows = self._runner.shape, isinstance(self._runner.paging, ElasticWeights)
         most = self._need.budget if follows else None
         return pb.Loaded(memory_bytes=most or self._need.total, layers=shape.n_layers, context=self._runner.context)

@@ -25,7 +25,7 @@ class OnnxPart:
         self._memory_bytes = memory_bytes
 
     def describe(self) -> pb.Loaded:
-        """Return its memory, provider and threads."""
+        """Return the memory, execution provider and threads of the stage."""
         engine = self.stage.engine
         return pb.Loaded(
             memory_bytes=self._memory_bytes,

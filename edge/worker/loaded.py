@@ -10,7 +10,7 @@ from transport.collective import Group
 
 
 class LoadedPart(Protocol):
-    """A whole model, a slice of a language model, a projector of one, or a stage of an ONNX model."""
+    """Part that an engine process loads: a whole model, a slice of one, a projector, or a stage of an ONNX model."""
 
     def describe(self) -> pb.Loaded:
         """Return its kind of description, and the memory it takes."""

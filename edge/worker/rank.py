@@ -314,7 +314,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         report(failed(error))
         sys.exit(1)
     report(pb.Event(opened=rank.opened))
-    threading.Thread(target=_beat, args=(control,), daemon=True, name="beat").start()
+    threading.Thread(target=_send_heartbeats, args=(control,), daemon=True, name="heartbeat").start()
     while True:
         data = commands.get()
         try:
@@ -332,7 +332,7 @@ def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
     main([*arguments, "--control", str(control)])
 
 
-def _beat(control: TcpLink) -> None:
+def _send_heartbeats(control: TcpLink) -> None:
     """Send heartbeats: this process runs, whatever it computes."""
     with suppress(TransportError):  # the daemon has gone
         while True:

@@ -64,7 +64,7 @@ class Work:
         the device that requests them."""
         if self.draft is None:
             return 0.0
-        waits_s = self.draft.asked_s(self.draft.rows) if owner in devices else 0.0
+        waits_s = self.draft.waiting_s(self.draft.rows) if owner in devices else 0.0
         return max(waits_s, self.draft.rows * self.draft.guess_s if self.draft.worker in devices else 0.0)
 
     def alone_s(self, pass_s: Numbers, busy_s: Numbers, stages: Numbers) -> tuple[Numbers, Numbers]:

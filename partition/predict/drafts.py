@@ -77,9 +77,9 @@ class Draft:
     @property
     def pass_s(self) -> float:
         """Return seconds of drafting for one pass. A window behind others begins with a draft token, too."""
-        return self.asked_s(self.rows - (self.windows == 1))
+        return self.waiting_s(self.rows - (self.windows == 1))
 
-    def asked_s(self, drafts: int) -> float:
+    def waiting_s(self, drafts: int) -> float:
         """Return seconds until this many draft tokens are there."""
         return self.ask_s + drafts * self.guess_s if drafts else 0.0
 

@@ -19,7 +19,7 @@ class Fits:
     """
 
     def __init__(self, values: Array, needs: Array) -> None:
-        """values: [N]; needs: [kinds, N]."""
+        """values: of labels, [N]. needs: resources that each takes, [kinds, N]."""
         self._values, self._needs = values, needs
         self._edges = [np.unique(row) for row in needs]
         shape = [len(edge) + 1 for edge in self._edges]

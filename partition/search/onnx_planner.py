@@ -83,11 +83,11 @@ class OnnxPlanner:
         return [self._placed(solution) for solution in result.solutions], result.exact
 
     def only_own(self) -> OnnxPlanner:
-        """The same, with the owner's device alone. PlanError if that was not measured."""
+        """Return the planner for the owner's device alone. PlanError if that was not measured."""
         return self.only(LOCAL)
 
     def only(self, device: str) -> OnnxPlanner:
-        """The same, with one device."""
+        """Return the planner for one device alone."""
         speeds = [speed for speed in self.speeds if speed.device == device]
         return OnnxPlanner(self.work, speeds, self.links, self._model, self._digest, self.in_flight)
 

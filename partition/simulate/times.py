@@ -59,7 +59,9 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
         result.append(Part((owner, stages[0].devices[0]), enter, latency_s, is_link=True))
     for i, stage in enumerate(stages):
         curve = stage.rows_s
-        decode = _through(curve, round(rows), stage.busy_s) if rows == round(rows) else curve
+        decode = curve
+        if rows == round(rows):  # such a step takes what was predicted of it
+            decode = Curve(tuple(sorted({**dict(curve.points), round(rows): stage.busy_s}.items())))
         draft = predicted.draft if i == 0 else None
         computes = partial(_computes, cache(curve.at), cache(decode.at), stage.crowding, draft)
         if predicted.by_turns:
@@ -123,11 +125,6 @@ def chunk_rows(prompt: int, stages: int) -> float:
     return prompt / chunks(prompt, stages)
 
 
-def _through(curve: Curve, rows: int, seconds: float) -> Curve:
-    """The same curve, but for a point that it is to have."""
-    return Curve(tuple(sorted({**dict(curve.points), rows: seconds}.items())))
-
-
 def _computes(
     prompt_s: Callable[[float], float],
     decode_s: Callable[[float], float],
@@ -142,7 +139,7 @@ def _computes(
         if before and rows:  # rows of a prompt have no logits but the last, so its curve may show too little
             alone_s = min(alone_s, max(0.0, alone_s - step_s, prompt_s(before + rows) - prompt_s(before)))
         seconds, before = seconds + alone_s, before + rows
-    drafts_s = 0.0 if draft is None else draft.asked_s(step.drafts + step.follows)
+    drafts_s = 0.0 if draft is None else draft.waiting_s(step.drafts + step.follows)
     return crowding * seconds + drafts_s
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from partition.architectures.table import RULES
+from quant.gguf.file import GgufFile
 
 
 def scales_input(architecture: str) -> bool:
@@ -21,9 +22,12 @@ def router_first(architecture: str) -> bool:
     return architecture in RULES and RULES[architecture].router_first
 
 
-def has_window(architecture: str) -> bool:
-    """Return whether layers may alternate between a window and all tokens, also where no key says so."""
-    return architecture in RULES and RULES[architecture].window is not None
+def has_windows(file: GgufFile) -> bool:
+    """Return whether a model has, or may have, layers with attention windows: where no key says so, too, layers of some
+    architectures alternate between a window and all tokens."""
+    rules = RULES.get(file.architecture)
+    has_key = bool(file.metadata.get(f"{file.architecture}.attention.sliding_window"))
+    return has_key or (rules is not None and rules.window is not None)
 
 
 class Cut(Enum):

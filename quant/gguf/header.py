@@ -62,15 +62,14 @@ class GgufArray(Sequence[Any]):
 
     def _decoded(self) -> tuple[Any, ...]:
         if self._items is None:
-            self._items = self._numbers() if self._code else self._strings()
+            if self._code:
+                self._items = self._numbers()
+            else:  # tokens may be pieces of a UTF-8 sequence
+                self._items = tuple(item.decode("utf-8", "replace") for item in self.raw_strings())
         return self._items
 
     def _numbers(self) -> tuple[Any, ...]:
         return struct.unpack_from(f"<{self._count}{self._code}", self._data, self._start)
-
-    def _strings(self) -> tuple[str, ...]:
-        """Tokens may be pieces of a UTF-8 sequence; what does not decode becomes U+FFFD."""
-        return tuple(item.decode("utf-8", "replace") for item in self.raw_strings())
 
     def raw_strings(self) -> list[bytes]:
         """The items of an array of strings as they are stored."""

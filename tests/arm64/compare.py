@@ -61,11 +61,11 @@ class Comparison:
         self.failed += not good
         print(f"{'ok  ' if good else 'FAIL'} {what}", flush=True)
 
-    def _same(self, what: str, expected: dict[str, Any], found: dict[str, Any]) -> None:
+    def _same(self, what: str, expected: dict[str, Any], result: dict[str, Any]) -> None:
         for question in QUESTIONS:
-            same = found[question]["token_ids"] == expected[question]["token_ids"]
-            rate = found[question]["timing"]["decode_tokens_per_s"]
-            said = f"{found[question]['text']!r:.60}, {rate:.1f} tokens/s"
+            same = result[question]["token_ids"] == expected[question]["token_ids"]
+            rate = result[question]["timing"]["decode_tokens_per_s"]
+            said = f"{result[question]['text']!r:.60}, {rate:.1f} tokens/s"
             if not same:
                 said += f", not {expected[question]['text']!r:.60} ({NEAR_TIES.get(question, 'no near-tie is listed')})"
             self._say(same or question in NEAR_TIES, f"{what}: {question} {said}")
@@ -82,11 +82,11 @@ class Comparison:
             worker = subprocess.Popen([*there, "worker", "--listen", "127.0.0.1:0"], stdout=out, stderr=out)
         try:
             deadline = time.monotonic() + TIMEOUT_S
-            while not (found := re.search(r"127\.0\.0\.1:[1-9]\d*", log.read_text())):
+            while not (result := re.search(r"127\.0\.0\.1:[1-9]\d*", log.read_text())):
                 if worker.poll() is not None or time.monotonic() > deadline:
                     raise SystemExit(f"the worker does not listen: {log.read_text()}")
                 time.sleep(0.1)
-            yield found[0]
+            yield result[0]
         finally:
             worker.terminate()
             code = worker.wait(TIMEOUT_S)
@@ -120,8 +120,8 @@ class Comparison:
 
 def _chat(command: list[str], question: str, *options: str) -> dict[str, Any]:
     """Return the JSON object of a greedy `edge chat`."""
-    given = ("--temperature", "0", "--max-tokens", "40", "--prefix-cache", "0", "--draft", "off", "--context", "512")
-    values: dict[str, Any] = json.loads(_output([*command, "chat", "-p", question, *given, "--json", *options]))
+    provided = ("--temperature", "0", "--max-tokens", "40", "--prefix-cache", "0", "--draft", "off", "--context", "512")
+    values: dict[str, Any] = json.loads(_output([*command, "chat", "-p", question, *provided, "--json", *options]))
     return values
 
 

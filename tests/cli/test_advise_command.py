@@ -60,8 +60,8 @@ def catalog_of_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", name="one")
 def a_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    with shared_workers(tmp_path_factory, "one") as [one]:
-        yield one
+    with shared_workers(tmp_path_factory, "one") as [first]:
+        yield first
 
 
 def advised(edge: Run, *args: str | Path) -> dict[str, Any]:
@@ -77,29 +77,29 @@ def named(result: dict[str, Any], model: str, type_name: str = "q8_0") -> dict[s
 
 
 def test_json_has_what_is_documented(edge: Run) -> None:
-    found = advised(edge, *LAPTOP)
-    assert {*found} == {"format", "task", "prompt_tokens", "answer_tokens", "context", "devices", "rows", "notes"}
-    assert (found["format"], found["task"], found["prompt_tokens"], found["answer_tokens"]) == (
+    result = advised(edge, *LAPTOP)
+    assert {*result} == {"format", "task", "prompt_tokens", "answer_tokens", "context", "devices", "rows", "notes"}
+    assert (result["format"], result["task"], result["prompt_tokens"], result["answer_tokens"]) == (
         FORMAT,
         "chat",
         128,
         200,
     )
-    assert found["devices"] == ["laptop"]
-    assert {(row["model"], row["type"]) for row in found["rows"]} == {
+    assert result["devices"] == ["laptop"]
+    assert {(row["model"], row["type"]) for row in result["rows"]} == {
         ("qwen3-0.6b", "q8_0"), ("llama-3.2-1b", "q4_k_m"), ("llama-3.2-1b", "q8_0"), ("qwen3-4b", "q4_k_m"),
         ("qwen3-4b", "q8_0"), ("llama-3.1-8b", "q4_k_m"), ("llama-3.1-8b", "q8_0"),
     }  # fmt: skip
     page = (Path(__file__).parents[2] / "docs" / "cli" / "advise.md").read_text()
-    for row in found["rows"]:
+    for row in result["rows"]:
         assert {*row} == ROW_KEYS
         assert row["size_bytes"] * 8 == pytest.approx(row["parameters"] * row["bits_per_weight"])
         assert row["answer_s"] == pytest.approx(row["ttft_s"] + 199 / row["tokens_per_s"])
         assert row["within_s"] == next((line for line in (10, 30) if row["answer_s"] <= line), None)
         assert (row["placement"], row["figures"], row["measured"]) == ("resident", "preset", [])
         assert row["memory_bytes"]["laptop"] > row["size_bytes"] * 0.9
-    assert all(f"`{key}`" in page or f".{key}`" in page for key in (*ROW_KEYS, *found))
-    [score] = named(found, "llama-3.2-1b")["scores"]
+    assert all(f"`{key}`" in page or f".{key}`" in page for key in (*ROW_KEYS, *result))
+    [score] = named(result, "llama-3.2-1b")["scores"]
     assert (score["name"], score["value"]) == ("MMLU, 5 shots", 49.3)
 
 
@@ -115,7 +115,9 @@ def test_the_front_are_those_that_are_larger_than_all_that_answer_sooner(edge: R
     assert {row["on_front"] for row in rows} == {True, False}
     assert [row["answer_s"] for row in rows] == sorted(row["answer_s"] for row in rows)
     for row in rows:
-        better = [one for one in rows if one["answer_s"] <= row["answer_s"] and one["size_bytes"] >= row["size_bytes"]]
+        better = [
+            item for item in rows if item["answer_s"] <= row["answer_s"] and item["size_bytes"] >= row["size_bytes"]
+        ]
         assert row["on_front"] == (better == [row]), row
 
 
@@ -139,20 +141,20 @@ def test_it_plans_as_edge_plan_does(edge: Run, mine: Path, tmp_path: Path, capsy
     assert row["memory_bytes"] == {names[device]: n for device, n in planned["memory_bytes"].items()}
 
 
-def test_devices_are_measured_and_models_between_are_interpolated(edge: Run, mine: Path, one: Worker) -> None:
-    found = advised(
-        edge, "--catalog", mine, "--models", "mine", "--workers", one.address, "--insecure", "--threads", "1"
+def test_devices_are_measured_and_models_between_are_interpolated(edge: Run, mine: Path, one_worker: Worker) -> None:
+    result = advised(
+        edge, "--catalog", mine, "--models", "mine", "--workers", one_worker.address, "--insecure", "--threads", "1"
     )
-    assert found["devices"] == ["local", "one"]
-    for row in found["rows"]:
+    assert result["devices"] == ["local", "one"]
+    for row in result["rows"]:
         assert row["figures"] == "measured"
         assert 0 < row["ttft_s"] < row["answer_s"]
 
 
 def test_a_worker_that_does_not_answer_is_named(edge: Run, mine: Path) -> None:
-    found = advised(edge, "--catalog", mine, "--models", "mine", "--workers", "127.0.0.1:1", "--threads", "1")
-    assert any(note.startswith("planned without 127.0.0.1:1: ") for note in found["notes"])
-    assert found["devices"] == ["local"]
+    result = advised(edge, "--catalog", mine, "--models", "mine", "--workers", "127.0.0.1:1", "--threads", "1")
+    assert any(note.startswith("planned without 127.0.0.1:1: ") for note in result["notes"])
+    assert result["devices"] == ["local"]
 
 
 def test_the_table_has_lines_at_10_and_30_seconds(edge: Run) -> None:
@@ -179,8 +181,8 @@ def test_the_table_has_lines_at_10_and_30_seconds(edge: Run) -> None:
 
 
 def test_commands_run_the_file_of_the_type(edge: Run) -> None:
-    found = advised(edge, *LAPTOP, "--types", "q4_k_m,q8_0,q6_k")
-    commands = {(row["model"], row["type"]): row["command"] for row in found["rows"]}
+    result = advised(edge, *LAPTOP, "--types", "q4_k_m,q8_0,q6_k")
+    commands = {(row["model"], row["type"]): row["command"] for row in result["rows"]}
     assert commands["llama-3.2-1b", "q4_k_m"] == "edge chat llama-3.2-1b"
     assert commands["llama-3.2-1b", "q8_0"] == "edge chat bartowski/Llama-3.2-1B-Instruct-GGUF:q8_0"
     assert commands["llama-3.2-1b", "q6_k"] == (
@@ -212,29 +214,29 @@ def test_options_change_the_result(edge: Run, mine: Path) -> None:
         assert (other["task"], other["prompt_tokens"]) == (task, prompt)
         assert named(other, "qwen3-4b")["ttft_s"] > 5 * row["ttft_s"]
     fast = advised(edge, *LAPTOP, "--min-speed", "10")
-    assert [one["model"] for one in plain["rows"] if one["tokens_per_s"] >= 10] == [
-        one["model"] for one in fast["rows"]
+    assert [item["model"] for item in plain["rows"] if item["tokens_per_s"] >= 10] == [
+        item["model"] for item in fast["rows"]
     ]
     assert 0 < len(fast["rows"]) < len(plain["rows"])
     assert named(advised(edge, *LAPTOP, "--kv-type", "q8_0"), "qwen3-4b")["memory_bytes"] != row["memory_bytes"]
-    assert {one["type"] for one in advised(edge, *LAPTOP, "--types", "q4_0")["rows"]} == {"q4_0"}
+    assert {item["type"] for item in advised(edge, *LAPTOP, "--types", "q4_0")["rows"]} == {"q4_0"}
     assert named(advised(edge, "--presets", "pi5", *FEW), "qwen3-4b")["answer_s"] > 2 * row["answer_s"]
     assert {
-        one["model"] for one in advised(edge, "--presets", "laptop", "--models", "mine", "--catalog", mine)["rows"]
+        item["model"] for item in advised(edge, "--presets", "laptop", "--models", "mine", "--catalog", mine)["rows"]
     } == {"mine"}
 
 
 def test_all_models_are_there_without_being_measured(edge: Run) -> None:
-    found = advised(edge, "--presets", "laptop,laptop")
-    assert found["devices"] == ["laptop", "laptop-2"]
+    result = advised(edge, "--presets", "laptop,laptop")
+    assert result["devices"] == ["laptop", "laptop-2"]
     shaped = {model.name for model in catalog() if model.shape is not None and model.source}
-    assert {row["model"] for row in found["rows"]} == shaped
-    assert all(row["answer_s"] > 0 for row in found["rows"])
+    assert {row["model"] for row in result["rows"]} == shaped
+    assert all(row["answer_s"] > 0 for row in result["rows"])
 
 
 def test_what_fits_nowhere_is_last_with_the_reason(edge: Run) -> None:
-    found = advised(edge, "--presets", "pi4", "--models", "llama-3.3-70b,smollm2-135m", "--types", "f32")
-    small, large = found["rows"]
+    result = advised(edge, "--presets", "pi4", "--models", "llama-3.3-70b,smollm2-135m", "--types", "f32")
+    small, large = result["rows"]
     assert (small["model"], small["placement"]) == ("smollm2-135m", "resident")
     assert large["placement"] == "none"
     assert re.search(r"no plan fits: the model needs [\d,]+ MiB", large["why"])

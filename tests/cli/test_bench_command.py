@@ -110,10 +110,10 @@ def test_json_has_the_documented_keys_and_they_agree_with_each_other() -> None:
 
 
 def test_draft_measures_drafts_too() -> None:
-    found = bench_json("--draft", "ngram", "--context", "64")["speculation"]
-    assert found["draft"] == "ngram"
-    assert list(found["pass_ms"]) == ["1", "2", "4", "8", "16"]
-    assert all(ms > 0 for ms in (*found["pass_ms"].values(), found["tokens_per_s"], found["plain_tokens_per_s"]))
+    result = bench_json("--draft", "ngram", "--context", "64")["speculation"]
+    assert result["draft"] == "ngram"
+    assert list(result["pass_ms"]) == ["1", "2", "4", "8", "16"]
+    assert all(ms > 0 for ms in (*result["pass_ms"].values(), result["tokens_per_s"], result["plain_tokens_per_s"]))
     table = edge_here("bench", *QUICK, "--draft", "ngram").stdout
     assert re.search(r"^drafts: ngram: .* tokens/s, .* without; rows of a pass: .* ms for 1, ", table, re.MULTILINE)
 

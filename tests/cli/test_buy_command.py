@@ -83,39 +83,39 @@ def test_a_note_says_what_came_of_cheaper_clusters(cheaper: int, planned: int, t
 
 
 def test_json_has_what_is_documented(edge: Run) -> None:
-    found = bought(edge, *ASKED)
-    assert found.keys() == KEYS
-    assert (found["format"], found["by"], found["currency"]) == ("edge-buy-1", "price", "USD")
-    assert found["limits"] == {"latency_s": 1.0, "ttft_s": None, "percentile": "p90"}
-    assert found["link"] == {
+    result = bought(edge, *ASKED)
+    assert result.keys() == KEYS
+    assert (result["format"], result["by"], result["currency"]) == ("edge-buy-1", "price", "USD")
+    assert result["limits"] == {"latency_s": 1.0, "ttft_s": None, "percentile": "p90"}
+    assert result["link"] == {
         "latency_s": ASSUMED_LINK.latency_s, "bytes_per_s": ASSUMED_LINK.bytes_per_s, "assumed": True,
     }  # fmt: skip
-    cluster = found["cluster"]
+    cluster = result["cluster"]
     assert cluster.keys() == {"devices", "counts", "price", "watts", "planned", "simulated"}
     assert (cluster["counts"], cluster["price"], cluster["watts"]) == ({"pi4": 1}, 55.0, CATALOG["pi4"].watts)
     [device] = cluster["devices"]
     assert device.keys() == {"name", "kind", "title", "price", "price_source", "watts", "memory_bytes"}
     assert device["price_source"] == CATALOG["pi4"].source["price_usd"]
     assert cluster["simulated"]["tpot_s"]["p90"] <= 1.0
-    assert {kind["name"] for kind in found["kinds"]} == {
+    assert {kind["name"] for kind in result["kinds"]} == {
         name for name, preset in CATALOG.items() if preset.price_usd is not None
     }
-    assert any("left out, as no price is known of them: phone" in note for note in found["notes"])
+    assert any("left out, as no price is known of them: phone" in note for note in result["notes"])
     page = (Path(__file__).parents[2] / "docs" / "cli" / "buy.md").read_text()
-    keys = (*KEYS - {"cluster"}, *cluster, *device, *found["limits"], *found["link"])
+    keys = (*KEYS - {"cluster"}, *cluster, *device, *result["limits"], *result["link"])
     assert not [key for key in keys if f"`{key}`" not in page and f".{key}`" not in page]
 
 
 def test_what_was_bought_can_be_simulated_by_itself(
     edge: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = bought(edge, *ASKED)
+    result = bought(edge, *ASKED)
     path = tmp_path / "planned.json"
-    path.write_text(json.dumps(found["cluster"]["planned"]))
+    path.write_text(json.dumps(result["cluster"]["planned"]))
     how = ("--arrivals", "poisson:0.5", "--gen-tokens", "8", "--requests", "30", "--json")
     assert main("simulate", path, *how) == 0
     again = json.loads(capsys.readouterr().out)
-    assert {key: again[key] for key in found["cluster"]["simulated"]} == found["cluster"]["simulated"]
+    assert {key: again[key] for key in result["cluster"]["simulated"]} == result["cluster"]["simulated"]
 
 
 def test_the_table_says_what_to_buy(edge: Run) -> None:
@@ -173,18 +173,18 @@ def test_what_is_near_is_told(edge: Run) -> None:
 
 
 def test_a_catalog_takes_the_place_of_the_presets(edge: Run, mine: Path) -> None:
-    found = bought(edge, *ASKED, "--catalog", mine)
-    assert (found["currency"], found["cluster"]["price"]) == ("EUR", 60.0)
-    assert found["link"] == {"latency_s": 0.00025, "bytes_per_s": 100e6, "assumed": False}
-    assert found["cluster"]["devices"][0]["price_source"] == "a shop, 2026-03-01"
-    assert not any("left out" in note for note in found["notes"])
+    result = bought(edge, *ASKED, "--catalog", mine)
+    assert (result["currency"], result["cluster"]["price"]) == ("EUR", 60.0)
+    assert result["link"] == {"latency_s": 0.00025, "bytes_per_s": 100e6, "assumed": False}
+    assert result["cluster"]["devices"][0]["price_source"] == "a shop, 2026-03-01"
+    assert not any("left out" in note for note in result["notes"])
 
 
 def test_a_model_of_the_catalog_is_not_downloaded(edge: Run) -> None:
-    found = bought(edge, "Qwen3-0.6b", "--arrivals", "0.05", "--max-latency", "500", *QUICK)
-    assert (found["model"], found["type"], found["cluster"]["counts"]) == ("qwen3-0.6b", "q8_0", {"pi5": 1})
+    result = bought(edge, "Qwen3-0.6b", "--arrivals", "0.05", "--max-latency", "500", *QUICK)
+    assert (result["model"], result["type"], result["cluster"]["counts"]) == ("qwen3-0.6b", "q8_0", {"pi5": 1})
     other = bought(edge, "qwen3-0.6b", "--type", "q4_0", "--arrivals", "0.05", "--max-latency", "500", *QUICK)
-    assert (other["type"], other["size_bytes"] < found["size_bytes"]) == ("q4_0", True)
+    assert (other["type"], other["size_bytes"] < result["size_bytes"]) == ("q4_0", True)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from apps.cli import build_parser
-from apps.options import engine_options
+from apps.engine_options import engine_options
 from edge.bounds.repetition import Repetition
 from edge.demo import MODEL_PATH
 from edge.llama import llama
@@ -101,11 +101,11 @@ def parsed(*args: str) -> EngineOptions:
 
 
 def test_a_prompt_by_option_by_dash_and_by_pipe_gets_the_same_answer() -> None:
-    asked = (*GREEDY, "--max-tokens", "4")
-    by_option = run_edge("chat", "--threads", "1", "-p", "What is 2 plus 3?", *asked)
-    by_dash = run_chat("-p", "-", *asked, stdin="What is 2 plus 3?")
-    by_pipe = run_edge("chat", "--threads", "1", *asked, stdin="What is 2 plus 3?")
-    joined = run_chat("-p", "plus 3?", *asked, stdin="What is 2\n")  # the piped text first, then the question
+    request = (*GREEDY, "--max-tokens", "4")
+    by_option = run_edge("chat", "--threads", "1", "-p", "What is 2 plus 3?", *request)
+    by_dash = run_chat("-p", "-", *request, stdin="What is 2 plus 3?")
+    by_pipe = run_edge("chat", "--threads", "1", *request, stdin="What is 2 plus 3?")
+    joined = run_chat("-p", "plus 3?", *request, stdin="What is 2\n")  # the piped text first, then the question
     assert by_option.returncode == by_dash.returncode == by_pipe.returncode == 0
     assert by_option.stdout == by_dash.stdout == by_pipe.stdout == joined.stdout
     assert by_option.stdout.endswith("\n")
@@ -138,16 +138,16 @@ def test_json_holds_the_text_that_is_printed_without_it(long: tuple[str, ...]) -
 
 
 def test_temperature_zero_gives_identical_tokens_twice() -> None:
-    asked = ("-p", "What is 27 plus 38?", *GREEDY, "--max-tokens", "32")
-    assert chat_json(*asked)["token_ids"] == chat_json(*asked)["token_ids"]
+    request = ("-p", "What is 27 plus 38?", *GREEDY, "--max-tokens", "32")
+    assert chat_json(*request)["token_ids"] == chat_json(*request)["token_ids"]
 
 
 # What each option does.
 
 
 def test_model_is_the_file_that_answers(synthetic: Synthetic) -> None:
-    asked = ("-p", "hi", "--max-tokens", "1")
-    assert chat_json(synthetic("llama"), *asked)["usage"] != chat_json(*asked)["usage"]
+    request = ("-p", "hi", "--max-tokens", "1")
+    assert chat_json(synthetic("llama"), *request)["usage"] != chat_json(*request)["usage"]
 
 
 def test_a_question_that_waits_for_piped_text_says_so() -> None:
@@ -164,15 +164,15 @@ def test_a_question_that_waits_for_piped_text_says_so() -> None:
 
 def test_draft_says_how_tokens_are_drafted(synthetic: Synthetic, long: tuple[str, ...]) -> None:
     """A seed turns it off, unless it is given, too: one who wants the same answer wants the same rounding."""
-    asked = (*long, *GREEDY)
-    by_model = chat_json(*asked, "--draft", MODEL_PATH)
+    request = (*long, *GREEDY)
+    by_model = chat_json(*request, "--draft", MODEL_PATH)
     assert by_model["speculation"]["draft"] == MODEL_PATH.name
     for more in (("--draft", "off"), ("--seed", "3")):
-        assert chat_json(*asked, *more)["speculation"] is None
+        assert chat_json(*request, *more)["speculation"] is None
     for more in ((), ("--seed", "3", "--draft", "ngram")):  # type: ignore[assignment]
-        found = chat_json(*asked, *more)
-        assert found["speculation"]["draft"] == "ngram"
-        assert found["text"] == by_model["text"]
+        result = chat_json(*request, *more)
+        assert result["speculation"]["draft"] == "ngram"
+        assert result["text"] == by_model["text"]
     refused = run_chat(*long, "--draft", synthetic("llama"))
     assert_one_line_error(refused, 5, "tokens are others")
     assert_one_line_error(run_chat(*long, "--draft", "no-such.gguf"), 3, "no such file")
@@ -182,9 +182,9 @@ def test_a_model_drafts_for_itself(long: tuple[str, ...], tmp_path: Path, monkey
     """In fewer bits, which are made once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     name = chat_json(*long, "--draft", "self")["speculation"]["draft"]
-    (made,) = (tmp_path / "edge" / "types").glob("*.gguf")
-    assert made.name == name
-    assert made.stat().st_size < 0.9 * MODEL_PATH.stat().st_size
+    (built,) = (tmp_path / "edge" / "types").glob("*.gguf")
+    assert built.name == name
+    assert built.stat().st_size < 0.9 * MODEL_PATH.stat().st_size
 
 
 def test_a_model_that_drafts_is_a_part_of_the_budget(long: tuple[str, ...]) -> None:
@@ -196,16 +196,16 @@ def test_a_model_that_drafts_is_a_part_of_the_budget(long: tuple[str, ...]) -> N
 
 
 def test_system_joins_the_prompt() -> None:
-    asked = ("-p", "hi", "--max-tokens", "1")
-    with_system = chat_json(*asked, "--system", "Answer briefly.")
-    assert with_system["usage"]["prompt_tokens"] > chat_json(*asked)["usage"]["prompt_tokens"]
+    request = ("-p", "hi", "--max-tokens", "1")
+    with_system = chat_json(*request, "--system", "Answer briefly.")
+    assert with_system["usage"]["prompt_tokens"] > chat_json(*request)["usage"]["prompt_tokens"]
 
 
 def test_chat_template_replaces_the_one_of_the_model(tmp_path: Path) -> None:
     template = written(tmp_path / "template.jinja", "{{ messages[0].content }}")
-    asked = ("-p", "hi", "--max-tokens", "1")
-    bare = chat_json(*asked, "--chat-template", template)
-    assert bare["usage"]["prompt_tokens"] < chat_json(*asked)["usage"]["prompt_tokens"]
+    request = ("-p", "hi", "--max-tokens", "1")
+    bare = chat_json(*request, "--chat-template", template)
+    assert bare["usage"]["prompt_tokens"] < chat_json(*request)["usage"]["prompt_tokens"]
 
 
 def test_max_tokens_ends_the_answer(long: tuple[str, ...]) -> None:
@@ -232,8 +232,8 @@ def test_each_filter_at_its_strictest_leaves_the_likeliest_token(long: tuple[str
 
 def test_repeat_penalty_changes_what_is_said(tmp_path: Path) -> None:
     letters = written(tmp_path / "letters.gbnf", "root ::= [a-h] root")
-    asked = ("-p", "hi", *WILD, "--seed", "1", "--grammar", letters, "--max-tokens", "32")
-    assert chat_json(*asked)["token_ids"] != chat_json(*asked, "--repeat-penalty", "100")["token_ids"]
+    request = ("-p", "hi", *WILD, "--seed", "1", "--grammar", letters, "--max-tokens", "32")
+    assert chat_json(*request)["token_ids"] != chat_json(*request, "--repeat-penalty", "100")["token_ids"]
 
 
 def test_same_seed_same_answer_and_another_seed_another(long: tuple[str, ...]) -> None:
@@ -270,38 +270,38 @@ def test_context_is_where_the_answer_ends_at_the_latest(long: tuple[str, ...]) -
 
 
 def test_one_answer_ends_where_the_context_is_full_and_says_so(tmp_path: Path) -> None:
-    asked = ("-p", "hi", "--grammar", written(tmp_path / "endless.gbnf", ENDLESS), *GREEDY, "--context", "64")
-    result = chat_json(*asked)
+    request = ("-p", "hi", "--grammar", written(tmp_path / "endless.gbnf", ENDLESS), *GREEDY, "--context", "64")
+    result = chat_json(*request)
     assert (result["finish_reason"], result["usage"]["dropped_tokens"]) == ("length", 0)
     assert result["usage"]["prompt_tokens"] + result["usage"]["completion_tokens"] == 65  # the last needs no room
     said = "edge chat: the answer ends here: the context is full; --context N makes it larger"
-    assert run_chat(*asked).stderr == f"{said}; what the grammar asks for is incomplete\n"
-    assert run_chat(*asked, "--max-tokens", "4").stderr == ""
+    assert run_chat(*request).stderr == f"{said}; what the grammar asks for is incomplete\n"
+    assert run_chat(*request, "--max-tokens", "4").stderr == ""
 
 
 def test_an_answer_that_repeats_itself_is_ended_and_says_so(tmp_path: Path) -> None:
-    asked = ("-p", "hi", *GREEDY, "--grammar", written(tmp_path / "loop.gbnf", 'root ::= "abcd, " root'))
-    asked += ("--context", "600")  # type: ignore[assignment]
-    result = chat_json(*asked)
+    request = ("-p", "hi", *GREEDY, "--grammar", written(tmp_path / "loop.gbnf", 'root ::= "abcd, " root'))
+    request += ("--context", "600")  # type: ignore[assignment]
+    result = chat_json(*request)
     loop = result["repetition"]
     assert result["finish_reason"] == "repetition"
     assert first_loop(result["token_ids"]) == (len(result["token_ids"]), Repetition(**loop))
-    done = run_chat(*asked)
+    done = run_chat(*request)
     assert done.stdout == result["text"] + "\n"
     said = f"the answer repeats the same {loop['period']} tokens, {loop['times']} times so far; it ends here"
     assert f"{said}, --allow-repetition lets it go on" in done.stderr
     assert done.stderr.endswith("; what the grammar asks for is incomplete\n")
-    on = chat_json(*asked, "--allow-repetition")
+    on = chat_json(*request, "--allow-repetition")
     assert (on["finish_reason"], on["repetition"]) == ("length", None)
 
 
 def test_arrays_without_a_bound_get_one_that_is_said(tmp_path: Path) -> None:
     never = {"type": "array", "items": {"enum": ["yes"]}, "minItems": 1}
-    asked = ("-p", "hi", *GREEDY, "--max-tokens", "4")
-    done = run_chat(*asked, "--json-schema", written(tmp_path / "schema.json", json.dumps(never)))
+    request = ("-p", "hi", *GREEDY, "--max-tokens", "4")
+    done = run_chat(*request, "--json-schema", written(tmp_path / "schema.json", json.dumps(never)))
     assert done.stderr.startswith("edge chat: --json-schema: # is an array without maxItems: 128 items at most")
     bounded = written(tmp_path / "bounded.json", json.dumps({**never, "maxItems": 2}))
-    assert run_chat(*asked, "--json-schema", bounded).stderr == ""
+    assert run_chat(*request, "--json-schema", bounded).stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -313,31 +313,31 @@ def test_arrays_without_a_bound_get_one_that_is_said(tmp_path: Path) -> None:
     ids=lambda option: option[0],
 )
 def test_each_sampler_changes_what_is_said(option: tuple[str, ...]) -> None:
-    asked = ("-p", "Tell me of a city, and of a city.", *WILD, "--seed", "1", "--max-tokens", "32")
-    assert chat_json(*asked)["token_ids"] != chat_json(*asked, *option)["token_ids"]
+    request = ("-p", "Tell me of a city, and of a city.", *WILD, "--seed", "1", "--max-tokens", "32")
+    assert chat_json(*request)["token_ids"] != chat_json(*request, *option)["token_ids"]
 
 
 def test_dry_and_each_of_its_options_change_what_is_said(tmp_path: Path) -> None:
     letters = written(tmp_path / "letters.gbnf", "root ::= [a-d] root")
-    asked = ("-p", "hi", *GREEDY, "--max-tokens", "48", "--grammar", letters)
-    assert chat_json(*asked)["token_ids"] != chat_json(*asked, "--dry-multiplier", "0.5")["token_ids"]
-    asked += ("--dry-multiplier", "0.5")  # type: ignore[assignment]
-    plain = chat_json(*asked)["token_ids"]
+    request = ("-p", "hi", *GREEDY, "--max-tokens", "48", "--grammar", letters)
+    assert chat_json(*request)["token_ids"] != chat_json(*request, "--dry-multiplier", "0.5")["token_ids"]
+    request += ("--dry-multiplier", "0.5")  # type: ignore[assignment]
+    plain = chat_json(*request)["token_ids"]
     for option in (
         ("--dry-base", "50"),
         ("--dry-allowed-length", "20"),
         ("--dry-penalty-last-n", "0"),
         ("--dry-sequence-breaker", "a"),
     ):
-        assert chat_json(*asked, *option)["token_ids"] != plain, option
+        assert chat_json(*request, *option)["token_ids"] != plain, option
 
 
 def test_a_full_context_is_shifted_where_that_is_asked_for(long: tuple[str, ...]) -> None:
-    asked = (*long, *GREEDY, "--max-tokens", "200", "--context", "64", "--when-full", "shift")
-    result = chat_json(*asked)
+    request = (*long, *GREEDY, "--max-tokens", "200", "--context", "64", "--when-full", "shift")
+    result = chat_json(*request)
     assert result["usage"]["completion_tokens"] == 200
     assert result["usage"]["dropped_tokens"] > 100
-    done = run_chat(*asked)
+    done = run_chat(*request)
     assert done.stdout == result["text"] + "\n"
     assert (
         done.stderr == f"edge chat: context full: the oldest {result['usage']['dropped_tokens']} tokens were dropped\n"
@@ -346,9 +346,11 @@ def test_a_full_context_is_shifted_where_that_is_asked_for(long: tuple[str, ...]
 
 def test_a_model_with_windows_is_not_shifted(synthetic: Synthetic, tmp_path: Path, long: tuple[str, ...]) -> None:
     template = written(tmp_path / "template.jinja", "{{ messages[0].content }}")
-    asked = (synthetic("gemma3"), *long, "--chat-template", template, "--max-tokens", "100", "--context", "64")
-    assert chat_json(*asked)["usage"]["completion_tokens"] < 65
-    assert_one_line_error(run_chat(*asked, "--when-full", "shift"), 5, "cannot shift its context", "use forget or stop")
+    request = (synthetic("gemma3"), *long, "--chat-template", template, "--max-tokens", "100", "--context", "64")
+    assert chat_json(*request)["usage"]["completion_tokens"] < 65
+    assert_one_line_error(
+        run_chat(*request, "--when-full", "shift"), 5, "cannot shift its context", "use forget or stop"
+    )
 
 
 def test_threads_batch_and_context_reach_the_engine() -> None:
@@ -398,9 +400,9 @@ def test_an_attention_window_lets_an_answer_outgrow_the_context(tmp_path: Path) 
 
 
 def test_flash_attention_off_cannot_have_a_quantized_cache() -> None:
-    asked = ("-p", "hi", "--max-tokens", "2", "--kv-type", "q8_0", "--flash-attention")
-    assert run_chat(*asked, "on").returncode == 0
-    assert_one_line_error(run_chat(*asked, "off"), 5, "flash")
+    request = ("-p", "hi", "--max-tokens", "2", "--kv-type", "q8_0", "--flash-attention")
+    assert run_chat(*request, "on").returncode == 0
+    assert_one_line_error(run_chat(*request, "off"), 5, "flash")
 
 
 def test_flash_attention_changes_how_sums_are_rounded() -> None:

@@ -27,8 +27,8 @@ def edge_cluster(*args: str) -> int:
     """Run the command in this process."""
     parser = argparse.ArgumentParser(prog="edge cluster")
     cluster.add_arguments(parser)
-    found = parser.parse_args(args)
-    code: int = found.run(found)
+    result = parser.parse_args(args)
+    code: int = result.run(result)
     return code
 
 
@@ -40,9 +40,9 @@ def answer(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 
 
 def test_from_init_to_revoke(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    made = answer(capsys, "init", "--name", "desk")
+    built = answer(capsys, "init", "--name", "desk")
     authority = Authority.open(authority_folder(), credentials_folder())
-    assert made == f"cluster {authority.fingerprint}, owned by desk\n"
+    assert built == f"cluster {authority.fingerprint}, owned by desk\n"
 
     token = answer(capsys, "invite", "pi").removesuffix("\n")
     assert parse_token(token).token() == token  # one line, and nothing else
@@ -50,10 +50,10 @@ def test_from_init_to_revoke(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     listed = answer(capsys, "list")
     assert "pi    worker, invited, expires 20" in listed
 
-    held = credentials.load(tmp_path / "pi")
-    assert held is not None
-    assert held.holder.name == "pi"
-    authority.enroll(held.certificate, credentials.make_csr("pi")[1])
+    current = credentials.load(tmp_path / "pi")
+    assert current is not None
+    assert current.holder.name == "pi"
+    authority.enroll(current.certificate, credentials.make_csr("pi")[1])
     listed = answer(capsys, "list")
     assert listed.splitlines()[0] == f"cluster {authority.fingerprint}"
     assert "desk  owner, joined, since 20" in listed
@@ -65,12 +65,12 @@ def test_from_init_to_revoke(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 
 
 def test_json(capsys: pytest.CaptureFixture[str], home: Path) -> None:
-    made = json.loads(answer(capsys, "init", "--name", "desk", "--json"))
-    assert (made["owner"], made["folder"]) == ("desk", str(home / "edge" / "authority"))
+    built = json.loads(answer(capsys, "init", "--name", "desk", "--json"))
+    assert (built["owner"], built["folder"]) == ("desk", str(home / "edge" / "authority"))
     invited = json.loads(answer(capsys, "invite", "pi", "--expires", "2d", "--json"))
     assert invited.keys() == {"name", "token", "expires"}
     listed = json.loads(answer(capsys, "list", "--json"))
-    assert listed["cluster"] == made["cluster"]
+    assert listed["cluster"] == built["cluster"]
     assert [(m["name"], m["role"], m["state"]) for m in listed["members"]] == [
         ("desk", "owner", "joined"),
         ("pi", "worker", "invited"),

@@ -51,16 +51,16 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, Work
     """Two workers in the clear, on loopback."""
     folder = tmp_path_factory.mktemp("workers")
     with (
-        worker(folder / "one", "--name", "one", "--memory", "1GiB") as one,
+        worker(folder / "one", "--name", "one", "--memory", "1GiB") as first,
         worker(folder / "two", "--name", "two") as other,
     ):
-        yield one, other
+        yield first, other
 
 
 @pytest.fixture
 def fake() -> Iterator[FakeWorker]:
-    with fake_worker() as one:
-        yield one
+    with fake_worker() as first:
+        yield first
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 @pytest.fixture
 def silent() -> Iterator[list[str]]:
     """Two addresses where nothing listens."""
-    with deaf_port() as one, deaf_port() as other:
-        yield [f"127.0.0.1:{port}" for port in (one, other)]
+    with deaf_port() as first, deaf_port() as other:
+        yield [f"127.0.0.1:{port}" for port in (first, other)]
 
 
 def port(address: str) -> int:
@@ -89,18 +89,18 @@ def port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def answered(given: Answer) -> list[dict[str, object]]:
+def answered(provided: Answer) -> list[dict[str, object]]:
     """The devices of a JSON answer."""
-    found: list[dict[str, object]] = json.loads(given[1])["devices"]
-    return found
+    result: list[dict[str, object]] = json.loads(provided[1])["devices"]
+    return result
 
 
 def test_the_table(devices: Run, two: tuple[Worker, Worker]) -> None:
     code, out, err = devices(two[0].address, two[1].address)
     assert (code, err) == (0, "")
-    header, one, other = out.splitlines()
+    header, first, other = out.splitlines()
     assert header.split() == ["name", "address", "what", "threads", "memory", "state"]
-    assert re.match(rf"one +{two[0].address} +\S.* Linux .* free, limit 1\.00 GiB +in the clear$", one)
+    assert re.match(rf"one +{two[0].address} +\S.* Linux .* free, limit 1\.00 GiB +in the clear$", first)
     assert re.match(rf"two +{two[1].address} +\S.* free +in the clear$", other)
 
 
@@ -231,10 +231,10 @@ def test_a_token_on_loopback_is_said_to_be_unused_in_all_places(tmp_path: Path) 
     env = {f"XDG_{name}_HOME": str(tmp_path / "owner") for name in ("CONFIG", "CACHE", "STATE")}
     assert run_edge("cluster", "init", "--name", "desk", env=env).returncode == 0
     token = run_edge("cluster", "invite", "pi", env=env).stdout.strip()
-    with worker(tmp_path / "pi", "--join", token) as one:
-        assert re.search('INFO listening name=pi .* security="in the clear"', one.log())
-        assert re.search('INFO in-the-clear name=pi role=invited why="it listens for this machine alone', one.log())
-        seen = run_edge("devices", "--no-discover", one.address, env=env)
+    with worker(tmp_path / "pi", "--join", token) as first:
+        assert re.search('INFO listening name=pi .* security="in the clear"', first.log())
+        assert re.search('INFO in-the-clear name=pi role=invited why="it listens for this machine alone', first.log())
+        seen = run_edge("devices", "--no-discover", first.address, env=env)
         assert re.match(r"pi .*  in the clear$", seen.stdout.splitlines()[1]), seen.stdout + seen.stderr
     listed = run_edge("cluster", "list", env=env).stdout
     assert re.search(r"pi +worker, invited, expires", listed)  # it has not joined
@@ -246,14 +246,14 @@ def test_a_token_on_loopback_is_said_to_be_unused_in_all_places(tmp_path: Path) 
 @pytest.fixture
 def announced(monkeypatch: pytest.MonkeyPatch) -> list[Discovered]:
     """Devices that a search of the network yields: those that a test puts in here, and no others."""
-    found: list[Discovered] = []
+    results: list[Discovered] = []
 
     def browse(seconds: float) -> list[Discovered]:
         assert seconds == 0.7
-        return found
+        return results
 
     monkeypatch.setattr(discovery, "browse", browse)
-    return found
+    return results
 
 
 def test_who_announces_itself_is_asked(
@@ -278,9 +278,9 @@ def test_found_and_given_is_asked_once(
         Discovered("gone", ("127.0.0.1",), port(silent[0]), {}),
     ]
     addresses = (two[0].address, silent[0])
-    given = devices("--timeout", "0.7", "--json", *addresses, discover=True)
-    assert given[0] == 7
-    assert [(one["name"], one["address"]) for one in answered(given)] == [
+    provided = devices("--timeout", "0.7", "--json", *addresses, discover=True)
+    assert provided[0] == 7
+    assert [(item["name"], item["address"]) for item in answered(provided)] == [
         ("one", addresses[0]),
         ("gone", addresses[1]),
     ]

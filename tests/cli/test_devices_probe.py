@@ -59,13 +59,13 @@ def test_the_table(edge_devices: Run) -> None:
 
 
 def test_the_json_and_what_is_measured_again(edge_devices: Run) -> None:
-    def asked(*args: str) -> dict[str, dict[str, float]]:
+    def measure(*args: str) -> dict[str, dict[str, float]]:
         code, out, err = edge_devices("probe", "--json", "--folder", str(ROOT), *args)
         assert (code, err, len(out.splitlines())) == (0, "", 1)
-        found: dict[str, dict[str, float]] = json.loads(out)
-        return found
+        result: dict[str, dict[str, float]] = json.loads(out)
+        return result
 
-    first, again, fresh = asked(), asked(), asked("--fresh")
+    first, again, fresh = measure(), measure(), measure("--fresh")
     assert first.keys() == Machine.__dataclass_fields__.keys()
     assert first["profile"].keys() == DeviceProfile.__dataclass_fields__.keys()
     for what in ("memory", "disk"):
@@ -77,8 +77,8 @@ def test_the_json_and_what_is_measured_again(edge_devices: Run) -> None:
 
 def test_the_folder_is_where_the_disk_is_measured(edge_devices: Run) -> None:
     with tempfile.TemporaryDirectory(dir=ROOT, prefix=".probe-") as folder:
-        found = json.loads(edge_devices("probe", "--json", "--folder", folder)[1])
-        assert found["disk_folder"] == folder
+        result = json.loads(edge_devices("probe", "--json", "--folder", folder)[1])
+        assert result["disk_folder"] == folder
     default = json.loads(edge_devices("probe", "--json")[1])["disk_folder"]
     assert default.endswith("CACHE/edge")
     assert Path(default).is_dir()

@@ -135,14 +135,14 @@ def test_without_shares_the_planner_says_who_computes(
     assert code == 0, error
     assert f"plan: {single['why']}\n" in out
 
-    given = chat(*how, "--shares", "1,3")  # all are used, in the quicker of two ways
-    assert given["token_ids"] == alone
+    provided = chat(*how, "--shares", "1,3")  # all are used, in the quicker of two ways
+    assert provided["token_ids"] == alone
     predicted = r"pipeline, shares as given: a token is predicted to take tensor ([\d,]+) ms; pipeline ([\d,]+) ms"
-    found = re.fullmatch(predicted, given["why"])
-    assert found, given["why"]
-    tensor_ms, pipeline_ms = (int(one.replace(",", "")) for one in found.groups())
+    result = re.fullmatch(predicted, provided["why"])
+    assert result, provided["why"]
+    tensor_ms, pipeline_ms = (int(group.replace(",", "")) for group in result.groups())
     assert tensor_ms > pipeline_ms > 6000  # its 6 layers, and the head
-    assert layers(given) == [[0, 2], [2, 8]]
+    assert layers(provided) == [[0, 2], [2, 8]]
 
 
 def test_shares_say_how_much_each_does(chat: Chat, two: Two) -> None:
@@ -172,20 +172,23 @@ def test_a_spare_holds_what_a_loss_would_need(run: Run, chat: Chat, two: Two, al
     how = ("--workers", workers(*two), "--parallel", "pipeline", "--shares", "2,1,1")
     said = chat(*how, "--spare", "1", "--draft", "off")
     assert said["token_ids"] == alone
-    held = said["standby"]
-    assert held["losses"] == 1
-    assert held["missing"] == []
-    assert set(held["slice_bytes"]) == {"this device", "one"}  # two has its layers either way
-    assert set(held["slices"]) == {"this device", "one"}
-    assert all(re.fullmatch(r"layers \d(-\d)?", reported) for reported in chain(*held["slices"].values()))
+    current = said["standby"]
+    assert current["losses"] == 1
+    assert current["missing"] == []
+    assert set(current["slice_bytes"]) == {"this device", "one"}  # two has its layers either way
+    assert set(current["slices"]) == {"this device", "one"}
+    assert all(re.fullmatch(r"layers \d(-\d)?", reported) for reported in chain(*current["slices"].values()))
     copied = (
-        (said["usage"]["prompt_tokens"] + said["usage"]["completion_tokens"]) // 16 * 16 * held["mirror"]["token_bytes"]
+        (said["usage"]["prompt_tokens"] + said["usage"]["completion_tokens"])
+        // 16
+        * 16
+        * current["mirror"]["token_bytes"]
     )
-    assert held["mirror"]["held_bytes"] in (
+    assert current["mirror"]["held_bytes"] in (
         copied,
-        copied - 16 * held["mirror"]["token_bytes"],
+        copied - 16 * current["mirror"]["token_bytes"],
     )  # the last token is not held
-    assert held["mirror"]["max_bytes"] == 256 * held["mirror"]["token_bytes"]
+    assert current["mirror"]["max_bytes"] == 256 * current["mirror"]["token_bytes"]
     assert chat(*how)["standby"] is None
     assert chat(*how, "--spare", "auto", "--draft", "off")["standby"]["losses"] == 2
     assert_refused(run("chat", *ASKED, *how, "--spare", "3"), 2, "loss of 3 devices", "has 2 workers", "ask for 0 to 2")
@@ -229,11 +232,11 @@ def test_allreduce_is_the_algorithm(chat: Chat, two: Two) -> None:
     how = ("--workers", workers(*two), "--parallel", "tensor", "--shares", "1,1,1", "--allreduce")
     star, mesh, split, ring = (chat(*how, algorithm) for algorithm in ("star", "mesh", "split", "ring"))
     assert [said["allreduce"] for said in (star, mesh, split, ring)] == ["star", "mesh", "split", "ring"]
-    one = moved(star, 1, "sent")  # its part to rank 0, which sends the sum to both
-    assert moved(star, 0, "received") == pytest.approx(2 * one, rel=0.1)
-    assert moved(mesh, 1, "sent") == pytest.approx(2 * one, rel=0.1)  # its part to both
-    assert moved(split, 0, "sent") == pytest.approx(4 / 3 * one, rel=0.1)  # thirds: of its part, and of the sum
-    assert moved(ring, 1, "received") == pytest.approx(2 * one, rel=0.1)  # a part from rank 0, and then the sum
+    first = moved(star, 1, "sent")  # its part to rank 0, which sends the sum to both
+    assert moved(star, 0, "received") == pytest.approx(2 * first, rel=0.1)
+    assert moved(mesh, 1, "sent") == pytest.approx(2 * first, rel=0.1)  # its part to both
+    assert moved(split, 0, "sent") == pytest.approx(4 / 3 * first, rel=0.1)  # thirds: of its part, and of the sum
+    assert moved(ring, 1, "received") == pytest.approx(2 * first, rel=0.1)  # a part from rank 0, and then the sum
 
 
 def test_a_saved_plan_is_used_as_it_is_or_edited(chat: Chat, two: Two, tmp_path: Path, alone: list[int]) -> None:
@@ -376,9 +379,9 @@ def test_affinity_keeps_engines_to_cores(two: Two, tmp_path: Path) -> None:
     try:
         terminal.ready()
         assert psutil.Process(terminal.process.pid).cpu_affinity() == [CORES[1]]
-        (free,), (kept,) = (one.children() for one in two)
+        (free,), (saved,) = (item.children() for item in two)
         assert free.cpu_affinity() == CORES
-        assert kept.cpu_affinity() == [CORES[0]]
+        assert saved.cpu_affinity() == [CORES[0]]
     finally:
         terminal.close()
 

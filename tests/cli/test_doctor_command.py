@@ -31,10 +31,10 @@ Run = Callable[..., Answer]
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, Worker]]:
     folder = tmp_path_factory.mktemp("workers")
     with (
-        worker(folder / "one", "--name", "one", *ONE_THREAD) as one,
+        worker(folder / "one", "--name", "one", *ONE_THREAD) as first,
         worker(folder / "two", "--name", "two", *ONE_THREAD) as other,
     ):
-        yield one, other
+        yield first, other
 
 
 @pytest.fixture
@@ -90,11 +90,11 @@ def test_this_device_and_two_workers(doctor: Run, two: tuple[Worker, Worker]) ->
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems show it to root alone")
 def test_a_port_that_a_worker_has_is_well(tmp_path: Path) -> None:
-    with worker(tmp_path, files=256) as one:  # its limit lets it start as people start it, with its own command line
-        port = machine.read_port(one.port)
+    with worker(tmp_path, files=256) as first:  # its limit lets it start as people start it, with its own command line
+        port = machine.read_port(first.port)
     assert not port.free
     assert port.is_worker
-    assert port.holder.startswith(f"process {one.process.pid}: ")
+    assert port.holder.startswith(f"process {first.process.pid}: ")
 
 
 @pytest.mark.usefixtures("well")
@@ -150,8 +150,8 @@ def test_insecure_allows_another_machine_in_the_clear(
 
 @pytest.fixture
 def fake() -> Iterator[FakeWorker]:
-    with fake_worker() as one:
-        yield one
+    with fake_worker() as first:
+        yield first
 
 
 @pytest.mark.usefixtures("well")

@@ -20,7 +20,7 @@ WAIT_S = 240.0
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
+def elastic_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
     """The bundled model in two sizes, what the command said in JSON, and beside it."""
     out = tmp_path_factory.mktemp("elastic") / "elastic.gguf"
     refused = run_edge("quantize", MODEL_PATH, out, "--elastic", "1MiB..400MiB", *HOW, timeout=WAIT_S)
@@ -34,12 +34,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     return out, json.loads(done.stdout), done.stderr
 
 
-def test_the_size_is_said_before_and_is_at_most_the_sum(made: tuple[Path, dict[str, Any], str]) -> None:
-    out, said, beside = made
+def test_the_size_is_said_before_and_is_at_most_the_sum(elastic_file: tuple[Path, dict[str, Any], str]) -> None:
+    out, said, baseline = elastic_file
     n_bytes = out.stat().st_size
     assert said["type"] == "elastic"
     assert said["predicted_bytes"] == said["size_bytes"] == n_bytes
-    assert f"will have {n_bytes:,} bytes" in beside
+    assert f"will have {n_bytes:,} bytes" in baseline
     large, small = said["sizes"]
     assert large["size_bytes"] > small["size_bytes"]
     assert n_bytes <= large["size_bytes"] + small["size_bytes"]
@@ -49,8 +49,10 @@ def test_the_size_is_said_before_and_is_at_most_the_sum(made: tuple[Path, dict[s
     assert [size["size_bytes"] for size in info["sizes"]] == [large["size_bytes"], small["size_bytes"]]
 
 
-def test_a_chat_runs_in_a_range_with_the_answer_of_its_largest_size(made: tuple[Path, dict[str, Any], str]) -> None:
-    ask = ("chat", made[0], "-p", "What is 27 plus 38?", "--temperature", "0", "--json", "--prefix-cache", "0")
+def test_a_chat_runs_in_a_range_with_the_answer_of_its_largest_size(
+    elastic_file: tuple[Path, dict[str, Any], str],
+) -> None:
+    ask = ("chat", elastic_file[0], "-p", "What is 27 plus 38?", "--temperature", "0", "--json", "--prefix-cache", "0")
     options = ("--threads", "1", "--context", "256")
     ranged, whole = (run_edge(*ask, *options, "--memory", memory) for memory in ("250MiB..2GiB", "2GiB"))
     assert ranged.returncode == whole.returncode == 0, ranged.stderr
@@ -59,8 +61,8 @@ def test_a_chat_runs_in_a_range_with_the_answer_of_its_largest_size(made: tuple[
     assert "memory: " in ranged.stderr
 
 
-def test_a_server_runs_in_a_range(made: tuple[Path, dict[str, Any], str]) -> None:
-    path, _, _ = made
+def test_a_server_runs_in_a_range(elastic_file: tuple[Path, dict[str, Any], str]) -> None:
+    path, _, _ = elastic_file
     options = ("--memory", "250MiB..2GiB", "--prefer", "quality")
     with served(str(path), *options, "--context", "512", "--prefix-cache", "0") as server:
         answer = server.answer()

@@ -72,8 +72,8 @@ def test_a_signal_ends_a_command_at_any_moment(
     out, temporary = tmp_path / "out", tmp_path / "temporary"
     for folder in (out, temporary):
         folder.mkdir()
-    given = {"MODEL": str(MODEL_PATH), "ONNX": str(source), "SILENT": silent, "ARRAYS": str(arrays)}
-    command = [given.get(one, one.replace("OUT", str(out))) for one in arguments]
+    provided = {"MODEL": str(MODEL_PATH), "ONNX": str(source), "SILENT": silent, "ARRAYS": str(arrays)}
+    command = [provided.get(argument, argument.replace("OUT", str(out))) for argument in arguments]
     before = set(tmp_path.iterdir())
     draw = random.Random(f"{name} {number}")
     for _ in range(MOMENTS):

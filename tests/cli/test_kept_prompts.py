@@ -51,8 +51,8 @@ def test_nothing_is_kept_or_used_where_it_is_turned_off(notes: Path, tmp_path: P
 
 def test_no_more_is_kept_than_was_said(notes: Path, tmp_path: Path) -> None:
     usage("--file", notes, "--prefix-cache", "300KiB")
-    kept = sum(file.stat().st_size for file in (tmp_path / "cache" / "edge" / "prefixes").iterdir())
-    assert 200 << 10 < kept <= 300 << 10
+    saved = sum(file.stat().st_size for file in (tmp_path / "cache" / "edge" / "prefixes").iterdir())
+    assert 200 << 10 < saved <= 300 << 10
 
 
 def test_a_conversation_goes_on(tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ def test_a_conversation_goes_on(tmp_path: Path) -> None:
     second = run_chat("--resume", "trip", "-p", "What is my name?", *GREEDY)
     assert "conversation trip: 2 messages" in second.stderr
     assert "Ada" in second.stdout
-    kept = tmp_path / "state" / "edge" / "conversations" / "trip.json"
-    assert [m["role"] for m in json.loads(kept.read_text())["messages"]] == ["user", "assistant"] * 2
-    assert kept.stat().st_mode & 0o077 == 0
-    assert kept.parent.stat().st_mode & 0o077 == 0
+    saved = tmp_path / "state" / "edge" / "conversations" / "trip.json"
+    assert [m["role"] for m in json.loads(saved.read_text())["messages"]] == ["user", "assistant"] * 2
+    assert saved.stat().st_mode & 0o077 == 0
+    assert saved.parent.stat().st_mode & 0o077 == 0
 
 
 def test_a_conversation_keeps_its_text(notes: Path) -> None:

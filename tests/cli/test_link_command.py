@@ -49,14 +49,14 @@ Run = Callable[..., Answer]
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, Worker]]:
     """Two workers in the clear, on loopback."""
     folder = tmp_path_factory.mktemp("workers")
-    with worker(folder / "one", "--name", "one") as one, worker(folder / "two", "--name", "two") as other:
-        yield one, other
+    with worker(folder / "one", "--name", "one") as first, worker(folder / "two", "--name", "two") as other:
+        yield first, other
 
 
 @pytest.fixture
 def fakes() -> Iterator[tuple[FakeWorker, FakeWorker]]:
-    with fake_worker() as one, fake_worker() as other:
-        yield one, other
+    with fake_worker() as first, fake_worker() as other:
+        yield first, other
 
 
 @pytest.fixture
@@ -66,21 +66,21 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
     def run(a: Worker | FakeWorker | str, b: Worker | FakeWorker | str, *args: str) -> Answer:
         capsys.readouterr()
-        addresses = [one if isinstance(one, str) else one.address for one in (a, b)]
+        addresses = [item if isinstance(item, str) else item.address for item in (a, b)]
         code = cli.main(["link", *addresses, *args])
         return code, *capsys.readouterr()
 
     return run
 
 
-def assert_failed(given: Answer, code: int, *words: str) -> None:
+def assert_failed(provided: Answer, code: int, *words: str) -> None:
     """One line on standard error that holds all `words`, and nothing else."""
-    assert given[0] == code
-    assert given[1] == ""
-    assert re.fullmatch(r"edge link: [^\n]+\n", given[2])
-    assert given[2].replace("\n", "").isprintable()
+    assert provided[0] == code
+    assert provided[1] == ""
+    assert re.fullmatch(r"edge link: [^\n]+\n", provided[2])
+    assert provided[2].replace("\n", "").isprintable()
     for word in words:
-        assert word in given[2]
+        assert word in provided[2]
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
@@ -140,19 +140,22 @@ def test_two_of_one_name_have_their_addresses(link: Run, fakes: tuple[FakeWorker
 
 def test_nothing_is_left_on_the_workers(link: Run, two: tuple[Worker, Worker]) -> None:
     assert link(*two, "--seconds", "0.1")[0] == 0
-    for one in two:
-        with one.remote() as remote_:
+    for item in two:
+        with item.remote() as remote_:
             until(lambda remote_=remote_: not remote_.describe()[1].sessions, "the sessions have ended")  # type: ignore[misc]
-        until(lambda one=one: not one.children(), "the engine processes have ended")  # type: ignore[misc]
+        until(lambda entry=item: not entry.children(), "the engine processes have ended")  # type: ignore[misc]
 
 
 def test_what_the_options_tell_the_workers(link: Run, fakes: tuple[FakeWorker, FakeWorker]) -> None:
     assert link(*fakes, "--seconds", "7.5", "--transport", "grpc")[0] == 0
     assert link(*fakes)[0] == 0
     commands = fakes[0].commands
-    assert [one.measure.seconds for one in commands if one.WhichOneof("command") == "measure"] == [7.5, 1.0]
-    assert [one.connect.transport for one in commands if one.WhichOneof("command") == "connect"] == ["grpc", "auto"]
-    secrets = {one.open.secret for one in commands if one.WhichOneof("command") == "open"}
+    assert [command.measure.seconds for command in commands if command.WhichOneof("command") == "measure"] == [7.5, 1.0]
+    assert [command.connect.transport for command in commands if command.WhichOneof("command") == "connect"] == [
+        "grpc",
+        "auto",
+    ]
+    secrets = {command.open.secret for command in commands if command.WhichOneof("command") == "open"}
     assert len(secrets) == 2  # another one each time
 
 

@@ -35,9 +35,9 @@ def test_an_answer_about_a_picture(files: tuple[Path, Path, Path]) -> None:
     model, projector, picture = files
     without = chat_json(str(model), *QUESTION)
     named = chat_json(str(model), *QUESTION, "--mmproj", str(projector), "--image", str(picture))
-    beside = chat_json(str(model), *QUESTION, "--image", str(picture))
+    baseline = chat_json(str(model), *QUESTION, "--image", str(picture))
     twice = chat_json(str(model), *QUESTION, "--image", str(picture), "--image", str(picture))
-    counts = [answer["usage"]["prompt_tokens"] for answer in (without, named, beside, twice)]
+    counts = [answer["usage"]["prompt_tokens"] for answer in (without, named, baseline, twice)]
     assert counts[1] == counts[2] > counts[0] + 12
     assert counts[3] > counts[1] + 12
 
@@ -106,11 +106,11 @@ def test_a_question_that_is_not_answered_keeps_its_picture(files: tuple[Path, Pa
         with pytest.raises(Interrupted):
             next(chat.ask("What is it?", greedy, max_tokens=2))
         engine.resume()
-        [*_, asked] = chat.ask("What is it?", greedy, max_tokens=2)
+        [*_, request] = chat.ask("What is it?", greedy, max_tokens=2)
         [*_, next_one] = chat.ask("And?", greedy, max_tokens=2)
-        n_rows = asked.usage.prompt_tokens - plain.usage.prompt_tokens
+        n_rows = request.usage.prompt_tokens - plain.usage.prompt_tokens
         assert n_rows > 12
-        assert next_one.usage.prompt_tokens < asked.usage.prompt_tokens + n_rows
+        assert next_one.usage.prompt_tokens < request.usage.prompt_tokens + n_rows
         for forget in (chat.detach, chat.clear):
             _attach(chat, str(picture))
             forget()

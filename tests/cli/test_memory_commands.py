@@ -50,11 +50,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def group_of(n_bytes: int) -> Iterator[CountedGroup]:
     """A control group of so much memory, in which nothing was killed in the end."""
     try:
-        made = CountedGroup(f"edge-memory-test-{os.getpid()}", memory=n_bytes)
+        built = CountedGroup(f"edge-memory-test-{os.getpid()}", memory=n_bytes)
     except NoGroups as error:
         need(False, str(error))
         raise
-    with made as group:
+    with built as group:
         yield group  # type: ignore[misc]
         report = group.memory_report()  # type: ignore[attr-defined]
         assert report["oom_kills"] == 0
@@ -113,9 +113,9 @@ def test_a_worker_lives_in_a_group_as_large_as_its_limit_with_all_its_sessions(
     own_folders(monkeypatch, tmp_path)
     with (
         group_of(mib * MIB) as group,
-        worker(tmp_path / "worker", "--memory", f"{mib}MiB", *ONE_THREAD, preexec=group.add) as one,
+        worker(tmp_path / "worker", "--memory", f"{mib}MiB", *ONE_THREAD, preexec=group.add) as first,
     ):
-        workers = ("--workers", one.address, *ONE_THREAD)
+        workers = ("--workers", first.address, *ONE_THREAD)
         for line in (
             ("plan", model, "--fresh", *workers),
             ("bench", model, *SHORT, "--shares", "1,1", "--parallel", "pipeline", *workers),

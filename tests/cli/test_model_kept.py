@@ -27,10 +27,10 @@ class Caches:
         for i in (1, 2):
             self.fetched("other/big", "v1", f"sub/big-0000{i}-of-00002.gguf", 1000)
         self.fetched("other/big", "v1", "config.json", 5)
-        self.made(f"own-slices/{DIGEST}.slice", 30)
-        self.made(f"slices/{DIGEST}.77.partial", 7)
-        self.made("types/tiny-0123-q4_k.gguf", 40)
-        self.made("laid-out/0123456789abcdef/0-50.weights", 50)
+        self.write(f"own-slices/{DIGEST}.slice", 30)
+        self.write(f"slices/{DIGEST}.77.partial", 7)
+        self.write("types/tiny-0123-q4_k.gguf", 40)
+        self.write("laid-out/0123456789abcdef/0-50.weights", 50)
 
     def fetched(self, repo: str, version: str, file: str, n_bytes: int) -> Path:
         folder = self.hub / f"models--{repo.replace('/', '--')}"
@@ -41,7 +41,7 @@ class Caches:
         name.symlink_to(blob)
         return blob
 
-    def made(self, name: str, n_bytes: int) -> None:
+    def write(self, name: str, n_bytes: int) -> None:
         (self.own / name).parent.mkdir(parents=True, exist_ok=True)
         (self.own / name).write_bytes(b"x" * n_bytes)
 
@@ -58,8 +58,8 @@ def sizes(capsys: pytest.CaptureFixture[str]) -> dict[str, int]:
     capsys.readouterr()
     assert main(["model", "list", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["size_bytes"] == sum(one["size_bytes"] for one in said["models"])
-    return {one["name"]: one["size_bytes"] for one in said["models"]}
+    assert said["size_bytes"] == sum(model["size_bytes"] for model in said["models"])
+    return {model["name"]: model["size_bytes"] for model in said["models"]}
 
 
 ALL = {
@@ -100,7 +100,7 @@ def test_what_is_named_is_removed_and_nothing_else(
     caches: Caches, capsys: pytest.CaptureFixture[str], name: str, gone: list[str]
 ) -> None:
     assert main(["model", "rm", name, "--yes"]) == 0
-    assert sizes(capsys) == {one: n for one, n in ALL.items() if one not in gone}
+    assert sizes(capsys) == {first: n for first, n in ALL.items() if first not in gone}
     assert caches.blob.exists() == ("someone/tiny:tiny-q4_0.gguf" not in gone)
     assert (caches.hub / "models--other--big/blobs/config.json").exists()
 
@@ -168,7 +168,7 @@ def test_kept_prompts_are_shown_and_cleared(caches: Caches, capsys: pytest.Captu
 
 
 def test_kept_prompts_that_cannot_be_seen_are_an_error(caches: Caches, capsys: pytest.CaptureFixture[str]) -> None:
-    caches.made("prefixes", 5)
+    caches.write("prefixes", 5)
     for options in ((), ("--clear",), ("--json",)):
         assert main(["model", "cache", *options]) == 3
         captured = capsys.readouterr()

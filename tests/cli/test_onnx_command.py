@@ -70,20 +70,20 @@ def test_the_command_in_json(tmp_path: Path, source: Path, capfd: pytest.Capture
     calibration = samples(tmp_path / "x.npz", x=vectors())
     assert command.run_onnx(arguments(source, target, calibration=calibration, json=True)) == 0
     out, err = capfd.readouterr()
-    found = json.loads(out)
+    result = json.loads(out)
     assert err == ""
-    assert (found["method"], found["block_size"], found["threads"]) == ("static", None, 1)
-    assert (found["source_bytes"], found["size_bytes"]) == (source.stat().st_size, target.stat().st_size)
-    assert (found["samples"], found["samples_made_up"]) == (6, False)
-    [output] = found["outputs"]
+    assert (result["method"], result["block_size"], result["threads"]) == ("static", None, 1)
+    assert (result["source_bytes"], result["size_bytes"]) == (source.stat().st_size, target.stat().st_size)
+    assert (result["samples"], result["samples_made_up"]) == (6, False)
+    [output] = result["outputs"]
     assert output["name"] == "y"
     assert output["max_abs_error"] > 0
     assert 0 < output["relative_l2_error"] < 0.05
     assert 0.999 < output["cosine"] < 1
     assert 0 <= output["top1_agreement"] <= 1
-    assert found["speed_ratio"] == pytest.approx(found["float_ms"] / found["quantized_ms"])
-    slower = any("slower than the float one" in note for note in found["notes"])
-    assert slower is (found["quantized_ms"] > 1.05 * found["float_ms"])
+    assert result["speed_ratio"] == pytest.approx(result["float_ms"] / result["quantized_ms"])
+    slower = any("slower than the float one" in note for note in result["notes"])
+    assert slower is (result["quantized_ms"] > 1.05 * result["float_ms"])
 
 
 def test_wrong_usage(tmp_path: Path, source: Path) -> None:
@@ -111,21 +111,25 @@ def test_wrong_usage(tmp_path: Path, source: Path) -> None:
 
 
 def test_what_is_read_is_never_written_over(tmp_path: Path, source: Path) -> None:
-    held = tmp_path / "held.onnx"
-    external(held)
+    current = tmp_path / "held.onnx"
+    external(current)
     folder = tmp_path / "samples"
     folder.mkdir()
-    given = samples(folder / "x.npz", x=vectors())
-    beside = tmp_path / "x.data"
-    beside.write_bytes(given.read_bytes())
+    provided = samples(folder / "x.npz", x=vectors())
+    baseline = tmp_path / "x.data"
+    baseline.write_bytes(provided.read_bytes())
     (tmp_path / "plain.data").symlink_to(source)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     cases: list[tuple[argparse.Namespace, type[Exception], str]] = [
-        (arguments(held, tmp_path / "held.onnx.data"), ModelFileError, "held.onnx.data holds weights of .*held.onnx;"),
+        (
+            arguments(current, tmp_path / "held.onnx.data"),
+            ModelFileError,
+            "held.onnx.data holds weights of .*held.onnx;",
+        ),
         (arguments(source, tmp_path / "plain"), UsageError, "plain.data is read, so it cannot be written"),
-        (arguments(source, given, calibration=given), UsageError, "x.npz is read"),
-        (arguments(source, given, calibration=folder), UsageError, "x.npz is read"),
-        (arguments(source, tmp_path / "x", calibration=beside), UsageError, "x.data is read"),
+        (arguments(source, provided, calibration=provided), UsageError, "x.npz is read"),
+        (arguments(source, provided, calibration=folder), UsageError, "x.npz is read"),
+        (arguments(source, tmp_path / "x", calibration=baseline), UsageError, "x.data is read"),
     ]
     for args, error, message in cases:
         args.force = True

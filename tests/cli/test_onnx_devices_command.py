@@ -64,11 +64,11 @@ def said(answer: Answer) -> dict[str, Any]:
     """Return the object that `--json` printed."""
     code, out, error = answer
     assert code == 0, error
-    found: dict[str, Any] = json.loads(out)
-    return found
+    result: dict[str, Any] = json.loads(out)
+    return result
 
 
-def asked(edge: Run, net: Path, image: Path, *args: str | Path) -> dict[str, Any]:
+def run_json(edge: Run, net: Path, image: Path, *args: str | Path) -> dict[str, Any]:
     """Return the object that `edge run --json` prints."""
     return said(edge("run", net, "--input", image, "--repeats", "1", "--json", *args))
 
@@ -79,30 +79,30 @@ def both(two: Two) -> str:
 
 def test_a_pipeline_gives_what_one_device_gives(edge: Run, two: Two, net: Path, image: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.npz"
-    found = asked(edge, net, image, "--workers", both(two), "--no-local", "--output", out)
+    result = run_json(edge, net, image, "--workers", both(two), "--no-local", "--output", out)
     [expected] = whole(onnx.load(net), {"image": np.load(image)["image"]}).values()
-    with np.load(out) as held:
-        assert np.abs(held["logits"] - expected).max() < 1e-5 * np.abs(expected).max()
-    first, second = found["stages"]
+    with np.load(out) as current:
+        assert np.abs(current["logits"] - expected).max() < 1e-5 * np.abs(expected).max()
+    first, second = result["stages"]
     assert (first["name"], second["name"]) == ("one", "two")
     assert (first["nodes"][0], first["nodes"][1], second["nodes"][1]) == (0, second["nodes"][0], 100)
     assert first["until"].startswith("features.")
     assert second["until"] is None
     assert first["payload_bytes"] > 0
     assert second["tensors"] == ["logits"]
-    assert all(stage["memory_bytes"] > stage["weight_bytes"] > 0 for stage in found["stages"])
-    assert all(stage["compute_ms_median"] > 0 for stage in found["stages"])
-    assert found["latency_ms_median"] > sum(stage["compute_ms_median"] for stage in found["stages"]) / 2
-    assert found["throughput_per_s"] > 0
-    assert found["in_flight"] >= 3
-    assert (found["why"], found["wire"], found["wire_errors"]) == (
+    assert all(stage["memory_bytes"] > stage["weight_bytes"] > 0 for stage in result["stages"])
+    assert all(stage["compute_ms_median"] > 0 for stage in result["stages"])
+    assert result["latency_ms_median"] > sum(stage["compute_ms_median"] for stage in result["stages"]) / 2
+    assert result["throughput_per_s"] > 0
+    assert result["in_flight"] >= 3
+    assert (result["why"], result["wire"], result["wire_errors"]) == (
         "equal parts of the work as this device does it",
         "f32",
         None,
     )
-    assert (found["provider"], found["threads"]) == (None, None)
-    assert [(s["provider"], s["fell_back_from"], s["threads"]) for s in found["stages"]] == [("cpu", [], 1)] * 2
-    assert asked(edge, net, image)["stages"] is None
+    assert (result["provider"], result["threads"]) == (None, None)
+    assert [(s["provider"], s["fell_back_from"], s["threads"]) for s in result["stages"]] == [("cpu", [], 1)] * 2
+    assert run_json(edge, net, image)["stages"] is None
 
 
 def test_what_is_named_twice_is_the_same() -> None:
@@ -115,24 +115,24 @@ def test_this_device_takes_part_named_or_not() -> None:
 
 def test_where_it_is_cut(edge: Run, two: Two, net: Path, image: Path) -> None:
     def cut(*args: str) -> str:
-        found = asked(edge, net, image, "--workers", both(two), "--no-local", *args, "--repeats", "0")
-        assert found["latency_ms_median"] is None
-        return str(found["stages"][0]["until"])
+        result = run_json(edge, net, image, "--workers", both(two), "--no-local", *args, "--repeats", "0")
+        assert result["latency_ms_median"] is None
+        return str(result["stages"][0]["until"])
 
     assert cut("--cut", CUTS[0]) == CUTS[0]
     few, many = (int(cut("--shares", shares).split(".")[1]) for shares in ("1,9", "9,1"))
     assert few < many
-    found = asked(edge, net, image, "--workers", f"local,{both(two)}", "--cut", ",".join(CUTS), "--repeats", "0")
-    assert [stage["device"] for stage in found["stages"]] == ["local", *both(two).split(",")]
-    assert [stage["until"] for stage in found["stages"]] == [*CUTS, None]
+    outcome = run_json(edge, net, image, "--workers", f"local,{both(two)}", "--cut", ",".join(CUTS), "--repeats", "0")
+    assert [stage["device"] for stage in outcome["stages"]] == ["local", *both(two).split(",")]
+    assert [stage["until"] for stage in outcome["stages"]] == [*CUTS, None]
 
 
 def test_plans_are_saved_and_used(edge: Run, two: Two, net: Path, image: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    saved = asked(edge, net, image, "--workers", both(two), "--no-local", "--cut", CUTS[1], "--save-plan", plan)
+    saved = run_json(edge, net, image, "--workers", both(two), "--no-local", "--cut", CUTS[1], "--save-plan", plan)
     values = json.loads(plan.read_text())
     assert values == saved["plan"]
-    again = asked(edge, net, image, "--plan", plan)
+    again = run_json(edge, net, image, "--plan", plan)
     assert again["plan"] == values
     assert again["why"] == f"as {plan} says"
     for change, words in (
@@ -153,9 +153,9 @@ def test_plans_are_saved_and_used(edge: Run, two: Two, net: Path, image: Path, t
 def test_what_floats_become_on_the_way(
     edge: Run, two: Two, net: Path, image: Path, wire: str, least: float, most: float
 ) -> None:
-    found = asked(edge, net, image, "--workers", both(two), "--no-local", "--wire", wire, "--repeats", "0")
-    assert found["wire"] == wire
-    [error] = found["wire_errors"]
+    result = run_json(edge, net, image, "--workers", both(two), "--no-local", "--wire", wire, "--repeats", "0")
+    assert result["wire"] == wire
+    [error] = result["wire_errors"]
     assert error["name"] == "logits"
     assert least < error["relative_l2"] < most
     if wire == "q8":
@@ -192,19 +192,19 @@ def test_links_and_inputs_in_flight(
         true(self, sock, peer, *rest, **named)
 
     monkeypatch.setattr(TcpLink, "__init__", counted)
-    found = asked(edge, net, image, "--workers", both(two), "--no-local", "--transport", "grpc", "--in-flight", "2")
-    assert (found["transport"], found["in_flight"], kinds) == ("grpc", 2, [])
-    assert [stage["link"] for stage in found["stages"]] == ["grpc", "grpc"]
-    found = asked(edge, net, image, "--workers", both(two), "--no-local", "--transport", "tcp")
-    assert [stage["link"] for stage in found["stages"]] == ["tcp", "tcp"]
+    result = run_json(edge, net, image, "--workers", both(two), "--no-local", "--transport", "grpc", "--in-flight", "2")
+    assert (result["transport"], result["in_flight"], kinds) == ("grpc", 2, [])
+    assert [stage["link"] for stage in result["stages"]] == ["grpc", "grpc"]
+    result = run_json(edge, net, image, "--workers", both(two), "--no-local", "--transport", "tcp")
+    assert [stage["link"] for stage in result["stages"]] == ["tcp", "tcp"]
     assert kinds
 
 
 def test_what_is_for_this_device(edge: Run, two: Two, net: Path, image: Path) -> None:
     local = ("run", net, "--input", image, "--workers", two[0].address, "--repeats", "0")
     assert_refused(edge(*local, "--provider", "abacus"), 5, "no provider 'abacus'")
-    found = said(edge(*local, "--threads", "2", "--provider", "cpu", "--json"))
-    assert [(stage["threads"], stage["link"]) for stage in found["stages"]] == [(2, None), (1, "tcp")]
+    result = said(edge(*local, "--threads", "2", "--provider", "cpu", "--json"))
+    assert [(stage["threads"], stage["link"]) for stage in result["stages"]] == [(2, None), (1, "tcp")]
     for option in ("--threads", "--provider"):
         answer = edge("run", net, "--input", image, "--workers", both(two), "--no-local", option, "1")
         assert_refused(answer, 2, f"{option} is for a stage on this device")
@@ -280,23 +280,23 @@ def test_which_cuts_are_measured_is_said_by_a_word(edge: Run, tmp_path: Path) ->
 
 
 def test_a_network_that_cannot_be_cut_says_so_everywhere(edge: Run, two: Two, tmp_path: Path) -> None:
-    path, given = tmp_path / "one.onnx", tmp_path / "x.npz"
+    path, provided = tmp_path / "one.onnx", tmp_path / "x.npz"
     onnx.save(
         onnx.shape_inference.infer_shapes(model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": [4]}, ["y"])),
         str(path),
     )
-    np.savez(given, x=np.ones(4, np.float32))
+    np.savez(provided, x=np.ones(4, np.float32))
     words = "the network can be cut in no place, so it runs on at most 1 device: it has 1 node"
     workers = ("--workers", both(two))
     for cut in ((), ("--cut", "here,there"), ("--shares", "1,1,1")):
-        assert_refused(edge("run", path, "--input", given, *workers, *cut), 2, words)
+        assert_refused(edge("run", path, "--input", provided, *workers, *cut), 2, words)
     assert_refused(edge("bench", path, "--workers", two[0].address), 2, words)
     assert_refused(edge("bench", path), 2, words)
     for command in ("plan", "pareto"):
         code, out, error = edge(command, path, *workers)
         assert code == 0, error
         assert words in out + error
-    with api.Cluster([one.address for one in two]) as cluster:
+    with api.Cluster([item.address for item in two]) as cluster:
         choice = api.plan(path, cluster, objective="throughput")
         assert words in choice.why
         with api.deploy_onnx(choice, cluster) as network:
@@ -313,22 +313,22 @@ def test_inputs_say_what_made_up_ones_cannot(edge: Run, two: Two, tmp_path: Path
     model = model_of(nodes, {"x": ["n", 6]}, ["y"], {"w": np.ones((3, 5), np.float32)})
     model.graph.input.append(helper.make_tensor_value_info("shape", onnx.TensorProto.INT64, [2]))
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None))
-    path, given = tmp_path / "reshape.onnx", tmp_path / "given.npz"
+    path, provided = tmp_path / "reshape.onnx", tmp_path / "given.npz"
     onnx.save(model, str(path))
-    np.savez(given, x=np.arange(12, dtype=np.float32).reshape(2, 6), shape=np.array([4, 3]))
+    np.savez(provided, x=np.arange(12, dtype=np.float32).reshape(2, 6), shape=np.array([4, 3]))
     workers = ("--workers", both(two))
     bench = ("bench", path, "--repeats", "1", "--cuts", "all", "--json")
     assert_refused(edge(*bench), 2, "an input that it takes would tell more, as ONNX Runtime cannot run reshape.onnx")
     for devices in ((), ("--workers", two[0].address)):
-        found = said(edge(*bench, "--input", given, *devices))
-        assert [cut["payload_bytes"] for cut in found["cuts"]] == [4 * 3 * 4, 4 * 5 * 4]
-    probed = said(edge("devices", "probe", path, *workers, "--input", given, "--json"))
+        result = said(edge(*bench, "--input", provided, *devices))
+        assert [cut["payload_bytes"] for cut in result["cuts"]] == [4 * 3 * 4, 4 * 5 * 4]
+    probed = said(edge("devices", "probe", path, *workers, "--input", provided, "--json"))
     assert {len(device["speeds"]["segments_s"]) for device in probed["devices"]} <= {2, 3}
-    planned = said(edge("plan", path, *workers, "--input", given, "--json"))
+    planned = said(edge("plan", path, *workers, "--input", provided, "--json"))
     assert planned["kind"] == "onnx"
-    assert_refused(edge("bench", path, "--input", given, "--dim", "n=3"), 3, "takes the shape (3, 6); it has (2, 6)")
-    assert_refused(edge("plan", MODEL_PATH, "--input", given), 2, "--input is of ONNX models")
-    ran = said(edge("run", path, "--input", given, *workers, "--repeats", "0", "--json"))
+    assert_refused(edge("bench", path, "--input", provided, "--dim", "n=3"), 3, "takes the shape (3, 6); it has (2, 6)")
+    assert_refused(edge("plan", MODEL_PATH, "--input", provided), 2, "--input is of ONNX models")
+    ran = said(edge("run", path, "--input", provided, *workers, "--repeats", "0", "--json"))
     assert [stage["nodes"] for stage in ran["stages"]] == [[0, 1], [1, 2], [2, 3]]
 
 
@@ -352,8 +352,8 @@ def test_inputs_say_what_made_up_ones_cannot(edge: Run, two: Two, tmp_path: Path
 def test_what_cannot_be(
     edge: Run, two: Two, net: Path, image: Path, args: tuple[str, ...], code: int, words: str
 ) -> None:
-    given = [arg.replace("TWO", both(two)) for arg in args]
-    assert_refused(edge("run", net, "--input", image, *given, "--no-local"), code, words)
+    provided = [arg.replace("TWO", both(two)) for arg in args]
+    assert_refused(edge("run", net, "--input", image, *provided, "--no-local"), code, words)
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ bandwidth_mbps = 100000
 
 @pytest.fixture(autouse=True, scope="module", name="one")
 def a_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    with shared_workers(tmp_path_factory, "one") as [one]:
-        yield one
+    with shared_workers(tmp_path_factory, "one") as [first]:
+        yield first
 
 
 @pytest.fixture(name="edge")
@@ -67,7 +67,7 @@ def a_cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def found(run: Run, *options: str | Path) -> dict[str, Any]:
+def pareto_json(run: Run, *options: str | Path) -> dict[str, Any]:
     """Return what it prints with --json; it must succeed."""
     code, out, error = run(*options, "--json")
     assert code == 0, error
@@ -75,16 +75,16 @@ def found(run: Run, *options: str | Path) -> dict[str, Any]:
     return result
 
 
-def test_measured_once_a_day(edge: Run, one: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_once_a_day(edge: Run, one_worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for doubt in ("SCATTER", "OFF"):  # what is measured beside other tests is believed
         monkeypatch.setattr(measuring, doubt, 1e9)
     monkeypatch.setattr(links, "_NOISE_S", 1e9)  # and a link is as it was, however busy
     file = tmp_path / "front.json"
-    asked = (*FEW, "--measure", "1", "--json", file)
-    there = ("--workers", one.address, "--insecure")
+    request = (*FEW, "--measure", "1", "--json", file)
+    there = ("--workers", one_worker.address, "--insecure")
 
     def measured(*options: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
-        code, out, error = edge(*asked, *options)
+        code, out, error = edge(*request, *options)
         assert code == 0, error
         result = json.loads(file.read_text())
         [point] = [point for point in result["points"] if point["measured"]]
@@ -97,7 +97,7 @@ def test_measured_once_a_day(edge: Run, one: Worker, tmp_path: Path, monkeypatch
     assert first["age_s"] == 0
     assert min(first["latency_s"], first["throughput_per_s"], first["ttft_s"]) > 0
     assert "%)" in out  # the error of the prediction
-    assert_refused(edge(*asked), 2, "--force")
+    assert_refused(edge(*request), 2, "--force")
     [label] = [point["label"] for point in result["points"] if point["measured"]]
     # What a command measures now may make another plan the most promising.
     monkeypatch.setattr(measuring, "promising", lambda points, _: [i for i, p in enumerate(points) if p.label == label])
@@ -110,7 +110,7 @@ def test_measured_once_a_day(edge: Run, one: Worker, tmp_path: Path, monkeypatch
 
 
 def test_an_interrupted_one_writes_what_it_knows(
-    edge: Run, one: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    edge: Run, one_worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C while the second plan is measured: the first is in all files, and the same command goes on from there."""
     for doubt in ("SCATTER", "OFF"):
@@ -130,7 +130,7 @@ def test_an_interrupted_one_writes_what_it_knows(
     data, html, png = (tmp_path / f"front.{ending}" for ending in ("json", "html", "png"))
     # Another context than elsewhere, so that no plan was measured before. By memory two devices are always on the
     # front, however slow the worker was when it was measured.
-    asked = (
+    request = (
         "--context",
         "496",
         "--axes",
@@ -144,12 +144,12 @@ def test_an_interrupted_one_writes_what_it_knows(
         "--json",
         data,
     )
-    command = (*asked, "--html", html, "--png", png, "--workers", one.address, "--insecure")
+    command = (*request, "--html", html, "--png", png, "--workers", one_worker.address, "--insecure")
     code, _, error = edge(*command, "--save", tmp_path / "plan.json", "--pick", "latency")
     assert code == 130, error
     assert "edge pareto: interrupted after 1 of 2 plans" in error
     points = json.loads(data.read_text())["points"]
-    [kept] = [point for point in points if point["measured"]]
+    [saved] = [point for point in points if point["measured"]]
     assert [point["measured"] for point in points if point["error"]] == [None]
     assert {point["error"] for point in points} == {None, measuring.INTERRUPTED}
     assert html.read_text().rstrip().endswith("</html>")
@@ -162,13 +162,13 @@ def test_an_interrupted_one_writes_what_it_knows(
     points = json.loads(data.read_text())["points"]
     assert sum(point["measured"] is not None for point in points) == 2
     assert len(measured) == len(set(measured)) == 2
-    assert kept["plan"] in [point["plan"] for point in points if point["measured"]]
+    assert saved["plan"] in [point["plan"] for point in points if point["measured"]]
 
 
 def test_plans_with_drafts_are_points(edge: Run, what_if: Path, tmp_path: Path) -> None:
     """Those that are faster are on the front before the plain ones, and what is saved can be simulated."""
     plan = tmp_path / "plan.json"
-    result = found(
+    result = pareto_json(
         edge, "--cluster", what_if, "--draft", "ngram", "--acceptance", "0.9", "--pick", "latency", "--save", plan
     )
     drafted = [point for point in result["points"] if point["predicted"]["draft"]]
@@ -190,14 +190,14 @@ def test_plans_with_drafts_are_points(edge: Run, what_if: Path, tmp_path: Path) 
 def test_passes_with_drafts_are_measured(edge: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for doubt in ("SCATTER", "OFF"):
         monkeypatch.setattr(measuring, doubt, 1e9)
-    result = found(edge, *FEW, "--draft", "ngram", "--acceptance", "1", "--measure", "9")
+    result = pareto_json(edge, *FEW, "--draft", "ngram", "--acceptance", "1", "--measure", "9")
     measured = [point for point in result["points"] if point["predicted"]["draft"] and point["measured"]]
     assert measured
     assert all(point["measured"]["latency_s"] > 0 for point in measured)
 
 
 def test_presets_are_planned_and_not_measured(edge: Run, what_if: Path) -> None:
-    result = found(edge, "--cluster", what_if, "--measure", "3")
+    result = pareto_json(edge, "--cluster", what_if, "--measure", "3")
     assert {device["name"]: device["estimate"] for device in result["devices"]} == {"me": True, "other": True}
     assert {point["parallel"] for point in result["points"]} & {"pipeline", "tensor", "hybrid"}
     assert not any(point["measured"] or point["error"] for point in result["points"])
@@ -206,17 +206,17 @@ def test_presets_are_planned_and_not_measured(edge: Run, what_if: Path) -> None:
 @pytest.mark.parametrize("axes", [("latency", "throughput"), ("latency", "memory"), ("latency", "ttft"), AXES[:5]])
 def test_axes(edge: Run, what_if: Path, axes: tuple[str, ...]) -> None:
     """No plan of the front is dominated by another of them, and all others are by one."""
-    result = found(edge, "--cluster", what_if, "--axes", ",".join(axes))
+    result = pareto_json(edge, "--cluster", what_if, "--axes", ",".join(axes))
     assert result["objectives"] == [OBJECTIVES[axis].key for axis in axes]
 
     def values(point: dict[str, Any]) -> list[float]:
-        of = point["predicted"]
+        total = point["predicted"]
         known = {
-            "latency": of["latency_s"],
-            "throughput": -of["throughput_per_s"],
-            "ttft": of["ttft_s"],
-            "memory": max(of["memory_bytes"].values()),
-            "energy": of["energy_j"],
+            "latency": total["latency_s"],
+            "throughput": -total["throughput_per_s"],
+            "ttft": total["ttft_s"],
+            "memory": max(total["memory_bytes"].values()),
+            "energy": total["energy_j"],
         }
         return [known[axis] for axis in axes]
 
@@ -231,12 +231,12 @@ def test_axes(edge: Run, what_if: Path, axes: tuple[str, ...]) -> None:
 
 
 def test_work_changes_what_is_predicted(edge: Run, what_if: Path) -> None:
-    plain = found(edge, "--cluster", what_if)
+    plain = pareto_json(edge, "--cluster", what_if)
     assert plain["concurrency"] == 4
-    assert found(edge, "--cluster", what_if, "--concurrency", "3")["concurrency"] == 3
+    assert pareto_json(edge, "--cluster", what_if, "--concurrency", "3")["concurrency"] == 3
 
     def first(*options: str) -> dict[str, Any]:
-        predicted: dict[str, Any] = found(edge, "--cluster", what_if, *options)["points"][0]["predicted"]
+        predicted: dict[str, Any] = pareto_json(edge, "--cluster", what_if, *options)["points"][0]["predicted"]
         return predicted
 
     before = plain["points"][0]["predicted"]
@@ -255,7 +255,7 @@ def test_types(edge: Run, what_if: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(type_files, "evaluate", counted)
 
     def types(*options: str | Path) -> dict[str, dict[str, Any]]:
-        result = found(edge, "--cluster", what_if, *options)
+        result = pareto_json(edge, "--cluster", what_if, *options)
         assert {point["type"] for point in result["points"]} == {
             kind["type"] for kind in result["types"] if not kind["left_out"]
         }
@@ -267,15 +267,15 @@ def test_types(edge: Run, what_if: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert 0 == once["q8_0"]["divergence"] < once["q5_0"]["divergence"] < once["q4_0"]["divergence"]
     assert once["q8_0"]["size_bytes"] > once["q5_0"]["size_bytes"] > once["q4_0"]["size_bytes"]
     assert [len(names) for names in measured] == [2]
-    made = Path(once["q4_0"]["model"])
-    before = made.stat().st_mtime_ns
+    built = Path(once["q4_0"]["model"])
+    before = built.stat().st_mtime_ns
     mine = tmp_path / "mine.gguf"
-    mine.write_bytes(made.read_bytes())
-    result = found(edge, "--cluster", what_if, "--types", f"q8_0,{mine}")
+    mine.write_bytes(built.read_bytes())
+    result = pareto_json(edge, "--cluster", what_if, "--types", f"q8_0,{mine}")
     assert result["objectives"] == ["latency_s", "throughput_per_s", "divergence"]
     assert result["types"][1]["divergence"] == once["q4_0"]["divergence"]
     assert {point["type"] for point in result["points"] if point["on_front"]} == {"q8_0", "mine"}
-    assert made.stat().st_mtime_ns == before
+    assert built.stat().st_mtime_ns == before
     assert len(measured) == 1
     limit = ("--max-divergence", str((once["q5_0"]["divergence"] + once["q4_0"]["divergence"]) / 2))
     assert [kind["left_out"] for kind in types("--types", "q8_0,q5_0,q4_0", *limit).values()] == [False, False, True]
@@ -286,7 +286,7 @@ def test_types(edge: Run, what_if: Path, tmp_path: Path, monkeypatch: pytest.Mon
     least = number_text(once["q5_0"]["divergence"])
     nothing = edge("--cluster", what_if, "--types", "q4_0,q5_0", "--max-divergence", "1e-9")
     assert_refused(nothing, 2, f"the least there is is {least} nats a token, of q5_0")
-    plain = found(edge, "--cluster", what_if, "--types", "q8_0,q5_1", "--axes", "latency,throughput")
+    plain = pareto_json(edge, "--cluster", what_if, "--types", "q8_0,q5_1", "--axes", "latency,throughput")
     assert {kind["divergence"] for kind in plain["types"]} == {None}
     assert len(measured) == 1
     divergences = [once["q5_0"]["divergence"]]
@@ -311,7 +311,7 @@ def test_a_picked_type_runs(edge: Run, tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("which", ["knee", "p1", "latency", *thorough("throughput", "memory", "ttft", "energy")])
 def test_picked_and_saved(edge: Run, what_if: Path, tmp_path: Path, which: str) -> None:
     file = tmp_path / "plan.json"
-    points = found(edge, "--cluster", what_if)["points"]
+    points = pareto_json(edge, "--cluster", what_if)["points"]
     code, out, error = edge("--cluster", what_if, "--pick", which, "--save", file)
     assert code == 0, error
     last = out.splitlines()[-1]

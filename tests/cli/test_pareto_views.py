@@ -154,9 +154,9 @@ def test_the_line_is_what_was_measured() -> None:
     b.update(on_front=True, knee=True, measured={"latency_s": 1e-3, "throughput_per_s": 9.0, "memory_bytes": {}})
     result["points"][2]["on_front"] = True  # only predicted
     assert line(result) == [b, a]
-    assert [(latency_s(one), throughput(one)) for one in line(result)] == [(1e-3, 9.0), (0.9, 50.0)]
+    assert [(latency_s(item), throughput(item)) for item in line(result)] == [(1e-3, 9.0), (0.9, 50.0)]
     axes = _figure(result).axes[0]
-    drawn = [sorted(set(map(tuple, made.get_xydata()))) for made in axes.lines]
+    drawn = [sorted(set(map(tuple, built.get_xydata()))) for built in axes.lines]
     assert any({(1.0, 9.0), (900.0, 50.0)} <= set(corners) for corners in drawn)
     said = "\n".join(notes(result))
     assert "Front and knee are those of the 2 measured plans" in said
@@ -219,9 +219,9 @@ def test_types_that_are_chosen_between_have_the_colors() -> None:
     (legend,) = drawn.legends
     entries = [text.get_text() for text in legend.get_texts()]
     assert entries[:4] == ["q8_0: 0.00071 nats", "q6_k: 0.0049 nats", "q5_0: 0.0131 nats", "q4_0: 0.042 nats"]
-    stairs = {made.get_color() for made in drawn.axes[0].lines if made.get_linestyle() == "-"}
+    stairs = {built.get_color() for built in drawn.axes[0].lines if built.get_linestyle() == "-"}
     assert {*TYPE_COLORS[:4]} <= stairs
-    marks = {made.get_color() for made in drawn.axes[0].lines if made.get_linestyle() == "None"}
+    marks = {built.get_color() for built in drawn.axes[0].lines if built.get_linestyle() == "None"}
     assert marks == {*TYPE_COLORS[:4]}
     view = Elements(page(QUALITY, ["edge", "pareto"], "")).data["view"]
     assert view["by_type"]

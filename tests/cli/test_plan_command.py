@@ -55,8 +55,8 @@ CHANGED: list[tuple[list[str], str]] = [  # options, and what in "predicted" the
 
 @pytest.fixture(autouse=True, scope="module", name="one")
 def a_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    with shared_workers(tmp_path_factory, "one") as [one]:
-        yield one
+    with shared_workers(tmp_path_factory, "one") as [first]:
+        yield first
 
 
 @pytest.fixture(name="edge")
@@ -75,32 +75,32 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_json_has_what_is_documented(edge: Run, one: Worker) -> None:
-    found = said(edge, "--workers", one.address, "--insecure")
-    assert {*found} == {
+def test_json_has_what_is_documented(edge: Run, one_worker: Worker) -> None:
+    result = said(edge, "--workers", one_worker.address, "--insecure")
+    assert {*result} == {
         "format", "kind", "model", "type", "objective", "plan", "parallel", "predicted", "why", "changes", "spare",
         "encoder", "devices", "links", "notes",
     }  # fmt: skip
-    assert (found["format"], found["kind"], found["model"]) == (PLANNED, "llm", str(MODEL_PATH))
-    assert [(device["name"], device["address"]) for device in found["devices"]] == [
+    assert (result["format"], result["kind"], result["model"]) == (PLANNED, "llm", str(MODEL_PATH))
+    assert [(device["name"], device["address"]) for device in result["devices"]] == [
         ("local", "local"),
-        ("one", one.address),
+        ("one", one_worker.address),
     ]
-    for device in found["devices"]:
+    for device in result["devices"]:
         assert not device["estimate"]
         assert device["measured_age_s"] >= 0
         speeds = device["speeds"]
         numbers = {"token_s", "prompt_token_s", "disk_bytes_per_s"}
         assert {*speeds} == {"layer_s", "half_layer_s", "head_s", "step_s", *numbers}
         assert all(rows >= 1 and seconds > 0 for rows, seconds in speeds["layer_s"])
-    assert {(way["from"], way["to"]) for way in found["links"]} == {("local", "one"), ("one", "local")}
-    assert all(way["latency_s"] > 0 and way["age_s"] >= 0 and not way["estimate"] for way in found["links"])
-    assert found["predicted"]["latency_s"] == pytest.approx(
-        sum(stage["compute_s"] + stage["transfer_s"] for stage in found["predicted"]["stages"])
-        + found["predicted"]["enter_s"],
+    assert {(way["from"], way["to"]) for way in result["links"]} == {("local", "one"), ("one", "local")}
+    assert all(way["latency_s"] > 0 and way["age_s"] >= 0 and not way["estimate"] for way in result["links"])
+    assert result["predicted"]["latency_s"] == pytest.approx(
+        sum(stage["compute_s"] + stage["transfer_s"] for stage in result["predicted"]["stages"])
+        + result["predicted"]["enter_s"],
         rel=0.05,
     )
-    assert found["changes"]
+    assert result["changes"]
 
 
 def test_for_people(edge: Run, what_if: Path) -> None:
@@ -116,17 +116,17 @@ def test_for_people(edge: Run, what_if: Path) -> None:
 def test_what_a_spare_costs(edge: Run, tmp_path: Path) -> None:
     faster = written(tmp_path, WHAT_IF.replace('preset = "pi4"\nwatts = 5', 'preset = "apple-m4"'))
     assert said(edge, "--cluster", faster)["spare"] is None
-    found = said(edge, "--cluster", faster, "--spare", "1", "--context", "256")
-    devices = list(dict.fromkeys(device for stage in found["plan"]["stages"] for device in devices_of(stage)))
-    assert sorted(devices) == ["local", "other"], found["why"]
-    cost = found["spare"]
+    result = said(edge, "--cluster", faster, "--spare", "1", "--context", "256")
+    devices = list(dict.fromkeys(device for stage in result["plan"]["stages"] for device in devices_of(stage)))
+    assert sorted(devices) == ["local", "other"], result["why"]
+    cost = result["spare"]
     assert cost["losses"] == 1
     assert cost["slices"] == []  # this device goes on alone, with the model's file
     assert (cost["token_bytes"], cost["memory_bytes"]) == (4096, {"local": 256 * 4096})
-    assert cost["token_s"] == pytest.approx(0.02 * found["predicted"]["latency_s"])
+    assert cost["token_s"] == pytest.approx(0.02 * result["predicted"]["latency_s"])
     [after] = cost["after"]
     assert (after["lost"], after["devices"]) == (["other"], ["local"])
-    assert after["latency_s"] > found["predicted"]["latency_s"]
+    assert after["latency_s"] > result["predicted"]["latency_s"]
     assert (cost["missing"], cost["no_more"]) == ([], None)
     assert said(edge, "--cluster", faster, "--spare", "auto", "--context", "256")["spare"] == cost
 
@@ -156,8 +156,8 @@ bandwidth_mbps = 1000
 def test_prompts_have_a_placement_of_their_own_where_that_is_clearly_sooner(edge: Run, tmp_path: Path) -> None:
     cluster, file = written(tmp_path, PHASES), tmp_path / "plan.json"
     prompt = ("--cluster", cluster, "--prompt-tokens", "400")
-    found = said(edge, *prompt, "--save", file)
-    plan, predicted = found["plan"], found["predicted"]
+    result = said(edge, *prompt, "--save", file)
+    plan, predicted = result["plan"], result["predicted"]
     assert [devices_of(stage) for stage in plan["stages"]] == [["local"]]
     assert [devices_of(stage) for stage in plan["prefill"]["stages"]] == [["local"], ["laptop"]]
     assert plan["prefill"]["stages"][0]["layers"] == [0, 0]
@@ -243,14 +243,14 @@ def test_a_plan_says_which_drafts_it_counts_on(edge: Run, what_if: Path) -> None
     plain = said(edge, "--cluster", what_if)
     assert plain["predicted"]["draft"] is None
     for acceptance, options in ((0.9, ("--acceptance", "0.9")), (0.4, ())):
-        found = said(edge, "--cluster", what_if, "--draft", "ngram", *options)
-        predicted = found["predicted"]
+        result = said(edge, "--cluster", what_if, "--draft", "ngram", *options)
+        predicted = result["predicted"]
         draft = predicted["draft"]
         assert (draft["name"], draft["acceptance"], draft["guess_s"]) == ("ngram", acceptance, 0)
         assert draft["tokens_per_pass"] == pytest.approx(sum(acceptance**i for i in range(draft["rows"])))
         assert (1 - acceptance) * 0.99 < predicted["latency_s"] / plain["predicted"]["latency_s"] < 1
-        assert f"{draft['rows']} rows a pass, drafted by ngram, {acceptance} of the drafts right" in found["why"]
-        assert any(f"{acceptance} are taken to be right" in note for note in found["notes"])
+        assert f"{draft['rows']} rows a pass, drafted by ngram, {acceptance} of the drafts right" in result["why"]
+        assert any(f"{acceptance} are taken to be right" in note for note in result["notes"])
     none = said(edge, "--cluster", what_if, "--draft", "ngram", "--acceptance", "0")
     assert none["predicted"] == plain["predicted"]
     code, out, _ = edge("--cluster", what_if, "--draft", "auto", "--acceptance", "0.9")
@@ -261,28 +261,28 @@ def test_a_plan_says_which_drafts_it_counts_on(edge: Run, what_if: Path) -> None
 def test_a_model_that_drafts_is_measured(edge: Run) -> None:
     """The model itself is no smaller, and takes about as long for a draft as for a token: what is measured decides
     whether that pays. Drafts that took no time would pay for sure, all being right."""
-    found = said(edge, "--draft", str(MODEL_PATH), "--acceptance", "1")
-    draft = found["predicted"]["draft"]
+    result = said(edge, "--draft", str(MODEL_PATH), "--acceptance", "1")
+    draft = result["predicted"]["draft"]
     assert draft is None or draft["guess_s"] > 0
     code, out, _ = edge("--draft", str(MODEL_PATH), "--acceptance", "1")
     assert code == 0
     assert MODEL_PATH.name in out
 
 
-def test_a_worker_that_drafts_is_measured(edge: Run, one: Worker, tmp_path: Path) -> None:
+def test_a_worker_that_drafts_is_measured(edge: Run, one_worker: Worker, tmp_path: Path) -> None:
     """It is a thousand times as fast as it was measured to be, says the file, so that its drafts cost next to nothing:
     the ways to it and back. The model needs memory there, and none here."""
-    fast = written(tmp_path, f'{WHAT_IF}[[device]]\nname = "fast"\naddress = "{one.address}"\nspeed = 1000\n')
-    asked = ("--cluster", fast, "--insecure", "--draft", str(MODEL_PATH), "--draft-worker", one.address)
-    found = said(edge, *asked, "--acceptance", "0.9")
-    draft = found["predicted"]["draft"]
-    assert (draft["name"], draft["worker"]) == (MODEL_PATH.name, one.address)
+    fast = written(tmp_path, f'{WHAT_IF}[[device]]\nname = "fast"\naddress = "{one_worker.address}"\nspeed = 1000\n')
+    request = ("--cluster", fast, "--insecure", "--draft", str(MODEL_PATH), "--draft-worker", one_worker.address)
+    result = said(edge, *request, "--acceptance", "0.9")
+    draft = result["predicted"]["draft"]
+    assert (draft["name"], draft["worker"]) == (MODEL_PATH.name, one_worker.address)
     assert draft["ask_s"] == pytest.approx(2e-6)
     assert 0 < draft["guess_s"] < 1e-3
     assert draft["held_bytes"] > MODEL_PATH.stat().st_size
-    assert f"drafted by {MODEL_PATH.name} on fast, 0.9 of the drafts right" in found["why"]
-    plain_s = sum(stage["compute_s"] + stage["transfer_s"] for stage in found["predicted"]["stages"])
-    assert 0.1 * plain_s < found["predicted"]["latency_s"] < plain_s
+    assert f"drafted by {MODEL_PATH.name} on fast, 0.9 of the drafts right" in result["why"]
+    plain_s = sum(stage["compute_s"] + stage["transfer_s"] for stage in result["predicted"]["stages"])
+    assert 0.1 * plain_s < result["predicted"]["latency_s"] < plain_s
 
 
 def test_memory_is_what_this_device_may_use(edge: Run) -> None:
@@ -305,9 +305,9 @@ def test_out_of_reach(edge: Run, what_if: Path, options: list[str], words: list[
 
 def test_no_one_answers(edge: Run) -> None:
     """It is planned without, and said so."""
-    found = said(edge, "--workers", NOBODY)
-    assert [device["name"] for device in found["devices"]] == ["local"]
-    assert any(note.startswith(f"planned without {NOBODY}: ") for note in found["notes"])
+    result = said(edge, "--workers", NOBODY)
+    assert [device["name"] for device in result["devices"]] == ["local"]
+    assert any(note.startswith(f"planned without {NOBODY}: ") for note in result["notes"])
     code, out, _ = edge("--workers", NOBODY)
     assert code == 0
     assert f"planned without {NOBODY}" in out
@@ -328,17 +328,17 @@ def test_old_figures_are_said_to_be(edge: Run) -> None:
     assert "measured 3 h ago; --fresh measures again" in out
 
 
-def test_a_saved_plan_runs(edge: Run, one: Worker, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_saved_plan_runs(edge: Run, one_worker: Worker, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.json"
     # The least memory: with it, prompts have no placement of their own, which `edge simulate` would refuse.
-    plan = said(edge, "--workers", one.address, "--insecure", "--objective", "memory", "--save", file)
+    plan = said(edge, "--workers", one_worker.address, "--insecure", "--objective", "memory", "--save", file)
     written = json.loads(file.read_text())
     assert plan_in(written) == plan["plan"]
     assert written["predicted"].keys() >= {"latency_s", "throughput_per_s", "stages"}
     assert cli.main(["simulate", str(file), "--arrivals", "closed:1", "--requests", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["planned"]["plan"] == plan["plan"]
     assert_refused(edge("--save", file), 2, str(file), "--force")
-    assert edge("--workers", one.address, "--insecure", "--save", file, "--force")[0] == 0
+    assert edge("--workers", one_worker.address, "--insecure", "--save", file, "--force")[0] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
     with_it = ("--plan", file, *(("--insecure",) if plan["parallel"] != "single" else ()))
     result = said(runner(capsys, "bench"), "--prompt-tokens", "8", "--gen-tokens", "4", "--context", "64", *with_it)

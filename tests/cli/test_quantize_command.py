@@ -176,18 +176,18 @@ def test_an_importance_matrix_is_used(run: Run, small: Path, tmp_path: Path, out
 
 
 def test_by_size(run: Run, small: Path, out: Path, text: Path) -> None:
-    given = ("--text", text, "--minutes", "0.001", "--force")
-    result = said(run, small, out, "--size", "350000B", "--types", "q4_0,q8_0", *given)
+    provided = ("--text", text, "--minutes", "0.001", "--force")
+    result = said(run, small, out, "--size", "350000B", "--types", "q4_0,q8_0", *provided)
     assert set(result) == KEYS
     assert (result["type"], result["budget_bytes"]) == ("fitted", 350_000)
     assert 0.995 * 350_000 < out.stat().st_size == result["size_bytes"] <= 350_000
     assert kinds(out) <= {"q4_0", "q8_0", "f16"}
     assert result["expected_divergence"] > 0 < result["measured_divergence"]
     assert 0 <= result["gap"] < 0.01
-    other = said(run, small, out, "--size", "0.3MiB", "--types", "Q5_K, q6_k,q5_0,q8_0", *given)
+    other = said(run, small, out, "--size", "0.3MiB", "--types", "Q5_K, q6_k,q5_0,q8_0", *provided)
     assert other["budget_bytes"] == 314_572
     assert kinds(out) <= {"q5_k", "q6_k", "q5_0", "q8_0", "f16"}
-    code, output, error = run(small, out, "--size", "350000B", "--types", "q4_0,q8_0", *given)
+    code, output, error = run(small, out, "--size", "350000B", "--types", "q4_0,q8_0", *provided)
     assert code == 0, error
     assert re.search(r"of the budget +99\.\d\d %", output)
     assert re.search(r"KL divergence +\d\.\d+ nats a token, expected \d\.\d+", output)
@@ -197,23 +197,23 @@ def test_fast_does_without_types_that_are_slow_here(
     run: Run, small: Path, out: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device(tmp_path / "cache", monkeypatch, q5_0=1.0)
-    given = ("--size", "290000B", "--types", "q4_0,q5_0,q8_0", "--text", text, "--minutes", "0.001", "--force")
-    assert said(run, small, out, *given)["slow_types"].keys() == {"q5_0"}
+    provided = ("--size", "290000B", "--types", "q4_0,q5_0,q8_0", "--text", text, "--minutes", "0.001", "--force")
+    assert said(run, small, out, *provided)["slow_types"].keys() == {"q5_0"}
     assert "q5_0" in kinds(out)
-    assert said(run, small, out, *given, "--fast")["slow_types"] == {}
+    assert said(run, small, out, *provided, "--fast")["slow_types"] == {}
     assert "q5_0" not in kinds(out)
-    code, output, error = run(small, out, *given)
+    code, output, error = run(small, out, *provided)
     assert code == 0, error
     assert re.search(r"q5_0 \((q5_1|q6_k) is faster\); --fast does without", output)
 
 
 def test_by_memory(run: Run, small: Path, out: Path, text: Path) -> None:
-    given = ("--fit", "1GiB", "--text", text, "--minutes", "0.001", "--types", "q8_0", "--force")
-    usual = said(run, small, out, *given)
-    assert said(run, small, out, *given, "--context", "4096")["budget_bytes"] == pytest.approx(
+    provided = ("--fit", "1GiB", "--text", text, "--minutes", "0.001", "--types", "q8_0", "--force")
+    usual = said(run, small, out, *provided)
+    assert said(run, small, out, *provided, "--context", "4096")["budget_bytes"] == pytest.approx(
         usual["budget_bytes"], abs=4 << 20
     )
-    code, _, error = run(small, out, *given, "--context", "512", "--kv-type", "q8_0")
+    code, _, error = run(small, out, *provided, "--context", "512", "--kv-type", "q8_0")
     assert code == 0
     assert re.match(r"edge quantize: of 1.00 GiB, \d+ MiB are left: runtime [\d.]+ MiB, KV cache", error)
 
@@ -223,8 +223,8 @@ def test_too_small_is_refused_with_the_least(run: Run, small: Path, out: Path, t
     assert_refused(answer, 4, "cannot be smaller than", "1000B", "smaller types")
     least = re.search(r"smaller than (\d+B)", answer[2])
     assert least
-    given = ("--types", "q4_0,q8_0", "--text", text, "--minutes", "0.001")
-    assert f"{said(run, small, out, '--size', least[1], *given)['size_bytes']}B" == least[1]
+    provided = ("--types", "q4_0,q8_0", "--text", text, "--minutes", "0.001")
+    assert f"{said(run, small, out, '--size', least[1], *provided)['size_bytes']}B" == least[1]
 
 
 # The report.
@@ -232,8 +232,8 @@ def test_too_small_is_refused_with_the_least(run: Run, small: Path, out: Path, t
 
 def test_a_report_compares_with_uniform_types(run: Run, small: Path, out: Path, text: Path) -> None:
     png = out.with_name("picture.png")
-    given = ("--report", "--compare", "q4_0, q2_k", "--png", png, "--text", text)
-    result = said(run, small, out, "--type", "q8_0", *given)
+    provided = ("--report", "--compare", "q4_0, q2_k", "--png", png, "--text", text)
+    result = said(run, small, out, "--type", "q8_0", *provided)
     report = result["report"]
     assert set(report) == {"scored_tokens", "models", "notes"}
     assert report["scored_tokens"] > 200
@@ -260,9 +260,9 @@ def test_kernels(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     result = said(run, "--kernels")
     assert set(result) == {"threads", "types", "default"}
     assert result["threads"] == 1
-    assert all(set(one) == KERNEL_KEYS for one in result["types"])
-    assert [one["type"] for one in result["types"]] == ["q4_0", "q8_0", "f16"]
-    assert all(one["decode_gweights_per_s"] > 0 < one["prefill_gweights_per_s"] for one in result["types"])
+    assert all(set(item) == KERNEL_KEYS for item in result["types"])
+    assert [item["type"] for item in result["types"]] == ["q4_0", "q8_0", "f16"]
+    assert all(item["decode_gweights_per_s"] > 0 < item["prefill_gweights_per_s"] for item in result["types"])
     assert result["default"] in ("q4_k_m", "iq4_nl", "q4_0")
 
 
@@ -346,23 +346,23 @@ def test_files_that_cannot_be(run: Run, small: Path, tmp_path: Path, out: Path) 
     truncated, other = tmp_path / "truncated.gguf", tmp_path / "other.gguf"
     truncated.write_bytes(small.read_bytes()[:-100])
     other.write_bytes(b"no model at all")
-    given = ("--type", "q8_0")
-    assert_refused(run(small, out, *given), 2, f"{out} exists; --force overwrites it")
-    assert_refused(run(small, small, *given, "--force"), 2, "is read, so it cannot be written; give another name")
-    assert_refused(run(link, small, *given, "--force"), 2, "small.gguf is read")
+    provided = ("--type", "q8_0")
+    assert_refused(run(small, out, *provided), 2, f"{out} exists; --force overwrites it")
+    assert_refused(run(small, small, *provided, "--force"), 2, "is read, so it cannot be written; give another name")
+    assert_refused(run(link, small, *provided, "--force"), 2, "small.gguf is read")
     matrix, pipe = tmp_path / "m.gguf", tmp_path / "pipe.gguf"
     ImportanceMatrix({"a": Entry(np.ones((1, 1), np.float32), np.ones(1, np.int64))}).write(matrix)
-    assert_refused(run(small, matrix, *given, "--force", "--imatrix", matrix), 2, "m.gguf is read")
+    assert_refused(run(small, matrix, *provided, "--force", "--imatrix", matrix), 2, "m.gguf is read")
     os.mkfifo(pipe)
-    assert_refused(run(small, pipe, *given, "--force"), 2, "is no regular file")
-    assert_refused(run(small, tmp_path, *given), 2, "is a folder; name a file in it")
-    assert_refused(run(small, tmp_path / "none" / "out.gguf", *given), 2, "there is no folder", "create it first")
-    assert_refused(run(tmp_path / "none.gguf", out, *given), 3, "none.gguf")
-    assert_refused(run(other, tmp_path / "new.gguf", *given), 3, "other.gguf")
-    assert_refused(run(truncated, tmp_path / "new.gguf", *given), 3, "truncated.gguf", "ends before its weights")
+    assert_refused(run(small, pipe, *provided, "--force"), 2, "is no regular file")
+    assert_refused(run(small, tmp_path, *provided), 2, "is a folder; name a file in it")
+    assert_refused(run(small, tmp_path / "none" / "out.gguf", *provided), 2, "there is no folder", "create it first")
+    assert_refused(run(tmp_path / "none.gguf", out, *provided), 3, "none.gguf")
+    assert_refused(run(other, tmp_path / "new.gguf", *provided), 3, "other.gguf")
+    assert_refused(run(truncated, tmp_path / "new.gguf", *provided), 3, "truncated.gguf", "ends before its weights")
     assert out.read_bytes() == b"mine"
     assert not (tmp_path / "new.gguf").exists()
-    assert said(run, small, out, *given, "--force")["size_bytes"] == out.stat().st_size
+    assert said(run, small, out, *provided, "--force")["size_bytes"] == out.stat().st_size
 
 
 @pytest.mark.parametrize(

@@ -80,17 +80,19 @@ def test_a_server_has_options_of_its_own() -> None:
 
 
 def test_routes_over_workers(run: Run, two: Two) -> None:
-    of = ("evaluate", MODEL_PATH, "--tokens", "64", "--chunk-tokens", "32", "--threads", "1", "--json")
-    code, out, said = run(*of, "--workers", two[0].address, "--parallel", "pipeline", "--shares", "1,1")
+    total = ("evaluate", MODEL_PATH, "--tokens", "64", "--chunk-tokens", "32", "--threads", "1", "--json")
+    code, out, said = run(*total, "--workers", two[0].address, "--parallel", "pipeline", "--shares", "1,1")
     assert code == 0, said
-    found = json.loads(out)
-    routes = {one["route"]: one for one in found["routes"]}
-    assert found["scored_tokens"] == 30
+    result = json.loads(out)
+    routes = {route["route"]: route for route in result["routes"]}
+    assert result["scored_tokens"] == 30
     assert routes["the devices"]["one_device"]["mean_divergence"] == 0  # stages: the same bits
     assert routes["kept prompt, the devices"]["one_device"]["mean_divergence"] < 1e-3
-    code, out, said = run(*of, "--workers", two[0].address, "--parallel", "tensor", "--shares", "1,1", "--wire", "q8")
+    code, out, said = run(
+        *total, "--workers", two[0].address, "--parallel", "tensor", "--shares", "1,1", "--wire", "q8"
+    )
     assert code == 0, said
-    lossy = {one["route"]: one for one in json.loads(out)["routes"]}["the devices"]
+    lossy = {route["route"]: route for route in json.loads(out)["routes"]}["the devices"]
     assert lossy["one_device"]["mean_divergence"] > 0
 
 

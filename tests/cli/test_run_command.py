@@ -33,7 +33,7 @@ def runs_it(capsys: pytest.CaptureFixture[str]) -> Run:
 
 def echo(folder: Path, *inputs: tuple[str, int, tuple[str | int, ...]]) -> Path:
     """A model that gives each of its inputs again, as out_NAME."""
-    values = [helper.make_tensor_value_info(*one) for one in inputs]
+    values = [helper.make_tensor_value_info(*item) for item in inputs]
     outputs = [helper.make_tensor_value_info(f"out_{name}", *rest) for name, *rest in inputs]
     nodes = [helper.make_node("Identity", [name], [f"out_{name}"]) for name, *_ in inputs]
     opset = [helper.make_opsetid("", 17)]
@@ -57,8 +57,8 @@ def outputs(edge_run: Run, model: Path, *args: str | Path) -> dict[str, Any]:
     target = model.parent / "out.npz"
     code, _, error = edge_run(model, "--output", target, "--force", *args)
     assert code == 0, error
-    with np.load(target) as held:
-        return dict(held)
+    with np.load(target) as current:
+        return dict(current)
 
 
 F32, U8, I64 = TensorProto.FLOAT, TensorProto.UINT8, TensorProto.INT64
@@ -78,9 +78,9 @@ def test_a_picture(
     tmp_path: Path, photo: Path, edge_run: Run, options: tuple[str, ...], expected: Any, first: bool
 ) -> None:
     shape: tuple[str | int, ...] = ("n", 3, HIGH, WIDE) if first else ("n", HIGH, WIDE, 3)
-    found = outputs(edge_run, echo(tmp_path, ("x", F32, shape)), "--input", photo, *options)["out_x"]
-    assert found.dtype == np.float32
-    assert np.allclose(found, (expected.transpose(2, 0, 1) if first else expected)[None], atol=1e-5)
+    result = outputs(edge_run, echo(tmp_path, ("x", F32, shape)), "--input", photo, *options)["out_x"]
+    assert result.dtype == np.float32
+    assert np.allclose(result, (expected.transpose(2, 0, 1) if first else expected)[None], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -98,16 +98,16 @@ def test_pictures_are_resized_to_the_model(
     tmp_path: Path, photo: Path, edge_run: Run, kind: int, shape: tuple[str | int, ...], dims: tuple[str, ...]
 ) -> None:
     options = [word for dim in dims for word in ("--dim", dim)]
-    found = outputs(edge_run, echo(tmp_path, ("x", kind, shape)), "--input", photo, *options)["out_x"]
+    result = outputs(edge_run, echo(tmp_path, ("x", kind, shape)), "--input", photo, *options)["out_x"]
     sizes = {"n": "1", "x[0]": "1"} | dict(dim.split("=") for dim in dims)
     keyed = [sizes.get(dim, sizes.get(f"x[{i}]")) if isinstance(dim, str) else dim for i, dim in enumerate(shape)]
-    assert found.shape == tuple(int(dim or 0) for dim in keyed)
-    gray = 1 in found.shape[1:]
+    assert result.shape == tuple(int(dim or 0) for dim in keyed)
+    gray = 1 in result.shape[1:]
     with Image.open(photo) as image:
         expected = np.asarray(image.convert("L" if gray else "RGB").resize((7, 5), Image.Resampling.BILINEAR))
     planes = expected[..., None] if gray else expected
-    for one in found if found.ndim == 4 else [found]:
-        assert np.array_equal(one if shape[-1] == 3 else one.transpose(1, 2, 0), planes)
+    for item in result if result.ndim == 4 else [result]:
+        assert np.array_equal(item if shape[-1] == 3 else item.transpose(1, 2, 0), planes)
 
 
 @pytest.mark.parametrize(
@@ -131,29 +131,29 @@ def test_a_picture_has_a_size_of_its_own(
 ) -> None:
     options = [word for dim in dims for word in ("--dim", dim)]
     model = echo(tmp_path, ("x", U8, shape))
-    found = outputs(edge_run, model, "--input", photo, *options)["out_x"]
-    found = found if found.ndim == 3 else found[0].transpose(1, 2, 0)
-    assert found.shape == (*size, 3)
+    result = outputs(edge_run, model, "--input", photo, *options)["out_x"]
+    result = result if result.ndim == 3 else result[0].transpose(1, 2, 0)
+    assert result.shape == (*size, 3)
     with Image.open(photo) as image:
         resized = np.asarray(image.convert("RGB").resize(size[::-1], Image.Resampling.BILINEAR))
-    assert np.array_equal(found, resized)
-    kept = size == (HIGH, WIDE)
+    assert np.array_equal(result, resized)
+    remaining = size == (HIGH, WIDE)
     _, note, _ = edge_run(model, "--input", photo, *options)
-    assert ("pixels, kept its size" if kept else f"became {size[1]} x {size[0]}") in note
+    assert ("pixels, kept its size" if remaining else f"became {size[1]} x {size[0]}") in note
 
 
 def test_pictures_of_other_kinds(tmp_path: Path, edge_run: Run) -> None:
     model = echo(tmp_path, ("x", U8, (1, HIGH, WIDE, 3)))
     deep = Image.fromarray(pixels()[..., 0].astype(np.uint16) * 257)
     deep.save(tmp_path / "deep.png")
-    found = outputs(edge_run, model, "--input", tmp_path / "deep.png")["out_x"]
-    assert np.array_equal(found[0, ..., 2], pixels()[..., 0])
+    result = outputs(edge_run, model, "--input", tmp_path / "deep.png")["out_x"]
+    assert np.array_equal(result[0, ..., 2], pixels()[..., 0])
     turned = Image.fromarray(pixels())
     exif = Image.Exif()
     exif[0x0112] = 3  # lies on its head
     turned.save(tmp_path / "turned.webp", exif=exif, lossless=True)
-    found = outputs(edge_run, model, "--input", f"x={tmp_path / 'turned.webp'}")["out_x"]
-    assert np.array_equal(found[0], pixels()[::-1, ::-1])
+    result = outputs(edge_run, model, "--input", f"x={tmp_path / 'turned.webp'}")["out_x"]
+    assert np.array_equal(result[0], pixels()[::-1, ::-1])
 
 
 def test_a_classifier(tmp_path: Path, edge_run: Run) -> None:
@@ -165,20 +165,20 @@ def test_a_classifier(tmp_path: Path, edge_run: Run) -> None:
         path = tmp_path / f"{size[0]}.jpg"
         Image.fromarray(np.random.default_rng(size[0]).integers(0, 256, (*size, 3), dtype=np.uint8)).save(path)
         shots.append(said(edge_run, model, "--input", path, "--labels", labels, "--top", "3", "--repeats", "2"))
-    one, other = shots
-    [row] = one["top"]["rows"]
-    assert one["top"]["output"] == one["outputs"][0]["name"]
+    first, other = shots
+    [row] = first["top"]["rows"]
+    assert first["top"]["output"] == first["outputs"][0]["name"]
     assert len(row) == 3
-    assert row[0]["value"] == pytest.approx(one["outputs"][0]["max"])
+    assert row[0]["value"] == pytest.approx(first["outputs"][0]["max"])
     assert [entry["label"] for entry in row] == [f"thing {entry['class']}" for entry in row]
     assert row[0]["value"] > row[1]["value"] > row[2]["value"]
     assert [entry["value"] for entry in other["top"]["rows"][0]] != [entry["value"] for entry in row]
-    assert 0 < one["latency_ms_median"] <= one["latency_ms_p90"]
-    assert one["throughput_per_s"] > 0
-    assert (one["in_flight"], one["repeats"], one["threads"], one["provider"]) == (1, 2, 1, "cpu")
-    assert one["scaling"] == {"data_0": {"scale": 255, "mean": list(MEAN), "std": list(STD)}}
-    assert one["inputs"] == [{"name": "data_0", "type": "float32", "shape": [1, 3, 224, 224]}]
-    assert "200 x 300 pixels, became 224 x 224; RGB" in one["notes"][0]
+    assert 0 < first["latency_ms_median"] <= first["latency_ms_p90"]
+    assert first["throughput_per_s"] > 0
+    assert (first["in_flight"], first["repeats"], first["threads"], first["provider"]) == (1, 2, 1, "cpu")
+    assert first["scaling"] == {"data_0": {"scale": 255, "mean": list(MEAN), "std": list(STD)}}
+    assert first["inputs"] == [{"name": "data_0", "type": "float32", "shape": [1, 3, 224, 224]}]
+    assert "200 x 300 pixels, became 224 x 224; RGB" in first["notes"][0]
     code, out, error = edge_run(model, "--input", tmp_path / "300.jpg", "--labels", labels, "--repeats", "1")
     assert (code, error) == (0, "")
     assert f"{row[0]['class']:<5}  {row[0]['label']}" in out
@@ -193,15 +193,15 @@ def test_arrays(tmp_path: Path, edge_run: Run) -> None:
     a, b = np.array([[1.5, np.nan], [np.inf, -2]]), np.array([7], np.int32)
     both = samples(tmp_path / "both.npz", a=a, more=b, fil=b)
     np.save(tmp_path / "b.npy", b)
-    given = ("--input", both, "--input", f"file={tmp_path / 'b.npy'}")
-    found = outputs(edge_run, model, *given)
-    assert set(found) == {"out_a", "out_file"}
-    assert np.array_equal(found["out_a"], a.astype(np.float32), equal_nan=True)
-    assert found["out_file"].tolist() == [7]
+    provided = ("--input", both, "--input", f"file={tmp_path / 'b.npy'}")
+    result = outputs(edge_run, model, *provided)
+    assert set(result) == {"out_a", "out_file"}
+    assert np.array_equal(result["out_a"], a.astype(np.float32), equal_nan=True)
+    assert result["out_file"].tolist() == [7]
     assert np.array_equal(
-        outputs(edge_run, model, *given, "--provider", "CPU")["out_a"], found["out_a"], equal_nan=True
+        outputs(edge_run, model, *provided, "--provider", "CPU")["out_a"], result["out_a"], equal_nan=True
     )
-    values = said(edge_run, model, *given, "--repeats", "0")
+    values = said(edge_run, model, *provided, "--repeats", "0")
     assert values["outputs"] == [
         {"name": "out_a", "shape": [2, 2], "type": "float32", "min": -2, "max": 1.5, "mean": -0.25, "not_finite": 2},
         {"name": "out_file", "shape": [1], "type": "int64", "min": 7, "max": 7, "mean": 7, "not_finite": 0},
@@ -209,8 +209,8 @@ def test_arrays(tmp_path: Path, edge_run: Run) -> None:
     assert [values[name] for name in ("latency_ms_median", "throughput_per_s", "top", "output", "repeats")] == [
         None, None, None, None, 0,
     ]  # fmt: skip
-    assert "2 values of out_a are infinite or not a number." in edge_run(model, *given)[1]
-    assert "throughput" not in edge_run(model, *given)[1]
+    assert "2 values of out_a are infinite or not a number." in edge_run(model, *provided)[1]
+    assert "throughput" not in edge_run(model, *provided)[1]
 
 
 def test_outputs_of_any_name(tmp_path: Path, edge_run: Run) -> None:
@@ -224,11 +224,11 @@ def test_outputs_of_any_name(tmp_path: Path, edge_run: Run) -> None:
 
 def test_what_is_read_is_never_written_over(tmp_path: Path, photo: Path, edge_run: Run) -> None:
     model = echo(tmp_path, ("x", U8, ("n", HIGH, WIDE, 3)))
-    held = onnx.load(model)
-    held.graph.initializer.append(numpy_helper.from_array(np.float32([1, 2]), "w"))
-    held.graph.node.append(helper.make_node("Identity", ["w"], ["v"]))
-    held.graph.output.append(helper.make_tensor_value_info("v", F32, (2,)))
-    saved(held, model, save_as_external_data=True, location="weights", size_threshold=0)
+    current = onnx.load(model)
+    current.graph.initializer.append(numpy_helper.from_array(np.float32([1, 2]), "w"))
+    current.graph.node.append(helper.make_node("Identity", ["w"], ["v"]))
+    current.graph.output.append(helper.make_tensor_value_info("v", F32, (2,)))
+    saved(current, model, save_as_external_data=True, location="weights", size_threshold=0)
     labels = tmp_path / "labels"
     labels.write_text("a\nb\n")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -331,7 +331,7 @@ def test_more_bad_input(tmp_path: Path, photo: Path, edge_run: Run) -> None:
 def test_an_interrupt_ends_a_long_run(tmp_path: Path, edge_run: Run) -> None:
     model = tmp_path / "m.onnx"
     model.write_bytes(counting())
-    given = samples(tmp_path / "n.npz", n=np.array(1 << 50))
+    provided = samples(tmp_path / "n.npz", n=np.array(1 << 50))
 
     def interrupt() -> None:
         until(lambda: signal.getsignal(signal.SIGINT) is not signal.default_int_handler, "the start")
@@ -340,7 +340,7 @@ def test_an_interrupt_ends_a_long_run(tmp_path: Path, edge_run: Run) -> None:
     thread = threading.Thread(target=interrupt)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
     thread.start()
-    answer = edge_run(model, "--input", given, "--output", tmp_path / "out.npz")
+    answer = edge_run(model, "--input", provided, "--output", tmp_path / "out.npz")
     thread.join()
     signal.signal(signal.SIGINT, before)
     assert answer == (130, "", "")
@@ -351,6 +351,6 @@ def test_what_it_computes_is_the_model(tmp_path: Path, edge_run: Run) -> None:
     model = with_random_weights(light("squeezenet"))
     path = saved(model, tmp_path / "m.onnx")
     x = np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)
-    given = samples(tmp_path / "x.npz", data_0=x)
-    [found] = outputs(edge_run, path, "--input", given).values()
-    assert np.array_equal(found, run(model, x)[0])
+    provided = samples(tmp_path / "x.npz", data_0=x)
+    [result] = outputs(edge_run, path, "--input", provided).values()
+    assert np.array_equal(result, run(model, x)[0])

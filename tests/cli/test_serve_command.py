@@ -25,7 +25,7 @@ import pytest
 from apps import distributed
 from apps.cli import main
 from apps.commands.serve import DRAFTS, MAX_GROUPS, add_arguments
-from apps.options import ENGINE_OPTIONS, add_engine_arguments
+from apps.engine_options import ENGINE_OPTIONS, add_engine_arguments
 from devices.processes.forking import ForkedProcess
 from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH
@@ -57,12 +57,12 @@ class Served:
         return self._read(urllib.request.Request(self.url + path, json.dumps(body).encode(), headers))
 
     def answer(self, **options: Any) -> str:
-        found = self.post("/v1/chat/completions", {**ASK, **options})
-        return str(found["choices"][0]["message"]["content"])
+        result = self.post("/v1/chat/completions", {**ASK, **options})
+        return str(result["choices"][0]["message"]["content"])
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.get("/v1/cluster")["models"][0]
-        return found
+        result: dict[str, Any] = self.get("/v1/cluster")["models"][0]
+        return result
 
     def _read(self, request: urllib.request.Request) -> Any:
         try:
@@ -82,10 +82,10 @@ def served(*arguments: str, **environment: str) -> Iterator[Served]:
             process = begin(command, {**os.environ, **environment}, (nothing, out, errors))
         try:
             line = said.readline()
-            found = re.fullmatch(r"listening on (http://\S+)\n", line)
+            result = re.fullmatch(r"listening on (http://\S+)\n", line)
             errors.seek(0)
-            assert found, line + errors.read()
-            yield Served(process, found[1], errors)
+            assert result, line + errors.read()
+            yield Served(process, result[1], errors)
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -261,14 +261,14 @@ def test_other_machines_are_not_answered_without_a_key() -> None:
 
 def test_prompts_are_kept_for_the_next_server(tmp_path: Path) -> None:
     question = {"messages": [{"role": "user", "content": "What is 3 plus 4? " * 10}], "max_tokens": 2}
-    found = []
+    results = []
     folders = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CACHE", "STATE")}
-    for kept in ("64MiB", "64MiB", "0"):
-        with served("--prefix-cache", kept, **folders) as server:
+    for saved in ("64MiB", "64MiB", "0"):
+        with served("--prefix-cache", saved, **folders) as server:
             usage = server.post("/v1/chat/completions", question)["usage"]
-            found.append(usage["prompt_tokens_details"]["cached_tokens"])
-    assert found[0] == found[2] == 0
-    assert found[1] >= 48
+            results.append(usage["prompt_tokens_details"]["cached_tokens"])
+    assert results[0] == results[2] == 0
+    assert results[1] >= 48
 
 
 def test_two_devices_serve_what_one_would_and_the_page_can_switch_plans(tmp_path: Path) -> None:
@@ -302,8 +302,8 @@ def test_prompts_of_several_slots_are_computed_elsewhere(tmp_path: Path) -> None
         saved.write_text(json.dumps(plan.to_json()))
         options = ("--plan", str(saved), "--prefix-cache", "0", "--requests", "3")
         with served(*options) as server, ThreadPoolExecutor(6) as pool:
-            found = [pool.submit(server.answer) for _ in range(6)]
-            assert {answer.result() for answer in found} == {"3 plus 4 is 7."}
+            results = [pool.submit(server.answer) for _ in range(6)]
+            assert {answer.result() for answer in results} == {"3 plus 4 is 7."}
             prefill = Plan.from_json(server.status()["plan"]["prefill"])
             assert (prefill.devices, prefill.shard(0).threads) == (elsewhere.devices, 1)
 
@@ -401,9 +401,9 @@ def test_chat_talks_to_a_server(tmp_path: Path) -> None:
     question = ("-p", "What is 3 plus 4?", "--temperature", "0")
     with served("--api-key", "sesame", "--prefix-cache", "0") as server:
         assert chat(server.url, *question, "--api-key", "sesame").stdout == "3 plus 4 is 7.\n"
-        found = json.loads(chat(server.url + "/v1", *question, "--json", EDGE_API_KEY="sesame").stdout)
-        assert (found["text"], found["finish_reason"]) == ("3 plus 4 is 7.", "stop")
-        assert found["usage"]["prompt_tokens"] == 12
+        result = json.loads(chat(server.url + "/v1", *question, "--json", EDGE_API_KEY="sesame").stdout)
+        assert (result["text"], result["finish_reason"]) == ("3 plus 4 is 7.", "stop")
+        assert result["usage"]["prompt_tokens"] == 12
         key = ("--api-key", "sesame")
         assert chat(server.url, *question, *key, "--max-tokens", "2").stdout == "3 plus\n"
         assert chat(server.url, *question, *key, "--stop", " 4").stdout == "3 plus\n"

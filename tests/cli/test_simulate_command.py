@@ -46,15 +46,15 @@ def saved() -> dict[str, Any]:
 def explored() -> dict[str, Any]:
     """As of `edge pareto --json`: devices have their names."""
     points = [
-        {"id": f"p{i}", "on_front": i == 2, "knee": i == 3, "predicted": one.to_json()}
-        for i, one in enumerate((IMAGES, of_images((0.1,), 1), of_images((0.3,), 1)), 1)
+        {"id": f"p{i}", "on_front": i == 2, "knee": i == 3, "predicted": item.to_json()}
+        for i, item in enumerate((IMAGES, of_images((0.1,), 1), of_images((0.3,), 1)), 1)
     ]
     return {"format": "edge-pareto-1", "kind": "onnx", "points": points, "devices": []}
 
 
 def edited(values: dict[str, Any], *path: Any) -> dict[str, Any]:
     """The same with the value at a place replaced by the last of `path`, or without it where that is Ellipsis."""
-    made = at = copy.deepcopy(values)
+    built = at = copy.deepcopy(values)
     *way, key, value = path
     for step in way:
         at = at[step]
@@ -62,7 +62,7 @@ def edited(values: dict[str, Any], *path: Any) -> dict[str, Any]:
         del at[key]
     else:
         at[key] = value
-    return made
+    return built
 
 
 @pytest.fixture
@@ -81,8 +81,8 @@ def simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Simulate:
 
 def said(answer: Answer) -> dict[str, Any]:
     assert answer[0] == 0, answer
-    found: dict[str, Any] = json.loads(answer[1])
-    return found
+    result: dict[str, Any] = json.loads(answer[1])
+    return result
 
 
 @pytest.mark.parametrize("predicted", [TEXT, IMAGES, of_text()])
@@ -133,12 +133,12 @@ def test_any_value_anywhere_is_taken_or_refused(path: tuple[Any, ...], value: An
 
 
 def test_a_plan_for_a_language_model(simulate: Simulate) -> None:
-    found = said(simulate(planned(), "--gen-tokens", 20, "--requests", 5, "--json"))
-    assert (found["kind"], found["point"], found["completed"], found["failed"]) == ("llm", None, 5, 0)
-    assert found["tpot_s"]["p50"] == pytest.approx(TEXT.latency_s)
-    assert list(found["devices"]) == ["desk", "pi", "laptop"]
-    assert [(link["from"], link["to"]) for link in found["links"]] == [("desk", "pi"), ("pi", "desk")]
-    assert [stage["devices"] for stage in found["stages"]] == [["desk"], ["pi", "laptop"]]
+    result = said(simulate(planned(), "--gen-tokens", 20, "--requests", 5, "--json"))
+    assert (result["kind"], result["point"], result["completed"], result["failed"]) == ("llm", None, 5, 0)
+    assert result["tpot_s"]["p50"] == pytest.approx(TEXT.latency_s)
+    assert list(result["devices"]) == ["desk", "pi", "laptop"]
+    assert [(link["from"], link["to"]) for link in result["links"]] == [("desk", "pi"), ("pi", "desk")]
+    assert [stage["devices"] for stage in result["stages"]] == [["desk"], ["pi", "laptop"]]
     code, out, error = simulate(planned(), "--gen-tokens", 20, "--requests", 5, arrivals="poisson:0.5")
     assert (code, error) == (0, "")
     for words in ("5 requests, 0.5 a second at random: 5 completed", "first token", "each further token"):
@@ -151,10 +151,10 @@ def test_a_point_of_a_front(simulate: Simulate) -> None:
     assert said(simulate(explored(), "--json"))["point"] == "p3"
     without = edited(explored(), "points", 2, "knee", False)
     assert said(simulate(without, "--json"))["point"] == "p2"
-    found = said(simulate(explored(), "--point", "p1", "--json", arrivals="closed:8"))
-    assert (found["point"], found["kind"], found["requests"]) == ("p1", "onnx", 200)
-    assert found["throughput_per_s"] == pytest.approx(IMAGES.throughput_per_s, rel=0.02)
-    assert (found["ttft_s"], found["tpot_s"]) == (None, None)
+    result = said(simulate(explored(), "--point", "p1", "--json", arrivals="closed:8"))
+    assert (result["point"], result["kind"], result["requests"]) == ("p1", "onnx", 200)
+    assert result["throughput_per_s"] == pytest.approx(IMAGES.throughput_per_s, rel=0.02)
+    assert (result["ttft_s"], result["tpot_s"]) == (None, None)
     code, out, _ = simulate(explored(), "--point", "knee")
     assert code == 0
     assert "one input" in out
@@ -166,10 +166,10 @@ def test_a_device_that_leaves_is_told(simulate: Simulate) -> None:
     code, out, _ = simulate(planned(), *options, arrivals="closed:2")
     assert code == 0
     assert "pi left at 2.5 s, which ends the deployment; failed requests: 2 in flight or waiting, " in out
-    found = said(simulate(planned(), *options, "--json", arrivals="closed:2"))
-    assert (found["failed_in_flight"], found["left"], found["stalled_s"]) == (2, "pi", 2.5)
-    assert found == said(simulate(planned(), *options, "--json", "--seed", 0, arrivals="closed:2"))
-    assert found != said(simulate(planned(), *options, "--json", "--seed", 1, arrivals="closed:2"))
+    result = said(simulate(planned(), *options, "--json", arrivals="closed:2"))
+    assert (result["failed_in_flight"], result["left"], result["stalled_s"]) == (2, "pi", 2.5)
+    assert result == said(simulate(planned(), *options, "--json", "--seed", 0, arrivals="closed:2"))
+    assert result != said(simulate(planned(), *options, "--json", "--seed", 1, arrivals="closed:2"))
 
 
 def test_arrivals_above_what_can_be_done_are_told(simulate: Simulate) -> None:
@@ -181,8 +181,8 @@ def test_arrivals_above_what_can_be_done_are_told(simulate: Simulate) -> None:
 def test_a_trace(simulate: Simulate, tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("arrival_s,prompt_tokens,gen_tokens\n0,8,2\n1.5,64,1\n")
-    found = said(simulate(planned(), "--json", arrivals=f"trace:{file}"))
-    assert (found["requests"], found["arrivals"]) == (2, "2 of a trace")
+    result = said(simulate(planned(), "--json", arrivals=f"trace:{file}"))
+    assert (result["requests"], result["arrivals"]) == (2, "2 of a trace")
     assert_refused(simulate(explored(), arrivals=f"trace:{file}"), 3, "trace.csv", "tokens are of language models")
     file.write_text("0\n2\n1\n")
     assert_refused(simulate(planned(), arrivals=f"trace:{file}"), 3, "trace.csv", "line 3", "before 2 s")
@@ -194,10 +194,10 @@ def test_a_trace(simulate: Simulate, tmp_path: Path) -> None:
 def test_every_file_with_a_plan_is_taken(simulate: Simulate) -> None:
     """A plan, a saved one, and what a simulation printed give the same; a front that of its knee."""
     first = said(simulate(planned(), "--json"))
-    of = ("requests", "latency_s", "throughput_per_s")
-    assert {name: said(simulate(saved(), "--json"))[name] for name in of} == {name: first[name] for name in of}
+    total = ("requests", "latency_s", "throughput_per_s")
+    assert {name: said(simulate(saved(), "--json"))[name] for name in total} == {name: first[name] for name in total}
     again = said(simulate(first, "--json"))
-    assert {name: again[name] for name in of} == {name: first[name] for name in of}
+    assert {name: again[name] for name in total} == {name: first[name] for name in total}
     front = explored()
     for point in front["points"]:
         point["plan"] = {"format": "edge-onnx-plan-1", "of": point["id"]}

@@ -60,18 +60,18 @@ def python_of(name: str) -> Path:
 def serving(model: str | None) -> Iterator[tuple[str, str]]:
     """`edge serve` on a free port: its address, and the model's name. Beside it there is a model `thinker`."""
     command = [sys.executable, "-m", "apps.cli", "serve", "--port", "0", "--prefix-cache", "0"]
-    given = [model] if model else [str(ROOT / "edge" / "demo" / "edge-demo-q8_0.gguf")]
+    provided = [model] if model else [str(ROOT / "edge" / "demo" / "edge-demo-q8_0.gguf")]
     with ExitStack() as stack:
         thinker = Path(stack.enter_context(TemporaryDirectory())) / "thinker.gguf"
         make = "import sys, pathlib, tests.support.thinking as t; t.thinker(pathlib.Path(sys.argv[1]))"
         subprocess.run([sys.executable, "-c", make, str(thinker)], cwd=ROOT, check=True, timeout=END_S)
-        every = [*command, *given, str(thinker)]
+        every = [*command, *provided, str(thinker)]
         server = stack.enter_context(subprocess.Popen(every, cwd=ROOT, stdout=subprocess.PIPE, text=True))
         try:
             assert server.stdout is not None
             address = re.search(r"http://\S+", server.stdout.readline())
             assert address, "the server did not start"
-            yield address[0], Path(given[0]).stem
+            yield address[0], Path(provided[0]).stem
         finally:
             server.terminate()
             server.wait(END_S)
@@ -104,7 +104,7 @@ def main() -> int:
         print(f"{'':20} {'  '.join(f'{check:10}' for check in CHECKS)}")
         for name in args.clients or CLIENTS:
             response = told_of(name, url, model)
-            cells = ["-" if one not in response else "yes" if response[one][0] else "FAILED" for one in CHECKS]
+            cells = ["-" if item not in response else "yes" if response[item][0] else "FAILED" for item in CHECKS]
             print(f"{name:20} {'  '.join(f'{cell:10}' for cell in cells)}", flush=True)
             for check, (ok, words) in response.items():
                 if not ok:

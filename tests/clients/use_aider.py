@@ -21,7 +21,7 @@ QUIET = [
 ENVIRONMENT = {**os.environ, "OPENAI_API_BASE": f"{URL}/v1", "OPENAI_API_KEY": "none", "HOME": folder}
 
 
-def asked(*more: str) -> str:
+def answer_of(*more: str) -> str:
     response = command(
         [*AIDER, *QUIET, *more, "--message", "/ask What is a list? One sentence."], env=ENVIRONMENT, cwd=folder
     )
@@ -31,7 +31,7 @@ def asked(*more: str) -> str:
 
 def hello() -> str:
     command(["git", "init", "--quiet"], cwd=folder)
-    return asked("--no-stream")
+    return answer_of("--no-stream")
 
 
-main({"hello": hello, "stream": lambda: asked("--stream")})
+main({"hello": hello, "stream": lambda: answer_of("--stream")})

@@ -28,11 +28,11 @@ def structured() -> str:
 
 
 def thoughts() -> str:
-    asked = {**ASKED, "model": "thinker", "thinking": {"type": "enabled", "budget_tokens": 8}}
-    asked["extra_body"] = {"temperature": 0}
-    thought, text = client.messages.create(**asked).content
+    request = {**ASKED, "model": "thinker", "thinking": {"type": "enabled", "budget_tokens": 8}}
+    request["extra_body"] = {"temperature": 0}
+    thought, text = client.messages.create(**request).content
     assert (thought.type, text.type) == ("thinking", "text"), (thought, text)
-    with client.messages.stream(**asked) as response:
+    with client.messages.stream(**request) as response:
         streamed, _ = response.get_final_message().content
     assert (streamed.thinking, streamed.signature) == (thought.thinking, thought.signature)
     return said(thought.thinking)

@@ -42,8 +42,8 @@ def tools() -> str:
         """The weather of a city."""
         return "sunny"
 
-    one = FunctionTool.from_defaults(forecast, fn_schema=Trip)
-    response = model().chat_with_tools([one], chat_history=ASKED, tool_required=True)
+    first = FunctionTool.from_defaults(forecast, fn_schema=Trip)
+    response = model().chat_with_tools([first], chat_history=ASKED, tool_required=True)
     return follows(model().get_tool_calls_from_response(response)[0].tool_kwargs)
 
 

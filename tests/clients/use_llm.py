@@ -27,24 +27,24 @@ ENVIRONMENT = {**os.environ, "LLM_USER_PATH": str(folder), "OPENAI_API_KEY": "no
 FORECAST = "def forecast(city: str) -> str:\n    'The weather of a city.'\n    return 'sunny in ' + city\n"
 
 
-def asked(*more: str) -> str:
+def answer_of(*more: str) -> str:
     return command([*LLM, *more, QUESTION], env=ENVIRONMENT)
 
 
 def hello() -> str:
-    return said(asked("--no-stream"))
+    return said(answer_of("--no-stream"))
 
 
 def stream() -> str:
-    return said(asked())
+    return said(answer_of())
 
 
 def tools() -> str:
-    return said(asked("--functions", FORECAST, "--chain-limit", "3"))
+    return said(answer_of("--functions", FORECAST, "--chain-limit", "3"))
 
 
 def structured() -> str:
-    return follows(asked("--no-stream", "--schema", json.dumps(SCHEMA)))
+    return follows(answer_of("--no-stream", "--schema", json.dumps(SCHEMA)))
 
 
 main({"hello": hello, "stream": stream, "tools": tools, "structured": structured})

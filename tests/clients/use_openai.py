@@ -34,9 +34,9 @@ def structured() -> str:
 
 
 def thoughts() -> str:
-    asked = {"messages": MESSAGES, "model": "thinker", "temperature": 0, "extra_body": {"reasoning_budget": 8}}
-    message = client.chat.completions.create(**asked).choices[0].message
-    deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**asked, stream=True)]
+    request = {"messages": MESSAGES, "model": "thinker", "temperature": 0, "extra_body": {"reasoning_budget": 8}}
+    message = client.chat.completions.create(**request).choices[0].message
+    deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**request, stream=True)]
     assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == message.reasoning_content
     assert "".join(delta.content or "" for delta in deltas) == message.content
     items = client.responses.create(input=QUESTION, model="thinker", max_output_tokens=40).output

@@ -39,7 +39,7 @@ def stream() -> str:
     async def pieces() -> list[str]:
         events = Runner.run_streamed(agent(), QUESTION).stream_events()
         raw = [event.data async for event in events if event.type == "raw_response_event"]
-        return [one.delta for one in raw if one.type == "response.output_text.delta"]
+        return [item.delta for item in raw if item.type == "response.output_text.delta"]
 
     return streamed(asyncio.run(pieces()))
 

@@ -76,11 +76,11 @@ def test_logits_are_those_of_llama_cpp(arch: str, place: str, tmp_path: Path) ->
     options = replace(EXACT, repack=False, lora=(f"{first}:0.5", f"{second}:0"))
     with engine_of(model, PLACES[place], tmp_path, options) as engine:
         for scales, expected in cases.items():
-            given = logits(engine, scales)
+            provided = logits(engine, scales)
             if place == "one":
-                assert np.array_equal(given, expected), scales
+                assert np.array_equal(provided, expected), scales
             else:
-                np.testing.assert_allclose(given, expected, atol=CLOSE.get(arch, 2e-5), rtol=0, err_msg=str(scales))
+                np.testing.assert_allclose(provided, expected, atol=CLOSE.get(arch, 2e-5), rtol=0, err_msg=str(scales))
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -57,16 +57,16 @@ def test_stages_compute_the_bits_of_the_whole(arch: str, tmp_path: Path) -> None
     assert len(starts) > 1
     for chosen in ({0, starts[len(starts) // 2]}, {0, starts[1], starts[-1]}):
         stages = [Range(start, stop) for start, stop in pairwise([*sorted(chosen), source.shape.n_layers])]
-        found = run_stages(model, stages, CALLS, tmp_path)
-        assert all((f == e).all() for f, e in zip(found, expected, strict=True)), stages
+        result = run_stages(model, stages, CALLS, tmp_path)
+        assert all((f == e).all() for f, e in zip(result, expected, strict=True)), stages
 
 
 def test_experts_beside_a_feed_forward_part(tmp_path: Path) -> None:
     """In each layer of Gemma 4 that has experts, whose loader finds them by their tensors."""
     model = small("gemma4", tmp_path, embd=64, ff=64, layers=12, experts=4, experts_used=2, expert_ff=32)
     assert limits(GgufFile.open(model)).starts == (0, 6)
-    found = run_stages(model, [Range(0, 6), Range(6, 12)], CALLS, tmp_path)
-    assert all((f == e).all() for f, e in zip(found, run_local(model, CALLS), strict=True))
+    result = run_stages(model, [Range(0, 6), Range(6, 12)], CALLS, tmp_path)
+    assert all((f == e).all() for f, e in zip(result, run_local(model, CALLS), strict=True))
 
 
 def test_layers_that_share_an_index(tmp_path: Path) -> None:
@@ -78,8 +78,8 @@ def test_layers_that_share_an_index(tmp_path: Path) -> None:
     assert limits(GgufFile.open(model)).starts == (0, 1, 2, 6)
     expected = run_local(model, CALLS)
     assert (expected[0] != run_local(plain, CALLS)[0]).any()
-    found = run_stages(model, [Range(0, 2), Range(2, 6), Range(6, 9)], CALLS, tmp_path)
-    assert all((f == e).all() for f, e in zip(found, expected, strict=True))
+    result = run_stages(model, [Range(0, 2), Range(2, 6), Range(6, 9)], CALLS, tmp_path)
+    assert all((f == e).all() for f, e in zip(result, expected, strict=True))
     # Without the list llama.cpp knows these layers by their number, where the context is as long as GLM 5.2's.
     longer = {"glm-dsa.context_length": ("u32", 1 << 20)}
     numbered = rewritten(plain, tmp_path / "numbered.gguf", longer)
@@ -95,8 +95,8 @@ def test_shards_compute_the_same_up_to_rounding(arch: str, tmp_path: Path) -> No
     heads = [Range(0, sizes.heads)] * 2 if whole else ranges(1, sizes.heads - 1)
     parts = zip(heads, ranges(32, sizes.ff - 32), ranges(288, 32), strict=True)
     cuts = [Slice(Range(0, sizes.layers), *part, first=rank == 0) for rank, part in enumerate(parts)]
-    found = run_shards(model, cuts, CALLS, tmp_path)
-    largest = max(float(np.abs(f - e).max() / e.std()) for f, e in zip(found, expected, strict=True))
+    result = run_shards(model, cuts, CALLS, tmp_path)
+    largest = max(float(np.abs(f - e).max() / e.std()) for f, e in zip(result, expected, strict=True))
     assert largest < CLOSE[arch]
 
 
@@ -117,8 +117,8 @@ def test_layers_that_predict_several_tokens_are_left_out(arch: str, tmp_path: Pa
     assert (expected[0] != run_local(plain, CALLS)[0]).any()
     source = Source.from_file(GgufFile.open(model))
     assert source.shape.n_layers == 8
-    found = run_stages(model, [Range(0, 4), Range(4, 8)], CALLS, tmp_path)
-    assert all((f == e).all() for f, e in zip(found, expected, strict=True))
+    result = run_stages(model, [Range(0, 4), Range(4, 8)], CALLS, tmp_path)
+    assert all((f == e).all() for f, e in zip(result, expected, strict=True))
 
 
 @pytest.mark.parametrize("arch", ["deepseek2", "kimi-linear"])

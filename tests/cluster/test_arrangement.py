@@ -32,7 +32,7 @@ def planner(*layers_s: float, latency_s: float = 20e-6, rooms: tuple[int, ...] =
     sizes = rooms or (ROOM,) * len(devices)
     way = LinkSpeed(latency_s, 1e9)
     links = Links({(a, b): way for a in devices for b in devices if a != b})
-    speeds = [speed(*one) for one in zip(devices, layers_s, sizes, strict=True)]
+    speeds = [speed(*item) for item in zip(devices, layers_s, sizes, strict=True)]
     return Planner(work_of(FILE, context=256), speeds, links, "m", "", tensor=can_share(FILE))
 
 
@@ -57,12 +57,12 @@ def test_a_fast_device_far_away_gets_all() -> None:
 
 
 def test_a_gain_that_errors_could_explain_is_none() -> None:
-    made = planner(MS, MS, latency_s=0.237 * MS)
-    found, _ = made.front(("latency",))
-    alone, _ = made.only_own().front(("latency",))
-    assert found[0].plan.world_size == 2
-    assert 1 < alone[0].objectives[0] / found[0].objectives[0] < PLAN
-    assert best(made, "latency").plan.world_size == 1
+    built = planner(MS, MS, latency_s=0.237 * MS)
+    result, _ = built.front(("latency",))
+    alone, _ = built.only_own().front(("latency",))
+    assert result[0].plan.world_size == 2
+    assert 1 < alone[0].objectives[0] / result[0].objectives[0] < PLAN
+    assert best(built, "latency").plan.world_size == 1
 
 
 def test_what_has_no_room_says_need_and_have() -> None:
@@ -77,19 +77,19 @@ def test_what_nothing_can_do_names_the_nearest() -> None:
 
 
 def test_caps_on_others_are_kept() -> None:
-    made = planner(MS, MS)
-    free, _ = made.front(("latency",))
-    held = best(made, "latency", {"memory": 15 << 20})
-    assert held.plan != free[0].plan or held.objectives[1] <= 15 << 20
-    assert held.objectives[1] <= 15 << 20
+    built = planner(MS, MS)
+    free, _ = built.front(("latency",))
+    current = best(built, "latency", {"memory": 15 << 20})
+    assert current.plan != free[0].plan or current.objectives[1] <= 15 << 20
+    assert current.objectives[1] <= 15 << 20
 
 
 def test_energy_needs_watts() -> None:
     with pytest.raises(PlanError, match="give watts of local in the cluster file"):
         planner(MS).front(("energy",))
     with_power = planner(MS).like([replace(speed(LOCAL, MS), watts=10.0)], Links())
-    found, _ = with_power.front(("energy",))
-    assert found[0].objectives[0] == pytest.approx(10 * MS * (limits(FILE).sizes.layers + 0.1), rel=0.05)
+    result, _ = with_power.front(("energy",))
+    assert result[0].objectives[0] == pytest.approx(10 * MS * (limits(FILE).sizes.layers + 0.1), rel=0.05)
 
 
 def test_the_sum_is_that_of_the_best_algorithm() -> None:

@@ -50,9 +50,9 @@ def test_an_answer_keeps_the_first_and_the_last_tokens() -> None:
 
 
 @pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1)], ids=str)
-def test_ranks_and_stages_give_the_tokens_of_one_device(one: Worker, how: dict[str, Any]) -> None:
+def test_ranks_and_stages_give_the_tokens_of_one_device(one_worker: Worker, how: dict[str, Any]) -> None:
     options = replace(EXACT, attention_window=WINDOW)
-    with deployed(one, MODEL_PATH, how, options) as deployment, Engine(MODEL_PATH, options) as engine:
+    with deployed(one_worker, MODEL_PATH, how, options) as deployment, Engine(MODEL_PATH, options) as engine:
         assert answered(deployment.engine) == answered(engine)
 
 

@@ -167,11 +167,11 @@ def listening(answer: bytes | None = None) -> Iterator[int]:
                     return
                 with sock, contextlib.suppress(OSError):
                     if answer is None:
-                        kept.append(sock.dup())
+                        saved.append(sock.dup())
                     else:
                         sock.sendall(answer)
 
-        kept: list[socket.socket] = []
+        saved: list[socket.socket] = []
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:
@@ -179,7 +179,7 @@ def listening(answer: bytes | None = None) -> Iterator[int]:
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join()
-            for sock in kept:
+            for sock in saved:
                 sock.close()
 
 
@@ -235,12 +235,12 @@ def test_a_name_that_leads_elsewhere_the_next_time(
     def lookup(host: str, *rest: Any, **how: Any) -> Any:
         return known(next(answers) if host == "pi.local" else host, *rest, **how)
 
-    def made(target: str, *rest: Any) -> Any:
+    def connected(target: str, *rest: Any) -> Any:
         clear.append(target)
         return make(target, *rest)
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
-    monkeypatch.setattr(grpc, "insecure_channel", made)
+    monkeypatch.setattr(grpc, "insecure_channel", connected)
     monkeypatch.setattr(channel, "is_loopback", lambda host: host != "127.0.0.2" and loopback(host))
     credentials = shown(cluster.owner) if secure else None
     opened, _ = open_channel("pi.local", port, credentials, LONG_S)

@@ -34,7 +34,7 @@ def spent_s(process: psutil.Process) -> float:
         return float("inf")
 
 
-def kill_starting(one: Worker, remote: Remote, after_s: float) -> None:
+def kill_starting(item: Worker, remote: Remote, after_s: float) -> None:
     """Kill an engine process when it has computed so long, before or after it has said that it is ready."""
 
     def own() -> None:
@@ -43,9 +43,9 @@ def kill_starting(one: Worker, remote: Remote, after_s: float) -> None:
 
     owner = threading.Thread(target=own)
     owner.start()
-    until(lambda: bool(one.children()) or not owner.is_alive(), "an engine process")
-    until(lambda: not owner.is_alive() or any(spent_s(child) >= after_s for child in one.children()), "some progress")
-    for child in one.children():
+    until(lambda: bool(item.children()) or not owner.is_alive(), "an engine process")
+    until(lambda: not owner.is_alive() or any(spent_s(child) >= after_s for child in item.children()), "some progress")
+    for child in item.children():
         with suppress(psutil.NoSuchProcess):
             child.kill()
     owner.join()
@@ -72,13 +72,13 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
     moments = [moment for moment, times in MOMENTS.items() for _ in range(times)]
     assert len(moments) == some(20, 100)
     draw.shuffle(moments)
-    with worker(tmp_path) as one, one.remote() as remote:
+    with worker(tmp_path) as first, first.remote() as remote:
         remote.send_slice(recipe, MODEL_PATH, digest)
-        process = psutil.Process(one.process.pid)
-        with watched(one) as answers:
+        process = psutil.Process(first.process.pid)
+        with watched(first) as answers:
             for i, moment in enumerate(moments):
                 if moment == "starting":
-                    kill_starting(one, remote, draw.uniform(0, 0.05))
+                    kill_starting(first, remote, draw.uniform(0, 0.05))
                 else:
                     kill_session(remote, digest, moment, draw.randrange(3))  # it says two things at least
                 until(lambda: not remote.describe()[1].sessions, "the end of the session")
@@ -87,7 +87,7 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
         assert answers[0] > len(moments)  # and each was SERVING
         until(lambda: process.num_fds() <= handles + ALLOWED_HANDLES, "descriptors closed")
         assert process.memory_info().rss <= rss + ALLOWED_BYTES
-        assert not one.children()
-        assert not list(one.temporary.glob("edge-*"))
+        assert not first.children()
+        assert not list(first.temporary.glob("edge-*"))
         with RemoteSession(remote, 0, 1, SECRET) as session:
             assert session.load(digest, {"context": 64}).layers > 0

@@ -25,17 +25,19 @@ CLOSE = 1e-4  # deviations of the logits: sums over ranks are rounded in another
 
 
 @pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1), pipeline(0, 1), stages(1, 2)], ids=str)
-def test_tokens_after_shifts_are_those_of_one_device(one: Worker, synthetic: Synthetic, how: dict[str, Any]) -> None:
+def test_tokens_after_shifts_are_those_of_one_device(
+    one_worker: Worker, synthetic: Synthetic, how: dict[str, Any]
+) -> None:
     path = synthetic("llama", "f32")
-    with deployed(one, path, how, EXACT) as deployment, Engine(path, EXACT) as single:
+    with deployed(one_worker, path, how, EXACT) as deployment, Engine(path, EXACT) as single:
         assert deployment.engine.can_shift
-        found, wanted = through_shifts(deployment.engine), through_shifts(single)
-    assert len(wanted) > 100
-    assert deviations(found, wanted) <= (0 if how.get("parallel") == "pipeline" else CLOSE)
-    top = np.sort(wanted, axis=1)
-    clear = top[:, -1] - top[:, -2] > 2 * CLOSE * wanted.std()  # where the choice of a token hangs on no rounding
-    assert np.count_nonzero(clear) > 0.9 * len(wanted)
-    np.testing.assert_array_equal(found[clear].argmax(1), wanted[clear].argmax(1))
+        result, expected = through_shifts(deployment.engine), through_shifts(single)
+    assert len(expected) > 100
+    assert deviations(result, expected) <= (0 if how.get("parallel") == "pipeline" else CLOSE)
+    top = np.sort(expected, axis=1)
+    clear = top[:, -1] - top[:, -2] > 2 * CLOSE * expected.std()  # where the choice of a token hangs on no rounding
+    assert np.count_nonzero(clear) > 0.9 * len(expected)
+    np.testing.assert_array_equal(result[clear].argmax(1), expected[clear].argmax(1))
 
 
 def through_shifts(engine: TextEngine) -> NDArray[np.float32]:
@@ -53,8 +55,8 @@ def through_shifts(engine: TextEngine) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1), pipeline(0, 1)], ids=str)
-def test_a_pending_shift_is_refused_and_harms_nothing(one: Worker, how: dict[str, Any]) -> None:
-    with deployed(one, MODEL_PATH, how, EXACT) as deployment:
+def test_a_pending_shift_is_refused_and_harms_nothing(one_worker: Worker, how: dict[str, Any]) -> None:
+    with deployed(one_worker, MODEL_PATH, how, EXACT) as deployment:
         engine = deployment.engine
         engine.decode(TOKENS[:16], 0)
         engine.kv_remove(0, 0, 8)
@@ -65,9 +67,9 @@ def test_a_pending_shift_is_refused_and_harms_nothing(one: Worker, how: dict[str
         assert len(engine.states.read(0, Range(0, 9)).layers) == engine.shape.n_layers
 
 
-def test_a_conversation_on_ranks_goes_on_beyond_the_context(one: Worker) -> None:
+def test_a_conversation_on_ranks_goes_on_beyond_the_context(one_worker: Worker) -> None:
     endless = SamplingParams(temperature=0, grammar="root ::= [a-z] root")
-    with deployed(one, MODEL_PATH, tensor(1, 1), replace(EXACT, context=96)) as deployment:
+    with deployed(one_worker, MODEL_PATH, tensor(1, 1), replace(EXACT, context=96)) as deployment:
         chat = Chat(deployment.engine)
         for _ in range(3):
             last = list(chat.ask("What is 3 plus 4?", endless, max_tokens=70))[-1]

@@ -48,8 +48,8 @@ class Owner:
     def channel(self, who: Credentials | None = None) -> grpc.Channel:
         """A connection of its own to the worker, with these credentials or the owner's."""
         who = who or shown(self.cluster.owner)
-        found = identify("127.0.0.1", self.pi.port, who, SERVED_S)
-        return self._stack.enter_context(secure_channel(self.address, who, found, CHANNEL_OPTIONS))
+        result = identify("127.0.0.1", self.pi.port, who, SERVED_S)
+        return self._stack.enter_context(secure_channel(self.address, who, result, CHANNEL_OPTIONS))
 
     def is_let_in(self) -> bool:
         """Return whether a connection of the owner's own is taken and answered."""

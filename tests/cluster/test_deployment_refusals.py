@@ -111,15 +111,15 @@ def synthesized(path: Path, seed: int) -> None:
 
 def test_a_model_that_was_changed_is_cut_again(two: list[Worker], tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    found = []
+    results = []
     for seed in (3, 4, 3):
         synthesized(path, seed)
-        before = [one.log().count("slice-received") for one in two]
+        before = [item.log().count("slice-received") for item in two]
         with deployed(two, path, tensor(1, 1, 1), EXACT) as deployment, Engine(path, EXACT) as single:
             expected = single.decode([5, 6, 7], 0)
             np.testing.assert_allclose(deployment.engine.decode([5, 6, 7], 0), expected, atol=1e-5 * expected.std())
-            found.append(expected.copy())
-        sent = [one.log().count("slice-received") for one in two]
-        assert [now - then for now, then in zip(sent, before, strict=True)] == ([1, 1] if len(found) < 3 else [0, 0])
-    assert np.abs(found[0] - found[1]).max() > 0.1
-    np.testing.assert_array_equal(found[0], found[2])
+            results.append(expected.copy())
+        sent = [item.log().count("slice-received") for item in two]
+        assert [now - then for now, then in zip(sent, before, strict=True)] == ([1, 1] if len(results) < 3 else [0, 0])
+    assert np.abs(results[0] - results[1]).max() > 0.1
+    np.testing.assert_array_equal(results[0], results[2])

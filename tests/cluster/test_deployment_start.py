@@ -69,17 +69,17 @@ class Models:
     """Every model that is loaded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.made: list[llama.Model] = []
+        self.every: list[llama.Model] = []
         true = llama.Model.__init__
 
         def init(model: llama.Model, *args: Any, **kwargs: Any) -> None:
-            self.made.append(model)
+            self.every.append(model)
             true(model, *args, **kwargs)
 
         monkeypatch.setattr(llama.Model, "__init__", init)
 
     def loaded(self) -> bool:
-        return any(getattr(model, "_handle", None) for model in self.made)
+        return any(getattr(model, "_handle", None) for model in self.every)
 
 
 def test_after_a_refusal_nothing_goes_on(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_after_a_refusal_nothing_goes_on(two: list[Worker], monkeypatch: pytest.
                 refused_by_rank_1(two),
                 GgufFile.open(MODEL_PATH),
                 OPTIONS,
-                progress=lambda done, of: reported.append(done),
+                progress=lambda done, total: reported.append(done),
             )
         n = len(reported)
         until(lambda: not waiting(), "the end of threads")
@@ -129,7 +129,7 @@ def test_after_a_refusal_no_model_is_left(two: list[Worker], monkeypatch: pytest
         with pytest.raises(WorkerError, match="core 4000"):
             Deployment(fleet, refused_by_rank_1(two), GgufFile.open(MODEL_PATH), OPTIONS)
         until(lambda: not waiting(), "the end of threads")
-        assert models.made
+        assert models.every
         assert not models.loaded()
 
 
@@ -152,13 +152,13 @@ def test_who_could_not_be_reached_is_named(two: list[Worker], monkeypatch: pytes
     last_failure = rank_group.last_failure  # type: ignore[attr-defined]
 
     def when_one_has_spoken(error: Exception, links: Any, sessions: Any) -> Exception:
-        until(lambda: sessions[0].word() is not None, "what rank 1 says of its end")
+        until(lambda: sessions[0].end_reason() is not None, "what rank 1 says of its end")
         return last_failure(error, links, sessions)
 
     monkeypatch.setattr(rank_group, "tell_peers", wrong)
     monkeypatch.setattr(rank_group, "last_failure", when_one_has_spoken)
-    monkeypatch.setattr(session, "LAST_WORD_S", 0.0)
-    with Fleet([one.address for one in two]) as fleet:
+    monkeypatch.setattr(session, "LAST_REASON_S", 0.0)
+    with Fleet([item.address for item in two]) as fleet:
         plan = plan_for(MODEL_PATH, two, tensor(1, 1, 1))
         with pytest.raises(
             WorkerError, match=r"^one: rank 2 \(two\) cannot be reached: nothing listens at 127\.0\.0\.9"
@@ -210,7 +210,7 @@ def test_who_comes_second_waits_for_the_slice(tmp_path: Path) -> None:
     reported: list[float] = []
 
     def use() -> bytes:
-        with slices.use(recipe, MODEL_PATH, digest, lambda done, of: reported.append(done)) as path:
+        with slices.use(recipe, MODEL_PATH, digest, lambda done, total: reported.append(done)) as path:
             return path.read_bytes()
 
     with SliceStore(tmp_path / "slices", 1 << 30).receive(digest, recipe.n_bytes) as partial:
@@ -239,8 +239,8 @@ def test_a_full_cache_says_what_can_be_done(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_waits_poll_by_the_threads_of_the_plan(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(rank_group, "polling_s", lambda threads: float(asked.append(threads) or 0))
+    requests: list[int] = []
+    monkeypatch.setattr(rank_group, "polling_s", lambda threads: float(requests.append(threads) or 0))
     plan = plan_for(MODEL_PATH, two[:1], pipeline(1, 1))
     first, last = plan.stages
     plan = replace(plan, stages=(replace(first, shards=(replace(first.shards[0], threads=1),)), last))
@@ -248,7 +248,7 @@ def test_waits_poll_by_the_threads_of_the_plan(two: list[Worker], monkeypatch: p
         with Deployment(fleet, plan, GgufFile.open(MODEL_PATH), replace(OPTIONS, threads=2)) as deployment:
             assert deployment.engine.threads == 1
         idle(two[:1], fleet)
-    assert asked == [1]
+    assert requests == [1]
 
 
 def test_one_device_under_two_addresses_needs_room_for_both(two: list[Worker]) -> None:

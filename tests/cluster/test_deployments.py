@@ -41,7 +41,7 @@ def test_two_deployments_at_once(two: list[Worker], synthetic: Synthetic) -> Non
             stack.enter_context(opened)
             for opened in (
                 Deployment(
-                    stack.enter_context(Fleet([one.address for one in two])),
+                    stack.enter_context(Fleet([item.address for item in two])),
                     plan_for(path, two, how),
                     GgufFile.open(path),
                     EXACT,
@@ -61,28 +61,28 @@ def test_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_folders(monkeypatch, tmp_path / "own")
     authority = Authority.create(authority_folder(), "desk", credentials_folder())
     with ExitStack() as stack:
-        made = []
+        built = []
         for name in ("pi", "nas"):
             join(authority, tmp_path / name / "config" / "edge" / "credentials", name)
             # Who listens on loopback alone shows no credentials.
             options = (*ONE_THREAD, "--no-announce")
-            made.append(stack.enter_context(worker(tmp_path / name, *options, listen="0.0.0.0:0")))
-            made[-1].host = "127.0.0.1"
+            built.append(stack.enter_context(worker(tmp_path / name, *options, listen="0.0.0.0:0")))
+            built[-1].host = "127.0.0.1"
         plain = stack.enter_context(worker(tmp_path / "plain", "--name", "plain", *ONE_THREAD))
         expected = None
         for transport in ("tcp", "grpc"):
             for how in (tensor(1, 1, 1), pipeline(1, 1, 1)):
-                with deployed(made, MODEL_PATH, how, exchange=Exchange(transport=transport)) as deployment:
+                with deployed(built, MODEL_PATH, how, exchange=Exchange(transport=transport)) as deployment:
                     assert deployment._fleet.secure
                     assert {session.device for session in deployment._sessions} == {"pi", "nas"}
-                    found = int(deployment.engine.decode([5, 6, 7], 0).argmax())
-                    assert expected in (None, found)
-                    expected = found
-        with Fleet([one.address for one in made]) as fleet:
+                    result = int(deployment.engine.decode([5, 6, 7], 0).argmax())
+                    assert expected in (None, result)
+                    expected = result
+        with Fleet([item.address for item in built]) as fleet:
             assert fleet.local_name == "desk"
         for insecure in (False, True):
             with pytest.raises(Refused, match=r"pi encrypt and plain do not, so they cannot be linked"):
-                Fleet([made[0].address, plain.address], insecure=insecure)
+                Fleet([built[0].address, plain.address], insecure=insecure)
 
 
 def test_nothing_is_left_here(two: list[Worker]) -> None:

@@ -44,14 +44,14 @@ GREEDY = SamplingParams(temperature=0)
 
 
 @pytest.mark.parametrize("how", [tensor(2, 1), pipeline(1, 1), pipeline(0, 1)], ids=str)
-def test_a_conversation_uses_the_cache(one: Worker, how: dict[str, Any]) -> None:
+def test_a_conversation_uses_the_cache(one_worker: Worker, how: dict[str, Any]) -> None:
     """Also one that is too long, so that the beginning of it is forgotten."""
     options = replace(OPTIONS, context=160)
-    with deployed(one, MODEL_PATH, how, options) as deployment, Engine(MODEL_PATH, options) as single:
-        found, wanted = conversation(deployment.engine), conversation(single)
-    assert found == wanted
-    assert any(cached > 20 for _, cached, _ in wanted)
-    assert any(dropped for *_, dropped in wanted)
+    with deployed(one_worker, MODEL_PATH, how, options) as deployment, Engine(MODEL_PATH, options) as single:
+        result, expected = conversation(deployment.engine), conversation(single)
+    assert result == expected
+    assert any(cached > 20 for _, cached, _ in expected)
+    assert any(dropped for *_, dropped in expected)
 
 
 def conversation(engine: TextEngine) -> list[tuple[str, int, int]]:
@@ -75,17 +75,17 @@ def conversation(engine: TextEngine) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1), pipeline(0, 1, 1)], ids=str)
-def test_drafted_tokens_are_checked_by_all_ranks(one: Worker, how: dict[str, Any]) -> None:
+def test_drafted_tokens_are_checked_by_all_ranks(one_worker: Worker, how: dict[str, Any]) -> None:
     prompts = [list(request.prompt) for request in questions(QUESTIONS)[:3]]
     with (
-        deployed(one, MODEL_PATH, how, with_room(OPTIONS, "ngram")) as deployment,
+        deployed(one_worker, MODEL_PATH, how, with_room(OPTIONS, "ngram")) as deployment,
         Engine(MODEL_PATH, OPTIONS) as single,
     ):
         assert deployment.engine.outputs == MOST_ROWS
         for prompt in prompts:
-            wanted = answered(single, prompt)
-            drafter = speculate(EveryOther(wanted))
-            assert answered(deployment.engine, prompt, drafter) == wanted
+            expected = answered(single, prompt)
+            drafter = speculate(EveryOther(expected))
+            assert answered(deployment.engine, prompt, drafter) == expected
             assert 0 < drafter.stats.accepted < drafter.stats.drafted
 
 
@@ -114,11 +114,11 @@ def answered(engine: TextEngine, prompt: list[int], drafter: Speculation | None 
     return [r.token_id for r in responses if r.token_id is not None]
 
 
-def test_what_an_engine_refuses_changes_nothing(one: Worker) -> None:
-    with deployed(one, MODEL_PATH, stages(1, 2)) as deployment:
+def test_what_an_engine_refuses_changes_nothing(one_worker: Worker) -> None:
+    with deployed(one_worker, MODEL_PATH, stages(1, 2)) as deployment:
         engine = deployment.engine
         prompt = questions(QUESTIONS)[0].prompt
-        wanted = engine.decode(prompt, 0).copy()
+        expected = engine.decode(prompt, 0).copy()
         with pytest.raises(EngineError, match=r"1 to 64 tokens, 65 were given"):
             engine.decode([1] * 65, 0)
         with pytest.raises(ContextFull, match=r"520 tokens .* context of 512"):
@@ -136,17 +136,17 @@ def test_what_an_engine_refuses_changes_nothing(one: Worker) -> None:
             engine.times()
         engine.collect()
         engine.kv_clear()
-        np.testing.assert_array_equal(engine.decode(prompt, 0), wanted)
+        np.testing.assert_array_equal(engine.decode(prompt, 0), expected)
     with pytest.raises(EngineError, match="closed"):
         engine.decode([1], 0)
 
 
 @pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1)], ids=lambda how: how["parallel"])
 def test_an_interrupted_step_is_not_taken_for_another(
-    one: Worker, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    one_worker: Worker, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its logits may still be on their way: whoever would read them as the next step's gets an error."""
-    with deployed(one, MODEL_PATH, how) as deployment:
+    with deployed(one_worker, MODEL_PATH, how) as deployment:
         engine = deployment.engine
         link = engine.group.links[1]
 
@@ -164,20 +164,20 @@ def test_an_interrupted_step_is_not_taken_for_another(
             engine.kv_clear()
 
 
-def test_one_stage_has_one_step_under_way(one: Worker) -> None:
-    with deployed(one, MODEL_PATH, tensor(1, 1)) as deployment:
+def test_one_stage_has_one_step_under_way(one_worker: Worker) -> None:
+    with deployed(one_worker, MODEL_PATH, tensor(1, 1)) as deployment:
         engine = deployment.engine
-        wanted = engine.decode([5, 6], 0).copy()
+        expected = engine.decode([5, 6], 0).copy()
         engine.kv_clear()
         engine.submit([5, 6], np.arange(2), np.zeros(2), np.array([0, 1]))
         with pytest.raises(EngineError, match="still to be collected"):
             engine.submit([7], np.array([2]), np.array([0]), np.zeros(1, np.int8))
-        np.testing.assert_array_equal(engine.collect()[0], wanted)
+        np.testing.assert_array_equal(engine.collect()[0], expected)
         engine.decode([7], 2)
 
 
-def test_every_rank_says_how_long_its_steps_took(one: Worker) -> None:
-    with deployed(one, MODEL_PATH, stages(2, 1)) as deployment:
+def test_every_rank_says_how_long_its_steps_took(one_worker: Worker) -> None:
+    with deployed(one_worker, MODEL_PATH, stages(2, 1)) as deployment:
         engine = deployment.engine
         prompt = questions(QUESTIONS)[-1].prompt
         engine.decode(prompt, 0)
@@ -200,7 +200,7 @@ def test_every_rank_says_how_long_its_steps_took(one: Worker) -> None:
 # Weights are sent once.
 
 
-def test_a_second_deployment_sends_nothing(tmp_path: Path, one: Worker) -> None:
+def test_a_second_deployment_sends_nothing(tmp_path: Path, one_worker: Worker) -> None:
     with worker(tmp_path / "new", *ONE_THREAD) as new:
         for expected_uploads in (2, 2):
             with deployed(new, MODEL_PATH, tensor(1, 1, 1)) as deployment:
@@ -211,14 +211,14 @@ def test_a_second_deployment_sends_nothing(tmp_path: Path, one: Worker) -> None:
         assert new.log().count("slice-received") > 2
 
 
-def test_progress_ends_at_the_whole(one: Worker) -> None:
+def test_progress_ends_at_the_whole(one_worker: Worker) -> None:
     seen: list[tuple[float, float]] = []
-    plan = plan_for(MODEL_PATH, [one], tensor(1, 1))
-    with Fleet([one.address]) as fleet:
+    plan = plan_for(MODEL_PATH, [one_worker], tensor(1, 1))
+    with Fleet([one_worker.address]) as fleet:
         options: EngineOptions = OPTIONS
         with Deployment(fleet, plan, GgufFile.open(MODEL_PATH), options, progress=lambda *at: seen.append(at)):
             pass
-        idle([one], fleet)
+        idle([one_worker], fleet)
     done = [at for at, _ in seen]
     assert done == sorted(done)
     assert len({total for _, total in seen}) == 1

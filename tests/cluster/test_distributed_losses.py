@@ -18,21 +18,21 @@ from transport.errors import LinkClosed
 
 @pytest.mark.parametrize("what", ["engine", "daemon"])
 def test_a_worker_that_dies_while_it_loads(run: Run, tmp_path: Path, what: str) -> None:
-    with worker(tmp_path, "--name", "lost") as one:
+    with worker(tmp_path, "--name", "lost") as first:
         killed: list[int] = []
 
         def kill() -> None:
-            child = stopped(one)
+            child = stopped(first)
             killed.append(child.pid)
             if what == "daemon":
-                one.process.kill()
+                first.process.kill()
                 child.send_signal(signal.SIGCONT)
             else:
                 child.kill()
 
         killer = threading.Thread(target=kill)
         killer.start()
-        answer = run("chat", *ASKED, "--workers", one.address, "--parallel", "tensor", "--shares", "1,1")
+        answer = run("chat", *ASKED, "--workers", first.address, "--parallel", "tensor", "--shares", "1,1")
         killer.join()
         assert_refused(answer, 7, "lost", *(["killed by SIGKILL"] if what == "engine" else []))
         until(lambda: gone(killed[0]), "the end of the engine process")
@@ -48,10 +48,10 @@ def test_ctrl_c_while_a_worker_loads(two: Two) -> None:
         until(lambda: gone(child.pid), "the end of the session")
 
 
-def stopped(one: Worker) -> psutil.Process:
+def stopped(item: Worker) -> psutil.Process:
     """The next engine process of a worker, stopped before it is ready."""
-    until(lambda: bool(one.children()), "an engine process")
-    child = one.children()[0]
+    until(lambda: bool(item.children()), "an engine process")
+    child = item.children()[0]
     child.send_signal(signal.SIGSTOP)
     return child
 
@@ -93,7 +93,7 @@ def test_a_conversation_on_several_devices(two: Two, tmp_path: Path) -> None:
         assert [message["content"] for message in messages[::2]] == ["one", "go on"]
     finally:
         terminal.close()
-    until(lambda: not any(one.children() for one in two), "the end of all sessions")
+    until(lambda: not any(item.children() for item in two), "the end of all sessions")
 
 
 def test_a_rank_that_is_lost_after_the_answer(run: Run, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:

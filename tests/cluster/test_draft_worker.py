@@ -57,31 +57,31 @@ class Counted:
         self.requests += 1
         if self.requests == self.at:
             self.then()
-        found = self.device.propose(tokens, n)
-        self.drafted += len(found)
-        return found
+        result = self.device.propose(tokens, n)
+        self.drafted += len(result)
+        return result
 
 
 @contextmanager
-def draft_device(one: Worker, engine: Engine, steps: Steps = SILENT) -> Iterator[DraftDevice]:
+def draft_device(item: Worker, engine: Engine, steps: Steps = SILENT) -> Iterator[DraftDevice]:
     """The worker with the bundled model, which drafts for itself. It must have no process at the end."""
-    with DraftDevice(one.address, MODEL_PATH, engine.context, engine.model.n_vocab, steps=steps) as device:
+    with DraftDevice(item.address, MODEL_PATH, engine.context, engine.model.n_vocab, steps=steps) as device:
         yield device
-    until(lambda: not one.children(), "the end of the engine process")
+    until(lambda: not item.children(), "the end of the engine process")
 
 
-def test_answers_are_the_same_and_ids_alone_cross(one: Worker, engine: Engine, plain: Answers) -> None:
-    with draft_device(one, engine) as device:
+def test_answers_are_the_same_and_ids_alone_cross(one_worker: Worker, engine: Engine, plain: Answers) -> None:
+    with draft_device(one_worker, engine) as device:
         counted = Counted(device)
         drafter = speculate(ModelDrafts(counted), "small", device=device, choice=always(4))
         assert device._loaded is not None
         link = device._loaded.link
         sent, received = link.sent_bytes, link.received_bytes  # while it was made
-        for prompt, wanted in plain.items():
-            assert ids(run(engine, prompt, drafter)) == wanted
+        for prompt, expected in plain.items():
+            assert ids(run(engine, prompt, drafter)) == expected
             assert drafter.stats.accepted > 0.6 * drafter.stats.drafted > 0  # it is the same model
         sent, received = link.sent_bytes - sent, link.received_bytes - received
-        texts = sum(len(prompt) + len(wanted) for prompt, wanted in plain.items())
+        texts = sum(len(prompt) + len(target) for prompt, target in plain.items())
         assert received == 4 * counted.drafted
         assert 12 * counted.requests < sent <= 12 * counted.requests + 4 * (texts + counted.drafted)
         said = drafter.to_json()
@@ -95,13 +95,13 @@ def taken_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helper, "AGAIN_S", 1e6)
 
 
-def kill(one: Worker) -> None:
-    for child in one.children():
+def kill(item: Worker) -> None:
+    for child in item.children():
         os.kill(child.pid, signal.SIGKILL)
 
 
-def stop(one: Worker) -> None:
-    for child in one.children():
+def stop(item: Worker) -> None:
+    for child in item.children():
         os.kill(child.pid, signal.SIGSTOP)
 
 
@@ -109,7 +109,7 @@ def stop(one: Worker) -> None:
     ("harm", "why"), [(kill, "went away|was killed by SIGKILL"), (stop, "sent nothing for 0.5 s|stood still")]
 )
 def test_its_loss_leaves_the_answer_as_it_was(
-    one: Worker,
+    one_worker: Worker,
     engine: Engine,
     plain: Answers,
     harm: Callable[[Worker], None],
@@ -118,10 +118,10 @@ def test_its_loss_leaves_the_answer_as_it_was(
 ) -> None:
     """In the middle of the first answer; the others have no drafts, either, and one line is said."""
     steps, (first, *others) = Heard(), plain.items()
-    with draft_device(one, engine, steps) as device:
+    with draft_device(one_worker, engine, steps) as device:
 
         def lose() -> None:
-            harm(one)
+            harm(one_worker)
             if harm is stop:
                 monkeypatch.setattr(draft_queries, "ANSWER_S", 0.5)
 
@@ -131,15 +131,15 @@ def test_its_loss_leaves_the_answer_as_it_was(
         assert drafter.stats.drafted > 0
         assert counted.requests > 2
         assert device.is_lost
-        for prompt, wanted in others:
-            assert ids(run(engine, prompt, drafter)) == wanted
+        for prompt, expected in others:
+            assert ids(run(engine, prompt, drafter)) == expected
             assert drafter.stats.drafted == 0
         assert drafter.to_json()["draft_worker_lost"] is True
         assert drafter.describe().startswith("small on one, which is lost: ")
         [line] = steps.lines
         assert line.startswith("one drafts no more, and the answer goes on without: ")
         assert re.search(why, line)
-        until(lambda: not one.children(), "the end of the engine process")  # also before this device lets go
+        until(lambda: not one_worker.children(), "the end of the engine process")  # also before this device lets go
 
 
 def test_it_is_taken_back_when_it_is_there_again(
@@ -168,69 +168,69 @@ def test_it_is_taken_back_when_it_is_there_again(
             assert again == f"{device.name} drafts again"
         until(lambda: not begun[1].children(), "the end of the engine process")
     finally:
-        for one in begun:
-            one.kill()
+        for item in begun:
+            item.kill()
 
 
-def test_what_a_person_asks_for_is_done(one: Worker, engine: Engine, tmp_path: Path) -> None:
-    asked = drafts(MODEL_PATH, None, worker=one.address)
-    assert asked == WorkerDraft(MODEL_PATH, one.address)
-    config = EngineConfig(str(MODEL_PATH), draft=str(MODEL_PATH), draft_worker=one.address)
-    assert EngineConfig.from_json(config.to_json()).drafts(SILENT) == asked
+def test_what_a_person_asks_for_is_done(one_worker: Worker, engine: Engine, tmp_path: Path) -> None:
+    request = drafts(MODEL_PATH, None, worker=one_worker.address)
+    assert request == WorkerDraft(MODEL_PATH, one_worker.address)
+    config = EngineConfig(str(MODEL_PATH), draft=str(MODEL_PATH), draft_worker=one_worker.address)
+    assert EngineConfig.from_json(config.to_json()).drafts(SILENT) == request
     with pytest.raises(ValueError, match="a worker drafts by a model, not by ngram"):
-        edge.load(draft="ngram", draft_worker=one.address)
+        edge.load(draft="ngram", draft_worker=one_worker.address)
     budget = replace(ROOM, memory=1 << 30)
-    assert with_room(budget, asked).reserved == 0 < with_room(budget, MODEL_PATH).reserved
+    assert with_room(budget, request).reserved == 0 < with_room(budget, MODEL_PATH).reserved
     with pytest.raises(TransportError):
         edge.load(draft=MODEL_PATH, draft_worker="127.0.0.1:9", threads=1, context=64)
 
 
-def test_requests_are_drafted_for(one: Worker, engine: Engine, plain: Answers) -> None:
-    prompt, wanted = next(iter(plain.items()))
+def test_requests_are_drafted_for(one_worker: Worker, engine: Engine, plain: Answers) -> None:
+    prompt, expected = next(iter(plain.items()))
     with ExitStack() as stack:
-        drafter = speculation(WorkerDraft(MODEL_PATH, one.address), engine, stack.enter_context)
+        drafter = speculation(WorkerDraft(MODEL_PATH, one_worker.address), engine, stack.enter_context)
         assert drafter is not None
         scheduler = Scheduler(engine, drafter=drafter)
         scheduler.add(Request(list(prompt), 24))
-        found = []
+        results = []
         while scheduler.busy:
-            found += [event.token_id for event in scheduler.step() if event.token_id is not None]
-        assert found == wanted
+            results += [event.token_id for event in scheduler.step() if event.token_id is not None]
+        assert results == expected
         assert drafter.stats.drafted > 0
         assert drafter.to_json()["draft_worker"] == "one"
 
 
-def test_a_model_of_other_tokens_is_not_sent(one: Worker, engine: Engine, synthetic: Synthetic) -> None:
+def test_a_model_of_other_tokens_is_not_sent(one_worker: Worker, engine: Engine, synthetic: Synthetic) -> None:
     with pytest.raises(EngineError, match="its tokens are others"):
-        speculation(WorkerDraft(synthetic("llama", "f16"), one.address), engine, lambda _: pytest.fail("opened"))
+        speculation(WorkerDraft(synthetic("llama", "f16"), one_worker.address), engine, lambda _: pytest.fail("opened"))
 
 
-def test_a_worker_without_memory_says_so(one: Worker, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_memory_says_so(one_worker: Worker, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.cluster.fleet.Fleet.memory_of", lambda self, address: 1 << 20)
     words = r"one needs .*use a smaller drafting model, or another worker"
-    with pytest.raises(edge.NotEnoughMemory, match=words), draft_device(one, engine):
+    with pytest.raises(edge.NotEnoughMemory, match=words), draft_device(one_worker, engine):
         pytest.fail("it was loaded")
 
 
 def test_the_command_lets_the_worker_draft(
-    one: Worker, engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    one_worker: Worker, engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And tells who drafted. Without the option nobody is asked."""
     said = []
-    for more in ((), ("--draft-worker", one.address)):
-        loads = one.log().count("session-loaded")
+    for more in ((), ("--draft-worker", one_worker.address)):
+        loads = one_worker.log().count("session-loaded")
         assert main("chat", *ASKED, "--draft", MODEL_PATH, *more) == 0
         said.append(json.loads(capsys.readouterr().out))
-        assert one.log().count("session-loaded") - loads == len(more) // 2
-        until(lambda: not one.children(), "the end of the engine process")
+        assert one_worker.log().count("session-loaded") - loads == len(more) // 2
+        until(lambda: not one_worker.children(), "the end of the engine process")
     assert said[0]["token_ids"] == said[1]["token_ids"]
-    assert [one["speculation"]["draft_worker"] for one in said] == [None, "one"]
-    assert [one["speculation"]["draft_worker_lost"] for one in said] == [False, False]
+    assert [item["speculation"]["draft_worker"] for item in said] == [None, "one"]
+    assert [item["speculation"]["draft_worker_lost"] for item in said] == [False, False]
 
 
 @pytest.mark.parametrize("command", ["chat", "bench", "serve"])
 @pytest.mark.parametrize("draft", [(), ("--draft", "ngram"), ("--draft", "off")])
 def test_a_worker_needs_a_model(command: str, draft: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("-p", "Hi") if command == "chat" else ()
-    assert main(command, *asked, "--draft-worker", "127.0.0.1:9", *draft) == 2
+    request = ("-p", "Hi") if command == "chat" else ()
+    assert main(command, *request, "--draft-worker", "127.0.0.1:9", *draft) == 2
     assert "name one with --draft FILE, or --draft self" in capsys.readouterr().err

@@ -57,12 +57,14 @@ def same(a: Media, b: Media) -> bool:
 
 
 @pytest.mark.parametrize("kind", projectors.KINDS)
-def test_embeddings_are_those_of_this_device(kind: str, one: Worker, files: dict[str, tuple[Path, Path]]) -> None:
+def test_embeddings_are_those_of_this_device(
+    kind: str, one_worker: Worker, files: dict[str, tuple[Path, Path]]
+) -> None:
     data = wav() if kind == "audio" else png()
     with MediaEncoder(*files[kind]) as here:
         expected = here.encode(data)
     with (
-        EncoderDevice(one.address, EncoderFiles.open(*files[kind])) as device,
+        EncoderDevice(one_worker.address, EncoderFiles.open(*files[kind])) as device,
         MediaEncoder(*files[kind], device=device) as there,
     ):
         media = there.encode(data)
@@ -72,17 +74,17 @@ def test_embeddings_are_those_of_this_device(kind: str, one: Worker, files: dict
         received = device._loaded.link.received_bytes
         assert there.encode(data) is media
         assert device._loaded.link.received_bytes == received
-    until(lambda: not one.children(), "the end of the engine process")
+    until(lambda: not one_worker.children(), "the end of the engine process")
 
 
-def kill(one: Worker) -> None:
-    for child in one.children():
+def kill(item: Worker) -> None:
+    for child in item.children():
         os.kill(child.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("where", ["before", "within"])
 def test_its_loss_leaves_the_picture_as_it_was(
-    where: str, one: Worker, files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+    where: str, one_worker: Worker, files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two pictures, or after one was sent and before it is answered: this device encodes it, one line says
     so, and the next picture is not sent there."""
@@ -90,23 +92,23 @@ def test_its_loss_leaves_the_picture_as_it_was(
     with MediaEncoder(*files["mrope"]) as here:
         expected = [here.encode(png(seed)) for seed in (1, 2, 3)]
     with (
-        EncoderDevice(one.address, EncoderFiles.open(*files["mrope"]), steps=steps) as device,
+        EncoderDevice(one_worker.address, EncoderFiles.open(*files["mrope"]), steps=steps) as device,
         MediaEncoder(*files["mrope"], device=device) as there,
     ):
         assert same(there.encode(png(1)), expected[0])
         assert device._loaded is not None
         link = device._loaded.link
         if where == "before":
-            kill(one)
+            kill(one_worker)
         else:
             receive = link.receive
 
             def kill_first(*how: float) -> Frame:
-                kill(one)
+                kill(one_worker)
                 return receive(*how)
 
             monkeypatch.setattr(link, "receive", kill_first)
-            for child in one.children():
+            for child in one_worker.children():
                 os.kill(child.pid, signal.SIGSTOP)  # so that it has not answered before it is killed
         assert same(there.encode(png(2)), expected[1])
         assert device.is_lost
@@ -119,12 +121,12 @@ def test_its_loss_leaves_the_picture_as_it_was(
 
 
 def test_a_process_that_ends_there_leaves_the_picture_as_it_was(
-    one: Worker, files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+    one_worker: Worker, files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that encodes, and not the worker's engine process: the next picture is sent there again."""
     steps = Heard()
     with (
-        EncoderDevice(one.address, EncoderFiles.open(*files["mrope"]), steps=steps) as device,
+        EncoderDevice(one_worker.address, EncoderFiles.open(*files["mrope"]), steps=steps) as device,
         MediaEncoder(*files["mrope"], device=device) as there,
         MediaEncoder(*files["mrope"]) as here,
     ):
@@ -132,7 +134,7 @@ def test_a_process_that_ends_there_leaves_the_picture_as_it_was(
         link = device._loaded.link
         receive = link.receive
         for seed in range(1, 20):  # one that ends before the worker has passed a picture on is started again for it
-            [child] = [child for child in one.children() if "edge.multimodal.child" in child.cmdline()]
+            [child] = [child for child in one_worker.children() if "edge.multimodal.child" in child.cmdline()]
             child.suspend()  # so that it has not answered before it is killed
             with monkeypatch.context() as changed:
                 changed.setattr(link, "receive", lambda *how, child=child: (child.kill(), receive(*how))[1])
@@ -162,13 +164,15 @@ def test_it_is_taken_back(tmp_path: Path, files: dict[str, tuple[Path, Path]], m
             assert device.encode(png()) is not None
             assert steps.lines[-1] == f"{device.name} encodes again"
     finally:
-        for one in begun:
-            one.kill()
+        for item in begun:
+            item.kill()
 
 
-def test_a_damaged_picture_is_an_error_and_the_worker_stays(one: Worker, files: dict[str, tuple[Path, Path]]) -> None:
+def test_a_damaged_picture_is_an_error_and_the_worker_stays(
+    one_worker: Worker, files: dict[str, tuple[Path, Path]]
+) -> None:
     with (
-        EncoderDevice(one.address, EncoderFiles.open(*files["plain"])) as device,
+        EncoderDevice(one_worker.address, EncoderFiles.open(*files["plain"])) as device,
         MediaEncoder(*files["plain"], device=device) as there,
     ):
         with pytest.raises(MediaError, match="damaged"):
@@ -179,20 +183,20 @@ def test_a_damaged_picture_is_an_error_and_the_worker_stays(one: Worker, files: 
 
 
 def test_a_projector_of_another_model_is_refused(
-    one: Worker, files: dict[str, tuple[Path, Path]], tmp_path: Path
+    one_worker: Worker, files: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
     other = projectors.projector("plain", n_embd=32).write(tmp_path / "mmproj.gguf")
     with pytest.raises(WorkerError, match="mismatch between text model"):
-        EncoderDevice(one.address, EncoderFiles.open(files["plain"][0], other))
-    until(lambda: not one.children(), "the end of the engine process")
+        EncoderDevice(one_worker.address, EncoderFiles.open(files["plain"][0], other))
+    until(lambda: not one_worker.children(), "the end of the engine process")
 
 
 def test_a_worker_without_memory_says_so(
-    one: Worker, files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+    one_worker: Worker, files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge.cluster.fleet.Fleet.memory_of", lambda self, address: 1 << 20)
     with pytest.raises(NotEnoughMemory, match=r"one needs .*encode on another device"):
-        EncoderDevice(one.address, EncoderFiles.open(*files["plain"]))
+        EncoderDevice(one_worker.address, EncoderFiles.open(*files["plain"]))
 
 
 def place(config: EngineConfig, steps: Heard) -> str | None:
@@ -206,25 +210,28 @@ def place(config: EngineConfig, steps: Heard) -> str | None:
 
 
 def test_a_person_chooses_the_place_or_the_fastest_is_taken(
-    one: Worker, files: dict[str, tuple[Path, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one_worker: Worker, files: dict[str, tuple[Path, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The times of devices are given here: only those of the second run are of a faster worker."""
     text, projector = files["plain"]
     here = EngineConfig(
         str(text), {"threads": 1, "context": 128}, prefix_cache=0, mmproj=str(projector), encoder="here"
     )
-    auto = replace(here, encoder="auto", workers=(one.address,), shares=(1.0, 1.0))
+    auto = replace(here, encoder="auto", workers=(one_worker.address,), shares=(1.0, 1.0))
     there_s = [10.0]
 
     def measured(files: EncoderFiles, addresses: list[str], **_: object) -> EncoderTimes:
-        assert addresses in ([one.address], [])  # none for `here`
-        times = EncoderTime(LOCAL, "this device", 1.0, 0.0, 9), EncoderTime(one.address, "one", there_s[0], 0.0, 9)
+        assert addresses in ([one_worker.address], [])  # none for `here`
+        times = (
+            EncoderTime(LOCAL, "this device", 1.0, 0.0, 9),
+            EncoderTime(one_worker.address, "one", there_s[0], 0.0, 9),
+        )
         return EncoderTimes(times[: 1 + len(addresses)], "a picture of 32 x 32")
 
     monkeypatch.setattr(encoder_place, "encoder_times", measured)
     steps = Heard()
     assert place(here, steps) is None
-    assert place(replace(here, encoder=one.address), steps) == "one"
+    assert place(replace(here, encoder=one_worker.address), steps) == "one"
     assert place(replace(here, encoder="auto"), steps) is None  # there are no workers, and nothing is measured
     assert place(auto, steps) is None
     assert not steps.lines
@@ -239,22 +246,22 @@ def test_a_person_chooses_the_place_or_the_fastest_is_taken(
     monkeypatch.setattr(encoder_place, "EncoderDevice", refused)
     assert place(auto, steps) is None
     assert steps.lines[-1] == "pictures are not encoded on one: too little"
-    until(lambda: not one.children(), "the end of the engine processes")
+    until(lambda: not one_worker.children(), "the end of the engine processes")
 
 
 @pytest.mark.parametrize("where", ["here", "there"])
 def test_a_place_that_a_person_named_is_planned_with_and_not_timed(
-    where: str, one: Worker, files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+    where: str, one_worker: Worker, files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, projector = files["plain"]
     choices: list[PlanChoice] = []
     monkeypatch.setattr(encoder_place, "encoder_times", lambda *_, **__: pytest.fail("it was timed"))
     monkeypatch.setattr(deploy, "Replanner", lambda choice, *how: (choices.append(choice), Replanner(choice, *how))[1])
-    address = LOCAL if where == "here" else one.address
+    address = LOCAL if where == "here" else one_worker.address
     place = "here" if where == "here" else address
     config = EngineConfig(
         str(text), {"threads": 1, "context": 128}, prefix_cache=0, mmproj=str(projector), encoder=place,
-        workers=(one.address,), parallel="pipeline",
+        workers=(one_worker.address,), parallel="pipeline",
     )  # fmt: skip
     with config.loaded(SILENT):
         [choice] = choices
@@ -265,44 +272,44 @@ def test_a_place_that_a_person_named_is_planned_with_and_not_timed(
         assert [name for name, n_bytes in runtime.items() if n_bytes >= choice.encoder.held_bytes] == [address]
 
 
-def test_devices_are_timed_once_a_day(one: Worker, files: dict[str, tuple[Path, Path]]) -> None:
+def test_devices_are_timed_once_a_day(one_worker: Worker, files: dict[str, tuple[Path, Path]]) -> None:
     """With a projector of zeros, of which only the header is sent; a worker that is not there is named."""
     opened = EncoderFiles.open(*files["mrope"])
-    steps, loads = Heard(), one.log().count("session-loaded")
+    steps, loads = Heard(), one_worker.log().count("session-loaded")
 
     def times(**how: bool) -> EncoderTimes:
-        return encoder_times(opened, [one.address, "127.0.0.1:9"], threads=1, steps=steps, **how)
+        return encoder_times(opened, [one_worker.address, "127.0.0.1:9"], threads=1, steps=steps, **how)
 
     first = times()
-    assert [time.device for time in first.devices] == [LOCAL, one.address]
+    assert [time.device for time in first.devices] == [LOCAL, one_worker.address]
     assert [time.rows for time in first.devices] == [9, 9]
     assert all(time.encode_s > 0 for time in first.devices)
     assert first.sample == "a picture of 32 x 32"
     [note] = first.notes
     assert note.startswith("pictures are not encoded on 127.0.0.1:9: ")
     assert times().devices == first.devices
-    assert one.log().count("session-loaded") - loads == 1
+    assert one_worker.log().count("session-loaded") - loads == 1
     assert times(fresh=True).devices != first.devices
-    assert one.log().count("session-loaded") - loads == 2
-    until(lambda: not one.children(), "the end of the engine process")
+    assert one_worker.log().count("session-loaded") - loads == 2
+    until(lambda: not one_worker.children(), "the end of the engine process")
 
 
 @pytest.mark.parametrize("kind", projectors.KINDS)
-def test_a_projector_of_zeros_encodes(kind: str, one: Worker, files: dict[str, tuple[Path, Path]]) -> None:
+def test_a_projector_of_zeros_encodes(kind: str, one_worker: Worker, files: dict[str, tuple[Path, Path]]) -> None:
     """So that every kind can be timed without its weights."""
     opened = EncoderFiles.open(*files[kind])
-    with LoadedEncoder(Fleet([one.address]), print) as loaded:
+    with LoadedEncoder(Fleet([one_worker.address]), print) as loaded:
         loaded.load(opened, SILENT, blank=True)
         answer, _ = loaded.encode(Sample.for_projector(opened.projector).data)
         assert answer["encode_s"] > 0
 
 
 def test_the_plan_says_where(
-    one: Worker, files: dict[str, tuple[Path, Path]], capsys: pytest.CaptureFixture[str]
+    one_worker: Worker, files: dict[str, tuple[Path, Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, projector = map(str, files["mrope"])
-    here = ("plan", model, "--workers", one.address, "--threads", "1", "--context", "256")
-    assert main(*here, "--mmproj", projector, "--encoder", one.address, "--json") == 0
+    here = ("plan", model, "--workers", one_worker.address, "--threads", "1", "--context", "256")
+    assert main(*here, "--mmproj", projector, "--encoder", one_worker.address, "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert said["encoder"]["device"] == "one"
     assert said["encoder"]["first_token_s"] == said["predicted"]["ttft_s"] + said["encoder"]["total_s"]
@@ -312,8 +319,8 @@ def test_the_plan_says_where(
     assert "first token of a prompt with one: " in out
 
 
-def test_a_place_needs_a_projector(one: Worker, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("chat", "-p", "Hi", "--encoder", one.address) == 2
+def test_a_place_needs_a_projector(one_worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("chat", "-p", "Hi", "--encoder", one_worker.address) == 2
     assert "name it with --mmproj FILE" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main("chat", "-p", "Hi", "--encoder", "a:b:c")

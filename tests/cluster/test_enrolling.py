@@ -11,7 +11,7 @@ import pytest
 from devices.errors import TrustError
 from devices.trust import credentials
 from edge.worker.service import Worker, WorkerOptions
-from tests.support.trust import Cluster, held
+from tests.support.trust import Cluster, membership_in
 from transport import edge_pb2 as pb
 
 
@@ -51,13 +51,13 @@ def test_two_at_once_are_given_the_same_request(pi: Worker, monkeypatch: pytest.
 def test_what_was_installed_is_not_asked_for_again(pi: Worker, cluster: Cluster) -> None:
     request = enroll(pi)
     certificate = cluster.authority.enroll(request.invitation_pem, request.csr_pem)
-    given = pb.Certificate(certificate_pem=certificate)
-    assert pi.Install(given, cast(Any, None)).name == "pi"
-    assert held(cluster.at("pi")).holder.role == "worker"
+    provided = pb.Certificate(certificate_pem=certificate)
+    assert pi.Install(provided, cast(Any, None)).name == "pi"
+    assert membership_in(cluster.at("pi")).holder.role == "worker"
     with pytest.raises(TrustError, match="pi is a member already"):
         enroll(pi)
     with pytest.raises(TrustError, match="nothing was asked to be signed"):
-        pi.Install(given, cast(Any, None))
+        pi.Install(provided, cast(Any, None))
 
 
 def test_a_device_is_told_that_it_was_refused(pi: Worker, caplog: pytest.LogCaptureFixture) -> None:

@@ -24,33 +24,37 @@ from transport import edge_pb2 as pb
 @pytest.fixture(scope="module", name="one")
 def a_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """Started as people start it, so that its fork server is its own."""
-    with worker(tmp_path_factory.mktemp("w"), preexec=heed_interrupts) as one:
-        yield one
+    with worker(tmp_path_factory.mktemp("w"), preexec=heed_interrupts) as first:
+        yield first
 
 
-def held(pid: int) -> set[str]:
+def open_files(pid: int) -> set[str]:
     """Return what its descriptors refer to, files left out."""
     links = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
     return {link for link in links if not link.startswith("/")}
 
 
-def test_a_process_holds_nothing_of_the_server_or_of_other_sessions(one: Worker) -> None:
+def test_a_process_holds_nothing_of_the_server_or_of_other_sessions(one_worker: Worker) -> None:
     """Else what their owners have closed would stay open."""
     with (
-        one.remote() as remote,
+        one_worker.remote() as remote,
         RemoteSession(remote, 0, 1, SECRET) as first,
         RemoteSession(remote, 0, 1, SECRET) as last,
     ):
-        assert not held(last.pid) & held(first.pid)
-        [end] = held(last.pid) & held(one.fork_server().pid)
+        assert not open_files(last.pid) & open_files(first.pid)
+        [end] = open_files(last.pid) & open_files(one_worker.fork_server().pid)
         assert end.startswith("pipe:")  # that it has ended is seen by this
 
 
 def test_where_memory_is_limited_there_is_none(tmp_path: Path) -> None:
-    lent = ("--memory", "1GiB", "--gpu-layers", "0", "--threads", "1")
-    with worker(tmp_path, *lent) as one, one.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
+    own_group = ("--memory", "1GiB", "--gpu-layers", "0", "--threads", "1")
+    with (
+        worker(tmp_path, *own_group) as first,
+        first.remote() as remote,
+        RemoteSession(remote, 0, 1, SECRET) as session,
+    ):
         alone = psutil.Process(session.pid)
-        assert alone.ppid() == one.process.pid
+        assert alone.ppid() == first.process.pid
         command = alone.cmdline()
         assert command[command.index("--threads") : command.index("--control")] == [
             "--threads",
@@ -60,31 +64,31 @@ def test_where_memory_is_limited_there_is_none(tmp_path: Path) -> None:
         ]
 
 
-def test_engine_processes_go_on_where_it_was_killed(one: Worker) -> None:
+def test_engine_processes_go_on_where_it_was_killed(one_worker: Worker) -> None:
     """They end as they should, and the next has another server."""
-    with one.remote() as remote:
+    with one_worker.remote() as remote:
         with RemoteSession(remote, 0, 1, SECRET) as session:
-            before = one.fork_server()
+            before = one_worker.fork_server()
             before.kill()
             until(lambda: gone(before.pid), "the end of the fork server")
             with RemoteSession(remote, 0, 1, SECRET) as other:
-                assert psutil.Process(other.pid).ppid() == one.fork_server().pid != before.pid
+                assert psutil.Process(other.pid).ppid() == one_worker.fork_server().pid != before.pid
             session.tell(pb.Command(unload=pb.Unload()))
             assert session.answer().WhichOneof("event") == "unloaded"
         until(lambda: gone(session.pid), "the end of the engine process")
 
 
-def test_a_kill_is_told_of_where_no_server_saw_it(one: Worker) -> None:
-    with one.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
-        one.fork_server().kill()
+def test_a_kill_is_told_of_where_no_server_saw_it(one_worker: Worker) -> None:
+    with one_worker.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
+        one_worker.fork_server().kill()
         os.kill(session.pid, signal.SIGKILL)
         with pytest.raises(WorkerError, match="was killed by SIGKILL"):
             session.answer()
 
 
-def test_what_stands_still_is_ended_where_no_server_is_left(one: Worker) -> None:
-    with one.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
-        server = one.fork_server()
+def test_what_stands_still_is_ended_where_no_server_is_left(one_worker: Worker) -> None:
+    with one_worker.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
+        server = one_worker.fork_server()
         server.kill()
         until(
             lambda: gone(server.pid), "the end of the fork server"
@@ -93,10 +97,10 @@ def test_what_stands_still_is_ended_where_no_server_is_left(one: Worker) -> None
     until(lambda: gone(session.pid), "the end of the engine process")
 
 
-def test_a_key_of_the_terminal_ends_neither(one: Worker) -> None:
+def test_a_key_of_the_terminal_ends_neither(one_worker: Worker) -> None:
     """Ctrl-C goes to all processes of a terminal; the daemon decides what it means."""
-    with one.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
-        server = one.fork_server().pid
+    with one_worker.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
+        server = one_worker.fork_server().pid
         for pid in (server, session.pid):
             os.kill(pid, signal.SIGINT)
         session.tell(pb.Command(unload=pb.Unload()))
@@ -127,11 +131,11 @@ def test_a_server_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_whose_daemon_goes_while_it_begins_leaves_nothing() -> None:
     """Its threads do not hinder each other in that: one takes links in the folder that another one removes."""
     server = ForkServer("edge.worker.rank")
-    asked = pb.Open(rank=0, world_size=1, secret=SECRET, connect_timeout_s=9, step_timeout_s=9, send_timeout_s=9)
+    request = pb.Open(rank=0, world_size=1, secret=SECRET, connect_timeout_s=9, step_timeout_s=9, send_timeout_s=9)
     try:
         for _ in range(some(20, 200)):
             child = RankProcess("127.0.0.1", None, ResourceLimits(1), "begun", server)
-            child.send(pb.Command(open=asked))
+            child.send(pb.Command(open=request))
             child.ask_to_end()
             assert child._process.wait(TIMEOUT_S) == 0
             assert not child.folder.exists()

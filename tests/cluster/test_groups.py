@@ -34,12 +34,12 @@ GROUPS = replace(OPTIONS, sequences=4, groups=2)
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     folder = tmp_path_factory.mktemp("w")
     with pytest.MonkeyPatch.context() as patch:
         own_folders(patch, folder / "own")
-        with worker(folder / "one", *ONE_THREAD) as one:
-            yield one
+        with worker(folder / "one", *ONE_THREAD) as first:
+            yield first
 
 
 @pytest.fixture(scope="module")
@@ -53,39 +53,43 @@ def plain(requests: list[Request]) -> list[list[int]]:
         return [Scheduler(single).run([request])[0] for request in requests]
 
 
-def test_answers_are_those_of_one_device(one: Worker, requests: list[Request], plain: list[list[int]]) -> None:
+def test_answers_are_those_of_one_device(one_worker: Worker, requests: list[Request], plain: list[list[int]]) -> None:
     """Times of steps are there, and the worker was granted the memory of two contexts."""
-    with deployed(one, MODEL_PATH, tensor(1, 1), replace(GROUPS, groups=1)) as single:
-        granted = single.memory_bytes[one.address]
+    with deployed(one_worker, MODEL_PATH, tensor(1, 1), replace(GROUPS, groups=1)) as single:
+        granted = single.memory_bytes[one_worker.address]
         assert type(single.engine) is DistributedEngine
-    with deployed(one, MODEL_PATH, tensor(1, 1), GROUPS) as deployment:
+    with deployed(one_worker, MODEL_PATH, tensor(1, 1), GROUPS) as deployment:
         engine = deployment.engine
         assert isinstance(engine, GroupedEngine)
         assert Scheduler(engine).run(requests) == plain
         assert [rank["decode"].steps > 0 for rank in engine.times()] == [True, True]
         assert engine.links == {1: "tcp"}
         context_bytes = engine.memory.parts["KV cache"] // 2
-        assert deployment.memory_bytes[one.address] - granted >= context_bytes // 2  # of half of the heads, or more
+        assert (
+            deployment.memory_bytes[one_worker.address] - granted >= context_bytes // 2
+        )  # of half of the heads, or more
 
 
-def test_a_plan_says_how_many_groups_there_are(one: Worker, requests: list[Request], plain: list[list[int]]) -> None:
-    plan = replace(plan_for(MODEL_PATH, [one], tensor(1, 1)), microbatches=2)
-    with deployed(one, MODEL_PATH, {}, replace(GROUPS, groups=None), plan=plan) as deployment:
+def test_a_plan_says_how_many_groups_there_are(
+    one_worker: Worker, requests: list[Request], plain: list[list[int]]
+) -> None:
+    plan = replace(plan_for(MODEL_PATH, [one_worker], tensor(1, 1)), microbatches=2)
+    with deployed(one_worker, MODEL_PATH, {}, replace(GROUPS, groups=None), plan=plan) as deployment:
         assert isinstance(deployment.engine, GroupedEngine)
         assert Scheduler(deployment.engine).run(requests) == plain
 
 
 def test_groups_are_for_ranks_that_share_every_layer(
-    one: Worker, requests: list[Request], plain: list[list[int]]
+    one_worker: Worker, requests: list[Request], plain: list[list[int]]
 ) -> None:
     """Stages have one of their own kind for each; and one request alone makes no two groups."""
-    with deployed(one, MODEL_PATH, pipeline(1, 1), GROUPS) as deployment:
+    with deployed(one_worker, MODEL_PATH, pipeline(1, 1), GROUPS) as deployment:
         assert type(deployment.engine) is DistributedEngine
         assert (deployment.engine.contexts, deployment.engine.sequences) == (1, 4)
         assert Scheduler(deployment.engine).run(requests) == plain
     with (
         pytest.raises(EngineError, match="2 groups need as many sequences, and there is 1"),
-        deployed(one, MODEL_PATH, tensor(1, 1), replace(GROUPS, sequences=1)),
+        deployed(one_worker, MODEL_PATH, tensor(1, 1), replace(GROUPS, sequences=1)),
     ):
         pass
 

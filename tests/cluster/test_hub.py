@@ -52,8 +52,8 @@ class Client:
 
     def __init__(self, stand_in: Hub, home: Path) -> None:
         self.cache = home / "hub"
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k.lower()}
-        self.env = kept | {"HF_ENDPOINT": stand_in.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+        saved = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k.lower()}
+        self.env = saved | {"HF_ENDPOINT": stand_in.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
 
     def start(self, *args: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "apps.cli", "model", *args]

@@ -25,9 +25,9 @@ QUESTIONS = ("My name is Ada.", "What is my name?")
 @pytest.fixture
 def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     own_folders(monkeypatch, tmp_path / "own")
-    made = Network(tmp_path, monkeypatch)
-    with made.stack:
-        yield made
+    built = Network(tmp_path, monkeypatch)
+    with built.stack:
+        yield built
 
 
 @pytest.fixture(scope="module")

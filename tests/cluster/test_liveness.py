@@ -31,21 +31,21 @@ class Quiet:
 def test_what_is_said_and_when(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     busy, pi, nas = [True], Quiet("pi"), Quiet("nas")
-    one = LivenessMonitor(lambda: cast(Any, [pi, nas]), said.append, lambda: busy[0])
-    one.close()  # this test looks
+    first = LivenessMonitor(lambda: cast(Any, [pi, nas]), said.append, lambda: busy[0])
+    first.close()  # this test looks
     silence_s = (0.9, 2.4, 2.6, 3.1, 5.1, 5.3, 11.0, 11.5, 0.2, 0.7)
     for pi.silent_s in silence_s:
-        one.look()
+        first.look()
     assert said == [
         *(f"waiting for pi: no answer for {seconds} s" for seconds in (3, 5, 11)),
         "pi answers again",
     ]
     said.clear()
     busy[0], nas.silent_s = False, 40.0
-    one.look()
+    first.look()
     assert said == []  # at the prompt nobody waits
     busy[0] = True
-    one.look()
+    first.look()
     assert said == ["waiting for nas: no answer for 40 s"]
 
 
@@ -53,30 +53,30 @@ def test_when_it_is_given_up() -> None:
     """Not by the looks after this process has stood still itself: what was said meanwhile is heard a moment later."""
     pi, nas = Quiet("pi"), Quiet("nas")
     lost: list[Any] = []
-    one = LivenessMonitor(lambda: cast(Any, [pi, nas]), lambda line: None, lost=lost.append)
-    one.close()  # this test looks
-    looks = round(liveness.LOST_S / (HEARTBEAT_S / 2))
-    for pi.silent_s in (60.0, 60.1, 0.0, *(0.1 * i for i in range(1, looks))):
-        one.look()
+    first = LivenessMonitor(lambda: cast(Any, [pi, nas]), lambda line: None, lost=lost.append)
+    first.close()  # this test looks
+    checks = round(liveness.LOST_S / (HEARTBEAT_S / 2))
+    for pi.silent_s in (60.0, 60.1, 0.0, *(0.1 * i for i in range(1, checks))):
+        first.look()
     assert lost == []
     pi.silent_s = liveness.LOST_S
-    one.look()
+    first.look()
     assert lost == [pi]
     idle = LivenessMonitor(lambda: cast(Any, [nas]), lambda line: None, lambda: False, lost.append)
     idle.close()
-    for nas.silent_s in range(1, 3 * looks):
+    for nas.silent_s in range(1, 3 * checks):
         idle.look()
     assert lost == [pi]  # nobody waits for nas
 
 
 def test_a_device_that_stays_silent_is_given_up_once_in_a_while() -> None:
     """Not at every look: what follows takes longer than that."""
-    pi, lost, looks = Quiet("pi"), [], round(liveness.LOST_S / (HEARTBEAT_S / 2))
-    one = LivenessMonitor(lambda: cast(Any, [pi]), lambda line: None, lost=lost.append)
-    one.close()  # this test looks
-    for i in range(1, 3 * looks + 1):
+    pi, lost, checks = Quiet("pi"), [], round(liveness.LOST_S / (HEARTBEAT_S / 2))
+    first = LivenessMonitor(lambda: cast(Any, [pi]), lambda line: None, lost=lost.append)
+    first.close()  # this test looks
+    for i in range(1, 3 * checks + 1):
         pi.silent_s = float(i)
-        one.look()
+        first.look()
     assert lost == [pi] * 3
 
 
@@ -100,11 +100,11 @@ def test_a_session_that_is_over_is_not_silent(tmp_path: Path, monkeypatch: pytes
 
 def test_a_process_that_is_stopped_is_heard_no_more_and_then_again(tmp_path: Path) -> None:
     with (
-        worker(tmp_path, "--threads", "1") as one,
-        one.remote() as remote,
-        sessions([remote], 1, secret=SECRET) as held,
+        worker(tmp_path, "--threads", "1") as first,
+        first.remote() as remote,
+        sessions([remote], 1, secret=SECRET) as current,
     ):
-        (session,) = held
+        (session,) = current
         stand_still(session.pid)
         until(lambda: session.silent_s > liveness.SILENT_S, "silence")
         os.kill(session.pid, signal.SIGCONT)
@@ -122,19 +122,19 @@ def test_a_person_is_told(command: str, tmp_path: Path, monkeypatch: pytest.Monk
         "chat": ("-p", "Hello", "--grammar", grammar, "--context", "4096"),
         "bench": ("--prompt-tokens", "8", "--gen-tokens", "200", "--repeats", "1000"),
     }[command]
-    with worker(tmp_path / "w", "--name", "pi", "--threads", "1") as one:
+    with worker(tmp_path / "w", "--name", "pi", "--threads", "1") as first:
         how = ("--threads", "1", "--parallel", "pipeline", "--shares", "1,1")
-        process = start_edge(command, *options, "--workers", one.address, *how)
+        process = start_edge(command, *options, "--workers", first.address, *how)
         hang = threading.Timer(HANG_S, process.kill)  # what says nothing of it goes on for ever
         try:
             assert process.stderr is not None
-            until(lambda: len(one.children()) == 1, "the rank's process")
+            until(lambda: len(first.children()) == 1, "the rank's process")
             if command == "chat":
                 assert process.stdout is not None
                 assert process.stdout.read(1)  # it answers
             else:
-                until(lambda: one.children()[0].cpu_times().user > 0.5, "a rank that computes")
-            one.children()[0].suspend()
+                until(lambda: first.children()[0].cpu_times().user > 0.5, "a rank that computes")
+            first.children()[0].suspend()
             lines = iter(process.stderr.readline, b"")
             said = {
                 "chat": rb"edge[ a-z]*: pi was lost \(stood still for 1.5 s\): going on with this device.*\n",
@@ -146,4 +146,4 @@ def test_a_person_is_told(command: str, tmp_path: Path, monkeypatch: pytest.Monk
             hang.cancel()
             process.kill()
             process.communicate()
-        until(lambda: not one.children(), "the end of the rank")
+        until(lambda: not first.children(), "the end of the rank")

@@ -68,9 +68,9 @@ class Decoding:
 
 def pid_of(deployment: Deployment, rank: int) -> int:
     """The engine process of a rank."""
-    found = deployment._by_rank[rank].pid
-    assert found > 0
-    return found
+    result = deployment._by_rank[rank].pid
+    assert result > 0
+    return result
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_a_worker_that_is_lost_while_it_loads(
         plan = plan_for(MODEL_PATH, [doomed, two[1]], how)
         done: list[float] = []
 
-        def progress(now: float, of: float) -> None:
-            done.append(now / of)
-            if now / of < when or doomed.process.poll() is not None:
+        def progress(now: float, total: float) -> None:
+            done.append(now / total)
+            if now / total < when or doomed.process.poll() is not None:
                 return
             if what == "daemon":
                 doomed.kill()
@@ -204,14 +204,14 @@ with Deployment(Fleet(sys.argv[2:]), plan, file, EngineOptions(threads=1, contex
 @pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
 def test_an_owner_that_is_killed(two: list[Worker], parallel: str) -> None:
     """Its ranks end, whatever they wait for."""
-    command = [sys.executable, "-c", OWNER, parallel, *(one.address for one in two)]
+    command = [sys.executable, "-c", OWNER, parallel, *(item.address for item in two)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as owner:
         assert owner.stdout is not None
         while owner.stdout.readline() != "20\n":
             assert owner.poll() is None
-        children = [child for one in two for child in one.children()]
+        children = [child for item in two for child in item.children()]
         assert len(children) == 2
         owner.kill()
     until(lambda: not any(map(running, children)), "the end of its engine processes")
-    with Fleet([one.address for one in two]) as fleet:
+    with Fleet([item.address for item in two]) as fleet:
         idle(two, fleet)

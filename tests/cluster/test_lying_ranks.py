@@ -86,7 +86,7 @@ def lying(deployment: Deployment, change: Callable[[Any], None] | None = None, p
 
 
 def test_times_that_are_none(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "WORD_S", 0.02)  # nobody else has a word to say
+    monkeypatch.setattr(session, "REASON_S", 0.02)  # nobody else has a word to say
     with deployed(two[:1], MODEL_PATH, pipeline(1, 1)) as deployment:
         for answer in ANSWERS:
             with lying(deployment, payload=answer), pytest.raises((EdgeError, TransportError)) as caught:
@@ -97,13 +97,13 @@ def test_times_that_are_none(two: list[Worker], monkeypatch: pytest.MonkeyPatch)
 
 
 def test_logits_of_tokens_that_are_none(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "WORD_S", 0.02)  # nobody else has a word to say
+    monkeypatch.setattr(session, "REASON_S", 0.02)  # nobody else has a word to say
     with deployed(two[:1], MODEL_PATH, pipeline(1, 1)) as deployment:
         engine = deployment.engine
         for position, where in enumerate((-1, 1 << 20)):
 
-            def change(found: Any) -> None:
-                found[0, 1] = where  # noqa: B023
+            def change(result: Any) -> None:
+                result[0, 1] = where  # noqa: B023
 
             with lying(deployment, change):
                 with pytest.raises(ProtocolError, match=r"rank 1 \(one\) sent logits of tokens it has not"):

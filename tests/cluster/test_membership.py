@@ -97,9 +97,9 @@ def test_a_worker_that_is_told_to_end_is_left_between_two_steps(
 def test_a_worker_is_left_while_nobody_asks(two: list[Worker], undisturbed: list[str]) -> None:
     with supervised(two, plan_for(MODEL_PATH, two, pipeline(1, 1, 1))) as model:
         engines = replacements(model)
-        for one, left in zip(two, (2, 1), strict=True):
-            one.process.send_signal(signal.SIGTERM)
-            assert one.process.wait(60) == 0
+        for item, left in zip(two, (2, 1), strict=True):
+            item.process.send_signal(signal.SIGTERM)
+            assert item.process.wait(60) == 0
             until(lambda: len(model.names) == left, "the end of the move")  # noqa: B023
         assert answers(model.engine, {}) == undisturbed
         assert engines.recoveries == 0
@@ -125,11 +125,11 @@ def test_a_worker_that_is_there_again_is_taken_between_answers(
 def test_who_ends_waits_for_no_look_at_who_is_there(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "OFFER_S", 0.0)
     monkeypatch.setattr(watch, "QUIET_S", 0.0)
-    looks, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+    checks, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     @contextmanager
     def reachable(_: Cluster, **__: Any) -> Iterator[tuple[None, list[str]]]:
-        looks.set()
+        checks.set()
         assert may_end.wait(60)
         ended.set()
         yield None, []
@@ -137,7 +137,7 @@ def test_who_ends_waits_for_no_look_at_who_is_there(two: list[Worker], monkeypat
     with supervised(two, plan_for(MODEL_PATH, two, pipeline(1, 1, 1))) as model:
         assert answers(model.engine, {7: two[1].kill})
         monkeypatch.setattr(watch, "reachable", reachable)
-        until(looks.is_set, "a look at who is there")
+        until(checks.is_set, "a look at who is there")
     assert not ended.is_set()
     may_end.set()
     until(ended.is_set, "the end of the look")
@@ -146,7 +146,7 @@ def test_who_ends_waits_for_no_look_at_who_is_there(two: list[Worker], monkeypat
 def test_a_device_that_became_slow_is_named(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "LOOK_S", 0.02)
     monkeypatch.setattr(watch, "REST_S", 0.05)
-    clock, heard = Clock(1e-3).of(monkeypatch, shard), Heard()  # rank 0 takes as long as it says
+    clock, heard = Clock(1e-3).install(monkeypatch, shard), Heard()  # rank 0 takes as long as it says
     plan = plan_for(MODEL_PATH, two[:1], pipeline(1, 1))
     with supervised(two[:1], plan, steps=heard) as model:
         engine, members = model.engine, model.watch
@@ -169,21 +169,21 @@ def test_a_device_that_became_slow_is_named_where_nobody_is_ever_quiet(
     monkeypatch.setattr(watch, "LOOK_S", 0.02)
     monkeypatch.setattr(watch, "REST_S", 3600.0)
     monkeypatch.setattr(watch, "BUSY_S", 0.05)
-    clock, heard = Clock(1e-3).of(monkeypatch, shard), Heard()
+    clock, heard = Clock(1e-3).install(monkeypatch, shard), Heard()
     plan, options = plan_for(MODEL_PATH, two[:1], pipeline(1, 1)), replace(OPTIONS, sequences=2)
     with supervised(two[:1], plan, options, steps=heard) as model, Scheduler(model.engine) as scheduler:
         members = model.watch
         assert members is not None
 
         def ask_until(is_true: Callable[[], bool], what: str) -> None:
-            def asked() -> bool:
+            def drains() -> bool:
                 while scheduler.busy and not is_true():
                     scheduler.step()
                 for _ in range(options.sequences):
                     scheduler.add(Request([5, 6, 7], 100, GREEDY, ends=False))
                 return is_true()
 
-            until(asked, what)
+            until(drains, what)
 
         ask_until(lambda: members.slow.windows >= IN_A_ROW, "what to expect")
         assert not any("this device" in line for line in heard.lines)
@@ -194,15 +194,19 @@ def test_a_device_that_became_slow_is_named_where_nobody_is_ever_quiet(
 
 def test_who_leaves_takes_nothing_new_and_ends_when_told_again(two: list[Worker]) -> None:
     plan = plan_for(MODEL_PATH, two[:1], pipeline(1, 1))
-    one, file = two[0], GgufFile.open(MODEL_PATH)
-    with one.remote() as remote, Fleet([one.address]) as fleet, Deployment(fleet, plan, file, OPTIONS) as deployment:
-        one.process.send_signal(signal.SIGTERM)
+    first, file = two[0], GgufFile.open(MODEL_PATH)
+    with (
+        first.remote() as remote,
+        Fleet([first.address]) as fleet,
+        Deployment(fleet, plan, file, OPTIONS) as deployment,
+    ):
+        first.process.send_signal(signal.SIGTERM)
         until(lambda: deployment.leaving == ["one"], "word of it")
         assert deployment.engine.decode([5], 0).size  # it serves meanwhile
         assert remote.describe()[1].leaving
         with pytest.raises(Refused, match="takes no new session"), sessions([remote], 1):
             pass
         with pytest.raises(Refused, match="about to end and takes nothing new"):
-            Fleet([one.address])
-        one.process.send_signal(signal.SIGTERM)
-        assert one.process.wait(60) == 0
+            Fleet([first.address])
+        first.process.send_signal(signal.SIGTERM)
+        assert first.process.wait(60) == 0

@@ -43,40 +43,40 @@ def prompt(engine: TextEngine) -> list[int]:
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_a_moved_conversation_goes_on_with_the_same_tokens(one: Worker, plan: dict[str, Any]) -> None:
+def test_a_moved_conversation_goes_on_with_the_same_tokens(one_worker: Worker, plan: dict[str, Any]) -> None:
     """From one device to several and back. Each holds the history that the others computed."""
     with ExitStack() as stack:
         single = stack.enter_context(Engine(MODEL_PATH, OPTIONS))
         other = stack.enter_context(Engine(MODEL_PATH, OPTIONS))
-        spread = stack.enter_context(deployed(one, MODEL_PATH, plan)).engine
+        spread = stack.enter_context(deployed(one_worker, MODEL_PATH, plan)).engine
         undisturbed = Slot(single)
-        wanted = greedy(undisturbed, prompt(single), 64)
+        expected = greedy(undisturbed, prompt(single), 64)
         slot = Slot(other)
-        found = greedy(slot, prompt(other), 21)
+        result = greedy(slot, prompt(other), 21)
         moved = move(slot, spread)
         assert moved.tokens == slot.tokens
-        found += greedy(moved, found[-1:], 22)
+        result += greedy(moved, result[-1:], 22)
         assert moved.computed == 1
         back = move(moved, other)
-        found += greedy(back, found[-1:], 21)
+        result += greedy(back, result[-1:], 21)
         assert back.computed == 1
-        assert found == wanted
+        assert result == expected
 
 
 @pytest.mark.parametrize("plan", [pipeline(1, 1), tensor(3, 2, 1)], ids=str)
-def test_each_rank_keeps_its_part_and_finds_it_again(one: Worker, tmp_path: Path, plan: dict[str, Any]) -> None:
-    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
-    options = replace(OPTIONS, batch=1, prefixes=kept)  # other kernels compute several rows, to other last bits
+def test_each_rank_keeps_its_part_and_finds_it_again(one_worker: Worker, tmp_path: Path, plan: dict[str, Any]) -> None:
+    saved = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    options = replace(OPTIONS, batch=1, prefixes=saved)  # other kernels compute several rows, to other last bits
     answers = []
     for removed in (False, False, True):
         if removed:  # this rank then has fewer than the others
-            for file in kept.folder.glob("*.kv"):
+            for file in saved.folder.glob("*.kv"):
                 file.unlink()
-        with deployed(one, MODEL_PATH, plan, options) as deployment:
+        with deployed(one_worker, MODEL_PATH, plan, options) as deployment:
             slot = Slot(deployment.engine)
-            found = greedy(slot, prompt(deployment.engine), 40)
+            result = greedy(slot, prompt(deployment.engine), 40)
             slot.keep()
-            answers.append((found, slot.restored))
+            answers.append((result, slot.restored))
     (first, nothing), (second, all_), (third, fewer) = answers
     assert first == second == third
     assert nothing == 0
@@ -86,8 +86,8 @@ def test_each_rank_keeps_its_part_and_finds_it_again(one: Worker, tmp_path: Path
 
 def test_a_worker_keeps_nothing_where_it_is_told_so(tmp_path: Path) -> None:
     """And the others then have no use for what they keep."""
-    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
-    options = replace(OPTIONS, prefixes=kept)
+    saved = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    options = replace(OPTIONS, prefixes=saved)
     with worker(tmp_path / "w", "--threads", "1", "--prefix-cache", "0") as forgetful:
         for _ in range(2):
             with deployed(forgetful, MODEL_PATH, pipeline(1, 1), options) as deployment:
@@ -95,4 +95,4 @@ def test_a_worker_keeps_nothing_where_it_is_told_so(tmp_path: Path) -> None:
                 greedy(slot, prompt(deployment.engine), 40)
                 slot.keep()
                 assert slot.restored == 0
-    assert any(kept.folder.glob("*.kv"))
+    assert any(saved.folder.glob("*.kv"))

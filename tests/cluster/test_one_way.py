@@ -42,7 +42,7 @@ def by_command(workers: list[Worker], heard: Heard, use: Use, patch: pytest.Monk
 
     patch.setattr(chat, "_answer_once", answered)
     patch.setattr(ShownSteps, "say", lambda _, line: heard.say(line))
-    there = ",".join(one.address for one in workers)
+    there = ",".join(worker.address for worker in workers)
     options = ("--threads", "1", "--context", "512", "--draft", "off", "--prefix-cache", "0")
     assert main("chat", "-p", "Hi", "--workers", there, *options) == 0
 
@@ -50,7 +50,7 @@ def by_command(workers: list[Worker], heard: Heard, use: Use, patch: pytest.Monk
 def by_program(workers: list[Worker], heard: Heard, use: Use, patch: pytest.MonkeyPatch) -> None:
     """`edge.plan` and `edge.deploy`."""
     options = edge.PlanOptions(context=512, concurrency=1, threads=1)
-    with edge.Cluster([one.address for one in workers]) as cluster:
+    with edge.Cluster([worker.address for worker in workers]) as cluster:
         choice = edge.plan(None, cluster, options=options)
         with edge.deploy(choice, cluster, steps=heard) as model:
             use(model.engine)
@@ -59,9 +59,9 @@ def by_program(workers: list[Worker], heard: Heard, use: Use, patch: pytest.Monk
 @pytest.fixture
 def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     own_folders(monkeypatch, tmp_path / "own")
-    made = Network(tmp_path, monkeypatch, is_shared=False)
-    with made.stack:
-        yield made
+    built = Network(tmp_path, monkeypatch, is_shared=False)
+    with built.stack:
+        yield built
 
 
 @pytest.fixture(scope="module")
@@ -74,22 +74,22 @@ def undisturbed() -> list[str]:
 def test_a_loss_a_return_and_a_slow_device(
     route: Route, network: Network, undisturbed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = network.start("one", ONE), network.start("two", TWO)
+    first, two = network.start("one", ONE), network.start("two", TWO)
     in_use: dict[str, float] = {}
     network.times_in_use(in_use)
     heard = Heard()
 
     def use(engine: TextEngine) -> None:
-        assert greedy_answers(engine, QUESTIONS, 16, {3: one.kill}) == undisturbed  # on the faster worker, then lost
+        assert greedy_answers(engine, QUESTIONS, 16, {3: first.kill}) == undisturbed  # on the faster worker, then lost
         [lost] = heard.lines
         assert re.fullmatch(r"(one|a device) was lost \(.+\): going on with this device and two", lost)
 
-        network.start("one", ONE, listen=one.address)
+        network.start("one", ONE, listen=first.address)
         until(lambda: len(heard.lines) > 1, "the worker that is back")
         assert heard.lines[1:] == ["one is there again: going on with this device and one"]
         assert greedy_answers(engine, QUESTIONS, 16, {}) == undisturbed
 
-        in_use[one.address] = SLOWED
+        in_use[first.address] = SLOWED
 
         def is_reported() -> bool:
             engine.kv_clear()
@@ -102,5 +102,5 @@ def test_a_loss_a_return_and_a_slow_device(
         assert re.fullmatch(r"one computes \d+\.\d times as long as it did: going on with this device and two", slow)
         assert greedy_answers(engine, QUESTIONS, 16, {}) == undisturbed
 
-    route([one, two], heard, use, monkeypatch)
+    route([first, two], heard, use, monkeypatch)
     assert len(heard.lines) == 3

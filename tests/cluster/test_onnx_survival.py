@@ -20,7 +20,7 @@ import pytest
 
 import edge
 from edge.cluster.deployment import DEFAULT_EXCHANGE
-from edge.cluster.failures import is_loss, lost_words
+from edge.cluster.failures import is_loss, loss_reason
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import RemoteSession
 from edge.deployment.deployed_network import DeployedNetwork
@@ -115,7 +115,7 @@ def deployed(
     choice: PlanChoice | None = None,
 ) -> Iterator[DeployedNetwork]:
     """A stage on each of the workers. Nothing of it is left at the end."""
-    addresses = [one.address for one in workers]
+    addresses = [item.address for item in workers]
     plan = model.plan(addresses, at(model, *(4, 9)[: len(workers) - 1]))
     choice = choice or PlanChoice(model.file.path, plan, "at first", keeps_off=True)
     with edge.Cluster(addresses) as cluster:
@@ -225,8 +225,8 @@ def test_all_are_lost_and_this_device_goes_on_alone(several: OnnxSource, tmp_pat
                 same(result.outputs, whole(several.file.model, mixed_feeds(1, i)))
                 done += 1
                 if done == 20:
-                    for one in doomed:
-                        one.kill()
+                    for item in doomed:
+                        item.kill()
             assert done == 50
             assert deployment.plan.devices == (LOCAL,)
             assert deployment.why == "no other device answers"
@@ -241,10 +241,10 @@ def test_the_planner_decides_over_those_that_answer(three: list[Worker], several
     """And a person whose plan it was is told."""
     lines, labels = Lines(), []
     lines._at = labels.append
-    given = several.plan([one.address for one in three], at(several, 4, 9))
-    choice = PlanChoice(several.file.path, given, "as plan.json says", is_given=True)
+    provided = several.plan([item.address for item in three], at(several, 4, 9))
+    choice = PlanChoice(several.file.path, provided, "as plan.json says", is_given=True)
     with deployed(several, three, lines, plan_again=None, choice=choice) as deployment:
-        assert deployment.plan == given
+        assert deployment.plan == provided
         same(deployment.pipeline.run(mixed_feeds()).outputs, whole(several.file.model, mixed_feeds()))
         os.kill(sessions(deployment)[1].pid, signal.SIGKILL)
         same(deployment.pipeline.run(mixed_feeds()).outputs, whole(several.file.model, mixed_feeds()))
@@ -300,9 +300,9 @@ def test_what_is_a_loss(error: Exception, lost: bool) -> None:
 
 
 def test_the_words_for_it() -> None:
-    assert lost_words(["pi"], LinkClosed("pi went away")) == "pi was lost (went away)"
-    assert lost_words(["pi", "nas"], WorkerError("nas: it ended")) == "pi and nas were lost (it ended)"
-    assert lost_words([], LinkClosed("rank 2 closed the link")) == "a device was lost (rank 2 closed the link)"
+    assert loss_reason(["pi"], LinkClosed("pi went away")) == "pi was lost (went away)"
+    assert loss_reason(["pi", "nas"], WorkerError("nas: it ended")) == "pi and nas were lost (it ended)"
+    assert loss_reason([], LinkClosed("rank 2 closed the link")) == "a device was lost (rank 2 closed the link)"
 
 
 # -------------------------------------------------------------------------------------------------------- where it ends
@@ -368,13 +368,13 @@ def test_devices_that_are_lost_again_and_again(three: list[Worker], several: Onn
 def test_a_program_hardly_notices(three: list[Worker], tmp_path: Path) -> None:
     model = owned(residual(), tmp_path / "residual.onnx")
     lines = Lines()
-    with edge.Cluster([one.address for one in three[:2]]) as cluster:
-        plan = model.plan([one.address for one in three[:2]], at(model, 5))
+    with edge.Cluster([item.address for item in three[:2]]) as cluster:
+        plan = model.plan([item.address for item in three[:2]], at(model, 5))
         choice = edge.PlanChoice(model.file.path, plan, "by hand", options=edge.PlanOptions(dims={"batch": 1}))
         with edge.deploy_onnx(choice, cluster, steps=lines) as network:
             outputs = network.map((images(1, i) for i in range(40)), in_flight=4)
-            for i, found in enumerate(outputs):
-                same(found, whole(model.file.model, images(1, i)))
+            for i, output in enumerate(outputs):
+                same(output, whole(model.file.model, images(1, i)))
                 if i == 15:
                     for child in three[1].children():
                         child.kill()

@@ -34,7 +34,7 @@ PAIRS = [
     (pipeline(1, 1), stages(1, 2)),
     (pipeline(1, 1, 1), pipeline(1, 1, 1)),  # a worker that is in both
 ]
-Asked = list[tuple[list[int], list[int]]]
+Cases = list[tuple[list[int], list[int]]]
 
 
 @pytest.fixture(scope="module")
@@ -43,29 +43,31 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def asked(model: Path) -> Asked:
+def cases(model: Path) -> Cases:
     """Prompts and their answers on one device, each token of which leads clearly."""
-    rng, found = random.Random(5), Asked()
+    rng, result = random.Random(5), Cases()
     with Engine(model, OPTIONS) as whole:
-        while len(found) < 4:
+        while len(result) < 4:
             prompt = [rng.randrange(3, 512) for _ in range(rng.choice((25, 40, 60)))]
             answer, lead = greedy(whole, prompt)
             if lead > CLEAR:
-                found.append((prompt, answer))
-    return found
+                result.append((prompt, answer))
+    return result
 
 
-def answer(engine: Any, asked: Asked, n: int) -> list[list[int]]:
+def answer(engine: Any, request: Cases, n: int) -> list[list[int]]:
     """The answers to the first `n` prompts, asked at once; none may be lost."""
     with Scheduler(engine, keep=True) as scheduler:
-        told: dict[int, list[int]] = {scheduler.add(Request(one, LONGEST, ends=False)): [] for one, _ in asked[:n]}
+        message: dict[int, list[int]] = {
+            scheduler.add(Request(first, LONGEST, ends=False)): [] for first, _ in request[:n]
+        }
         ends = []
         for _ in range(MOST_STEPS):
             for event in scheduler.step() if scheduler.busy else ():
-                told[event.request] += [event.token_id] if event.token_id is not None else []
+                message[event.request] += [event.token_id] if event.token_id is not None else []
                 ends += [event.finish_reason] if event.finish_reason is not None else []
         assert ends == ["length"] * n
-        return list(told.values())
+        return list(message.values())
 
 
 def with_fault(here: Cluster, rng: random.Random) -> None:
@@ -76,19 +78,19 @@ def with_fault(here: Cluster, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(some(14, 200)))
-def test_no_answer_is_lost_whoever_is(seed: int, model: Path, asked: Asked, tmp_path: Path) -> None:
+def test_no_answer_is_lost_whoever_is(seed: int, model: Path, cases: Cases, tmp_path: Path) -> None:
     rng = random.Random(seed)
     decode, prefill = PAIRS[seed % len(PAIRS)]
-    rng.shuffle(asked := list(asked))
+    rng.shuffle(cases := list(cases))
     with cluster(model, tmp_path, 3) as here, here.running(decode, OPTIONS, prefill) as engine:
         with_fault(here, rng)
         for _ in range(2):  # again, with what is left
             n = rng.randint(1, 2)
-            assert answer(engine, asked, n) == [tokens for _, tokens in asked[:n]], here.said
+            assert answer(engine, cases, n) == [tokens for _, tokens in cases[:n]], here.said
 
 
 def test_a_lost_placement_of_prompts_is_said_and_left(
-    model: Path, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, cases: Cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[bool] = []
     begin = PrefillPlacement.begin
@@ -102,7 +104,7 @@ def test_a_lost_placement_of_prompts_is_said_and_left(
     with cluster(model, tmp_path, 1) as here, here.running(ALONE, OPTIONS, pipeline(1, 1)) as engine:
         here.fault(here.others[0], Fault(1, "kill"))
         for _ in range(2):
-            assert answer(engine, asked, 1) == [asked[0][1]]
+            assert answer(engine, cases, 1) == [cases[0][1]]
         [line] = here.said
         assert line.startswith("worker 1 was lost (")
         assert line.endswith("): prompts are computed by this device from now on")
@@ -110,10 +112,10 @@ def test_a_lost_placement_of_prompts_is_said_and_left(
         assert engine.replacements.recoveries == 0
 
 
-def test_a_lost_device_that_generates_is_replaced(model: Path, asked: Asked, tmp_path: Path) -> None:
+def test_a_lost_device_that_generates_is_replaced(model: Path, cases: Cases, tmp_path: Path) -> None:
     """By one that was in the placement of prompts alone: the plan is made again without phases."""
     with cluster(model, tmp_path, 2) as here, here.running(pipeline(1, 1), OPTIONS, pipeline(1, 1)) as engine:
         here.fault(here.others[0], Fault(4, "kill"))
-        assert answer(engine, asked, 1) == [asked[0][1]]
+        assert answer(engine, cases, 1) == [cases[0][1]]
         assert engine.replacements.recoveries == 1
         assert "going on with this device and worker 2" in here.said[0]

@@ -62,17 +62,17 @@ def undisturbed() -> list[str]:
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens of the prompts that the placement of prompts took."""
-    taken: list[int] = []
+    used: list[int] = []
     begin = PrefillPlacement.begin
 
     def noted(placement: PrefillPlacement, tokens: Any, n_held: int, *about: Any, keep: bool) -> Any:
         prompt = begin(placement, tokens, n_held, *about, keep=keep)
         if prompt is not None:
-            taken.append(len(tokens) - n_held)
+            used.append(len(tokens) - n_held)
         return prompt
 
     monkeypatch.setattr(PrefillPlacement, "begin", noted)
-    return taken
+    return used
 
 
 PAIRS = [
@@ -136,17 +136,17 @@ def test_memory_is_that_of_both_placements(two: list[Worker], monkeypatch: pytes
     needs: list[dict[str, int]] = []
     check = preflight.check_memory
 
-    def checked(fleet: Any, asked: Any, remedy: str) -> None:
-        asked = list(asked)
+    def checked(fleet: Any, request: Any, remedy: str) -> None:
+        request = list(request)
         needs.append({})
-        for address, parts in asked:
+        for address, parts in request:
             needs[-1][address] = needs[-1].get(address, 0) + sum(parts.values())
-        check(fleet, asked, remedy)
+        check(fleet, request, remedy)
 
     monkeypatch.setattr(preflight, "check_memory", checked)
     address = two[0].address
     with supervised(two[:1], with_prefill(two[:1], pipeline(1, 1), tensor(1, 1))):
-        together, first, second = (one[address] for one in needs)
+        together, first, second = (need[address] for need in needs)
     assert together == first + second
     with Cluster([address], needs_all=True) as cluster:
         assert cluster.fleet is not None
@@ -188,6 +188,8 @@ def test_own_options_hold_in_both_placements(two: list[Worker]) -> None:
     plan = with_prefill(two, pipeline(1, 1), tensor(1, 1))
     choice = PlanChoice(MODEL_PATH, plan, "as given").with_own(threads=3, memory=None)
     assert isinstance(choice.plan, Plan)
-    found = [[shard.threads for stage in one.stages for shard in stage.shards] for one in choice.plan.placements]
-    assert found == [[3, None], [3, None]]
+    results = [
+        [shard.threads for stage in placement.stages for shard in stage.shards] for placement in choice.plan.placements
+    ]
+    assert results == [[3, None], [3, None]]
     assert json.loads(json.dumps(choice.plan.to_json())) == choice.plan.to_json()

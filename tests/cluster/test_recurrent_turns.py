@@ -57,10 +57,10 @@ def test_turns_have_the_bits_of_one_device(arch: str, tmp_path: Path) -> None:
     assert computed == [len(QUESTION), len(NEXT), len(QUESTION) + 7 + len(NEXT), len(NEXT)]
     for how in (pipeline(5, 4), pipeline(0, 5, 4)):
         with ranks_here(model, how, OPTIONS, tmp_path) as stages:
-            found, in_stages = conversation(stages)
+            result, in_stages = conversation(stages)
         assert in_stages == computed
-        assert all(np.isfinite(logits).all() for logits in found)
-        assert all((f == e).all() for f, e in zip(found, expected, strict=True))
+        assert all(np.isfinite(logits).all() for logits in result)
+        assert all((f == e).all() for f, e in zip(result, expected, strict=True))
 
 
 @pytest.mark.parametrize("arch", ["lfm2", *thorough("qwen35", "falcon-h1")])
@@ -70,6 +70,6 @@ def test_turns_in_shards(arch: str, tmp_path: Path) -> None:
     with Engine(model, OPTIONS) as engine:
         expected, computed = conversation(engine)
     with ranks_here(model, tensor(2, 1), OPTIONS, tmp_path) as shards:
-        found, in_shards = conversation(shards)
+        result, in_shards = conversation(shards)
     assert in_shards == computed
-    assert max(float(np.abs(f - e).max() / e.std()) for f, e in zip(found, expected, strict=True)) < CLOSE[arch]
+    assert max(float(np.abs(f - e).max() / e.std()) for f, e in zip(result, expected, strict=True)) < CLOSE[arch]

@@ -32,7 +32,7 @@ from quant.wire import WIRES
 from tests.support.helpers import ROOT, TIMEOUT_S, stand_still, until
 from tests.support.links import start
 from tests.support.thorough import each_once
-from tests.support.trust import Cluster, held, shown
+from tests.support.trust import Cluster, membership_in, shown
 from tests.support.workers import SECRET, Worker, gone, served, sessions, stalled, worker
 from transport import edge_pb2 as pb
 from transport import grpc_link, rpc
@@ -57,18 +57,18 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
 @pytest.fixture
 def remotes(two: list[Worker]) -> Iterator[list[Remote]]:
     """Both, connected and idle."""
-    with two[0].remote() as one, two[1].remote() as other:
-        for remote in (one, other):
+    with two[0].remote() as first, two[1].remote() as other:
+        for remote in (first, other):
             until(lambda: not remote.describe()[1].sessions, "the end of earlier sessions")  # noqa: B023
-        yield [one, other]
+        yield [first, other]
 
 
 @pytest.fixture(scope="module")
 def demo(two: list[Worker], tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of the bundled model, which the first worker has."""
     digest = Digests(tmp_path_factory.mktemp("d")).file_digest(MODEL_PATH)
-    with two[0].remote() as one:
-        one.send_slice(whole(digest, MODEL_PATH.stat().st_size), MODEL_PATH, digest)
+    with two[0].remote() as remote:
+        remote.send_slice(whole(digest, MODEL_PATH.stat().st_size), MODEL_PATH, digest)
     return digest
 
 
@@ -102,8 +102,8 @@ def expected(n_ranks: int, n: int, wire: str, seed: int) -> bytes:
 def connect(session: RemoteSession, *peers: Peer, transport: str = "auto") -> None:
     """Tell one rank alone to connect."""
     fields = ("rank", "name", "host", "port", "tcp_port", "session")
-    given = [pb.Peer(**{field: getattr(peer, field) for field in fields}) for peer in peers]
-    session.tell(pb.Command(connect=pb.Connect(peers=given, transport=transport)))
+    provided = [pb.Peer(**{field: getattr(peer, field) for field in fields}) for peer in peers]
+    session.tell(pb.Command(connect=pb.Connect(peers=provided, transport=transport)))
 
 
 # Together.
@@ -126,10 +126,10 @@ def test_all_ranks_hold_the_same_sum(remotes: list[Remote], n_ranks: int, transp
             for n in (1, 1000, 40_000):
                 want = expected(n_ranks, n, wire, seed=n)
                 for algorithm in ALGORITHMS:
-                    found = allreduce(group, n, algorithm, wire, seed=n, repeats=2)
-                    assert [one.digest for one in found] == [want] * n_ranks, (algorithm, wire, n)
-                    assert {one.algorithm for one in found} == {found[0].algorithm}
-                    assert found[0].algorithm == algorithm or algorithm == "auto"
+                    result = allreduce(group, n, algorithm, wire, seed=n, repeats=2)
+                    assert [item.digest for item in result] == [want] * n_ranks, (algorithm, wire, n)
+                    assert {item.algorithm for item in result} == {result[0].algorithm}
+                    assert result[0].algorithm == algorithm or algorithm == "auto"
 
 
 def test_one_rank_alone(remotes: list[Remote]) -> None:
@@ -179,12 +179,12 @@ def test_auto_takes_the_way_that_is_open(
         high.answer()
         assert state.kind == {"tcp": "grpc", "grpc": "tcp"}[way]
         assert f"{way} failed: " in state.why
-        assert [one.digest for one in allreduce(group)] == [expected(2, 1000, "f32", 7)] * 2
+        assert [item.digest for item in allreduce(group)] == [expected(2, 1000, "f32", 7)] * 2
 
 
 def test_insecure_workers_reach_each_other_by_grpc(tmp_path: Path) -> None:
-    one = worker(tmp_path, "--insecure", listen="0.0.0.0:0")
-    with one as insecure, insecure.remote() as remote, sessions([remote], 2) as group:
+    first = worker(tmp_path, "--insecure", listen="0.0.0.0:0")
+    with first as insecure, insecure.remote() as remote, sessions([remote], 2) as group:
         for session in group:
             session.peer = replace(session.peer, host="0.0.0.0")  # an address that is not loopback, and arrives
         ((state,), _) = connect_all(group, "grpc")
@@ -193,7 +193,7 @@ def test_insecure_workers_reach_each_other_by_grpc(tmp_path: Path) -> None:
 
 
 def test_a_worker_of_ipv6(tmp_path: Path) -> None:
-    with worker(tmp_path, listen="[::1]:0") as one, one.remote() as remote:
+    with worker(tmp_path, listen="[::1]:0") as first, first.remote() as remote:
         for transport in ("tcp", "grpc"):
             with sessions([remote], 2) as group:
                 connect_all(group, transport)
@@ -281,7 +281,7 @@ def test_a_rank_is_dialled_by_each_lower_one_once(remotes: list[Remote], transpo
 def test_a_rank_is_the_device_that_was_named(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "c", time.time())
     cluster.joined("pi")
-    own = {name: shown(held(cluster.at(name))) for name in ("desk", "pi")}
+    own = {name: shown(membership_in(cluster.at(name))) for name in ("desk", "pi")}
     for claimed, why in (("desk", None), ("mallory", "rank 0 was to be mallory, it is desk")):
         for relayed in (False, True):
             door = tmp_path / f"door-{claimed}-{relayed}"
@@ -294,8 +294,8 @@ def test_a_rank_is_the_device_that_was_named(tmp_path: Path) -> None:
                 link = Dialler(0, SECRET, credentials=lambda: own["desk"], **how).dial(peer).link
             try:
                 if why is None:
-                    with listener.wait_for({0: claimed}, 5)[0] as found:
-                        assert found.peer == "rank 0"
+                    with listener.wait_for({0: claimed}, 5)[0] as result:
+                        assert result.peer == "rank 0"
                 else:
                     with pytest.raises(Refused, match=why):
                         listener.wait_for({0: claimed}, 5)
@@ -319,10 +319,10 @@ def at_the_door(door: Path, name: bytes) -> Link:
 
 
 def test_only_so_many_links(remotes: list[Remote]) -> None:
-    with sessions(remotes[:1], 1) as (one,), ExitStack() as stack:
+    with sessions(remotes[:1], 1) as (first,), ExitStack() as stack:
 
         def dialled() -> Link:
-            return stack.enter_context(grpc_link.dial(remotes[0].channel, "it", one.peer.session))
+            return stack.enter_context(grpc_link.dial(remotes[0].channel, "it", first.peer.session))
 
         def is_passed_on() -> bool:
             """Return whether the engine process itself refuses us, who begin with anything."""
@@ -362,11 +362,11 @@ def test_only_so_many_sessions(remotes: list[Remote]) -> None:
 
 def test_commands_that_fail_leave_the_session_as_it_was(remotes: list[Remote], demo: str) -> None:
     with sessions(remotes[:1], 2, QUICK) as group:
-        one, other = group
+        first, other = group
 
         def refused(words: str, error: str = "EdgeError", **command: Any) -> None:
             with pytest.raises(WorkerError, match=words) as caught:
-                one.ask(pb.Command(**command))
+                first.ask(pb.Command(**command))
             assert caught.value.error == error
 
         def options(**values: Any) -> dict[str, Any]:
@@ -401,8 +401,8 @@ def test_commands_that_fail_leave_the_session_as_it_was(remotes: list[Remote], d
         for session in group:
             with pytest.raises(WorkerError, match="'bus' is no allreduce"):
                 session.answer()
-        one.unload()  # nothing
-        loaded = one.load(demo, {"context": 64})
+        first.unload()  # nothing
+        loaded = first.load(demo, {"context": 64})
         assert (loaded.context, loaded.layers > 0, loaded.memory_bytes > 1 << 20) == (64, True, True)
         refused("loaded already", load=pb.Load(slice=demo))
         refused("loaded already", load=pb.Load(slice="0" * 64))
@@ -410,7 +410,7 @@ def test_commands_that_fail_leave_the_session_as_it_was(remotes: list[Remote], d
         assert (mine[0].slice, mine[0].memory_bytes) == (demo, loaded.memory_bytes)  # still what it was
         assert (mine[1].slice, mine[1].memory_bytes) == ("", 0)
         refused("no slice is loaded yet", time=pb.Time(rows=[1], steps=1))  # but a whole model
-        one.unload()
+        first.unload()
         refused("no slice is loaded yet", time=pb.Time(rows=[1], steps=1))
         assert [state.slice for state in remotes[0].describe()[1].sessions] == ["", ""]
         allreduce(group)  # and the links are as they were
@@ -418,8 +418,8 @@ def test_commands_that_fail_leave_the_session_as_it_was(remotes: list[Remote], d
 
 
 def test_answers_come_in_the_order_of_the_commands(remotes: list[Remote], demo: str) -> None:
-    with sessions(remotes[:1], 1) as (one,):
-        connect_all([one])
+    with sessions(remotes[:1], 1) as (first,):
+        connect_all([first])
         commands = [
             pb.Command(allreduce=pb.Allreduce(n_floats=1 << 20, wire="q8", repeats=20)),
             pb.Command(load=pb.Load(slice="0" * 64)),
@@ -428,32 +428,32 @@ def test_answers_come_in_the_order_of_the_commands(remotes: list[Remote], demo: 
             pb.Command(load=pb.Load(slice=demo, options={"context": 128})),
         ]
         for command in commands:
-            one.tell(command)
-        assert one.answer().WhichOneof("event") == "allreduced"
+            first.tell(command)
+        assert first.answer().WhichOneof("event") == "allreduced"
         with pytest.raises(WorkerError, match="is not in"):
-            one.answer()
-        assert one.answer().loaded.context == 64
-        assert one.answer().WhichOneof("event") == "unloaded"
-        assert one.answer().loaded.context == 128
+            first.answer()
+        assert first.answer().loaded.context == 64
+        assert first.answer().WhichOneof("event") == "unloaded"
+        assert first.answer().loaded.context == 128
 
 
 def test_a_load_that_fails_holds_nothing(remotes: list[Remote], demo: str) -> None:
-    with sessions(remotes[:1], 1) as (one,):
+    with sessions(remotes[:1], 1) as (first,):
         with pytest.raises(WorkerError, match="context must be from 1 to"):
-            one.load(demo, {"context": 0})
+            first.load(demo, {"context": 0})
         (state,) = remotes[0].describe()[1].sessions
         assert (state.slice, state.memory_bytes) == ("", 0)
-        one.load(demo, {"context": 64})
+        first.load(demo, {"context": 64})
 
 
 # Ends.
 
 
 def test_the_engine_ends_when_its_owner_closes(remotes: list[Remote], demo: str) -> None:
-    with sessions(remotes[:1], 1) as (one,):
-        one.load(demo, {"context": 64})
+    with sessions(remotes[:1], 1) as (first,):
+        first.load(demo, {"context": 64})
         assert remotes[0].describe()[1].sessions[0].slice == demo
-    until(lambda: gone(one.pid), "the end of the engine process")
+    until(lambda: gone(first.pid), "the end of the engine process")
     until(lambda: not remotes[0].describe()[1].sessions, "the lease given back")
 
 
@@ -514,10 +514,10 @@ def test_killed_in_the_middle_of_a_sum(remotes: list[Remote]) -> None:
 
 
 def test_an_engine_that_aborts_says_so(remotes: list[Remote]) -> None:
-    with sessions(remotes[:1], 1) as (one,):
-        os.kill(one.pid, signal.SIGABRT)
+    with sessions(remotes[:1], 1) as (first,):
+        os.kill(first.pid, signal.SIGABRT)
         with pytest.raises(WorkerError, match="was killed by SIGABRT") as caught:
-            one.answer()
+            first.answer()
         assert "out of memory" not in str(caught.value)
         with sessions(remotes[:1], 1):  # the worker goes on
             pass
@@ -540,29 +540,29 @@ def test_a_peer_that_stands_still(remotes: list[Remote], transport: str) -> None
 def test_nobody_waits_for_an_engine_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "EXIT_S", TIMEOUT_S)  # it would be killed after two seconds
     with served(tmp_path) as remote:
-        with sessions([remote], 1) as (one,):
-            stand_still(one.pid)
+        with sessions([remote], 1) as (first,):
+            stand_still(first.pid)
         try:
             for _ in range(5):
                 assert remote.describe()
             with sessions([remote], 1):
-                assert not gone(one.pid)
+                assert not gone(first.pid)
         finally:
-            os.kill(one.pid, signal.SIGCONT)
-        until(lambda: gone(one.pid), "the end of the engine process")
+            os.kill(first.pid, signal.SIGCONT)
+        until(lambda: gone(first.pid), "the end of the engine process")
 
 
 def test_engines_end_with_their_daemon(tmp_path: Path) -> None:
-    with worker(tmp_path) as one, one.remote() as remote, sessions([remote], 3) as group:
+    with worker(tmp_path) as first, first.remote() as remote, sessions([remote], 3) as group:
         connect_all(group[:3])
         for session in group:
             session.tell(pb.Command(allreduce=pb.Allreduce(n_floats=1 << 20, wire="f32", repeats=10_000)))
-        one.kill()
+        first.kill()
         until(lambda: all(gone(session.pid) for session in group), "the end of all engine processes")
         for session in group:
             with pytest.raises((LinkClosed, WorkerError)):
                 session.answer()
-        assert not list(one.temporary.glob("edge-*"))
+        assert not list(first.temporary.glob("edge-*"))
 
 
 def test_sessions_of_many_owners_at_once(remotes: list[Remote]) -> None:

@@ -58,10 +58,10 @@ def shards(name: str, layers: int = LAYERS) -> list[Slice]:
     return [Slice(Range(0, layers), *part, first=rank == 0) for rank, part in enumerate(parts)]
 
 
-def difference(found: list[Floats], expected: list[Floats]) -> float:
+def difference(results: list[Floats], expected: list[Floats]) -> float:
     """The largest, in standard deviations of what was expected."""
     assert all(np.isfinite(e).all() for e in expected)
-    return max(float(np.abs(f - e).max() / e.std()) for f, e in zip(found, expected, strict=True))
+    return max(float(np.abs(f - e).max() / e.std()) for f, e in zip(results, expected, strict=True))
 
 
 def tolerance(arch: str) -> float:
@@ -216,6 +216,6 @@ def test_a_stage_of_shards(folder: Path, tmp_path: Path) -> None:
         Slice(Range(0, LAYERS), heads, ff, vocab, first=rank == 0)
         for rank, (heads, ff) in enumerate(zip(ranges(1, 3), ranges(64, 32), strict=True))
     ]
-    found = run_shards(model, cuts, CALLS[:1], tmp_path)[0]
-    assert (found[:, : sizes.vocab] == found[:, sizes.vocab :]).all()
-    assert difference([found[:, : sizes.vocab]], expected) < CLOSE
+    result = run_shards(model, cuts, CALLS[:1], tmp_path)[0]
+    assert (result[:, : sizes.vocab] == result[:, sizes.vocab :]).all()
+    assert difference([result[:, : sizes.vocab]], expected) < CLOSE

@@ -42,16 +42,16 @@ SMALL = {"context": 64}
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker that the tests of this file share."""
-    with worker(tmp_path_factory.mktemp("w")) as one:
-        yield one
+    with worker(tmp_path_factory.mktemp("w")) as first:
+        yield first
 
 
 @pytest.fixture
-def remote(one: Worker) -> Iterator[Remote]:
+def remote(one_worker: Worker) -> Iterator[Remote]:
     """A connection to it."""
-    with one.remote() as remote:
+    with one_worker.remote() as remote:
         yield remote
 
 
@@ -91,8 +91,8 @@ def refused(call: Any, words: str, error: str) -> None:
 def offer(remote: Remote, digest: str, n_bytes: int, recipe: bytes = b"") -> list[pb.SliceState]:
     """A raw offer and all that is said to it."""
     with explained("worker"):
-        asked = pb.SliceOffer(slice=digest, n_bytes=n_bytes, recipe=recipe)
-        return list(rpc.stub(remote.channel, "Offer")(asked, timeout=30))
+        request = pb.SliceOffer(slice=digest, n_bytes=n_bytes, recipe=recipe)
+        return list(rpc.stub(remote.channel, "Offer")(request, timeout=30))
 
 
 def sha(data: bytes) -> str:
@@ -103,14 +103,14 @@ def sha(data: bytes) -> str:
 # Once.
 
 
-def test_a_slice_is_sent_once_and_loaded(one: Worker, remote: Remote, demo: Recipe) -> None:
+def test_a_slice_is_sent_once_and_loaded(one_worker: Worker, remote: Remote, demo: Recipe) -> None:
     reported: list[tuple[float, float]] = []
-    sent = remote.send_slice(demo, MODEL_PATH, demo.model_digest, lambda done, of: reported.append((done, of)))
+    sent = remote.send_slice(demo, MODEL_PATH, demo.model_digest, lambda done, total: reported.append((done, total)))
     assert sent == demo.n_bytes
     assert reported[-1] == (demo.n_bytes, demo.n_bytes)
     assert reported == sorted(reported)
     assert remote.send_slice(demo, MODEL_PATH, demo.model_digest) == 0
-    assert (one.slices / f"{demo.model_digest}.slice").read_bytes() == MODEL_PATH.read_bytes()
+    assert (one_worker.slices / f"{demo.model_digest}.slice").read_bytes() == MODEL_PATH.read_bytes()
     assert remote.describe()[1].slices_bytes >= demo.n_bytes
     with RemoteSession(remote, 0, 1, SECRET) as session:
         fractions: list[float] = []
@@ -142,10 +142,10 @@ def test_where_the_model_is_nothing_is_sent(tmp_path: Path, synthetic: Synthetic
         ),
     )
     digest = digest_of(recipe, model)
-    with worker(tmp_path / "w", "--models", model.parent) as one, one.remote() as remote:
+    with worker(tmp_path / "w", "--models", model.parent) as first, first.remote() as remote:
         assert remote.send_slice(recipe, tmp_path / "not here", digest) == 0
-        assert (one.slices / f"{digest}.slice").read_bytes() == b"".join(chunks(recipe, model))
-        assert "slice-cut" in one.log()
+        assert (first.slices / f"{digest}.slice").read_bytes() == b"".join(chunks(recipe, model))
+        assert "slice-cut" in first.log()
         (state,) = offer(remote, digest, recipe.n_bytes)
         assert state.state == pb.SliceState.READY
         # What the model does not make, whoever says so.
@@ -157,15 +157,15 @@ def test_where_the_model_is_nothing_is_sent(tmp_path: Path, synthetic: Synthetic
         with pytest.raises(WorkerError, match="no recipe") as caught:
             offer(remote, "ab" * 32, 5, b"nonsense")
         assert caught.value.error == "RecipeError"
-        assert [path.name for path in one.slices.glob("*.slice")] == [f"{digest}.slice"]
+        assert [path.name for path in first.slices.glob("*.slice")] == [f"{digest}.slice"]
 
 
-def test_a_slice_of_a_model_that_is_elsewhere_is_sent(tmp_path: Path, one: Worker, remote: Remote) -> None:
+def test_a_slice_of_a_model_that_is_elsewhere_is_sent(tmp_path: Path, one_worker: Worker, remote: Remote) -> None:
     _, model = noise(tmp_path, 1, 3 * MIB)
     recipe = Recipe(sha(model.read_bytes()), 3 * MIB, (Literal(b"head"), Copy(5, 7, 11, 1000), Zeros(100)))
     digest = digest_of(recipe, model)
     assert remote.send_slice(recipe, model, digest) == recipe.n_bytes
-    assert (one.slices / f"{digest}.slice").read_bytes() == b"".join(chunks(recipe, model))
+    assert (one_worker.slices / f"{digest}.slice").read_bytes() == b"".join(chunks(recipe, model))
 
 
 def test_a_model_that_cannot_be_read_here(tmp_path: Path, remote: Remote) -> None:
@@ -181,12 +181,12 @@ def test_a_model_that_cannot_be_read_here(tmp_path: Path, remote: Remote) -> Non
 
 
 @pytest.mark.parametrize("seed", range(some(1, 4)))
-def test_a_broken_connection_is_continued(tmp_path: Path, one: Worker, seed: int) -> None:
+def test_a_broken_connection_is_continued(tmp_path: Path, one_worker: Worker, seed: int) -> None:
     draw = random.Random(seed)
     size = 48 * MIB + draw.randrange(100_000)
     recipe, path = noise(tmp_path, 100 + seed, size)
     limits = [draw.choice((draw.randrange(30 * MIB), 20 * MIB)) for _ in range(4)]
-    with cutting_proxy((one.host, one.port), limits) as proxy:
+    with cutting_proxy((one_worker.host, one_worker.port), limits) as proxy:
         channel, _ = open_channel("127.0.0.1", proxy.port, None, 10.0)
         with Remote(channel, "127.0.0.1", proxy.port, None) as remote:
             sent = remote.send_slice(recipe, path, recipe.model_digest)
@@ -195,7 +195,7 @@ def test_a_broken_connection_is_continued(tmp_path: Path, one: Worker, seed: int
             assert size <= sent <= size + proxy.cuts * 16 * MIB
             assert sent < size * (proxy.cuts + 1)
             assert remote.send_slice(recipe, path, recipe.model_digest) == 0
-    assert (one.slices / f"{recipe.model_digest}.slice").read_bytes() == path.read_bytes()
+    assert (one_worker.slices / f"{recipe.model_digest}.slice").read_bytes() == path.read_bytes()
 
 
 def test_a_worker_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -203,12 +203,12 @@ def test_a_worker_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     killed = threading.Event()
     sent: list[int] = []
     with ExitStack() as stack:
-        one = stack.enter_context(worker(tmp_path / "w"))
-        remote = stack.enter_context(one.remote())
+        first = stack.enter_context(worker(tmp_path / "w"))
+        remote = stack.enter_context(first.remote())
 
         def progress(done: float, _: float) -> None:
             if done > 20 * MIB and not killed.is_set():
-                one.kill()
+                first.kill()
                 killed.set()
 
         thread = threading.Thread(
@@ -216,9 +216,9 @@ def test_a_worker_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
         )
         thread.start()
         assert killed.wait(TIMEOUT_S)
-        (partial,) = one.slices.glob("*.partial")
+        (partial,) = first.slices.glob("*.partial")
         assert partial.stat().st_size > 5 * MIB
-        again = stack.enter_context(worker(tmp_path / "w", listen=one.address))
+        again = stack.enter_context(worker(tmp_path / "w", listen=first.address))
         thread.join()
         assert recipe.n_bytes <= sent[0] < recipe.n_bytes + 16 * MIB
         assert (again.slices / f"{recipe.model_digest}.slice").read_bytes() == path.read_bytes()
@@ -227,8 +227,8 @@ def test_a_worker_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_worker_that_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.cluster.client.RECONNECT_S", 0.5)
     recipe, path = noise(tmp_path, 21, MIB)
-    with worker(tmp_path / "w") as one, one.remote() as remote:
-        one.end()
+    with worker(tmp_path / "w") as first, first.remote() as remote:
+        first.end()
         with pytest.raises(LinkClosed, match=r"did not come back for 0\.5 s"):
             remote.send_slice(recipe, path, recipe.model_digest)
 
@@ -236,20 +236,20 @@ def test_a_worker_that_does_not_come_back(tmp_path: Path, monkeypatch: pytest.Mo
 # Uploads that are not what they say.
 
 
-def test_wrong_bytes_leave_nothing(one: Worker, remote: Remote) -> None:
+def test_wrong_bytes_leave_nothing(one_worker: Worker, remote: Remote) -> None:
     data = random.Random(30).randbytes(2 * MIB)
     digest = sha(data)
     damaged = data[:1000] + b"x" + data[1001:]
     call = upload(remote, [damaged[:MIB], damaged[MIB:]], digest, len(data))
     refused(call, f"SHA-256 {digest} needed, {sha(damaged)} came; it was deleted", "DigestMismatch")
-    assert not list(one.slices.glob(f"{digest}*"))
+    assert not list(one_worker.slices.glob(f"{digest}*"))
     (state,) = offer(remote, digest, len(data))
     assert (state.state, state.held_bytes) == (pb.SliceState.MISSING, 0)
     upload(remote, [data], digest, len(data)).result()
-    assert (one.slices / f"{digest}.slice").read_bytes() == data
+    assert (one_worker.slices / f"{digest}.slice").read_bytes() == data
 
 
-def test_uploads_that_cannot_be(one: Worker, remote: Remote) -> None:
+def test_uploads_that_cannot_be(one_worker: Worker, remote: Remote) -> None:
     data = random.Random(31).randbytes(5000)
     digest = sha(data)
     refused(
@@ -276,18 +276,18 @@ def test_uploads_that_cannot_be(one: Worker, remote: Remote) -> None:
         "SliceError",
     )
     refused(rpc.stub(remote.channel, "Upload").future(iter([b"x"])), "as a number of bytes, not ''", "SliceError")
-    assert not list(one.slices.glob("cdcd*"))
+    assert not list(one_worker.slices.glob("cdcd*"))
 
 
-def test_an_upload_that_stands_still_is_alone_with_that(tmp_path: Path, one: Worker, remote: Remote) -> None:
+def test_an_upload_that_stands_still_is_alone_with_that(tmp_path: Path, one_worker: Worker, remote: Remote) -> None:
     data = random.Random(32).randbytes(3 * MIB)
     digest = sha(data)
     go = threading.Event()
     call = upload(remote, stalled([data[:MIB], data[MIB : 2 * MIB]], go), digest, len(data))
-    (partial,) = [one.slices / f"{digest}.{len(data)}.partial"]
+    (partial,) = [one_worker.slices / f"{digest}.{len(data)}.partial"]
     until(lambda: partial.exists() and partial.stat().st_size == 2 * MIB, "two thirds of it")
     recipe, path = noise(tmp_path, 33, MIB)
-    with one.remote() as other:
+    with one_worker.remote() as other:
         assert health(other.channel)
         assert other.send_slice(recipe, path, recipe.model_digest) == MIB
         refused(upload(other, [data], digest, len(data)), "is being written by somebody else", "SliceBusy")
@@ -295,7 +295,7 @@ def test_an_upload_that_stands_still_is_alone_with_that(tmp_path: Path, one: Wor
         go.set()
         until(lambda: offer(other, digest, len(data))[-1].held_bytes == 2 * MIB, "the end of the first attempt")
         upload(other, [data[2 * MIB :]], digest, len(data), 2 * MIB).result()
-    assert (one.slices / f"{digest}.slice").read_bytes() == data
+    assert (one_worker.slices / f"{digest}.slice").read_bytes() == data
 
 
 def test_an_upload_that_stands_still_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,25 +313,25 @@ def test_an_upload_that_stands_still_ends(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_cut_ends_with_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, path = noise(tmp_path, 35, 8 * MIB)
     options = WorkerOptions("inside", "127.0.0.1", 1, None, tmp_path, None)
-    one = InsideWorker(options, SliceStore(tmp_path / "slices", 1 << 30), Digests(tmp_path), ConnectionLimiter(64))
+    first = InsideWorker(options, SliceStore(tmp_path / "slices", 1 << 30), Digests(tmp_path), ConnectionLimiter(64))
     check = iter([None] * 3)
-    states = one._cut(
+    states = first._cut(
         pb.SliceOffer(slice=recipe.model_digest, n_bytes=recipe.n_bytes), recipe, path, lambda: next(check)
     )
     with pytest.raises((StopIteration, RuntimeError)):
         list(states)
     assert not any(thread.name == "cut" for thread in threading.enumerate())
-    with one._store.receive(recipe.model_digest, recipe.n_bytes) as partial:  # nobody holds it
+    with first._store.receive(recipe.model_digest, recipe.n_bytes) as partial:  # nobody holds it
         assert 0 < partial.received < recipe.n_bytes
 
 
-def test_two_send_the_same_slice_at_once(tmp_path: Path, one: Worker) -> None:
+def test_two_send_the_same_slice_at_once(tmp_path: Path, one_worker: Worker) -> None:
     for seed in range(40, 44):
         recipe, path = noise(tmp_path, seed, 12 * MIB)
         sent: list[int] = []
 
         def send(recipe: Recipe = recipe, path: Path = path, sent: list[int] = sent) -> None:
-            with one.remote() as remote:
+            with one_worker.remote() as remote:
                 sent.append(remote.send_slice(recipe, path, recipe.model_digest))
 
         threads = [threading.Thread(target=send) for _ in range(3)]
@@ -341,7 +341,7 @@ def test_two_send_the_same_slice_at_once(tmp_path: Path, one: Worker) -> None:
             thread.join()
         assert len(sent) == 3
         assert max(sent) == recipe.n_bytes
-        assert (one.slices / f"{recipe.model_digest}.slice").read_bytes() == path.read_bytes()
+        assert (one_worker.slices / f"{recipe.model_digest}.slice").read_bytes() == path.read_bytes()
 
 
 def test_an_upload_that_is_over_lets_go_of_the_file(tmp_path: Path) -> None:
@@ -358,15 +358,15 @@ def test_an_upload_that_is_over_lets_go_of_the_file(tmp_path: Path) -> None:
 
 
 def test_the_cache_has_a_size_and_forgets_what_is_old(tmp_path: Path, demo: Recipe) -> None:
-    with worker(tmp_path / "w", "--cache-size", "24MiB") as one, one.remote() as remote:
+    with worker(tmp_path / "w", "--cache-size", "24MiB") as first, first.remote() as remote:
 
         def send(seed: int) -> str:
             recipe, path = noise(tmp_path, seed, 8 * MIB)
             remote.send_slice(recipe, path, recipe.model_digest)
             return recipe.model_digest
 
-        def held() -> set[str]:
-            return {path.stem for path in one.slices.glob("*.slice")}
+        def stored() -> set[str]:
+            return {path.stem for path in first.slices.glob("*.slice")}
 
         too_large, path = noise(tmp_path, 50, 25 * MIB)
         with pytest.raises(WorkerError, match=r"25 MiB needed .* holds at most 24 MiB; .*--cache-size") as caught:
@@ -377,26 +377,26 @@ def test_the_cache_has_a_size_and_forgets_what_is_old(tmp_path: Path, demo: Reci
         with RemoteSession(remote, 0, 1, SECRET) as session:
             session.load(demo.model_digest, SMALL)
             a, b = send(51), send(52)
-            assert held() == {demo.model_digest, a, b}
+            assert stored() == {demo.model_digest, a, b}
             c = send(53)
-            assert held() == {demo.model_digest, b, c}  # the loaded one is older than `a`, and stays
+            assert stored() == {demo.model_digest, b, c}  # the loaded one is older than `a`, and stays
             with pytest.raises(WorkerError, match="loaded already"):
                 session.load("0" * 64)
             d = send(54)
-            assert held() == {demo.model_digest, c, d}
+            assert stored() == {demo.model_digest, c, d}
             recipe, path = noise(tmp_path, 55, 17 * MIB)
             with pytest.raises(WorkerError, match=r"17 MiB needed .* 7,880,736 bytes are in use") as caught:
                 remote.send_slice(recipe, path, recipe.model_digest)
             assert caught.value.error == "NoRoom"
-            assert held() == {demo.model_digest, c, d}  # nothing is lost for nothing
+            assert stored() == {demo.model_digest, c, d}  # nothing is lost for nothing
         until(lambda: not remote.describe()[1].sessions, "the slice given back")
         e = send(56)
-        assert held() == {demo.model_digest, d, e}
+        assert stored() == {demo.model_digest, d, e}
         f = send(57)
-        assert held() == {demo.model_digest, e, f}
-        assert held() == {demo.model_digest, e, f}
+        assert stored() == {demo.model_digest, e, f}
+        assert stored() == {demo.model_digest, e, f}
         g = send(58)
-        assert held() == {e, f, g}  # it was last used when its session ended
+        assert stored() == {e, f, g}  # it was last used when its session ended
         assert remote.describe()[1].slices_bytes == 24 * MIB
 
 
@@ -415,7 +415,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     data = random.Random(60).randbytes(4 * MIB)
     digest = sha(data)
     folder = tmp_path / "w" / "cache"
-    with small_disk(folder), worker(tmp_path / "w") as one, one.remote() as remote:
+    with small_disk(folder), worker(tmp_path / "w") as first, first.remote() as remote:
         large = upload(remote, [data], "ab" * 32, 100 * MIB)
         refused(large, r"100 MiB needed for a slice on the disk of .* free", "NoRoom")
         go = threading.Event()
@@ -426,21 +426,21 @@ def test_a_full_disk(tmp_path: Path) -> None:
             yield from (data[at : at + MIB] for at in range(MIB, len(data), MIB))
 
         call = upload(remote, pieces(), digest, len(data))
-        partial = one.slices / f"{digest}.{len(data)}.partial"
+        partial = first.slices / f"{digest}.{len(data)}.partial"
         until(lambda: partial.exists() and partial.stat().st_size == MIB, "the first part")
         (folder / "other").write_bytes(bytes(4 * MIB))  # somebody else fills it meanwhile
         go.set()
         refused(call, "the disk of .* is full: .* needed for the rest of a slice, .* free", "NoRoom")
         assert health(remote.channel)
         (folder / "other").unlink()
-        held = offer(remote, digest, len(data))[-1].held_bytes
-        assert MIB <= held < len(data)
-        upload(remote, [data[held:]], digest, len(data), held).result()
-        assert (one.slices / f"{digest}.slice").read_bytes() == data
+        current = offer(remote, digest, len(data))[-1].held_bytes
+        assert MIB <= current < len(data)
+        upload(remote, [data[current:]], digest, len(data), current).result()
+        assert (first.slices / f"{digest}.slice").read_bytes() == data
 
 
 def test_memory_has_a_limit(tmp_path: Path, demo: Recipe) -> None:
-    with worker(tmp_path / "w", "--memory", "32MiB") as one, one.remote() as remote:
+    with worker(tmp_path / "w", "--memory", "32MiB") as item, item.remote() as remote:
         remote.send_slice(demo, MODEL_PATH, demo.model_digest)
         words = (
             r"needs at least 96\.0 MiB, and of 0 B that are shared 0 B .* daemon takes \d+ MiB of this worker's 32\.0"
@@ -459,7 +459,7 @@ def test_memory_has_a_limit(tmp_path: Path, demo: Recipe) -> None:
         need = session.load(demo.model_digest, large).memory_bytes
     # Room for the daemon, a session that holds nothing, and one that holds the model; not for two of these.
     assert need > 250 << 20
-    with worker(tmp_path / "w", "--memory", f"{need + (240 << 20)}B") as one, one.remote() as remote:
+    with worker(tmp_path / "w", "--memory", f"{need + (240 << 20)}B") as item, item.remote() as remote:
         first, second = RemoteSession(remote, 0, 1, SECRET), RemoteSession(remote, 0, 1, SECRET)
         with first, second:
             first.load(demo.model_digest, large)
@@ -514,7 +514,7 @@ def hostile() -> Iterator[tuple[str, bytes]]:
         yield what, b"".join(model.encode())
 
 
-def test_damaged_models_harm_nobody(tmp_path: Path, one: Worker, remote: Remote, demo: Recipe) -> None:
+def test_damaged_models_harm_nobody(tmp_path: Path, one_worker: Worker, remote: Remote, demo: Recipe) -> None:
     remote.send_slice(demo, MODEL_PATH, demo.model_digest)
     session = RemoteSession(remote, 0, 1, SECRET)
     with ExitStack() as stack:

@@ -134,13 +134,13 @@ def test_shards_hold_nearly_the_numbers_of_the_whole(arch: str, folder: Path, tm
 def test_heads_of_several_sizes(arch: str, tmp_path: Path) -> None:
     """Keys of layers with a window can be smaller than those without, and keys than values."""
     model = synthetic(tmp_path / f"{arch}.gguf", arch, layers=12, embd=64, ff=64)
-    with Engine(model, EXACT) as one, ranks_here(model, pipeline(6, 6), EXACT, tmp_path) as spread:
-        kept, undisturbed = Slot(spread), Slot(one)
-        before = further(kept, PROMPT, 8)
+    with Engine(model, EXACT) as first, ranks_here(model, pipeline(6, 6), EXACT, tmp_path) as spread:
+        saved, undisturbed = Slot(spread), Slot(first)
+        before = further(saved, PROMPT, 8)
         assert further(undisturbed, PROMPT, 8) == before
-        assert identical(spread.states.read(0, Range(30, 46)), one.states.read(0, Range(30, 46)))
-        wanted = further(undisturbed, before[-1:], 16)
-        assert further(move(kept, one), before[-1:], 16) == wanted
+        assert identical(spread.states.read(0, Range(30, 46)), first.states.read(0, Range(30, 46)))
+        expected = further(undisturbed, before[-1:], 16)
+        assert further(move(saved, first), before[-1:], 16) == expected
 
 
 @pytest.mark.parametrize("arch", EVERY_PAIR)
@@ -153,17 +153,17 @@ def test_between_any_two_plans(arch: str, folder: Path, tmp_path: Path) -> None:
     with engines(model, plans[1:], tmp_path) as started, Engine(model, EXACT) as undisturbed:
         slot = Slot(undisturbed)
         before = further(slot, PROMPT, 8)
-        wanted = further(slot, before[-1:], TOKENS)
+        expected = further(slot, before[-1:], TOKENS)
         for i, source in enumerate(plans):
-            kept = Slot(started[source])
-            assert further(kept, PROMPT, 8) == before
-            history, state = list(kept.tokens), started[source].states.read(0, Range(30, 46))
+            saved = Slot(started[source])
+            assert further(saved, PROMPT, 8) == before
+            history, state = list(saved.tokens), started[source].states.read(0, Range(30, 46))
             others = plans[i + 1 :] + plans[:i]
             for target in others if THOROUGH else others[:1]:
-                moved = move(kept, started[target])
+                moved = move(saved, started[target])
                 assert moved.tokens == history
                 assert identical(started[target].states.read(0, Range(30, 46)), state)
-                assert further(moved, before[-1:], TOKENS) == wanted
+                assert further(moved, before[-1:], TOKENS) == expected
                 assert moved.computed == 1, (source, target)
 
 
@@ -180,10 +180,10 @@ def test_types_of_keys_and_values(kv_type: str, flash_attention: str, folder: Pa
     with ExitStack() as stack:
         slot = Slot(stack.enter_context(Engine(model, kinds)))
         slot.prefill(PROMPT)
-        wanted = slot.engine.states.read(0, Range(16, 32))
+        expected = slot.engine.states.read(0, Range(16, 32))
         for how in PLANS.values():
             slot = move(slot, stack.enter_context(ranks_here(model, how, others, tmp_path)))
-            assert identical(slot.engine.states.read(0, Range(16, 32)), wanted)
+            assert identical(slot.engine.states.read(0, Range(16, 32)), expected)
 
 
 def test_heads_that_share_a_quantized_block_cannot_be_told_apart(folder: Path) -> None:
@@ -203,8 +203,8 @@ def test_positions_turned_by_other_factors_are_not_mixed(folder: Path, tmp_path:
     }
     values: dict[str, tuple[str, Any]] = {"phi3.rope.scaling.original_context_length": ("u32", 256)}
     model = rewritten(synthetic(folder / "phi3.gguf", "phi3"), tmp_path / "phi3.gguf", values, factors)
-    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
-    short, long = (replace(EXACT, context=context, prefixes=kept) for context in (256, 512))
+    saved = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    short, long = (replace(EXACT, context=context, prefixes=saved) for context in (256, 512))
     with Engine(model, short) as first, Engine(model, long) as second:
         slot = Slot(first)
         slot.prefill(PROMPT)
@@ -232,9 +232,9 @@ def test_all_ranks_have_read_what_they_keep_before_the_last_step(
 ) -> None:
     """Else a deployment that ends after an answer would take away what a slower rank was still to keep."""
     model = synthetic(folder / "llama.gguf", "llama")
-    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    saved = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
     shards: list[Shard] = []
-    with ranks_here(model, PLANS["2 stages"], replace(EXACT, prefixes=kept), tmp_path, shards) as engine:
+    with ranks_here(model, PLANS["2 stages"], replace(EXACT, prefixes=saved), tmp_path, shards) as engine:
         slot = Slot(engine)
         slot.prefill(PROMPT)
         slow = shards[1].engine.states
@@ -263,24 +263,24 @@ def test_a_window_that_another_sequence_has_taken_is_not_gone_back_to(folder: Pa
     with Engine(model, replace(EXACT, sequences=128, outputs=128, batch=128)) as engine:
         first, second = (Slot(engine, n) for n in range(2))
         first.prefill([300 + i for i in range(100)])
-        wanted = second.prefill(PROMPT[:22]).copy()
+        expected = second.prefill(PROMPT[:22]).copy()
         second.prefill([*PROMPT, *PROMPT])
         first.prefill([*first.tokens[:50], *(400 + i for i in range(100))])
         second.prefill([*PROMPT, *PROMPT, 5])
         assert second.computed == 1  # what it goes on with is all there
-        np.testing.assert_allclose(second.prefill(PROMPT[:22]), wanted, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(second.prefill(PROMPT[:22]), expected, rtol=1e-3, atol=1e-3)
         assert second.computed == 22
 
 
 def test_kept_blocks_are_read_from_the_beginning_where_a_window_was_taken(folder: Path, tmp_path: Path) -> None:
     """A slot that cannot go back to where the blocks of a file begin."""
     model = synthetic(folder / "gemma2.gguf", "gemma2")
-    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
-    options = replace(EXACT, context=512, sequences=2, batch=128, prefixes=kept)
+    saved = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    options = replace(EXACT, context=512, sequences=2, batch=128, prefixes=saved)
     prompt = [10 + (7 * i * i + 3 * i) % 400 for i in range(220)]
     with Engine(model, options) as engine:
         slot = Slot(engine)
-        wanted = slot.prefill(prompt).copy()
+        expected = slot.prefill(prompt).copy()
         slot.keep()
     with Engine(model, options) as engine:
         first, second = (Slot(engine, n) for n in range(2))
@@ -290,7 +290,7 @@ def test_kept_blocks_are_read_from_the_beginning_where_a_window_was_taken(folder
         got = second.prefill(prompt)
         whole = len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS
         assert (second.tokens, second.restored, second.computed) == (prompt, whole - 150, 220 - whole)
-        np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("arch", FIGURES)
@@ -302,7 +302,7 @@ def test_from_plan_to_plan_and_on(arch: str, folder: Path, tmp_path: Path) -> No
     tour = [ONE, *(plan for pair in permutations([*plans, ONE], 2) for plan in pair)]
     with engines(model, plans, tmp_path) as started, Engine(model, EXACT) as undisturbed:
         tokens_each = -(-TOKENS // len(tour))
-        wanted = further(Slot(undisturbed), PROMPT, tokens_each * len(tour))
+        expected = further(Slot(undisturbed), PROMPT, tokens_each * len(tour))
         slot = Slot(started[ONE])
         said = further(slot, PROMPT, tokens_each)
         for plan in tour[1:]:
@@ -310,4 +310,4 @@ def test_from_plan_to_plan_and_on(arch: str, folder: Path, tmp_path: Path) -> No
                 slot = move(slot, started[plan])
             said += further(slot, said[-1:], tokens_each)
             assert slot.computed == 1
-        assert said == wanted
+        assert said == expected

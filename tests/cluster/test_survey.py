@@ -55,7 +55,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
 
 def measured(two: list[Worker], fleet: Fleet) -> survey.Survey[DeviceSpeed]:
     return llm_survey.llm_survey(
-        fleet, [one.address for one in two], GgufFile.open(MODEL_PATH), "0" * 64, threads={LOCAL: 1}
+        fleet, [item.address for item in two], GgufFile.open(MODEL_PATH), "0" * 64, threads={LOCAL: 1}
     )
 
 
@@ -70,7 +70,7 @@ def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch
 
     def again(fresh: bool = False) -> survey.Survey[DeviceSpeed]:
         steps.clear()
-        file, addresses = GgufFile.open(MODEL_PATH), [one.address for one in two]
+        file, addresses = GgufFile.open(MODEL_PATH), [item.address for item in two]
         with Fleet(addresses) as fleet:
             return llm_survey.llm_survey(
                 fleet,
@@ -79,12 +79,12 @@ def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch
                 "0" * 64,
                 threads={LOCAL: 1},
                 fresh=fresh,
-                on_step=lambda n, of: steps.append(of),
+                on_step=lambda n, total: steps.append(total),
             )
 
     first = again(fresh=True)
     assert len(steps) == steps[-1] == 3 * 3 + 3  # three slices on each device, three links
-    assert [speed.device for speed in first.speeds] == [LOCAL, *(one.address for one in two)]
+    assert [speed.device for speed in first.speeds] == [LOCAL, *(item.address for item in two)]
     for speed in first.speeds:
         # That more rows take longer, a load may hide; test_figures_of_ranks.py has known times of slices.
         assert [rows for rows, _ in speed.layer_s.points] == [1, 64, 256]
@@ -93,10 +93,10 @@ def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch
         assert 0 <= speed.prompt_token_s <= speed.token_s
         assert speed.memory_bytes > speed.runtime_bytes > 0
         assert speed.age_s == 0
-    assert {*first.links.between} == {*permutations([LOCAL, *(one.address for one in two)], 2)}
-    for one in two:  # which make slices of zeros by themselves
-        assert "slice-cut" in one.log()
-        assert "slice-received" not in one.log()
+    assert {*first.links.between} == {*permutations([LOCAL, *(item.address for item in two)], 2)}
+    for item in two:  # which make slices of zeros by themselves
+        assert "slice-cut" in item.log()
+        assert "slice-received" not in item.log()
     second = again()
     assert steps[-1] == 3
     assert [speed.layer_s for speed in second.speeds] == [speed.layer_s for speed in first.speeds]
@@ -122,16 +122,22 @@ def test_a_session_that_cannot_start_leaves_no_other(two: list[Worker], monkeypa
             super().__init__(worker, rank, *args, **how)
 
     monkeypatch.setattr(survey, "RemoteSession", Failing)
-    with Fleet([one.address for one in two]) as fleet:
+    with Fleet([item.address for item in two]) as fleet:
         with pytest.raises(WorkerError, match="not today"):
             measured(two, fleet)
         survey_is_over(two)  # though the fleet is still there
 
 
 def test_devices_of_one_machine_take_turns_to_be_timed() -> None:
-    one = own_profile("one", 1)
+    first = own_profile("one", 1)
     turn = host_locks(
-        [one, replace(one, name="two"), replace(one, host="x"), replace(one, host=None), replace(one, host=None)]
+        [
+            first,
+            replace(first, name="two"),
+            replace(first, host="x"),
+            replace(first, host=None),
+            replace(first, host=None),
+        ]
     )
     with turn[0]:
         assert [lock.locked() for lock in turn] == [True, True, False, False, False]
@@ -172,8 +178,8 @@ def test_an_error_does_not_wait_for_a_device_that_hangs(two: list[Worker], monke
 
     monkeypatch.setattr(llm_survey, "timed", timed)
     monkeypatch.setattr(Remembered, "get", lambda *_: None)
-    with Fleet([one.address for one in two]) as fleet:
-        fleet.profiles = {address: replace(one, host=address) for address, one in fleet.profiles.items()}
+    with Fleet([item.address for item in two]) as fleet:
+        fleet.profiles = {address: replace(profile, host=address) for address, profile in fleet.profiles.items()}
         with pytest.raises(WorkerError, match="not today"):
             measured(two, fleet)
         survey_is_over(two)

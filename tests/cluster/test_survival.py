@@ -131,10 +131,10 @@ def test_an_answer_goes_on_with_the_same_tokens(
     monkeypatch.setattr(fleets, "reach", reach)
     with supervised(*placed(two, how), steps=heard) as model:
         try:
-            found = answers(model, {7: lambda: lose(two[1])})
+            result = answers(model, {7: lambda: lose(two[1])})
         finally:
             go_on(two[1])
-        assert found == undisturbed
+        assert result == undisturbed
         assert (
             connect.LOSS_TIMEOUT_S in waited_for_s
         )  # a host that is gone is not waited for as one that was never asked
@@ -144,8 +144,8 @@ def test_an_answer_goes_on_with_the_same_tokens(
 def test_one_after_the_other_until_this_device_is_left(two: list[Worker], undisturbed: list[str]) -> None:
     heard = Heard()
     with supervised(*placed(two, pipeline(1, 1, 1)), steps=heard) as model:
-        found = answers(model, {5: two[0].kill, 25: two[1].kill})
-        assert found == undisturbed
+        result = answers(model, {5: two[0].kill, 25: two[1].kill})
+        assert result == undisturbed
         assert model.names == ("this device",)
         assert len([line for line in heard.lines if "going on with" in line]) in (1, 2)  # the planner may drop one
 
@@ -157,7 +157,7 @@ def test_many_answers_go_on(two: list[Worker]) -> None:
     def together(engine: Any, lose: Callable[[], None]) -> list[list[int]]:
         tokens = [engine.model.tokenize(text, add_special=True, parse_special=False) for text in questions]
         scheduler = Scheduler(engine)
-        found: dict[int, list[int]] = {}
+        results: dict[int, list[int]] = {}
         numbers = [scheduler.add(Request(prompt, 24, GREEDY, ())) for prompt in tokens]
         seen = 0
         while scheduler.busy:
@@ -166,13 +166,13 @@ def test_many_answers_go_on(two: list[Worker]) -> None:
                 if seen == 20:
                     lose()
                 if event.token_id is not None:
-                    found.setdefault(event.request, []).append(event.token_id)
-        return [found.get(number, []) for number in numbers]
+                    results.setdefault(event.request, []).append(event.token_id)
+        return [results.get(number, []) for number in numbers]
 
     with Engine(MODEL_PATH, options) as single:
-        wanted = together(single, lambda: None)
+        expected = together(single, lambda: None)
     with supervised(two, plan_for(MODEL_PATH, two, pipeline(1, 1, 1)), options) as model:
-        assert together(model.engine, lambda: kill_child(two[0])) == wanted
+        assert together(model.engine, lambda: kill_child(two[0])) == expected
 
 
 @pytest.mark.parametrize(
@@ -190,18 +190,18 @@ def test_with_a_spare_the_history_is_not_computed_again(
         mirror = model.standby.mirror
         chat, said = Chat(model.engine), []
         for question in QUESTIONS:
-            held = chat.context_used
+            current = chat.context_used
             if question == QUESTIONS[-1]:
-                all_of_it = held // READ_TOKENS * READ_TOKENS * TOKEN_BYTES
+                all_of_it = current // READ_TOKENS * READ_TOKENS * TOKEN_BYTES
                 until(lambda: mirror.held_bytes >= all_of_it, "all is copied")  # noqa: B023
                 two[1].kill()
             responses = list(chat.ask(question, GREEDY, max_tokens=24))
             said.append("".join(response.text for response in responses))
         assert said == undisturbed
         assert model.engine.replacements.recoveries == 1
-        assert mirror.restored_tokens > held - 2 * READ_TOKENS > 0
+        assert mirror.restored_tokens > current - 2 * READ_TOKENS > 0
         # Of the history less than a block; beside it parts of the question that were under way.
-        assert model.engine.replacements.computed_again < READ_TOKENS + responses[-1].usage.prompt_tokens - held
+        assert model.engine.replacements.computed_again < READ_TOKENS + responses[-1].usage.prompt_tokens - current
         assert model.to_json([])["standby"]["mirror"]["restored_tokens"] == mirror.restored_tokens
 
 
@@ -212,18 +212,20 @@ def test_slices_for_a_loss_are_there_before_it(two: list[Worker]) -> None:
         assert model.standby is not None
         digest, shares = own.model_digest(MODEL_PATH), work_shares(model.plan)
         needed: dict[str, dict[str, int]] = {}
-        for one in two:  # goes on with this device; where both are lost it has the model's file itself
-            devices = [LOCAL, one.address]
+        for item in two:  # goes on with this device; where both are lost it has the model's file itself
+            devices = [LOCAL, item.address]
             plan = make_plan(limits(file), "", digest, devices, "pipeline", [shares[device] for device in devices])
-            for rank, name in enumerate(("this device", one.folder.name)):
+            for rank, name in enumerate(("this device", item.folder.name)):
                 recipe = slice_recipe(file, digest, plan.slice(rank))
                 needed.setdefault(name, {})[own.digest(recipe, MODEL_PATH)] = recipe.n_bytes
-            assert {f"{name}.slice" for name in needed[one.folder.name]} <= {path.name for path in one.slices.iterdir()}
+            assert {f"{name}.slice" for name in needed[item.folder.name]} <= {
+                path.name for path in item.slices.iterdir()
+            }
         running = [slice_recipe(file, digest, model.plan.slice(rank)) for rank in range(3)]
-        for recipe, held in zip(running, needed.values(), strict=True):
-            held.pop(own.digest(recipe, MODEL_PATH), None)
-        found = {name.partition(" at ")[0]: size for name, size in model.standby.slice_bytes.items()}
-        assert found == {name: sum(slices.values()) for name, slices in needed.items() if slices}
+        for recipe, current in zip(running, needed.values(), strict=True):
+            current.pop(own.digest(recipe, MODEL_PATH), None)
+        results = {name.partition(" at ")[0]: size for name, size in model.standby.slice_bytes.items()}
+        assert results == {name: sum(slices.values()) for name, slices in needed.items() if slices}
         assert model.standby.missing == []
     (line,) = [line for line in heard.lines if "ready for the loss of 2 devices" in line]
     assert "4.00 KiB a token, at most 2.00 MiB" in line

@@ -53,7 +53,7 @@ MOST_STEPS = 5_000  # of a scheduler: only against a hang
 class Answer:
     """A request, and what has come of it."""
 
-    wanted: list[int]  # of the undisturbed run
+    expected: list[int]  # of the undisturbed run
     tokens: list[int] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)  # how it ended: once
 
@@ -67,16 +67,16 @@ def model(synthetic: Synthetic) -> Path:
 def undisturbed(model: Path) -> list[tuple[list[int], list[int]]]:
     """Prompts and their greedy answers on one device. In none of them two tokens come close to each other: sums in
     another order then give the same."""
-    rng, found = random.Random(SEED), []
+    rng, results = random.Random(SEED), []
     with Engine(model, OPTIONS) as whole:
-        while len(found) < 12:
+        while len(results) < 12:
             prompt = [rng.randrange(3, 512) for _ in range(rng.choice((1, 2, 5, 8, 9, 20, 33)))]
-            if found and rng.random() < 0.4:  # begins like another one
-                prompt = [*rng.choice(found)[0], *prompt][:40]
+            if results and rng.random() < 0.4:  # begins like another one
+                prompt = [*rng.choice(results)[0], *prompt][:40]
             answer, lead = greedy(whole, prompt)
             if lead > CLEAR:
-                found.append((prompt, answer))
-    return found
+                results.append((prompt, answer))
+    return results
 
 
 def greedy(whole: Engine, prompt: list[int]) -> tuple[list[int], float]:
@@ -167,7 +167,7 @@ class Schedules(RuleBasedStateMachine):
             for answer in self.answers.values():
                 assert len(answer.ends) == 1, answer
                 if answer.ends == ["length"]:
-                    assert answer.tokens == answer.wanted
+                    assert answer.tokens == answer.expected
         self.life.close()
         self.scheduler = self.engine = self.cluster = None  # type: ignore[assignment]  # each knows the model's file
         until(
@@ -194,7 +194,7 @@ class Schedules(RuleBasedStateMachine):
             assert not answer.ends, "more came after the end"
             if event.token_id is not None:
                 answer.tokens.append(event.token_id)
-            assert answer.tokens == answer.wanted[: len(answer.tokens)]
+            assert answer.tokens == answer.expected[: len(answer.tokens)]
             if event.finish_reason is not None:
                 answer.ends.append(event.finish_reason)
 
@@ -207,7 +207,7 @@ class Schedules(RuleBasedStateMachine):
 def _left() -> tuple[int, int]:
     """Open files, sockets and locked ones among them, and threads."""
     gc.collect()  # errors hold what was there when they were raised, and files that are mapped with it
-    threads = [one for one in threading.enumerate() if one.name in ("rank", "silence")]
+    threads = [item for item in threading.enumerate() if item.name in ("rank", "silence")]
     with suppress(FileNotFoundError):
         return len(os.listdir("/proc/self/fd")), len(threads)
     return 0, len(threads)
@@ -270,9 +270,9 @@ def test_a_rank_that_waits_for_this_one_is_not_waited_for(
     explained = RankGroup._explained
 
     def heard(group: RankGroup, error: Exception) -> Exception:
-        found = explained(group, error)
+        result = explained(group, error)
         words.append([session.died for session in group._sessions])
-        return found
+        return result
 
     monkeypatch.setattr(RankGroup, "_explained", heard)
     prompt, answer = undisturbed[0]

@@ -14,7 +14,7 @@ import pytest
 import edge
 from edge.demo import MODEL_PATH
 from edge.deployment.deploy import Resilience
-from edge.llama.token_table import TokenTable
+from edge.llama.vocabulary import TokenTable
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.scheduler import Scheduler
@@ -47,16 +47,16 @@ QUESTIONS = ("My name is Ada.", "What is 12 + 30?", "Which is heavier, a phone o
 
 
 @pytest.mark.parametrize("how", THIN, ids=str)
-def test_answers_at_once_are_those_of_one_device(one: Worker, how: dict[str, Any], synthetic: Synthetic) -> None:
+def test_answers_at_once_are_those_of_one_device(one_worker: Worker, how: dict[str, Any], synthetic: Synthetic) -> None:
     """In float32, where no last bit of a sum decides."""
     path, options = synthetic("llama", "f32"), replace(EXACT, context=512, sequences=4)
     requests = [replace(request, prompt=[token % 500 for token in request.prompt]) for request in questions(8)]
-    with deployed(one, path, how, options) as deployment:
+    with deployed(one_worker, path, how, options) as deployment:
         assert deployment.engine.stages == (len(how["shares"]) - 1 if how["parallel"] == "pipeline" else 1)
-        found = Scheduler(deployment.engine).run(requests)
+        result = Scheduler(deployment.engine).run(requests)
         stages = deployment.engine.stages
     with Grouped(path, options, stages) as single:
-        assert found == Scheduler(single).run(requests)
+        assert result == Scheduler(single).run(requests)
 
 
 @pytest.mark.parametrize("arch", ["gemma3", "gpt2", "bloom", "llama4", "qwen3vl"])
@@ -66,9 +66,9 @@ def test_whatever_comes_before_the_first_layer_is_computed(arch: str, tmp_path: 
     with Engine(model, EXACT) as single:
         expected = [single.decode(TOKENS, 0).copy(), single.decode([7], 8).copy()]
     with ranks_here(model, pipeline(0, 1), EXACT, tmp_path) as engine:
-        found = [engine.decode(TOKENS, 0).copy(), engine.decode([7], 8).copy()]
+        results = [engine.decode(TOKENS, 0).copy(), engine.decode([7], 8).copy()]
     assert all(logits.std() > 0 for logits in expected)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(results, expected)
 
 
 def test_a_removal_waits_for_logits_that_are_on_their_way(tmp_path: Path) -> None:
@@ -76,17 +76,17 @@ def test_a_removal_waits_for_logits_that_are_on_their_way(tmp_path: Path) -> Non
     model = slices.synthetic(tmp_path / "gemma2.gguf", "gemma2", window=16)
     options = replace(EXACT, sequences=2)
     with ranks_here(model, pipeline(0, 1, 1), options, tmp_path) as engine:
-        wanted = engine.decode(TOKENS, 0).copy()
+        expected = engine.decode(TOKENS, 0).copy()
         engine.decode(TOKENS, 0, sequence=1)
         assert engine.kv_remove(0, 0)
         engine.submit(TOKENS, np.arange(8), np.zeros(8, np.int64), np.eye(8, dtype=np.int8)[-1])
         assert engine.kv_remove(1, 4)
-        np.testing.assert_array_equal(engine.collect()[0], wanted)
+        np.testing.assert_array_equal(engine.collect()[0], expected)
         engine.decode(TOKENS[4:], 4, sequence=1)  # its positions are free
 
 
-def test_a_program_deploys_it(one: Worker) -> None:
-    with edge.Cluster([one.address]) as cluster:
+def test_a_program_deploys_it(one_worker: Worker) -> None:
+    with edge.Cluster([one_worker.address]) as cluster:
         work = edge.PlanOptions(context=300)
         choice = edge.plan(None, cluster, parallel="pipeline", shares=[0, 1], options=work)
         with edge.deploy(choice, cluster) as model, Engine(MODEL_PATH, EngineOptions(context=300)) as single:
@@ -95,10 +95,10 @@ def test_a_program_deploys_it(one: Worker) -> None:
             assert model.engine.decode(TOKENS, 0).argmax() == single.decode(TOKENS, 0).argmax()
 
 
-def test_tokens_stay_here(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_stay_here(one_worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only steps with positions and rows of float32 cross of a prompt."""
     prompt = [401, 88, 260, 33, 499, 300]
-    with deployed(one, MODEL_PATH, pipeline(0, 1)) as deployment:
+    with deployed(one_worker, MODEL_PATH, pipeline(0, 1)) as deployment:
         engine, sent = deployment.engine, list[bytes]()
         (link,) = engine.group.links.values()
         usual = link.send
@@ -118,8 +118,8 @@ def test_tokens_stay_here(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.array(prompt[:2], kind).tobytes() not in step
 
 
-def test_a_token_takes_one_round_trip_and_little_memory(one: Worker) -> None:
-    with deployed(one, MODEL_PATH, pipeline(0, 1)) as deployment:
+def test_a_token_takes_one_round_trip_and_little_memory(one_worker: Worker) -> None:
+    with deployed(one_worker, MODEL_PATH, pipeline(0, 1)) as deployment:
         engine = deployment.engine
         assert engine.memory.parts["weights"] == engine.memory.parts["KV cache"] == 0
         engine.decode(TOKENS, 0)
@@ -137,23 +137,23 @@ def test_a_token_takes_one_round_trip_and_little_memory(one: Worker) -> None:
 @pytest.mark.parametrize("how", [pipeline(0, 1), tensor(0, 1, 1)], ids=str)
 def test_kept_prompts_are_found_again(tmp_path: Path, how: dict[str, Any]) -> None:
     """Each rank that computes has its part on its own disk; here is only the key of their names."""
-    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
-    options = replace(OPTIONS, batch=1, prefixes=kept)  # other kernels compute several rows, to other last bits
+    saved = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    options = replace(OPTIONS, batch=1, prefixes=saved)  # other kernels compute several rows, to other last bits
     prompt = list(questions(8)[-1].prompt)
-    found, restored, computed = [], [], []
+    results, restored, computed = [], [], []
     for _ in range(2):
         with ranks_here(MODEL_PATH, how, options, tmp_path) as engine:
             slot = Slot(engine)
             logits = slot.prefill(prompt)
             restored.append(slot.restored)
             computed.append(slot.computed)
-            found.append(logits.copy())
+            results.append(logits.copy())
             assert engine.states.keeps
             slot.keep()
     assert restored[0] == 0 < restored[1]
     assert computed == [len(prompt), len(prompt) - restored[1]]
-    np.testing.assert_array_equal(*found)
-    assert {path.parent.name for path in kept.folder.rglob("*.kv")} == {str(n) for n in range(1, len(how["shares"]))}
+    np.testing.assert_array_equal(*results)
+    assert {path.parent.name for path in saved.folder.rglob("*.kv")} == {str(n) for n in range(1, len(how["shares"]))}
 
 
 def answers(engine: Any, at: dict[int, Any]) -> list[str]:
@@ -209,9 +209,11 @@ def test_what_is_copied_needs_no_second_prefill(tmp_path: Path, monkeypatch: pyt
         assert mirror.restored_tokens > 0
 
 
-def test_a_link_of_its_own_is_not_needed_within_a_group(one: Worker) -> None:
+def test_a_link_of_its_own_is_not_needed_within_a_group(one_worker: Worker) -> None:
     """The sums of a tensor group behind a thin owner are among its ranks alone."""
-    with deployed(one, MODEL_PATH, tensor(0, 1, 1), EngineOptions(threads=1, context=128, batch=32)) as deployment:
+    with deployed(
+        one_worker, MODEL_PATH, tensor(0, 1, 1), EngineOptions(threads=1, context=128, batch=32)
+    ) as deployment:
         engine = deployment.engine
         engine.decode(TOKENS, 0)
         links: dict[int, Link] = engine.group.links

@@ -34,11 +34,11 @@ LIMIT = "1GiB"
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker that the tests of this file share, with limits of its own."""
     options = ("--name", "one", "--threads", "1", "--memory", LIMIT, "--cache-size", "64MiB")
-    with worker(tmp_path_factory.mktemp("w"), *options) as one:
-        yield one
+    with worker(tmp_path_factory.mktemp("w"), *options) as first:
+        yield first
 
 
 def model_digest(folder: Path) -> str:
@@ -49,8 +49,8 @@ def model_digest(folder: Path) -> str:
 # What it answers.
 
 
-def test_health(one: Worker) -> None:
-    with one.remote() as remote:
+def test_health(one_worker: Worker) -> None:
+    with one_worker.remote() as remote:
         assert health(remote.channel)
         assert health(remote.channel, "edge.Worker")
         with pytest.raises(grpc.RpcError) as caught:
@@ -58,15 +58,15 @@ def test_health(one: Worker) -> None:
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_reflection(one: Worker) -> None:
-    with one.remote() as remote:
-        asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-        (answer,) = reflection_pb2_grpc.ServerReflectionStub(remote.channel).ServerReflectionInfo(asked, timeout=10)
+def test_reflection(one_worker: Worker) -> None:
+    with one_worker.remote() as remote:
+        request = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        (answer,) = reflection_pb2_grpc.ServerReflectionStub(remote.channel).ServerReflectionInfo(request, timeout=10)
         assert "edge.Worker" in [service.name for service in answer.list_services_response.service]
 
 
-def test_describe_says_what_it_was_told(one: Worker) -> None:
-    with one.remote() as remote:
+def test_describe_says_what_it_was_told(one_worker: Worker) -> None:
+    with one_worker.remote() as remote:
         profile, said = remote.describe()
     assert (profile.name, said.name, remote.name) == ("one", "one", "one")
     assert profile.threads == 1
@@ -85,8 +85,8 @@ def test_defaults_and_other_options(tmp_path: Path) -> None:
         assert said.slices_limit_bytes == 20 << 30
 
 
-def test_threads_reach_the_engine_process(one: Worker) -> None:
-    with one.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
+def test_threads_reach_the_engine_process(one_worker: Worker) -> None:
+    with one_worker.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
         command = psutil.Process(session.pid).cmdline()
     assert command[command.index("--threads") + 1] == "1"
 
@@ -108,9 +108,9 @@ def test_nothing_is_said_of_a_gpu_where_no_range_is_ignored(tmp_path: Path, memo
 
 def test_models_are_cut_and_not_sent(tmp_path: Path) -> None:
     recipe = whole(model_digest(tmp_path / "d"), MODEL_PATH.stat().st_size)
-    with worker(tmp_path, "--models", MODEL_PATH.parent) as one, one.remote() as remote:
+    with worker(tmp_path, "--models", MODEL_PATH.parent) as first, first.remote() as remote:
         assert remote.send_slice(recipe, MODEL_PATH, recipe.model_digest) == 0
-        assert "slice-cut" in one.log()
+        assert "slice-cut" in first.log()
 
 
 # How it ends.
@@ -118,15 +118,15 @@ def test_models_are_cut_and_not_sent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_ends_when_it_is_told(tmp_path: Path, number: signal.Signals) -> None:
-    with worker(tmp_path) as one:
-        one.end(number)
-        assert "INFO ended" in one.log()
+    with worker(tmp_path) as first:
+        first.end(number)
+        assert "INFO ended" in first.log()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_ends_with_sessions_a_load_and_an_upload_under_way(tmp_path: Path, number: signal.Signals) -> None:
     recipe = whole(model_digest(tmp_path / "d"), MODEL_PATH.stat().st_size)
-    with worker(tmp_path) as one, one.remote() as remote:
+    with worker(tmp_path) as first, first.remote() as remote:
         remote.send_slice(recipe, MODEL_PATH, recipe.model_digest)
         with sessions([remote], 2) as (loading, stuck):
             stand_still(stuck.pid)
@@ -135,8 +135,8 @@ def test_ends_with_sessions_a_load_and_an_upload_under_way(tmp_path: Path, numbe
             metadata = ((rpc.SLICE_KEY, "ab" * 32), (rpc.SLICE_BYTES_KEY, "1000"), (rpc.OFFSET_KEY, "0"))
             go = threading.Event()
             upload = rpc.stub(remote.channel, "Upload").future(stalled([b"some"], go), metadata=metadata)
-            until(lambda: any(one.slices.glob("*.partial")), "the upload")
-            one.end(number)
+            until(lambda: any(first.slices.glob("*.partial")), "the upload")
+            first.end(number)
             assert upload.exception() is not None
             go.set()
 
@@ -147,45 +147,45 @@ def test_ends_while_it_reads_a_huge_model(tmp_path: Path) -> None:
     with (models / "huge.gguf").open("wb") as file:
         file.truncate(1 << 40)  # takes no room, and 10 minutes to hash
     recipe = whole("ab" * 32, 1 << 40)
-    with worker(tmp_path, "--models", models, "--cache-size", "2TiB") as one, one.remote() as remote:
+    with worker(tmp_path, "--models", models, "--cache-size", "2TiB") as first, first.remote() as remote:
         offer = pb.SliceOffer(slice="ab" * 32, n_bytes=1 << 40, recipe=recipe.to_bytes())
-        asked = rpc.stub(remote.channel, "Offer")(offer)
-        process = psutil.Process(one.process.pid)
+        request = rpc.stub(remote.channel, "Offer")(offer)
+        process = psutil.Process(first.process.pid)
         until(lambda: any("huge.gguf" in file.path for file in process.open_files()), "hashing")
-        asked.cancel()
+        request.cancel()
         until(lambda: not any("huge.gguf" in file.path for file in process.open_files()), "the end of hashing")
-        asked = rpc.stub(remote.channel, "Offer")(offer)
+        request = rpc.stub(remote.channel, "Offer")(offer)
         until(lambda: any("huge.gguf" in file.path for file in process.open_files()), "hashing")
 
 
 # What it refuses.
 
 
-def test_a_port_has_one_worker(one: Worker) -> None:
-    done = run_edge("worker", "--listen", one.address, env=one.env)
-    assert_one_line_error(done, 3, f"cannot listen on {one.address}", "another program has the port")
-    with one.remote() as remote:
+def test_a_port_has_one_worker(one_worker: Worker) -> None:
+    done = run_edge("worker", "--listen", one_worker.address, env=one_worker.env)
+    assert_one_line_error(done, 3, f"cannot listen on {one_worker.address}", "another program has the port")
+    with one_worker.remote() as remote:
         assert health(remote.channel)
 
 
-def test_an_address_of_somebody_else(one: Worker) -> None:
-    done = run_edge("worker", "--listen", "203.0.113.7:0", env=one.env)
+def test_an_address_of_somebody_else(one_worker: Worker) -> None:
+    done = run_edge("worker", "--listen", "203.0.113.7:0", env=one_worker.env)
     assert_one_line_error(done, 3, "cannot listen on 203.0.113.7: it is no address of this machine")
 
 
-def test_a_port_alone_is_at_the_usual_address(one: Worker) -> None:
-    done = run_edge("worker", "--listen", str(one.port), env=one.env)
-    assert_one_line_error(done, 3, f"cannot listen on {one.address}: another program has the port")
+def test_a_port_alone_is_at_the_usual_address(one_worker: Worker) -> None:
+    done = run_edge("worker", "--listen", str(one_worker.port), env=one_worker.env)
+    assert_one_line_error(done, 3, f"cannot listen on {one_worker.address}: another program has the port")
 
 
 def test_beyond_this_machine_only_with_trust_or_on_request(tmp_path: Path) -> None:
     env = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CONFIG", "CACHE", "STATE")}
     done = run_edge("worker", "--listen", "0.0.0.0:0", env=env)
     assert_one_line_error(done, 7, "--join TOKEN", "--insecure", "0.0.0.0 can be reached by others")
-    with worker(tmp_path, "--insecure", listen="0.0.0.0:0") as one, one.remote() as remote:
+    with worker(tmp_path, "--insecure", listen="0.0.0.0:0") as first, first.remote() as remote:
         assert health(remote.channel)
-        assert re.search(r"WARNING insecure address=0\.0\.0\.0 why=\".*whoever", one.log())
-        assert 'security="in the clear"' in one.log()
+        assert re.search(r"WARNING insecure address=0\.0\.0\.0 why=\".*whoever", first.log())
+        assert 'security="in the clear"' in first.log()
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_log_line_is_one_line_whatever_it_says(value: str) -> None:
 def test_hostile_values_make_no_lines_of_their_own(tmp_path: Path) -> None:
     models = tmp_path / "a\n2026-01-01T00:00:00+0000 INFO forged"
     models.mkdir()
-    with worker(tmp_path, "--models", models) as one, one.remote() as remote:
+    with worker(tmp_path, "--models", models) as first, first.remote() as remote:
         forged = "x\n2026-01-01T00:00:00+0000 INFO forged"
         with pytest.raises(WorkerError, match="is no name of a slice"):
             list_offer(remote.channel, pb.SliceOffer(slice=forged, n_bytes=1))
@@ -230,8 +230,8 @@ def test_hostile_values_make_no_lines_of_their_own(tmp_path: Path) -> None:
             raw = remote.channel.unary_unary(f"/{rpc.SERVICE}/{method}")
             with pytest.raises(grpc.RpcError):
                 raw(b"\xff\xff\xff", timeout=10)
-        one.end()
-        assert not [line for line in one.log().splitlines() if line.endswith("INFO forged")]
+        first.end()
+        assert not [line for line in first.log().splitlines() if line.endswith("INFO forged")]
 
 
 def list_offer(channel: grpc.Channel, offer: pb.SliceOffer) -> list[pb.SliceState]:
@@ -261,15 +261,15 @@ NONSENSE: list[tuple[str, bytes]] = [
 def pester(address: tuple[str, int], alive: Callable[[], None]) -> None:
     """Send all kinds of nonsense, some of it in connections that stay open."""
     for round_ in range(10):
-        held: list[socket.socket] = []
+        current: list[socket.socket] = []
         for _, nonsense in NONSENSE:
             sock = socket.create_connection(address, timeout=5)
-            held.append(sock)
+            current.append(sock)
             with suppress(OSError):  # it has hung up
                 sock.sendall(nonsense)
         if round_ % 5 == 0:
             alive()
-        for sock in held:
+        for sock in current:
             sock.close()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -281,34 +281,34 @@ def pester(address: tuple[str, int], alive: Callable[[], None]) -> None:
         sock.close()
 
 
-def test_strangers_at_the_daemons_port(one: Worker) -> None:
-    process = psutil.Process(one.process.pid)
-    with one.remote() as remote:
+def test_strangers_at_the_daemons_port(one_worker: Worker) -> None:
+    process = psutil.Process(one_worker.process.pid)
+    with one_worker.remote() as remote:
         assert health(remote.channel)
         before, handles = process.memory_info().rss, process.num_fds()
-        pester((one.host, one.port), lambda: serving(one))
+        pester((one_worker.host, one_worker.port), lambda: serving(one_worker))
         until(lambda: process.num_fds() <= handles + 5, "all connections closed")
         assert process.memory_info().rss < before + 64 * MIB
         assert health(remote.channel)
 
 
-def serving(one: Worker) -> None:
+def serving(item: Worker) -> None:
     """A new caller is answered."""
-    with one.remote() as remote:
+    with item.remote() as remote:
         assert health(remote.channel, timeout_s=5)
 
 
 @pytest.mark.parametrize("transport", ["auto", "grpc"])
-def test_strangers_at_a_ranks_port(one: Worker, transport: str) -> None:
-    with one.remote() as remote, sessions([remote], 2, Deadlines(connect_timeout_s=2.0)) as pair:
+def test_strangers_at_a_ranks_port(one_worker: Worker, transport: str) -> None:
+    with one_worker.remote() as remote, sessions([remote], 2, Deadlines(connect_timeout_s=2.0)) as pair:
         process = psutil.Process(pair[1].pid)
         before = process.memory_info().rss
         port = pair[1].peer.tcp_port
         pester(("127.0.0.1", port), lambda: None)
-        held = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(80)]
+        current = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(80)]
         (state,), _ = connect_all(pair, transport)  # also while they hold every place
         assert state.kind == "grpc" or transport == "auto"
-        for sock in held:
+        for sock in current:
             sock.close()
         assert process.memory_info().rss < before + 64 * MIB
         for session in pair:
@@ -323,8 +323,8 @@ def test_a_worker_is_a_command(tmp_path: Path) -> None:
         assert option in done.stdout
 
 
-def test_the_engine_process_ends_with_its_session(one: Worker) -> None:
-    with one.remote() as remote:
+def test_the_engine_process_ends_with_its_session(one_worker: Worker) -> None:
+    with one_worker.remote() as remote:
         session = RemoteSession(remote, 0, 1, SECRET)
         assert not gone(session.pid)
         (state,) = remote.describe()[1].sessions
@@ -332,4 +332,4 @@ def test_the_engine_process_ends_with_its_session(one: Worker) -> None:
         session.close()
         until(lambda: gone(session.pid), "the end of the engine process")
         until(lambda: not remote.describe()[1].sessions, "the end of the session")
-        until(lambda: not list(one.temporary.glob("edge-*")), "its folder removed")
+        until(lambda: not list(one_worker.temporary.glob("edge-*")), "its folder removed")

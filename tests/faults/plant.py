@@ -45,10 +45,10 @@ class Fault:
 
     def planted_in(self, source: str) -> str:
         """The file's text with the fault. ValueError where it is no longer what the fault was made for."""
-        found = source.count(self.text)
-        if found != 1:
+        result = source.count(self.text)
+        if result != 1:
             raise ValueError(
-                f"{self.id}: its text occurs {found} times in {self.file}, needed is once; see tests/faults"
+                f"{self.id}: its text occurs {result} times in {self.file}, needed is once; see tests/faults"
             )
         return source.replace(self.text, self.becomes)
 
@@ -113,14 +113,14 @@ def main() -> int:
             path = folder / fault.file
             sound = path.read_text()
             path.write_text(texts[fault.id])
-            found = outcome(folder, [] if args.all else fault.tests, timeout_s, is_planted=True)
+            result = outcome(folder, [] if args.all else fault.tests, timeout_s, is_planted=True)
             path.write_text(sound)
-            noticed = found in ("failed", "hung")
+            noticed = result in ("failed", "hung")
             if not noticed and not fault.missed:
                 missed.append(fault)
-            by = found if found != "failed" else "the suite" if args.all else ", ".join(fault.tests)
+            by = result if result != "failed" else "the suite" if args.all else ", ".join(fault.tests)
             print(
-                f"{fault.id:40} {'yes' if noticed else 'NO':8} {by if noticed else fault.missed or found}", flush=True
+                f"{fault.id:40} {'yes' if noticed else 'NO':8} {by if noticed else fault.missed or result}", flush=True
             )
     print(f"{len(chosen) - len(missed)} of {len(chosen)} faults are noticed, or missed for a reason")
     for fault in missed:

@@ -40,7 +40,7 @@ EACH = 100_000  # inputs of a process
 
 
 @dataclass
-class Found:
+class FuzzResult:
     """Outcome of many inputs."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -49,7 +49,7 @@ class Found:
     most_mib: float = 0.0
 
 
-def made(kind: Kind, seed: int, number: int) -> bytes:
+def input_of(kind: Kind, seed: int, number: int) -> bytes:
     """The input of a number."""
     return kind.make(random.Random(seed << 40 | number))
 
@@ -65,17 +65,17 @@ def fed(kind: Kind, data: bytes) -> str:
     return "accepted"
 
 
-def run(name: str, count: int, seed: int, first: int = 0, folder: Path | None = None) -> Found:
+def run(name: str, count: int, seed: int, first: int = 0, folder: Path | None = None) -> FuzzResult:
     """Feed so many; findings are written to a folder."""
-    found, number, stop = Found(), first, first + count
+    result, number, stop = FuzzResult(), first, first + count
     began = time.monotonic()
-    while number < stop and len(found.findings) < MOST_FOUND:
-        number = _process(name, seed, number, min(number + EACH, stop), found, folder)
-    found.took_s = time.monotonic() - began
-    return found
+    while number < stop and len(result.findings) < MOST_FOUND:
+        number = _process(name, seed, number, min(number + EACH, stop), result, folder)
+    result.took_s = time.monotonic() - began
+    return result
 
 
-def _process(name: str, seed: int, first: int, stop: int, found: Found, folder: Path | None) -> int:
+def _process(name: str, seed: int, first: int, stop: int, result: FuzzResult, folder: Path | None) -> int:
     """Inputs from `first` on, in a process of its own: the number of the next."""
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     at = context.Value("q", first)
@@ -102,11 +102,11 @@ def _process(name: str, seed: int, first: int, stop: int, found: Found, folder: 
         outcomes["not counted"] = at.value - first
     else:
         outcomes, what, mib = said
-    found.outcomes += outcomes
-    found.most_mib = max(found.most_mib, mib)
+    result.outcomes += outcomes
+    result.most_mib = max(result.most_mib, mib)
     if not what:
         return stop
-    found.findings.append(_kept(name, seed, at.value, what, folder))
+    result.findings.append(_kept(name, seed, at.value, what, folder))
     return at.value + 1
 
 
@@ -124,12 +124,12 @@ def _work(
     faulthandler.enable()
     kind, outcomes, early_mib = KINDS[name](Path(own)), Counter[str](), 0.0
     if sys.platform == "linux":
-        taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY_BYTES,) * 2)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES,) * 2)
     what = ""
     for number in range(first, stop):
         at.value = number
-        outcome = fed(kind, made(kind, seed, number))
+        outcome = fed(kind, input_of(kind, seed, number))
         if outcome not in ("accepted", "refused"):
             what = outcome
             break
@@ -148,7 +148,7 @@ def _work(
 def _kept(name: str, seed: int, number: int, what: str, folder: Path | None) -> str:
     """Write a finding's input to a folder; what is said of it."""
     with tempfile.TemporaryDirectory() as own:
-        data = made(KINDS[name](Path(own)), seed, number)
+        data = input_of(KINDS[name](Path(own)), seed, number)
     at = ""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -163,14 +163,14 @@ def _memory_disk() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def summary(name: str, seed: int, first: int, found: Found) -> str:
+def summary(name: str, seed: int, first: int, result: FuzzResult) -> str:
     """One line."""
-    n = sum(found.outcomes.values()) + len(found.findings)
-    parts = ", ".join(f"{count:,} {what}" for what, count in sorted(found.outcomes.items()))
+    n = sum(result.outcomes.values()) + len(result.findings)
+    parts = ", ".join(f"{count:,} {what}" for what, count in sorted(result.outcomes.items()))
     return (
-        f"{name}: {n:,} inputs of seed {seed} from number {first} on in {found.took_s:,.0f} s"
-        f" ({n / max(found.took_s, 1e-9):,.0f}/s): {parts}; {len(found.findings)} findings; at most"
-        f" {found.most_mib:.0f} MiB"
+        f"{name}: {n:,} inputs of seed {seed} from number {first} on in {result.took_s:,.0f} s"
+        f" ({n / max(result.took_s, 1e-9):,.0f}/s): {parts}; {len(result.findings)} findings; at most"
+        f" {result.most_mib:.0f} MiB"
     )
 
 
@@ -190,12 +190,12 @@ def main() -> None:
             outcomes = [fed(kind, path.read_bytes()) for path in args.files]
         print(*(f"{path}: {outcome}" for path, outcome in zip(args.files, outcomes, strict=True)), sep="\n")
         sys.exit(any(outcome not in ("accepted", "refused") for outcome in outcomes))
-    found = run(args.kind, args.count, args.seed, args.first, args.found)
-    print(*found.findings, sep="\n", end="\n" if found.findings else "")
-    print(summary(args.kind, args.seed, args.first, found))
+    result = run(args.kind, args.count, args.seed, args.first, args.found)
+    print(*result.findings, sep="\n", end="\n" if result.findings else "")
+    print(summary(args.kind, args.seed, args.first, result))
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
-    sys.exit(bool(found.findings))
+    sys.exit(bool(result.findings))
 
 
 if __name__ == "__main__":

@@ -150,8 +150,8 @@ class Wire:
             self._link.receive_into(into, SOON_S)
             assert into == body
         else:
-            found = self._link.receive(SOON_S)
-            assert (found.kind, found.payload) == (kind, body)
+            result = self._link.receive(SOON_S)
+            assert (result.kind, result.payload) == (kind, body)
         if self._frames > FRAMES_PER_LINK:
             self.renew()
         return "ok"
@@ -192,10 +192,10 @@ class Wire:
 def recipe(data: bytes) -> str:
     """Through the parser of recipes."""
     try:
-        found = Recipe.from_bytes(data)
+        result = Recipe.from_bytes(data)
     except RecipeError:
         return "refused"
-    assert found.to_bytes() == data
+    assert result.to_bytes() == data
     return "ok"
 
 
@@ -356,8 +356,8 @@ def run(frames: int, seed: int) -> str:
     took, late_mib = time.monotonic() - began, rss_mib()
     assert frames < 10_000 or late_mib - early_mib < GROWTH_MIB, f"memory grew from {early_mib} to {late_mib} MiB"
     parts = "; ".join(
-        f"{name} {sum(found.values()):,} ({', '.join(f'{n:,} {what}' for what, n in sorted(found.items()))})"
-        for name, found in outcomes.items()
+        f"{name} {sum(result.values()):,} ({', '.join(f'{n:,} {what}' for what, n in sorted(result.items()))})"
+        for name, result in outcomes.items()
     )
     return (
         f"{frames:,} frames in {took:.1f} s ({frames / took:,.0f}/s), seed {seed}: {parts}; 0 unexpected;"

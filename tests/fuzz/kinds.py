@@ -366,8 +366,8 @@ def varied(message: Any, chance: random.Random) -> None:
     message = chance.choice([message, *_inside(message)])
     if not message.DESCRIPTOR.fields:
         return
-    given = [field for field, _ in message.ListFields()]
-    field = chance.choice(given if given and chance.random() < 0.8 else list(message.DESCRIPTOR.fields))
+    provided = [field for field, _ in message.ListFields()]
+    field = chance.choice(provided if provided and chance.random() < 0.8 else list(message.DESCRIPTOR.fields))
     value = getattr(message, field.name)
     if chance.random() < 0.15:
         message.ClearField(field.name)
@@ -390,10 +390,10 @@ def _inside(message: Any) -> Iterator[Any]:
     for _, value in message.ListFields():
         if isinstance(value, (bool, int, float, str, bytes)):
             continue
-        for one in [value] if hasattr(value, "ListFields") else value:
-            if hasattr(one, "ListFields"):
-                yield one
-                yield from _inside(one)
+        for item in [value] if hasattr(value, "ListFields") else value:
+            if hasattr(item, "ListFields"):
+                yield item
+                yield from _inside(item)
 
 
 def _value(field: Any, chance: random.Random) -> Any:

@@ -115,7 +115,7 @@ def test_distributed() -> None:
     else:  # CPU groups are for root, where there are any
         assert result["left_out"]["unequal"]
     for section in ("pipeline", "groups"):
-        assert all(one["tokens_per_s"] > 0 for one in result[section]["median"].values())
+        assert all(item["tokens_per_s"] > 0 for item in result[section]["median"].values())
     assert 0 < result["load"]["median_s"]["deploy"] < result["load"]["median_s"]["in all"]
     assert all(row["least"] <= row["ratio"] <= row["most"] for row in result["pipeline"]["compared"])
 
@@ -243,7 +243,7 @@ def test_quantize() -> None:
     result = run("bench_quantize")
     fitted = result["fit"]["models"]["as it is"]
     [row] = fitted["rows"]
-    by_name = {(one["type"], one["how"]): one for one in fitted["types"]}
+    by_name = {(item["type"], item["how"]): item for item in fitted["types"]}
     assert row["size_bytes"] <= by_name[row["size_of"], "with"]["size_bytes"]
     if not THOROUGH:
         return
@@ -255,7 +255,7 @@ def test_quantize() -> None:
 
 def test_sameness() -> None:
     [figures] = [part for part in run("bench_sameness").values() if isinstance(part, dict)]
-    routes = {one["route"]: one["one_device"]["mean_divergence"] for one in figures["routes"]}
+    routes = {route["route"]: route["one_device"]["mean_divergence"] for route in figures["routes"]}
     assert routes["3 stages"] == 0  # the same bits
     assert 0 < routes["2 ranks"] < 0.01
     assert 0 <= routes["2 ranks, a loss in each chunk"] < 0.01
@@ -290,7 +290,7 @@ def test_speculate() -> None:
     assert all(0 < row["least"] <= row["ratio"] <= row["most"] for row in case["rows"])
     assert all(row["predicted_ratio"] >= 1 for row in case["rows"])
     assert case["shapes"]
-    assert all(min(one["ratio"], one["predicted_ratio"]) > 0 for one in case["shapes"])
+    assert all(min(shape["ratio"], shape["predicted_ratio"]) > 0 for shape in case["shapes"])
 
 
 def test_startup() -> None:
@@ -309,10 +309,10 @@ def test_transport() -> None:
 
 
 def test_slices() -> None:
-    found = run("bench_slices")["wires"]["loopback"]
-    assert all(rate > 0 for rate in found["bytes_per_s"].values())
-    assert found["second_load_bytes"] == 0
-    assert 0 < found["sent_after_cut_bytes"] <= 8_000_000  # of so little all may have been on its way at the cut
+    result = run("bench_slices")["wires"]["loopback"]
+    assert all(rate > 0 for rate in result["bytes_per_s"].values())
+    assert result["second_load_bytes"] == 0
+    assert 0 < result["sent_after_cut_bytes"] <= 8_000_000  # of so little all may have been on its way at the cut
 
 
 def test_sleeping() -> None:
@@ -336,6 +336,6 @@ def test_plans() -> None:
     assert any(plan["chosen"] for plan in setting["plans"])
     for plan in setting["plans"]:
         assert plan["predicted"]["latency_s"] > 0
-        assert all(one["throughput_per_s"] > 0 for one in plan["measured"])
+        assert all(item["throughput_per_s"] > 0 for item in plan["measured"])
     assert set(result["summary"]["errors"]) == {"latency_s", "throughput_per_s", "ttft_s"}
     assert result["summary"]["chosen_over_best_measured"]["worst"] >= 1

@@ -45,16 +45,16 @@ def code(path: Path) -> str:
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [one for one in node.body if not is_text(one)]
+            node.body = [item for item in node.body if not is_text(item)]
     return ast.unparse(tree)
 
 
 def named(row: str) -> list[str]:
     """The files and folders that a row names; a bare file is beside the one before it."""
-    found: list[str] = []
+    results: list[str] = []
     for name in re.findall(r"`([\w/.]+)`", ROWS[row]):
-        found.append(name if "/" in name else f"{found[-1].rpartition('/')[0]}/{name}")
-    return found
+        results.append(name if "/" in name else f"{results[-1].rpartition('/')[0]}/{name}")
+    return results
 
 
 def test_the_table_has_the_eight() -> None:

@@ -14,31 +14,31 @@ MOST_PASSED_ON = 5  # calls that go to another object unchanged
 @cache
 def classes() -> list[tuple[str, ast.ClassDef]]:
     """Each class of the product, as "file:Class"."""
-    found = []
+    results = []
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             if path.name.endswith("_pb2.py"):
                 continue
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ClassDef):
-                    found.append((f"{path.relative_to(ROOT)}:{node.name}", node))
-    return found
+                    results.append((f"{path.relative_to(ROOT)}:{node.name}", node))
+    return results
 
 
 def members(cls: ast.ClassDef) -> set[str]:
     """Methods, and attributes of the class and of its objects."""
-    found = set()
+    result = set()
     for node in cls.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.add(node.name)
+            result.add(node.name)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found.add(node.target.id)
+            result.add(node.target.id)
         elif isinstance(node, ast.Assign):
-            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+            result |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     for inner in ast.walk(cls):
         if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and ast.unparse(inner.value) == "self":
-            found.add(inner.attr)
-    return found
+            result.add(inner.attr)
+    return result
 
 
 def passes_on(method: ast.FunctionDef) -> bool:
@@ -53,9 +53,10 @@ def passes_on(method: ast.FunctionDef) -> bool:
     ):
         return False
     words = {arg.arg for arg in (*method.args.args, *method.args.kwonlyargs)} - {"self"}
-    passed = [*value.args, *(one.value for one in value.keywords)] if isinstance(value, ast.Call) else []
+    passed = [*value.args, *(keyword.value for keyword in value.keywords)] if isinstance(value, ast.Call) else []
     return all(
-        isinstance(one, ast.Name | ast.Starred) and (isinstance(one, ast.Starred) or one.id in words) for one in passed
+        isinstance(item, ast.Name | ast.Starred) and (isinstance(item, ast.Starred) or item.id in words)
+        for item in passed
     )
 
 

@@ -22,7 +22,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 USED = [Requirement(text) for text in PROJECT["dependencies"]]
 USED += [Requirement(text) for extra in ("quantize", "onnx", "serve") for text in EXTRAS[extra]]
 TOOLS = [Requirement(text) for extra in ("train", "dev") for text in EXTRAS[extra]]
-ALL = [one for one in (*USED, *TOOLS) if one.name != PROJECT["name"]]
+ALL = [item for item in (*USED, *TOOLS) if item.name != PROJECT["name"]]
 
 # A new major version of these breaks nothing that is used here, or is no more than the next year.
 UNBOUNDED = {"cryptography", "packaging"}
@@ -43,17 +43,21 @@ LICENCES = {
 LICENCE = {name: licence for licence, names in LICENCES.items() for name in names.split()}
 
 
-@pytest.mark.parametrize("one", ALL, ids=str)
-def test_it_has_bounds(one: Requirement) -> None:
-    operators = {bound.operator for bound in one.specifier}
-    assert operators & {">=", "=="}, f"{one} needs a lower bound: the oldest version that it is known to work with"
-    if one in USED and one.name not in UNBOUNDED:
-        assert operators & {"<", "=="}, f"{one} needs an upper bound: the next version that may break what is used"
-    assert one.url is None, f"{one} comes from an address, which no index vouches for"
+@pytest.mark.parametrize("requirement", ALL, ids=str)
+def test_it_has_bounds(requirement: Requirement) -> None:
+    operators = {bound.operator for bound in requirement.specifier}
+    assert operators & {">=", "=="}, (
+        f"{requirement} needs a lower bound: the oldest version that it is known to work with"
+    )
+    if requirement in USED and requirement.name not in UNBOUNDED:
+        assert operators & {"<", "=="}, (
+            f"{requirement} needs an upper bound: the next version that may break what is used"
+        )
+    assert requirement.url is None, f"{requirement} comes from an address, which no index vouches for"
 
 
 def test_each_is_named_once_with_a_licence() -> None:
-    names = [one.name for one in ALL]
+    names = [item.name for item in ALL]
     assert sorted(names) == sorted(set(names))
     assert set(names) == set(LICENCE), "write down the licence of what is new, and delete what is gone"
 
@@ -70,10 +74,10 @@ def licence_words(name: str) -> str | None:
 
 
 def test_licences_are_those_that_are_written_down() -> None:
-    found = {name: words for name in LICENCE if (words := licence_words(name)) is not None}
-    others = {name: words for name, words in found.items() if not re.search(rf"\b{LICENCE[name]}", words)}
+    results = {name: words for name in LICENCE if (words := licence_words(name)) is not None}
+    others = {name: words for name, words in results.items() if not re.search(rf"\b{LICENCE[name]}", words)}
     assert not others
-    assert len(found) > len(USED)
+    assert len(results) > len(USED)
 
 
 def test_no_other_index_is_asked() -> None:

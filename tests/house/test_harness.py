@@ -31,9 +31,9 @@ def test_sides_take_turns_in_going_first_and_the_warm_up_is_not_counted() -> Non
         order.append(name)
         return {"s": float(len(order))}
 
-    found = alternate({name: lambda name=name: side(name) for name in "abc"}, 2)  # type: ignore[misc]
+    result = alternate({name: lambda name=name: side(name) for name in "abc"}, 2)  # type: ignore[misc]
     assert order == list("abc" + "bca" + "cab")
-    assert found == {"a": [{"s": 6.0}, {"s": 8.0}], "b": [{"s": 4.0}, {"s": 9.0}], "c": [{"s": 5.0}, {"s": 7.0}]}
+    assert result == {"a": [{"s": 6.0}, {"s": 8.0}], "b": [{"s": 4.0}, {"s": 9.0}], "c": [{"s": 5.0}, {"s": 7.0}]}
     order.clear()
     assert [len(rounds) for rounds in alternate({"a": lambda: side("a")}, 2, warm_up=False).values()] == [2]
     assert alternate({}, 2) == {}

@@ -145,7 +145,41 @@ def test_docstrings_begin_with_a_verb_or_a_noun_phrase(folder: str) -> None:
     """A reader of a sentence that begins with one of these words has to guess its noun."""
     riddle = re.compile(r'"""\s*(?:What|Of|Who|Whom|Whose|How|Whether)\b.*')
     texts = {path.relative_to(ROOT): riddle.findall(path.read_text()) for path in (ROOT / folder).rglob("*.py")}
-    assert not {str(path): found for path, found in texts.items() if found}
+    assert not {str(path): text for path, text in texts.items() if text}
+
+
+# Words that say nothing of what a name holds: a plan, a worker, a request, blocks.
+EMPTY = "found|one|held|given|taken|told|asked|wanted|made|kept|of|beside|guess"
+BINDS = re.compile(
+    rf"^ *(?:\w+, )*(?:self\.)?(?:{EMPTY})(?:, \w+)*(?:: .+)? [|+]?= "
+    rf"|\bfor (?:\w+, )*(?:{EMPTY})(?:, \w+)* in |\bdef (?:{EMPTY})\("
+    rf"|[(,*] ?(?:{EMPTY}): |\blambda (?:\w+, )*(?:{EMPTY})\b|\bas (?:{EMPTY})\b|\b(?:{EMPTY}) := |^ *(?:{EMPTY}): ",
+    re.MULTILINE,
+)
+
+
+def names_given(path: Path) -> set[str]:
+    """Return the names of variables, parameters, attributes, functions and imports that a file makes."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.id if isinstance(node, ast.Name) else node.attr)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or "")
+    return names
+
+
+@pytest.mark.parametrize("folder", [*PACKAGES, "tools", "tests", "benchmarks"])
+def test_names_say_what_they_hold(folder: str) -> None:
+    files = [
+        path for path in (ROOT / folder).rglob("*.py") if BINDS.search(path.read_text())
+    ]  # prose has some of it, too
+    empty = {str(path.relative_to(ROOT)): names_given(path) & {*EMPTY.split("|")} for path in files}
+    assert not {path: names for path, names in empty.items() if names}
 
 
 def test_no_pickle_eval_or_shell() -> None:
@@ -190,3 +224,11 @@ def test_pages_named_in_code_are_there() -> None:
     files = [*FILES, *(ROOT / "docs").glob("*.toml"), ROOT / "Makefile"]
     pages = {(path.name, page) for path in files for page in named.findall(path.read_text())}
     assert not {(name, page) for name, page in pages if not (ROOT / page).exists()}
+
+
+def test_files_named_in_pages_are_there() -> None:
+    named = re.compile(
+        rf"(?<![\w./])(?:{'|'.join([*PACKAGES, 'tests', 'tools', 'benchmarks'])})/[a-z\d_/-]+\.(?:py|toml)\b"
+    )
+    files = {(page.name, file) for page in PAGES for file in named.findall(page.read_text())}
+    assert not {(name, file) for name, file in files if not (ROOT / file).exists()}

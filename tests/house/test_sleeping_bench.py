@@ -189,12 +189,12 @@ def test_a_choice_is_compared_with_the_best_measured_of_its_setting() -> None:
         {"devices": [1] * 4, "again": [], "cases": [case(3.0)]},
         {"devices": [1] * 2, "again": [], "cases": [case(9.0)]},  # too few
     ]
-    found = summary(rows, groups)
-    assert (found["settings"], found["plans"], found["again"]) == (2, 3, 1)
-    assert found["errors"]["latency_s"]["worst"] == pytest.approx(0.25)
-    assert found["errors"]["throughput_per_s"]["worst"] == pytest.approx(0.5)
-    assert found["chosen_over_best"]["latency"]["worst"] == pytest.approx(1.1)
-    assert found["chosen_over_best"]["throughput"]["worst"] == pytest.approx(5.0 / 4.4)
+    result = summary(rows, groups)
+    assert (result["settings"], result["plans"], result["again"]) == (2, 3, 1)
+    assert result["errors"]["latency_s"]["worst"] == pytest.approx(0.25)
+    assert result["errors"]["throughput_per_s"]["worst"] == pytest.approx(0.5)
+    assert result["chosen_over_best"]["latency"]["worst"] == pytest.approx(1.1)
+    assert result["chosen_over_best"]["throughput"]["worst"] == pytest.approx(5.0 / 4.4)
 
 
 def test_figures_of_processes_that_waited_do_not_count_and_a_setting_that_fails_is_named(
@@ -202,11 +202,11 @@ def test_figures_of_processes_that_waited_do_not_count_and_a_setting_that_fails_
 ) -> None:
     late = plan("b", 1.0, 9.0, waited=2 * MOST_WAITED)
     rows = [{"devices": [1] * 4, "again": [], "best": {"throughput": "a"}, "plans": [plan("a", 1.0, 4.4), late]}]
-    found = summary(rows, [])
-    assert found["rejected"] == 1
-    assert found["errors"]["throughput_per_s"]["worst"] == pytest.approx(0.1)
-    assert not found["chosen_over_best"]  # nothing is left to compare it with
-    assert "throughput off by 10.0% (median), 10.0% (worst of 1)" in bench_sleeping.last_line(found)
+    outcome = summary(rows, [])
+    assert outcome["rejected"] == 1
+    assert outcome["errors"]["throughput_per_s"]["worst"] == pytest.approx(0.1)
+    assert not outcome["chosen_over_best"]  # nothing is left to compare it with
+    assert "throughput off by 10.0% (median), 10.0% (worst of 1)" in bench_sleeping.last_line(outcome)
 
     def fails(setting: Setting, *args: Any, **more: Any) -> dict[str, Any]:
         if setting.name == SETTINGS[0].name:

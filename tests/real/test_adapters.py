@@ -38,8 +38,8 @@ def test_logits_change_as_in_llama_cpp(how: dict[str, Any] | None, close: float,
     options = replace(EXACT, repack=False, lora=(f"{adapter}:1.5",))
     if how is None:
         with Engine(f32, options) as engine:
-            given = engine.decode(TOKENS, 0, outputs="all").copy()
+            provided = engine.decode(TOKENS, 0, outputs="all").copy()
     else:
         with ranks_here(f32, how, options, tmp_path) as spread:
-            given = spread.decode(TOKENS, 0, outputs="all").copy()
-    assert np.abs(given - expected).max() <= close * change
+            provided = spread.decode(TOKENS, 0, outputs="all").copy()
+    assert np.abs(provided - expected).max() <= close * change

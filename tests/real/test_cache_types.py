@@ -16,15 +16,15 @@ CHUNK, CHUNKS = 256, 2
 def log_probabilities(path: Path, kv_type: str) -> NDArray[np.float64]:
     """Log probabilities [tokens, n_vocab] of the second half of each chunk of the text."""
     options = EngineOptions(threads=1, context=CHUNK, batch=CHUNK, outputs=CHUNK, kv_type=kv_type, flash_attention="on")
-    found = []
+    results = []
     with Engine(path, options) as engine:
         tokens = engine.model.tokenize(TEXT, add_special=False, parse_special=False)
         for start in range(0, CHUNK * CHUNKS, CHUNK):
             engine.kv_clear()
             logits = engine.decode(tokens[start : start + CHUNK], 0, outputs="all")[CHUNK // 2 :].astype(np.float64)
             logits -= logits.max(axis=1, keepdims=True)
-            found.append(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
-    return np.concatenate(found)
+            results.append(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
+    return np.concatenate(results)
 
 
 def test_keys_need_more_bits_than_values(smollm2: Path) -> None:

@@ -22,10 +22,10 @@ def answers(engine: TextEngine, at_once: int) -> list[list[int]]:
     """Return the answers of so many requests at once."""
     prompts = [engine.model.tokenize(text, add_special=True, parse_special=False) for text in PROMPTS]
     requests = [Request(prompt, 12, SamplingParams(temperature=0), ends=False) for prompt in prompts]
-    found: list[list[int]] = []
+    results: list[list[int]] = []
     for first in range(0, len(requests), at_once):
-        found += Scheduler(engine).run(requests[first : first + at_once])
-    return found
+        results += Scheduler(engine).run(requests[first : first + at_once])
+    return results
 
 
 def test_requests_in_two_groups_are_answered_as_alone(tmp_path: Path) -> None:

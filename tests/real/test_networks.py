@@ -37,14 +37,14 @@ CUTS = {
     "silero_vad_openvino_16k": 41,
     "model": 94,
 }
-each = pytest.mark.parametrize("network", weights.NETWORKS, ids=lambda one: one.name)
+each = pytest.mark.parametrize("network", weights.NETWORKS, ids=lambda item: item.name)
 
 
 @cache
 def expected(network: Weights, seed: int) -> Feeds:
     """Return what ONNX Runtime gives for an input, by name."""
-    source, given = opened(network), feeds(network, seed)
-    [outputs] = runs_whole(network.path(), tuple(given[one.name] for one in source.inputs))
+    source, provided = opened(network), feeds(network, seed)
+    [outputs] = runs_whole(network.path(), tuple(provided[item.name] for item in source.inputs))
     return dict(zip([value.name for value in source.file.model.graph.output], outputs, strict=True))
 
 
@@ -69,9 +69,9 @@ def test_stages_give_what_the_whole_gives(network: Weights, stages: int, tmp_pat
     positions = [several for several in positions if len(several) == stages - 1]
     step = 1 if THOROUGH else max(1, len(positions) // _PIPELINES)
     for several in positions[::step]:
-        with running(source, tmp_path, *several) as one:
+        with running(source, tmp_path, *several) as first:
             for seed in (0, 1):
-                same(one.pipeline.run(feeds(network, seed)).outputs, expected(network, seed))
+                same(first.pipeline.run(feeds(network, seed)).outputs, expected(network, seed))
 
 
 @pytest.fixture(scope="module", name="two")
@@ -89,20 +89,31 @@ def in_this_process(two: Two, capsys: pytest.CaptureFixture[str]) -> Iterator[Ru
 @each
 def test_workers_give_what_the_whole_gives(network: Weights, two: Two, edge: Run, tmp_path: Path) -> None:
     """On three devices cut where the command cuts, and on the two workers cut in the middle."""
-    given, output = tmp_path / "input.npz", tmp_path / "output.npz"
-    np.savez(given, **feeds(network))
+    provided, output = tmp_path / "input.npz", tmp_path / "output.npz"
+    np.savez(provided, **feeds(network))
     places = cuts(opened(network).graph)
     middle = str(places[len(places) // 2].position)
     for devices in ((), ("--no-local", "--cut", middle)):
-        command = ("run", network.path(), "--input", given, "--output", output, "--force", "--repeats", "1", "--json")
+        command = (
+            "run",
+            network.path(),
+            "--input",
+            provided,
+            "--output",
+            output,
+            "--force",
+            "--repeats",
+            "1",
+            "--json",
+        )
         code, out, error = edge(*command, "--workers", f"{two[0].address},{two[1].address}", *devices)
         assert code == 0, error
         said = json.loads(out)
         assert len(said["stages"]) == (2 if devices else 3)
         if not devices:
             assert said["why"] == "equal parts of the work as this device does it"
-        with np.load(output) as held:
-            same({name: held[name] for name in held.files}, expected(network, 0))
+        with np.load(output) as current:
+            same({name: current[name] for name in current.files}, expected(network, 0))
 
 
 def test_a_page_has_its_own_size(two: Two, edge: Run, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def beside_load(measured_briefly: None, two: list[Worker], smollm2_file: GgufFil
             stack.callback(process.kill)
             assert process.stdout is not None
             process.stdout.readline()
-        with Cluster([one.address for one in two], needs_all=True) as cluster:
+        with Cluster([item.address for item in two], needs_all=True) as cluster:
             return arrange(smollm2_file.path, cluster, PlanOptions(context=CONTEXT, concurrency=1, threads=1))
 
 
@@ -64,7 +64,7 @@ def seconds(arranged: PlanChoice, plan: Plan) -> float:
     planner = arranged.planner
     assert planner is not None
     own, *others = planner.speeds
-    return predict(plan, planner.work, {one.device: one for one in (own.at_best, *others)}, planner.links).latency_s
+    return predict(plan, planner.work, {item.device: item for item in (own.at_best, *others)}, planner.links).latency_s
 
 
 def test_a_plan_made_beside_a_load_is_clearly_better_or_one_device(beside_load: PlanChoice) -> None:
@@ -96,14 +96,14 @@ def test_one_device_runs_where_its_quiet_moment_is_known(
     speeds.put(own.key, slow)
     fastest_s = min(speed.seconds for speed in beside_load.planner.speeds)
     Remembered("quiet-speeds").put(own.key, fastest_s / SLOWED)
-    asked = ("-p", "Who wrote Romeo and Juliet?", "--max-tokens", "24", "--context", str(CONTEXT))
-    there = ("--workers", ",".join(one.address for one in two), "--parallel", "auto", "--threads", "1")
-    code, out, error = runner(capsys, "chat")(smollm2_file.path, *asked, *there, "--temperature", "0", "--json")
+    request = ("-p", "Who wrote Romeo and Juliet?", "--max-tokens", "24", "--context", str(CONTEXT))
+    there = ("--workers", ",".join(item.address for item in two), "--parallel", "auto", "--threads", "1")
+    code, out, error = runner(capsys, "chat")(smollm2_file.path, *request, *there, "--temperature", "0", "--json")
     assert code == 0, error
-    found: dict[str, Any] = json.loads(out)
-    assert "William Shakespeare" in found["text"]
-    assert found["why"].startswith("use one device: ")
-    assert "measured while busy: this device" in found["why"]
-    assert len(found["ranks"]) == 1
-    kept = json.loads((state_folder() / "speeds.json").read_text())
-    assert kept[own.key]["value"] == slow
+    result: dict[str, Any] = json.loads(out)
+    assert "William Shakespeare" in result["text"]
+    assert result["why"].startswith("use one device: ")
+    assert "measured while busy: this device" in result["why"]
+    assert len(result["ranks"]) == 1
+    saved = json.loads((state_folder() / "speeds.json").read_text())
+    assert saved[own.key]["value"] == slow

@@ -77,7 +77,7 @@ def permuted(grid: Path, tmp_path_factory: pytest.TempPathFactory) -> Permuted:
             options = FitOptions(matrix, KINDS, within_s=MEASURE_S, threads=2)
             fits[name] = fit_file(file, out, paths[name].stat().st_size, text, options)
     quality = evaluate(path, list(paths.values()), HELD_OUT, TWO, most=CHUNKS)[1:]
-    return Permuted(fits, {n: one.summary.mean_divergence for n, one in zip(paths, quality, strict=True)})
+    return Permuted(fits, {n: item.summary.mean_divergence for n, item in zip(paths, quality, strict=True)})
 
 
 def test_every_tensor_lies_on_the_grid_it_comes_from(smollm2: Path, grid: Path) -> None:
@@ -95,11 +95,11 @@ def test_a_file_on_a_grid_keeps_it(smollm2: Path, grid: Path, tmp_path: Path, mo
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     options = FitOptions(None, KINDS, within_s=MEASURE_S / 2, threads=2)
     size = smollm2.stat().st_size + (1 << 20)
-    made = fit_file(GgufFile.open(grid), tmp_path / "out.gguf", size, read_text(BUNDLED), options)
+    built = fit_file(GgufFile.open(grid), tmp_path / "out.gguf", size, read_text(BUNDLED), options)
     types = {name: tensor.type for name, tensor in GgufFile.open(smollm2).tensors.items()}
-    assert made.outcome.types == types
-    assert made.exact == {name: kind.name for name, kind in types.items() if kind.block > 1}
-    assert made.measured_divergence < 0.01  # of activations in 8 bits; in q5_0 it is 0.04
+    assert built.outcome.types == types
+    assert built.exact == {name: kind.name for name, kind in types.items() if kind.block > 1}
+    assert built.measured_divergence < 0.01  # of activations in 8 bits; in q5_0 it is 0.04
 
 
 @pytest.mark.thorough  # minutes
@@ -113,5 +113,5 @@ def test_a_fitted_file_diverges_less_than_any_type_of_its_size(permuted: Permute
 @pytest.mark.thorough
 def test_what_is_expected_of_another_size_is_measured(permuted: Permuted) -> None:
     """Within a fifth: the factor of whole files was measured at other sizes."""
-    for made in permuted.fits.values():
-        assert made.expected_divergence == pytest.approx(made.measured_divergence, rel=0.2)
+    for fit in permuted.fits.values():
+        assert fit.expected_divergence == pytest.approx(fit.measured_divergence, rel=0.2)

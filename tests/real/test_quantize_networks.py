@@ -49,7 +49,7 @@ def sound(steps: int) -> NDArray[np.float32]:
 
 def inputs(network: Weights) -> list[Feeds]:
     """A few inputs such as the network is made for."""
-    names = {one.name for one in session(network.path(), 1, network.name).get_inputs()}
+    names = {get_input.name for get_input in session(network.path(), 1, network.name).get_inputs()}
     if network is weights.MAGIKA:
         halves = [np.frombuffer((text * 200).encode()[:1024], np.uint8).astype(np.int32) for text in SOURCES]
         return [{"bytes": np.concatenate([half, half])[None]} for half in halves]
@@ -68,27 +68,27 @@ def calibration(path: Path, feeds: list[Feeds]) -> Path:
     return path
 
 
-def errors(network: Weights, made: Path, feeds: list[Feeds]) -> dict[str, float | None]:
+def errors(network: Weights, built: Path, feeds: list[Feeds]) -> dict[str, float | None]:
     """The relative error of each output, which is no worse than was measured, nor nothing."""
-    before, after = session(network.path(), 1, "the float one"), session(made, 1, "the quantized one")
-    found = {output.name: output.relative_l2 for output in compare(before, after, feeds).outputs}
-    assert all(error and error < MOST.get(network.name, OF_SOUND) for error in found.values()), found
-    return found
+    before, after = session(network.path(), 1, "the float one"), session(built, 1, "the quantized one")
+    results = {output.name: output.relative_l2 for output in compare(before, after, feeds).outputs}
+    assert all(error and error < MOST.get(network.name, OF_SOUND) for error in results.values()), results
+    return results
 
 
-@pytest.mark.parametrize("network", NETWORKS, ids=lambda one: one.name)
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda item: item.name)
 def test_dynamic(network: Weights, tmp_path: Path) -> None:
-    made = quantize(network.path(), tmp_path / "int8.onnx", "int8", threads=1)
-    assert (made.method, made.weights_quantized > 0, made.not_compared) == ("dynamic", True, None)
-    assert made.weights_left == (2 if network is weights.OCR_DETECTION else 0)  # of convolutions that widen
+    built = quantize(network.path(), tmp_path / "int8.onnx", "int8", threads=1)
+    assert (built.method, built.weights_quantized > 0, built.not_compared) == ("dynamic", True, None)
+    assert built.weights_left == (2 if network is weights.OCR_DETECTION else 0)  # of convolutions that widen
     # Some networks hold a weight once where the tool needs it for each of two branches.
-    assert made.size_bytes < 0.45 * made.source_bytes
-    assert made.comparison is not None
-    assert all(output.relative_l2 is not None for output in made.comparison.outputs)
+    assert built.size_bytes < 0.45 * built.source_bytes
+    assert built.comparison is not None
+    assert all(output.relative_l2 is not None for output in built.comparison.outputs)
     errors(network, tmp_path / "int8.onnx", inputs(network))
 
 
-@pytest.mark.parametrize("network", NETWORKS, ids=lambda one: one.name)
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda item: item.name)
 def test_static(network: Weights, tmp_path: Path) -> None:
     feeds = inputs(network)
     samples, out = calibration(tmp_path / "samples.npz", feeds), tmp_path / "int8.onnx"
@@ -97,17 +97,22 @@ def test_static(network: Weights, tmp_path: Path) -> None:
             quantize(network.path(), out, "int8", samples, threads=1)
         assert not out.exists()
         return
-    made = quantize(network.path(), out, "int8", samples, threads=1)
-    assert made.comparison is not None
-    assert (made.method, made.samples_made_up) == ("static", False)
+    built = quantize(network.path(), out, "int8", samples, threads=1)
+    assert built.comparison is not None
+    assert (built.method, built.samples_made_up) == ("static", False)
     left = {"silero_vad_16k_op15": 4, "silero_vad_half": 4, "silero_vad_16k_sequence": 2, "silero_vad_openvino_16k": 2}
-    assert made.weights_left == left.get(network.name, 0)  # of an LSTM, which has no fixed ranges
-    shown, reported = errors(network, out, feeds), {one.name: one.relative_l2 for one in made.comparison.outputs}
+    assert built.weights_left == left.get(network.name, 0)  # of an LSTM, which has no fixed ranges
+    shown, reported = (
+        errors(network, out, feeds),
+        {output.name: output.relative_l2 for output in built.comparison.outputs},
+    )
     assert reported == {name: pytest.approx(error, rel=1e-3) for name, error in shown.items()}
     far = [
         f"{name!r} is off by {error:.0%}" for name, error in reported.items() if error == max(reported.values()) > 0.25
     ]
-    assert [note.split(" of its size")[0] for note in made.notes if "is off by" in note] == [f"Output {f}" for f in far]
+    assert [note.split(" of its size")[0] for note in built.notes if "is off by" in note] == [
+        f"Output {f}" for f in far
+    ]
 
 
 def test_the_command_takes_samples_for_a_network_over_integers(tmp_path: Path) -> None:

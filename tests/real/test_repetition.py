@@ -41,7 +41,9 @@ def engine(smollm2: Path) -> Iterator[Engine]:
         yield engine
 
 
-def asked(engine: Engine, question: str, sampling: SamplingParams, **more: Any) -> tuple[str, list[int], Response]:
+def repeated_answer(
+    engine: Engine, question: str, sampling: SamplingParams, **more: Any
+) -> tuple[str, list[int], Response]:
     """The text, the tokens and the last response of a greedy answer, with drafts, which change no token."""
     chat = Chat(engine, when_full="forget", drafter=Speculation(NgramDrafts, "ngram"))
     responses = list(chat.ask(question, sampling, **more))
@@ -51,32 +53,34 @@ def asked(engine: Engine, question: str, sampling: SamplingParams, **more: Any) 
 
 @pytest.mark.parametrize("question", [LOOPS, *thorough("Write a poem about the sea.", "Tell me a story about a dog.")])
 def test_an_answer_that_loops_is_ended(engine: Engine, question: str) -> None:
-    _, tokens, last = asked(engine, question, GREEDY)
+    _, tokens, last = repeated_answer(engine, question, GREEDY)
     assert last.finish_reason == "repetition"
     assert len(tokens) < CONTEXT // 2
     assert first_loop(tokens) == (len(tokens), last.repetition)
 
 
 def test_it_goes_on_where_that_is_asked_for(engine: Engine) -> None:
-    tokens, last = asked(engine, LOOPS, replace(GREEDY, allow_repetition=True), max_tokens=LEAST_TOKENS + 20)[1:]
+    tokens, last = repeated_answer(engine, LOOPS, replace(GREEDY, allow_repetition=True), max_tokens=LEAST_TOKENS + 20)[
+        1:
+    ]
     assert (len(tokens), last.finish_reason, last.repetition) == (LEAST_TOKENS + 20, "length", None)
 
 
 def test_dry_keeps_it_from_looping(engine: Engine) -> None:
-    assert asked(engine, LOOPS, replace(GREEDY, dry_multiplier=0.8))[2].finish_reason == "stop"
+    assert repeated_answer(engine, LOOPS, replace(GREEDY, dry_multiplier=0.8))[2].finish_reason == "stop"
 
 
 @pytest.mark.parametrize(
     "question", ["Write a Python function that prints hello ten times.", *thorough("List 50 names of animals.")]
 )
 def test_an_answer_that_ends_by_itself_is_untouched(engine: Engine, question: str) -> None:
-    text, _, last = asked(engine, question, GREEDY)
+    text, _, last = repeated_answer(engine, question, GREEDY)
     assert last.finish_reason == "stop"
-    assert asked(engine, question, replace(GREEDY, allow_repetition=True))[0] == text
+    assert repeated_answer(engine, question, replace(GREEDY, allow_repetition=True))[0] == text
 
 
 def test_an_array_without_a_bound_ends_and_is_json(engine: Engine) -> None:
-    text, _, last = asked(engine, "Give names of colours.", replace(GREEDY, json_schema=json.dumps(COLOURS)))
+    text, _, last = repeated_answer(engine, "Give names of colours.", replace(GREEDY, json_schema=json.dumps(COLOURS)))
     assert last.finish_reason == "stop"
     assert len(json.loads(text)["colours"]) == MAX_ITEMS
 
@@ -85,7 +89,7 @@ def test_an_array_without_a_bound_ends_and_is_json(engine: Engine) -> None:
 def test_a_number_that_never_ends_is_ended(engine: Engine) -> None:
     """No bound of arrays helps here: its digits repeat."""
     sampling = replace(GREEDY, json_schema='{"type": "number"}')
-    assert asked(engine, "How many people live in Berlin?", sampling)[2].finish_reason == "repetition"
+    assert repeated_answer(engine, "How many people live in Berlin?", sampling)[2].finish_reason == "repetition"
 
 
 def test_the_command_says_why_it_ended(smollm2: Path) -> None:
@@ -135,8 +139,8 @@ def test_samplers_draw_what_llama_cpp_draws(engine: Engine, bare: BareLlama, cas
 
     def answer(options: dict[str, Any]) -> list[int]:
         responses = generate(one_slot(engine), prompt, SamplingParams(**options), max_tokens=40)
-        return [one.token_id for one in responses if one.token_id is not None]
+        return [response.token_id for response in responses if response.token_id is not None]
 
-    options, beside = SAMPLERS[case]
+    options, baseline = SAMPLERS[case]
     assert answer(options) == bare.answer(prompt, 40, options)
-    assert answer(options) != answer(beside)
+    assert answer(options) != answer(baseline)

@@ -23,11 +23,11 @@ def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_folders(monkeypatch, tmp_path / "own")
 
 
-def plan(one: Worker, parallel: str) -> tuple[str, ...]:
-    return ("--workers", one.address, "--parallel", parallel, "--shares", "1,1")
+def plan(item: Worker, parallel: str) -> tuple[str, ...]:
+    return ("--workers", item.address, "--parallel", parallel, "--shares", "1,1")
 
 
-def asked(model: Path, *args: str) -> str:
+def chat(model: Path, *args: str) -> str:
     """The answer of a run that nothing disturbs."""
     done = run_edge("chat", model, "-p", PROMPT, *ASKED, *args)
     assert done.returncode == 0, done.stderr
@@ -48,8 +48,8 @@ def disturbed(model: Path, lose: Callable[[], None], after: int, *args: str) -> 
     return text.decode()
 
 
-def kill_engine(one: Worker) -> None:
-    for child in one.children():
+def kill_engine(item: Worker) -> None:
+    for child in item.children():
         child.kill()
 
 
@@ -61,16 +61,16 @@ def moments() -> Iterator[int]:
 
 
 def test_one_device(smollm2: Path) -> None:
-    assert len({asked(smollm2) for _ in range(1 + RUNS)}) == 1
+    assert len({chat(smollm2) for _ in range(1 + RUNS)}) == 1
 
 
 @pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
 def test_a_loss_changes_no_token(smollm2: Path, tmp_path: Path, parallel: str) -> None:
     after, answers = moments(), set()
-    with worker(tmp_path / "one", "--threads", "1") as one:
+    with worker(tmp_path / "one", "--threads", "1") as first:
         for _ in range(RUNS):
-            answers.add(asked(smollm2, *plan(one, parallel)))
-            answers.add(disturbed(smollm2, lambda: kill_engine(one), next(after), *plan(one, parallel)))
+            answers.add(chat(smollm2, *plan(first, parallel)))
+            answers.add(disturbed(smollm2, lambda: kill_engine(first), next(after), *plan(first, parallel)))
     for _ in range(RUNS):
         with worker(tmp_path / "two", "--threads", "1") as two:
             answers.add(disturbed(smollm2, two.kill, next(after), *plan(two, parallel)))

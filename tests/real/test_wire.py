@@ -36,7 +36,7 @@ def test_q8_sums_with_error_feedback_are_nearer(tmp_path: Path, monkeypatch: pyt
     fed = logits(model, tmp_path, "q8")
     monkeypatch.setattr(shard, "adds_sums", lambda tensors: False)
     plain = logits(model, tmp_path, "q8")
-    lost, without = (float(np.sqrt(np.mean((one - exact) ** 2)) / exact.std()) for one in (fed, plain))
+    lost, without = (float(np.sqrt(np.mean((item - exact) ** 2)) / exact.std()) for item in (fed, plain))
     assert 0 < lost < 0.008
     assert lost < 0.8 * without
     assert without < 0.015
@@ -45,5 +45,5 @@ def test_q8_sums_with_error_feedback_are_nearer(tmp_path: Path, monkeypatch: pyt
 def test_q8_sums_are_as_near_as_f16_where_activations_are_rounded(tmp_path: Path) -> None:
     """In Q4_1, whose products round activations to 8 bits: measured 0.99 of what f16 loses; last bits decide both."""
     exact, half, fed = (logits(SMOLLM2.path(), tmp_path, wire) for wire in ("f32", "f16", "q8"))
-    lost_half, lost = (float(np.sqrt(np.mean((one - exact) ** 2))) for one in (half, fed))
+    lost_half, lost = (float(np.sqrt(np.mean((item - exact) ** 2))) for item in (half, fed))
     assert 0 < lost < 1.2 * lost_half

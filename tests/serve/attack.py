@@ -74,7 +74,9 @@ async def attack(
         chats = [asyncio.create_task(_chat(client, n, questions, outcome, ended)) for n in range(CHATS)]
         watching = asyncio.create_task(_watch(server, outcome, ended))
         waiting = asyncio.Semaphore(AT_ONCE)
-        await asyncio.gather(*(_hostile(url, waiting, n, one, outcome) for n, one in enumerate(constraints)))
+        await asyncio.gather(
+            *(_hostile(url, waiting, n, constraint, outcome) for n, constraint in enumerate(constraints))
+        )
         ended.set()
         counts = await asyncio.gather(*chats)
         await watching
@@ -82,7 +84,7 @@ async def attack(
         deadline = time.monotonic() + SETTLE_S
         while time.monotonic() < deadline:
             outcome.grown_bytes = _memory(server) - memory
-            outcome.left_over = [one.name() for one in _forks(server)]
+            outcome.left_over = [fork.name() for fork in _forks(server)]
             outcome.threads = _threads(server) - threads
             if outcome.grown_bytes < 64 << 20 and not outcome.left_over and outcome.threads <= MOST_THREADS:
                 break
@@ -95,16 +97,16 @@ async def attack(
 async def _fill(client: httpx.AsyncClient) -> None:
     """Fill the context once: memory of keys and values is the process's from then on, and is no growth later."""
     prompts = [[100 + n] * (CONTEXT // CHATS - 24) for n in range(CHATS)]
-    asked = (client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 16}) for prompt in prompts)
-    for filled in await asyncio.gather(*asked):
+    request = (client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 16}) for prompt in prompts)
+    for filled in await asyncio.gather(*request):
         assert filled.status_code == 200, filled.text
 
 
 async def _hostile(url: str, waiting: asyncio.Semaphore, n: int, constraint: Constraint, outcome: Outcome) -> None:
     async with waiting, httpx.AsyncClient(base_url=url, timeout=WAIT_S) as client:
         try:
-            asked = client.post("/v1/chat/completions", content=_body(*constraint))
-            status = str((await asyncio.wait_for(asked, MOMENTS_S[n % len(MOMENTS_S)])).status_code)
+            request = client.post("/v1/chat/completions", content=_body(*constraint))
+            status = str((await asyncio.wait_for(request, MOMENTS_S[n % len(MOMENTS_S)])).status_code)
         except asyncio.TimeoutError:
             status = "left"
         outcome.statuses[status] += 1
@@ -154,15 +156,15 @@ def _all(server: psutil.Process) -> list[psutil.Process]:
 
 def _forks(server: psutil.Process) -> list[psutil.Process]:
     """The processes that follow a constraint now."""
-    found = []
-    for one in _all(server):
+    results = []
+    for item in _all(server):
         try:
-            parent = one.parent()
-            if _CHILD in one.cmdline() and parent is not None and _CHILD in parent.cmdline():
-                found.append(one)
+            parent = item.parent()
+            if _CHILD in item.cmdline() and parent is not None and _CHILD in parent.cmdline():
+                results.append(item)
         except psutil.NoSuchProcess:
             continue
-    return found
+    return results
 
 
 def _memory(server: psutil.Process) -> int:
@@ -179,7 +181,7 @@ def _memory(server: psutil.Process) -> int:
 
 def _threads(server: psutil.Process) -> int:
     """Return threads of the server and the engine process: other processes have one thread each."""
-    return sum(one.num_threads() for one in _all(server)[:2])
+    return sum(item.num_threads() for item in _all(server)[:2])
 
 
 def attacked(model: Path, constraints: Sequence[Constraint], questions: Mapping[str, str]) -> Outcome:

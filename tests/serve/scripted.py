@@ -23,15 +23,15 @@ class ScriptedAnswer:
         self._model, self._wanted = model, generation
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        model, wanted = self._model, self._wanted
+        model, expected = self._model, self._wanted
         for count, character in enumerate(model.thinks, 1):
             yield Piece("", ord(character), thought=character, thought_tokens=count)
-        said = model.says[: wanted.max_tokens]
+        said = model.says[: expected.max_tokens]
         for character in said:
             self.sent_tokens += 1
             piece = character.encode()
-            logprob = TokenLogprob(ord(character), piece, -0.5) if wanted.logprobs is not None else None
-            others = (TokenLogprob(1, b"\xff", float("-inf")),) * (wanted.logprobs or 0)
+            logprob = TokenLogprob(ord(character), piece, -0.5) if expected.logprobs is not None else None
+            others = (TokenLogprob(1, b"\xff", float("-inf")),) * (expected.logprobs or 0)
             yield Piece(character, ord(character), logprob=logprob, alternatives=others)
         if model.fails is not None:
             raise model.fails
@@ -60,7 +60,7 @@ class Scripted:
         self.loaded = asyncio.Event()  # requests wait for it
         self.loaded.set()
         self.left = 0  # requests that were given up while they waited for it
-        self.asked: list[Generation] = []
+        self.requests: list[Generation] = []
         self.answers: list[ScriptedAnswer] = []
         self.turns: list[Mapping[str, Any]] = []  # that it was told
 
@@ -76,7 +76,7 @@ class Scripted:
             raise
         if self.refuses is not None:
             raise self.refuses
-        self.asked.append(generation)
+        self.requests.append(generation)
         self.answers.append(ScriptedAnswer(self, generation))
         return self.answers[-1]
 
@@ -95,7 +95,7 @@ class Scripted:
         variables: Mapping[str, Any] = MappingProxyType({}),
         think: int | None = None,
     ) -> str:
-        return "".join(f"{one['role']}: {one['content']}\n" for one in messages)
+        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
 
     async def embed(self, texts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
         return [[0.6, 0.8] for _ in texts], sum(map(len, texts))
@@ -120,7 +120,7 @@ class Scripted:
                 "trained_context": 1024, "sequences": 8, "vocabulary": 256,
                 "parameters": 0, "size_bytes": 0, "chat_template": self.template, "embeds": True, "reranks": True,
             },
-            "slots": [{"id": n, "is_processing": one} for n, one in enumerate(busy)],
+            "slots": [{"id": n, "is_processing": item} for n, item in enumerate(busy)],
             "waiting": 0, "tokens_per_s": 0.0, "devices": [], "plan": None, "why": "",
             "counters": {"prompt_tokens": 7, "cached_tokens": 3, "generated_tokens": 5, "steps": 5, "preemptions": 0,
                          "background_preemptions": 0},

@@ -55,4 +55,4 @@ def serving(
 def events_of(text: str) -> list[dict[str, Any]]:
     """The JSON of each event in a stream of server-sent events."""
     data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    return [json.loads(one) for one in data if one != "[DONE]"]
+    return [json.loads(item) for item in data if item != "[DONE]"]

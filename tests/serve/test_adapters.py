@@ -98,15 +98,15 @@ def test_chats_have_them_too(url: str) -> None:
         for name in ("demo", "up")
     )
     texts = [
-        "".join(event["choices"][0]["delta"].get("content") or "" for event in events_of(one.text) if event["choices"])
-        for one in (plain, changed)
+        "".join(event["choices"][0]["delta"].get("content") or "" for event in events_of(item.text) if event["choices"])
+        for item in (plain, changed)
     ]
     assert texts[0] != texts[1]
 
 
 def test_the_default_changes_without_a_reload(url: str, answers: dict[Scales, str]) -> None:
     before = httpx.get(f"{url}/lora-adapters").json()
-    assert [(one["id"], Path(one["path"]).name, one["scale"]) for one in before] == [
+    assert [(item["id"], Path(item["path"]).name, item["scale"]) for item in before] == [
         (0, "up.gguf", 0.0),
         (1, "down.gguf", 0.5),
     ]
@@ -114,7 +114,7 @@ def test_the_default_changes_without_a_reload(url: str, answers: dict[Scales, st
         new = [{"id": i, "scale": scale} for i, scale in enumerate(scales) if scale]
         assert httpx.post(f"{url}/lora-adapters", json=new).json() == {"success": True}
         assert ask(url)["content"] == answers[scales]
-        assert [one["scale"] for one in httpx.get(f"{url}/lora-adapters").json()] == list(scales or (0.0, 0.0))
+        assert [item["scale"] for item in httpx.get(f"{url}/lora-adapters").json()] == list(scales or (0.0, 0.0))
     assert ask(url, lora=[])["content"] == answers[()]
     [status] = httpx.get(f"{url}/v1/cluster").json()["models"]
     assert status["restarts"] == 0

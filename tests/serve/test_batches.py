@@ -271,7 +271,7 @@ def output(store: BatchStore, batch: Batch, file_id: str | None) -> list[Any]:
 
 
 async def some(place: Place, n: int) -> None:
-    while len(place.model.asked) < n:
+    while len(place.model.requests) < n:
         await asyncio.sleep(0.01)
 
 
@@ -279,7 +279,7 @@ def test_requests_are_in_the_background_and_prompts_stay_apart(place: Place) -> 
     store = place.store()
     batch = place.batch(store, line("a"), line("b"))
     place.run(store, until_ended=batch)
-    assert {(generation.background, generation.namespace) for generation in place.model.asked} == {
+    assert {(generation.background, generation.namespace) for generation in place.model.requests} == {
         (True, "its prompts")
     }
 
@@ -302,7 +302,7 @@ def test_an_interrupted_batch_goes_on_with_the_next_server(place: Place) -> None
 
     store.note = note  # type: ignore[method-assign]
     place.run(store, meanwhile=stop_after_the_first)
-    n_before, done = len(place.model.asked), dict(batch.done)
+    n_before, done = len(place.model.requests), dict(batch.done)
     assert 2 <= len(done) < 4
     [path] = place.folder.glob("batch_*")
     with path.open("ab") as file:
@@ -314,7 +314,7 @@ def test_an_interrupted_batch_goes_on_with_the_next_server(place: Place) -> None
     assert (restored.id, restored.done, restored.status) == (batch.id, done, "in_progress")
     place.run(again, until_ended=restored)
     assert restored.status == "completed"
-    assert len(place.model.asked) - n_before == 4 - len(done)  # what was answered is not asked again
+    assert len(place.model.requests) - n_before == 4 - len(done)  # what was answered is not asked again
     assert [each["custom_id"] for each in output(again, restored, restored.output_file_id)] == ["a", "b", "c"]
     assert len(output(again, restored, restored.error_file_id)) == 1
     place.now += 1
@@ -339,11 +339,11 @@ def test_who_asks_another_model_goes_first(place: Place) -> None:
         place.model.waits = False
         for _ in range(20):
             await asyncio.sleep(0.01)
-        assert len(place.model.asked) == 1  # none meanwhile
+        assert len(place.model.requests) == 1  # none meanwhile
         place.models.other_is_busy = False
 
     place.run(store, until_ended=batch, meanwhile=ask)
-    assert (batch.status, len(place.model.asked)) == ("completed", 2)
+    assert (batch.status, len(place.model.requests)) == ("completed", 2)
 
 
 def test_a_batch_is_cancelled(place: Place) -> None:
@@ -488,10 +488,10 @@ def test_files_of_one_key_are_not_those_of_another(place: Place, monkeypatch: py
     options = ServeOptions(api_keys=("one", "two"), shared_prefixes=True, batches=place.folder)
     with serving(create_app(place.models, options)) as address:
         with (
-            OpenAI(base_url=f"{address}/v1", api_key="one", max_retries=0) as one,
+            OpenAI(base_url=f"{address}/v1", api_key="one", max_retries=0) as first,
             OpenAI(base_url=f"{address}/v1", api_key="two", max_retries=0) as two,
         ):
-            batch = answered(one, jsonl(line("a")))
+            batch = answered(first, jsonl(line("a")))
             for ask in (two.files.retrieve, two.files.content, two.files.delete):
                 with pytest.raises(NotFoundError):
                     ask(batch.output_file_id)
@@ -500,11 +500,11 @@ def test_files_of_one_key_are_not_those_of_another(place: Place, monkeypatch: py
                     act(batch.id)
             assert not two.files.list().data
             assert not two.batches.list().data
-            assert len(one.files.list().data) == 2
-            assert [listed.id for listed in one.batches.list()] == [batch.id]
+            assert len(first.files.list().data) == 2
+            assert [listed.id for listed in first.batches.list()] == [batch.id]
             monkeypatch.setattr(store_module, "MAX_FILES", 6)  # half of them are there
             with pytest.raises(BadRequestError, match="no more may be"):
-                one.files.create(file=("x", b"x"), purpose="batch")
+                first.files.create(file=("x", b"x"), purpose="batch")
             assert two.files.create(file=("x", b"x"), purpose="batch")
         assert httpx.get(f"{address}/v1/files").status_code == 401
 

@@ -73,7 +73,7 @@ def accepts(grammar: str | None, text: str) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-def held(form: CallFormat, text: str) -> Parsed:
+def parse_held(form: CallFormat, text: str) -> Parsed:
     """Return what a parser makes of an answer that followed a grammar."""
     parser = CallParser(form, {"weather": SCHEMA, "time": {}}, is_constrained=True)
     return merged([*parser.add(text), *parser.end()])
@@ -85,7 +85,7 @@ def test_a_call_that_must_come_follows_its_schema_and_is_recognized(form: CallFo
     for arguments in GOOD:
         good = written_calls(form, [("weather", arguments)])
         assert accepts(grammar, good), good
-        assert held(form, good) == [{"name": "weather", "arguments": arguments}]
+        assert parse_held(form, good) == [{"name": "weather", "arguments": arguments}]
     once = written_calls(form, [("time", {})])
     assert accepts(grammar, once)
     calls = [[("weather", arguments)] for arguments in BAD]
@@ -95,7 +95,7 @@ def test_a_call_that_must_come_follows_its_schema_and_is_recognized(form: CallFo
     several = constraint(form, FunctionUse([WEATHER, TIME], "required", several=True))
     three = [("time", {}), ("weather", GOOD[1]), ("time", {})]
     assert accepts(several, written_calls(form, three))
-    assert held(form, written_calls(form, three)) == [{"name": name, "arguments": own} for name, own in three]
+    assert parse_held(form, written_calls(form, three)) == [{"name": name, "arguments": own} for name, own in three]
     named = constraint(form, FunctionUse([WEATHER, TIME], name="weather"))
     assert accepts(named, written_calls(form, [("weather", GOOD[0])]))
     assert not accepts(named, once)
@@ -113,7 +113,7 @@ def test_a_strict_function_may_be_called_only_as_its_schema_says(form: CallForma
         between = f"One: {written_calls(form, once)} and {written_calls(form, once)} done"
         assert accepts(grammar, between)
         call = {"name": "weather", "arguments": GOOD[1]}
-        assert held(form, between) == ["One: ", call, "and ", call, "done"]
+        assert parse_held(form, between) == ["One: ", call, "and ", call, "done"]
 
 
 def test_with_a_schema_for_text_the_answer_is_a_call_or_follows_it() -> None:

@@ -35,8 +35,8 @@ def follows(arguments: Any) -> bool:
 def test_models(openai: OpenAI, anthropic: Anthropic) -> None:
     from openai import NotFoundError
 
-    assert [one.id for one in openai.models.list()] == [NAME]
-    assert [one.id for one in anthropic.models.list()] == [NAME]
+    assert [item.id for item in openai.models.list()] == [NAME]
+    assert [item.id for item in anthropic.models.list()] == [NAME]
     assert openai.models.retrieve(NAME).object == "model"
     with pytest.raises(NotFoundError):
         openai.models.retrieve("nobody")
@@ -57,7 +57,7 @@ def test_a_chat_whole_and_streamed(openai: OpenAI) -> None:
             model=NAME, messages=HI, temperature=0, stream=True, stream_options={"include_usage": True}
         )
     )
-    assert "".join(one.choices[0].delta.content or "" for one in chunks if one.choices) == text
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
     again = chunks[-1].usage
     assert again is not None
     assert again.prompt_tokens == usage.prompt_tokens
@@ -70,7 +70,9 @@ def test_what_was_computed_is_not_computed_again(openai: OpenAI) -> None:
     messages: Any = [{"role": "system", "content": "You know a lot of towns and rivers. " * 10}, *HI]
     reply = [openai.chat.completions.create(model=NAME, messages=messages, max_tokens=1) for _ in range(2)]
     cached = [
-        one.usage.prompt_tokens_details.cached_tokens for one in reply if one.usage and one.usage.prompt_tokens_details
+        item.usage.prompt_tokens_details.cached_tokens
+        for item in reply
+        if item.usage and item.usage.prompt_tokens_details
     ]
     assert (cached[1] or 0) > (cached[0] or 0)
 
@@ -99,13 +101,14 @@ def test_probabilities(openai: OpenAI) -> None:
     logprobs = reply.choices[0].logprobs
     assert logprobs is not None
     assert len(logprobs.content or ()) == 5
-    for one in logprobs.content or ():
-        assert len(one.top_logprobs) == 3
-        assert one.top_logprobs[0].logprob >= one.top_logprobs[1].logprob
-        assert one.token == one.top_logprobs[0].token  # at temperature 0
-        assert one.logprob <= 0
+    for item in logprobs.content or ():
+        assert len(item.top_logprobs) == 3
+        assert item.top_logprobs[0].logprob >= item.top_logprobs[1].logprob
+        assert item.token == item.top_logprobs[0].token  # at temperature 0
+        assert item.logprob <= 0
     assert (
-        b"".join(bytes(one.bytes or ()) for one in logprobs.content or ()).decode() == reply.choices[0].message.content
+        b"".join(bytes(entry.bytes or ()) for entry in logprobs.content or ()).decode()
+        == reply.choices[0].message.content
     )
 
 
@@ -118,26 +121,26 @@ def test_a_bias_forbids_a_token(openai: OpenAI, server: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "parsed_type",
     [{"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}, {"type": "json_object"}],
-    ids=lambda wanted: wanted["type"],
+    ids=lambda expected: expected["type"],
 )
-def test_an_answer_in_json(openai: OpenAI, wanted: Any) -> None:
+def test_an_answer_in_json(openai: OpenAI, parsed_type: Any) -> None:
     reply = openai.chat.completions.create(
-        model=NAME, messages=HI, response_format=wanted, seed=1, temperature=0, max_tokens=300
+        model=NAME, messages=HI, response_format=parsed_type, seed=1, temperature=0, max_tokens=300
     )
     if reply.choices[0].finish_reason == "stop":
         value = json.loads(reply.choices[0].message.content or "")
         assert isinstance(value, dict)
-        assert follows(value) or wanted["type"] == "json_object"
+        assert follows(value) or parsed_type["type"] == "json_object"
     else:
-        assert wanted["type"] == "json_object"  # which may go on for ever
+        assert parsed_type["type"] == "json_object"  # which may go on for ever
         assert (reply.choices[0].message.content or "").lstrip().startswith("{")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=str)
 def test_a_tool_that_must_be_called(openai: OpenAI, choice: Any) -> None:
-    asked = {
+    request = {
         "model": NAME,
         "messages": HI,
         "tools": CHAT_TOOLS,
@@ -145,13 +148,13 @@ def test_a_tool_that_must_be_called(openai: OpenAI, choice: Any) -> None:
         "temperature": 0,
         "max_tokens": 200,
     }
-    reply = openai.chat.completions.create(**asked).choices[0]
+    reply = openai.chat.completions.create(**request).choices[0]
     assert reply.finish_reason == "tool_calls"
     [call] = reply.message.tool_calls or []
     assert call.type == "function"
     assert call.function.name == "weather"
     assert follows(json.loads(call.function.arguments))
-    with openai.chat.completions.stream(**asked) as stream:
+    with openai.chat.completions.stream(**request) as stream:
         [streamed] = stream.get_final_completion().choices[0].message.tool_calls or ()  # type: ignore[misc]
     assert streamed.function.arguments == call.function.arguments
     answer: Any = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
@@ -172,9 +175,9 @@ def test_a_strict_tool_that_need_not_be_called(openai: OpenAI) -> None:
     strict: Any = [{"type": "function", "function": {**CHAT_TOOLS[0]["function"], "strict": True}}]
     reply = openai.chat.completions.create(model=NAME, messages=HI, tools=strict, temperature=0, max_tokens=40)
     assert "65" in (reply.choices[0].message.content or "")
-    wanted: Any = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
-    asked: Any = {"response_format": wanted, "max_tokens": 200}
-    either = openai.chat.completions.create(model=NAME, messages=HI, tools=strict, **asked).choices[0]
+    expected: Any = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
+    request: Any = {"response_format": expected, "max_tokens": 200}
+    either = openai.chat.completions.create(model=NAME, messages=HI, tools=strict, **request).choices[0]
     calls = either.message.tool_calls or ()
     assert all(call.type == "function" and follows(json.loads(call.function.arguments)) for call in calls)
     assert calls or follows(json.loads(either.message.content or ""))
@@ -193,8 +196,8 @@ def test_completions(openai: OpenAI) -> None:
 
 
 def test_completions_of_tokens(openai: OpenAI, server: str) -> None:
-    asked = {"content": "One kilobyte", "add_special": True}
-    tokens = httpx.post(f"{server}/tokenize", json=asked).json()["tokens"]
+    request = {"content": "One kilobyte", "add_special": True}
+    tokens = httpx.post(f"{server}/tokenize", json=request).json()["tokens"]
     texts = [
         openai.completions.create(model=NAME, prompt=prompt, max_tokens=4, temperature=0).choices[0].text
         for prompt in ("One kilobyte", tokens)
@@ -217,8 +220,8 @@ def test_responses(openai: OpenAI) -> None:
     [call] = called.output
     assert call.type == "function_call"
     assert follows(json.loads(call.arguments))
-    wanted: Any = {"format": {"type": "json_schema", "name": "trip", "schema": SCHEMA}}
-    assert follows(json.loads(openai.responses.create(model=NAME, input=SUM, text=wanted).output_text))
+    expected: Any = {"format": {"type": "json_schema", "name": "trip", "schema": SCHEMA}}
+    assert follows(json.loads(openai.responses.create(model=NAME, input=SUM, text=expected).output_text))
 
 
 def test_messages(anthropic: Anthropic) -> None:
@@ -232,13 +235,13 @@ def test_messages(anthropic: Anthropic) -> None:
         assert stream.get_final_message().usage.output_tokens == reply.usage.output_tokens
     tools: Any = [{"name": "weather", "input_schema": SCHEMA}]
     for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
-        asked: Any = {"model": NAME, "max_tokens": 200, "messages": HI, "tools": tools, "tool_choice": choice}
-        called = anthropic.messages.create(**asked)
+        request: Any = {"model": NAME, "max_tokens": 200, "messages": HI, "tools": tools, "tool_choice": choice}
+        called = anthropic.messages.create(**request)
         [use] = called.content
         assert use.type == "tool_use"
         assert follows(use.input)
         assert called.stop_reason == "tool_use"
-        with anthropic.messages.stream(**asked) as stream:
+        with anthropic.messages.stream(**request) as stream:
             [use] = stream.get_final_message().content
         assert use.type == "tool_use"
         assert follows(use.input)
@@ -254,7 +257,7 @@ def test_tokens_are_counted_as_they_are_used(anthropic: Anthropic) -> None:
 def test_embeddings(openai: OpenAI) -> None:
     reply = openai.embeddings.create(model=NAME, input=["One kilobyte", "One kilobyte", "Rome"])  # asks for base64
     plain = openai.embeddings.create(model=NAME, input="One kilobyte", encoding_format="float")
-    first, same, other = (one.embedding for one in reply.data)
+    first, same, other = (item.embedding for item in reply.data)
     assert sum(x * x for x in first) == pytest.approx(1, abs=1e-3)
     assert first == pytest.approx(same, abs=1e-3)
     assert plain.data[0].embedding == pytest.approx(first, abs=1e-3)

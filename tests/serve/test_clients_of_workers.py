@@ -47,7 +47,7 @@ def test_a_chat_whole_and_streamed(openai: OpenAI, server: str) -> None:
     assert [device["layers"] for device in model["devices"]] == [[0, 8]] * 3
     usage: Any = {"stream_options": {"include_usage": True}}
     chunks = list(openai.chat.completions.create(model=NAME, messages=HI, temperature=0, stream=True, **usage))
-    assert "".join(one.choices[0].delta.content or "" for one in chunks if one.choices) == text
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
     assert response.usage is not None
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == response.usage.completion_tokens
@@ -56,26 +56,26 @@ def test_a_chat_whole_and_streamed(openai: OpenAI, server: str) -> None:
 def test_a_schema_holds(openai: OpenAI) -> None:
     from openai import BadRequestError
 
-    asked: Any = {"model": NAME, "messages": HI, "response_format": JSON, "max_tokens": 300, "n": 3, "seed": 1}
-    response = openai.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+    request: Any = {"model": NAME, "messages": HI, "response_format": JSON, "max_tokens": 300, "n": 3, "seed": 1}
+    response = openai.chat.completions.create(**request, logprobs=True, top_logprobs=2)
     for choice in response.choices:
         assert choice.finish_reason == "stop"
         assert follows(json.loads(choice.message.content or ""))
         assert choice.logprobs is not None
-        pieces = [bytes(one.bytes or ()) for one in choice.logprobs.content or ()]
+        pieces = [bytes(item.bytes or ()) for item in choice.logprobs.content or ()]
         assert b"".join(pieces).decode() == choice.message.content
-        assert all(len(one.top_logprobs) == 2 for one in choice.logprobs.content or ())
+        assert all(len(item.top_logprobs) == 2 for item in choice.logprobs.content or ())
     with pytest.raises(BadRequestError):
         openai.chat.completions.create(model=NAME, messages=HI, extra_body={"lark": "start: nothing"})
 
 
 def test_a_tool_is_called(openai: OpenAI, anthropic: Anthropic) -> None:
-    asked: Any = {"model": NAME, "messages": HI, "max_tokens": 200}
-    with openai.chat.completions.stream(**asked, tools=CHAT_TOOLS, tool_choice="required", temperature=0) as stream:
+    request: Any = {"model": NAME, "messages": HI, "max_tokens": 200}
+    with openai.chat.completions.stream(**request, tools=CHAT_TOOLS, tool_choice="required", temperature=0) as stream:
         [call] = stream.get_final_completion().choices[0].message.tool_calls or ()  # type: ignore[misc]
     assert follows(json.loads(call.function.arguments))
     tools: Any = [{"name": "weather", "input_schema": SCHEMA}]
-    with anthropic.messages.stream(**asked, tools=tools, tool_choice={"type": "any"}) as messages:
+    with anthropic.messages.stream(**request, tools=tools, tool_choice={"type": "any"}) as messages:
         [use] = messages.get_final_message().content
     assert use.type == "tool_use"
     assert follows(use.input)

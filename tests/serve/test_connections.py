@@ -34,15 +34,15 @@ def url() -> Iterator[str]:
 
 def connect(url: str, sends: bytes = b"") -> socket.socket:
     at = urlsplit(url)
-    one = socket.create_connection((at.hostname, at.port), WAIT_S)
-    one.sendall(sends)
-    return one
+    first = socket.create_connection((at.hostname, at.port), WAIT_S)
+    first.sendall(sends)
+    return first
 
 
-def is_closed(one: socket.socket) -> bool:
+def is_closed(item: socket.socket) -> bool:
     """Waits for whatever comes."""
     try:
-        return one.recv(1) == b""
+        return item.recv(1) == b""
     except ConnectionError:
         return True
 
@@ -96,8 +96,8 @@ def test_of_too_many_that_make_no_request_the_oldest_go(url: str, monkeypatch: p
             assert all(map(is_closed, slow[:6]))
             assert select.select([asks, *slow[6:]], [], [], 0)[0] == []
         finally:
-            for one in slow:
-                one.close()
+            for item in slow:
+                item.close()
 
 
 def test_of_many_that_come_at_once_none_is_closed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,12 +105,12 @@ def test_of_many_that_come_at_once_none_is_closed(url: str, monkeypatch: pytest.
     monkeypatch.setattr(connections, "GRACE_S", WAIT_S)
     many = [connect(url) for _ in range(4)]
     try:
-        for one in many:
-            one.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert [one.recv(12) for one in many] == [b"HTTP/1.1 200"] * 4
+        for item in many:
+            item.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert [entry.recv(12) for entry in many] == [b"HTTP/1.1 200"] * 4
     finally:
-        for one in many:
-            one.close()
+        for item in many:
+            item.close()
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +120,8 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "edge")])
     day, today = datetime.timedelta(days=1), datetime.datetime.now(datetime.timezone.utc)
     addresses = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), today - day, today + day)
-    cert = made.add_extension(addresses, critical=False).sign(key, hashes.SHA256())
+    built = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), today - day, today + day)
+    cert = built.add_extension(addresses, critical=False).sign(key, hashes.SHA256())
     (folder / "cert.pem").write_bytes(cert.public_bytes(serialization.Encoding.PEM))
     for file, encryption in (
         ("key.pem", serialization.NoEncryption()),

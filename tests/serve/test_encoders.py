@@ -37,14 +37,14 @@ def test_an_encoder_embeds_and_does_not_go_on_with_texts(tmp_path: Path, archite
     async def work(router: Router) -> Any:
         model = await router.model(None)
         assert (await model.about())["embeds"] is True
-        for asked in (Generation(prompt="hello"), Generation(messages=[{"role": "user", "content": "hello"}])):
+        for request in (Generation(prompt="hello"), Generation(messages=[{"role": "user", "content": "hello"}])):
             with pytest.raises(SamplingError, match="does not go on with texts"):
-                await model.generate(asked)
+                await model.generate(request)
         with pytest.raises(ContextFull, match=f"1 to {CONTEXT} tokens"):
             await model.embed(["hello " * CONTEXT])
-        found = await model.embed(["hello world", "one kilobyte", "hello world"])
+        result = await model.embed(["hello world", "one kilobyte", "hello world"])
         assert model.process.restarts == 0
-        return found
+        return result
 
     (first, other, same), tokens = with_router(work, config(path))
     assert tokens == 3 * 4  # each between the tokens that begin and end a text
@@ -57,16 +57,16 @@ def test_an_encoder_embeds_and_does_not_go_on_with_texts(tmp_path: Path, archite
 def test_vectors_are_pooled_as_the_file_says(tmp_path: Path) -> None:
     from edge.serve.engine.embedder import Embedder
 
-    found = {}
+    results = {}
     for pooling in (gguf.PoolingType.MEAN, gguf.PoolingType.CLS, gguf.PoolingType.NONE):
         path = encoder(tmp_path / f"{pooling.name}.gguf", pooling=pooling)
         with Engine(path, EngineOptions(threads=1)) as engine:
             tokens = engine.model.tokenize("hello world", add_special=True, parse_special=False)
             embedder = Embedder(engine.model, CONTEXT, 1)
-            found[pooling.name] = list(embedder.embed(tokens))
+            results[pooling.name] = list(embedder.embed(tokens))
             embedder.close()
-    assert found["NONE"] == pytest.approx(found["MEAN"], abs=1e-6)  # what is said nowhere is the mean
-    assert found["CLS"] != pytest.approx(found["MEAN"], abs=1e-3)
+    assert results["NONE"] == pytest.approx(results["MEAN"], abs=1e-6)  # what is said nowhere is the mean
+    assert results["CLS"] != pytest.approx(results["MEAN"], abs=1e-3)
 
 
 def test_an_encoder_is_refused_where_texts_are_to_go_on(tmp_path: Path, synthetic: Synthetic) -> None:

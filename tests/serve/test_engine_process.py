@@ -80,13 +80,13 @@ def test_requests_are_answered_together_and_each_as_alone() -> None:
     async def work(router: Router) -> tuple[list[str], dict[str, Any]]:
         model = await router.model(None)
         answers = await asyncio.gather(*(model.generate(question(i)) for i in range(8)))
-        found = await asyncio.gather(*map(text, answers))
+        result = await asyncio.gather(*map(text, answers))
         assert [answer.prompt_tokens for answer in answers] == [12] * 8
         assert max(answer.cached_tokens for answer in answers) >= 3  # the beginning that all have
-        return found, await model.status()
+        return result, await model.status()
 
-    found, status = with_router(work)
-    assert found == [f"{i} plus 2 is {i + 2}." for i in range(8)]
+    outcome, status = with_router(work)
+    assert outcome == [f"{i} plus 2 is {i + 2}." for i in range(8)]
     assert status["counters"]["prompt_tokens"] == 8 * 12
     assert 0 < status["counters"]["cached_tokens"] < 8 * 12
     assert status["counters"]["generated_tokens"] > 8 * 5
@@ -151,9 +151,9 @@ def test_a_constraint_holds_through_the_process() -> None:
         sampling = {**GREEDY, "regex": r"\d{3}-[xyz]"}
         return await text(await model.generate(replace(question(1), sampling=sampling)))
 
-    found = with_router(work)
-    assert found[:3].isdigit()
-    assert found[3:] in {"-x", "-y", "-z"}
+    result = with_router(work)
+    assert result[:3].isdigit()
+    assert result[3:] in {"-x", "-y", "-z"}
 
 
 def test_a_request_that_is_cancelled_ends_alone_and_within_a_step() -> None:
@@ -181,8 +181,8 @@ def test_answers_go_on_with_the_same_tokens_where_the_process_is_killed(syntheti
     with Engine(path, config.engine_options()) as engine:
         ends = {token: -100.0 for token in range(engine.model.n_vocab) if engine.model.is_end(token)}
         sampling = {**GREEDY, "logit_bias": ends}
-        asked = Request([5, 6, 7], 120, SamplingParams(temperature=0, logit_bias=ends))
-        [undisturbed] = Scheduler(engine).run([asked])
+        request = Request([5, 6, 7], 120, SamplingParams(temperature=0, logit_bias=ends))
+        [undisturbed] = Scheduler(engine).run([request])
 
     async def work(router: Router) -> tuple[list[list[int]], int]:
         model = await router.model(None)
@@ -195,15 +195,15 @@ def test_answers_go_on_with_the_same_tokens_where_the_process_is_killed(syntheti
                 if piece.token_id is not None:
                     tokens.append(piece.token_id)
                 if answer is answers[0] and len(tokens) in (20, 70):
-                    while not all(one.accepted for one in answers):  # by this process, and not by the one before
+                    while not all(item.accepted for item in answers):  # by this process, and not by the one before
                         await asyncio.sleep(0)
                     await kill(model)
             return tokens
 
         return await asyncio.gather(*map(collected, answers)), model.process.restarts
 
-    found, restarts = with_router(work, config, say=said.append)
-    assert found == [undisturbed] * 5
+    result, restarts = with_router(work, config, say=said.append)
+    assert result == [undisturbed] * 5
     assert len(undisturbed) == 120
     assert restarts == 2
     assert any("killed by SIGKILL" in line for line in said)
@@ -239,8 +239,8 @@ def test_who_leaves_while_the_process_is_started_again_is_not_answered_there() -
         pieces = [await endless.pieces.get()]
         await kill(model)  # it is requested again
         endless.cancel()
-        found = [piece async for piece in endless]
-        return [*pieces, *found], await text(await model.generate(question(6)))  # type: ignore[list-item]
+        results = [piece async for piece in endless]
+        return [*pieces, *results], await text(await model.generate(question(6)))  # type: ignore[list-item]
 
     pieces, other = with_router(work)
     assert pieces[-1].finish_reason == "cancelled"
@@ -251,15 +251,15 @@ def test_too_many_are_refused_and_those_there_are_answered() -> None:
     async def work(router: Router) -> list[str]:
         model = await router.model(None)
         endless = [await model.generate(ENDLESS) for _ in range(4)]
-        asked = await model.generate(question(3))  # waits
+        request = await model.generate(question(3))  # waits
         with pytest.raises(Overloaded, match="3 requests are answered and 2 wait"):
             await model.generate(question(9))
         for answer in endless:
             answer.cancel()
-        return [await text(asked), *[await text(await model.generate(question(i))) for i in range(2)]]
+        return [await text(request), *[await text(await model.generate(question(i))) for i in range(2)]]
 
-    found = with_router(work, queue=2)
-    assert found == ["3 plus 2 is 5.", "0 plus 2 is 2.", "1 plus 2 is 3."]
+    result = with_router(work, queue=2)
+    assert result == ["3 plus 2 is 5.", "0 plus 2 is 2.", "1 plus 2 is 3."]
 
 
 def test_an_answer_in_the_background_waits_behind_a_full_queue() -> None:
@@ -369,11 +369,11 @@ def test_a_model_that_is_loaded_answers_while_another_is_loading(monkeypatch: py
             loading = asyncio.create_task(router.model("second"))
             await asyncio.sleep(0)
             first = await asyncio.wait_for(router.model("first"), WAIT_S)
-            found = await text(await first.generate(question(2)))
+            result = await text(await first.generate(question(2)))
             assert not loading.done()
             may_load.set()
             assert (await loading).name == "second"
-            return found
+            return result
         finally:
             await router.close()
 

@@ -42,7 +42,7 @@ lora""".split()
 
 def names(request: type[BaseModel]) -> set[str]:
     """All fields of a part of a request that something is known of."""
-    own = {one.alias or name for name, one in request.model_fields.items()}
+    own = {model_field.alias or name for name, model_field in request.model_fields.items()}
     assert issubclass(request, fields.Fields)
     return own | set(request.refused) | request.ignored
 
@@ -215,10 +215,10 @@ def test_variables_come_to_the_template() -> None:
             (MESSAGES, {"thinking": {"type": "adaptive"}}, {}, None),
         ):  # fmt: skip
             assert post(url, api, **more).status_code == 200
-            assert (models.scripted.asked[-1].variables, models.scripted.asked[-1].think) == (variables, think)
+            assert (models.scripted.requests[-1].variables, models.scripted.requests[-1].think) == (variables, think)
         thought = {"role": "assistant", "content": "b", "reasoning_content": "because"}
         assert post(url, CHAT, messages=[*HI, thought]).status_code == 200
-        assert (models.scripted.asked[-1].messages or [])[-1]["reasoning_content"] == "because"
+        assert (models.scripted.requests[-1].messages or [])[-1]["reasoning_content"] == "because"
 
 
 def test_a_template_renders_variables() -> None:
@@ -233,14 +233,14 @@ def test_a_template_renders_variables() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [{"logit_bias": {5: 1e308}}, {"logit_bias": {5: -MAX_BIAS * 2}}, {"temperature": 1e308}, {"repeat_penalty": 1e308},
      {"repeat_penalty": 1e-320}],
     ids=str,
 )  # fmt: skip
-def test_numbers_that_no_logit_can_take(given: dict[str, Any]) -> None:
-    with pytest.raises(SamplingError, match=f"{next(iter(given))}.* must be from"):
-        SamplingParams(**given)
+def test_numbers_that_no_logit_can_take(options: dict[str, Any]) -> None:
+    with pytest.raises(SamplingError, match=f"{next(iter(options))}.* must be from"):
+        SamplingParams(**options)
 
 
 def test_a_constraint_that_nothing_follows_is_told_in_words(server: str) -> None:

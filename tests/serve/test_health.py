@@ -52,11 +52,11 @@ def test_a_process_that_says_nothing_is_told_ended_and_its_answers_go_on() -> No
             assert process._child is not None
             os.kill(process._child.process.pid, signal.SIGSTOP)
             response = await until(process, "silent", "restarting", "waiting")
-            silent = next(one for one in response if one["state"] == "silent")
+            silent = next(item for item in response if item["state"] == "silent")
             assert "has said nothing for 0.5 s" in silent["reason"]
-            restarting = next(one for one in response if one["state"] == "restarting")
+            restarting = next(item for item in response if item["state"] == "restarting")
             assert restarting["reason"] == RESTARTING
-            assert not any("demo" in one.get("reason", "") for one in response)
+            assert not any("demo" in item.get("reason", "") for item in response)
             tokens += [piece.token_id async for piece in answer]
             assert tokens == alone
             assert process.restarts == 1
@@ -65,7 +65,7 @@ def test_a_process_that_says_nothing_is_told_ended_and_its_answers_go_on() -> No
 
     asyncio.run(asyncio.wait_for(run(), WAIT_S))
     assert any("said nothing for 2 s, and was ended; it is started again" in line for line in said)
-    assert not [one for one in psutil.Process().children() if one.status() == psutil.STATUS_STOPPED]
+    assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_STOPPED]
 
 
 def test_a_step_may_take_long_and_not_for_ever() -> None:
@@ -111,7 +111,7 @@ def test_a_process_that_answers_late_now_and_then_is_left_alone() -> None:
         watch.leave(None)
 
     asyncio.run(asyncio.wait_for(run(), WAIT_S))
-    assert [one["state"] for one in response] == ["waiting", "silent"] * 10
+    assert [item["state"] for item in response] == ["waiting", "silent"] * 10
 
 
 def test_a_process_that_ended_is_not_ended_again() -> None:

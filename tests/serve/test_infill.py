@@ -48,7 +48,7 @@ def test_layouts(tmp_path: Path) -> None:
         assert layout.tokens(gap(text("ab")), ROOM) == [BOS, *around]
         assert layout.tokens(gap("", ""), ROOM) == [BOS, PRE, SUF, MID]
         assert layout.tokens(gap(files=[]), ROOM) == [BOS, *HEAD, *OWN, *around]
-        first, second = ([SEP, *text(f"{one['filename']}\n{one['text']}")] for one in FILES)
+        first, second = ([SEP, *text(f"{file['filename']}\n{file['text']}")] for file in FILES)
         assert layout.tokens(gap(files=FILES), ROOM) == [BOS, *HEAD, *first, *second, *OWN, *around]
     with prompts(fim_model(tmp_path / "spm.gguf", 3), spm=True) as layout:
         assert layout.tokens(gap(line="c"), ROOM) == [BOS, SUF, *text("yz"), PRE, *text("abc"), MID]

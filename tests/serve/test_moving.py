@@ -43,7 +43,7 @@ def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
         answers: list[ProcessAnswer] = []
         ends: list[int] = []
 
-        async def asked(i: int) -> str:
+        async def ask_it(i: int) -> str:
             answers.append(await model.generate(question(i)))
             ends.append(answers[-1].ends)  # before its first token
             return await text(answers[-1])
@@ -51,13 +51,13 @@ def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
         response = []
         for turn, config in enumerate((MOVED, CONFIG, MOVED)):  # more often than a request may fail
             under_way = await model.generate(ENDLESS)
-            preparing = asyncio.create_task(asked(turn))
+            preparing = asyncio.create_task(ask_it(turn))
             while not running_child(model)._pending:  # it is requested, and not accepted
                 await asyncio.sleep(0)
             move = asyncio.create_task(model.process.use(config))
             while model.process.is_ready:
                 await asyncio.sleep(0)
-            tokens, later = asyncio.create_task(model.tokenize("Hello")), asyncio.create_task(asked(turn + 3))
+            tokens, later = asyncio.create_task(model.tokenize("Hello")), asyncio.create_task(ask_it(turn + 3))
             with pytest.raises(EngineGone, match="being loaded"):
                 await model.status()
             assert model.process.busy
@@ -142,9 +142,9 @@ def test_a_move_concerns_its_model_alone_and_goes_on_where_who_asked_goes(monkey
         monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1 << 20}))
         router = Router({"first": CONFIG, "second": CONFIG})
         try:
-            asked = asyncio.create_task(router.use_plan("first", plan))  # which is not loaded
+            request = asyncio.create_task(router.use_plan("first", plan))  # which is not loaded
             await moves.wait()
-            asked.cancel()
+            request.cancel()
             second = await router.model("second")  # there is room for one, and the other is not idle
             assert await text(await second.generate(question(2))) == "2 plus 2 is 4."
             assert {model.name for model in await router.loaded()} == {"first", "second"}

@@ -61,15 +61,15 @@ def test_a_completion(url: str, model: Scripted) -> None:
 def test_what_is_left_out_is_as_llama_server_has_it(url: str, model: Scripted) -> None:
     post(url, prompt="Hi", seed=-1, n_predict=-1)
     post(url, prompt="Hi", temperature=0, top_k=1, seed=5, max_tokens=3, logit_bias=[[5, False], [6, -1.5]])
-    usual, asked = model.asked
+    usual, request = model.requests
     assert usual.sampling == {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05}
     assert (usual.max_tokens, usual.logprobs, usual.prompt) == (None, None, "Hi")
-    assert asked.sampling == {
+    assert request.sampling == {
         "temperature": 0, "top_p": 0.95, "top_k": 1, "min_p": 0.05, "seed": 5, "logit_bias": {5: native.NEVER, 6: -1.5},
     }  # fmt: skip
-    assert asked.max_tokens == 3
+    assert request.max_tokens == 3
     post(url, prompt="Hi", json_schema={"type": "object"})
-    assert model.asked[-1].sampling["json_schema"] == '{"type": "object"}'
+    assert model.requests[-1].sampling["json_schema"] == '{"type": "object"}'
 
 
 def test_a_stream_ends_with_what_the_response_tells(url: str, model: Scripted) -> None:
@@ -77,7 +77,7 @@ def test_a_stream_ends_with_what_the_response_tells(url: str, model: Scripted) -
     assert "[DONE]" not in reply
     assert "event:" not in reply
     *pieces, last = events_of(reply)
-    assert [(one["content"], one["stop"]) for one in pieces] == [("H", False), ("e", False), ("l", False)]
+    assert [(piece["content"], piece["stop"]) for piece in pieces] == [("H", False), ("e", False), ("l", False)]
     assert (last["content"], last["stop"], last["tokens_predicted"]) == ("", True, 3)
 
 
@@ -93,8 +93,8 @@ def test_probabilities_and_tokens(url: str, model: Scripted) -> None:
 
 def test_several_prompts_are_a_list(url: str, model: Scripted) -> None:
     reply = post(url, prompt=["a", "b"], n_predict=1, n_cmpl=2)
-    assert [(one["index"], one["content"]) for one in reply] == [(0, "H"), (1, "H"), (2, "H"), (3, "H")]
-    assert [one.prompt for one in model.asked] == ["a", "a", "b", "b"]
+    assert [(item["index"], item["content"]) for item in reply] == [(0, "H"), (1, "H"), (2, "H"), (3, "H")]
+    assert [item.prompt for item in model.requests] == ["a", "a", "b", "b"]
 
 
 def test_timings_are_of_the_request(url: str, model: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,12 +133,12 @@ def test_they_need_the_key_that_the_others_need() -> None:
 
 
 def test_an_answer_of_the_engine(server: str) -> None:
-    asked = {"prompt": "One kilobyte", "n_predict": 4, "temperature": 0, "n_probs": 2}
-    reply = post(server, **asked)
-    assert reply["content"] == "".join(one["token"] for one in reply["completion_probabilities"])
+    request = {"prompt": "One kilobyte", "n_predict": 4, "temperature": 0, "n_probs": 2}
+    reply = post(server, **request)
+    assert reply["content"] == "".join(item["token"] for item in reply["completion_probabilities"])
     tokens = post(server, "/tokenize", content="One kilobyte", add_special=True)["tokens"]
-    assert post(server, **{**asked, "prompt": tokens})["content"] == reply["content"]
-    forbidden = post(server, **asked, logit_bias=[[reply["tokens"][0], False]])
+    assert post(server, **{**request, "prompt": tokens})["content"] == reply["content"]
+    forbidden = post(server, **request, logit_bias=[[reply["tokens"][0], False]])
     assert forbidden["tokens"][0] != reply["tokens"][0]
 
 

@@ -133,11 +133,11 @@ def test_options_change_the_answer(scripted: Client, models: ScriptedModels) -> 
     options: dict[str, Any] = {**filters, **penalties, "seed": 9, "stop": ["x"], "num_predict": 5.0}
     reply = scripted.chat("scripted", HI, options=options)
     del options["num_predict"]
-    assert models.scripted.asked[-1].sampling == options
+    assert models.scripted.requests[-1].sampling == options
     assert (reply.message.content, reply.done_reason) == ("Hello", "length")
     scripted.chat("scripted", HI, options={"seed": -1, "num_predict": -1})
-    assert models.scripted.asked[-1].sampling == {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0}
-    assert models.scripted.asked[-1].max_tokens is None
+    assert models.scripted.requests[-1].sampling == {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0}
+    assert models.scripted.requests[-1].max_tokens is None
 
 
 def test_a_context_that_the_server_lacks_is_told(server: str) -> None:
@@ -190,7 +190,7 @@ def test_results_of_calls_find_their_calls(scripted: Client, models: ScriptedMod
     two: Any = [{"function": {"name": name, "arguments": {}}} for name in ("first", "second")]
     results: Any = [{"role": "tool", "content": name, "tool_name": name} for name in ("second", "first")]
     scripted.chat("scripted", [*HI, {"role": "assistant", "tool_calls": two}, *results], tools=[WEATHER])
-    _, called, second, first = models.scripted.asked[-1].messages or ()
+    _, called, second, first = models.scripted.requests[-1].messages or ()
     ids = [call["id"] for call in called["tool_calls"]]
     assert len(set(ids)) == 2
     assert [first["tool_call_id"], second["tool_call_id"]] == ids
@@ -222,10 +222,10 @@ def test_thoughts_come_apart(scripted: Any, models: ScriptedModels, stream: bool
     assert "".join(line.message.content or "" for line in lines) == "Yes."
     text = scripted.generate("scripted", "Hi", think="low")
     assert (text.thinking, text.response) == ("Hmm.", "Yes.")
-    assert [request.think for request in model.asked] == [-1, 1024]
+    assert [request.think for request in model.requests] == [-1, 1024]
     scripted.chat("scripted", HI, think=False)
     scripted.chat("scripted", HI)
-    assert [request.think for request in model.asked[2:]] == [0, None]
+    assert [request.think for request in model.requests[2:]] == [0, None]
 
 
 def test_a_model_that_cannot_think_says_so(ollama: Client) -> None:

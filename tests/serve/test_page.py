@@ -101,15 +101,15 @@ def answered(page: Page, answers: int = 1) -> str:
 
 def click(page: Page, text: str) -> None:
     """Press the last button with this text that is seen."""
-    found = (
+    result = (
         f"[...document.querySelectorAll('button')].filter(one => one.textContent === '{text}' && one.checkVisibility())"
     )
-    page.wait_for(f"{found}.length > 0")
-    page.value(f"{found}.at(-1).click()")
+    page.wait_for(f"{result}.length > 0")
+    page.value(f"{result}.at(-1).click()")
 
 
-def asked(models: ScriptedModels) -> Any:
-    return models.scripted.asked[-1].messages
+def requests(models: ScriptedModels) -> Any:
+    return models.scripted.requests[-1].messages
 
 
 def test_an_answer_comes_as_markdown_with_its_figures(page: Page, models: ScriptedModels) -> None:
@@ -124,7 +124,7 @@ def test_an_answer_comes_as_markdown_with_its_figures(page: Page, models: Script
     assert f"{len(models.scripted.says)} tokens" in figures
     assert "tokens/s" in figures
     assert "prompt 7 tokens, 3 of them kept" in figures
-    assert models.scripted.asked[-1].sampling["temperature"] == 0.7
+    assert models.scripted.requests[-1].sampling["temperature"] == 0.7
 
 
 def test_a_thought_is_folded_and_goes_back_to_the_model(page: Page, models: ScriptedModels) -> None:
@@ -134,7 +134,7 @@ def test_a_thought_is_folded_and_goes_back_to_the_model(page: Page, models: Scri
     page.type("50")
     ask(page, "3 plus 4?")
     assert answered(page) == "Hello there."
-    assert models.scripted.asked[-1].think == 50
+    assert models.scripted.requests[-1].think == 50
     folded = "document.querySelector('.answer details.thoughts')"
     assert page.value(f"[{folded}.hidden, {folded}.open, {folded}.firstChild.textContent]") == [
         False,
@@ -144,7 +144,7 @@ def test_a_thought_is_folded_and_goes_back_to_the_model(page: Page, models: Scri
     assert page.value(f"{folded}.lastChild.innerHTML") == "<p>It is <em>7</em>.</p>"
     ask(page, "Sure?")
     assert answered(page, 2) == "Hello there."
-    assert asked(models)[1] == {"role": "assistant", "content": "Hello there.", "reasoning_content": "It is *7*."}
+    assert requests(models)[1] == {"role": "assistant", "content": "Hello there.", "reasoning_content": "It is *7*."}
 
 
 def test_code_in_an_answer_stays_text(page: Page, models: ScriptedModels) -> None:
@@ -178,7 +178,7 @@ def test_retry_and_edit_replace_what_was(page: Page, models: ScriptedModels) -> 
     models.scripted.says = "Another."
     click(page, "Retry")
     page.wait_for("document.querySelector('.answer > .text')?.textContent === 'Another.'")
-    assert [one["content"] for one in asked(models)] == ["First"]
+    assert [item["content"] for item in requests(models)] == ["First"]
     answered(page)
     click(page, "Edit")
     assert page.value("document.getElementById('question').value") == "First"
@@ -186,10 +186,10 @@ def test_retry_and_edit_replace_what_was(page: Page, models: ScriptedModels) -> 
     page.press("Enter", "\r")
     page.wait_for("document.querySelector('.question p').textContent === 'First of all'")
     answered(page)
-    assert [one["content"] for one in asked(models)] == ["First of all"]
+    assert [item["content"] for item in requests(models)] == ["First of all"]
     ask(page, "Second")
     answered(page, 2)
-    assert [one["content"] for one in asked(models)] == ["First of all", "Another.", "Second"]
+    assert [item["content"] for item in requests(models)] == ["First of all", "Another.", "Second"]
 
 
 def test_lines_system_prompt_and_limits_reach_the_model(page: Page, models: ScriptedModels) -> None:
@@ -206,9 +206,12 @@ def test_lines_system_prompt_and_limits_reach_the_model(page: Page, models: Scri
     page.type("two")
     page.press("Enter", "\r")
     assert answered(page) == "Hello"
-    assert [(one["role"], one["content"]) for one in asked(models)] == [("system", "Be brief."), ("user", "one\ntwo")]
-    assert models.scripted.asked[-1].max_tokens == 5
-    assert models.scripted.asked[-1].sampling["temperature"] == 0
+    assert [(item["role"], item["content"]) for item in requests(models)] == [
+        ("system", "Be brief."),
+        ("user", "one\ntwo"),
+    ]
+    assert models.scripted.requests[-1].max_tokens == 5
+    assert models.scripted.requests[-1].sampling["temperature"] == 0
     assert "limit of tokens" in page.value("document.querySelector('.figures').textContent")
 
 
@@ -223,7 +226,7 @@ def test_files_are_put_before_the_question(page: Page, models: ScriptedModels, t
     assert "picture.bin" in page.wait_for("document.getElementById('notice').textContent")
     ask(page, "What is in it?")
     answered(page)
-    assert asked(models)[0]["content"] == "File notes.txt:\n````\na ``` fence\n````\n\nWhat is in it?"
+    assert requests(models)[0]["content"] == "File notes.txt:\n````\na ``` fence\n````\n\nWhat is in it?"
 
 
 def test_a_picture_goes_to_the_model_and_is_not_kept(page: Page, models: ScriptedModels, tmp_path: Path) -> None:
@@ -234,12 +237,12 @@ def test_a_picture_goes_to_the_model_and_is_not_kept(page: Page, models: Scripte
     page.wait_for("document.querySelectorAll('#files li').length === 1")
     ask(page, "What is it?")
     answered(page)
-    media = models.scripted.asked[-1].media
+    media = models.scripted.requests[-1].media
     assert [base64.b64decode(data) for data in media.values()] == [png()]
-    assert asked(models)[0]["content"] == f"{next(iter(media))}What is it?"
-    kept = page.value("JSON.stringify(localStorage)")
-    assert "cat.png" in kept
-    assert "base64" not in kept
+    assert requests(models)[0]["content"] == f"{next(iter(media))}What is it?"
+    saved = page.value("JSON.stringify(localStorage)")
+    assert "cat.png" in saved
+    assert "base64" not in saved
 
 
 def test_chats_are_kept_and_can_be_deleted(page: Page, served: tuple[str, ScriptedModels]) -> None:
@@ -310,8 +313,8 @@ def test_without_a_front_there_are_no_plans_to_choose_from(chromium: Page) -> No
         chromium.complaints.clear()
         chromium.open(f"{address}/#cluster")
         chromium.wait_for("document.querySelector('.model h2')?.textContent === 'scripted'")
-        asked = "performance.getEntriesByType('resource').some(one => one.name.endsWith('/v1/front'))"
-        chromium.wait_for(asked)
+        request = "performance.getEntriesByType('resource').some(one => one.name.endsWith('/v1/front'))"
+        chromium.wait_for(request)
         assert chromium.value("document.getElementById('front').hidden") is True
         assert chromium.complaints == []
         chromium.open("about:blank")
@@ -339,17 +342,17 @@ def _light(color: str) -> int:
 
 
 def test_markdown_becomes_the_elements_it_means(page: Page) -> None:
-    for text, wanted in MARKDOWN:
-        assert shown(page, text) == wanted, text
+    for text, expected in MARKDOWN:
+        assert shown(page, text) == expected, text
 
 
 def test_a_growing_answer_keeps_the_elements_that_are_done(page: Page) -> None:
-    kept = page.value(
+    saved = page.value(
         "import('/markdown.js').then(({show}) => { const e = document.createElement('div'); show(e, 'a\\n\\nb');"
         " const first = e.firstChild; show(e, 'a\\n\\nb c');"
         " return first === e.firstChild && e.lastChild.textContent; })"
     )
-    assert kept == "b c"
+    assert saved == "b c"
 
 
 @pytest.mark.parametrize("number", range(len(HARD)))

@@ -78,10 +78,10 @@ def test_every_file_that_the_page_names_is_there_and_every_file_is_named() -> No
 
 def test_every_element_that_a_script_asks_for_is_there_once() -> None:
     assert len(IDS) == len(set(IDS))
-    asked = {name for script in SCRIPTS for name in re.findall(r"""\$\("([\w-]+)"\)""", script.read_text())}
-    made = set(re.findall(r"""id: "([\w-]+)\"""", "".join(script.read_text() for script in SCRIPTS)))
-    assert asked
-    assert asked <= set(IDS) | made
+    requests = {name for script in SCRIPTS for name in re.findall(r"""\$\("([\w-]+)"\)""", script.read_text())}
+    built = set(re.findall(r"""id: "([\w-]+)\"""", "".join(script.read_text() for script in SCRIPTS)))
+    assert requests
+    assert requests <= set(IDS) | built
 
 
 def test_what_a_person_fills_in_has_a_name() -> None:

@@ -19,8 +19,8 @@ SECRET = "The number of my account is 4711 0815, and its password is swordfish. 
 
 
 @contextmanager
-def server(keys: tuple[str, ...] = KEYS, *, shared: bool = False, kept: int = 0) -> Iterator[str]:
-    router = Router({"demo": EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 5}, prefix_cache=kept)})
+def server(keys: tuple[str, ...] = KEYS, *, shared: bool = False, disk_bytes: int = 0) -> Iterator[str]:
+    router = Router({"demo": EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 5}, prefix_cache=disk_bytes)})
     options = ServeOptions(api_keys=keys, shared_prefixes=shared)
     with serving(create_app(router, options), at_end=router.close) as address:
         yield address
@@ -32,27 +32,27 @@ def cached(url: str, key: str, text: str = SECRET) -> int:
         ask = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         response = httpx.post(url + path, json={**ask, "max_tokens": 2, "temperature": 0}, headers=headers, timeout=120)
-        found = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-        if found:
-            return int(found)
+        result = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        if result:
+            return int(result)
     return 0
 
 
-@pytest.mark.parametrize("kept", [0, 1 << 24], ids=["in the cache", "on disk"])
-def test_each_key_has_its_own(kept: int) -> None:
+@pytest.mark.parametrize("disk_bytes", [0, 1 << 24], ids=["in the cache", "on disk"])
+def test_each_key_has_its_own(disk_bytes: int) -> None:
     first, second = KEYS
-    with server(kept=kept) as url:
+    with server(disk_bytes=disk_bytes) as url:
         assert cached(url, first) == 0
         assert cached(url, second) == 0
         assert cached(url, first) > 30
         assert cached(url, second) > 30
         assert cached(url, second, SECRET[:60]) > 8
-    if not kept:
+    if not disk_bytes:
         return
-    with server((*KEYS, "sk-third"), kept=kept) as url:
+    with server((*KEYS, "sk-third"), disk_bytes=disk_bytes) as url:
         assert cached(url, "sk-third") == 0
         assert cached(url, first) > 30
-    with server((), kept=kept) as url:
+    with server((), disk_bytes=disk_bytes) as url:
         assert cached(url, "") == 0
 
 

@@ -92,7 +92,7 @@ def test_fields(url: str) -> None:
     assert post(url, top_n=2)["results"] == every[:2]
     assert post(url, top_n=9)["results"] == every
     named = post(url, documents=[{"text": text} for text in DOCUMENTS], return_documents=True)["results"]
-    assert [result.pop("document") for result in named] == [{"text": DOCUMENTS[one["index"]]} for one in every]
+    assert [result.pop("document") for result in named] == [{"text": DOCUMENTS[item["index"]]} for item in every]
     assert named == every
     for path in ("/rerank", "/reranking", "/v1/reranking"):
         assert post(url, path)["results"] == every

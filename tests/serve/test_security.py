@@ -79,11 +79,11 @@ def test_a_page_that_is_allowed_may_ask(url: str) -> None:
     assert answered.status_code == 200
     assert answered.headers["access-control-allow-origin"] == "https://app.example"
     assert "Origin" in answered.headers["vary"]
-    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
-    preflight = httpx.options(url + CHAT, headers={**origin, **asked})
+    request = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    preflight = httpx.options(url + CHAT, headers={**origin, **request})
     assert preflight.status_code == 204
     assert preflight.headers["access-control-allow-headers"] == "authorization"
-    refused = httpx.options(url + CHAT, headers={"Origin": "https://evil.example", **asked})
+    refused = httpx.options(url + CHAT, headers={"Origin": "https://evil.example", **request})
     assert refused.status_code == 403
 
 

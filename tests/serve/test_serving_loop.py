@@ -40,7 +40,7 @@ class Replies:
             self.empty += not messages
             self._changed.notify_all()
 
-    def of(self, number: int, *keys: str) -> list[dict[str, Any]]:
+    def replies_to(self, number: int, *keys: str) -> list[dict[str, Any]]:
         """The messages of a request, once there is one with each of these keys; a piece only if it is the last."""
         with self._changed:
             assert self._changed.wait_for(lambda: all(self._has(number, key) for key in keys), WAIT_S), self.messages
@@ -77,7 +77,7 @@ def run(loop: ServingLoop) -> threading.Thread:
 def test_that_a_request_was_accepted_is_told_before_anything_of_it(loop: ServingLoop, replies: Replies) -> None:
     thread = run(loop)
     begin(loop, 7, prompt="Hello", max_tokens=3)
-    messages = replies.of(7, "piece")
+    messages = replies.replies_to(7, "piece")
     loop.end()
     thread.join(WAIT_S)
     assert [next(key for key in ("result", "begun", "piece") if key in m) for m in messages] == [
@@ -102,12 +102,12 @@ def test_passes_and_tokens_are_counted(replies: Replies) -> None:
         loop = ServingLoop(CONFIG, engine, None, replies.send)
         thread = run(loop)
         begin(loop, 1, prompt=[5] * 70, max_tokens=4)
-        replies.of(1, "piece")
+        replies.replies_to(1, "piece")
         counters = [loop.ask("status", {})["counters"]]
         empty = replies.empty
         loop._jobs.result(lambda: loop._fail(EngineError("once")))
         begin(loop, 2, prompt=[7] * 20, max_tokens=2)
-        replies.of(2, "piece")
+        replies.replies_to(2, "piece")
         counters.append(loop.ask("status", {})["counters"])
         loop.end()
         thread.join(WAIT_S)
@@ -133,13 +133,13 @@ def test_what_came_of_drafts_is_told(replies: Replies) -> None:
         }  # fmt: skip
         thread = run(loop)
         begin(loop, 1, prompt="Hello", max_tokens=5)
-        replies.of(1, "piece")
-        found = loop.status()["speculation"]
+        replies.replies_to(1, "piece")
+        result = loop.status()["speculation"]
         loop.end()
         thread.join(WAIT_S)
         engine.resume()
-    assert found["passes"] > 0
-    assert found["rows_per_pass"] >= 1
+    assert result["passes"] > 0
+    assert result["rows_per_pass"] >= 1
 
 
 def test_what_is_refused_or_cancelled_leaves_nothing_behind(loop: ServingLoop, replies: Replies) -> None:
@@ -149,12 +149,12 @@ def test_what_is_refused_or_cancelled_leaves_nothing_behind(loop: ServingLoop, r
     loop.cancel(2)  # before the engine thread has seen it
     loop.cancel(3)  # never there
     thread = run(loop)
-    assert replies.of(2, "piece")[-1]["piece"]["finish_reason"] == "cancelled"
+    assert replies.replies_to(2, "piece")[-1]["piece"]["finish_reason"] == "cancelled"
     begin(loop, 4, prompt="Hello", max_tokens=2)
-    replies.of(4, "piece")
+    replies.replies_to(4, "piece")
     loop.cancel(4)  # has ended
     begin(loop, 5, prompt="Hello", max_tokens=2)
-    replies.of(5, "piece")
+    replies.replies_to(5, "piece")
     loop.end()
     thread.join(WAIT_S)
     assert (loop._arrivals._cancelled, loop._requests, loop._numbers) == ({}, {}, {})
@@ -172,9 +172,9 @@ def test_an_error_of_one_step_ends_the_requests_and_the_next_are_answered(
     monkeypatch.setattr(Scheduler, "step", failing)
     begin(loop, 1, prompt="Hello", max_tokens=2)
     thread = run(loop)
-    assert replies.of(1, "error")[-1]["error"] == {"kind": "EngineError", "message": "no room"}
+    assert replies.replies_to(1, "error")[-1]["error"] == {"kind": "EngineError", "message": "no room"}
     begin(loop, 2, prompt="Hello", max_tokens=2)
-    replies.of(2, "piece")
+    replies.replies_to(2, "piece")
     loop.end()
     thread.join(WAIT_S)
 
@@ -199,20 +199,20 @@ def test_why_prompts_are_not_kept_is_said_once(
     replies: Replies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store.shutil, "disk_usage", lambda folder: SimpleNamespace(total=1 << 40, used=1 << 40, free=0))  # type: ignore[attr-defined]
-    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path)
-    with Engine(MODEL_PATH, EngineOptions(threads=1, context=512, sequences=2, prefixes=kept)) as engine:
+    saved = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path)
+    with Engine(MODEL_PATH, EngineOptions(threads=1, context=512, sequences=2, prefixes=saved)) as engine:
         loop = ServingLoop(CONFIG, engine, None, replies.send)
         thread = run(loop)
         begin(loop, 1, prompt="One kilobyte has 1024 bytes, and a megabyte has as many kilobytes. " * 8, max_tokens=2)
-        replies.of(1, "piece")
+        replies.replies_to(1, "piece")
         engine.states.finish()  # until it was tried
         for number in (2, 3):
             begin(loop, number, prompt="Hello", max_tokens=3)
-            replies.of(number, "piece")
+            replies.replies_to(number, "piece")
         loop.end()
         thread.join(WAIT_S)
     [said] = [message["say"] for message in replies.messages if "say" in message]
-    assert f"a prompt is not kept in {kept.folder}" in said
+    assert f"a prompt is not kept in {saved.folder}" in said
 
 
 def test_tokens_per_second_are_those_of_the_last_five_seconds() -> None:

@@ -181,6 +181,6 @@ def test_status_shows_the_plan_that_runs_now(demo: Engine) -> None:
 def test_several_answers_have_places() -> None:
     """By which they differ where no seed is given and answers are reproducible."""
     generation = Generation(prompt="Hi")
-    assert [one.place for one in repeated(generation, 3)] == [0, 1, 2]
-    seeded = [one.sampling["seed"] for one in repeated(Generation(prompt="Hi", sampling={"seed": 7}), 3)]
+    assert [item.place for item in repeated(generation, 3)] == [0, 1, 2]
+    seeded = [item.sampling["seed"] for item in repeated(Generation(prompt="Hi", sampling={"seed": 7}), 3)]
     assert seeded == [7, 8, 9]

@@ -141,8 +141,8 @@ def plain(value: Any) -> Any:
     """Without identifiers and times, which differ from answer to answer."""
     if isinstance(value, dict):
         left_out = {"id", "created", "created_at", "completed_at", "call_id", "item_id"}
-        return {key: plain(one) for key, one in value.items() if key not in left_out}
-    return [plain(one) for one in value] if isinstance(value, list) else value
+        return {key: plain(item) for key, item in value.items() if key not in left_out}
+    return [plain(item) for item in value] if isinstance(value, list) else value
 
 
 def pieces_of_calls(path: str, events: list[dict[str, Any]]) -> list[str]:
@@ -250,12 +250,12 @@ def test_the_clients_make_of_a_stream_what_the_response_is(
             assert theirs["finish_reason"] == ours["finish_reason"]
             assert (theirs["message"]["content"] or "") == (ours["message"]["content"] or "")
             calls = [
-                (one["function"]["name"], json.loads(one["function"]["arguments"]))
-                for one in theirs["message"]["tool_calls"] or ()
+                (item["function"]["name"], json.loads(item["function"]["arguments"]))
+                for item in theirs["message"]["tool_calls"] or ()
             ]
             assert calls == [
-                (one["function"]["name"], json.loads(one["function"]["arguments"]))
-                for one in ours["message"].get("tool_calls", ())
+                (item["function"]["name"], json.loads(item["function"]["arguments"]))
+                for item in ours["message"].get("tool_calls", ())
             ]
         else:
             with client.responses.stream(**fields) as reply:
@@ -266,7 +266,7 @@ def test_the_clients_make_of_a_stream_what_the_response_is(
 def cut(theirs: Any, ours: Any) -> Any:
     """Return the keys that we sent of what a client made: clients add some of their own."""
     if isinstance(ours, dict):
-        return plain({key: cut(theirs[key], one) for key, one in ours.items()})
+        return plain({key: cut(theirs[key], our) for key, our in ours.items()})
     return [cut(a, b) for a, b in zip(theirs, ours, strict=True)] if isinstance(ours, list) else theirs
 
 
@@ -329,30 +329,30 @@ def test_samplers_and_the_switch_for_repetition_reach_the_engine(url: str, model
         "allow_repetition": True,
     }
     assert post(url, path, **fields).status_code == 200
-    assert {name: model.asked[-1].sampling.get(name) for name in fields} == fields
+    assert {name: model.requests[-1].sampling.get(name) for name in fields} == fields
     assert post(url, path, dry_sequence_breakers="x").status_code == 400
     assert post(url, path).status_code == 200
-    assert not fields.keys() & model.asked[-1].sampling.keys()
+    assert not fields.keys() & model.requests[-1].sampling.keys()
 
 
 @every_api
 def test_several_answers_are_several_generations(url: str, model: Scripted, path: str) -> None:
     if path in (RESPONSES, MESSAGES):
         assert "n is not done here" in post(url, path, n=3).text  # these APIs have none
-        assert len(model.asked) == 0
+        assert len(model.requests) == 0
         return
     reply = post(url, path, n=3, seed=4294967294, logit_bias={"5": -100}).json()
     assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
-    assert [one.sampling["seed"] for one in model.asked] == [4294967294, 0, 1]
-    assert model.asked[0].sampling["logit_bias"] == {5: -100.0}
+    assert [item.sampling["seed"] for item in model.requests] == [4294967294, 0, 1]
+    assert model.requests[0].sampling["logit_bias"] == {5: -100.0}
     assert reply["usage"]["prompt_tokens"] == 7
     assert reply["usage"]["completion_tokens"] == 3 * len(model.says)
     if path == COMPLETIONS:
         reply = post(url, path, n=2, prompt=["a", "b", "c"]).json()
-        assert [one.prompt for one in model.asked[3:]] == ["a", "a", "b", "b", "c", "c"]
+        assert [item.prompt for item in model.requests[3:]] == ["a", "a", "b", "b", "c", "c"]
         assert reply["usage"]["prompt_tokens"] == 21
         assert post(url, path, prompt=[[1, 2], [3]]).json()["choices"][1]["index"] == 1
-        assert [list(one.prompt or ()) for one in model.asked[9:]] == [[1, 2], [3]]
+        assert [list(item.prompt or ()) for item in model.requests[9:]] == [[1, 2], [3]]
 
 
 def test_probabilities(url: str, model: Scripted) -> None:
@@ -370,8 +370,8 @@ def test_probabilities(url: str, model: Scripted) -> None:
         "top_logprobs": [{"\ufffd": -9999.0}] * 2,
         "text_offset": [0, 1],
     }
-    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
-    reply = post(url, RESPONSES, **asked).json()["output"][0]["content"][0]["logprobs"]
+    request = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    reply = post(url, RESPONSES, **request).json()["output"][0]["content"][0]["logprobs"]
     assert reply == chat
 
 
@@ -435,8 +435,8 @@ def test_there_are_signs_of_life_while_nothing_comes(url: str, model: Scripted, 
     model.says, model.waits = "", True
     with httpx.stream("POST", url + path, json={**ASK[path], "stream": True}, timeout=60) as reply:
         assert reply.status_code == 200  # before anything is known of the answer
-        wanted = "event: ping" if path == MESSAGES else ": ping"
-        assert any(line.startswith(wanted) for line in reply.iter_lines())
+        expected = "event: ping" if path == MESSAGES else ": ping"
+        assert any(line.startswith(expected) for line in reply.iter_lines())
 
 
 @every_api
@@ -449,9 +449,9 @@ def test_there_are_signs_of_life_while_a_model_is_loading(
     with httpx.stream("POST", url + path, json={**ASK[path], "stream": True}, timeout=60) as reply:
         assert reply.status_code == 200
         lines = reply.iter_lines()
-        wanted = "event: ping" if path == MESSAGES else ": ping"
-        assert any(line.startswith(wanted) for line in lines)
-        assert model.asked == []
+        expected = "event: ping" if path == MESSAGES else ": ping"
+        assert any(line.startswith(expected) for line in lines)
+        assert model.requests == []
         model.refuses = NotEnoughMemory("needs 8 GiB, has 4") if fails else None
         model.loaded.set()
         last = [line for line in lines if line.startswith("data: {") and '"ping"' not in line][-1]
@@ -478,7 +478,7 @@ def test_who_goes_while_a_model_is_loading_is_not_answered(
     until(lambda: model.left == 1, "the request to end")
     model.loaded.set()
     post(url, CHAT)
-    assert len(model.asked) == 1
+    assert len(model.requests) == 1
 
 
 def test_a_reader_that_takes_nothing_is_not_waited_for(
@@ -509,13 +509,13 @@ def test_who_is_gone_before_the_headers_ends_his_answer() -> None:
         raise OSError("the connection is gone")
 
     async def work() -> None:
-        asked = False
+        request = False
 
         async def receive() -> Any:
-            nonlocal asked
-            if asked:
+            nonlocal request
+            if request:
                 await asyncio.Event().wait()
-            asked = True
+            request = True
             return {"type": "http.request", "body": body, "more_body": False}
 
         with suppress(Exception):  # whatever the server makes of it

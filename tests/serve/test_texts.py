@@ -117,8 +117,8 @@ def test_freed_memory_is_given_back() -> None:
 
 
 def test_an_engine_process_gives_back_what_large_requests_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[str] = []
-    monkeypatch.setattr(child, "give_back_memory", lambda: given.append("back"))
+    provided: list[str] = []
+    monkeypatch.setattr(child, "give_back_memory", lambda: provided.append("back"))
 
     class Loop:
         def ask(self, what: str, arguments: Any) -> int:
@@ -128,21 +128,21 @@ def test_an_engine_process_gives_back_what_large_requests_took(monkeypatch: pyte
     for length in (10, 2 << 20):
         line = json.dumps({"id": 1, "do": "tokenize", "with": {"text": "x" * length}}).encode()
         child._answer(child._message(line), Loop(), response.append)  # type: ignore[arg-type]
-    assert (response, given) == ([{"id": 1, "result": 10}, {"id": 1, "result": 2 << 20}], ["back"])
+    assert (response, provided) == ([{"id": 1, "result": 10}, {"id": 1, "result": 2 << 20}], ["back"])
 
 
 def test_a_server_gives_back_what_large_bodies_took(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        given = asyncio.Event()
+        provided = asyncio.Event()
         monkeypatch.setattr(bodies, "GIVE_BACK_S", 0.0)
-        monkeypatch.setattr(bodies, "give_back_memory", given.set)
+        monkeypatch.setattr(bodies, "give_back_memory", provided.set)
         room = bodies.BodyRoom(100)
         await room.take(60)
         await room.take(40)
         room.give(40)
         await asyncio.sleep(0)
-        assert not given.is_set()  # what is read still needs it
+        assert not provided.is_set()  # what is read still needs it
         room.give(60)
-        await asyncio.wait_for(given.wait(), 60)
+        await asyncio.wait_for(provided.wait(), 60)
 
     asyncio.run(scenario())

@@ -58,8 +58,8 @@ def test_a_chat(openai: OpenAI) -> None:
     details = reply.usage and reply.usage.completion_tokens_details
     assert details
     assert details.reasoning_tokens == BUDGET
-    asked: Any = {"stream": True, "stream_options": {"include_usage": True}}
-    chunks = list(openai.chat.completions.create(model=NAME, messages=HI, temperature=0, **asked))
+    request: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(openai.chat.completions.create(model=NAME, messages=HI, temperature=0, **request))
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     kinds = ["content" if delta.content else "thought" for delta in deltas if delta.content or delta.model_extra]
     assert kinds == sorted(kinds, reverse=True)  # a thought comes before its answer
@@ -176,7 +176,7 @@ def test_what_requests_say_of_thinking(path: str, body: dict[str, Any], think: i
     models.scripted.template = TEMPLATE
     with serving(create_app(models, ServeOptions())) as url:
         assert httpx.post(f"{url}/v1/{path}", json=body).status_code == 200
-        assert models.scripted.asked[-1].think == think
+        assert models.scripted.requests[-1].think == think
 
 
 def test_thoughts_come_back_in_each_api() -> None:
@@ -201,7 +201,7 @@ def test_thoughts_come_back_in_each_api() -> None:
             ("responses", {"input": [*HI, item, call, output]}, 1),
         ):
             assert httpx.post(f"{url}/v1/{path}", json=body).status_code == 200
-            messages = models.scripted.asked[-1].messages or ()
+            messages = models.scripted.requests[-1].messages or ()
             assert messages[place]["reasoning_content"] == "So.", path
 
 

@@ -202,8 +202,8 @@ def test_what_is_nested_too_deep_is_text(nested: str) -> None:
 def test_a_grammar_says_where_calls_begin() -> None:
     """So that none comes in a text which the grammar leaves free."""
     inner = "<function=weather>\n<parameter=city>\nBern\n</parameter>\n</function>"
-    held = CallParser(BY_NAME["qwen-xml"], FUNCTIONS, is_constrained=True)
-    assert merged([*held.add(inner), *held.end()]) == [inner]
+    current = CallParser(BY_NAME["qwen-xml"], FUNCTIONS, is_constrained=True)
+    assert merged([*current.add(inner), *current.end()]) == [inner]
     assert parsed(BY_NAME["qwen-xml"], [inner]) == [{"name": "weather", "arguments": {"city": "Bern"}}]
 
 

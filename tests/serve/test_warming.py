@@ -147,7 +147,7 @@ def answer(loop: ServingLoop, replies: Replies, number: int, messages: list[dict
     loop.expect(number)
     generation = Generation(messages=messages, max_tokens=most, sampling={"temperature": 0}, namespace="n")
     loop.generate(number, **generation_json(generation, []))
-    return "".join(message["piece"]["text"] for message in replies.of(number, "piece") if "piece" in message)
+    return "".join(message["piece"]["text"] for message in replies.replies_to(number, "piece") if "piece" in message)
 
 
 def tell(loop: ServingLoop, messages: list[dict[str, Any]], text: str, at: float = NOON) -> None:
@@ -183,7 +183,9 @@ def conversation(engine: TextEngine, seconds: float) -> tuple[list[str], list[in
                 until_idle(loop, before + 1)
             messages.append({"role": "assistant", "content": answer_text})
         counters = loop.ask("status", {})["warming"]
-    cached = [max(m["cached_tokens"] for m in replies.of(n, "piece") if "piece" in m) for n in range(len(QUESTIONS))]
+    cached = [
+        max(m["cached_tokens"] for m in replies.replies_to(n, "piece") if "piece" in m) for n in range(len(QUESTIONS))
+    ]
     return texts, cached, counters
 
 
@@ -236,7 +238,7 @@ def test_a_prompt_is_computed_before_its_time_changes(engine: Engine) -> None:
         later = SYSTEM.replace("12:05", "12:06")
         history = [{"role": "system", "content": later}, messages[1], {"role": "assistant", "content": text}]
         answer(loop, replies, 2, [*history, {"role": "user", "content": "And now?"}])
-        (end,) = [m for m in replies.of(2, "piece") if m.get("piece", {}).get("finish_reason")]
+        (end,) = [m for m in replies.replies_to(2, "piece") if m.get("piece", {}).get("finish_reason")]
         assert end["cached_tokens"] > 25
         assert loop.ask("status", {})["warming"]["used_tokens"] > 20
         changes = 0

@@ -93,12 +93,12 @@ def native_logits(
         own.type_k = own.type_v = TYPES["f32"].id
         own.flash_attn_type = L.LLAMA_FLASH_ATTN_TYPE_DISABLED
         own.n_outputs_max = batch
-        made = L.llama_init_from_model(native, own)
-        assert made
-        stack.callback(L.llama_free, made)
+        built = L.llama_init_from_model(native, own)
+        assert built
+        stack.callback(L.llama_free, built)
         scales = (C.c_float * len(handles))(*(scale for _, scale in adapters))
         assert not L.llama_set_adapters_lora(
-            made, (L.llama_adapter_lora_p_ctypes * len(handles))(*handles), len(handles), scales
+            built, (L.llama_adapter_lora_p_ctypes * len(handles))(*handles), len(handles), scales
         )
         n = len(tokens)
         rows = L.llama_batch_init(n, 0, 1)
@@ -107,8 +107,8 @@ def native_logits(
         for i, token in enumerate(tokens):
             rows.token[i], rows.pos[i], rows.n_seq_id[i], rows.logits[i] = token, i, 1, 1
             rows.seq_id[i][0] = 0
-        assert not L.llama_decode(made, rows)
+        assert not L.llama_decode(built, rows)
         n_vocab = L.llama_vocab_n_tokens(L.llama_model_get_vocab(native))
         return np.stack(
-            [np.ctypeslib.as_array(L.llama_get_logits_ith(made, i), shape=(n_vocab,)).copy() for i in range(n)]
+            [np.ctypeslib.as_array(L.llama_get_logits_ith(built, i), shape=(n_vocab,)).copy() for i in range(n)]
         )

@@ -16,7 +16,7 @@ from tests.support import ROOT
 
 PAGE = ROOT / "docs" / "architectures.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
-SHARDED = tuple(arch for arch, of in ARCHITECTURES.items() if not of.rules.no_shards)
+SHARDED = tuple(arch for arch, architecture in ARCHITECTURES.items() if not architecture.rules.no_shards)
 # How close logits of shards are to those of the whole, of their standard deviation, at F32. The last three are as far
 # off on one device where a weight's last bit is another.
 _GELU = (

@@ -89,10 +89,10 @@ class Page:
     def wait_for(self, expression: str) -> Any:
         """Return the value of the expression as soon as it is true."""
         deadline = time.monotonic() + PATIENCE_S
-        while not (found := self.value(expression)):
+        while not (result := self.value(expression)):
             assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {expression}"
             time.sleep(0.02)
-        return found
+        return result
 
     def type(self, text: str) -> None:
         """Put a text where the focus is."""

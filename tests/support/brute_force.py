@@ -59,11 +59,11 @@ def front(problem: Problem) -> dict[tuple[float, ...], int]:
         count = devices(problem, solution)
         fewest[solution.objectives] = min(fewest.get(solution.objectives, count), count)
     # Whatever dominates a vector comes before it in this order.
-    found: list[tuple[float, ...]] = []
-    for one in sorted(fewest):
-        if not any(all(a <= b for a, b in zip(other, one, strict=True)) for other in found):
-            found.append(one)
-    return {one: fewest[one] for one in found}
+    results: list[tuple[float, ...]] = []
+    for item in sorted(fewest):
+        if not any(all(a <= b for a, b in zip(other, item, strict=True)) for other in results):
+            results.append(item)
+    return {entry: fewest[entry] for entry in results}
 
 
 def small_problem(rng: np.random.Generator) -> Problem:
@@ -83,8 +83,8 @@ def small_problem(rng: np.random.Generator) -> Problem:
 
     def stages() -> list[Array]:
         slowness = rng.integers(1, 5)
-        found = costs(n + 1, n + 1, never=impossible)
-        return [np.triu(work - work[:, None]) * slowness + of for of in found] if adds_up else found
+        result = costs(n + 1, n + 1, never=impossible)
+        return [np.triu(work - work[:, None]) * slowness + total for total in result] if adds_up else result
 
     together = [group for size in range(2, many + 1) for group in combinations(range(many), size)]
     members = [(device,) for device in range(many)] + [group for group in together if rng.random() < 0.5]
@@ -92,14 +92,16 @@ def small_problem(rng: np.random.Generator) -> Problem:
         Group(group, *stages(), *costs(never=impossible / 2), *costs(never=impossible / 2)) for group in members
     )
     hop_sums, hop_peaks = costs(len(groups), len(groups), n + 1, never=impossible / 2)
-    wanted = int(rng.choice([1, 2, 2, 2, 3, 4]))
-    weights = np.eye(5)[:wanted, : sum(measures)] if rng.random() < 0.5 else rng.integers(0, 3, (wanted, sum(measures)))
+    expected = int(rng.choice([1, 2, 2, 2, 3, 4]))
+    weights = (
+        np.eye(5)[:expected, : sum(measures)] if rng.random() < 0.5 else rng.integers(0, 3, (expected, sum(measures)))
+    )
     of_sums, of_peaks = weights[:, : measures[0]], weights[:, measures[0] :]
-    larger = rng.random(wanted) < 0.3
+    larger = rng.random(expected) < 0.3
 
     def objectives(sums: Array, peaks: Array) -> Array:
         a, b = of_sums @ sums, of_peaks @ peaks
         return np.where(larger[:, None], np.maximum(a, b), a + b)
 
-    caps = rng.integers(1, 8 * top, wanted).astype(float) if rng.random() < 0.1 else None
+    caps = rng.integers(1, 8 * top, expected).astype(float) if rng.random() < 0.1 else None
     return Problem(n, groups, lambda a, b: (hop_sums[:, a, b], hop_peaks[:, a, b]), objectives, caps)

@@ -24,7 +24,7 @@ class Clock:
         """Pass them at once."""
         self.now += seconds
 
-    def of(self, patch: pytest.MonkeyPatch, *modules: ModuleType) -> "Clock":
+    def install(self, patch: pytest.MonkeyPatch, *modules: ModuleType) -> "Clock":
         """Be the clock of these modules."""
         for module in modules:
             patch.setattr(module, "time", self)

@@ -35,10 +35,10 @@ def main(*args: str | Path) -> int:
 @contextmanager
 def two_workers(folder: Path) -> Iterator[Two]:
     """Two on loopback; the second lends its first core and no GPU."""
-    lent = ("--gpu-layers", "0", *(("--affinity", str(CORES[0])) if CORES else ()))
+    borrowed = ("--gpu-layers", "0", *(("--affinity", str(CORES[0])) if CORES else ()))
     with ExitStack() as stack:
-        one = stack.enter_context(worker(folder / "one", "--threads", "1", "--name", "one"))
-        yield one, stack.enter_context(worker(folder / "two", "--threads", "1", "--name", "two", *lent))
+        first = stack.enter_context(worker(folder / "one", "--threads", "1", "--name", "one"))
+        yield first, stack.enter_context(worker(folder / "two", "--threads", "1", "--name", "two", *borrowed))
 
 
 @contextmanager
@@ -51,9 +51,9 @@ def runs(capsys: pytest.CaptureFixture[str], two: Two) -> Iterator[Run]:
         return code, *capsys.readouterr()
 
     yield run
-    for one in two:
-        if one.process.poll() is None:
-            until(lambda: not one.children(), "the end of all sessions")  # noqa: B023
+    for item in two:
+        if item.process.poll() is None:
+            until(lambda: not item.children(), "the end of all sessions")  # noqa: B023
 
 
 def chats(run: Run) -> Chat:
@@ -121,7 +121,7 @@ def ask(run: Run) -> Chat:
 
 def workers(*some: Worker) -> str:
     """For --workers."""
-    return ",".join(one.address for one in some)
+    return ",".join(item.address for item in some)
 
 
 def assert_refused(answer: Answer, code: int, *words: str) -> None:

@@ -84,7 +84,7 @@ def supervised(
     path: Path = MODEL_PATH,
 ) -> Iterator[DeployedModel]:
     """A model on this device and workers, as commands and programs have it. plan: None: by measurement."""
-    with Cluster([one.address for one in workers], needs_all=True) as cluster:
+    with Cluster([item.address for item in workers], needs_all=True) as cluster:
         if plan is not None:
             choice = PlanChoice(path, plan, "as the plan says")
         else:
@@ -159,7 +159,7 @@ def deployed(
     plan = plan or plan_for(path, workers, how)
     if workers_gpu_layers is not None:
         plan = with_gpu_layers(plan, workers_gpu_layers)
-    with Fleet([one.address for one in workers]) as fleet:
+    with Fleet([item.address for item in workers]) as fleet:
         with Deployment(fleet, plan, GgufFile.open(path), options, exchange) as deployment:
             yield deployment
         idle(workers, fleet)
@@ -167,17 +167,17 @@ def deployed(
 
 def survey_is_over(workers: Sequence[Worker]) -> None:
     """Wait until workers have no engine processes, and this process no threads of a survey."""
-    until(lambda: not any(one.children() for one in workers), "the end of the sessions")
+    until(lambda: not any(item.children() for item in workers), "the end of the sessions")
     until(lambda: not any(t.name.startswith("survey") for t in threading.enumerate()), "the end of threads")
 
 
 def idle(workers: Sequence[Worker], fleet: Fleet) -> None:
     """Wait until workers have no sessions and no engine processes, and this process nobody who waits for them."""
-    for one in workers:
-        if one.process.poll() is None:
-            remote = fleet.workers[one.address]
+    for item in workers:
+        if item.process.poll() is None:
+            remote = fleet.workers[item.address]
             until(lambda: not remote.describe()[1].sessions, "the end of the sessions")  # noqa: B023
-            until(lambda: not one.children(), "the end of the engine processes")  # noqa: B023
+            until(lambda: not item.children(), "the end of the engine processes")  # noqa: B023
     until(lambda: not waiting(), f"the end of {waiting()}")
 
 
@@ -209,9 +209,9 @@ def questions(n: int) -> tuple[Request, ...]:
     return tuple(Request(prompt, 24) for prompt in sorted(prompts, key=len)[:n])
 
 
-def deviations(found: Floats, expected: Floats) -> float:
+def deviations(result: Floats, expected: Floats) -> float:
     """The largest difference in standard deviations of what was expected."""
-    return float(np.abs(found - expected).max() / expected.std())
+    return float(np.abs(result - expected).max() / expected.std())
 
 
 @dataclass(frozen=True)
@@ -224,11 +224,11 @@ class Difference:
 
 
 def differences(
-    single: TextEngine, requests: Sequence[Request], expected: Sequence[list[int]], found: Sequence[list[int]]
+    single: TextEngine, requests: Sequence[Request], expected: Sequence[list[int]], results: Sequence[list[int]]
 ) -> list[Difference]:
     """The first token of each answer that is another one."""
     parted = []
-    for i, (request, ours, theirs) in enumerate(zip(requests, expected, found, strict=True)):
+    for i, (request, ours, theirs) in enumerate(zip(requests, expected, results, strict=True)):
         if ours == theirs:
             continue
         at = next(

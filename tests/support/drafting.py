@@ -121,10 +121,10 @@ def plain_answers(prompts: Sequence[Sequence[int]]) -> Answers:
         return {tuple(prompt): ids(run(engine, prompt, None)) for prompt in prompts}
 
 
-def same_distribution(one: Counter[tuple[int, ...]], other: Counter[tuple[int, ...]]) -> None:
+def same_distribution(item: Counter[tuple[int, ...]], other: Counter[tuple[int, ...]]) -> None:
     """Assert that two samples are of one distribution: a chi-square test of equality, at the 99.9th percentile."""
-    kinds = sorted(one | other)
-    table = np.array([[count[kind] for kind in kinds] for count in (one, other)], float)
+    kinds = sorted(item | other)
+    table = np.array([[count[kind] for kind in kinds] for count in (item, other)], float)
     table = table[:, table.sum(axis=0) >= 10]
     expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
     freedom = table.shape[1] - 1

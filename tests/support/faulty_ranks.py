@@ -216,8 +216,8 @@ class _Deployment(RankGroup):
         for device in devices:
             device.begin()
         for a, b in combinations(range(n), 2):
-            for one, other, sock in zip((a, b), (b, a), socket.socketpair(), strict=True):
-                links[one][other] = FaultyLink(sock, f"rank {other} ({devices[other].name})", devices[one])
+            for item, other, sock in zip((a, b), (b, a), socket.socketpair(), strict=True):
+                links[item][other] = FaultyLink(sock, f"rank {other} ({devices[other].name})", devices[item])
         groups = [Group(rank, links[rank]) for rank in range(n)]
         shards = []
         for rank in range(n):
@@ -314,7 +314,7 @@ class Cluster:
         """The model on all devices that answer. how: as `tests.support.deployments` has it. prefill: likewise, of the
         placement that computes prompts; the last devices are in that one."""
         limits_of = limits(GgufFile.open(self._model))
-        answering = [one for one in self.others if self.devices[one].answers]
+        answering = [other for other in self.others if self.devices[other].answers]
         addresses = [LOCAL, *answering[: len(how["shares"]) - 1]]
         plan = make_plan(limits_of, self._model.stem, "", addresses, **how)
         if prefill is not None:
@@ -348,10 +348,10 @@ class Cluster:
 
     @contextmanager
     def reachable(
-        self, found: ClusterFile, *, insecure: bool, timeout_s: float = 0, return_s: float | None = None
+        self, result: ClusterFile, *, insecure: bool, timeout_s: float = 0, return_s: float | None = None
     ) -> Iterator[tuple[Fleet | None, list[str]]]:
         """As `edge.survey.profile.reachable`."""
-        there = [str(one.address) for one in found.workers if self.devices[str(one.address)].answers]
+        there = [str(worker.address) for worker in result.workers if self.devices[str(worker.address)].answers]
         yield self._fleet(there) if there else None, []
 
     def _fleet(self, addresses: list[str]) -> Fleet:
@@ -363,13 +363,13 @@ def cluster(model: Path, folder: Path, n_devices: int) -> Iterator[Cluster]:
     """A cluster whose devices all answer. At the end no rank is left."""
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        made = Cluster(model, folder, n_devices)
-        stack.callback(made.close)
-        patch.setattr(supervisor, "reachable", made.reachable)
-        patch.setattr(watch, "reachable", made.reachable)
+        built = Cluster(model, folder, n_devices)
+        stack.callback(built.close)
+        patch.setattr(supervisor, "reachable", built.reachable)
+        patch.setattr(watch, "reachable", built.reachable)
         patch.setattr(deploy, "Deployment", _Deployment)
         patch.setattr(deploy, "send_ahead", lambda *_: None)  # slices are written
         patch.setattr(deploy, "check_room", lambda *_: None)
         patch.setattr(liveness, "_LOOK_S", _LOOK_S)
         patch.setattr(liveness, "LOST_S", 4 * _LOOK_S)
-        yield made
+        yield built

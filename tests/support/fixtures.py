@@ -9,7 +9,7 @@ from tests.support.workers import Worker
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker that the tests of a file share, and do not end."""
     with shared_workers(tmp_path_factory, "one") as (worker,):
         yield worker

@@ -81,9 +81,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not body:
             size = self.hub_.announced.get(name, len(data))
             return self._send(200, b"", headers | {"Content-Length": str(size)}, body)
-        wanted = self.headers.get("Range", "")
-        self.hub_.ranges.append(wanted)
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+        expected = self.headers.get("Range", "")
+        self.hub_.ranges.append(expected)
+        start = int(expected.removeprefix("bytes=").rstrip("-")) if expected else 0
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
         return self._send(206 if start else 200, data[start:], headers, body)

@@ -14,7 +14,7 @@ class Index:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}  # by "project/filename"
         self.html = False  # pages of links in HTML in place of JSON
-        self.asked: list[str] = []  # the path of each request
+        self.paths: list[str] = []  # the path of each request
         self.url = ""
 
     @contextmanager
@@ -45,7 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         index = self.index_
-        index.asked.append(self.path)
+        index.paths.append(self.path)
         if self.path.startswith("/files/"):
             return self._send(200, index.files[self.path.removeprefix("/files/")], "application/octet-stream")
         project = self.path.strip("/").removeprefix("simple/")

@@ -225,8 +225,8 @@ def trusted(folder: Path) -> tuple[security.Credentials, security.Credentials]:
     return shown(cluster.owner), shown(cluster.joined("pi"))
 
 
-def held(folder: Path) -> security.Credentials:
+def own_credentials(folder: Path) -> security.Credentials:
     """The credentials in a folder, for another process."""
-    found = credentials.load(folder)
-    assert found is not None
-    return shown(found)
+    result = credentials.load(folder)
+    assert result is not None
+    return shown(result)

@@ -109,12 +109,12 @@ def llama_tokenizer(folder: Path) -> None:
 def mistral_tokenizer(folder: Path) -> None:
     """tokenizer.json alone, with the normalizer of older files."""
     vocab, merges = bpe_of(sentencepiece_model(["<unk>", "<s>", "</s>"], [], True))
-    made = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
-    made.add_special_tokens([AddedToken(t, normalized=False) for t in ("<unk>", "<s>", "</s>", "[INST]", "[/INST]")])
-    made.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
-    save(made, folder, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    built = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    built.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    built.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    built.add_special_tokens([AddedToken(t, normalized=False) for t in ("<unk>", "<s>", "</s>", "[INST]", "[/INST]")])
+    built.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    save(built, folder, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
 def gemma_tokenizer(folder: Path, with_model: bool) -> None:
@@ -122,15 +122,15 @@ def gemma_tokenizer(folder: Path, with_model: bool) -> None:
     turns = ["<start_of_turn>", "<end_of_turn>", "<table>"]
     raw = sentencepiece_model(["<pad>", "<eos>", "<bos>", "<unk>"], turns, False)
     vocab, merges = bpe_of(raw)
-    made = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    made.normalizer = normalizers.Replace(" ", "\u2581")
-    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    built = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    built.normalizer = normalizers.Replace(" ", "\u2581")
+    built.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    built.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
     special = ["<pad>", "<eos>", "<bos>", "<unk>", *turns[:2]]
-    made.add_special_tokens([AddedToken(token, normalized=False) for token in special])
-    made.add_tokens([AddedToken(turns[2], normalized=False)])
-    made.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 2)])
-    save(made, folder, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>", pad_token="<pad>", add_bos_token=True)
+    built.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+    built.add_tokens([AddedToken(turns[2], normalized=False)])
+    built.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 2)])
+    save(built, folder, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>", pad_token="<pad>", add_bos_token=True)
     if with_model:
         (folder / "tokenizer.model").write_bytes(raw)
 
@@ -141,21 +141,21 @@ def byte_tokenizer(
     """Byte-level BPE; with `whole`, a word that is a token is not cut first."""
 
     def write(folder: Path) -> None:
-        made = Tokenizer(models.BPE(ignore_merges=whole))
+        built = Tokenizer(models.BPE(ignore_merges=whole))
         steps = [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
-        made.pre_tokenizer = pre_tokenizers.Sequence(steps)
-        made.decoder = decoders.ByteLevel()
+        built.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        built.decoder = decoders.ByteLevel()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         trainer = trainers.BpeTrainer(
             vocab_size=VOCAB - 8, initial_alphabet=alphabet, special_tokens=[], show_progress=False
         )
-        made.train_from_iterator(CORPUS.split(". "), trainer)
-        made.add_special_tokens([AddedToken(token, normalized=False) for token in special])
-        made.add_tokens([AddedToken("<tool_call>", normalized=False)])
+        built.train_from_iterator(CORPUS.split(". "), trainer)
+        built.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+        built.add_tokens([AddedToken("<tool_call>", normalized=False)])
         if bos:
-            template = [(bos, made.token_to_id(bos))]
-            made.post_processor = processors.TemplateProcessing(f"{bos} $A", special_tokens=template)
-        save(made, folder, **({"bos_token": bos} if bos else {}), **names)
+            template = [(bos, built.token_to_id(bos))]
+            built.post_processor = processors.TemplateProcessing(f"{bos} $A", special_tokens=template)
+        save(built, folder, **({"bos_token": bos} if bos else {}), **names)
 
     return write
 
@@ -229,7 +229,7 @@ def make(
             if have != need and not text.startswith(" "):
                 raise SystemExit(f"{name}: {text!r} gives {have}, its tokenizer.model {need}")
         tokens[: len(TEXTS)] = defined
-    expected = {"input_ids": ids.tolist(), "texts": [[text, found] for text, found in zip(texts, tokens, strict=True)]}
+    expected = {"input_ids": ids.tolist(), "texts": [[text, token] for text, token in zip(texts, tokens, strict=True)]}
     (folder / "expected.json").write_text(json.dumps(expected))
     np.save(folder / "logits.npy", logits)
     size = sum(file.stat().st_size for file in folder.iterdir())

@@ -91,9 +91,9 @@ def own_run(kind: str, text: Path, native: NativeProjector, seed: int = 1) -> ND
             bitmap = mtmd.mtmd_bitmap_init(image.shape[1], image.shape[0], image.ctypes.data_as(C.POINTER(C.c_uint8)))
         chunks = mtmd.mtmd_input_chunks_init()
         prompt = BEFORE.encode() + native.marker + BEHIND.encode()
-        given = mtmd.mtmd_input_text(prompt, len(prompt), True, True)
+        provided = mtmd.mtmd_input_text(prompt, len(prompt), True, True)
         bitmaps = (C.c_void_p * 1)(bitmap)
-        assert mtmd.mtmd_tokenize(native._handle, chunks, C.byref(given), bitmaps, 1) == 0
+        assert mtmd.mtmd_tokenize(native._handle, chunks, C.byref(provided), bitmaps, 1) == 0
         past = C.c_int32()
         code = mtmd.mtmd_helper_eval_chunks(native._handle, context._handle, chunks, 0, 0, BATCH, True, C.byref(past))
         assert code == 0

@@ -127,9 +127,9 @@ def two_hosts(mbit: float | None = None) -> Iterator[tuple[Host, Host]]:
             for host in hosts:
                 stack.callback(host.close)  # before it exists: closing one that is not there does nothing
                 _ip("netns", "add", host.namespace)
-            one, two = hosts
+            first, two = hosts
             end = ["netns", two.namespace]
-            _ip("-n", one.namespace, "link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE, *end)
+            _ip("-n", first.namespace, "link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE, *end)
             for host in hosts:
                 _ip("-n", host.namespace, "link", "set", "lo", "up")
                 _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", INTERFACE)
@@ -139,7 +139,7 @@ def two_hosts(mbit: float | None = None) -> Iterator[tuple[Host, Host]]:
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", "") or ""
             need(False, f"network namespaces are not possible here: {error} {said}".strip())
-        yield one, two
+        yield first, two
 
 
 def need(there: bool, what: str) -> None:

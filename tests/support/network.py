@@ -49,17 +49,17 @@ class Network:
     def seek(self) -> list[str]:
         """The addresses of all."""
         self.seeks += 1
-        return [one.address for _, one in self.workers]
+        return [first.address for _, first in self.workers]
 
     def times_in_use(self, in_use: dict[str, float]) -> None:
         """From now on the steps of a device take so many times what it was measured to take. in_use: by address; 1 of
         a device that is not among them."""
-        seconds = {one.address: self.seconds[name] for name, one in self.workers}
+        seconds = {first.address: self.seconds[name] for name, first in self.workers}
 
         def times(engine: DistributedEngine, **_: Any) -> list[dict[str, Summary]]:
             return [
-                _steps(len(engine.plan.slice(rank).layers) * seconds.get(one, USUAL) * in_use.get(one, 1.0))
-                for rank, one in enumerate(engine.plan.devices)
+                _steps(len(engine.plan.slice(rank).layers) * seconds.get(device, USUAL) * in_use.get(device, 1.0))
+                for rank, device in enumerate(engine.plan.devices)
             ]
 
         self._patch.setattr(DistributedEngine, "times", times)

@@ -46,10 +46,10 @@ def vectors(n: int = 6, width: int = 64) -> Any:
     return np.random.default_rng(5).standard_normal((n, width)).astype(np.float32)
 
 
-def cosine(made: Quantized) -> float:
+def cosine(built: Quantized) -> float:
     """Return the cosine of the only output."""
-    assert made.comparison is not None
-    [output] = made.comparison.outputs
+    assert built.comparison is not None
+    [output] = built.comparison.outputs
     assert output.cosine is not None
     return output.cosine
 

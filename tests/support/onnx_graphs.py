@@ -47,18 +47,18 @@ def with_random_weights(path: Path, seed: int = 0) -> ModelProto:
     dims: dict[str, tuple[int, ...]] = {
         tensor.name: tuple(tensor.dims) for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT
     }
-    held = {tensor.name: tensor for tensor in graph.initializer}
-    made = [node for node in graph.node if node.op_type == "ConstantOfShape" and node.input[0] in held]
-    dims |= {node.output[0]: tuple(numpy_helper.to_array(held[node.input[0]]).tolist()) for node in made}
+    current = {tensor.name: tensor for tensor in graph.initializer}
+    built = [node for node in graph.node if node.op_type == "ConstantOfShape" and node.input[0] in current]
+    dims |= {node.output[0]: tuple(numpy_helper.to_array(current[node.input[0]]).tolist()) for node in built}
     rng = np.random.default_rng(seed)
     used = sorted(name for name in dims if name in uses)
     weights = [numpy_helper.from_array(_weight(rng, uses, name, dims[name]), name) for name in used]
-    shapes = {node.input[0] for node in made}
-    nodes = [node for node in graph.node if node not in made]
-    kept = [t for name, t in held.items() if name not in dims and not (name in shapes and len(uses[name]) == 1)]
-    kept = [t for t in kept if t.name in uses]
-    inputs = [value for value in graph.input if value.name not in held]
-    for field, values in (("node", nodes), ("initializer", kept + weights), ("input", inputs)):
+    shapes = {node.input[0] for node in built}
+    nodes = [node for node in graph.node if node not in built]
+    saved = [t for name, t in current.items() if name not in dims and not (name in shapes and len(uses[name]) == 1)]
+    saved = [t for t in saved if t.name in uses]
+    inputs = [value for value in graph.input if value.name not in current]
+    for field, values in (("node", nodes), ("initializer", saved + weights), ("input", inputs)):
         graph.ClearField(field)
         getattr(graph, field).extend(values)
     model.ir_version = max(model.ir_version, 4)  # before, every initializer had to be an input
@@ -119,10 +119,10 @@ def images(n: int, seed: int = 0, size: int = 224) -> Array:
     return out + 0.5 * rng.standard_normal(out.shape, dtype=np.float32)
 
 
-def difference(expected: npt.NDArray[np.generic], found: npt.NDArray[np.generic]) -> float:
+def difference(expected: npt.NDArray[np.generic], result: npt.NDArray[np.generic]) -> float:
     """The largest difference of two values, as a part of the largest value."""
-    assert expected.shape == found.shape
-    a, b = expected.astype(np.float64), found.astype(np.float64)
+    assert expected.shape == result.shape
+    a, b = expected.astype(np.float64), result.astype(np.float64)
     largest = float(np.abs(a).max(initial=0.0))
     return float(np.abs(a - b).max(initial=0.0)) / (largest or 1.0)
 

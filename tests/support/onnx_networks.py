@@ -76,8 +76,8 @@ def model_of(
 
 def chain(*nodes: tuple[str, str], width: int = 4) -> ModelProto:
     """Operators of one input, each by its type and its name, one after another."""
-    made = [helper.make_node(op, [f"t{i}"], [f"t{i + 1}"], name) for i, (op, name) in enumerate(nodes)]
-    return model_of(made, {"t0": [1, width]}, [f"t{len(nodes)}"])
+    built = [helper.make_node(op, [f"t{i}"], [f"t{i + 1}"], name) for i, (op, name) in enumerate(nodes)]
+    return model_of(built, {"t0": [1, width]}, [f"t{len(nodes)}"])
 
 
 class _Network:

@@ -60,10 +60,10 @@ def mixed() -> ModelProto:
     kinds = {"ids": (TensorProto.INT64, ["batch", 3]), "keep": (TensorProto.BOOL, ["batch", 1]),
              "scale": (TensorProto.FLOAT, [])}  # fmt: skip
     model.graph.input.extend(helper.make_tensor_value_info(name, *kind) for name, kind in kinds.items())
-    made = {"y": (TensorProto.FLOAT, ["batch", 5]), "early": (TensorProto.FLOAT, ["batch", 8]),
+    built = {"y": (TensorProto.FLOAT, ["batch", 5]), "early": (TensorProto.FLOAT, ["batch", 8]),
             "top": (TensorProto.INT64, ["batch"]), "large": (TensorProto.BOOL, ["batch", 8]),
             "peak": (TensorProto.FLOAT, []), "half": (TensorProto.FLOAT16, ["batch", 8])}  # fmt: skip
-    model.graph.output.extend(helper.make_tensor_value_info(name, *kind) for name, kind in made.items())
+    model.graph.output.extend(helper.make_tensor_value_info(name, *kind) for name, kind in built.items())
     onnx.checker.check_model(model)
     return model
 
@@ -114,12 +114,12 @@ def whole(model: ModelProto, feeds: Mapping[str, Array]) -> Feeds:
     return dict(zip((value.name for value in model.graph.output), outputs, strict=True))
 
 
-def same(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+def same(result: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
     """All outputs are there and are what was expected, as far as docs/onnx.md promises it of stages."""
-    assert list(found) == list(expected)
+    assert list(result) == list(expected)
     for name, array in expected.items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
-        assert difference(array, found[name]) <= TOLERANCES.get(array.dtype.name, 0), name
+        assert (result[name].dtype, result[name].shape) == (array.dtype, array.shape), name
+        assert difference(array, result[name]) <= TOLERANCES.get(array.dtype.name, 0), name
 
 
 def owned(model: ModelProto, path: Path, **how: Any) -> OnnxSource:
@@ -132,8 +132,8 @@ def owned(model: ModelProto, path: Path, **how: Any) -> OnnxSource:
 
 def at(model: OnnxSource, *positions: int) -> list[Cut]:
     """The cuts at these positions."""
-    found = {cut.position: cut for cut in cuts(model.graph)}
-    return [found[position] for position in positions]
+    results = {cut.position: cut for cut in cuts(model.graph)}
+    return [results[position] for position in positions]
 
 
 def loaded(part: CutStage, plan: OnnxPlan, i: int, folder: Path) -> LoadedStage:

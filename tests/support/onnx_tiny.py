@@ -17,10 +17,10 @@ def graph(
     nodes: list[onnx.NodeProto], inputs: list[Value], outputs: list[Value], weights: tuple[TensorProto, ...] = ()
 ) -> bytes:
     """A model, as bytes; not checked."""
-    values = [[helper.make_tensor_value_info(*one) for one in some] for some in (inputs, outputs)]
+    values = [[helper.make_tensor_value_info(*item) for item in some] for some in (inputs, outputs)]
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my.ops", 1)]
-    made = helper.make_model(helper.make_graph(nodes, "g", *values, weights), opset_imports=opsets, ir_version=8)
-    return bytes(made.SerializeToString())
+    built = helper.make_model(helper.make_graph(nodes, "g", *values, weights), opset_imports=opsets, ir_version=8)
+    return bytes(built.SerializeToString())
 
 
 def node(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> onnx.NodeProto:
@@ -30,7 +30,7 @@ def node(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> o
 def counting() -> bytes:
     """A loop of n rounds: n to y = n, and as long as n is large."""
     zero = helper.make_tensor("zero", I64, (), [0])
-    one = helper.make_tensor("one", I64, (), [1])
+    first = helper.make_tensor("one", I64, (), [1])
     kinds = {"i": I64, "c": TensorProto.BOOL, "c_out": TensorProto.BOOL, "s": I64, "s_out": I64}
     values = {name: helper.make_tensor_value_info(name, kind, ()) for name, kind in kinds.items()}
     body = helper.make_graph(
@@ -40,4 +40,4 @@ def counting() -> bytes:
         [values["c_out"], values["s_out"]],
     )
     loop = node("Loop", ["n", "", "zero"], ["y"], body=body)
-    return graph([loop], [("n", I64, ())], [("y", I64, ())], (zero, one))
+    return graph([loop], [("n", I64, ())], [("y", I64, ())], (zero, first))

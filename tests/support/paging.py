@@ -100,9 +100,9 @@ def refusal(path: Path, options: EngineOptions) -> NotEnoughMemory:
 
 def named_least(error: NotEnoughMemory) -> int:
     """Bytes of the least budget that the message names."""
-    found = re.search(r"needs a budget of at least ([\d,]+) MiB", str(error))
-    assert found, error
-    return int(found[1].replace(",", "")) * MIB
+    result = re.search(r"needs a budget of at least ([\d,]+) MiB", str(error))
+    assert result, error
+    return int(result[1].replace(",", "")) * MIB
 
 
 @functools.cache
@@ -176,8 +176,8 @@ def weight_threads() -> list[threading.Thread]:
 def descriptors(*paths: Path) -> list[str]:
     """Those of files that this process still has."""
     gc.collect()
-    wanted = {(stat.st_dev, stat.st_ino) for stat in map(os.stat, paths)}
-    return [one for one in os.listdir("/proc/self/fd") if _file_of(int(one)) in wanted]
+    target = {(stat.st_dev, stat.st_ino) for stat in map(os.stat, paths)}
+    return [item for item in os.listdir("/proc/self/fd") if _file_of(int(item)) in target]
 
 
 def _file_of(descriptor: int) -> tuple[int, int]:

@@ -127,11 +127,11 @@ def _point(
 def _cuts(dice: random.Random, rates: list[float], n_layers: int) -> list[int]:
     """Where stages end that have layers by their speed, more or less."""
     weights = [rate * dice.uniform(0.5, 1.6) for rate in rates]
-    found: list[int] = []
+    results: list[int] = []
     for i in range(1, len(weights)):
-        wanted = round(n_layers * sum(weights[:i]) / sum(weights))
-        found.append(min(max(wanted, len(found) and found[-1] + 1, i), n_layers - len(weights) + i))
-    return found
+        expected = round(n_layers * sum(weights[:i]) / sum(weights))
+        results.append(min(max(expected, len(results) and results[-1] + 1, i), n_layers - len(weights) + i))
+    return results
 
 
 def _measured(dice: random.Random, predicted: dict[str, Any]) -> dict[str, Any]:
@@ -146,9 +146,9 @@ def _figures(point: dict[str, Any]) -> tuple[str, ...]:
     return tuple(f"{point['predicted'][what] or 0:.6g}" for what in ("latency_s", "throughput_per_s", "divergence"))
 
 
-def _better(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _better(item: dict[str, Any], other: dict[str, Any]) -> bool:
     """Return whether `one` dominates the other."""
-    a, b = one["predicted"], other["predicted"]
+    a, b = item["predicted"], other["predicted"]
     pairs = [(a["latency_s"], b["latency_s"]), (-a["throughput_per_s"], -b["throughput_per_s"])]
     pairs.append((a["divergence"] or 0, b["divergence"] or 0))
     return all(x <= y for x, y in pairs) and any(x < y for x, y in pairs)

@@ -24,22 +24,22 @@ def model(
 ) -> tuple[ModelShape, Limits]:
     """A model whose layers have so many MiB each, or 8: a quarter is attention's, of which KV heads have a fifth."""
     sizes = [8.0] * layers if isinstance(layers, int) else list(layers)
-    of = sum(sizes) / len(sizes) * MIB
-    held = tuple(round(size * MIB) for size in sizes)
+    total = sum(sizes) / len(sizes) * MIB
+    current = tuple(round(size * MIB) for size in sizes)
     head = embd // heads
     limits = Limits(
         Sizes(len(sizes), heads, kv, ff, vocab),
         head_unit=1,
         ff_unit=1,
-        head_bytes=0.2 * of / heads,
-        kv_head_bytes=0.05 * of / kv,
-        ff_bytes=0.75 * of / ff,
+        head_bytes=0.2 * total / heads,
+        kv_head_bytes=0.05 * total / kv,
+        ff_bytes=0.75 * total / ff,
         vocab_bytes=4 * MIB / vocab,
-        layer_bytes=tuple(map(float, held)),
+        layer_bytes=tuple(map(float, current)),
     )
     shape = ModelShape(
         "llama", "made up", len(sizes), embd, (heads,) * len(sizes), (kv,) * len(sizes), head, head, (ff,) * len(sizes),
-        0, 0, vocab, 4096, 0, sum(held) + 4 * MIB, {}, held, 4 * MIB, 4 * MIB, True,
+        0, 0, vocab, 4096, 0, sum(current) + 4 * MIB, {}, current, 4 * MIB, 4 * MIB, True,
     )  # fmt: skip
     return shape, limits
 
@@ -82,8 +82,10 @@ def device(
         return Curve(((1, seconds), (2, 2 * seconds)) if by_row else ((1, seconds),))
 
     half = layer_s / 2 if half_s is None else half_s
-    of = {"token_s": 0.0, "memory_bytes": 1 << 30, "runtime_bytes": 0} | more
-    return DeviceSpeed(name, name, curve(step_s), curve(layer_s), half_layer_s=curve(half), head_s=curve(head_s), **of)
+    total = {"token_s": 0.0, "memory_bytes": 1 << 30, "runtime_bytes": 0} | more
+    return DeviceSpeed(
+        name, name, curve(step_s), curve(layer_s), half_layer_s=curve(half), head_s=curve(head_s), **total
+    )
 
 
 def linked(

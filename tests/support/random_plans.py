@@ -26,16 +26,16 @@ class Case:
         def some(low: float, high: float) -> float:
             return float(rng.uniform(low, high))
 
-        given = model([some(4, 12) for _ in range(layers)] if rng.random() < 0.5 else layers)
+        provided = model([some(4, 12) for _ in range(layers)] if rng.random() < 0.5 else layers)
         self.tensor = tensor
         self.work = work(
-            given,
+            provided,
             context=int(rng.choice([64, 4096])),
             depth=int(rng.choice([0, 200])),
             prompt=int(rng.choice([8, 300])),
             concurrency=int(rng.choice([1, 1, 1, 2, 3, 4])),
         )
-        whole = sum(given[0].layer_bytes) + given[0].head_bytes
+        whole = sum(provided[0].layer_bytes) + provided[0].head_bytes
         short, watts = rng.random() < 0.4, rng.random() < 0.8
         self.speeds = []
         for name in NAMES[:devices]:
@@ -75,7 +75,10 @@ class Case:
         everybody = range(len(self.speeds))
         sizes = everybody if self.tensor else (0,)
         members = [group for size in sizes for group in combinations(everybody, size + 1)]
-        groups = {one: StageGroup(self.work, self.speeds, self.links, one, for_prompts=for_prompts) for one in members}
+        groups = {
+            member: StageGroup(self.work, self.speeds, self.links, member, for_prompts=for_prompts)
+            for member in members
+        }
 
         def sequences(so_far: tuple[tuple[int, ...], ...], used: set[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
             if so_far:
@@ -87,7 +90,7 @@ class Case:
         for chosen in sequences((), set()):
             for inner in combinations(range(1, n), len(chosen) - 1):
                 cuts = pairwise((0, *inner, n))
-                stages = [Stage(Range(*cut), groups[one].shards(*cut)) for one, cut in zip(chosen, cuts, strict=True)]
+                stages = [Stage(Range(*cut), groups[item].shards(*cut)) for item, cut in zip(chosen, cuts, strict=True)]
                 thin = [] if 0 in chosen[0] else [self.thin_stage]
                 yield Plan("m", "", self.work.limits.sizes, (*thin, *stages))
 
@@ -99,7 +102,7 @@ class Case:
 
     def all(self) -> list[dict[str, float]]:
         """Every objective of every plan that is possible, with each number of microbatches."""
-        found = []
+        results = []
         for plan in self.plans():
             for many in {1, 2, 4, self.work.concurrency}:
                 if many <= self.work.concurrency:
@@ -107,17 +110,17 @@ class Case:
                         predicted = self.predict(plan, many)
                     except PlanError:
                         break  # no room for it
-                    found.append(objectives(predicted))
-        return found
+                    results.append(objectives(predicted))
+        return results
 
 
-def objectives(of: Prediction) -> dict[str, float]:
+def objectives(total: Prediction) -> dict[str, float]:
     """Return a prediction's values, each to be small."""
-    assert of.ttft_s is not None
+    assert total.ttft_s is not None
     return {
-        "latency": of.latency_s,
-        "throughput": 1 / of.throughput_per_s,
-        "ttft": of.ttft_s,
-        "memory": max(of.memory_bytes.values()),
-        "energy": float("nan") if of.energy_j is None else of.energy_j,
+        "latency": total.latency_s,
+        "throughput": 1 / total.throughput_per_s,
+        "ttft": total.ttft_s,
+        "memory": max(total.memory_bytes.values()),
+        "energy": float("nan") if total.energy_j is None else total.energy_j,
     }

@@ -83,9 +83,9 @@ def ranks_here(
                 stack.enter_context(closing(shard))
             shards.append(each[rank][0])
             if options.prefixes is not None:
-                kept, states = options.prefixes, shards[rank].engine.states
+                saved, states = options.prefixes, shards[rank].engine.states
                 name_histories(states, OWNER)
-                seal(states, kept.folder / str(rank), kept.max_bytes, rank_key(OWNER, str(rank)), None)
+                seal(states, saved.folder / str(rank), saved.max_bytes, rank_key(OWNER, str(rank)), None)
                 for shard in each[rank][1:]:
                     shard.engine.states.share(states)
         following = [start(follow_groups, each[rank], groups[rank], "auto", wire) for rank in range(1, n)]

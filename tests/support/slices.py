@@ -59,12 +59,12 @@ def figures_of(arch: str) -> dict[str, Any]:
     if arch in FIGURES:
         return FIGURES[arch]
     described = ARCHITECTURES[arch]
-    found: dict[str, Any] = {"kv": 4} if described.equal_heads else {}
+    result: dict[str, Any] = {"kv": 4} if described.equal_heads else {}
     if not described.dense or described.common.keys() & {"dense_layers", "expert_every"}:
-        found |= _EXPERTS if described.experts else {}
+        result |= _EXPERTS if described.experts else {}
     if described.rules.window:
-        found["window"] = 16
-    return found
+        result["window"] = 16
+    return result
 
 
 def synthetic(path: Path, arch: str, type_name: str = "f32", **figures: Any) -> Path:
@@ -85,9 +85,9 @@ def rewritten(
     """A model file with other metadata (type, value), 32-bit tensors added in place of old ones, and some dropped."""
     file = GgufFile.open(model)
     pairs = {key: file.raw_value(key) for key in file.metadata} | {k: encoded(*v) for k, v in values.items()}
-    kept = [t for name, t in file.tensors.items() if name not in add and name not in drop]
-    data = [bytes(file.data(t.name)) for t in kept] + [np.ascontiguousarray(v, "<f4").tobytes() for v in add.values()]
-    tensors = [NewTensor(t.name, t.shape, t.type) for t in kept]
+    saved = [t for name, t in file.tensors.items() if name not in add and name not in drop]
+    data = [bytes(file.data(t.name)) for t in saved] + [np.ascontiguousarray(v, "<f4").tobytes() for v in add.values()]
+    tensors = [NewTensor(t.name, t.shape, t.type) for t in saved]
     tensors += [NewTensor(name, v.shape[::-1], TYPES["f32"]) for name, v in add.items()]
     weights = b"".join(raw + bytes(t.padding) for raw, t in zip(data, tensors, strict=True))
     target.write_bytes(header({k: v for k, v in pairs.items() if k not in drop}, tensors) + weights)

@@ -54,7 +54,7 @@ class StagedModel:
             attention=SimpleNamespace(window=None),
         )
         self.path = self.file = self.shape = None
-        self.held: list[int] = []
+        self.tokens: list[int] = []
         self._pass_s, self._delay_s = pass_s, delay_s
         self._parts = list(parts) or [1 / stages] * stages
         self._free = [0.0] * stages
@@ -66,9 +66,9 @@ class StagedModel:
         return len(self._coming)
 
     @staticmethod
-    def token_after(held: Sequence[int]) -> int:
+    def token_after(current: Sequence[int]) -> int:
         """That follows these."""
-        return random.Random(f"{len(held)} {held[-6:]}").choice(_TOKENS)
+        return random.Random(f"{len(current)} {current[-6:]}").choice(_TOKENS)
 
     def submit(self, tokens: Any, positions: Any, sequences: Any, outputs: Any, **how: Any) -> None:
         """As `TextEngine.submit`."""
@@ -76,19 +76,19 @@ class StagedModel:
             raise self.failed
         if self.stages == 1 and self._coming:
             raise EngineError("the last step's logits are still to be collected")
-        assert list(positions) == list(range(len(self.held), len(self.held) + len(tokens)))
+        assert list(positions) == list(range(len(self.tokens), len(self.tokens) + len(tokens)))
         assert not any(sequences)
         chosen = []
         for token in tokens:
-            self.held.append(int(token))
-            chosen.append(self.token_after(self.held))
+            self.tokens.append(int(token))
+            chosen.append(self.token_after(self.tokens))
         done = self.now_s = self.now_s + self._parts[0] * self._pass_s(len(chosen))
         for stage in range(1, self.stages):
             done = max(done + self._delay_s, self._free[stage]) + self._parts[stage] * self._pass_s(len(chosen))
             self._free[stage] = done
-        kept = [token for token, wanted in zip(chosen, outputs, strict=True) if wanted]
-        if kept:
-            self._coming.append((done + self._delay_s * (self.stages > 1), kept))
+        saved = [token for token, output in zip(chosen, outputs, strict=True) if output]
+        if saved:
+            self._coming.append((done + self._delay_s * (self.stages > 1), saved))
 
     def collect(self) -> np.ndarray:
         """As `TextEngine.collect`."""
@@ -112,9 +112,9 @@ class StagedModel:
         if self._coming:
             raise EngineError("logits of submitted steps are still to be collected")
         n = len(tokens)
-        wanted = np.full(n, outputs == "all")
-        wanted[-1] = outputs != "none"
-        self.submit(tokens, np.arange(start, start + n), np.zeros(n), wanted)
+        expected = np.full(n, outputs == "all")
+        expected[-1] = outputs != "none"
+        self.submit(tokens, np.arange(start, start + n), np.zeros(n), expected)
         if outputs == "none":
             return np.empty(0, np.float32)
         rows = self.collect()
@@ -123,12 +123,12 @@ class StagedModel:
     def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
         """As `TextEngine.kv_remove`, of what is at the end."""
         assert end == -1
-        del self.held[start:]
+        del self.tokens[start:]
         return True
 
     def kv_clear(self) -> None:
         """Hold nothing."""
-        self.held.clear()
+        self.tokens.clear()
 
     def chunk(self, n: int) -> int:
         """All of a prompt."""

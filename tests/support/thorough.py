@@ -31,9 +31,9 @@ def thorough(*values: Any) -> list[Any]:
 def each_once(first: Iterable[Any], second: Iterable[Any], ids: Any = str) -> list[Any]:
     """Pairs of values for two parameters: all with EDGE_THOROUGH=1, else so many that every value occurs."""
     first, second = list(first), list(second)
-    kept = {(i % len(first), i % len(second)) for i in range(max(len(first), len(second)))}
+    saved = {(i % len(first), i % len(second)) for i in range(max(len(first), len(second)))}
     return [
-        pytest.param(a, b, id=f"{ids(a)}-{ids(b)}", marks=[] if (i, j) in kept else [pytest.mark.thorough])
+        pytest.param(a, b, id=f"{ids(a)}-{ids(b)}", marks=[] if (i, j) in saved else [pytest.mark.thorough])
         for i, a in enumerate(first)
         for j, b in enumerate(second)
     ]

@@ -16,7 +16,7 @@ class Cluster:
     def __init__(self, folder: Path, now: float, owner: str = "desk") -> None:
         self.folder, self.now = folder, now
         self.authority = Authority.create(folder / "authority", owner, folder / owner, now)
-        self.owner = held(folder / owner)
+        self.owner = membership_in(folder / owner)
 
     def at(self, name: str) -> Path:
         """The folder of a device's credentials."""
@@ -25,7 +25,7 @@ class Cluster:
     def invited(self, name: str) -> Membership:
         """A device that stored its token and was not enrolled."""
         credentials.store_token(self.at(name), self.authority.invite(name, HOUR_S, self.now), self.now)
-        return held(self.at(name))
+        return membership_in(self.at(name))
 
     def joined(self, name: str) -> Membership:
         """A device that was enrolled."""
@@ -35,7 +35,7 @@ class Cluster:
         return credentials.install(self.at(name), certificate, key, self.now)
 
 
-def held(folder: Path) -> Membership:
+def membership_in(folder: Path) -> Membership:
     """The membership in a folder, which must be there."""
     membership = credentials.load(folder)
     assert membership is not None

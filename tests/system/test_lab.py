@@ -90,26 +90,26 @@ def left(lab: str) -> list[object]:
 
 def limits(pid: int) -> tuple[float, int]:
     """(cores, bytes of memory) of the control groups of a process."""
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, kind, path = line.split(":", 2)
         for file in (GROUPS / kind / path.lstrip("/")).glob("*[._]*"):
             if file.name in ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.max", "memory.limit_in_bytes"):
-                found.setdefault(file.name, file.read_text().strip())
-    if "cpu.max" in found:
-        quota, period = found["cpu.max"].split()
-        return int(quota) / int(period), int(found["memory.max"])
-    return int(found["cpu.cfs_quota_us"]) / int(found["cpu.cfs_period_us"]), int(found["memory.limit_in_bytes"])
+                results.setdefault(file.name, file.read_text().strip())
+    if "cpu.max" in results:
+        quota, period = results["cpu.max"].split()
+        return int(quota) / int(period), int(results["memory.max"])
+    return int(results["cpu.cfs_quota_us"]) / int(results["cpu.cfs_period_us"]), int(results["memory.limit_in_bytes"])
 
 
 def helpers(folder: Path, module: str) -> list[psutil.Process]:
     """The supervisor or the cleaner of a lab."""
-    found = []
+    results = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if module in process.cmdline() and str(folder) in process.cmdline():
-                found.append(process)
-    return found
+                results.append(process)
+    return results
 
 
 def test_workers_have_what_their_devices_have() -> None:
@@ -138,9 +138,9 @@ def test_workers_have_what_their_devices_have() -> None:
 
 
 def test_links_between_workers_are_shaped(linked: Lab) -> None:
-    one, other = (reach(linked.addresses[name], insecure=True) for name in "ab")
-    with one, other:
-        report = measure_link(one, other, 0.2)
+    first, other = (reach(linked.addresses[name], insecure=True) for name in "ab")
+    with first, other:
+        report = measure_link(first, other, 0.2)
     assert report.profile.kind == "tcp"
     assert DELAY_S <= report.profile.latency_best_s < DELAY_S * 1.9  # 5.05 ms on a machine at rest, the best of many
 

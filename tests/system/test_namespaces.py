@@ -48,48 +48,48 @@ def exists(namespace: str) -> bool:
 
 
 def test_each_reaches_the_other_and_nothing_else() -> None:
-    with two_hosts() as (one, two):
-        assert transfer(one, two, 1000)[0] == 1000
-        assert transfer(two, one, 1000)[0] == 1000
+    with two_hosts() as (first, two):
+        assert transfer(first, two, 1000)[0] == 1000
+        assert transfer(two, first, 1000)[0] == 1000
         code = "import psutil; print(sorted(psutil.net_if_addrs()))"
-        assert one.run([sys.executable, "-c", code]).stdout.strip() == "['eth0', 'lo']"
+        assert first.run([sys.executable, "-c", code]).stdout.strip() == "['eth0', 'lo']"
         out = "import socket; socket.create_connection(('192.0.2.1', 80), 5)"
-        assert "unreachable" in one.run([sys.executable, "-c", out]).stderr
+        assert "unreachable" in first.run([sys.executable, "-c", out]).stderr
 
 
 def test_the_cable_may_be_slow() -> None:
-    with two_hosts(mbit=20) as (one, two):
-        for to, by in ((one, two), (two, one)):
+    with two_hosts(mbit=20) as (first, two):
+        for to, by in ((first, two), (two, first)):
             received, seconds = transfer(to, by, 2_500_000)  # one second's worth
             assert received == 2_500_000
             assert seconds > 0.8
 
 
 def test_a_pulled_cable_carries_nothing_until_it_is_back() -> None:
-    with two_hosts() as (one, two):
+    with two_hosts() as (first, two):
         two.unplug()
         out = f"import socket; socket.create_connection(('{two.address}', 80), 0.5)"
-        assert "timed out" in one.run([sys.executable, "-c", out]).stderr
+        assert "timed out" in first.run([sys.executable, "-c", out]).stderr
         two.plug()
-        assert transfer(two, one, 1000)[0] == 1000
+        assert transfer(two, first, 1000)[0] == 1000
 
 
 def test_the_environment_is_passed_and_failures_are_seen() -> None:
-    with two_hosts() as (one, _):
-        done = one.run(["sh", "-c", "echo $EDGE_TEST; exit 3"], env={"EDGE_TEST": "here"})
+    with two_hosts() as (first, _):
+        done = first.run(["sh", "-c", "echo $EDGE_TEST; exit 3"], env={"EDGE_TEST": "here"})
         assert (done.stdout.strip(), done.returncode) == ("here", 3)
         with pytest.raises(subprocess.TimeoutExpired):
-            one.run([sys.executable, "-c", SLEEPER], timeout=0.5)
+            first.run([sys.executable, "-c", SLEEPER], timeout=0.5)
 
 
 def test_nothing_is_left_behind_whatever_happens() -> None:
     def fail_in_the_middle() -> None:
-        with two_hosts() as (one, two):
-            process = one.start(["sh", "-c", f'{sys.executable} -c "{SLEEPER}" & wait'])
+        with two_hosts() as (first, two):
+            process = first.start(["sh", "-c", f'{sys.executable} -c "{SLEEPER}" & wait'])
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
-            pids.extend(map(int, namespaces._ip("netns", "pids", one.namespace).split()))
-            names.extend([one.namespace, two.namespace])
+            pids.extend(map(int, namespaces._ip("netns", "pids", first.namespace).split()))
+            names.extend([first.namespace, two.namespace])
             raise KeyError("on purpose")
 
     pids: list[int] = []
@@ -112,10 +112,10 @@ def test_without_root_it_skips_but_fails_in_ci(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_two_pairs_at_once_do_not_meet() -> None:
-    with two_hosts() as (one, two), two_hosts() as (other, _):
-        assert one.namespace != other.namespace
-        assert one.address == other.address
-        assert transfer(one, two, 10)[0] == 10
+    with two_hosts() as (first, two), two_hosts() as (other, _):
+        assert first.namespace != other.namespace
+        assert first.address == other.address
+        assert transfer(first, two, 10)[0] == 10
 
 
 def _runs(pid: int) -> bool:

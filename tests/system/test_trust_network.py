@@ -27,7 +27,7 @@ from devices.trust.authority import Authority
 from edge.version import version
 from tests.support.helpers import begin, run_edge, until
 from tests.support.namespaces import Host, two_hosts
-from tests.support.trust import Cluster, held
+from tests.support.trust import Cluster, membership_in
 from transport.security import peer_identity
 
 HOUR_S = 3600
@@ -53,9 +53,9 @@ class Running:
             return re.search(pattern, self._log.read_text()) if self._log.exists() else None
 
         until(lambda: look() is not None or self.process.poll() is not None, f"the worker says {pattern}")
-        found = look()
-        assert found, self._log.read_text()
-        return found
+        result = look()
+        assert result, self._log.read_text()
+        return result
 
     def stop(self) -> None:
         """End it in order."""
@@ -111,9 +111,9 @@ class Device:
 
     def close(self) -> None:
         """End what runs."""
-        for one in self.running:
-            one.process.kill()
-            one.process.wait()
+        for item in self.running:
+            item.process.kill()
+            item.process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -125,23 +125,23 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 @pytest.fixture
 def device(hosts: tuple[Host, Host], tmp_path: Path) -> Iterator[Callable[[str], Device]]:
     """`device(name)` makes one on the workers' host."""
-    made = []
+    built = []
 
     def make(name: str) -> Device:
-        made.append(Device(hosts[1], tmp_path / name))
-        return made[-1]
+        built.append(Device(hosts[1], tmp_path / name))
+        return built[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for item in built:
+        item.close()
 
 
 @pytest.fixture
 def desk(hosts: tuple[Host, Host], tmp_path: Path) -> Iterator[Device]:
     """The owner's machine, which owns nothing yet."""
-    one = Device(hosts[0], tmp_path / "desk")
-    yield one
-    one.close()
+    first = Device(hosts[0], tmp_path / "desk")
+    yield first
+    first.close()
 
 
 @pytest.fixture
@@ -156,9 +156,9 @@ def joined(owner: Device, device: Callable[[str], Device]) -> Callable[[str], De
     """`joined(name)`: a device that is a member already."""
 
     def make(name: str) -> Device:
-        one = device(name)
-        join(owner.authority(), one.credentials, name)
-        return one
+        first = device(name)
+        join(owner.authority(), first.credentials, name)
+        return first
 
     return make
 
@@ -167,13 +167,13 @@ def join(authority: Authority, folder: Path, name: str) -> None:
     """Make a member, its credentials in `folder`, without a network."""
     credentials.store_token(folder, authority.invite(name, HOUR_S))
     key, csr = credentials.make_csr(name)
-    credentials.install(folder, authority.enroll(held(folder).certificate, csr), key)
+    credentials.install(folder, authority.enroll(membership_in(folder).certificate, csr), key)
 
 
 def started(*workers: tuple[Device, tuple[str, ...]]) -> list[Running]:
     """Workers that start at the same time."""
     with ThreadPoolExecutor(len(workers)) as pool:
-        return list(pool.map(lambda one: one[0].worker(*one[1]), workers))
+        return list(pool.map(lambda item: item[0].worker(*item[1]), workers))
 
 
 def refusal(done: "subprocess.CompletedProcess[str]", code: int = 7) -> str:
@@ -196,28 +196,28 @@ def test_a_worker_without_credentials_is_not_exposed_by_accident(desk: Device, d
     alone = pi.worker()  # on loopback, without being asked
     assert 'address=127.0.0.1:7070 security="in the clear"' in alone.says("listening.*")[0]
     assert pi.asks("127.0.0.1")[0] == 0
-    code, (found,) = desk.asks(alone.address, "--insecure")
-    assert (code, found["error"]) == (7, f"nothing listens at {alone.address}")
+    code, (result,) = desk.asks(alone.address, "--insecure")
+    assert (code, result["error"]) == (7, f"nothing listens at {alone.address}")
 
 
 def test_in_the_clear_only_if_both_sides_say_so(desk: Device, device: Callable[[str], Device]) -> None:
     worker = device("pi").worker("--listen", "0.0.0.0:0", "--insecure", "--name", "pi")
     assert "whoever reaches this port can use this device" in worker.says("WARNING insecure .*")[0]
 
-    code, (found,) = desk.asks(worker.address)
-    assert (code, found["answers"]) == (7, False)
-    assert "is another machine, and this one has no credentials" in found["error"]
+    code, (result,) = desk.asks(worker.address)
+    assert (code, result["answers"]) == (7, False)
+    assert "is another machine, and this one has no credentials" in result["error"]
     assert "--insecure" in refusal(desk.edge("link", worker.address, worker.address))
-    code, (found,) = desk.asks(worker.address, "--insecure")
-    assert (code, found["name"], found["secure"]) == (0, "pi", False)
+    code, (result,) = desk.asks(worker.address, "--insecure")
+    assert (code, result["name"], result["secure"]) == (0, "pi", False)
 
     # The same for the owner of a cluster: credentials do not make it trust what has none.
     Authority.create(desk.authority_folder, "desk", desk.credentials)
-    code, (found,) = desk.asks(worker.address)
+    code, (result,) = desk.asks(worker.address)
     assert code == 7
-    assert "if it is a worker with --insecure, say --insecure here too" in found["error"]
-    code, (found,) = desk.asks(worker.address, "--insecure")
-    assert (code, found["name"], found["secure"]) == (0, "pi", False)
+    assert "if it is a worker with --insecure, say --insecure here too" in result["error"]
+    code, (result,) = desk.asks(worker.address, "--insecure")
+    assert (code, result["name"], result["secure"]) == (0, "pi", False)
 
 
 # --- joining and leaving ---
@@ -231,10 +231,10 @@ def test_from_init_to_revoke(desk: Device, device: Callable[[str], Device]) -> N
     address = worker.address
     assert address.endswith(":7070")
     assert "name=pi address=0.0.0.0:7070 security=mutual-tls" in worker.says("listening.*")[0]
-    code, (found,) = desk.asks(address)
-    assert (code, found["name"], found["secure"], found["error"]) == (0, "pi", True, None)
+    code, (result,) = desk.asks(address)
+    assert (code, result["name"], result["secure"], result["error"]) == (0, "pi", True, None)
     worker.says("INFO joined name=pi")
-    assert held(pi.credentials).holder.role == "worker"
+    assert membership_in(pi.credentials).holder.role == "worker"
     assert "pi    worker, joined" in desk.says("cluster", "list")
 
     worker.stop()
@@ -254,16 +254,16 @@ def test_from_init_to_revoke(desk: Device, device: Callable[[str], Device]) -> N
     # Invited again, under the same name, it is a member again.
     worker.stop()
     pi.worker("--join", desk.says("cluster", "invite", "pi").strip(), "--no-announce")
-    code, (found,) = desk.asks(address)
-    assert (code, found["name"], found["secure"]) == (0, "pi", True)
+    code, (result,) = desk.asks(address)
+    assert (code, result["name"], result["secure"]) == (0, "pi", True)
 
 
 def test_a_worker_gives_no_orders(owner: Device, joined: Callable[[str], Device]) -> None:
     worker = joined("pi").worker()
     other = joined("mallory")
-    code, (found,) = other.asks(worker.address)
+    code, (result,) = other.asks(worker.address)
     assert code == 7
-    assert "this one is the worker mallory: only the cluster's owner gives orders" in found["error"]
+    assert "this one is the worker mallory: only the cluster's owner gives orders" in result["error"]
 
 
 def test_a_token_lets_in_one_device(owner: Device, device: Callable[[str], Device]) -> None:
@@ -271,11 +271,11 @@ def test_a_token_lets_in_one_device(owner: Device, device: Callable[[str], Devic
     options = ("--join", token, "--listen", "0.0.0.0:0", "--no-announce")
     first, second = started((device("first"), options), (device("second"), options))
     assert owner.asks(first.address)[0] == 0
-    code, (found,) = owner.asks(second.address)
+    code, (result,) = owner.asks(second.address)
     assert code == 7
-    assert "this invitation was used already: pi joined on 2" in found["error"]
+    assert "this invitation was used already: pi joined on 2" in result["error"]
     second.says("WARNING refused name=pi why=.*this invitation was used already")
-    assert "run `edge cluster revoke pi` now" in found["error"]
+    assert "run `edge cluster revoke pi` now" in result["error"]
     assert owner.asks(first.address)[0] == 0  # the rightful one is still in
 
 
@@ -283,9 +283,9 @@ def test_two_first_contacts_at_the_same_time(owner: Device, device: Callable[[st
     """Both find the device invited; one is second, and must find it joined."""
     worker = device("pi").worker("--join", owner.says("cluster", "invite", "pi").strip(), "--listen", "0.0.0.0:0")
     with ThreadPoolExecutor(3) as pool:
-        for code, found in pool.map(lambda _: owner.asks(worker.address), range(3)):
-            assert [one["error"] for one in found] == [None]
-            assert (code, found[0]["name"]) == (0, "pi")
+        for code, result in pool.map(lambda _: owner.asks(worker.address), range(3)):
+            assert [item["error"] for item in result] == [None]
+            assert (code, result[0]["name"]) == (0, "pi")
 
 
 def test_an_old_token(owner: Device, device: Callable[[str], Device]) -> None:
@@ -300,9 +300,9 @@ def test_a_device_that_joined_and_was_asked_too_late(owner: Device, device: Call
     pi = device("pi")
     credentials.store_token(pi.credentials, owner.authority().invite("pi", HOUR_S, now=earlier), now=earlier)
     worker = pi.worker("--listen", "0.0.0.0:0", "--no-announce")
-    code, (found,) = owner.asks(worker.address)
+    code, (result,) = owner.asks(worker.address)
     assert code == 7
-    assert "not in date, by this device's clock" in found["error"]
+    assert "not in date, by this device's clock" in result["error"]
 
 
 def test_a_device_whose_cable_was_pulled(owner: Device, joined: Callable[[str], Device]) -> None:
@@ -390,13 +390,13 @@ print(json.dumps(said))
 class Caller:
     """A program on the owner's host that has the files of some certificate, or none, and calls everything there is."""
 
-    def __init__(self, at: Device, folder: Path, worker: Running, of: Device) -> None:
-        self._at, self._folder, self._worker, self._of = at, folder, worker, of
+    def __init__(self, at: Device, folder: Path, worker: Running, total: Device) -> None:
+        self._at, self._folder, self._worker, self._of = at, folder, worker, total
         folder.mkdir()
 
     def calls(self, shown: tuple[bytes, bytes] | None = None, tls: bool = True) -> dict[str, str]:
         """Return the outcome of every call with this (certificate, key)."""
-        server = held(self._of.credentials)
+        server = membership_in(self._of.credentials)
         (self._folder / "ca.pem").write_bytes(server.authority)
         for name, content in zip(("certificate", "key"), shown or (None, None), strict=True):
             (self._folder / f"{name}.pem").unlink(missing_ok=True)
@@ -408,10 +408,10 @@ class Caller:
         return said
 
 
-def of(folder: Path) -> tuple[bytes, bytes]:
+def files_of(folder: Path) -> tuple[bytes, bytes]:
     """The (certificate, key) of a membership."""
-    found = held(folder)
-    return found.certificate, found.key
+    result = membership_in(folder)
+    return result.certificate, result.key
 
 
 def test_strangers_can_call_nothing(owner: Device, joined: Callable[[str], Device], tmp_path: Path) -> None:
@@ -425,7 +425,7 @@ def test_strangers_can_call_nothing(owner: Device, joined: Callable[[str], Devic
     self_made = certificates.to_pem(certificates.make_authority(key, time.time()))
     # One that says what ours say, signed with another key.
     forged = certificates.make_certificate(
-        certificates.from_pem(held(owner.credentials).authority),
+        certificates.from_pem(membership_in(owner.credentials).authority),
         key,
         "desk",
         "owner",
@@ -439,14 +439,14 @@ def test_strangers_can_call_nothing(owner: Device, joined: Callable[[str], Devic
         ("no certificate", None, True),
         ("a self-made certificate", (self_made, own_key), True),
         ("a forged certificate", (certificates.to_pem(forged), own_key), True),
-        ("another cluster's owner", of(other.at("desk")), True),
-        ("another cluster's member", of(other.at("pi")), True),
+        ("another cluster's owner", files_of(other.at("desk")), True),
+        ("another cluster's member", files_of(other.at("pi")), True),
     ):
         said = caller.calls(shown, tls)
         assert all(answer.startswith("UNAVAILABLE: ") for answer in said.values()), (who, said)
 
     # So that the above can fail: with the owner's own certificate all calls arrive.
-    said = caller.calls(of(owner.credentials))
+    said = caller.calls(files_of(owner.credentials))
     assert (said["Describe"], said["Session"], said["Offer"]) == ("Description", "Event", "SliceState")
     assert said["Link"] == "PERMISSION_DENIED: no such session here: it has ended, or never was"
     for call in ("Upload", "Enroll", "Install", "UpdateRevoked"):
@@ -459,14 +459,14 @@ def test_a_role_may_call_only_what_is_its_own(owner: Device, joined: Callable[[s
     worker = pi.worker("--listen", "0.0.0.0:0", "--no-announce")
     caller = Caller(owner, tmp_path / "caller", worker, pi)
 
-    said = caller.calls(of(mallory.credentials))
+    said = caller.calls(files_of(mallory.credentials))
     assert said.pop("Check") == "bytes"
     assert said.pop("Link") == "PERMISSION_DENIED: no such session here: it has ended, or never was"
     refused = "PERMISSION_DENIED: mallory has the role worker, and this is for owner"
     assert said == dict.fromkeys(said, refused)
 
     credentials.store_token(tmp_path / "eve", owner.authority().invite("eve", HOUR_S))
-    said = caller.calls(of(tmp_path / "eve"))
+    said = caller.calls(files_of(tmp_path / "eve"))
     assert said.pop("Check") == "bytes"
     assert said.pop("Link") == "PERMISSION_DENIED: eve has the role invited, and this is for owner or worker"
     assert said == dict.fromkeys(said, "PERMISSION_DENIED: eve has the role invited, and this is for owner")
@@ -479,15 +479,15 @@ def test_the_revoked_are_refused_once_the_list_arrived(
     worker = pi.worker("--listen", "0.0.0.0:0", "--no-announce")
     caller = Caller(owner, tmp_path / "caller", worker, pi)
     owner.says("cluster", "revoke", "mallory")
-    assert "no such session" in caller.calls(of(mallory.credentials))["Link"]  # pi has not heard of it yet
+    assert "no such session" in caller.calls(files_of(mallory.credentials))["Link"]  # pi has not heard of it yet
     assert owner.asks(worker.address)[0] == 0
     refused = "PERMISSION_DENIED: mallory was revoked; the cluster's owner can invite it again"
-    said = caller.calls(of(mallory.credentials))
+    said = caller.calls(files_of(mallory.credentials))
     assert said == dict.fromkeys(ALL_CALLS, refused)
     # It holds after a restart, too.
     worker.stop()
     worker = pi.worker("--listen", f"0.0.0.0:{worker.port}")
-    assert caller.calls(of(mallory.credentials)) == said
+    assert caller.calls(files_of(mallory.credentials)) == said
 
 
 def test_an_owner_out_of_a_backup_learns_who_was_revoked(owner: Device, joined: Callable[[str], Device]) -> None:
@@ -499,28 +499,31 @@ def test_an_owner_out_of_a_backup_learns_who_was_revoked(owner: Device, joined: 
     shutil.copytree(config, backup)
     owner.says("cluster", "revoke", "mallory")
     assert owner.asks(near.address)[0] == 0
-    gone = {held(mallory.credentials).holder.serial, peer_identity(held(mallory.credentials).invitation or b"").serial}
+    gone = {
+        membership_in(mallory.credentials).holder.serial,
+        peer_identity(membership_in(mallory.credentials).invitation or b"").serial,
+    }
 
     for more in (False, True):
         shutil.rmtree(config)
         shutil.copytree(backup, config)
-        assert not gone & held(owner.credentials).revoked
+        assert not gone & membership_in(owner.credentials).revoked
         if more:
             owner.says("cluster", "revoke", "tv")
-            gone.add(held(tv.credentials).holder.serial)
-        code, (found,) = owner.asks(near.address)
-        assert (code, found["name"], found["error"]) == (0, "pi", None)
-        assert held(owner.credentials).revoked == held(pi.credentials).revoked >= gone
-        assert held(owner.credentials).crl == held(pi.credentials).crl
-        code, (found,) = owner.asks(far.address)
-        assert (code, found["error"]) == (7, "mallory was revoked; the cluster's owner can invite it again")
+            gone.add(membership_in(tv.credentials).holder.serial)
+        code, (result,) = owner.asks(near.address)
+        assert (code, result["name"], result["error"]) == (0, "pi", None)
+        assert membership_in(owner.credentials).revoked == membership_in(pi.credentials).revoked >= gone
+        assert membership_in(owner.credentials).crl == membership_in(pi.credentials).crl
+        code, (result,) = owner.asks(far.address)
+        assert (code, result["error"]) == (7, "mallory was revoked; the cluster's owner can invite it again")
 
     # What was revoked and has the list itself tells of it, and is not used.
     shutil.copy(pi.credentials / "revoked.pem", mallory.credentials)
     shutil.rmtree(config)
     shutil.copytree(backup, config)
-    code, (found,) = owner.asks(far.address)
-    assert (code, found["error"]) == (7, "mallory was revoked; the cluster's owner can invite it again")
+    code, (result,) = owner.asks(far.address)
+    assert (code, result["error"]) == (7, "mallory was revoked; the cluster's owner can invite it again")
     assert "mallory  worker, revoked" in owner.says("cluster", "list")
 
 
@@ -577,8 +580,8 @@ def test_data_links_are_for_members_who_know_the_secret(
     os.rename(other.at("x"), tmp_path / "stranger" / "credentials")
     invited = tmp_path / "invited" / "credentials"
     credentials.store_token(invited, owner.authority().invite("eve", HOUR_S))
-    for one in (mallory, zoe):
-        os.rename(one.credentials, one.folder / "credentials")
+    for item in (mallory, zoe):
+        os.rename(item.credentials, item.folder / "credentials")
     owner.says("cluster", "revoke", "mallory")
     worker = pi.worker("--listen", "0.0.0.0:0", "--no-announce")
     folders = [tmp_path / name / "credentials" for name in ("stranger", "invited", "mallory", "zoe")]
@@ -716,19 +719,19 @@ def test_workers_are_found_while_they_are_there(
         (device("barn"), (*everywhere, "--insecure", "--name", "barn", "--announce")),
         (device("shed"), (*everywhere, "--insecure", "--name", "shed")),
     )
-    for one in (pi, barn):
-        one.says("INFO announced")
+    for item in (pi, barn):
+        item.says("INFO announced")
 
-    def found(*args: str) -> dict[str, dict[str, Any]]:
+    def devices_json(*args: str) -> dict[str, dict[str, Any]]:
         done = owner.edge("devices", "--json", "--timeout", "2", *args)
         assert (done.returncode, done.stderr) == (0, "")
-        return {one["name"]: one for one in json.loads(done.stdout)["devices"]}
+        return {entry["name"]: entry for entry in json.loads(done.stdout)["devices"]}
 
     listed: dict[str, dict[str, Any]] = {}
 
     def both() -> bool:
         listed.clear()
-        listed.update(found())
+        listed.update(devices_json())
         return {"pi", "barn"} <= listed.keys()
 
     until(both, "both that announce themselves are found")
@@ -736,12 +739,12 @@ def test_workers_are_found_while_they_are_there(
     assert (listed["pi"]["address"], listed["pi"]["secure"], listed["pi"]["error"]) == (pi.address, True, None)
     assert listed["barn"]["answers"] is False
     assert "say --insecure here too" in listed["barn"]["error"]
-    assert found("--insecure")["barn"]["secure"] is False
+    assert devices_json("--insecure")["barn"]["secure"] is False
 
     pi.stop()
-    assert "pi" not in found()
+    assert "pi" not in devices_json()
     # Nobody looks if told not to, and whoever is not announced is there all the same.
     done = owner.edge(
         "devices", "--json", "--timeout", "3600", "--no-discover", cellar.address, shed.address, "--insecure"
     )
-    assert [one["name"] for one in json.loads(done.stdout)["devices"]] == ["cellar", "shed"]
+    assert [entry["name"] for entry in json.loads(done.stdout)["devices"]] == ["cellar", "shed"]

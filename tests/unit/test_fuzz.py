@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edge.errors import EdgeError
-from tests.fuzz.__main__ import fed, made
+from tests.fuzz.__main__ import fed, input_of
 from tests.fuzz.kinds import KINDS, Kind
 from tests.support import ROOT, TESTS
 from tests.support.thorough import some
@@ -27,13 +27,13 @@ def test_nothing_is_found_in_a_few_rounds(name: str, tmp_path: Path) -> None:
     outcomes = Counter[str]()
     with closing(KINDS[name](tmp_path)) as kind:
         for number in range(some(200, 20_000)):
-            outcome = fed(kind, made(kind, 1, number))
+            outcome = fed(kind, input_of(kind, 1, number))
             assert outcome in ("accepted", "refused"), f"number {number}: {outcome}"
             outcomes[outcome] += 1
-        first = [made(kind, 1, number) for number in range(30)]
+        first = [input_of(kind, 1, number) for number in range(30)]
     (tmp_path / "again").mkdir()
     with closing(KINDS[name](tmp_path / "again")) as kind:
-        assert first == [made(kind, 1, number) for number in range(30)]
+        assert first == [input_of(kind, 1, number) for number in range(30)]
     assert min(outcomes["accepted"], outcomes["refused"]) > 0, outcomes
 
 
@@ -72,7 +72,7 @@ def test_what_ends_the_process_is_told_and_kept(tmp_path: Path) -> None:
     """The next inputs are fed by another process."""
     command = [sys.executable, "-c", DEADLY, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
-    inputs = {number: made(Deadly(), 0, number)[0] for number in range(30)}
+    inputs = {number: input_of(Deadly(), 0, number)[0] for number in range(30)}
     assert done.returncode == 1, done.stderr
     for number, first in inputs.items():
         assert (f"number {number} (" in done.stdout) == (first < 80)

@@ -44,14 +44,14 @@ def greedy(engine: TextEngine) -> list[int]:
     """The first tokens of the answer to a question that the model was trained for. Other prompts lead to near-ties,
     which each processor decides in its way."""
     tokens = list(questions(1)[0].prompt)
-    found: list[int] = []
+    results: list[int] = []
     position = 0
     for _ in range(STEPS):
         row = engine.decode(tokens, position)
         position += len(tokens)
         tokens = [int(row.argmax())]
-        found += tokens
-    return found
+        results += tokens
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -79,23 +79,23 @@ def test_a_whole_model_and_some_of_its_layers(expected: list[int], layers: int) 
 def test_a_state_is_saved_and_restored(expected: list[int]) -> None:
     with Engine(MODEL_PATH, ON_GPU) as engine:
         assert greedy(engine) == expected
-        held = engine.kv_last(0) + 1
-        block = engine.states.read(0, Range(0, held))
-        wanted = engine.decode(expected[-1:], held).copy()
+        current = engine.kv_last(0) + 1
+        block = engine.states.read(0, Range(0, current))
+        target = engine.decode(expected[-1:], current).copy()
         engine.kv_clear()
         engine.states.write(0, block)
-        assert (engine.decode(expected[-1:], held) == wanted).all()
+        assert (engine.decode(expected[-1:], current) == target).all()
     with Engine(MODEL_PATH, ON_CPU) as engine:  # and moved to the processor
         engine.states.write(0, block)
-        assert int(engine.decode(expected[-1:], held).argmax()) == int(wanted.argmax())
+        assert int(engine.decode(expected[-1:], current).argmax()) == int(target.argmax())
 
 
 @pytest.mark.parametrize("local", [ALL, 0], ids=["both", "worker"])
 @pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1)], ids=str)
-def test_a_rank_and_a_stage(one: Worker, expected: list[int], how: dict[str, Any], local: int) -> None:
+def test_a_rank_and_a_stage(one_worker: Worker, expected: list[int], how: dict[str, Any], local: int) -> None:
     """On the GPU on both sides, or on the worker's alone."""
     on = replace(ON_GPU, gpu_layers=local)
-    with deployed(one, MODEL_PATH, how, on, workers_gpu_layers=ALL) as deployment:
+    with deployed(one_worker, MODEL_PATH, how, on, workers_gpu_layers=ALL) as deployment:
         assert greedy(deployment.engine) == expected
 
 
@@ -108,25 +108,25 @@ def said(engine: TextEngine) -> tuple[int, int, str]:
 def test_measured_to_be_slower_it_is_left_alone(expected: list[int]) -> None:
     """This GPU is software: the processor is many times as fast."""
     with Engine(MODEL_PATH, AUTO) as engine:
-        layers, of, why = said(engine)
-        assert (layers, of) == (0, 9)
+        layers, total, why = said(engine)
+        assert (layers, total) == (0, 9)
         assert "times as fast as with 9, measured" in why
         assert greedy(engine) == expected
 
 
-def test_ranks_measure_each_for_itself(one: Worker, expected: list[int]) -> None:
-    with deployed(one, MODEL_PATH, pipeline(1, 1), AUTO) as deployment:
-        layers, of, _ = said(deployment.engine)
-        assert (layers, of) == (0, 5)
+def test_ranks_measure_each_for_itself(one_worker: Worker, expected: list[int]) -> None:
+    with deployed(one_worker, MODEL_PATH, pipeline(1, 1), AUTO) as deployment:
+        layers, total, _ = said(deployment.engine)
+        assert (layers, total) == (0, 5)
         assert greedy(deployment.engine) == expected
 
 
 def test_as_many_as_have_room_where_it_is_fast(expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU of this speed, and of little memory, beside a processor that is slower."""
-    beside = gpu_layers._context_buffers(MODEL_PATH, SIZES) + gpu_layers._SPARE_BYTES
+    baseline = gpu_layers._context_buffers(MODEL_PATH, SIZES) + gpu_layers._SPARE_BYTES
     sizes = gpu_layers.layer_sizes(ModelShape.from_gguf(GgufFile.open(MODEL_PATH)), SIZES)
-    monkeypatch.setattr(ggml, "gpu_free_bytes", lambda: beside + sum(sizes[:4]))
-    monkeypatch.setattr(gpu_layers, "_time_token", lambda *given: BestTime(1.0 if given[-1] else 2.0, True))
+    monkeypatch.setattr(ggml, "gpu_free_bytes", lambda: baseline + sum(sizes[:4]))
+    monkeypatch.setattr(gpu_layers, "_time_token", lambda *provided: BestTime(1.0 if provided[-1] else 2.0, True))
     with llama.captured_log() as lines, Engine(MODEL_PATH, AUTO) as engine:
         layers, _, why = said(engine)
         assert (layers, why.partition(":")[0]) == (4, "4 fit")
@@ -178,9 +178,9 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_streamed_layers_compute_the_bits_of_resident_ones(larger: Path) -> None:
     """The driver does not tell what is used."""
     resident, budget = streamed(larger, 0), 120 << 20
-    found = streamed(larger, budget)
-    assert len(found["budget"]["streamed_layers"]) >= 3
-    assert found["digest"] == resident["digest"]
+    result = streamed(larger, budget)
+    assert len(result["budget"]["streamed_layers"]) >= 3
+    assert result["digest"] == resident["digest"]
 
 
 def test_the_budget_is_never_passed(larger: Path, tmp_path: Path) -> None:
@@ -188,11 +188,11 @@ def test_the_budget_is_never_passed(larger: Path, tmp_path: Path) -> None:
     peak, counts = tmp_path / "peak", set()
     resident = streamed(larger, 0, LD_PRELOAD=os.environ["EDGE_VK_DISCRETE"], EDGE_VK_PEAK=str(peak))
     for budget in range(100 << 20, 150 << 20, 5 << 20):
-        found = streamed(larger, budget, LD_PRELOAD=os.environ["EDGE_VK_DISCRETE"], EDGE_VK_PEAK=str(peak))
-        print(f"budget {budget}, account {found['budget']['total_bytes']}, peak {peak.read_text()}")
-        assert int(peak.read_text()) <= found["budget"]["total_bytes"] <= budget
-        assert found["digest"] == resident["digest"]
-        counts.add(len(found["budget"]["streamed_layers"]))
+        result = streamed(larger, budget, LD_PRELOAD=os.environ["EDGE_VK_DISCRETE"], EDGE_VK_PEAK=str(peak))
+        print(f"budget {budget}, account {result['budget']['total_bytes']}, peak {peak.read_text()}")
+        assert int(peak.read_text()) <= result["budget"]["total_bytes"] <= budget
+        assert result["digest"] == resident["digest"]
+        counts.add(len(result["budget"]["streamed_layers"]))
     assert min(counts) == 0
     assert max(counts) >= 4
 

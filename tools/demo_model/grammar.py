@@ -31,9 +31,9 @@ TOPICS: dict[str, tuple[Topic, int]] = {
 }
 
 
-def is_held_out(asked: str) -> bool:
+def is_held_out(request: str) -> bool:
     """Return whether the thing asked is kept out of training: one in ten, by a stable hash; never the empty string."""
-    return bool(asked) and hashlib.sha256(asked.encode()).digest()[0] < 26
+    return bool(request) and hashlib.sha256(request.encode()).digest()[0] < 26
 
 
 def dialogues(rng: random.Random) -> Iterator[list[Message]]:
@@ -51,7 +51,7 @@ def statements(rng: random.Random) -> Iterator[str]:
     """Answers that can be checked without their question, without end: practice in fewer tokens than dialogues."""
     while True:
         topic = rng.choices((topics.sums, topics.comparisons, talk.memories), (50, 30, 20))[0]
-        yield _draw(rng, topic, held=False)[-1].answer
+        yield _draw(rng, topic, held_out_question=False)[-1].answer
 
 
 def held_out(n: int, seed: int, category: str | None = None) -> list[tuple[list[Message], str]]:
@@ -68,7 +68,7 @@ def _examination(rng: random.Random, category: str) -> tuple[list[Message], str]
     """One held-out question of a category within a dialogue, and its answer."""
     kind = rng.choice(tuple(talk.RECALLS))
     topic = talk.RECALLS[kind] if category == "recall" else TOPICS[category][0]
-    *statements, question = _draw(rng, topic, held=True)
+    *statements, question = _draw(rng, topic, held_out_question=True)
     others = [other for other in talk.RECALLS if other != kind]
     turns = _context(rng, rng.choice((0, 0, 1, 2)), rng.sample(others, rng.choice((0, 0, 0, 1))))
     _weave(rng, turns, statements)
@@ -79,15 +79,19 @@ def _examination(rng: random.Random, category: str) -> tuple[list[Message], str]
 def _context(rng: random.Random, size: int, kinds: list[str]) -> list[Turn]:
     """`size` trained-on questions in random order, with the given kinds of recall woven in."""
     names, weights = list(TOPICS), [weight for _, weight in TOPICS.values()]
-    turns = [turn for name in rng.choices(names, weights, k=size) for turn in _draw(rng, TOPICS[name][0], held=False)]
+    turns = [
+        turn
+        for name in rng.choices(names, weights, k=size)
+        for turn in _draw(rng, TOPICS[name][0], held_out_question=False)
+    ]
     for kind in kinds:
-        _weave(rng, turns, _draw(rng, talk.RECALLS[kind], held=False))
+        _weave(rng, turns, _draw(rng, talk.RECALLS[kind], held_out_question=False))
     return turns
 
 
-def _draw(rng: random.Random, topic: Topic, held: bool) -> list[Turn]:
+def _draw(rng: random.Random, topic: Topic, held_out_question: bool) -> list[Turn]:
     """Draw from the topic again until its question is on the wanted side of the split."""
-    while is_held_out((turns := topic(rng))[-1].asked) != held:
+    while is_held_out((turns := topic(rng))[-1].subject) != held_out_question:
         pass
     return turns
 

@@ -91,9 +91,9 @@ def recall(kind: str, rng: random.Random) -> list[Turn]:
         return ask(rng, "", question, untold)
     known = {"name": facts.NAMES, "home": facts.CITIES, "colour": facts.COLOURS}[kind]
     x = rng.choice(known) if kind == "colour" or rng.random() < 0.5 else invented(rng)
-    told = tell.format(x=x) if rng.random() < 0.7 else tell.format(x=x).rstrip(".")
-    told = told if rng.random() < 0.7 else told[0].lower() + told[1:]
-    first = Turn("", told, heard.format(x=x), heard.format(x=x))
+    message = tell.format(x=x) if rng.random() < 0.7 else tell.format(x=x).rstrip(".")
+    message = message if rng.random() < 0.7 else message[0].lower() + message[1:]
+    first = Turn("", message, heard.format(x=x), heard.format(x=x))
     return [first, *ask(rng, f"{tell} {question} {x}", question, answer.format(x=x), x)]
 
 
@@ -101,8 +101,8 @@ def memories(rng: random.Random) -> list[Turn]:
     """The user has two things with some memory each, and asks for the whole or for the larger."""
     (a, b), m, n = rng.sample(facts.THINGS, 2), rng.choice(facts.AMOUNTS), rng.choice(facts.AMOUNTS)
     both = f"a {a} with {m} GiB and a {b} with {n} GiB"
-    told = rng.choice(("I have {x}.", "There is {x}.", "I own {x}.", "My devices are {x}.")).format(x=both)
-    first = Turn("", told, f"Noted: {both}.", f"Noted: {both}.")
+    message = rng.choice(("I have {x}.", "There is {x}.", "I own {x}.", "My devices are {x}.")).format(x=both)
+    first = Turn("", message, f"Noted: {both}.", f"Noted: {both}.")
     if rng.random() < 0.5:
         question = rng.choice(("How much memory do I have in all?", "How much memory is that in all?",
                                "What is the total memory?", "How much do they have together?"))  # fmt: skip

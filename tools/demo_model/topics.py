@@ -1,7 +1,7 @@
 """Topics of the demonstration: sums, units, devices and comparisons; what is asked, in which words, and the answer.
 
 A topic is a function of a `random.Random`. It returns either one question, or something the user tells and then a
-question about it. `Turn.asked` names what is asked; `grammar.py` uses it to keep some questions out of training.
+question about it. `Turn.subject` names what is asked; `grammar.py` uses it to keep some questions out of training.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tools.demo_model.facts import Device
 
 @dataclass(frozen=True)
 class Turn:
-    """One question and its answers. `asked` names what is asked; the empty string is never held out."""
+    """One question and its answers. `subject` names what is asked; the empty string is never held out."""
 
-    asked: str
+    subject: str
     question: str
     answer: str
     brief: str
@@ -43,9 +43,9 @@ def vary(rng: random.Random, text: str) -> str:
     return text.rstrip("?.") + rng.choice((", please", " please", ", please?", ", thanks"))
 
 
-def ask(rng: random.Random, asked: str, question: str, answer: str, brief: str = "") -> list[Turn]:
+def ask(rng: random.Random, request: str, question: str, answer: str, brief: str = "") -> list[Turn]:
     """A single question, its wording varied; without `brief` the short answer is the full one."""
-    return [Turn(asked, vary(rng, question), answer, brief or answer)]
+    return [Turn(request, vary(rng, question), answer, brief or answer)]
 
 
 # Sums. The pair of operands is what is held out, in either order and for both plus and minus.
@@ -86,11 +86,11 @@ CONVERT = (
 
 def units(rng: random.Random) -> list[Turn]:
     """A conversion from a large unit to the next smaller one."""
-    one, many, small, factor, limit = rng.choice(facts.UNITS)
+    first, many, small, factor, limit = rng.choice(facts.UNITS)
     n, phrase = rng.randint(1, limit), rng.choice(CONVERT)
-    question = phrase.format(small=small, n=n, big=one if n == 1 else many)
+    question = phrase.format(small=small, n=n, big=first if n == 1 else many)
     value = f"{n * factor} {small}"
-    return ask(rng, question, question, f"{n} {one} is {value}." if n == 1 else f"{n} {many} are {value}.", value)
+    return ask(rng, question, question, f"{n} {first} is {value}." if n == 1 else f"{n} {many} are {value}.", value)
 
 
 # Device facts. Again one phrasing of a fact is held out, never the fact.

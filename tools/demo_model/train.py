@@ -94,16 +94,16 @@ def accuracy(model: Llama, tokenizer: Tokenizer, exam: list[tuple[list[Message],
     Greedy decoding gives exactly the expected answer when each of its tokens is the likeliest after those before it,
     so one pass over question and answer is enough.
     """
-    asked = [tokenizer.encode(render(messages, True), add_special_tokens=False).ids for messages, _ in exam]
+    requests = [tokenizer.encode(render(messages, True), add_special_tokens=False).ids for messages, _ in exam]
     expected = [tokenizer.encode(answer + END, add_special_tokens=False).ids for _, answer in exam]
     right = [False] * len(exam)
-    order = sorted(range(len(exam)), key=lambda i: len(asked[i]) + len(expected[i]))
+    order = sorted(range(len(exam)), key=lambda i: len(requests[i]) + len(expected[i]))
     for batch in (order[i : i + 16] for i in range(0, len(order), 16)):
-        rows = [torch.tensor(asked[i] + expected[i]) for i in batch]
+        rows = [torch.tensor(requests[i] + expected[i]) for i in batch]
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             best = model(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)).argmax(-1)
         for row, i in zip(best.tolist(), batch, strict=True):
-            start = len(asked[i]) - 1
+            start = len(requests[i]) - 1
             right[i] = row[start : start + len(expected[i])] == expected[i]
     return [float(np.mean(right[i :: len(CATEGORIES)])) for i in range(len(CATEGORIES))]
 

@@ -113,8 +113,8 @@ def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Contro
         for message in messages:
             if message["do"] == "cancel":
                 loop.cancel(message["id"])
-            elif message["do"] == "beat":  # answered here, whatever other threads do
-                control.send({"id": message["id"], "result": loop.beat()})
+            elif message["do"] == "heartbeat":  # answered here, whatever other threads do
+                control.send({"id": message["id"], "result": loop.heartbeat()})
             else:
                 if message["do"] in ("generate", *_POOLED):
                     loop.expect(message["id"], background=message.get("with", {}).get("background", False))

@@ -193,7 +193,7 @@ class ServingLoop:
 
     # --- all threads ---
 
-    def beat(self) -> dict[str, Any]:
+    def heartbeat(self) -> dict[str, Any]:
         """Return for how long the engine thread has been at one step; None: it waits for requests."""
         return {"busy_s": self._jobs.busy_s}
 

@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 
 from edge.deployment.deployed import DeployedModel
-from edge.llm.interface import TextEngine, memory_news
+from edge.llm.info import memory_news
+from edge.llm.interface import TextEngine
 from partition.model.generation import reranks
 
 _COUNTERS = (

@@ -71,12 +71,12 @@ def test_after_a_change_logits_are_those_of_the_static_file_on_the_same_keys_and
             other.states.write(0, history)
             expected.append(other.decode([7], n).copy())
         assert not np.array_equal(expected[0], expected[1])
-        for wanted in (1, 2, -1, 0, 2, 1, -1):
-            memory.is_now(weights, at[wanted], WAIT_S)
+        for target in (1, 2, -1, 0, 2, 1, -1):
+            memory.is_now(weights, at[target], WAIT_S)
             logits = engine.decode([7], n).copy()
-            assert weights.choice.number == wanted % 3
-            assert weights.plan.pages == (wanted == -1)
-            assert np.array_equal(logits, expected[wanted])
+            assert weights.choice.number == target % 3
+            assert weights.plan.pages == (target == -1)
+            assert np.array_equal(logits, expected[target])
             engine.kv_remove(0, n)
 
 
@@ -156,7 +156,7 @@ def test_a_server_says_what_changed(bundled: Elastic) -> None:
         thread = run(loop)
         memory.is_now(weights, budgets(weights.sizes)[2])
         begin(loop, 1, prompt="Hello", max_tokens=2)
-        replies.of(1, "piece")
+        replies.replies_to(1, "piece")
         loop.end()
         thread.join(WAIT_S)
         [line, _] = [message["say"] for message in replies.messages if "say" in message]
@@ -204,12 +204,12 @@ def test_nothing_is_concluded_from_memory_that_is_on_its_way(elastic: Callable[[
         at = budgets(weights.sizes)
         engine.decode(PROMPT, 0)
 
-        def looks(fraction: float) -> None:
+        def set_memory(fraction: float) -> None:
             memory.free = MIB  # weights that were given back are not counted as free yet
             weights.look()
             memory.free = at[2]
 
-        weights._shown = looks
+        weights._shown = set_memory
         memory.is_now(weights, at[2])
         engine.decode([7], len(PROMPT))
         assert not weights._due

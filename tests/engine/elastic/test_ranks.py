@@ -16,7 +16,7 @@ from edge.deployment.replanning import Replanner
 from edge.elastic.sizes import Sizes
 from edge.elastic.weights import ElasticWeights, next_pass
 from edge.errors import EngineError, NotEnoughMemory
-from edge.llama.token_table import TokenTable
+from edge.llama.vocabulary import TokenTable
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
@@ -206,10 +206,10 @@ def test_devices_with_ranges_answer_as_the_largest_size_while_there_is_room(
                 with other.remote() as remote:
                     [state] = remote.describe()[1].sessions
                 with edge.deploy(both, cluster, memory="1GiB..3GiB") as second:  # more than half of the worker is left
-                    beside = [response.token_id for response in second.generate(prompt, sampling, max_tokens=12)]
+                    baseline = [response.token_id for response in second.generate(prompt, sampling, max_tokens=12)]
                     with other.remote() as remote:
                         both_bytes = [state.memory_bytes for state in remote.describe()[1].sessions]
-        assert beside == tokens
+        assert baseline == tokens
         assert takes_turns == [False, False]  # whatever was planned for, one group runs
         assert 50 * MIB < state.memory_bytes < 400 * MIB  # as its largest size takes, which has a few
         assert len(both_bytes) == 2

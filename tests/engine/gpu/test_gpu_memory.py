@@ -165,18 +165,18 @@ def test_a_pass_that_ended_early_leaves_the_next_one_right(layer: int) -> None:
 @pytest.mark.usefixtures("on_processor")
 def test_buffers_never_take_more_than_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
     """At any moment of ten loads with answers, with budgets from the least one up to all."""
-    taken: dict[int, int] = {}
+    used: dict[int, int] = {}
     peaks: list[int] = []
     allocate, close = Device.allocate, DeviceBuffer.close
 
     def allocated(device: Device, n_bytes: int) -> DeviceBuffer:
         buffer = allocate(device, n_bytes)
-        taken[buffer.address] = n_bytes
-        peaks[-1] = max(peaks[-1], sum(taken.values()))
+        used[buffer.address] = n_bytes
+        peaks[-1] = max(peaks[-1], sum(used.values()))
         return buffer
 
     def closed(buffer: DeviceBuffer) -> None:
-        taken.pop(buffer.address, None)
+        used.pop(buffer.address, None)
         close(buffer)
 
     least = with_streamed(MODEL_PATH, 8).gpu_memory
@@ -192,7 +192,7 @@ def test_buffers_never_take_more_than_the_account(monkeypatch: pytest.MonkeyPatc
         others = sum(n for name, n in budget.parts.items() if name not in ("two buffers", "layers"))
         assert sum(budget.parts.values()) <= budget.budget
         assert peaks[-1] + others <= budget.budget
-        assert taken == {}
+        assert used == {}
     assert peaks[-1] > peaks[0]
 
 
@@ -239,13 +239,13 @@ def test_streamed_layers_serve_one_context_alone() -> None:
 
 @pytest.mark.usefixtures("on_processor")
 @pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1)], ids=str)
-def test_a_rank_streams_its_part(one: Worker, how: dict[str, Any]) -> None:
+def test_a_rank_streams_its_part(one_worker: Worker, how: dict[str, Any]) -> None:
     """The passes before a person's are this rank's own: others know nothing of them."""
-    with deployed(one, MODEL_PATH, how, replace(OPTIONS, gpu_memory=1 << 40)) as deployment:
+    with deployed(one_worker, MODEL_PATH, how, replace(OPTIONS, gpu_memory=1 << 40)) as deployment:
         parts = budget_of(deployment.engine).parts
     least = sum(parts.values()) - parts["layers"] // 4  # of 8 parts of layers, or of 4 layers
-    with deployed(one, MODEL_PATH, how, OPTIONS) as deployment:
+    with deployed(one_worker, MODEL_PATH, how, OPTIONS) as deployment:
         expected = answer(deployment.engine)
-    with deployed(one, MODEL_PATH, how, replace(OPTIONS, gpu_memory=least + 4096)) as deployment:
+    with deployed(one_worker, MODEL_PATH, how, replace(OPTIONS, gpu_memory=least + 4096)) as deployment:
         assert len(budget_of(deployment.engine).streamed) >= 3
         np.testing.assert_array_equal(answer(deployment.engine), expected)

@@ -6,8 +6,8 @@ import pytest
 
 import edge
 from apps.cli import build_parser, main
+from apps.engine_options import engine_options
 from apps.errors import UsageError
-from apps.options import engine_options
 from edge.errors import EngineError
 from edge.llm.options import EngineOptions
 from edge.worker import daemon

@@ -144,14 +144,14 @@ def test_keys_and_values_of_another_set_are_not_used(
     own = replace(EXACT, sequences=2, lora=lora, prefixes=prefixes)
 
     def cached(options: EngineOptions, *sets: Scales) -> list[int]:
-        found = []
+        results = []
         with Engine(model, options) as engine:
             scheduler = Scheduler(engine, keep=True)
             for scales in sets:
                 scheduler.add(request(scales, 1))
                 while scheduler.busy:
-                    found += [event.cached_tokens for event in scheduler.step() if event.token_id is not None]
-        return found
+                    results += [event.cached_tokens for event in scheduler.step() if event.token_id is not None]
+        return results
 
     assert cached(own, (1.0, 0.0), (0.0, 1.0), (0.5, 0.0), (), (1.0, 0.0), (0.0, 1.0)) == [0, 0, 0, 0, 8, 8]
     assert cached(own, (0.0, 1.0), (1.0, 1.0), ()) == [8, 0, 8]
@@ -172,7 +172,7 @@ def test_drafts_change_no_answer(
         for group in ([request(scales)] for scales in sets):
             [answer] = Scheduler(engine, slots=1, drafter=drafter).run(group)
             assert answer == alone[group[0].adapters or ()]
-        assert Scheduler(engine, drafter=drafter).run(list(map(request, sets))) == [alone[one] for one in sets]
+        assert Scheduler(engine, drafter=drafter).run(list(map(request, sets))) == [alone[item] for item in sets]
 
 
 def test_weights_that_are_paged(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -181,18 +181,18 @@ def test_weights_that_are_paged(tmp_path: Path, tmp_path_factory: pytest.TempPat
     adapter = write_adapter(tmp_path / "adapter.gguf", path, rank=8, size=0.05)
     options = replace(paging.OPTIONS, lora=(f"{adapter}:0.5",), kv_type="f32", flash_attention="off")
     n_bytes = sum(tensor.n_bytes for tensor in GgufFile.open(adapter).tensors.values())
-    given = []
+    provided = []
     with paging.paged(path, paging.halfway(path, options), options) as engine:
         assert paging.streams(engine)
         assert engine.memory.parts["adapters"] == n_bytes
         for scales in (None, (), (1.0,)):
             engine.kv_clear()
-            given.append(engine.decode(paging.PROMPT, 0, outputs="last", adapters=scales).copy())
+            provided.append(engine.decode(paging.PROMPT, 0, outputs="last", adapters=scales).copy())
     with paging.resident(path, options) as engine:
-        for logits, scales in zip(given, (None, (), (1.0,)), strict=True):
+        for logits, scales in zip(provided, (None, (), (1.0,)), strict=True):
             engine.kv_clear()
             assert np.array_equal(logits, engine.decode(paging.PROMPT, 0, outputs="last", adapters=scales))
-    assert np.abs(given[0] - given[1]).max() > 0.01
+    assert np.abs(provided[0] - provided[1]).max() > 0.01
 
 
 def test_a_budget_has_room_for_adapters(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -212,8 +212,8 @@ def test_adapters_need_room(model: Path, tmp_path: Path, monkeypatch: pytest.Mon
     )
     with Engine(model, EXACT) as engine:
         sizes = engine._loaded.sizes
-    beside = memory.need(model, sizes).allocated
-    monkeypatch.setattr(memory, "available_memory", lambda: beside + sum(large.weights.values()) // 2)
+    baseline = memory.need(model, sizes).allocated
+    monkeypatch.setattr(memory, "available_memory", lambda: baseline + sum(large.weights.values()) // 2)
     Engine(model, EXACT).close()
     with pytest.raises(NotEnoughMemory, match=r"adapters \d+"):
         Engine(model, replace(EXACT, lora=(str(large.path),)))
@@ -358,7 +358,7 @@ def test_scales_that_cannot_be(scales: Scales, model: Path, options: EngineOptio
 def test_names_and_scales_of_files(tmp_path: Path) -> None:
     assert Adapter.from_text("/a/b.gguf:-0.25") == Adapter(Path("/a/b.gguf"), -0.25)
     assert Adapter.from_text("C:\\b.gguf") == Adapter(Path("C:\\b.gguf"), 1.0)
-    assert [one.name for one in adapters_from(["x/one.gguf", "y/two.gguf:3"])] == ["one", "two"]
+    assert [item.name for item in adapters_from(["x/one.gguf", "y/two.gguf:3"])] == ["one", "two"]
     with pytest.raises(EngineError, match="'one' is the name of two adapters or models"):
         adapters_from(["x/one.gguf", "y/one.gguf:3"])
     with pytest.raises(EngineError, match="'base' is the name of two"):

@@ -11,7 +11,7 @@ from devices.remembered import Remembered
 from edge.llama import attention_kernel
 from edge.llama.attention_kernel import AttentionTimes
 from edge.llm.engine import Engine
-from edge.llm.interface import memory_json
+from edge.llm.info import memory_json
 from edge.llm.options import EngineOptions
 from edge.microbenchmark import BestTime, TimedTask
 from edge.paging.gpu_layers import measured_key

@@ -82,8 +82,11 @@ def test_whatever_is_computed_in_turns_only_new_tokens_are(arch: str, tmp_path: 
             if chance.random() < 0.1:
                 slot.copy_from(chance.choice([other for other in slots if other is not slot]))
             room = 380 - sum(len(other.tokens) for other in slots if other is not slot)
-            kept = slot.tokens[: chance.randint(0, min(len(slot.tokens), room - 12))]
-            prompt = [*kept, *(270 + chance.randrange(40) for _ in range(chance.randint(1, min(90, room - len(kept)))))]
+            saved = slot.tokens[: chance.randint(0, min(len(slot.tokens), room - 12))]
+            prompt = [
+                *saved,
+                *(270 + chance.randrange(40) for _ in range(chance.randint(1, min(90, room - len(saved))))),
+            ]
             shared = min(common_prefix(slot.tokens, prompt), len(prompt) - 1)
             logits = slot.prefill(prompt)
             assert slot.computed == len(prompt) - shared

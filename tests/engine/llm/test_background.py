@@ -25,29 +25,29 @@ def test_a_background_request_waits_until_all_others_have_ended(synthetic: Synth
     admitted: list[int] = []
     with Engine(synthetic("llama", "f32"), OPTIONS) as engine, Scheduler(engine, admitted=admitted.append) as scheduler:
         behind = scheduler.add(background(Request([5, 6, 7], 4, ends=False)))
-        asked = [scheduler.add(Request([n, 9, 8], 6, ends=False)) for n in (20, 21)]
+        requests = [scheduler.add(Request([n, 9, 8], 6, ends=False)) for n in (20, 21)]
         ended: list[int] = []
         while scheduler.busy:
             events = scheduler.step()
             ended += [event.request for event in events if event.finish_reason]
-            if not set(asked) <= set(ended):
+            if not set(requests) <= set(ended):
                 assert behind not in admitted
-    assert ended == [*asked, behind]
+    assert ended == [*requests, behind]
     assert scheduler.preemptions == {"foreground": 0, "background": 0}
 
 
 @pytest.mark.parametrize("answering", [False, True], ids=["prompt", "answer"])
 def test_a_request_preempts_what_runs_in_the_background(synthetic: Synthetic, answering: bool) -> None:
     """In the next step; later the background request goes on, and both have the tokens that each gets alone."""
-    behind, asked = Request([*range(3, 123)], 8, ends=False), Request([50, 51, 52], 6, ends=False)
+    behind, request = Request([*range(3, 123)], 8, ends=False), Request([50, 51, 52], 6, ends=False)
     with Engine(synthetic("llama", "f32"), OPTIONS) as engine:
-        expected = alone(engine, [behind, asked])
+        expected = alone(engine, [behind, request])
         with Scheduler(engine, keep=True) as scheduler:
             first = scheduler.add(background(behind))
             tokens: dict[int, list[int]] = {first: []}
             while len(tokens[first]) < 3 if answering else scheduler.passes < 2:
                 tokens[first] += [event.token_id for event in scheduler.step() if event.token_id is not None]
-            second = scheduler.add(asked)
+            second = scheduler.add(request)
             tokens[second] = []
             while scheduler.busy:
                 before = len(tokens[second])

@@ -27,12 +27,12 @@ def roles(chat: Chat) -> list[str]:
 
 def test_each_turn_computes_only_what_is_new(demo: Engine) -> None:
     chat = Chat(demo)
-    held = 0
+    current = 0
     for question in ("My name is Ada.", "What is 3 plus 4?", "What is my name?"):
         last = list(chat.ask(question, GREEDY, max_tokens=8))[-1]
-        assert last.usage.cached_tokens >= held
+        assert last.usage.cached_tokens >= current
         assert last.usage.prompt_tokens - last.usage.cached_tokens < 30
-        held = chat.context_used - 1
+        current = chat.context_used - 1
     assert roles(chat) == ["user", "assistant"] * 3
 
 
@@ -145,9 +145,9 @@ def test_the_system_message_stays_when_an_answer_is_shifted(demo: Engine) -> Non
     prompt = tokens_of(chat._scheduler)
     *_, last = answer
     assert last.usage.dropped_tokens > 0
-    held = tokens_of(chat._scheduler)
-    assert held[: chat._beginning(prompt)] == prompt[: chat._beginning(prompt)]
-    text = b"".join(map(demo.model.piece, held)).decode()
+    current = tokens_of(chat._scheduler)
+    assert current[: chat._beginning(prompt)] == prompt[: chat._beginning(prompt)]
+    text = b"".join(map(demo.model.piece, current)).decode()
     assert "Answer briefly." in text
     assert "What is 3" not in text
 
@@ -155,12 +155,12 @@ def test_the_system_message_stays_when_an_answer_is_shifted(demo: Engine) -> Non
 def test_the_end_of_an_answer_longer_than_the_context_is_there_for_the_next_question(demo: Engine) -> None:
     chat = Chat(demo)
     list(chat.ask("Tell me a story.", ENDLESS, max_tokens=400))
-    held = tokens_of(chat._scheduler)
+    current = tokens_of(chat._scheduler)
     last = list(chat.ask("How does it go on?", ENDLESS, max_tokens=8))[-1]
     assert last.usage.prompt_tokens - last.usage.cached_tokens <= 30
     assert last.usage.cached_tokens > demo.context // 4
     assert last.usage.dropped_tokens > 0
-    assert tokens_of(chat._scheduler)[8:64] in (held[i : i + 56] for i in range(len(held)))
+    assert tokens_of(chat._scheduler)[8:64] in (current[i : i + 56] for i in range(len(current)))
     list(chat.ask("And then?", ENDLESS, max_tokens=8))
     assert roles(chat) == ["user", "assistant"] * 2  # the long one is forgotten as others are
 

@@ -30,7 +30,7 @@ def model() -> Iterator[Model]:
 
 def processes() -> list[psutil.Process]:
     """Those that were started for models, and have not ended."""
-    return [one for one in running(_CHILD) if one.status() != psutil.STATUS_ZOMBIE]
+    return [item for item in running(_CHILD) if item.status() != psutil.STATUS_ZOMBIE]
 
 
 def forks() -> list[psutil.Process]:
@@ -82,13 +82,13 @@ def test_one_that_explodes_under_way_ends_alone_and_says_why_each_time(model: Mo
 
 
 def test_what_nobody_waits_for_is_not_compiled_to_its_end(model: Model) -> None:
-    kept = Constraint(model, "regex", "edge")
+    saved = Constraint(model, "regex", "edge")
     (fork,) = forks()
     with pytest.raises(SamplingError, match="not needed any more"):
         Constraint(model, "grammar", doubling(30), given_up=lambda: True)
-    _, alive = psutil.wait_procs([one for one in forks() if one != fork], 30)
+    _, alive = psutil.wait_procs([item for item in forks() if item != fork], 30)
     assert not alive
-    kept.close()
+    saved.close()
     assert not psutil.wait_procs([fork], 30)[1]
 
 

@@ -45,10 +45,10 @@ def test_a_schema_is_fitted(llama: Engine, seed: int) -> None:
         "required": ["id", "big"],
         "additionalProperties": False,
     }
-    found = json.loads(text_of(llama, seed, json_schema=json.dumps(schema)))
-    assert set(found) == {"id", "big"}
-    assert re.fullmatch(r"\d{2}", found["id"])
-    assert 10 <= found["big"] <= 12
+    result = json.loads(text_of(llama, seed, json_schema=json.dumps(schema)))
+    assert set(result) == {"id", "big"}
+    assert re.fullmatch(r"\d{2}", result["id"])
+    assert 10 <= result["big"] <= 12
 
 
 def test_a_lark_grammar_is_followed(llama: Engine) -> None:
@@ -99,9 +99,9 @@ def choice(engine: Engine, logits: dict[int, float], accepted: list[int], **opti
     sampler = TokenSampler(engine.model, SamplingParams(**{**GREEDY, **options}))  # type: ignore[arg-type]
     for token in accepted:
         sampler.accept(token, generated=False)
-    given = row.copy()
+    provided = row.copy()
     token = sampler.choose(row)
-    assert (row == given).all()
+    assert (row == provided).all()
     return token
 
 
@@ -157,7 +157,7 @@ def test_masks_behind_drafts_are_those_behind_tokens(llama: Engine) -> None:
         np.testing.assert_array_equal(mask, expected)
         assert mask[token]
         assert not mask[wrong]
-        assert [one is None for one in sampler.logits_request((wrong, token)).masks] == [False, True, True]
+        assert [item is None for item in sampler.logits_request((wrong, token)).masks] == [False, True, True]
         sampler.accept(token)
     (mask,) = sampler.logits_request().masks
     assert mask is not None

@@ -78,7 +78,7 @@ def answered(
 ) -> list[list[Event]]:
     """Return the events of each request, all of them at once."""
     with Scheduler(engine, drafter=drafter) as scheduler:
-        reported: dict[int, list[Event]] = {scheduler.add(one): [] for one in requests}
+        reported: dict[int, list[Event]] = {scheduler.add(request): [] for request in requests}
         while scheduler.busy:
             for event in scheduler.step():
                 reported[event.request].append(event)
@@ -90,13 +90,13 @@ def test_answers_are_those_of_one_device(
     single: Engine, spread: DistributedEngine, prompt: list[int], samplings: tuple[SamplingParams, ...]
 ) -> None:
     requests = [Request(prompt, 24, sampling) for sampling in samplings]
-    wanted, found = answered(single, requests), answered(spread, requests)
-    for one, other in zip(wanted, found, strict=True):
-        assert [(e.token_id, e.text, e.finish_reason) for e in one] == [
+    expected, result = answered(single, requests), answered(spread, requests)
+    for item, other in zip(expected, result, strict=True):
+        assert [(e.token_id, e.text, e.finish_reason) for e in item] == [
             (e.token_id, e.text, e.finish_reason) for e in other
         ]
     plain = answered(single, [Request(prompt, 24)])
-    assert "".join(e.text for e in plain[0]) != "".join(e.text for e in wanted[0])
+    assert "".join(e.text for e in plain[0]) != "".join(e.text for e in expected[0])
 
 
 @pytest.mark.parametrize("sampling", SAMPLERS, ids=range(len(SAMPLERS)))
@@ -105,9 +105,9 @@ def test_samplers_draw_what_they_draw_on_one_device(
 ) -> None:
     """One request at a time: a step of several adds up in another order, and what is drawn may hang on the last bit."""
     request = Request(prompt * 2, 24, sampling)
-    (wanted,), (found,) = answered(single, [request]), answered(spread, [request])
-    assert [event.token_id for event in found] == [event.token_id for event in wanted]
-    assert ids(run(spread, request.prompt, None, sampling)) == [e.token_id for e in wanted if e.token_id is not None]
+    (expected,), (result,) = answered(single, [request]), answered(spread, [request])
+    assert [event.token_id for event in result] == [event.token_id for event in expected]
+    assert ids(run(spread, request.prompt, None, sampling)) == [e.token_id for e in expected if e.token_id is not None]
 
 
 @pytest.mark.parametrize("wrong", [0, 2])
@@ -116,24 +116,24 @@ def test_drafts_change_no_answer(single: Engine, spread: DistributedEngine, wron
     texts = ("Tell me of a city.", "How many are there?")
     prompts = [single.model.tokenize(text, add_special=True, parse_special=False) for text in texts]
     samplings = (replace(GREEDY, regex="([0-9][a-z]){12}"), FEW[2])
-    requests = [Request(one, 20, sampling) for one, sampling in zip(prompts, samplings, strict=True)]
-    wanted = [[e.token_id for e in events if e.token_id is not None] for events in answered(single, requests)]
-    known = {tuple(one): tokens for one, tokens in zip(prompts, wanted, strict=True)}
+    requests = [Request(item, 20, sampling) for item, sampling in zip(prompts, samplings, strict=True)]
+    expected = [[e.token_id for e in events if e.token_id is not None] for events in answered(single, requests)]
+    known = {tuple(item): tokens for item, tokens in zip(prompts, expected, strict=True)}
     drafter = Speculation(lambda: Known(known, wrong), "known", choice=always())
-    found = answered(spread, requests, drafter)
-    assert [[e.token_id for e in events if e.token_id is not None] for events in found] == wanted
+    result = answered(spread, requests, drafter)
+    assert [[e.token_id for e in events if e.token_id is not None] for events in result] == expected
     assert drafter.stats.drafted > 0 or spread.stages > 1
 
 
 def test_probabilities_are_those_of_all_logits(single: Engine, spread: DistributedEngine, prompt: list[int]) -> None:
     request = Request(prompt, 8, FEW[0], logprobs=3)
-    (wanted,), (found,) = answered(single, [request]), answered(spread, [request])
-    for one, other in zip(wanted, found, strict=True):
-        assert one.token_id == other.token_id
-        assert (one.logprobs is None) == (other.logprobs is None)
-        if one.logprobs is not None and other.logprobs is not None:
-            assert other.logprobs.chosen == pytest.approx(one.logprobs.chosen, abs=0.01)
-            values = [value for _, value in one.logprobs.alternatives]
+    (expected,), (result,) = answered(single, [request]), answered(spread, [request])
+    for item, other in zip(expected, result, strict=True):
+        assert item.token_id == other.token_id
+        assert (item.logprobs is None) == (other.logprobs is None)
+        if item.logprobs is not None and other.logprobs is not None:
+            assert other.logprobs.chosen == pytest.approx(item.logprobs.chosen, abs=0.01)
+            values = [value for _, value in item.logprobs.alternatives]
             assert [value for _, value in other.logprobs.alternatives] == pytest.approx(values, abs=0.01)
 
 

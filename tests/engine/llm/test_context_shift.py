@@ -71,8 +71,8 @@ def test_shifted_keys_are_those_of_their_new_positions(demo: Engine) -> None:
     slot.cut(0)
     slot.prefill(SHORTER)
     computed = demo.states.read(0, positions).layers
-    keys, wanted = (rows[0].keys.view(np.float16).astype(np.float32) for rows in (by_shift, computed))
-    np.testing.assert_allclose(keys, wanted, atol=0.01 * wanted.std())
+    keys, expected = (rows[0].keys.view(np.float16).astype(np.float32) for rows in (by_shift, computed))
+    np.testing.assert_allclose(keys, expected, atol=0.01 * expected.std())
     np.testing.assert_array_equal(by_shift[0].values[:20], computed[0].values[:20])
     assert np.any(by_shift[-1].values != computed[-1].values)  # above, what was dropped has left its mark
 
@@ -116,15 +116,15 @@ def test_a_shift_that_is_interrupted_is_not_done_twice(
 ) -> None:
     """After an interrupted decode nobody knows which layers' keys have moved, so all is computed again."""
     slot = Slot(demo)
-    wanted = slot.prefill(SHORTER).copy()
+    expected = slot.prefill(SHORTER).copy()
     slot.prefill(PROMPT)
     with monkeypatch.context() as patch:
         patch.setattr(demo, "decode_rows", failing(error))
         with pytest.raises(type(error)):
             slot.prefill(SHORTER, in_place=True)
-    found = slot.prefill(SHORTER)
+    result = slot.prefill(SHORTER)
     assert slot.computed == len(SHORTER)
-    np.testing.assert_allclose(found, wanted, atol=1e-3 * wanted.std())
+    np.testing.assert_allclose(result, expected, atol=1e-3 * expected.std())
 
 
 def failing(error: BaseException) -> Callable[..., None]:
@@ -164,8 +164,8 @@ def test_which_models_can_shift(synthetic: Synthetic, arch: str, can: bool) -> N
 
 @pytest.fixture
 def options(tmp_path: Path) -> EngineOptions:
-    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
-    return EngineOptions(threads=1, context=256, batch=1, prefixes=kept)
+    saved = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    return EngineOptions(threads=1, context=256, batch=1, prefixes=saved)
 
 
 def kept_of(options: EngineOptions, prompt: list[int]) -> int:
@@ -218,11 +218,11 @@ def test_matches_are_those_of_the_definition(text: list[int], pattern: list[int]
 
 
 def test_the_stretch_is_dropped_that_leaves_most() -> None:
-    held = [1, 2, 7, 7, 3, 4, 9, 8, 3, 4, 5, 6, 9]
-    assert dropped_stretch(held, [1, 2, 3, 4, 5, 6, 0], 2, 4) == 6
-    assert dropped_stretch(held, [1, 2, 3, 4, 5, 6, 0], 2, 5) == 0  # no more than four tokens would be saved
-    assert dropped_stretch(held, [1, 2], 2, 1) == 0
-    assert dropped_stretch(held, [*held, 5], len(held), 1) == 0
+    current = [1, 2, 7, 7, 3, 4, 9, 8, 3, 4, 5, 6, 9]
+    assert dropped_stretch(current, [1, 2, 3, 4, 5, 6, 0], 2, 4) == 6
+    assert dropped_stretch(current, [1, 2, 3, 4, 5, 6, 0], 2, 5) == 0  # no more than four tokens would be saved
+    assert dropped_stretch(current, [1, 2], 2, 1) == 0
+    assert dropped_stretch(current, [*current, 5], len(current), 1) == 0
 
 
 def test_responses_say_what_was_dropped(demo: Engine) -> None:

@@ -103,7 +103,7 @@ def test_comparisons_agree_with_the_table():
     by_name = {device.name: device for device in facts.DEVICES}
     pattern = re.compile(r"The (.+) has (\d+) and the (.+) has (\d+), so (?:the )?(.+) has more\.")
     for _, answer in held_out(300, 4, "comparisons"):
-        if found := pattern.fullmatch(answer):
-            a, m, b, n, best = found.groups()
+        if result := pattern.fullmatch(answer):
+            a, m, b, n, best = result.groups()
             assert (by_name[a].cores, by_name[b].cores) == (int(m), int(n))
             assert best == ("neither" if m == n else a if int(m) > int(n) else b)

@@ -69,7 +69,7 @@ def test_positions_are_shifted_under_hooks_as_without(synthetic: Synthetic) -> N
     """The shift is a graph of its own, before that of the next decode: hooks must not take one for the other."""
     ran: list[str] = []
     hook = Hook(lambda node: node.weight.endswith("ffn_down.weight"), lambda node: ran.append(node.weight))
-    found = []
+    results = []
     for hooks in ((), (hook,)):
         with Engine(synthetic("llama", "q8_0"), OPTIONS, hooks=hooks) as engine:
             logits = [engine.decode(TOKENS, 0).copy(), engine.decode([3], 8).copy()]
@@ -77,9 +77,9 @@ def test_positions_are_shifted_under_hooks_as_without(synthetic: Synthetic) -> N
                 assert engine.kv_remove(0, 0, max(0, -delta))
                 engine.kv_shift(0, 0, -1, delta)
                 logits += [engine.decode([7], engine.kv_last(0) + 1).copy() for _ in range(3)]
-            found.append(np.stack(logits))
-    np.testing.assert_array_equal(found[0], found[1])
-    assert ran == ["blk.0.ffn_down.weight", "blk.1.ffn_down.weight"] * len(found[0])
+            results.append(np.stack(logits))
+    np.testing.assert_array_equal(results[0], results[1])
+    assert ran == ["blk.0.ffn_down.weight", "blk.1.ffn_down.weight"] * len(results[0])
 
 
 def test_sequences_that_are_none_are_refused(synthetic: Synthetic) -> None:
@@ -245,8 +245,8 @@ def test_flash_attention_is_left_out_where_llama_cpp_would_stop(tmp_path: Path) 
     path = tmp_path / "plm.gguf"
     synth.synthesize(path, shapes.shape("plm", layers=2, embd=64, ff=64, heads=4, vocab=512), "f16")
     logits = []
-    for asked in ("auto", "off"):
-        with Engine(path, replace(OPTIONS, flash_attention=asked)) as engine:
+    for request in ("auto", "off"):
+        with Engine(path, replace(OPTIONS, flash_attention=request)) as engine:
             logits.append(final_logits(engine, TOKENS, 8))
     np.testing.assert_array_equal(*logits)
     with pytest.raises(EngineError, match="no flash attention for plm models; choose auto or off"):

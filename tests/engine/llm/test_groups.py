@@ -92,7 +92,7 @@ def test_both_groups_have_a_step_under_way(two: GroupedEngine, monkeypatch: pyte
         while scheduler.busy:
             scheduler.step()
             if len(scheduler.running) == 4:
-                slots = [one.slot for one in scheduler.running if one.slot is not None]
+                slots = [item.slot for item in scheduler.running if item.slot is not None]
                 assert sorted(slot.group for slot in slots) == [0, 0, 1, 1]
     assert all(len(groups) == 1 for groups in steps)
     assert max(under_way) == 2
@@ -132,18 +132,18 @@ def test_a_request_joins_where_fewest_run_and_its_beginning_is_held(two: Grouped
         scheduler.add(Request(prompt, 2, GREEDY, ends=False))
         while scheduler.busy:
             scheduler.step()
-        held = next(slot for slot in scheduler.slots.all if slot.tokens)
+        current = next(slot for slot in scheduler.slots.all if slot.tokens)
         again = scheduler.slots.place([*prompt, 3], 1)
         assert again is not None
-        assert again.slot is held  # nobody runs: where it is held
-        held.busy = True
+        assert again.slot is current  # nobody runs: where it is held
+        current.busy = True
         other = scheduler.slots.place([*prompt, 3], 1)
         assert other is not None
-        assert (other.slot.group, other.source) == (1 - held.group, None)
-        next(slot for slot in scheduler.slots.all if slot.group != held.group).busy = True
+        assert (other.slot.group, other.source) == (1 - current.group, None)
+        next(slot for slot in scheduler.slots.all if slot.group != current.group).busy = True
         shared = scheduler.slots.place([*prompt, 3], 1)
         assert shared is not None
-        assert (shared.slot.group, shared.source) == (held.group, held)
+        assert (shared.slot.group, shared.source) == (current.group, current)
         for slot in scheduler.slots.all:
             slot.busy = False
 
@@ -218,8 +218,8 @@ def test_prompts_are_restored_from_disk_in_either_group(synthetic: Synthetic, tm
                     for event in scheduler.step():
                         if event.token_id is not None:
                             tokens[event.request].append(event.token_id)
-                restored += [one.restored_tokens for one in requests]
-                groups += [one.slot.group for one in requests if one.slot is not None]
+                restored += [request.restored_tokens for request in requests]
+                groups += [request.slot.group for request in requests if request.slot is not None]
             answers.append(tokens)
     assert answers[0] == answers[1]
     assert restored == [32] * 4

@@ -202,8 +202,8 @@ def test_less_than_a_tile_where_a_target_allows_no_more() -> None:
     answer.token(0.039 + 16 * 0.005, 16)
     budget = StepBudget(512, lambda: 0.0, 1, targets)
     prompt: Any = SimpleNamespace(number=9, pending=400, to_prefill=400, added_at=0.0, answer=[])
-    one: Any = SimpleNamespace(number=1, pending=1, to_prefill=0)
-    assert budget.choose([one, prompt], 0, lambda longest: 512)[-1] == (prompt, 10)
+    first: Any = SimpleNamespace(number=1, pending=1, to_prefill=0)
+    assert budget.choose([first, prompt], 0, lambda longest: 512)[-1] == (prompt, 10)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from apps.cli import build_parser
+from apps.engine_options import engine_options
 from apps.errors import UsageError
-from apps.options import engine_options
 from edge.demo import MODEL_PATH
 from edge.llm.options import MAX_IO_CHUNK, MAX_IO_THREADS, EngineOptions
 from edge.models import shapes, synth
@@ -115,11 +115,11 @@ def test_the_budget_is_said_part_by_part_before_the_answer(model: Path) -> None:
 
 
 def test_bench_says_what_was_read(model: Path) -> None:
-    asked = ("--prompt-tokens", "16", "--gen-tokens", "3", "--repeats", "1", "--threads", "1", "--memory", "180MiB")
-    done = run_edge("bench", str(model), *asked)
+    request = ("--prompt-tokens", "16", "--gen-tokens", "3", "--repeats", "1", "--threads", "1", "--memory", "180MiB")
+    done = run_edge("bench", str(model), *request)
     assert done.returncode == 0, done.stderr
     assert "memory: " in done.stdout
     assert "read a token at" in done.stdout
-    result = json.loads(run_edge("bench", str(model), *asked, "--json").stdout)
+    result = json.loads(run_edge("bench", str(model), *request, "--json").stdout)
     assert result["paging"]["prefill"]["bytes_per_token"] < result["paging"]["decode"]["bytes_per_token"] / 4
     assert result["peak_rss_bytes"] <= 180 * MIB

@@ -75,7 +75,7 @@ class Mirrored:
 
     def ask(self, token: int, sequence: int = 0) -> float:
         """Ask what follows what a slot holds and one more token: the logarithm of its probability."""
-        return asked(self.scheduler, [*self.slots[sequence].tokens, token])
+        return answer_s(self.scheduler, [*self.slots[sequence].tokens, token])
 
     @property
     def computed_again(self) -> int:
@@ -90,18 +90,18 @@ class Mirrored:
         self.second.close()
 
 
-def asked(scheduler: Scheduler, prompt: list[int]) -> float:
+def answer_s(scheduler: Scheduler, prompt: list[int]) -> float:
     scheduler.add(Request(prompt, 1, logprobs=0, ends=False))
-    found: list[float] = []
+    results: list[float] = []
     while scheduler.busy:
-        found += [event.logprobs.chosen for event in scheduler.step() if event.logprobs is not None]
-    [logprob] = found
+        results += [event.logprobs.chosen for event in scheduler.step() if event.logprobs is not None]
+    [logprob] = results
     return logprob
 
 
 def undisturbed(prompt: list[int]) -> float:
     with Mortal(MODEL_PATH, OPTIONS) as engine:
-        return asked(Scheduler(engine), prompt)
+        return answer_s(Scheduler(engine), prompt)
 
 
 @pytest.fixture
@@ -116,11 +116,11 @@ def test_who_takes_over_computes_less_than_a_block(mirrored: Mirrored) -> None:
     mirrored.engine.answered([])
     assert mirrored.mirror.held_bytes == mirrored.mirror.copied_bytes == 64 * TOKEN_BYTES
     mirrored.first.lost = True
-    found = mirrored.ask(TOKENS[70])
+    result = mirrored.ask(TOKENS[70])
     assert mirrored.computed_again == 6
     assert mirrored.second.computed == 7
     assert mirrored.mirror.restored_tokens == 64
-    assert found == undisturbed(TOKENS[:71])  # to the last bit
+    assert result == undisturbed(TOKENS[:71])  # to the last bit
 
 
 def test_without_a_copy_all_is_computed() -> None:
@@ -290,10 +290,10 @@ def test_who_parts_from_another_within_a_block_gets_whole_blocks(mirrored: Mirro
     mirrored.first.lost = True
     other = [*mirrored.slots[1].tokens, 5]
     mirrored.ask(5)
-    found = asked(mirrored.scheduler, other)
+    result = answer_s(mirrored.scheduler, other)
     assert mirrored.mirror.restored_tokens == 48 + 28
     assert mirrored.computed_again == 0
-    assert found == pytest.approx(undisturbed(other), abs=1e-3)  # no position is held twice
+    assert result == pytest.approx(undisturbed(other), abs=1e-3)  # no position is held twice
 
 
 def test_what_was_removed_is_not_given(mirrored: Mirrored) -> None:

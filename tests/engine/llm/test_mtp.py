@@ -178,8 +178,8 @@ def test_stages_give_the_hidden_states_that_one_device_has(folder: Path, tmp_pat
                 assert predictor.propose(0, text([*PROMPT, *answer]), 0, 3) == expected
     assert [(tokens, positions) for tokens, positions, _ in heard[1]] == [(PROMPT, [*range(8)]), ([7, 8], [8, 9])]
     assert [(tokens, positions) for tokens, positions, _ in heard[2]] == [(PROMPT[-1:], [7]), ([7, 8], [8, 9])]
-    for (_, _, one), (_, _, other) in zip(heard[1], heard[2], strict=True):
-        assert np.allclose(one[-len(other) :], other, atol=2e-2)  # what crosses between stages has 16 bits
+    for (_, _, first), (_, _, other) in zip(heard[1], heard[2], strict=True):
+        assert np.allclose(first[-len(other) :], other, atol=2e-2)  # what crosses between stages has 16 bits
         assert other.std() > 0.5
 
 
@@ -222,7 +222,7 @@ def test_requests_that_share_steps(folder: Path) -> None:
         with Scheduler(engine) as scheduler:
             plain = scheduler.run(requests)
         with open_predictor(engine) as predictor:
-            answers = {tuple(one.prompt): tokens for one, tokens in zip(requests, plain, strict=True)}
+            answers = {tuple(request.prompt): tokens for request, tokens in zip(requests, plain, strict=True)}
             plant(predictor, answers, 0.6)
             drafter = speculating(predictor)
             with Scheduler(engine, drafter=drafter) as scheduler:
@@ -325,19 +325,19 @@ def test_the_text_is_taken_in_as_far_as_it_pays(folder: Path) -> None:
     with Engine(path, replace(ROOM, batch=128)) as engine, open_predictor(engine) as predictor:
         engine.decode(history[:-1], 0)
 
-        class Asked:
+        class TextSlot:
             prompt, answer, left, tokens, sequence = history, [], 9, history, 0
 
         own = MtpDrafts(predictor, DraftPace(), lambda: float(next(now)))
-        own.attach(Asked())
-        asked: list[float] = []
+        own.attach(TextSlot())
+        requests: list[float] = []
         assert own.behind_s == 0.0  # nobody knows yet
-        assert own.catch_up(lambda seconds: bool(asked.append(seconds))) == 1.0
-        assert (asked, predictor._computed[0][0]) == ([0.0], 87)
+        assert own.catch_up(lambda seconds: bool(requests.append(seconds))) == 1.0
+        assert (requests, predictor._computed[0][0]) == ([0.0], 87)
         assert len(own.draft(3)) == 3
         assert own.behind_s == 0.0
-        assert own.catch_up(lambda seconds: bool(asked.append(seconds)) or seconds == 98 / 12) == 1.0
-        assert asked[1:] == [98 / 12]
+        assert own.catch_up(lambda seconds: bool(requests.append(seconds)) or seconds == 98 / 12) == 1.0
+        assert requests[1:] == [98 / 12]
         assert predictor._computed[0][0] == 1
         assert own.draft(4) == drafts_by_llama_cpp(path, history, 4)
         assert own.catch_up(lambda _: True) == 0.0

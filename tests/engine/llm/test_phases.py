@@ -54,18 +54,18 @@ def counting(model: Path, stack: ExitStack) -> Any:
 
 
 @pytest.fixture(scope="module")
-def asked(model: Path) -> list[tuple[list[int], list[int]]]:
+def cases(model: Path) -> list[tuple[list[int], list[int]]]:
     """Prompts and their greedy answers on one device, each token of which leads clearly."""
-    rng, found = random.Random(3), list[tuple[list[int], list[int]]]()
+    rng, result = random.Random(3), list[tuple[list[int], list[int]]]()
     with Engine(model, OPTIONS) as whole:
         for length in (2, 3, 9, 17, 40, 41, 64):
             while True:
                 prompt = [rng.randrange(3, 512) for _ in range(length)]
                 answer, lead = greedy(whole, prompt)
                 if lead > CLEAR:
-                    found.append((prompt, answer))
+                    result.append((prompt, answer))
                     break
-    return found
+    return result
 
 
 def greedy(whole: Engine, prompt: Sequence[int]) -> tuple[list[int], float]:
@@ -95,16 +95,16 @@ def folder(parent: Path, name: str) -> Path:
     return parent / name
 
 
-Asked = list[tuple[list[int], list[int]]]
+Cases = list[tuple[list[int], list[int]]]
 
 
 # --- where a prompt is computed ---
 
 
-def test_another_engine_computes_all_of_a_prompt_but_its_last_token(counting: Any, asked: Asked) -> None:
+def test_another_engine_computes_all_of_a_prompt_but_its_last_token(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
     with phases(decode, prefill) as both:
-        for prompt, answer in asked:
+        for prompt, answer in cases:
             decode.computed.clear()
             prefill.computed.clear()
             assert answers(both.engine, [prompt]) == [answer]
@@ -113,10 +113,10 @@ def test_another_engine_computes_all_of_a_prompt_but_its_last_token(counting: An
         assert not both.lost
 
 
-def test_nothing_moves_below_the_break_even_length(counting: Any, asked: Asked) -> None:
+def test_nothing_moves_below_the_break_even_length(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
     with phases(decode, prefill, least=41) as both:
-        for prompt, answer in asked:
+        for prompt, answer in cases:
             prefill.computed.clear()
             assert answers(both.engine, [prompt]) == [answer]
             assert sum(prefill.computed) == (len(prompt) - 1 if len(prompt) >= 41 else 0)
@@ -124,34 +124,34 @@ def test_nothing_moves_below_the_break_even_length(counting: Any, asked: Asked) 
 
 @pytest.mark.parametrize("how", PLACEMENTS, ids=str)
 def test_ranks_compute_prompts_for_one_device(
-    how: dict[str, Any], model: Path, asked: Asked, counting: Any, tmp_path: Path
+    how: dict[str, Any], model: Path, cases: Cases, counting: Any, tmp_path: Path
 ) -> None:
     with ranks_here(model, how, OPTIONS, tmp_path) as prefill:
         decode = counting()
         with phases(decode, prefill) as both:
-            assert answers(both.engine, [prompt for prompt, _ in asked]) == [answer for _, answer in asked]
+            assert answers(both.engine, [prompt for prompt, _ in cases]) == [answer for _, answer in cases]
             assert max(decode.computed) <= OPTIONS.sequences  # of answers alone
             assert not both.lost
 
 
 @pytest.mark.parametrize("how", [pipeline(1, 1), tensor(1, 1), stages(2, 1), THIN], ids=str)
 def test_one_device_computes_prompts_for_ranks(
-    how: dict[str, Any], model: Path, asked: Asked, counting: Any, tmp_path: Path
+    how: dict[str, Any], model: Path, cases: Cases, counting: Any, tmp_path: Path
 ) -> None:
     with ranks_here(model, how, OPTIONS, tmp_path) as decode, phases(decode, counting()) as both:
         for keep in (False, True):
-            found = answers(both.engine, [prompt for prompt, _ in asked], keep=keep)
-            assert found == [answer for _, answer in asked]
+            result = answers(both.engine, [prompt for prompt, _ in cases], keep=keep)
+            assert result == [answer for _, answer in cases]
         assert not both.lost
 
 
-def test_ranks_of_two_placements(model: Path, asked: Asked, tmp_path: Path) -> None:
+def test_ranks_of_two_placements(model: Path, cases: Cases, tmp_path: Path) -> None:
     with (
         ranks_here(model, tensor(1, 1), OPTIONS, folder(tmp_path, "decode")) as decode,
         ranks_here(model, pipeline(1, 2), OPTIONS, folder(tmp_path, "prefill")) as prefill,
         phases(decode, prefill) as both,
     ):
-        assert answers(both.engine, [prompt for prompt, _ in asked]) == [answer for _, answer in asked]
+        assert answers(both.engine, [prompt for prompt, _ in cases]) == [answer for _, answer in cases]
         assert not both.lost
 
 
@@ -170,27 +170,27 @@ def test_keys_and_values_are_read_behind_steps_that_are_under_way(
         for block, start in zip(blocks, range(0, 40, 8), strict=True):
             again = engine.states.read(0, Range(start, start + 8))
             assert block.positions == again.positions
-            for one, other in zip(block.layers, again.layers, strict=True):
-                np.testing.assert_array_equal(one.keys, other.keys)
-                np.testing.assert_array_equal(one.values, other.values)
+            for layer, other in zip(block.layers, again.layers, strict=True):
+                np.testing.assert_array_equal(layer.keys, other.keys)
+                np.testing.assert_array_equal(layer.values, other.values)
 
 
 # --- what is there already ---
 
 
-def test_a_second_turn_computes_what_neither_has(counting: Any, asked: Asked, model: Path) -> None:
+def test_a_second_turn_computes_what_neither_has(counting: Any, cases: Cases, model: Path) -> None:
     decode, prefill = counting(), counting()
-    (prompt, answer), (more, _) = asked[5], asked[4]
+    (prompt, answer), (more, _) = cases[5], cases[4]
     turn = [*prompt, *answer, *more]
     with Engine(model, OPTIONS) as whole:
-        wanted, lead = greedy(whole, turn)
+        target, lead = greedy(whole, turn)
     assert lead > 1e-4  # all in F32, by one kernel
     with phases(decode, prefill, least=len(more)) as both, Scheduler(both.engine, keep=True) as scheduler:
-        for text, expected in ((prompt, answer), (turn, wanted)):
+        for text, expected in ((prompt, answer), (turn, target)):
             prefill.computed.clear()
             number = scheduler.add(request(text))
-            told = [event.token_id for _ in range(500) if scheduler.busy for event in scheduler.step()]
-            assert (number, told) in ((0, expected), (1, expected))
+            messages = [event.token_id for _ in range(500) if scheduler.busy for event in scheduler.step()]
+            assert (number, messages) in ((0, expected), (1, expected))
         # The first turn's answer lacks its last token in both, and counts against the second.
         assert sum(prefill.computed) == 0
         assert max(decode.computed) > 1
@@ -205,9 +205,9 @@ def test_a_second_turn_computes_what_neither_has(counting: Any, asked: Asked, mo
         assert max(decode.computed) == 1
 
 
-def test_others_notice_nothing_of_a_prompt(counting: Any, asked: Asked) -> None:
+def test_others_notice_nothing_of_a_prompt(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
-    prompt = asked[4][0]
+    prompt = cases[4][0]
     with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
         computed = []
         for namespace in ("one", "other", "one"):
@@ -220,9 +220,9 @@ def test_others_notice_nothing_of_a_prompt(counting: Any, asked: Asked) -> None:
         assert computed[2] == 0
 
 
-def test_what_no_later_prompt_may_use_is_forgotten(counting: Any, asked: Asked) -> None:
+def test_what_no_later_prompt_may_use_is_forgotten(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
-    prompt, answer = asked[4]
+    prompt, answer = cases[4]
     with phases(decode, prefill) as both:
         for _ in range(2):
             prefill.computed.clear()
@@ -230,15 +230,15 @@ def test_what_no_later_prompt_may_use_is_forgotten(counting: Any, asked: Asked) 
             assert sum(prefill.computed) == len(prompt) - 1
 
 
-def test_kept_prompts_and_drafts_beside_phases(model: Path, stack: ExitStack, tmp_path: Path, asked: Asked) -> None:
-    kept = replace(OPTIONS, prefixes=PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own"))
+def test_kept_prompts_and_drafts_beside_phases(model: Path, stack: ExitStack, tmp_path: Path, cases: Cases) -> None:
+    saved = replace(OPTIONS, prefixes=PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own"))
     computed, restored = [], []
     for _ in range(2):  # another process would begin so
         prefill = stack.enter_context(Counting(model, OPTIONS))
-        with Counting(model, kept) as decode, phases(decode, prefill) as both:
+        with Counting(model, saved) as decode, phases(decode, prefill) as both:
             drafter = Speculation(NgramDrafts, "text", choice=always())
             with Scheduler(both.engine, keep=True, drafter=drafter) as scheduler:
-                for prompt, answer in asked:
+                for prompt, answer in cases:
                     running = scheduler.prepare(request(prompt))
                     scheduler.enqueue(running)
                     while scheduler.busy:
@@ -247,34 +247,34 @@ def test_kept_prompts_and_drafts_beside_phases(model: Path, stack: ExitStack, tm
                     restored.append(running.restored_tokens)
             computed.append(sum(prefill.computed))
             assert not both.lost
-    assert computed[0] == sum(len(prompt) - 1 for prompt, _ in asked)
-    assert computed[1] == sum(len(prompt) - 1 for prompt, _ in asked if len(prompt) < 9)  # the others lie on disk
-    assert sum(restored[: len(asked)]) == 0 < sum(restored[len(asked) :])
+    assert computed[0] == sum(len(prompt) - 1 for prompt, _ in cases)
+    assert computed[1] == sum(len(prompt) - 1 for prompt, _ in cases if len(prompt) < 9)  # the others lie on disk
+    assert sum(restored[: len(cases)]) == 0 < sum(restored[len(cases) :])
 
 
 # --- several at once ---
 
 
-def test_answers_go_on_while_a_prompt_is_computed_elsewhere(counting: Any, asked: Asked) -> None:
+def test_answers_go_on_while_a_prompt_is_computed_elsewhere(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
-    (short, short_answer), (long, long_answer) = asked[1], asked[6]
+    (short, short_answer), (long, long_answer) = cases[1], cases[6]
     with phases(decode, prefill, least=10) as both, Scheduler(both.engine) as scheduler:
         prefill.gate.clear()
         first, second = scheduler.add(request(long)), scheduler.add(request(short))
-        told: dict[int, list[int | None]] = {first: [], second: []}
-        while len(told[second]) < LONGEST:
+        message: dict[int, list[int | None]] = {first: [], second: []}
+        while len(message[second]) < LONGEST:
             for event in scheduler.step():
-                told[event.request].append(event.token_id)
-        assert told[first] == []
+                message[event.request].append(event.token_id)
+        assert message[first] == []
         prefill.gate.set()
         while scheduler.busy:
             for event in scheduler.step():
-                told[event.request].append(event.token_id)
-        assert told == {first: long_answer, second: short_answer}
+                message[event.request].append(event.token_id)
+        assert message == {first: long_answer, second: short_answer}
 
 
 def test_stages_take_keys_and_values_between_their_steps(
-    model: Path, counting: Any, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, counting: Any, cases: Cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though some are under way when they come."""
     prefill, rows = counting(), list[int]()
@@ -288,24 +288,24 @@ def test_stages_take_keys_and_values_between_their_steps(
         monkeypatch.setattr(decode, "submit", counted)
         prefill.gate.clear()
         with Scheduler(both.engine) as scheduler:
-            long, *short = asked[6], asked[1], asked[0]
-            told = {scheduler.add(request(prompt)): (answer, list[int]()) for prompt, answer in (long, *short)}
-            while not scheduler._in_flight.steps or any(len(tokens) < 2 for _, tokens in list(told.values())[1:]):
+            long, *short = cases[6], cases[1], cases[0]
+            message = {scheduler.add(request(prompt)): (answer, list[int]()) for prompt, answer in (long, *short)}
+            while not scheduler._in_flight.steps or any(len(tokens) < 2 for _, tokens in list(message.values())[1:]):
                 for event in scheduler.step():
-                    told[event.request][1].append(event.token_id or 0)
+                    message[event.request][1].append(event.token_id or 0)
             prefill.gate.set()
-            [remote] = [one.remote for one in scheduler.slots.remote.requests]
+            [remote] = [item.remote for item in scheduler.slots.remote.requests]
             assert remote is not None
             assert remote.wait(TIMEOUT_S)
             while scheduler.busy:
                 for event in scheduler.step():
-                    told[event.request][1].append(event.token_id or 0)
-        assert all(tokens == answer for answer, tokens in told.values())
+                    message[event.request][1].append(event.token_id or 0)
+        assert all(tokens == answer for answer, tokens in message.values())
         assert sum(rows) == 1 + sum(len(prompt) for prompt, _ in short) + 3 * (LONGEST - 1)
 
 
 @pytest.mark.parametrize("seed", range(some(3, 60)))
-def test_requests_come_and_go(seed: int, model: Path, counting: Any, asked: Asked, tmp_path: Path) -> None:
+def test_requests_come_and_go(seed: int, model: Path, counting: Any, cases: Cases, tmp_path: Path) -> None:
     rng = random.Random(seed)
     with ExitStack() as stack:
         decode: TextEngine = counting()
@@ -316,28 +316,28 @@ def test_requests_come_and_go(seed: int, model: Path, counting: Any, asked: Aske
             prefill = stack.enter_context(ranks_here(model, pipeline(2, 1), OPTIONS, folder(tmp_path, "prefill")))
         both = stack.enter_context(phases(decode, prefill, rng.choice((1, 20))))
         scheduler = stack.enter_context(Scheduler(both.engine, keep=bool(seed % 2)))
-        waiting, told = [*asked, *asked], dict[int, tuple[list[int], list[int], list[str]]]()
+        waiting, message = [*cases, *cases], dict[int, tuple[list[int], list[int], list[str]]]()
         rng.shuffle(waiting)
         while waiting or scheduler.busy:
             if waiting and rng.random() < 0.2:
                 prompt, answer = waiting.pop()
-                told[scheduler.add(request(prompt))] = answer, [], []
-            if told and rng.random() < 0.03:
-                scheduler.cancel(rng.choice(list(told)))
+                message[scheduler.add(request(prompt))] = answer, [], []
+            if message and rng.random() < 0.03:
+                scheduler.cancel(rng.choice(list(message)))
             for event in scheduler.step():
-                answer, tokens, ends = told[event.request]
+                answer, tokens, ends = message[event.request]
                 assert not ends
                 tokens += [event.token_id] if event.token_id is not None else []
                 ends += [event.finish_reason] if event.finish_reason is not None else []
-        for answer, tokens, ends in told.values():
+        for answer, tokens, ends in message.values():
             assert tokens == (answer if ends == ["length"] else answer[: len(tokens)])
         assert not both.lost
 
 
-def test_who_gives_up_a_prompt_leaves_its_place_to_others(counting: Any, asked: Asked) -> None:
+def test_who_gives_up_a_prompt_leaves_its_place_to_others(counting: Any, cases: Cases) -> None:
     """Prompts that were cancelled fill no slot of either placement."""
     decode, prefill = counting(), counting()
-    prompt, answer = asked[6]
+    prompt, answer = cases[6]
     with phases(decode, prefill) as both, Scheduler(both.engine) as scheduler:
         for _ in range(2 * OPTIONS.sequences):
             prefill.gate.clear()
@@ -353,11 +353,11 @@ def test_who_gives_up_a_prompt_leaves_its_place_to_others(counting: Any, asked: 
         assert sum(prefill.computed) > 1
 
 
-def test_who_is_stopped_waits_for_no_prompt(counting: Any, asked: Asked) -> None:
+def test_who_is_stopped_waits_for_no_prompt(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
     with phases(decode, prefill) as both, Scheduler(both.engine) as scheduler:
         prefill.gate.clear()
-        scheduler.add(request(asked[6][0]))
+        scheduler.add(request(cases[6][0]))
         scheduler.step()
         both.engine.stop()
         with pytest.raises(Interrupted):
@@ -370,10 +370,10 @@ def test_who_is_stopped_waits_for_no_prompt(counting: Any, asked: Asked) -> None
 
 @pytest.mark.parametrize("lives", range(0, 9, some(2, 1)))
 def test_where_the_placement_of_prompts_is_lost_the_rest_is_computed_here(
-    lives: int, counting: Any, asked: Asked
+    lives: int, counting: Any, cases: Cases
 ) -> None:
     decode, prefill = counting(), counting(lives)
-    prompt, answer = asked[6]
+    prompt, answer = cases[6]
     with phases(decode, prefill) as both:
         assert answers(both.engine, [prompt]) == [answer]
         is_lost = lives < len(prompt) // OPTIONS.rows
@@ -387,11 +387,11 @@ def test_where_the_placement_of_prompts_is_lost_the_rest_is_computed_here(
 
 @pytest.mark.parametrize("lives", range(some(4, 10)))
 def test_where_the_engine_that_generates_is_lost_nothing_is_computed_again(
-    lives: int, counting: Any, asked: Asked
+    lives: int, counting: Any, cases: Cases
 ) -> None:
     """The placement of prompts has the sequence until logits came from behind it."""
     first, second, prefill = counting(lives), counting(), counting()
-    prompt, answer = asked[6]
+    prompt, answer = cases[6]
     with phases(first, prefill, recovered=lambda error: second) as both:
         assert answers(both.engine, [prompt], keep=True) == [answer]
         assert both.engine.replacements.recoveries == 1
@@ -399,16 +399,16 @@ def test_where_the_engine_that_generates_is_lost_nothing_is_computed_again(
 
 
 def test_where_blocks_are_refused_the_rest_is_computed_here(
-    counting: Any, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    counting: Any, cases: Cases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode, prefill = counting(), counting()
-    prompt, answer = asked[6]
-    write, taken = decode.states.write, []
+    prompt, answer = cases[6]
+    write, used = decode.states.write, []
 
     def refuses(sequence: int, block: Any) -> None:
-        if len(taken) == 3:
+        if len(used) == 3:
             raise EngineError("no room")
-        taken.append(block)
+        used.append(block)
         write(sequence, block)
 
     monkeypatch.setattr(decode.states, "write", refuses)
@@ -418,12 +418,12 @@ def test_where_blocks_are_refused_the_rest_is_computed_here(
         assert not both.lost
 
 
-def test_closing_ends_what_is_under_way(counting: Any, asked: Asked) -> None:
+def test_closing_ends_what_is_under_way(counting: Any, cases: Cases) -> None:
     """Also a prompt that waits for somebody who will never answer."""
     decode, prefill = counting(), counting()
     prefill.gate.clear()
     with phases(decode, prefill, break_off=prefill.gate.set) as both, Scheduler(both.engine) as scheduler:
-        scheduler.add(request(asked[6][0]))
+        scheduler.add(request(cases[6][0]))
         scheduler.step()
         both.placement.close()
         assert prefill.gate.is_set()

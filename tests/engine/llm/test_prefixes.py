@@ -30,9 +30,9 @@ WHOLE = (len(PROMPT) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
 @pytest.fixture
 def options(tmp_path: Path) -> EngineOptions:
-    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    saved = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
     # One row at a time: rows of a batch are computed by other kernels, and so to other last bits.
-    return EngineOptions(threads=1, context=256, batch=1, prefixes=kept)
+    return EngineOptions(threads=1, context=256, batch=1, prefixes=saved)
 
 
 def answered(options: EngineOptions, prompt: list[int], path: Path = MODEL_PATH) -> tuple[list[int | None], Response]:
@@ -61,12 +61,12 @@ def test_a_restart_continues_where_the_prompt_was(options: EngineOptions, kinds:
 def test_a_prompt_that_begins_alike_pays_for_the_rest(options: EngineOptions) -> None:
     answered(options, PROMPT)
     other = [*PROMPT[:70], *reversed(PROMPT[70:])]
-    found, last = answered(options, other)
+    result, last = answered(options, other)
     assert last.usage.restored_tokens == 64
-    assert found == answered(replace(options, prefixes=None), other)[0]
+    assert result == answered(replace(options, prefixes=None), other)[0]
     again, last = answered(options, other)  # eight blocks of one file, and what another one has behind them
     assert last.usage.restored_tokens == WHOLE
-    assert again == found
+    assert again == result
     with Engine(MODEL_PATH, options) as engine:
         slot = Slot(engine)
         slot.prefill(other)
@@ -77,8 +77,8 @@ def test_a_prompt_that_begins_alike_pays_for_the_rest(options: EngineOptions) ->
 def test_the_answer_is_part_of_the_next_prompt(options: EngineOptions) -> None:
     tokens, _ = answered(options, PROMPT)
     said = [token for token in tokens if token is not None]
-    held = len(PROMPT) + len(said) - 1  # the last token was not computed any more
-    assert restored(options, [*PROMPT, *said, *PROMPT[:20]]) == held // BLOCK_TOKENS * BLOCK_TOKENS
+    current = len(PROMPT) + len(said) - 1  # the last token was not computed any more
+    assert restored(options, [*PROMPT, *said, *PROMPT[:20]]) == current // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 def test_a_session_continues_its_own_tokens_with_kept_ones(options: EngineOptions) -> None:
@@ -95,35 +95,35 @@ def test_a_session_continues_its_own_tokens_with_kept_ones(options: EngineOption
 def test_a_session_continues_in_the_middle_of_a_file(options: EngineOptions) -> None:
     """Files hold sixteen blocks, so those of the second are read from its beginning on."""
     prompt = [*PROMPT, *PROMPT]
-    wanted, _ = answered(options, prompt)
+    expected, _ = answered(options, prompt)
     with Engine(MODEL_PATH, options) as engine:
         scheduler = one_slot(engine)
         list(generate(scheduler, prompt[:150], GREEDY, max_tokens=1))
         responses = list(generate(scheduler, prompt, GREEDY, max_tokens=8))
         assert responses[-1].usage.restored_tokens == 192 - 150
-    assert [response.token_id for response in responses] == wanted
+    assert [response.token_id for response in responses] == expected
 
 
 def test_within_a_budget_files_are_read_into_the_memory_that_is_counted(
     options: EngineOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None is too large for it: what is in a file beside keys and values has room there, too."""
-    made: list[int] = []
+    built: list[int] = []
 
     def noted(n_bytes: int, **how: bool) -> AddressSpace:
-        made.append(n_bytes)
+        built.append(n_bytes)
         return AddressSpace(n_bytes, **how)
 
     monkeypatch.setattr(reading, "AddressSpace", noted)
     options, prompt = replace(options, memory=2 << 30), [*PROMPT, *PROMPT]
     answered(options, prompt)
-    made.clear()
+    built.clear()
     assert restored(options, prompt) == 192
-    assert len(made) == 2
+    assert len(built) == 2
 
 
 def test_a_cache_without_room_in_one_piece_takes_block_after_block(options: EngineOptions) -> None:
-    wanted, _ = answered(options, PROMPT)
+    expected, _ = answered(options, PROMPT)
     with Engine(MODEL_PATH, options) as engine:
         context, sizes = engine.states._context, []
         write = context.write_state
@@ -134,9 +134,9 @@ def test_a_cache_without_room_in_one_piece_takes_block_after_block(options: Engi
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(context, "write_state", only_small)
-            found = list(generate(one_slot(engine), PROMPT, GREEDY, max_tokens=8))
-    assert [response.token_id for response in found] == wanted
-    assert found[-1].usage.restored_tokens == WHOLE
+            result = list(generate(one_slot(engine), PROMPT, GREEDY, max_tokens=8))
+    assert [response.token_id for response in result] == expected
+    assert result[-1].usage.restored_tokens == WHOLE
     assert len(sizes) == 2 + WHOLE // BLOCK_TOKENS  # what is wanted of a file, of either kind, then each block
 
 
@@ -180,15 +180,15 @@ def test_a_model_whose_metadata_were_edited_is_another(tmp_path: Path) -> None:
 
 
 def test_damage_ends_what_is_used_of_a_prompt(options: EngineOptions) -> None:
-    wanted, _ = answered(options, PROMPT)
+    expected, _ = answered(options, PROMPT)
     assert options.prefixes is not None
     files = sorted(options.prefixes.folder.glob("*.kv"))
     for file in files:
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
         file.write_bytes(data)
-    found, last = answered(options, PROMPT)
-    assert found == wanted
+    result, last = answered(options, PROMPT)
+    assert result == expected
     assert last.usage.restored_tokens == 0
 
 

@@ -51,7 +51,7 @@ def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def tokens_of(engine: TextEngine) -> dict[tuple[int, ...], list[int]]:
     """The whole of the answer that loops, for a drafter that knows it."""
     responses = generate(one_slot(engine), PROMPT, replace(LOOP, allow_repetition=True), max_tokens=MOST_TOKENS)
-    return {tuple(PROMPT): [one.token_id for one in responses if one.token_id is not None]}
+    return {tuple(PROMPT): [response.token_id for response in responses if response.token_id is not None]}
 
 
 def expected(known: dict[tuple[int, ...], list[int]]) -> tuple[list[int], Repetition]:
@@ -76,18 +76,18 @@ def events(
 
 def check(engine: TextEngine) -> None:
     known = tokens_of(engine)
-    wanted, loop = expected(known)
+    target, loop = expected(known)
     for drafter in (None, speculate(Known(known, 0))):
         *answer, last = generate(one_slot(engine, drafter), PROMPT, LOOP)
         assert (last.finish_reason, last.repetition) == ("repetition", loop)
-        assert [one.token_id for one in answer] == wanted
+        assert [item.token_id for item in answer] == target
     request = Request(PROMPT, 1000, LOOP)
     for reported in (
         *events(engine, request, request),
         *events(engine, request, known=known),
     ):
-        assert [one.token_id for one in reported] == wanted
-        assert [one.finish_reason for one in reported] == [None] * (len(wanted) - 1) + ["repetition"]
+        assert [item.token_id for item in reported] == target
+        assert [item.finish_reason for item in reported] == [None] * (len(target) - 1) + ["repetition"]
 
 
 def test_on_one_device(demo: Engine) -> None:
@@ -118,6 +118,6 @@ def test_it_goes_on_where_that_is_asked_for(demo: Engine, endless: Request) -> N
 
 
 def test_the_limit_of_tokens_comes_first(demo: Engine) -> None:
-    wanted, _ = expected(tokens_of(demo))
-    (reported,) = events(demo, Request(PROMPT, len(wanted), LOOP))
-    assert (len(reported), reported[-1].finish_reason) == (len(wanted), "length")
+    target, _ = expected(tokens_of(demo))
+    (reported,) = events(demo, Request(PROMPT, len(target), LOOP))
+    assert (len(reported), reported[-1].finish_reason) == (len(target), "length")

@@ -86,7 +86,7 @@ class Lives:
         self._stack.close()
 
 
-class Asked(SimpleNamespace):
+class Case(SimpleNamespace):
     """A request and its answer on one device, each token of which leads clearly."""
 
     request: Request
@@ -94,14 +94,14 @@ class Asked(SimpleNamespace):
 
 
 @pytest.fixture(scope="module")
-def asked(synthetic: Synthetic) -> list[Asked]:
+def cases(synthetic: Synthetic) -> list[Case]:
     """Prompts of which some begin alike."""
-    rng, found = random.Random(0), list[Asked]()
+    rng, result = random.Random(0), list[Case]()
     with Engine(synthetic("llama", "f32"), OPTIONS) as whole:
-        while len(found) < 8:
+        while len(result) < 8:
             prompt = [rng.randrange(3, 512) for _ in range(rng.choice((1, 4, 5, 6, 11, 23)))]
-            if found and rng.random() < 0.5:
-                prompt = [*rng.choice(found).request.prompt, *prompt][:30]
+            if result and rng.random() < 0.5:
+                prompt = [*rng.choice(result).request.prompt, *prompt][:30]
             request = Request(prompt, LONGEST, ends=False, logprobs=2)
             scheduler = Scheduler(whole)
             scheduler.add(request)
@@ -113,37 +113,37 @@ def asked(synthetic: Synthetic) -> list[Asked]:
                         (_, best), (_, second) = event.logprobs.alternatives
                         lead = min(lead, best - second)
             if lead > CLEAR:
-                found.append(Asked(request=replace(request, logprobs=None), tokens=tokens))
-    return found
+                result.append(Case(request=replace(request, logprobs=None), tokens=tokens))
+    return result
 
 
-def answered(scheduler: Scheduler, asked: list[Asked], between: Callable[[], None], rng: random.Random) -> None:
+def answered(scheduler: Scheduler, requests: list[Case], between: Callable[[], None], rng: random.Random) -> None:
     """Ask in random order, and cancel some: what comes of each is the beginning of what one device answers, or all."""
-    waiting, answers = rng.sample(asked, len(asked)), dict[int, tuple[Asked, list[int], list[str]]]()
+    waiting, answers = rng.sample(requests, len(requests)), dict[int, tuple[Case, list[int], list[str]]]()
     while waiting or scheduler.busy:
         if waiting and rng.random() < 0.3:
-            one = waiting.pop()
-            answers[scheduler.add(one.request)] = one, [], []
+            first = waiting.pop()
+            answers[scheduler.add(first.request)] = first, [], []
         if answers and rng.random() < 0.01:
             scheduler.cancel(rng.choice(list(answers)))
         between()
         for event in scheduler.step():
-            one, tokens, ends = answers[event.request]
+            first, tokens, ends = answers[event.request]
             assert not ends, "more came after the end"
             tokens += [event.token_id] if event.token_id is not None else []
             ends += [event.finish_reason] if event.finish_reason is not None else []
-    for one, tokens, ends in answers.values():
-        assert tokens == (one.tokens if ends == ["length"] else one.tokens[: len(tokens)])
+    for first, tokens, ends in answers.values():
+        assert tokens == (first.tokens if ends == ["length"] else first.tokens[: len(tokens)])
     assert sum(ends == ["length"] for _, _, ends in answers.values()) > 1
 
 
 @pytest.mark.parametrize("seed", range(some(6, 200)))
-def test_whoever_asks_notices_nothing(seed: int, synthetic: Synthetic, asked: list[Asked]) -> None:
+def test_whoever_asks_notices_nothing(seed: int, synthetic: Synthetic, cases: list[Case]) -> None:
     rng = random.Random(seed)
     lives = (rng.randrange(2, 40) + 30 * bool(i) for i in range(7))  # enough for a token between two losses
     with Lives(lives, synthetic("llama", "f32")) as engine:
         with Scheduler(engine, keep=bool(seed % 2)) as scheduler:
-            answered(scheduler, asked, lambda: None, rng)
+            answered(scheduler, cases, lambda: None, rng)
             assert engine.uncollected == 0
         assert engine.replacements.recoveries > 0
         assert engine.replacements.computed_again > 0
@@ -188,13 +188,13 @@ def test_an_error_of_what_was_asked_is_raised() -> None:
 
 def test_who_takes_over_is_asked_for_the_same_logits() -> None:
     """The logits that a schema needs are requested again."""
-    asked: list[tuple[int, list[np.ndarray]]] = []
+    requests: list[tuple[int, list[np.ndarray]]] = []
 
     class Reported(Mortal):
         logits_cross = True
 
         def submit(self, *args: Any, top: int = 0, masks: Any = (), **how: Any) -> None:
-            asked.append((top, [np.array(mask) for mask in masks]))
+            requests.append((top, [np.array(mask) for mask in masks]))
             super().submit(*args, top=top, masks=masks, **how)
 
     with ExitStack() as stack:
@@ -208,7 +208,7 @@ def test_who_takes_over_is_asked_for_the_same_logits() -> None:
         first.lives = 1  # a step is submitted, and its logits never come
         assert len(scheduler.step()) == 1
         assert engine.replacements.recoveries == 1
-        (top, [mask]), (top_again, [mask_again]) = asked[1:3]
+        (top, [mask]), (top_again, [mask_again]) = requests[1:3]
         assert top == top_again > 0
         assert (mask == mask_again).all()
         scheduler.close()
@@ -249,8 +249,8 @@ def test_who_asks_after_a_loss_gets_no_logits_of_steps_before_it(how: str) -> No
     """A step was under way when nobody was left, or nobody waited: whoever asked for it was told so."""
     with ExitStack() as stack:
         engines = [Mortal(100) for _ in range(2)]
-        for one in engines:
-            stack.callback(one.close)
+        for item in engines:
+            stack.callback(item.close)
         left = [how != "nobody is left"]  # whether another engine can take over
 
         def another(_: Exception) -> Mortal:
@@ -283,7 +283,7 @@ def test_who_asks_after_a_loss_gets_no_logits_of_steps_before_it(how: str) -> No
 def test_what_was_chosen_is_told_also_where_the_engine_is_lost_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where drafts that were wrong are to be forgotten."""
     with Engine(MODEL_PATH, OPTIONS) as whole:
-        [wanted] = Scheduler(whole).run([Request([5, 6], 4, ends=False)])
+        [expected] = Scheduler(whole).run([Request([5, 6], 4, ends=False)])
     with Lives(iter([])) as engine:
         scheduler = Scheduler(engine)
         scheduler.add(Request([5, 6], 4, ends=False))
@@ -299,7 +299,7 @@ def test_what_was_chosen_is_told_also_where_the_engine_is_lost_then(monkeypatch:
         monkeypatch.setattr(in_flight, "verify", lost)
         while scheduler.busy:
             reported += [event.token_id for event in scheduler.step() if event.token_id is not None]
-        assert reported == wanted
+        assert reported == expected
         assert engine.replacements.recoveries == 1
 
 
@@ -374,7 +374,7 @@ def test_a_loss_is_an_error_without_a_scheduler_and_the_next_clear_goes_on() -> 
 
 @pytest.mark.parametrize("seed", range(some(4, 100)))
 def test_an_engine_is_left_between_any_two_steps(
-    seed: int, synthetic: Synthetic, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
+    seed: int, synthetic: Synthetic, cases: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, rng = synthetic("llama", "f32"), random.Random(seed)
     if seed % 2:  # as where this device has no memory for keys and values on their way
@@ -399,7 +399,7 @@ def test_an_engine_is_left_between_any_two_steps(
                     assert not engine.replacements.is_moving
 
         with Scheduler(engine, keep=seed % 4 < 2) as scheduler:
-            answered(scheduler, asked, between, rng)
+            answered(scheduler, cases, between, rng)
         assert engine.replacements.moves == len(engines) - 1 > 0
         assert engine.replacements.recoveries == 0
         assert (engine.replacements.computed_again > 0) == bool(seed % 2)
@@ -471,10 +471,10 @@ def test_logits_hold_while_somebody_looks_between_two_steps(tmp_path: Path) -> N
         for sequence in (0, 1):
             engine.submit([5 + sequence], np.array([0]), np.array([sequence]), np.ones(1, np.int8))
         first = engine.collect()
-        held = first.copy()
+        current = first.copy()
         engine.replacements.between_steps(lambda engine: None)
-        assert (first == held).all()
-        assert (engine.collect() != held).any()
+        assert (first == current).all()
+        assert (engine.collect() != current).any()
 
 
 def test_a_model_is_not_quiet_while_logits_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,52 +511,58 @@ class WrittenTo:
 
 
 def test_keys_that_were_turned_by_other_factors_are_not_taken() -> None:
-    held: Any = moving.HeldStates("yarn 2", [(moving.Beginning(0, 2, 0, 0), ["a", "b"])])  # type: ignore[list-item]
+    current: Any = moving.HeldStates("yarn 2", [(moving.Beginning(0, 2, 0, 0), ["a", "b"])])  # type: ignore[list-item]
     engine: Any = WrittenTo("yarn 2", 9)
-    assert moving.write_states(engine, held)
+    assert moving.write_states(engine, current)
     assert engine.blocks == [(0, "a"), (0, "b")]
     other: Any = WrittenTo("yarn 4", 9)
-    assert not moving.write_states(other, held)
+    assert not moving.write_states(other, current)
     assert other.blocks == []
 
 
 def test_an_engine_that_refused_a_block_is_left_empty() -> None:
     """Half of a cache would be computed on."""
-    held: Any = moving.HeldStates("", [(moving.Beginning(0, 2, 0, 0), ["a", "b"])])  # type: ignore[list-item]
+    current: Any = moving.HeldStates("", [(moving.Beginning(0, 2, 0, 0), ["a", "b"])])  # type: ignore[list-item]
     engine: Any = WrittenTo("", 1)
-    assert not moving.write_states(engine, held)
+    assert not moving.write_states(engine, current)
     assert engine.blocks == []
     lost: Any = WrittenTo("", 1, EngineError("lost"))
     with pytest.raises(EngineError, match="no room"):
-        moving.write_states(lost, held)
+        moving.write_states(lost, current)
 
 
 def test_what_slots_share_is_moved_once_and_nothing_beside_it() -> None:
     with Engine(MODEL_PATH, OPTIONS) as first, Engine(MODEL_PATH, OPTIONS) as second:
-        one, other = Slot(first, 0), Slot(first, 1)
+        item, other = Slot(first, 0), Slot(first, 1)
         for token in range(5, 25):
-            one.decode([token])
-        other.copy_from(one)
+            item.decode([token])
+        other.copy_from(item)
         other.cut(7)
         for token in range(60, 70):
             other.decode([token])
-        held = moving.read_states(first, [one, other])
-        assert held is not None
-        assert [(part.start, len(blocks)) for part, blocks in held.parts] == [(0, 2), (7, 1)]
-        assert moving.write_states(second, held)
-        for slot in (one, other):
+        current = moving.read_states(first, [item, other])
+        assert current is not None
+        assert [(part.start, len(blocks)) for part, blocks in current.parts] == [(0, 2), (7, 1)]
+        assert moving.write_states(second, current)
+        for slot in (item, other):
             at = len(slot.tokens)
-            wanted = first.decode([9], at, sequence=slot.sequence).copy()
-            np.testing.assert_allclose(second.decode([9], at, sequence=slot.sequence), wanted, atol=1e-4)
+            expected = first.decode([9], at, sequence=slot.sequence).copy()
+            np.testing.assert_allclose(second.decode([9], at, sequence=slot.sequence), expected, atol=1e-4)
 
 
 def test_what_was_shifted_shares_no_keys_with_what_was_computed() -> None:
     with Engine(MODEL_PATH, OPTIONS) as engine:
-        one, other = Slot(engine, 0), Slot(engine, 1)
+        first, other = Slot(engine, 0), Slot(engine, 1)
         for token in range(5, 13):
-            one.decode([token])
-        one.drop(2, 3)
-        for token in one.tokens:
+            first.decode([token])
+        first.drop(2, 3)
+        for token in first.tokens:
             other.decode([token])
-        assert [(found.sequence, found.start) for found in moving.beginnings([one, other])] == [(0, 0), (1, 2)]
-        assert [(found.sequence, found.start) for found in moving.beginnings([other, one])] == [(1, 0), (0, 2)]
+        assert [(beginning.sequence, beginning.start) for beginning in moving.beginnings([first, other])] == [
+            (0, 0),
+            (1, 2),
+        ]
+        assert [(beginning.sequence, beginning.start) for beginning in moving.beginnings([other, first])] == [
+            (1, 0),
+            (0, 2),
+        ]

@@ -39,16 +39,16 @@ def logits(options: EngineOptions) -> NDArray[np.float32]:
 
 
 def test_flash_attention_depends_on_threads_and_reproducible_options_do_not() -> None:
-    one, two = (replace(OPTIONS, threads=threads) for threads in (1, 2))
-    assert not np.array_equal(logits(one), logits(two))
-    assert np.array_equal(logits(reproducible(one)), logits(reproducible(two)))
+    first, two = (replace(OPTIONS, threads=threads) for threads in (1, 2))
+    assert not np.array_equal(logits(first), logits(two))
+    assert np.array_equal(logits(reproducible(first)), logits(reproducible(two)))
 
 
 def test_nothing_is_left_to_measurements() -> None:
-    found = reproducible(EngineOptions())
-    assert (found.flash_attention, found.repack, found.gpu_layers, found.batch) == ("off", True, 0, 512)
-    kept = reproducible(EngineOptions(repack=False, gpu_layers=3, batch=64))
-    assert (kept.repack, kept.gpu_layers, kept.batch) == (False, 3, 64)
+    result = reproducible(EngineOptions())
+    assert (result.flash_attention, result.repack, result.gpu_layers, result.batch) == ("off", True, 0, 512)
+    saved = reproducible(EngineOptions(repack=False, gpu_layers=3, batch=64))
+    assert (saved.repack, saved.gpu_layers, saved.batch) == (False, 3, 64)
 
 
 @pytest.mark.parametrize(
@@ -122,24 +122,24 @@ def test_a_step_is_computed_as_a_whole_also_where_a_part_is_of_use() -> None:
 
 def test_what_was_copied_or_shifted_keeps_its_steps() -> None:
     with Engine(MODEL_PATH, replace(OPTIONS, sequences=2)) as engine:
-        one, other = Slot(engine, 0), Slot(engine, 1)
+        first, other = Slot(engine, 0), Slot(engine, 1)
         for step in ([50, 51, 52, 53], [54, 55, 56], [57], [99]):
-            one.decode(step)
-        other.copy_from(one)
+            first.decode(step)
+        other.copy_from(first)
         other.cut(5)
         assert other.steps == [0, 4]
-        one.drop(2, 3)
-        assert (one.tokens, one.steps) == ([50, 51, 55, 56, 57, 99], [0, 2, 4, 5])
-        one.lost()
-        assert one.steps == []
+        first.drop(2, 3)
+        assert (first.tokens, first.steps) == ([50, 51, 55, 56, 57, 99], [0, 2, 4, 5])
+        first.lost()
+        assert first.steps == []
 
 
 def test_prompts_come_in_the_steps_of_the_first_engine() -> None:
-    with Engine(MODEL_PATH, OPTIONS) as one:
-        one.stages = 3
-        survivor = replaceable(one, lambda error: one)
-        one.stages = 1  # as where this device goes on alone
-        assert survivor.chunk(400) == one.batch
+    with Engine(MODEL_PATH, OPTIONS) as first:
+        first.stages = 3
+        survivor = replaceable(first, lambda error: first)
+        first.stages = 1  # as where this device goes on alone
+        assert survivor.chunk(400) == first.batch
         survivor.replacements.exact = True
         assert survivor.chunk(400) == 64
 
@@ -177,32 +177,32 @@ def test_after_a_loss_all_steps_are_those_of_before(lives: int) -> None:
     options = reproducible(replace(OPTIONS, batch=8))
 
     def turns(engine: TextEngine) -> list[list[int]]:
-        scheduler, prompt, found = Scheduler(engine, slots=1, keep=True), TOKENS[:20], []
+        scheduler, prompt, results = Scheduler(engine, slots=1, keep=True), TOKENS[:20], []
         for more in (TOKENS[100:109], []):
             scheduler.add(Request(prompt, 5, ends=False))
             answer = []
             while scheduler.busy:
                 answer += [event.token_id for event in scheduler.step() if event.token_id is not None]
-            found.append(answer)
+            results.append(answer)
             prompt = [*prompt, *answer, *more]
-        return found
+        return results
 
     whole, first, second = Steps(options), Steps(options, lives), Steps(options)
     with whole, first, second:
-        wanted = turns(whole)
+        expected = turns(whole)
         engine = replaceable(first, lambda error: second)
         engine.replacements.exact = True
-        assert turns(engine) == wanted
+        assert turns(engine) == expected
         assert engine.replacements.recoveries == 1
         assert second.steps == whole.steps
 
 
-def made(kind: str, *devices: str) -> Plan:
+def plan_of(kind: str, *devices: str) -> Plan:
     return make_plan(limits(GgufFile.open(MODEL_PATH)), "demo", "", [LOCAL, *devices], kind, [1.0] * (1 + len(devices)))
 
 
 def test_ranks_of_lost_devices_go_to_those_that_are_left() -> None:
-    plan = made("tensor", "one:7070", "two:7070")
+    plan = plan_of("tensor", "one:7070", "two:7070")
     again = placed_again(plan, ["two:7070"])
     assert again.devices == (LOCAL, "two:7070", "two:7070")
     assert [again.slice(rank) for rank in range(3)] == [plan.slice(rank) for rank in range(3)]
@@ -210,13 +210,13 @@ def test_ranks_of_lost_devices_go_to_those_that_are_left() -> None:
 
 
 def test_a_plan_says_what_is_on_a_gpu() -> None:
-    plan = reproducible_plan(made("pipeline", "one:7070"))
+    plan = reproducible_plan(plan_of("pipeline", "one:7070"))
     assert [plan.shard(rank).gpu_layers for rank in range(2)] == [0, 0]
 
 
 def test_measured_shares_are_refused() -> None:
     check_reproducible(None, "tensor", (1, 1))
-    check_reproducible(made("tensor", "one:7070"), "auto", None)
+    check_reproducible(plan_of("tensor", "one:7070"), "auto", None)
     for parallel, shares in (("auto", (1.0, 1.0)), ("tensor", None)):
         with pytest.raises(PlanError, match="--shares"):
             check_reproducible(None, parallel, shares)

@@ -30,12 +30,12 @@ def chunks() -> Chunks:
 def predicted(predict: Predict, chunks: Chunks, options: EngineOptions = OPTIONS) -> np.ndarray:
     """The logits of every scored place; each must come once."""
     with Engine(MODEL_PATH, options) as engine:
-        found = np.full((len(chunks), chunks.scored, engine.model.n_vocab), np.nan, np.float32)
+        result = np.full((len(chunks), chunks.scored, engine.model.n_vocab), np.nan, np.float32)
         for i, place, row in predict(engine, chunks):
-            assert np.isnan(found[i, place]).all()
-            found[i, place] = row
-    assert not np.isnan(found).any()
-    return found
+            assert np.isnan(result[i, place]).all()
+            result[i, place] = row
+    assert not np.isnan(result).any()
+    return result
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,11 @@ def predicted(predict: Predict, chunks: Chunks, options: EngineOptions = OPTIONS
 )  # fmt: skip
 def test_each_gives_every_prediction(predict: Predict, chunks: Chunks) -> None:
     wide = replace(OPTIONS, context=8 * SIZE, sequences=8, outputs=32)
-    found = predicted(predict, chunks, wide)
+    result = predicted(predict, chunks, wide)
     with Engine(MODEL_PATH, OPTIONS) as engine:
         for i in range(len(chunks)):
             expected = log_probabilities(engine, chunks.inputs(i))
-            shifted = found[i] - np.log(np.exp(found[i]).sum(axis=1, keepdims=True))
+            shifted = result[i] - np.log(np.exp(result[i]).sum(axis=1, keepdims=True))
             assert np.abs(shifted - expected).max() < NEAR
 
 
@@ -64,18 +64,25 @@ def test_a_prompt_that_was_not_kept_is_no_route(chunks: Chunks) -> None:
 
 
 def test_all_of_them_beside_one_device(chunks: Chunks) -> None:
-    one = local_route(MODEL_PATH, OPTIONS)
-    found = compare_routes(
-        one, one, setting_routes(MODEL_PATH, OPTIONS), answer_routes(OPTIONS, local_engines(MODEL_PATH)), chunks, 2048
+    first = local_route(MODEL_PATH, OPTIONS)
+    result = compare_routes(
+        first,
+        first,
+        setting_routes(MODEL_PATH, OPTIONS),
+        answer_routes(OPTIONS, local_engines(MODEL_PATH)),
+        chunks,
+        2048,
     )
-    values = found.to_json()
+    values = result.to_json()
     assert [row["setting"] for row in values["routes"]] == [False, *[True] * 4, *[False] * 3]
     assert values["scored_tokens"] == len(chunks) * chunks.scored
     assert values["routes"][0]["mean_divergence"] == values["routes"][0]["one_device"]["mean_divergence"] == 0
     assert values["routes"][1]["route"] == "flash attention on"
     assert values["routes"][1]["one_device"]["mean_divergence"] > 0
     assert max(row["one_device"]["mean_divergence"] for row in values["routes"]) < NEAR**2
-    assert "the same on 1 thread" in [one.name for one in setting_routes(MODEL_PATH, replace(OPTIONS, threads=2))]
+    assert "the same on 1 thread" in [
+        setting_route.name for setting_route in setting_routes(MODEL_PATH, replace(OPTIONS, threads=2))
+    ]
 
 
 def summary(mean: float) -> Summary:
@@ -84,8 +91,8 @@ def summary(mean: float) -> Summary:
 
 def test_the_spread_is_the_largest_of_the_settings() -> None:
     means = {"one device": 0.0, "a": 0.002, "b": 0.004, "2 ranks": 0.006}
-    found = RouteComparison([RouteFigures(name, summary(0.01), summary(mean)) for name, mean in means.items()], 2)
-    assert found.spread == 0.004
-    assert [row[-1] for row in found.rows()] == ["-", "0.50", "1.00", "1.50"]
+    result = RouteComparison([RouteFigures(name, summary(0.01), summary(mean)) for name, mean in means.items()], 2)
+    assert result.spread == 0.004
+    assert [row[-1] for row in result.rows()] == ["-", "0.50", "1.00", "1.50"]
     nothing = RouteComparison([RouteFigures(name, summary(0.01), summary(0.0)) for name in "xyz"], 1)
     assert nothing.in_spreads(nothing.results[2]) == 0

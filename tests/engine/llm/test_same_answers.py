@@ -37,15 +37,15 @@ Expected = Callable[[int], tuple[Engine, list[list[int]]]]
 def expected() -> Iterator[Expected]:
     """Expected answers by number of stages: those of one device with as many groups of requests."""
     with ExitStack() as stack:
-        made: dict[int, tuple[Engine, list[list[int]]]] = {}
+        built: dict[int, tuple[Engine, list[list[int]]]] = {}
 
-        def of(n_stages: int) -> tuple[Engine, list[list[int]]]:
-            if n_stages not in made:
+        def answers_over(n_stages: int) -> tuple[Engine, list[list[int]]]:
+            if n_stages not in built:
                 engine = stack.enter_context(Grouped(MODEL_PATH, TOGETHER, n_stages))
-                made[n_stages] = engine, Scheduler(engine).run(questions(QUESTIONS))
-            return made[n_stages]
+                built[n_stages] = engine, Scheduler(engine).run(questions(QUESTIONS))
+            return built[n_stages]
 
-        yield of
+        yield answers_over
 
 
 def test_the_questions_are_answered_at_length(expected: Expected) -> None:
@@ -60,24 +60,24 @@ def test_the_questions_are_answered_at_length(expected: Expected) -> None:
     [(3, 1), *thorough(*((1,) * n for n in (2, 3, 4, 8)), (1, 3), (5, 2, 1), (1, 2, 3, 2), (2, 1, 1, 2, 1, 1))],
     ids=str,
 )
-def test_shards_answer_as_one_device(one: Worker, expected: Expected, shares: tuple[int, ...]) -> None:
-    answered_alike(one, expected, tensor(*shares), MOST_DIFFERENCES)
+def test_shards_answer_as_one_device(one_worker: Worker, expected: Expected, shares: tuple[int, ...]) -> None:
+    answered_alike(one_worker, expected, tensor(*shares), MOST_DIFFERENCES)
 
 
 @pytest.mark.parametrize("shares", [(1, 1, 1), (0, 1, 1), *thorough((1, 1), (0, 1), (1, 1, 1, 1), (1, 3, 2))], ids=str)
-def test_stages_answer_as_one_device(one: Worker, expected: Expected, shares: tuple[int, ...]) -> None:
-    answered_alike(one, expected, pipeline(*shares), most=0)
+def test_stages_answer_as_one_device(one_worker: Worker, expected: Expected, shares: tuple[int, ...]) -> None:
+    answered_alike(one_worker, expected, pipeline(*shares), most=0)
 
 
 @pytest.mark.parametrize("ranks", [(1, 3), *thorough((2, 2), (3, 1), (2, 3))], ids=str)
-def test_stages_of_shards_answer_as_one_device(one: Worker, expected: Expected, ranks: tuple[int, ...]) -> None:
-    answered_alike(one, expected, stages(*ranks), MOST_DIFFERENCES)
+def test_stages_of_shards_answer_as_one_device(one_worker: Worker, expected: Expected, ranks: tuple[int, ...]) -> None:
+    answered_alike(one_worker, expected, stages(*ranks), MOST_DIFFERENCES)
 
 
-def answered_alike(one: Worker, expected: Expected, how: dict[str, Any], most: int) -> None:
+def answered_alike(item: Worker, expected: Expected, how: dict[str, Any], most: int) -> None:
     ranks = len(how["shares"])
     requests = questions(QUESTIONS)
-    with deployed(one, MODEL_PATH, how, TOGETHER) as deployment:
+    with deployed(item, MODEL_PATH, how, TOGETHER) as deployment:
         engine = deployment.engine
         single, answers = expected(engine.stages)
         if ranks in FEWER:

@@ -42,8 +42,8 @@ def reference(path: Path, prompt: list[int]) -> list[int]:
 
 def check_same(path: Path) -> None:
     """In this process, and in one of its own."""
-    asked = ("chat", path, "-p", QUESTION, "--temperature", "0", "--max-tokens", str(N_TOKENS), "--threads", "1")
-    here, there = (chat_json(*asked, "--context", "512", run=run)["token_ids"] for run in (edge_here, run_edge))
+    request = ("chat", path, "-p", QUESTION, "--temperature", "0", "--max-tokens", str(N_TOKENS), "--threads", "1")
+    here, there = (chat_json(*request, "--context", "512", run=run)["token_ids"] for run in (edge_here, run_edge))
     assert here == there == reference(path, prompt_tokens(path))
     assert len(here) > 3
 

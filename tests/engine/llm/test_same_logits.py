@@ -52,16 +52,16 @@ SHIFT = {"llama"}  # llama.cpp ends the process where it shifts a model whose la
         ],
     ),
 )
-def test_logits_of_exact_sums(one: Worker, synthetic: Synthetic, arch: str, how: dict[str, Any]) -> None:
+def test_logits_of_exact_sums(one_worker: Worker, synthetic: Synthetic, arch: str, how: dict[str, Any]) -> None:
     path = synthetic(arch, "f32")
     exact = how.get("parallel") == "pipeline"
     close = 0.0 if exact else CLOSE.get(arch, CLOSE_ELSE)
-    with deployed(one, path, how, EXACT) as deployment, Engine(path, EXACT) as single:
+    with deployed(one_worker, path, how, EXACT) as deployment, Engine(path, EXACT) as single:
         engine = deployment.engine
         whole = single.decode(TOKENS, 0, outputs="all").copy()
-        found = engine.decode(TOKENS, 0, outputs="all")
-        assert found.shape == (len(TOKENS), 512)
-        assert deviations(found, whole) <= close
+        result = engine.decode(TOKENS, 0, outputs="all")
+        assert result.shape == (len(TOKENS), 512)
+        assert deviations(result, whole) <= close
         assert (
             engine.decode(TOKENS[:3], 8, outputs="none").size == single.decode(TOKENS[:3], 8, outputs="none").size == 0
         )
@@ -91,39 +91,41 @@ def largest_of(row: Floats, full: Floats, top: int) -> None:
     assert set(np.argsort(row)[-top:]) == set(np.argsort(full)[-top:])
 
 
-def test_every_algorithm_of_the_sums_gives_the_same_bits(one: Worker) -> None:
-    found = {}
+def test_every_algorithm_of_the_sums_gives_the_same_bits(one_worker: Worker) -> None:
+    results = {}
     for algorithm in (*list(ALGORITHMS)[-some(2, len(ALGORITHMS)) :], "auto"):
-        with deployed(one, MODEL_PATH, tensor(1, 1, 1), OPTIONS, Exchange(algorithm=algorithm)) as deployment:
+        with deployed(one_worker, MODEL_PATH, tensor(1, 1, 1), OPTIONS, Exchange(algorithm=algorithm)) as deployment:
             prompt = questions(QUESTIONS)[-1].prompt
-            found[algorithm] = np.stack(
+            results[algorithm] = np.stack(
                 [deployment.engine.decode(prompt, 0), deployment.engine.decode([5], len(prompt))]
             ).tobytes()
-    assert len(set(found.values())) == 1
+    assert len(set(results.values())) == 1
 
 
 @pytest.mark.parametrize(("wire", "transport"), each_once(["f16", "q8"], ["tcp", "grpc"]))
-def test_sums_may_cross_as_something_smaller(one: Worker, synthetic: Synthetic, wire: str, transport: str) -> None:
+def test_sums_may_cross_as_something_smaller(
+    one_worker: Worker, synthetic: Synthetic, wire: str, transport: str
+) -> None:
     most = {"f16": 0.05, "q8": 0.5}[wire]
     path = synthetic("llama", "f32")
     exchange = Exchange(wire=wire, transport=transport)
-    with deployed(one, path, tensor(1, 1), EXACT, exchange) as deployment, Engine(path, EXACT) as single:
+    with deployed(one_worker, path, tensor(1, 1), EXACT, exchange) as deployment, Engine(path, EXACT) as single:
         assert CLOSE_ELSE < deviations(deployment.engine.decode(TOKENS, 0), single.decode(TOKENS, 0)) < most
         (link,) = deployment.engine.group.links.values()
         assert link.kind == transport
         deployment.engine.times(clear=True)
         deployment.engine.decode([3], 8, top=1)
         sent = deployment.engine.times()[0]["decode"].sent_bytes.median
-    with deployed(one, path, tensor(1, 1), EXACT) as deployment:
+    with deployed(one_worker, path, tensor(1, 1), EXACT) as deployment:
         deployment.engine.decode([3], 0, top=1)
         assert sent < deployment.engine.times()[0]["decode"].sent_bytes.median
 
 
 @pytest.mark.parametrize("wire", ["f16", "q8"])
-def test_states_between_stages_may_be_smaller_too(one: Worker, synthetic: Synthetic, wire: str) -> None:
+def test_states_between_stages_may_be_smaller_too(one_worker: Worker, synthetic: Synthetic, wire: str) -> None:
     path = synthetic("llama", "f32")
     how = stages(1, 2)
-    with deployed(one, path, how, EXACT, Exchange(wire=wire)) as deployment, Engine(path, EXACT) as single:
+    with deployed(one_worker, path, how, EXACT, Exchange(wire=wire)) as deployment, Engine(path, EXACT) as single:
         for position in (0, 8):
             error = deviations(deployment.engine.decode(TOKENS, position), single.decode(TOKENS, position))
             assert CLOSE_ELSE < error < {"f16": 0.05, "q8": 0.5}[wire]
@@ -140,37 +142,37 @@ def test_states_between_stages_may_be_smaller_too(one: Worker, synthetic: Synthe
     ("arch", "how"), each_once(["llama", "gemma3", "gpt-oss"], [tensor(1, 2), pipeline(1, 1), stages(1, 2)])
 )
 def test_operations_on_the_cache_come_in_order(
-    one: Worker, synthetic: Synthetic, arch: str, how: dict[str, Any]
+    one_worker: Worker, synthetic: Synthetic, arch: str, how: dict[str, Any]
 ) -> None:
     path = synthetic(arch, "f32")
     options = replace(EXACT, sequences=3)
     close = 0.0 if how.get("parallel") == "pipeline" else CLOSE.get(arch, CLOSE_ELSE)
-    with deployed(one, path, how, options) as deployment, Engine(path, options) as single:
+    with deployed(one_worker, path, how, options) as deployment, Engine(path, options) as single:
         single.stages = deployment.engine.stages
-        found, wanted = (operations(engine, arch in SHIFT) for engine in (deployment.engine, single))
-    for mine, theirs in zip(found, wanted, strict=True):
+        result, expected = (operations(engine, arch in SHIFT) for engine in (deployment.engine, single))
+    for mine, theirs in zip(result, expected, strict=True):
         assert deviations(mine, theirs) <= close
-    plain, *_, again = wanted
+    plain, *_, again = expected
     np.testing.assert_array_equal(plain, again)
 
 
 def operations(engine: Any, shifts: bool) -> list[Floats]:
     """Logits after one operation and another."""
-    found = [engine.decode(TOKENS, 0).copy()]
+    results = [engine.decode(TOKENS, 0).copy()]
     engine.kv_copy(0, 1)
-    found.append(engine.decode([9, 9], 8, sequence=0).copy())
-    found.append(engine.decode([7], 8, sequence=1).copy())
+    results.append(engine.decode([9, 9], 8, sequence=0).copy())
+    results.append(engine.decode([7], 8, sequence=1).copy())
     assert engine.kv_remove(0, 8)
-    found.append(engine.decode([7], 8, sequence=0).copy())
+    results.append(engine.decode([7], 8, sequence=0).copy())
     engine.kv_copy(0, 2, 0, 4)
-    found.append(engine.decode(TOKENS[4:6], 4, sequence=2).copy())
+    results.append(engine.decode(TOKENS[4:6], 4, sequence=2).copy())
     assert [engine.kv_last(s) for s in range(3)] == [8, 8, 5]
     if shifts:
         assert engine.kv_remove(0, 2, 5)
         engine.kv_shift(0, 5, -1, -3)
         assert engine.kv_last(0) == 5
-        found.append(engine.decode([3], 6).copy())
-        found.append(engine.decode([4], 7).copy())  # the graph without a shift again
+        results.append(engine.decode([3], 6).copy())
+        results.append(engine.decode([4], 7).copy())  # the graph without a shift again
         engine.kv_shift(2, 0, -1, 3)
         engine.kv_shift(0, 0, -1, 1)
     assert engine.kv_remove(1, 0, -1)
@@ -181,17 +183,17 @@ def operations(engine: Any, shifts: bool) -> list[Floats]:
         engine.submit([6], np.array([rows[1] + 1]), np.array([2]), np.zeros(1, np.int8))
         engine.submit([1], np.array([rows[0] + 1]), np.array([0]), np.ones(1, np.int8))
     assert engine.uncollected == engine.stages
-    found.extend(engine.collect().copy() for _ in range(engine.stages))
+    results.extend(engine.collect().copy() for _ in range(engine.stages))
     assert engine.uncollected == 0
     engine.kv_clear()
     assert engine.kv_last(0) == engine.kv_last(2) == -1
-    found.append(engine.decode(TOKENS, 0).copy())
-    return found
+    results.append(engine.decode(TOKENS, 0).copy())
+    return results
 
 
-def test_a_shift_that_is_refused_changes_nothing(one: Worker, synthetic: Synthetic) -> None:
+def test_a_shift_that_is_refused_changes_nothing(one_worker: Worker, synthetic: Synthetic) -> None:
     path = synthetic("gemma3", "f32")
-    with deployed(one, path, pipeline(1, 1), EXACT) as deployment, Engine(path, EXACT) as single:
+    with deployed(one_worker, path, pipeline(1, 1), EXACT) as deployment, Engine(path, EXACT) as single:
         for engine in (deployment.engine, single):
             engine.decode(TOKENS, 0)
             assert engine.kv_remove(0, 7)

@@ -63,10 +63,10 @@ def answer(engine: Engine, options: dict[str, Any], n_tokens: int = 48) -> list[
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_that_of_llama_cpp_and_does_something(demo: Engine, bare: BareLlama, case: str) -> None:
-    options, beside = CASES[case]
+    options, baseline = CASES[case]
     prompt = demo.model.tokenize(TEXT, add_special=True, parse_special=False)
     assert answer(demo, options) == bare.answer(prompt, 48, options)
-    assert answer(demo, options) != answer(demo, beside)
+    assert answer(demo, options) != answer(demo, baseline)
 
 
 def test_typical_p_counts_what_a_constraint_leaves(llama: Engine) -> None:

@@ -46,13 +46,13 @@ MIXED = (
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker that the tests of this file share."""
     folder = tmp_path_factory.mktemp("w")
     with pytest.MonkeyPatch.context() as patch:
         own_folders(patch, folder / "own")
-        with worker(folder / "one", *ONE_THREAD) as one:
-            yield one
+        with worker(folder / "one", *ONE_THREAD) as first:
+            yield first
 
 
 def alone(engine: TextEngine, requests: Sequence[Request]) -> list[list[int]]:
@@ -152,24 +152,24 @@ def test_measuring_goes_on_after_the_end_of_a_text(synthetic: Synthetic, monkeyp
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen3moe"])
-def test_stages_answer_as_one_device_whatever_is_asked(one: Worker, synthetic: Synthetic, arch: str) -> None:
+def test_stages_answer_as_one_device_whatever_is_asked(one_worker: Worker, synthetic: Synthetic, arch: str) -> None:
     """With exact sums stages give the same bits, so that every choice is the same, drawn or not."""
     path = synthetic(arch, "f32")
     options = replace(EXACT, context=160, batch=64, sequences=6)
     requests = random_requests(40, 70, seed=11)
-    with deployed(one, path, pipeline(1, 1), options) as deployment, Grouped(path, options, 2) as single:
-        wanted = Scheduler(single).run(requests)
-        assert Scheduler(deployment.engine).run(requests) == wanted
+    with deployed(one_worker, path, pipeline(1, 1), options) as deployment, Grouped(path, options, 2) as single:
+        expected = Scheduler(single).run(requests)
+        assert Scheduler(deployment.engine).run(requests) == expected
         assert Scheduler(deployment.engine).run(requests[::-1]) == Scheduler(single).run(requests[::-1])
-    assert len({tuple(answer) for answer in wanted}) > 30
+    assert len({tuple(answer) for answer in expected}) > 30
 
 
 @pytest.mark.parametrize("how", [tensor(1, 1, 1), pipeline(1, 1), stages(2, 2)], ids=lambda how: str(how.values()))
-def test_ranks_answer_as_each_alone(one: Worker, synthetic: Synthetic, how: dict[str, object]) -> None:
+def test_ranks_answer_as_each_alone(one_worker: Worker, synthetic: Synthetic, how: dict[str, object]) -> None:
     path = synthetic("llama", "f32")
     requests = random_requests(40, 70, seed=7)
     options = replace(EXACT, context=256, sequences=7)
-    with deployed(one, path, how, options) as deployment, Engine(path, options) as single:
+    with deployed(one_worker, path, how, options) as deployment, Engine(path, options) as single:
         assert Scheduler(deployment.engine).run(requests) == alone(single, requests)
 
 
@@ -264,7 +264,7 @@ def test_requests_that_cannot_be(synthetic: Synthetic, request_: Request, why: s
 
 
 def test_a_run_that_failed_leaves_nothing_to_the_next(
-    one: Worker, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+    one_worker: Worker, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of its other requests were under way on the stages."""
     choose, chosen = TokenSampler.choose, itertools.count(1)
@@ -283,14 +283,14 @@ def test_a_run_that_failed_leaves_nothing_to_the_next(
         Request([8, 9], 12, ends=False),
         Request([5], 9, SamplingParams(temperature=0, grammar=WORDS)),
     ]
-    with deployed(one, path, pipeline(1, 1), options) as deployment, Engine(path, options) as single:
-        wanted = alone(single, good)
+    with deployed(one_worker, path, pipeline(1, 1), options) as deployment, Engine(path, options) as single:
+        expected = alone(single, good)
         with pytest.raises(SamplingError):
             Scheduler(deployment.engine).run(bad)
-        assert Scheduler(deployment.engine).run(good) == wanted
+        assert Scheduler(deployment.engine).run(good) == expected
         with pytest.raises(SamplingError):
             Scheduler(deployment.engine).run(bad)
-        assert alone(deployment.engine, good) == wanted
+        assert alone(deployment.engine, good) == expected
 
 
 # What of the logits a choice needs.
@@ -377,7 +377,7 @@ def test_requests_come_and_go_and_none_changes_another(synthetic: Synthetic) -> 
     requests = random_requests(12, 40, seed=9)
     options = replace(EXACT, context=400, batch=16, outputs=3, sequences=3)
     with Engine(synthetic("llama", "f32"), options) as engine:
-        wanted = alone(engine, requests)
+        expected = alone(engine, requests)
         answers: dict[int, list[int]] = {}
         ends: dict[int, str | None] = {}
         with Model(engine, lambda: None).stream() as stream:
@@ -409,7 +409,7 @@ def test_requests_come_and_go_and_none_changes_another(synthetic: Synthetic) -> 
         assert ends.pop(runs) in ("cancelled", "stop")
         answers.pop(runs, None)
         assert set(ends.values()) <= {"stop", "length"}
-        assert [answers.get(number, []) for number in sorted(ends)] == wanted
+        assert [answers.get(number, []) for number in sorted(ends)] == expected
 
 
 def test_an_engine_that_failed_raises_its_own_error_and_the_scheduler_ends(

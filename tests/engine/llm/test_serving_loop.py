@@ -22,7 +22,7 @@ from edge.llm.slot import Origin, Slot
 from edge.llm.slots import Slots
 from edge.llm.step_budget import STEP_S, TILE_ROWS, StepBudget, parts
 from tests.conftest import Synthetic
-from tests.engine.llm.test_scheduler import alone, one, random_requests  # noqa: F401 (a fixture)
+from tests.engine.llm.test_scheduler import alone, one_worker, random_requests  # noqa: F401 (a fixture)
 from tests.support.deployments import EXACT, deployed, pipeline, tensor
 from tests.support.ranks_here import ranks_here
 from tests.support.workers import Worker
@@ -57,7 +57,7 @@ def mixed(n: int, seed: int) -> list[Request]:
 
 @pytest.mark.parametrize("how", [None, tensor(1, 1), pipeline(1, 1)], ids=["alone", "ranks", "stages"])
 def test_greedy_tokens_do_not_depend_on_who_else_is_answered(
-    one: Worker,  # noqa: F811
+    one_worker: Worker,  # noqa: F811
     synthetic: Synthetic,
     how: dict[str, object] | None,
 ) -> None:
@@ -66,26 +66,26 @@ def test_greedy_tokens_do_not_depend_on_who_else_is_answered(
     options = replace(EXACT, context=256, sequences=8)
     requests = mixed(64, seed=21)
     with Engine(path, options) as single:
-        wanted = alone(single, requests)
+        expected = alone(single, requests)
         if how is None:
-            check_together(Scheduler(single, keep=True), requests, wanted)
+            check_together(Scheduler(single, keep=True), requests, expected)
     if how is not None:
-        with deployed(one, path, how, options) as deployment:
-            check_together(Scheduler(deployment.engine, keep=True), requests, wanted)
+        with deployed(one_worker, path, how, options) as deployment:
+            check_together(Scheduler(deployment.engine, keep=True), requests, expected)
 
 
-def check_together(scheduler: Scheduler, requests: Sequence[Request], wanted: list[list[int]]) -> None:
+def check_together(scheduler: Scheduler, requests: Sequence[Request], expected: list[list[int]]) -> None:
     with scheduler:
         numbers = [scheduler.add(request) for request in requests[:20]]
-        found: dict[int, list[int]] = {}
+        results: dict[int, list[int]] = {}
         cached = 0
         for event in events(scheduler):
             cached = max(cached, event.cached_tokens)
             if event.token_id is not None:
-                found.setdefault(event.request, []).append(event.token_id)
+                results.setdefault(event.request, []).append(event.token_id)
             if len(numbers) < len(requests):
                 numbers.append(scheduler.add(requests[len(numbers)]))
-    assert [found.get(number, []) for number in numbers] == wanted
+    assert [results.get(number, []) for number in numbers] == expected
     assert cached > 16
 
 
@@ -93,13 +93,13 @@ def test_requests_wait_again_where_the_context_is_short_and_go_on_with_the_same_
     requests = [replace(r, max_tokens=100, ends=False) for r in random_requests(6, 30, 4, sampling=(GREEDY,))]
     drawn = [replace(r, sampling=SamplingParams(temperature=1.2, seed=i)) for i, r in enumerate(requests)]
     with Engine(synthetic("llama", "f32"), replace(EXACT, context=200, sequences=6)) as engine:
-        for given in (requests, drawn):
+        for provided in (requests, drawn):
             scheduler = Scheduler(engine, keep=True)
-            numbers = [scheduler.add(request) for request in given]
-            found = answered(scheduler)
+            numbers = [scheduler.add(request) for request in provided]
+            result = answered(scheduler)
             assert scheduler.preemptions["foreground"] > 0
-            expected = [Scheduler(engine).run([request])[0] for request in given]
-            assert [found[number] for number in numbers] == expected
+            expected = [Scheduler(engine).run([request])[0] for request in provided]
+            assert [result[number] for number in numbers] == expected
 
 
 def test_a_prompt_is_computed_once_while_it_is_held(synthetic: Synthetic) -> None:
@@ -130,41 +130,41 @@ def test_prompts_are_kept_on_disk_for_the_next_engine(synthetic: Synthetic, tmp_
         EXACT, context=256, sequences=2, prefixes=PrefixOptions(1 << 20, tmp_path / "kept", tmp_path / "key")
     )
     (tmp_path / "key").mkdir()
-    found = []
+    results = []
     for _ in range(2):
         with Engine(synthetic("llama", "f32"), options) as engine, Scheduler(engine, keep=True) as scheduler:
             scheduler.add(Request(long, 3, ends=False))
             reported = list(events(scheduler))
-            found.append(([event.token_id for event in reported], reported[-1].cached_tokens))
-    (first, computed), (again, restored) = found
+            results.append(([event.token_id for event in reported], reported[-1].cached_tokens))
+    (first, computed), (again, restored) = results
     assert first == again
     assert (computed, restored) == (0, 64)
 
 
-@pytest.mark.parametrize(("store_bytes", "held"), [(1 << 20, 0), (1000, 72), (0, 72)])
+@pytest.mark.parametrize(("store_bytes", "cached_cells"), [(1 << 20, 0), (1000, 72), (0, 72)])
 def test_cells_of_a_prompt_on_disk_are_free_once_another_is_computed(
-    synthetic: Synthetic, tmp_path: Path, store_bytes: int, held: int
+    synthetic: Synthetic, tmp_path: Path, store_bytes: int, cached_cells: int
 ) -> None:
     """Cells whose content is nowhere else stay. The tokens are the same, and the prompt is not computed again either
     way."""
     rng = np.random.default_rng(3)
     long, other = (rng.integers(3, 512, 70).tolist() for _ in range(2))
     (tmp_path / "key").mkdir()
-    kept = PrefixOptions(store_bytes, tmp_path / "kept", tmp_path / "key") if store_bytes else None
+    saved = PrefixOptions(store_bytes, tmp_path / "kept", tmp_path / "key") if store_bytes else None
     with (
-        Engine(synthetic("llama", "f32"), replace(EXACT, context=512, sequences=2, prefixes=kept)) as engine,
+        Engine(synthetic("llama", "f32"), replace(EXACT, context=512, sequences=2, prefixes=saved)) as engine,
         Scheduler(engine, keep=True) as scheduler,
     ):
-        found = []
+        results = []
         for prompt in (long, other, long):
             scheduler.add(Request(prompt, 3, ends=False))
             reported = list(events(scheduler))
-            found.append(([event.token_id for event in reported], reported[-1].cached_tokens))
+            results.append(([event.token_id for event in reported], reported[-1].cached_tokens))
             if prompt is other:
-                assert engine.kv_last(0) + 1 == held
-    (first, _), _, (again, cached) = found
+                assert engine.kv_last(0) + 1 == cached_cells
+    (first, _), _, (again, cached) = results
     assert first == again
-    assert cached == (69 if held else 64)
+    assert cached == (69 if cached_cells else 64)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_where_more_prompts_wait_than_there_are_answers_a_step_has_more_of_them(
         scheduler = Scheduler(engine, microbatches=answers, clock=partial(next, itertools.count(0.0, STEP_S)))
         for _ in range(answers):
             scheduler.add(Request([5, 6, 7], 20, ends=False))
-        while any(one.pending > 1 for one in scheduler.running) or not scheduler.running:
+        while any(item.pending > 1 for item in scheduler.running) or not scheduler.running:
             scheduler.step()
         scheduler._budget.rows = 16
         for _ in range(3):
@@ -318,9 +318,9 @@ def test_it_is_told_how_likely_tokens_are_and_what_stopped_an_answer(synthetic: 
 
 def test_logprobs_of_known_values() -> None:
     logits = np.log(np.array([0.5, 0.125, 0.25, 0.125], np.float32)) + 7
-    found = token_logprobs(logits, 1, 2)
-    assert np.exp(found.chosen) == pytest.approx(0.125)
-    assert [(token, pytest.approx(np.exp(logprob))) for token, logprob in found.alternatives] == [(0, 0.5), (2, 0.25)]
+    result = token_logprobs(logits, 1, 2)
+    assert np.exp(result.chosen) == pytest.approx(0.125)
+    assert [(token, pytest.approx(np.exp(logprob))) for token, logprob in result.alternatives] == [(0, 0.5), (2, 0.25)]
     assert token_logprobs(logits, 0, 0).alternatives == ()
     assert len(token_logprobs(logits, 0, 20).alternatives) == 4
 

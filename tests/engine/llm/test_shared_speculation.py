@@ -35,12 +35,12 @@ KINDS = [
 ]
 
 
-def asked(n: int, seed: int, sampling: Sequence[SamplingParams] = (GREEDY,)) -> list[Request]:
+def several_requests(n: int, seed: int, sampling: Sequence[SamplingParams] = (GREEDY,)) -> list[Request]:
     """Requests whose answers are long enough to be drafted, with probabilities of some."""
     rng = np.random.default_rng(seed)
     return [
-        replace(one, max_tokens=int(rng.integers(6, 24)), logprobs=2 if i % 3 == 0 else None, ends=i % 2 > 0)
-        for i, one in enumerate(random_requests(n, 30, seed, sampling))
+        replace(random_request, max_tokens=int(rng.integers(6, 24)), logprobs=2 if i % 3 == 0 else None, ends=i % 2 > 0)
+        for i, random_request in enumerate(random_requests(n, 30, seed, sampling))
     ]
 
 
@@ -64,20 +64,20 @@ def tokens(events: Sequence[Event]) -> list[int]:
 
 def known(requests: Sequence[Request], plain: Sequence[Sequence[Event]], wrong: int) -> Speculation:
     """Drafts of what is answered, each `wrong`th another token; checked in every step."""
-    answers = {tuple(one.prompt): tokens(reported) for one, reported in zip(requests, plain, strict=True)}
+    answers = {tuple(request.prompt): tokens(reported) for request, reported in zip(requests, plain, strict=True)}
     return Speculation(lambda: Known(answers, wrong), "known", choice=always())
 
 
 def near(a: Sequence[Event], b: Sequence[Event]) -> bool:
     """The same, but for rounding of probabilities."""
-    for one, other in zip(a, b, strict=True):
-        if replace(one, logprobs=None) != replace(other, logprobs=None):
+    for item, other in zip(a, b, strict=True):
+        if replace(item, logprobs=None) != replace(other, logprobs=None):
             return False
-        if (one.logprobs is None) != (other.logprobs is None):
+        if (item.logprobs is None) != (other.logprobs is None):
             return False
-        if one.logprobs is not None and other.logprobs is not None:
+        if item.logprobs is not None and other.logprobs is not None:
             mine, theirs = (
-                [each.chosen, *(p for _, p in each.alternatives)] for each in (one.logprobs, other.logprobs)
+                [each.chosen, *(p for _, p in each.alternatives)] for each in (item.logprobs, other.logprobs)
             )
             if not np.allclose(mine, theirs, atol=1e-3):
                 return False
@@ -94,25 +94,27 @@ def test_answers_are_the_same_with_drafts(
 ) -> None:
     """All kinds of requests come while others run; drafts right, partly right, never right, and n-grams."""
     path = synthetic("llama", "f32")
-    requests = asked(21, 3, KINDS)
+    requests = several_requests(21, 3, KINDS)
     with Engine(path, ROOM) if how is None else ranks_here(path, how, ROOM, tmp_path_factory.mktemp("r")) as engine:
         plain = answered(engine, requests, None)
         for wrong in (0, 1, 3):
             drafter = known(requests, plain, wrong)
-            found = answered(engine, requests, drafter)
-            assert [tokens(one) for one in found] == [tokens(one) for one in plain]
-            assert all(near(*pair) for pair in zip(found, plain, strict=True))
+            result = answered(engine, requests, drafter)
+            assert [tokens(item) for item in result] == [tokens(item) for item in plain]
+            assert all(near(*pair) for pair in zip(result, plain, strict=True))
             stats = drafter.stats
             assert stats.drafted > (30 if engine.stages == 1 else 0)  # stages have others' tokens to work on
             assert stats.accepted == {0: stats.drafted, 1: 0}.get(wrong, stats.accepted)
         ngrams = Speculation(NgramDrafts, "ngram", choice=always())
-        assert [tokens(one) for one in answered(engine, requests, ngrams)] == [tokens(one) for one in plain]
+        assert [tokens(item) for item in answered(engine, requests, ngrams)] == [tokens(item) for item in plain]
         assert ngrams.stats.drafted > 0 or engine.stages > 1
 
 
 def test_many_requests_have_no_drafts(synthetic: Synthetic) -> None:
     """Until few are left. All of them together have no more rows than one may have alone."""
-    requests = [replace(one, ends=False, max_tokens=12 + 10 * i) for i, one in enumerate(asked(FEW + 2, 5))]
+    requests = [
+        replace(item, ends=False, max_tokens=12 + 10 * i) for i, item in enumerate(several_requests(FEW + 2, 5))
+    ]
 
     class Watched(Engine):
         def submit(self, tokens, positions, sequences, outputs, **how):  # type: ignore[no-untyped-def]
@@ -124,7 +126,7 @@ def test_many_requests_have_no_drafts(synthetic: Synthetic) -> None:
         plain = answered(engine, requests, None)
         rows.clear()
         drafter = known(requests, plain, 0)
-        assert [tokens(one) for one in answered(engine, requests, drafter)] == [tokens(one) for one in plain]
+        assert [tokens(item) for item in answered(engine, requests, drafter)] == [tokens(item) for item in plain]
     assert all(n_rows <= MOST_ROWS for _, n_rows in rows)
     assert all(n_rows == n for n, n_rows in rows if n > FEW)
     assert {n for n, n_rows in rows if n_rows > n} >= {1, 2}
@@ -137,7 +139,7 @@ def test_drafts_make_nobody_wait(synthetic: Synthetic) -> None:
         plain = answered(engine, requests, None)
         drafter = known(requests, plain, 1)
         with Scheduler(engine, drafter=drafter) as scheduler:
-            assert scheduler.run(requests) == [tokens(one) for one in plain]
+            assert scheduler.run(requests) == [tokens(item) for item in plain]
             assert scheduler.preemptions["foreground"] == 0
     assert drafter.stats.drafted > 20
 
@@ -147,22 +149,22 @@ def test_a_request_that_is_cancelled_or_fails_leaves_the_others_in_order(
 ) -> None:
     requests = [Request([3 + i, 4, 5], 20, GREEDY, ends=False) for i in range(3)]
     with Engine(synthetic("llama", "f32"), ROOM) as engine:
-        plain = [tokens(answered(engine, [one, one], None)[0]) for one in requests]
-        answers = {tuple(one.prompt): reported for one, reported in zip(requests, plain, strict=True)}
+        plain = [tokens(answered(engine, [request, request], None)[0]) for request in requests]
+        answers = {tuple(request.prompt): reported for request, reported in zip(requests, plain, strict=True)}
         drafter = Speculation(lambda: Known(answers), "known", choice=always())
         with Scheduler(engine, keep=True, drafter=drafter) as scheduler:
-            first, second, third = (scheduler.prepare(one) for one in requests)
-            for one in (first, second, third):
-                scheduler.enqueue(one)
-            found: dict[int, list[int]] = {}
+            first, second, third = (scheduler.prepare(request) for request in requests)
+            for item in (first, second, third):
+                scheduler.enqueue(item)
+            results: dict[int, list[int]] = {}
             reasons = {}
             while scheduler.busy:
                 for event in scheduler.step():
                     if event.token_id is not None:
-                        found.setdefault(event.request, []).append(event.token_id)
+                        results.setdefault(event.request, []).append(event.token_id)
                     if event.finish_reason:
                         reasons[event.request] = event.finish_reason
-                if len(found.get(first.number, [])) >= 4 and not second.ended:
+                if len(results.get(first.number, [])) >= 4 and not second.ended:
                     scheduler.cancel(second.number)
 
                     def fails(logits: object) -> str:
@@ -170,7 +172,7 @@ def test_a_request_that_is_cancelled_or_fails_leaves_the_others_in_order(
 
                     monkeypatch.setattr(third.continuation, "choose", fails)
             assert reasons == {first.number: "length", second.number: "cancelled", third.number: "error"}
-            assert found[first.number] == plain[0]
+            assert results[first.number] == plain[0]
         assert not drafter._drafts
         assert tokens(answered(engine, [requests[1]] * 2, drafter)[0]) == plain[1]
 
@@ -178,16 +180,16 @@ def test_a_request_that_is_cancelled_or_fails_leaves_the_others_in_order(
 @pytest.mark.parametrize("wrong", [0, 2])
 def test_a_lost_engine_costs_no_token(synthetic: Synthetic, wrong: int) -> None:
     """The engine that takes over knows nothing of drafts that were wrong."""
-    path, requests = synthetic("llama", "f32"), asked(6, 9)
+    path, requests = synthetic("llama", "f32"), several_requests(6, 9)
     with Engine(path, ROOM) as engine:
         plain = answered(engine, requests, None)
     with Mortal(path, ROOM) as first, Engine(path, ROOM) as second:
         first.lives = 9  # type: ignore[attr-defined]
         survivor = replaceable(first, lambda _: second)
         drafter = known(requests, plain, wrong)
-        found = answered(survivor, requests, drafter)
+        result = answered(survivor, requests, drafter)
         assert survivor.replacements.recoveries == 1
-    assert [tokens(one) for one in found] == [tokens(one) for one in plain]
+    assert [tokens(item) for item in result] == [tokens(item) for item in plain]
     assert drafter.stats.drafted > 20
 
 
@@ -206,22 +208,22 @@ def test_figures_of_steps() -> None:
     drafter = Speculation(lambda: Known({(1, 2): [9] * 999}), "known", clock=lambda: now)
     for i in range(80):
         most, _ = drafter.shape(answers, 8)
-        rows = [len(drafter.draft(one, [0], most)) for one in answers]
+        rows = [len(drafter.draft(answer, [0], most)) for answer in answers]
         assert sum(rows) <= MOST_ROWS
         if i % 5 == 4:
             drafter.disturbed()
             now += 100
         now += 1.25 if max(rows) > 1 else 1.0
         drafter.verified([VerifyResult(n, n, right=n - 1, looked_at=n - 1) for n in rows])
-        for one, n in zip(answers, rows, strict=True):
-            one.answer += [0] * n
-    found = drafter.to_json()
-    assert found["draft"] == "known"
-    assert found["drafted"] == found["accepted"] > 200
-    assert found["passes"] == 80
-    assert 8 < found["rows_per_pass"] <= MOST_ROWS
-    assert 4 < found["gain"] < 8 / 1.25
-    for one in answers:
-        drafter.ended(one)
+        for answer, n in zip(answers, rows, strict=True):
+            answer.answer += [0] * n
+    result = drafter.to_json()
+    assert result["draft"] == "known"
+    assert result["drafted"] == result["accepted"] > 200
+    assert result["passes"] == 80
+    assert 8 < result["rows_per_pass"] <= MOST_ROWS
+    assert 4 < result["gain"] < 8 / 1.25
+    for answer in answers:
+        drafter.ended(answer)
     assert not drafter._drafts
     assert drafter.shape([One() for _ in range(FEW + 1)], 99) == (1, 1)

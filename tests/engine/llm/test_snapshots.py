@@ -148,11 +148,11 @@ def test_a_rank_that_lost_its_snapshot_is_asked_for_the_one_before(tmp_path: Pat
         slot = Slot(ranks)
         slot.prefill(FIRST)
         last = ranks.states.block_hashes(FIRST[:BORDER])[-1]
-        held = shards[1].engine.states.snapshots._cache._snapshots
-        del held[last]
+        current = shards[1].engine.states.snapshots._cache._snapshots
+        del current[last]
         assert apart(slot.prefill(NEXT), expected) < 1e-5
         assert slot.computed == len(NEXT) - (len(FIRST) - 2 * LAST_TOKENS) // 8 * 8
-        held.clear()
+        current.clear()
         slot.prefill(FIRST[:50])
         assert slot.computed == 50
 
@@ -251,8 +251,8 @@ def test_what_is_too_large_for_memory_is_dropped_first(tmp_path: Path) -> None:
         slot = Slot(engine)
         slot.prefill([*FIRST, *FIRST])
         assert cache.n_bytes <= cache.max_bytes
-        kept = [at for at in range(8, 240, 8) if snapshots.has(engine.states.block_hashes((FIRST * 2)[:at])[-1])]
-        assert kept == [(240 - 2 * LAST_TOKENS) // 8 * 8, (240 - LAST_TOKENS) // 8 * 8]
+        saved = [at for at in range(8, 240, 8) if snapshots.has(engine.states.block_hashes((FIRST * 2)[:at])[-1])]
+        assert saved == [(240 - 2 * LAST_TOKENS) // 8 * 8, (240 - LAST_TOKENS) // 8 * 8]
 
 
 @pytest.mark.parametrize("arch", ["qwen3vl", *thorough("qwen2vl")])
@@ -293,9 +293,9 @@ def test_only_rows_of_the_last_step_are_forgotten(arch: str, tmp_path: Path) -> 
         slot.cut(26)
         assert slot.tokens == [*FIRST[:20], 300, 301, 302, 303, 304, 305]
         assert not engine.kv_remove(0, 24)  # it is gone back already
-        found = slot.decode([310]).copy()
+        result = slot.decode([310]).copy()
         expected = at_once(model, [*FIRST[:20], 300, 301, 302, 303, 304, 305, 310])
-        assert apart(found, expected) < 1e-4
+        assert apart(result, expected) < 1e-4
 
 
 def test_no_more_rows_than_memory_is_worth(tmp_path: Path) -> None:

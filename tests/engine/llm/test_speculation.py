@@ -12,12 +12,12 @@ from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
-from edge.llm.generate import generate
+from edge.llm.generate import GreedyDrafter, generate
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import USED_MEANWHILE
-from edge.llm.slot import GreedyDrafter, Slot
+from edge.llm.slot import Slot
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.factory import drafts, speculation, with_room
 from edge.speculate.ngrams import NgramDrafts
@@ -50,14 +50,14 @@ N_QUESTIONS = some(6, 200)
 
 
 @pytest.fixture(scope="module")
-def asked() -> list[list[int]]:
+def prompts() -> list[list[int]]:
     """Prompts of held-out questions."""
     return [list(request.prompt) for request in questions(N_QUESTIONS)]
 
 
 @pytest.fixture(scope="module")
-def plain(asked: list[list[int]]) -> Answers:
-    return plain_answers(asked)
+def plain(prompts: list[list[int]]) -> Answers:
+    return plain_answers(prompts)
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +65,10 @@ def fewer_bits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The bundled model as it drafts for itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        found = drafts("self", MODEL_PATH)
-        assert isinstance(found, Path)
-        assert found == drafts("self", None)  # made once
-        yield found
+        result = drafts("self", MODEL_PATH)
+        assert isinstance(result, Path)
+        assert result == drafts("self", None)  # made once
+        yield result
 
 
 On = Callable[[Path], AbstractContextManager[TextEngine]]
@@ -89,7 +89,7 @@ FIRST = ("one device", "paged", "tensor", "stages", "thin owner")
 def test_greedy_answers_are_the_same(
     where: str,
     tmp_path: Path,
-    asked: list[list[int]],
+    prompts: list[list[int]],
     plain: Answers,
     fewer_bits: Path,
 ) -> None:
@@ -108,12 +108,12 @@ def test_greedy_answers_are_the_same(
         accepted = {}
         for name, source in kinds.items():
             drafter = speculate(source, choice=always(8 if name == "wrong 3" else MOST_ROWS))
-            found = {}
+            results = {}
             total: Counter[str] = Counter()
-            for prompt in asked:
-                found[tuple(prompt)] = ids(run(engine, prompt, drafter))
+            for prompt in prompts:
+                results[tuple(prompt)] = ids(run(engine, prompt, drafter))
                 total.update(accepted=drafter.stats.accepted, drafted=drafter.stats.drafted)
-            assert found == plain, name
+            assert results == plain, name
             accepted[name] = total
     assert accepted["ngram"]["accepted"] > 0
     assert 0.3 < accepted["wrong 3"]["accepted"] / accepted["wrong 3"]["drafted"] < 0.7
@@ -134,15 +134,15 @@ def test_the_cache_holds_what_was_chosen(llama: Engine, synthetic: Synthetic) ->
             session.drafter = speculate(Known({tuple(PROMPT): answer}, wrong))
             list(generate(session, PROMPT, GREEDY, max_tokens=11))
             list(generate(other, PROMPT, GREEDY, max_tokens=11))
-            held = tokens_of(session)
-            assert held == tokens_of(other)
-            assert engine.kv_last(0) == len(held) - 1
-            longer = [*held, 9, 10]
+            current = tokens_of(session)
+            assert current == tokens_of(other)
+            assert engine.kv_last(0) == len(current) - 1
+            longer = [*current, 9, 10]
             session.drafter = None
-            again, plain = (list(generate(one, longer, GREEDY, max_tokens=4)) for one in (session, other))
+            again, plain = (list(generate(item, longer, GREEDY, max_tokens=4)) for item in (session, other))
             assert ids(again) == ids(plain)
             assert again[-1].usage == plain[-1].usage
-            assert again[-1].usage.cached_tokens == len(held)
+            assert again[-1].usage.cached_tokens == len(current)
 
 
 def test_counters_and_the_end_are_the_same(llama: Engine, synthetic: Synthetic) -> None:
@@ -156,11 +156,11 @@ def test_counters_and_the_end_are_the_same(llama: Engine, synthetic: Synthetic) 
             (GREEDY, {"stop": [text[6:9]]}),
             (endless, {"max_tokens": None}),
         ):
-            wanted = run(llama, PROMPT, None, sampling, **more)
-            known = Known({tuple(PROMPT): ids(wanted) + [7] * 20}, 5)
-            found = run(engine, PROMPT, speculate(known), sampling, **more)
-            assert [(r.text, r.token_id, r.finish_reason, r.usage) for r in found] == [
-                (r.text, r.token_id, r.finish_reason, r.usage) for r in wanted
+            expected = run(llama, PROMPT, None, sampling, **more)
+            known = Known({tuple(PROMPT): ids(expected) + [7] * 20}, 5)
+            result = run(engine, PROMPT, speculate(known), sampling, **more)
+            assert [(r.text, r.token_id, r.finish_reason, r.usage) for r in result] == [
+                (r.text, r.token_id, r.finish_reason, r.usage) for r in expected
             ]
 
 
@@ -172,10 +172,10 @@ def test_penalties_and_grammars_hold(llama: Engine, synthetic: Synthetic) -> Non
             replace(GREEDY, grammar="root ::= [a-z] root", repeat_penalty=9.0),
             SamplingParams(temperature=1.2, seed=11),
         ):
-            wanted = ids(run(llama, PROMPT, None, sampling))
+            expected = ids(run(llama, PROMPT, None, sampling))
             for wrong in (0, 2):
-                known = Known({tuple(PROMPT): wanted}, wrong)
-                assert ids(run(engine, PROMPT, speculate(known), sampling)) == wanted
+                known = Known({tuple(PROMPT): expected}, wrong)
+                assert ids(run(engine, PROMPT, speculate(known), sampling)) == expected
 
 
 def test_a_shifted_context_goes_on_the_same() -> None:
@@ -199,13 +199,13 @@ def test_samples_are_of_the_models_own_distribution(synthetic: Synthetic, temper
         known = speculate(Known({tuple(PROMPT): likely}))
         counts = []
         for drafter, seeds in ((None, range(1500)), (known, range(10_000, 11_500))):
-            found: Counter[tuple[int, ...]] = Counter()
+            result: Counter[tuple[int, ...]] = Counter()
             session = one_slot(engine, drafter)
             for seed in seeds:
                 sampling = SamplingParams(temperature=temperature, top_k=3, top_p=1, min_p=0, seed=seed)
                 answer = generate(session, PROMPT, sampling, max_tokens=2)
-                found[tuple(ids(list(answer)))] += 1
-            counts.append(found)
+                result[tuple(ids(list(answer)))] += 1
+            counts.append(result)
     same_distribution(*counts)
 
 
@@ -218,7 +218,7 @@ def test_it_is_told_where_another_one_used_the_model_meanwhile(llama: Engine) ->
 
 
 def test_what_a_cache_cannot_forget_is_computed_again(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = ids(run(llama, PROMPT, None))
+    expected = ids(run(llama, PROMPT, None))
     with monkeypatch.context() as patch:
         forgotten: list[int] = []
         remove = llama.kv_remove
@@ -230,25 +230,25 @@ def test_what_a_cache_cannot_forget_is_computed_again(llama: Engine, monkeypatch
         patch.setattr(llama, "kv_remove", whole)
         slot = Slot(llama)
         slot.prefill(PROMPT)
-        slot.decode([wanted[0]])
+        slot.decode([expected[0]])
         slot.forget(1)
         assert slot.tokens == PROMPT
         assert forgotten[-2:] == [len(PROMPT), 0]
-        assert int(slot.decode([wanted[0]]).argmax()) == wanted[1]
+        assert int(slot.decode([expected[0]]).argmax()) == expected[1]
         forgotten.clear()
-        known = Known({tuple(PROMPT): wanted}, 2)
-        assert ids(run(llama, PROMPT, speculate(known))) == wanted
+        known = Known({tuple(PROMPT): expected}, 2)
+        assert ids(run(llama, PROMPT, speculate(known))) == expected
         assert llama.outputs == 1 or max(forgotten) > len(PROMPT)
 
 
-def test_an_answer_with_drafts_outlives_its_engine(asked: list[list[int]], plain: Answers) -> None:
+def test_an_answer_with_drafts_outlives_its_engine(prompts: list[list[int]], plain: Answers) -> None:
     """The engine that takes over knows nothing of drafts that were wrong."""
     with ExitStack() as stack:
         engines = [stack.enter_context(Mortal(MODEL_PATH, ROOM)) for _ in range(2)]
         engines[0].lives = 5  # type: ignore[attr-defined]
         survivor = replaceable(engines[0], lambda _: engines[1])
         drafter = speculate(Known(plain, 2))
-        for prompt in asked[:2]:
+        for prompt in prompts[:2]:
             assert ids(run(survivor, prompt, drafter)) == plain[tuple(prompt)]
         assert survivor.replacements.recoveries == 1
 
@@ -268,10 +268,10 @@ def _no_engine(engine: Engine) -> Engine:
 
 def test_what_can_be_asked_for(llama: Engine, synthetic: Synthetic) -> None:
     assert speculation("off", llama, _no_engine) is None
-    for asked in ("auto", "ngram"):
-        found = speculation(asked, llama, _no_engine)
-        assert found is not None
-        assert found.name == "ngram"
+    for request in ("auto", "ngram"):
+        result = speculation(request, llama, _no_engine)
+        assert result is not None
+        assert result.name == "ngram"
     assert drafts("ngram", None) == "ngram"
     assert drafts(str(MODEL_PATH), None) == MODEL_PATH
     with ExitStack() as stack:

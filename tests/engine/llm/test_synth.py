@@ -132,10 +132,10 @@ def test_rows_that_fill_no_block_get_another_type() -> None:
     def types(shape: Shape, *args: Any) -> dict[str, str]:
         return {t.name: t.type.name for t in synth.layout(shape, *args)}
 
-    found = types(small(embd=96, ff=256, heads=4, kv=4), "q4_k")
-    assert found["blk.0.attn_q.weight"] == "q5_0"
-    assert found["blk.0.ffn_down.weight"] == "q4_k"
-    assert found["output.weight"] == "q8_0"
+    result = types(small(embd=96, ff=256, heads=4, kv=4), "q4_k")
+    assert result["blk.0.attn_q.weight"] == "q5_0"
+    assert result["blk.0.ffn_down.weight"] == "q4_k"
+    assert result["output.weight"] == "q8_0"
     assert types(small(ff=8), "q4_0")["blk.0.ffn_down.weight"] == "f16"
     assert types(small(), "q8_0")["output.weight"] == "q8_0"
     assert types(small(tied=True), "q4_0", "f16")["token_embd.weight"] == "f16"

@@ -52,16 +52,16 @@ def tokens(responses: Sequence[Response]) -> list[int]:
     return [response.token_id for response in responses if response.token_id is not None]
 
 
-def asked(engine: Engine, think: int, sampling: SamplingParams = GREEDY, **more: Any) -> list[Response]:
+def answers(engine: Engine, think: int, sampling: SamplingParams = GREEDY, **more: Any) -> list[Response]:
     template = more.pop("template", None)
     return list(Chat(engine, think=think, template=template).ask(QUESTION, sampling, **more))
 
 
 @pytest.mark.parametrize("budget", [10, 64])
 def test_a_budget_ends_the_thought_by_its_own_words(engine: Engine, budget: int) -> None:
-    free = asked(engine, AUTO, GOES_ON, max_tokens=budget + 20)
+    free = answers(engine, AUTO, GOES_ON, max_tokens=budget + 20)
     assert (text(free), free[-1].usage.thought_tokens) == ("", budget + 20)
-    bounded = asked(engine, budget, GOES_ON, max_tokens=budget + 20)
+    bounded = answers(engine, budget, GOES_ON, max_tokens=budget + 20)
     assert bounded[-1].usage.thought_tokens == budget
     closing = engine.model.tokenize("\n</think>\n\n", add_special=False, parse_special=True)
     assert tokens(bounded)[:budget] == tokens(free)[: budget - len(closing)] + closing
@@ -71,7 +71,7 @@ def test_a_budget_ends_the_thought_by_its_own_words(engine: Engine, budget: int)
 
 
 def test_marks_of_several_tokens_fit_into_the_budget_too(demo: Engine) -> None:
-    responses = asked(demo, 20, GOES_ON, template=TEMPLATE, max_tokens=30)
+    responses = answers(demo, 20, GOES_ON, template=TEMPLATE, max_tokens=30)
     assert responses[-1].usage.thought_tokens == 20
     assert text(responses)
     assert "think>" not in thought(responses) + text(responses)
@@ -82,18 +82,18 @@ def test_a_character_is_not_cut_by_a_budget(engine: Engine) -> None:
     assert len(letters) > 40
     for budget in (20, 21, 22):
         with says(letters):
-            responses = asked(engine, budget, max_tokens=40)
+            responses = answers(engine, budget, max_tokens=40)
         assert set(thought(responses)) == {"\u20ac"}
         assert responses[-1].usage.thought_tokens <= budget + 2
 
 
 def test_without_thinking_the_answer_begins_at_once(engine: Engine) -> None:
-    off = asked(engine, 0)
+    off = answers(engine, 0)
     assert (thought(off), off[-1].usage.thought_tokens) == ("", 0)
     assert text(off)
     # A template without a switch opens the thought, which is then closed at once.
     always = TEMPLATE.replace("enable_thinking is defined and not enable_thinking", "false")
-    closed = asked(engine, 0, template=always)
+    closed = answers(engine, 0, template=always)
     assert (thought(closed), closed[-1].usage.thought_tokens) == ("", 3)
     assert text(closed)
 
@@ -101,18 +101,18 @@ def test_without_thinking_the_answer_begins_at_once(engine: Engine) -> None:
 def test_the_model_opens_and_closes_a_thought_itself(engine: Engine) -> None:
     piece = engine.model.tokenize("Hello there", add_special=False, parse_special=False)
     with says([OPENS, *piece, CLOSES, *piece, END]):
-        responses = asked(engine, AUTO, template=UNOPENED)
+        responses = answers(engine, AUTO, template=UNOPENED)
     assert (thought(responses), text(responses)) == ("Hello there", "Hello there")
     assert responses[-1].usage.thought_tokens == 2 + len(piece)
     with says([*piece, END]):
-        plain = asked(engine, AUTO, template=UNOPENED)
+        plain = answers(engine, AUTO, template=UNOPENED)
     assert (thought(plain), text(plain), plain[-1].usage.thought_tokens) == ("", "Hello there", 0)
 
 
 def test_stop_strings_are_about_the_answer(engine: Engine) -> None:
     piece = engine.model.tokenize("Hello there", add_special=False, parse_special=False)
     with says([*piece, CLOSES, *piece, *piece, END]):
-        responses = asked(engine, AUTO, stop=["there"])
+        responses = answers(engine, AUTO, stop=["there"])
     assert (thought(responses), text(responses), responses[-1].finish_reason) == ("Hello there", "Hello ", "stop")
 
 
@@ -124,7 +124,7 @@ def test_a_constraint_is_about_the_answer(engine: Engine, template: str) -> None
     piece = engine.model.tokenize("Hello there", add_special=False, parse_special=False)
     opens = [] if template == TEMPLATE else [OPENS]
     with says([*opens, *piece, CLOSES]):
-        responses = asked(engine, AUTO, DIGITS, template=template)
+        responses = answers(engine, AUTO, DIGITS, template=template)
     assert thought(responses) == "Hello there"
     assert re.fullmatch("[0-9]{5}", text(responses))
 
@@ -133,18 +133,18 @@ def test_within_a_budget_an_answer_follows_a_thought_that_would_end_it(engine: E
     piece = engine.model.tokenize("Hello there", add_special=False, parse_special=False)
     for think, text_ in ((AUTO, ""), (30, "Hello there")):
         with says([*piece, END, *piece, END]):
-            responses = asked(engine, think)
+            responses = answers(engine, think)
         assert (thought(responses), text(responses)) == ("Hello there", text_)
 
 
 def test_with_a_constraint_an_answer_follows_a_thought_that_would_end_it(engine: Engine) -> None:
     piece = engine.model.tokenize("Hello there", add_special=False, parse_special=False)
     with says([*piece, END]):
-        responses = asked(engine, AUTO, DIGITS)
+        responses = answers(engine, AUTO, DIGITS)
     assert thought(responses) == "Hello there"
     assert re.fullmatch("[0-9]{5}", text(responses))
     with says(piece):  # no thought opens
-        plain = asked(engine, AUTO, DIGITS, template=UNOPENED)
+        plain = answers(engine, AUTO, DIGITS, template=UNOPENED)
     assert (thought(plain), len(text(plain))) == ("", 5)
 
 
@@ -171,7 +171,7 @@ def test_an_answer_that_goes_on_elsewhere_is_the_same(engine: Engine, sampling: 
 
 def _events(engine: TextEngine, *requests: Request) -> list[list[Any]]:
     with Scheduler(engine) as scheduler:
-        events: dict[int, list[Any]] = {scheduler.add(one): [] for one in requests}
+        events: dict[int, list[Any]] = {scheduler.add(item): [] for item in requests}
         while scheduler.busy:
             for event in scheduler.step():
                 assert event.error is None, event.error

@@ -11,11 +11,10 @@ import pytest
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.engine import Engine
-from edge.llm.generate import generate
+from edge.llm.generate import GreedyDrafter, generate
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import USED_MEANWHILE, Scheduler
-from edge.llm.slot import GreedyDrafter
 from edge.parallel.engine import DistributedEngine
 from edge.planning.measure import windows_s
 from edge.speculate.ngrams import NgramDrafts
@@ -51,14 +50,14 @@ def speculation(source: Drafts, rows: int = 2, windows: int = 3) -> tuple[Specul
 
 
 @pytest.fixture(scope="module")
-def asked() -> list[list[int]]:
+def prompts() -> list[list[int]]:
     """Prompts of held-out questions."""
     return [list(request.prompt) for request in questions(N_QUESTIONS)]
 
 
 @pytest.fixture(scope="module")
-def plain(asked: list[list[int]]) -> Answers:
-    return plain_answers(asked)
+def plain(prompts: list[list[int]]) -> Answers:
+    return plain_answers(prompts)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +76,7 @@ def test_windows_of_a_plan_are_measured(two: DistributedEngine, plain: Answers) 
 
 
 @pytest.mark.parametrize("stages", [2, *thorough(3)])
-def test_greedy_answers_are_the_same(stages: int, tmp_path: Path, asked: list[list[int]], plain: Answers) -> None:
+def test_greedy_answers_are_the_same(stages: int, tmp_path: Path, prompts: list[list[int]], plain: Answers) -> None:
     """With drafts from the text, from a model, and with ones that are right, partly right and never right."""
     with ExitStack() as stack:
         engine = stack.enter_context(ranks_here(MODEL_PATH, pipeline(*[1] * stages), ROOM, tmp_path))
@@ -91,7 +90,7 @@ def test_greedy_answers_are_the_same(stages: int, tmp_path: Path, asked: list[li
             accepted, behind = Counter[str](), Counter[str]()
             for name, source in kinds.items():
                 drafter, choice = speculation(source, rows, windows)
-                for prompt in asked:
+                for prompt in prompts:
                     assert ids(run(engine, prompt, drafter)) == plain[tuple(prompt)], (name, rows, windows)
                     accepted[name] += drafter.stats.accepted
                     assert engine.uncollected == 0
@@ -104,20 +103,20 @@ def test_greedy_answers_are_the_same(stages: int, tmp_path: Path, asked: list[li
 @pytest.mark.parametrize(("rows", "windows"), SHAPES)
 def test_wherever_a_draft_is_wrong(two: DistributedEngine, plain: Answers, rows: int, windows: int) -> None:
     """At each place of each window: what is behind leaves the caches, and the next question continues from there."""
-    prompt, answer = max(plain.items(), key=lambda one: len(one[1]))
+    prompt, answer = max(plain.items(), key=lambda item: len(item[1]))
     cancelled = 0
     for place in range(1, min(rows * windows + 2, len(answer))):
         drafter, choice = speculation(Known(plain, at=(place,)), rows, windows)
         scheduler = one_slot(two, drafter)
         assert ids(list(generate(scheduler, prompt, GREEDY, max_tokens=LENGTH))) == answer
         cancelled += choice.cancelled
-        expected, held = [*prompt, *answer], tokens_of(scheduler)
-        assert held == expected[: len(held)]
-        assert two.kv_last(0) == len(held) - 1 >= len(expected) - 2
+        expected, current = [*prompt, *answer], tokens_of(scheduler)
+        assert current == expected[: len(current)]
+        assert two.kv_last(0) == len(current) - 1 >= len(expected) - 2
     assert cancelled > 0
 
 
-def test_sampling_penalties_and_grammars_hold(two: DistributedEngine, asked: list[list[int]]) -> None:
+def test_sampling_penalties_and_grammars_hold(two: DistributedEngine, prompts: list[list[int]]) -> None:
     for sampling in (
         *(SamplingParams(temperature=temperature, seed=11) for temperature in (0.5, 1.2, 2.0)),
         replace(GREEDY, repeat_penalty=1.3),
@@ -125,19 +124,19 @@ def test_sampling_penalties_and_grammars_hold(two: DistributedEngine, asked: lis
         replace(GREEDY, regex="([0-9][a-z]){12}"),
         SamplingParams(temperature=1.2, seed=12, json_schema='{"type": "string"}'),
     ):
-        wanted = run(two, asked[0], None, sampling)
+        expected = run(two, prompts[0], None, sampling)
         for wrong in (0, 2, 5):
-            drafter, _ = speculation(Known({tuple(asked[0]): ids(wanted)}, wrong))
-            found = run(two, asked[0], drafter, sampling)
-            assert [(r.text, r.token_id, r.finish_reason) for r in found] == [
-                (r.text, r.token_id, r.finish_reason) for r in wanted
+            drafter, _ = speculation(Known({tuple(prompts[0]): ids(expected)}, wrong))
+            result = run(two, prompts[0], drafter, sampling)
+            assert [(r.text, r.token_id, r.finish_reason) for r in result] == [
+                (r.text, r.token_id, r.finish_reason) for r in expected
             ]
 
 
-def test_the_end_is_the_same(tmp_path: Path, asked: list[list[int]]) -> None:
+def test_the_end_is_the_same(tmp_path: Path, prompts: list[list[int]]) -> None:
     """At the last token that was asked for, at a stop string, and where the context is full."""
     endless = replace(GREEDY, grammar="root ::= [a-z] root")
-    prompt = asked[0][-30:]
+    prompt = prompts[0][-30:]
     with ranks_here(MODEL_PATH, pipeline(1, 1), replace(ROOM, context=64), tmp_path) as engine:
         text = "".join(r.text for r in run(engine, prompt, None))
         for sampling, more in (
@@ -145,37 +144,37 @@ def test_the_end_is_the_same(tmp_path: Path, asked: list[list[int]]) -> None:
             (GREEDY, {"stop": [text[6:9]]}),
             (endless, {"max_tokens": None}),
         ):
-            wanted = run(engine, prompt, None, sampling, **more)
+            expected = run(engine, prompt, None, sampling, **more)
             for wrong in (0, 5):
-                drafter, _ = speculation(Known({tuple(prompt): ids(wanted) + [7] * 20}, wrong))
-                found = run(engine, prompt, drafter, sampling, **more)
-                assert [(r.text, r.token_id, r.finish_reason, r.usage) for r in found] == [
-                    (r.text, r.token_id, r.finish_reason, r.usage) for r in wanted
+                drafter, _ = speculation(Known({tuple(prompt): ids(expected) + [7] * 20}, wrong))
+                result = run(engine, prompt, drafter, sampling, **more)
+                assert [(r.text, r.token_id, r.finish_reason, r.usage) for r in result] == [
+                    (r.text, r.token_id, r.finish_reason, r.usage) for r in expected
                 ]
 
 
 def test_an_answer_is_left_while_windows_are_under_way(two: DistributedEngine, plain: Answers) -> None:
     """Their results reach nobody else, and they leave no rows."""
     scheduler = one_slot(two)
-    for prompt, answer in [one for one in plain.items() if len(one[1]) > 3]:
+    for prompt, answer in [item for item in plain.items() if len(item[1]) > 3]:
         scheduler.drafter, _ = speculation(Known(plain))
         responses = generate(scheduler, prompt, GREEDY, max_tokens=LENGTH)
         assert [next(responses).token_id for _ in range(3)] == answer[:3]
         assert two.uncollected > 0
         responses.close()  # type: ignore[attr-defined]
         assert two.uncollected == 0
-        held = tokens_of(scheduler)
-        assert held == [*prompt, *answer][: len(held)]
-        assert two.kv_last(0) == len(held) - 1
+        current = tokens_of(scheduler)
+        assert current == [*prompt, *answer][: len(current)]
+        assert two.kv_last(0) == len(current) - 1
         assert ids(run(two, prompt, None)) == answer
 
 
 def test_others_use_the_model_while_windows_are_under_way(
-    two: DistributedEngine, asked: list[list[int]], plain: Answers
+    two: DistributedEngine, prompts: list[list[int]], plain: Answers
 ) -> None:
     """They get what they would without. An answer goes on beside another request of its scheduler; where another
     scheduler had the engine, it says so."""
-    prompt, answer = asked[0], plain[tuple(asked[0])]
+    prompt, answer = prompts[0], plain[tuple(prompts[0])]
     drafter, choice = speculation(Known(plain))
     with Scheduler(two, drafter=drafter) as scheduler:
         reported: dict[int, list[int]] = {}
@@ -187,46 +186,49 @@ def test_others_use_the_model_while_windows_are_under_way(
                     reported.setdefault(event.request, []).append(event.token_id)
             if second is None and len(reported.get(first, [])) >= 2:
                 assert two.uncollected > 0
-                second = scheduler.add(Request(asked[1], LENGTH))
+                second = scheduler.add(Request(prompts[1], LENGTH))
         assert second is not None
-        assert [reported[first], reported[second]] == [answer, plain[tuple(asked[1])]]
+        assert [reported[first], reported[second]] == [answer, plain[tuple(prompts[1])]]
         assert choice.behind > 0
-    for other in (lambda: ids(run(two, asked[1], None)), lambda: Scheduler(two).run([Request(asked[1], LENGTH)])[0]):
+    for other in (
+        lambda: ids(run(two, prompts[1], None)),
+        lambda: Scheduler(two).run([Request(prompts[1], LENGTH)])[0],
+    ):
         drafter, _ = speculation(Known(plain))
         responses = generate(one_slot(two, drafter), prompt, GREEDY, max_tokens=LENGTH)
         assert [next(responses).token_id for _ in range(2)] == answer[:2]
         assert two.uncollected > 0
-        assert other() == plain[tuple(asked[1])]
+        assert other() == plain[tuple(prompts[1])]
         with pytest.raises(EngineError, match=USED_MEANWHILE[:30]):
             list(responses)
 
 
 def test_an_answer_ends_where_the_next_of_its_scheduler_begins(
-    two: DistributedEngine, asked: list[list[int]], plain: Answers
+    two: DistributedEngine, prompts: list[list[int]], plain: Answers
 ) -> None:
     drafter, _ = speculation(Known(plain))
     scheduler = one_slot(two, drafter)
-    responses = generate(scheduler, asked[0], GREEDY, max_tokens=LENGTH)
-    assert next(responses).token_id == plain[tuple(asked[0])][0]
-    assert ids(list(generate(scheduler, asked[1], GREEDY, max_tokens=LENGTH))) == plain[tuple(asked[1])]
+    responses = generate(scheduler, prompts[0], GREEDY, max_tokens=LENGTH)
+    assert next(responses).token_id == plain[tuple(prompts[0])][0]
+    assert ids(list(generate(scheduler, prompts[1], GREEDY, max_tokens=LENGTH))) == plain[tuple(prompts[1])]
     with pytest.raises(EngineError, match=USED_MEANWHILE[:30]):
         list(responses)
-    assert ids(list(generate(scheduler, asked[0], GREEDY, max_tokens=LENGTH))) == plain[tuple(asked[0])]
+    assert ids(list(generate(scheduler, prompts[0], GREEDY, max_tokens=LENGTH))) == plain[tuple(prompts[0])]
 
 
 @pytest.mark.parametrize("frames", some((4, 8), tuple(range(1, 12))))
 def test_a_stage_is_lost_while_windows_are_under_way(
-    frames: int, tmp_path: Path, asked: list[list[int]], plain: Answers
+    frames: int, tmp_path: Path, prompts: list[list[int]], plain: Answers
 ) -> None:
     """At a frame that it was to send: the others go on with the same tokens."""
     with cluster(MODEL_PATH, tmp_path, 2) as devices, devices.running(pipeline(1, 1, 1), ROOM) as engine:
         drafter, choice = speculation(Known(plain, 4))
-        responses = generate(one_slot(engine, drafter), asked[0], GREEDY, max_tokens=LENGTH)
-        found = [next(responses).token_id for _ in range(2)]
+        responses = generate(one_slot(engine, drafter), prompts[0], GREEDY, max_tokens=LENGTH)
+        results = [next(responses).token_id for _ in range(2)]
         devices.fault(devices.others[0], Fault(frames, "kill"))
-        found += ids(list(responses))
-        assert found == plain[tuple(asked[0])]
+        results += ids(list(responses))
+        assert results == plain[tuple(prompts[0])]
         assert engine.replacements.recoveries == 1
         assert choice.behind > 0
         assert engine.uncollected == 0
-        assert ids(run(engine, asked[1], drafter)) == plain[tuple(asked[1])]
+        assert ids(run(engine, prompts[1], drafter)) == plain[tuple(prompts[1])]

@@ -59,13 +59,13 @@ def test_logits_are_those_of_libmtmd_itself(kind: Kind) -> None:
 def test_another_picture_gives_other_logits(kind: Kind) -> None:
     slot = Slot(kind.engine)
     kind.engine.kv_clear()
-    (first, held), (second, also_held) = kind.prompt(1), kind.prompt(2)
-    one = slot.prefill(first).copy()
+    (first, current), (second, also_held) = kind.prompt(1), kind.prompt(2)
+    item = slot.prefill(first).copy()
     two = slot.prefill(second).copy()
-    assert held
+    assert current
     assert also_held
-    assert not np.array_equal(one, two)
-    assert np.array_equal(slot.prefill(first), one)
+    assert not np.array_equal(item, two)
+    assert np.array_equal(slot.prefill(first), item)
 
 
 def answers(scheduler: Scheduler, *prompts: tuple[list[int], list], n: int = 6) -> tuple[list[list[int]], list[int]]:

@@ -54,7 +54,7 @@ def three_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Wor
 
 @pytest.fixture(scope="module", name="fleet")
 def one_fleet(three: list[Worker]) -> Iterator[Fleet]:
-    with Fleet([one.address for one in three]) as fleet:
+    with Fleet([item.address for item in three]) as fleet:
         yield fleet
 
 
@@ -72,7 +72,7 @@ def one_deployment(three: list[Worker], fleet: Fleet, several: OnnxSource) -> It
 
 def plan_for(model: OnnxSource, workers: Sequence[Worker | str], *positions: int) -> OnnxPlan:
     """A stage for each of the workers, or LOCAL."""
-    return model.plan([one if isinstance(one, str) else one.address for one in workers], at(model, *positions))
+    return model.plan([item if isinstance(item, str) else item.address for item in workers], at(model, *positions))
 
 
 @contextmanager
@@ -80,9 +80,9 @@ def deployed(
     model: OnnxSource, workers: Sequence[Worker | str], *positions: int, transport: str = "auto"
 ) -> Iterator[OnnxDeployment]:
     """A deployment of its own, which leaves no session behind."""
-    real = [one for one in workers if isinstance(one, Worker)]
-    before = {one: len(one.children()) for one in real}
-    with Fleet([one.address for one in real]) as fleet:
+    real = [item for item in workers if isinstance(item, Worker)]
+    before = {item: len(item.children()) for item in real}
+    with Fleet([item.address for item in real]) as fleet:
         plan = plan_for(model, workers, *positions)
         with OnnxDeployment(fleet, model, plan, transport=transport, deadlines=QUICK, threads=1) as deployment:
             yield deployment
@@ -91,9 +91,9 @@ def deployed(
 
 def left(children: dict[Worker, int]) -> None:
     """Wait until workers that still run have no more engine processes than these."""
-    for one, n in children.items():
-        if one.process.poll() is None:
-            until(lambda: len(one.children()) <= n, "the end of the engine processes")  # noqa: B023
+    for first, n in children.items():
+        if first.process.poll() is None:
+            until(lambda: len(first.children()) <= n, "the end of the engine processes")  # noqa: B023
     until(lambda: not [name for name in waiting() if name.startswith("deploy")], "the end of threads")
 
 
@@ -127,7 +127,7 @@ def test_many_plans_on_the_same_sessions(running: OnnxDeployment, several: OnnxS
     for positions in ((1, 2), (3, 11), (4, 13), (12, 13), (6, 9)):
         running.load(plan_for(several, three, *positions))
         assert running.plan.cuts == positions
-        assert [one.device for one in running.loaded] == [one.address for one in three]
+        assert [item.device for item in running.loaded] == [item.address for item in three]
         stage_s = running.times(2)
         assert len(stage_s) == 3
         assert all(0 < seconds < 5 for seconds in stage_s)
@@ -147,7 +147,7 @@ def test_one_worker_and_the_owner(three: list[Worker], tmp_path: Path, own: bool
     assert bool(model.file.data_files) == own
     devices, positions = ([LOCAL, three[0]], [5]) if own else ([three[0]], [])
     with deployed(model, devices, *positions, transport=transport) as deployment:
-        assert [one.device for one in deployment.loaded] == list(deployment.plan.devices)
+        assert [item.device for item in deployment.loaded] == list(deployment.plan.devices)
         assert deployment.loaded[-1].memory_bytes >= 0
         hops = deployment.hops(0.05)
         assert len(hops) == 2
@@ -163,10 +163,10 @@ def test_wires(running: OnnxDeployment, several: OnnxSource, three: list[Worker]
     feeds = mixed_feeds(8, 1)
     expected, plain = whole(several.file.model, feeds), pipeline.run(feeds).outputs
     for wire, bound in (("f16", 2e-3), ("q8", 3e-2)):
-        found = pipeline.run(feeds, wire).outputs
-        off = np.abs(found["y"] - expected["y"]).max() / np.abs(expected["y"]).max()
+        result = pipeline.run(feeds, wire).outputs
+        off = np.abs(result["y"] - expected["y"]).max() / np.abs(expected["y"]).max()
         assert 0 < off < bound
-        assert found["half"].tobytes() == plain["half"].tobytes()
+        assert result["half"].tobytes() == plain["half"].tobytes()
     same(plain, expected)
 
 
@@ -210,12 +210,12 @@ def test_a_sweep_over_cuts(three: list[Worker], tmp_path: Path) -> None:
     x = np.zeros((1, 64), np.float32)
     with deployed(model, three[:2], every[0].position) as deployment:
         speeds = list(sweep(deployment, model, every[::3], {"x": x}, repeats=3, window=2))
-    assert [one.cut for one in speeds] == every[::3]
-    for one in speeds:
-        assert len(one.stage_s) == 2
-        assert len(one.transfer_s) == 3
-        assert one.speed.throughput_per_s > 0
-        assert one.expected_throughput_per_s == pytest.approx(1 / max(*one.stage_s, *one.transfer_s))
+    assert [speed.cut for speed in speeds] == every[::3]
+    for speed in speeds:
+        assert len(speed.stage_s) == 2
+        assert len(speed.transfer_s) == 3
+        assert speed.speed.throughput_per_s > 0
+        assert speed.expected_throughput_per_s == pytest.approx(1 / max(*speed.stage_s, *speed.transfer_s))
 
 
 # ------------------------------------------------------------------------------------------------- plans that are none
@@ -255,7 +255,7 @@ def test_plans_that_are_refused_leave_the_pipeline_as_it_is(
             running.load(plan)
     assert running.plan == good
     same(pipeline.run(mixed_feeds()).outputs, whole(several.file.model, mixed_feeds()))
-    running.load(edited(good, model_digest="", stages=[{**one, "until": ""} for one in stages]))  # nothing to check
+    running.load(edited(good, model_digest="", stages=[{**stage, "until": ""} for stage in stages]))  # nothing to check
     same(running.start().run(mixed_feeds()).outputs, whole(several.file.model, mixed_feeds()))
 
 
@@ -278,13 +278,13 @@ def test_what_cannot_be_deployed(several: OnnxSource, three: list[Worker], fleet
     refused(ValueError, "transport is 'mail'", several, plan_for(several, three[:1]), transport="mail")
     alone = owned(mlp(), tmp_path / "mlp.onnx")
     refused(PlanError, "is for another|has changed, or is another model", alone, plan_for(several, three[:1]))
-    until(lambda: not any(one.startswith("deploy") for one in waiting()), "the end of threads")
+    until(lambda: not any(item.startswith("deploy") for item in waiting()), "the end of threads")
 
 
 def test_an_output_that_depends_on_no_input(three: list[Worker], tmp_path: Path) -> None:
     nodes = [("Relu", ["x"], ["h"]), ("Exp", ["w"], ["fixed"]), ("Neg", ["h"], ["y"]), ("Exp", ["y"], ["z"])]
-    made = [helper.make_node(*node) for node in nodes]
-    model = owned(model_of(made, {"x": [4]}, ["fixed", "z"], {"w": np.ones(3, np.float32)}), tmp_path / "fixed.onnx")
+    built = [helper.make_node(*node) for node in nodes]
+    model = owned(model_of(built, {"x": [4]}, ["fixed", "z"], {"w": np.ones(3, np.float32)}), tmp_path / "fixed.onnx")
     feeds = {"x": np.arange(4, dtype=np.float32)}
     with deployed(model, three[:2], 2) as deployment:
         same(deployment.start().run(feeds).outputs, whole(model.file.model, feeds))
@@ -306,12 +306,12 @@ def test_weights_cross_once_or_never(several: OnnxSource, three: list[Worker], f
     (tmp_path / "models").mkdir()
     model = owned(mlp((64, 200, 200, 10), seed=5), tmp_path / "models" / "mlp.onnx")
     external = {"save_as_external_data": True, "location": "weights", "size_threshold": 0}
-    beside = owned(mlp((64, 200, 200, 10), seed=6), tmp_path / "models" / "beside.onnx", **external)
-    one = three[0].address
-    for owner in (model, beside):
+    baseline = owned(mlp((64, 200, 200, 10), seed=6), tmp_path / "models" / "beside.onnx", **external)
+    first = three[0].address
+    for owner in (model, baseline):
         for part in owner.parts(plan_for(owner, ["a", "b"], 3)):
             with owner.recipe(part) as (recipe, path):
-                sent = [fleet.workers[one].send_slice(recipe, path, part.digest) for _ in range(2)]
+                sent = [fleet.workers[first].send_slice(recipe, path, part.digest) for _ in range(2)]
             # A recipe that copies nothing is all that is needed.
             assert sent == [len(part.content) if recipe.copies else 0, 0]
     with (
@@ -415,5 +415,5 @@ def test_stop_from_another_thread(several: OnnxSource, three: list[Worker]) -> N
 def test_nothing_is_left_of_all_this(three: list[Worker], running: OnnxDeployment) -> None:
     """Sessions are those of the deployment that still runs; no thread waits for another one."""
     assert len(running.loaded) == len(three)
-    until(lambda: all(len(one.children()) == 1 for one in three), "the end of other engine processes")
+    until(lambda: all(len(item.children()) == 1 for item in three), "the end of other engine processes")
     until(lambda: not any(t.name in ("feed", "stage") for t in threading.enumerate()), "the end of threads")

@@ -44,12 +44,12 @@ def test_outputs_are_those_of_the_model(tmp_path: Path, squeezenet: ModelProto) 
     name = squeezenet.graph.input[0].name
     for model in (saved(squeezenet, tmp_path / "m.onnx"), squeezenet.SerializeToString()):
         with OnnxEngine(model, 1, buffers=1) as engine:
-            [found] = engine.run({name: x}).values()
-            assert np.array_equal(found, expected)
+            [result] = engine.run({name: x}).values()
+            assert np.array_equal(result, expected)
             engine.run({name: other})
-            assert not np.array_equal(found, expected)  # it lies in the only buffer, which was used again
+            assert not np.array_equal(result, expected)  # it lies in the only buffer, which was used again
             assert engine.threads == 1
-    assert [one.shape for one in engine.outputs] == [expected.shape]
+    assert [output.shape for output in engine.outputs] == [expected.shape]
 
 
 def test_weights_beside_the_model(tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ def test_weights_beside_the_model(tmp_path: Path) -> None:
 
 def test_the_batch_is_the_callers(engine: OnnxEngine) -> None:
     for n in (1, 6, 0, 6):
-        found = engine.run({"x": vectors(n)})["y"]
-        assert found.shape == (n, 10)
-        assert np.allclose(found, run(mlp(), vectors(n))[0], atol=1e-6)
+        result = engine.run({"x": vectors(n)})["y"]
+        assert result.shape == (n, 10)
+        assert np.allclose(result, run(mlp(), vectors(n))[0], atol=1e-6)
     with OnnxEngine(mlp().SerializeToString(), 1, dims={"batch": 4}) as fixed:
         assert (fixed.inputs[0].shape, fixed.outputs[0].shape) == ((4, 64), (4, 10))
         with pytest.raises(SamplesError, match=r"'x' takes the shape \(4, 64\); it has \(6, 64\)"):
@@ -97,10 +97,10 @@ def test_how_long_outputs_are_valid(sets: int) -> None:
     with OnnxEngine(mlp().SerializeToString(), 1, buffers=sets) as engine:
         feeds = [vectors(n + 1)[n:] for n in range(8)]
         expected = [engine.run({"x": x})["y"].copy() for x in feeds]
-        found = [engine.run({"x": x})["y"] for x in feeds]
-    kept = sets or len(feeds)
-    assert len({array.ctypes.data for array in found}) == kept
-    for a, b in zip(found[-kept:], expected[-kept:], strict=True):
+        results = [engine.run({"x": x})["y"] for x in feeds]
+    remaining = sets or len(feeds)
+    assert len({array.ctypes.data for array in results}) == remaining
+    for a, b in zip(results[-remaining:], expected[-remaining:], strict=True):
         assert np.array_equal(a, b)
 
 
@@ -156,14 +156,14 @@ def test_inputs_that_do_not_fit(feeds: Any, message: str) -> None:
 
 
 def test_shapes_that_nobody_knows_before() -> None:
-    found = graph([node("NonZero", ["x"], ["y"])], [("x", F32, (4,))], [("y", I64, (1, "n"))])
+    result = graph([node("NonZero", ["x"], ["y"])], [("x", F32, (4,))], [("y", I64, (1, "n"))])
     # Declared as one row for each of x, which is wrong, and which ONNX Runtime does not notice.
     wrong = graph(
         [node("Compress", ["x", "c"], ["y"], axis=0)],
         [("x", F32, ("n", 2)), ("c", TensorProto.BOOL, ("m",))],
         [("y", F32, ("n", 2))],
     )
-    with OnnxEngine(found, 1, buffers=1) as engine:
+    with OnnxEngine(result, 1, buffers=1) as engine:
         assert engine.run({"x": np.float32([0, 1, 0, 2])})["y"].tolist() == [[1, 3]]
         assert engine.run({"x": np.float32([0, 0, 0, 2])})["y"].tolist() == [[3]]
     with OnnxEngine(wrong, 1, buffers=1) as engine:
@@ -173,7 +173,7 @@ def test_shapes_that_nobody_knows_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "kind", "words"),
+    ("operator", "kind", "words"),
     [
         (("Foo", F32, {}), ModelFileError, "No Op registered for Foo .*node 'my_foo', Foo"),
         (("Bar", F32, {"domain": "my.ops"}), EngineError, "no operator my.ops:Bar, which node 'my_bar' is"),
@@ -181,10 +181,10 @@ def test_shapes_that_nobody_knows_before() -> None:
     ],
 )
 def test_operators_that_are_not_there(
-    tmp_path: Path, made: tuple[str, int, Any], kind: type[Exception], words: str
+    tmp_path: Path, operator: tuple[str, int, Any], kind: type[Exception], words: str
 ) -> None:
-    op, of, attributes = made
-    content = graph([node(op, ["x"], ["y"], **attributes)], [("x", of, (2, 2))], [("y", of, (2, 2))])
+    op, total, attributes = operator
+    content = graph([node(op, ["x"], ["y"], **attributes)], [("x", total, (2, 2))], [("y", total, (2, 2))])
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     for model in (content, path):
@@ -255,10 +255,10 @@ def test_stop_ends_a_run_of_another_thread() -> None:
 
 
 def test_after_closing(engine: OnnxEngine) -> None:
-    found = engine.run({"x": vectors()})["y"]
+    result = engine.run({"x": vectors()})["y"]
     engine.close()
     engine.close()
-    assert np.allclose(found, run(mlp(), vectors())[0], atol=1e-6)
+    assert np.allclose(result, run(mlp(), vectors())[0], atol=1e-6)
     with pytest.raises(EngineError, match="closed"):
         engine.run({"x": vectors()})
 
@@ -303,14 +303,14 @@ def test_latency_and_throughput_are_measured_apart(window: int) -> None:
 
 def test_one_engine_is_measured_in_turn(engine: OnnxEngine) -> None:
     steps: list[tuple[int, int]] = []
-    taken: list[object] = []
+    used: list[object] = []
 
     def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
-        taken.append(feeds)
+        used.append(feeds)
         return engine.run(feeds)
 
     speed = measure(sequential(run), {"x": vectors()}, 4, 1, lambda done, total: steps.append((done, total)))
     assert 0 < speed.latency_ms_median <= speed.latency_ms_p90
     assert speed.throughput_per_s > 0
-    assert len(taken) == 10
+    assert len(used) == 10
     assert steps == [(n + 1, 10) for n in range(10)]

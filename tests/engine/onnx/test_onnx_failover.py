@@ -177,9 +177,9 @@ def test_who_makes_inputs_of_outputs_is_not_waited_for(several: OnnxSource, tmp_
 
 def test_who_ends_early_may_go_on(several: OnnxSource, tmp_path: Path) -> None:
     with Lives(several, tmp_path) as lives:
-        for taken in (1, 5):
+        for used in (1, 5):
             with closing(lives.pipeline.map((mixed_feeds(1, i) for i in count()), window=4)) as results:  # type: ignore[type-var]
-                for i, result in enumerate(islice(results, taken)):
+                for i, result in enumerate(islice(results, used)):
                     same(result.outputs, whole(several.file.model, mixed_feeds(1, i)))
             lives.lose()
         same(lives.pipeline.run(mixed_feeds()).outputs, whole(several.file.model, mixed_feeds()))
@@ -232,10 +232,10 @@ def test_what_could_not_go_on_is_tried_again_when_it_is_used_again(several: Onnx
 
         def recovered(error: Exception, check: Callable[[], None]) -> Runner:
             assert isinstance(error, TransportError)
-            found = others.pop(0)
-            if isinstance(found, Exception):
-                raise found
-            runner: Runner = found
+            result = others.pop(0)
+            if isinstance(result, Exception):
+                raise result
+            runner: Runner = result
             return runner
 
         pipeline = FailoverPipeline(here.pipeline, recovered)
@@ -248,10 +248,10 @@ def test_what_could_not_go_on_is_tried_again_when_it_is_used_again(several: Onnx
 def test_kept_inputs_are_those_in_flight(several: OnnxSource) -> None:
     inputs = UnansweredInputs(mixed_feeds(1, seed) for seed in range(5))
     first = inputs.unanswered()
-    taken = [next(first) for _ in range(3)]
+    used = [next(first) for _ in range(3)]
     inputs.drop_oldest()
     again = inputs.unanswered()
-    for feeds in taken[1:]:
+    for feeds in used[1:]:
         assert all(next_ is array for next_, array in zip(next(again).values(), feeds.values(), strict=True))
     assert len(list(again)) == 2
     for _ in range(4):

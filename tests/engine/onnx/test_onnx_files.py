@@ -30,11 +30,11 @@ def test_weights_beside_the_model_stay_beside_it(tmp_path: Path, gemm: bool) -> 
     for type_name, calibration in (("int8", None), ("int8", samples(tmp_path / "x.npz", x=vectors())), ("int4", None)):
         folder = tmp_path / "out"
         folder.mkdir()
-        made = quantize(source, folder / "a.onnx", type_name, calibration)
+        built = quantize(source, folder / "a.onnx", type_name, calibration)
         assert sorted(path.name for path in folder.iterdir()) == ["a.onnx", "a.onnx.data"]
-        assert made.data_file == folder / "a.onnx.data"
-        assert made.size_bytes == sum(path.stat().st_size for path in folder.iterdir())
-        assert made.source_bytes == sum(map(len, before.values()))
+        assert built.data_file == folder / "a.onnx.data"
+        assert built.size_bytes == sum(path.stat().st_size for path in folder.iterdir())
+        assert built.source_bytes == sum(map(len, before.values()))
         modes = {path.stat().st_mode for path in folder.iterdir()}
         assert len(modes) == 1
         quantize(plain, tmp_path / "b.onnx", type_name, calibration)
@@ -51,8 +51,8 @@ def test_weights_too_large_for_one_file_go_beside_it(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, type_name: str
 ) -> None:
     monkeypatch.setattr(file, "_INLINE_LIMIT", 10_000)  # instead of 2 GB
-    made = quantize(source, tmp_path / "out.onnx", type_name)
-    assert made.data_file == tmp_path / "out.onnx.data"
+    built = quantize(source, tmp_path / "out.onnx", type_name)
+    assert built.data_file == tmp_path / "out.onnx.data"
     assert run(tmp_path / "out.onnx", vectors())[0].shape == (6, 10)
 
 
@@ -170,8 +170,8 @@ def test_bad_models_are_refused(
 
 @pytest.mark.parametrize("name", ["prepared.onnx", "the-model.onnx", "made"])
 def test_any_name_will_do(tmp_path: Path, source: Path, name: str) -> None:
-    made = quantize(source, tmp_path / name, "int4")
-    assert made.size_bytes == (tmp_path / name).stat().st_size < source.stat().st_size
+    built = quantize(source, tmp_path / name, "int4")
+    assert built.size_bytes == (tmp_path / name).stat().st_size < source.stat().st_size
 
 
 def test_no_room_is_said_before_writing(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

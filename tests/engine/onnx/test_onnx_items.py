@@ -47,18 +47,18 @@ def crossed(
     boundary: Boundary,
     item: Item,
     tensors: dict[str, Array],
-    held: dict[str, Array] | None = None,
+    current: dict[str, Array] | None = None,
     kind: str = "memory",
 ) -> tuple[Item, dict[str, Array]]:
     """Return the item and its tensors as they come out of a link."""
-    held = {} if held is None else held
+    current = {} if current is None else current
     with ends(kind) as (a, b):
         sending = start(send, a, boundary, item, tensors)
         receiver = Receiver(b, boundary)
-        found, shapes = receiver.item(5)
-        receiver.tensors(found, shapes, held)
+        result, shapes = receiver.item(5)
+        receiver.tensors(result, shapes, current)
         sending.result(TIMEOUT_S)
-    return found, held
+    return result, current
 
 
 def error_of(wire: str, x: Array) -> float:
@@ -92,8 +92,8 @@ def test_what_goes_in_comes_out(
     boundary, values = given_
     seconds = st.lists(st.floats(0, 1e6, width=32), min_size=boundary.passed, max_size=boundary.passed)
     item = Item(Op.RUN, number, wire, tuple(data.draw(seconds)))
-    found, came = crossed(boundary, item, values)
-    assert found == item
+    result, came = crossed(boundary, item, values)
+    assert result == item
     assert list(came) == list(values)
     for name, array in values.items():
         assert (came[name].dtype, came[name].shape) == (array.dtype, array.shape)
@@ -117,15 +117,15 @@ def test_tensors_of_several_parts(wire: str, extra: int, kind: str) -> None:
 
 
 def test_buffers_are_used_again_where_the_shape_is_the_same() -> None:
-    held: dict[str, Array] = {}
-    crossed(VECTOR, Item(Op.RUN), {"h": np.arange(4, dtype=np.float32)}, held)
-    first = held["h"]
-    crossed(VECTOR, Item(Op.RUN), {"h": np.ones(4, np.float32)}, held)
-    assert held["h"] is first
+    current: dict[str, Array] = {}
+    crossed(VECTOR, Item(Op.RUN), {"h": np.arange(4, dtype=np.float32)}, current)
+    first = current["h"]
+    crossed(VECTOR, Item(Op.RUN), {"h": np.ones(4, np.float32)}, current)
+    assert current["h"] is first
     assert first.tolist() == [1] * 4
     for n in (7, 1, 0):
-        crossed(VECTOR, Item(Op.RUN), {"h": np.ones(n, np.float32)}, held)
-        assert held["h"].shape == (n,)
+        crossed(VECTOR, Item(Op.RUN), {"h": np.ones(n, np.float32)}, current)
+        assert current["h"].shape == (n,)
     assert first.tolist() == [1] * 4
 
 
@@ -267,8 +267,8 @@ def test_shapes_that_are_taken(shape: list[int], other: list[int], data: st.Data
     tensor = Tensor("h", "float32", tuple(shape), tuple(open_))
     assert tensor.n_bytes == 4 * math.prod(shape)
     assert tensor.takes(shape)
-    taken = [data.draw(st.integers(0, 9)) if i in open_ else dim for i, dim in enumerate(shape)]
-    assert tensor.takes(taken)
+    used = [data.draw(st.integers(0, 9)) if i in open_ else dim for i, dim in enumerate(shape)]
+    assert tensor.takes(used)
     assume(
         len(other) != len(shape)
         or any(o != s for i, (o, s) in enumerate(zip(other, shape, strict=False)) if i not in open_)

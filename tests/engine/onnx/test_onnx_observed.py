@@ -28,8 +28,8 @@ def branching(folder: Path, **how: Any) -> OnnxFile:
     """x -> Relu -> If (its branches give other shapes) -> NonZero -> Cast, and a sequence that goes nowhere far."""
 
     def branch(name: str, op: str) -> onnx.GraphProto:
-        made = helper.make_tensor_value_info(name, F32, None)
-        return helper.make_graph([helper.make_node(op, ["r", "axes"], [name])], name, [], [made])
+        built = helper.make_tensor_value_info(name, F32, None)
+        return helper.make_graph([helper.make_node(op, ["r", "axes"], [name])], name, [], [built])
 
     nodes = [
         helper.make_node("Relu", ["x"], ["r"], "first"),
@@ -51,11 +51,11 @@ def branching(folder: Path, **how: Any) -> OnnxFile:
     return load(saved(model, folder / "branching.onnx", **how))
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["one file", "weights beside"])
-def test_shapes_that_only_a_run_tells(tmp_path: Path, beside: bool) -> None:
-    how = {"save_as_external_data": True, "size_threshold": 60, "location": "weights"} if beside else {}
+@pytest.mark.parametrize("external", [False, True], ids=["one file", "weights beside"])
+def test_shapes_that_only_a_run_tells(tmp_path: Path, external: bool) -> None:
+    how = {"save_as_external_data": True, "size_threshold": 60, "location": "weights"} if external else {}
     file = branching(tmp_path, **how)
-    assert file.external == beside
+    assert file.external == external
     x = np.array([[1, 0, 2], [0, 0, 3]], np.float32)
     source = OnnxSource.from_file(file, {}, {"x": x})
     values = source.graph.values
@@ -88,8 +88,8 @@ def test_a_network_that_does_not_run_on_what_is_made_up(tmp_path: Path) -> None:
     ):
         source.check_places(2)
     assert source.node_seconds(1) is None
-    given = {"x": np.ones(6, np.float32), "shape": np.array([1, 2, 3])}
-    known = OnnxSource.from_file(file, {}, given)
+    provided = {"x": np.ones(6, np.float32), "shape": np.array([1, 2, 3])}
+    known = OnnxSource.from_file(file, {}, provided)
     assert known.graph.values["y"].shape == (2, 3)
     known.check_places(3)
     seconds = known.node_seconds(1)
@@ -151,5 +151,5 @@ def test_convolutions_are_timed(tmp_path: Path) -> None:
     seconds = source.node_seconds(1)
     assert seconds is not None
     blocks = [cut.position for cut in cuts(source.graph) if cut.block]
-    taken = [sum(seconds[start:stop]) for start, stop in pairwise([0, *blocks, len(seconds)])]
-    assert all(one > 0 for one in taken)
+    used = [sum(seconds[start:stop]) for start, stop in pairwise([0, *blocks, len(seconds)])]
+    assert all(item > 0 for item in used)

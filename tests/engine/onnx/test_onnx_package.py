@@ -35,14 +35,14 @@ Feeds = dict[str, np.typing.NDArray[Any]]
 @cache
 def graphs() -> list[tuple[str, ModelProto, Feeds]]:
     """Those of two nodes or more, with tensors for all inputs."""
-    found = []
+    results = []
     for kind in _KINDS:
         for case in load_model_tests(kind=kind):
             model = onnx.load(Path(case.model_dir) / "model.onnx")
-            held = {tensor.name for tensor in model.graph.initializer}
-            names = [value.name for value in model.graph.input if value.name not in held]
+            current = {tensor.name for tensor in model.graph.initializer}
+            names = [value.name for value in model.graph.input if value.name not in current]
             files = [Path(case.model_dir) / "test_data_set_0" / f"input_{i}.pb" for i in range(len(names))]
-            found.append((case.name, model, dict(zip(names, map(_tensor, files), strict=True))))
+            results.append((case.name, model, dict(zip(names, map(_tensor, files), strict=True))))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it makes values that are infinite
         cases = collect_testcases(None)
@@ -50,8 +50,8 @@ def graphs() -> list[tuple[str, ModelProto, Feeds]]:
         values = case.data_sets[0][0]
         if all(isinstance(value, (np.ndarray, np.generic)) for value in values):
             names = [value.name for value in case.model.graph.input]
-            found.append((case.name, case.model, dict(zip(names, map(np.asarray, values), strict=False))))
-    return [one for one in found if len(one[1].graph.node) > 1 or one[1].functions]
+            results.append((case.name, case.model, dict(zip(names, map(np.asarray, values), strict=False))))
+    return [item for item in results if len(item[1].graph.node) > 1 or item[1].functions]
 
 
 def _tensor(path: Path) -> np.typing.NDArray[Any]:
@@ -75,13 +75,16 @@ def test_stages_give_what_the_whole_gives(part: int, tmp_path: Path) -> None:
         assert places or len(source.graph.nodes) < 2 or name in _OF_SEQUENCES, source.places_text(2)
         pipelines = [(at,) for at in places] + ([(places[0], places[-1])] if len(places) > 1 else [])
         for several in pipelines if THOROUGH else pipelines[:: max(1, len(pipelines) // _MOST)]:
-            with running(source, tmp_path, *several) as one:
-                given = one.pipeline.run(feeds).outputs
+            with running(source, tmp_path, *several) as first:
+                provided = first.pipeline.run(feeds).outputs
             for value, array in zip(model.graph.output, outputs, strict=True):
-                assert (given[value.name].dtype, given[value.name].shape) == (array.dtype, array.shape), (name, several)
-                if np.array_equal(array, given[value.name], equal_nan=array.dtype.kind == "f"):
+                assert (provided[value.name].dtype, provided[value.name].shape) == (array.dtype, array.shape), (
+                    name,
+                    several,
+                )
+                if np.array_equal(array, provided[value.name], equal_nan=array.dtype.kind == "f"):
                     continue  # also where it is infinite
-                apart = difference(array, given[value.name])
+                apart = difference(array, provided[value.name])
                 assert apart <= TOLERANCES.get(array.dtype.name, 0), (name, several, value.name)
         seen += 1
     assert seen

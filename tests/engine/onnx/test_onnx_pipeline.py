@@ -106,14 +106,14 @@ def test_what_the_wire_changes(several: OnnxSource, folder: Path, wire: str) -> 
     expected = whole(several.file.model, feeds)
     bound = {"f16": 2e-3, "q8": 3e-2}[wire]
     with running(several, folder, 3, 13) as here:
-        plain, found = (here.pipeline.run(feeds, how).outputs for how in ("f32", wire))
-        assert list(found) == list(expected)
+        plain, result = (here.pipeline.run(feeds, how).outputs for how in ("f32", wire))
+        assert list(result) == list(expected)
         for name, array in expected.items():
             if name in FLOATS:
-                off = np.abs(found[name] - array).max() / np.abs(array).max()
+                off = np.abs(result[name] - array).max() / np.abs(array).max()
                 assert 0 < off < bound, name
         for name in ("half", "top"):  # what is no float32 crosses as it is
-            assert found[name].tobytes() == plain[name].tobytes()
+            assert result[name].tobytes() == plain[name].tobytes()
         same(here.pipeline.run(feeds).outputs, expected)  # the wire is the item's
     with running(several, folder) as here:  # to the first stage and from the last all goes as it is
         same(here.pipeline.run(feeds, wire).outputs, expected)
@@ -124,15 +124,15 @@ def test_inputs_may_lie_anyhow(three: Running, several: OnnxSource) -> None:
     expected = whole(several.file.model, feeds)
     turned = {name: np.array(array, order="F") for name, array in feeds.items()}
     spread = {name: np.repeat(array, 2, axis=0)[::2] if array.ndim else array for name, array in feeds.items()}
-    for one in (turned, spread):
-        for array in one.values():
+    for item in (turned, spread):
+        for array in item.values():
             array.setflags(write=False)
-        same(three.pipeline.run(one).outputs, expected)
+        same(three.pipeline.run(item).outputs, expected)
 
 
 def test_outputs_are_the_callers_to_keep(three: Running, several: OnnxSource) -> None:
-    kept = [three.pipeline.run(mixed_feeds(1, seed)).outputs for seed in range(6)]
-    for seed, outputs in enumerate(kept):
+    saved = [three.pipeline.run(mixed_feeds(1, seed)).outputs for seed in range(6)]
+    for seed, outputs in enumerate(saved):
         same(outputs, whole(several.file.model, mixed_feeds(1, seed)))
         assert all(array.flags.writeable for array in outputs.values())
 
@@ -151,10 +151,10 @@ def test_not_a_number_is_an_output_like_any_other(three: Running, several: OnnxS
 @pytest.mark.parametrize("window", [1, 2, 3, 7, MOST_WINDOW])
 def test_results_come_in_order(several: OnnxSource, folder: Path, window: int, own: bool) -> None:
     with running(several, folder, 4, 9, own=own) as here:
-        given = [mixed_feeds(1 + seed % 2, seed) for seed in range(2 * window % 49 + 9)]
-        results = list(here.pipeline.map(iter(given), window=window))
-        assert len(results) == len(given)
-        for feeds, result in zip(given, results, strict=True):
+        provided = [mixed_feeds(1 + seed % 2, seed) for seed in range(2 * window % 49 + 9)]
+        results = list(here.pipeline.map(iter(provided), window=window))
+        assert len(results) == len(provided)
+        for feeds, result in zip(provided, results, strict=True):
             same(result.outputs, whole(several.file.model, feeds))
         assert all(a.ended < b.ended and a.began < b.began for a, b in pairwise(results))
         assert list(here.pipeline.map([], window=window)) == []
@@ -168,22 +168,22 @@ def test_no_more_are_in_flight_than_the_window(several: OnnxSource, folder: Path
         stages.append(Held(stage))
         return stages[-1]
 
-    taken = 0
+    used = 0
 
-    def given() -> Iterator[Feeds]:
-        nonlocal taken
+    def feed() -> Iterator[Feeds]:
+        nonlocal used
         for seed in count():
-            taken += 1
+            used += 1
             yield mixed_feeds(1, seed)
 
     with running(several, folder, wrap=wrap) as here:
         entry = here.links[0][0]
         frames = 1 + len(here.parts[0].takes.tensors)
-        with closing(here.pipeline.map(given(), window=window)) as results:
+        with closing(here.pipeline.map(feed(), window=window)) as results:
             first = start(next, results)
             for landed in range(6):
                 # The next input is there, and not handed over.
-                until(lambda: taken == window + landed + 1, "an input that waits")  # noqa: B023
+                until(lambda: used == window + landed + 1, "an input that waits")  # noqa: B023
                 assert entry._sent == (window + landed) * frames
                 stages[0].may.release()
                 same(
@@ -201,13 +201,13 @@ def test_windows_that_cannot_be(three: Running, window: int) -> None:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["workers", "own"])
-@pytest.mark.parametrize("taken", [1, 3])
-def test_whoever_ends_early_may_go_on(several: OnnxSource, folder: Path, taken: int, own: bool) -> None:
+@pytest.mark.parametrize("outputs_read", [1, 3])
+def test_whoever_ends_early_may_go_on(several: OnnxSource, folder: Path, outputs_read: int, own: bool) -> None:
     with running(several, folder, 4, 9, own=own) as here:
         for again in range(3):
             endless = (mixed_feeds(1, seed) for seed in count())
             with closing(here.pipeline.map(endless, window=6)) as results:
-                for seed, result in enumerate(islice(results, taken)):
+                for seed, result in enumerate(islice(results, outputs_read)):
                     same(result.outputs, whole(several.file.model, mixed_feeds(1, seed)))
             same(here.pipeline.run(mixed_feeds(2, again)).outputs, whole(several.file.model, mixed_feeds(2, again)))
             assert here.links[0][0]._sent == here.links[0][1]._received.sequence  # nothing is left on the way
@@ -352,12 +352,12 @@ def test_answers_that_are_none(
     several: OnnxSource, lie: Callable[[Liar], None], expected: type[TransportError], words: str
 ) -> None:
     liar = Liar(several)
-    found = start(liar.pipeline.run, mixed_feeds())
+    result = start(liar.pipeline.run, mixed_feeds())
     receiver = Receiver(liar.link, liar.takes)
     item, shapes = receiver.item(WAIT_S)
     receiver.tensors(item, shapes, {})
     lie(liar)
-    error = found.exception(WAIT_S)
+    error = result.exception(WAIT_S)
     assert type(error) is expected
     assert words in str(error)
     assert "\n" not in str(error)

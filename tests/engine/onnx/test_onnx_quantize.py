@@ -55,17 +55,17 @@ def test_real_graphs_go_through_int8_and_run(
             method = "static 7"
         data = onnx.load(source, load_external_data=False).graph.input[0].name
         calibration = samples(tmp_path / "pictures.npz", **{data: pictures})
-    made = quantize(source, target, "int8", calibration, threads=1)
-    assert (made.method, made.weights_left) == (method.removesuffix(" 7"), 0)
-    assert made.size_bytes == target.stat().st_size < 0.31 * source.stat().st_size
-    expected, found = (
+    built = quantize(source, target, "int8", calibration, threads=1)
+    assert (built.method, built.weights_left) == (method.removesuffix(" 7"), 0)
+    assert built.size_bytes == target.stat().st_size < 0.31 * source.stat().st_size
+    expected, result = (
         [output.ravel() for [output] in runs(path, (pictures[:1],), (pictures[1:],))] for path in (source, target)
     )
-    for a, b in zip(expected, found, strict=True):
+    for a, b in zip(expected, result, strict=True):
         assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > (REAL | LARGER)[name, method]
     # Another picture makes another output, and more of a difference than quantization.
     assert np.linalg.norm(expected[0] - expected[1]) > 0.01 * np.linalg.norm(expected[0])
-    assert np.linalg.norm(found[0] - expected[0]) < 0.7 * np.linalg.norm(found[0] - found[1])
+    assert np.linalg.norm(result[0] - expected[0]) < 0.7 * np.linalg.norm(result[0] - result[1])
 
 
 @pytest.mark.parametrize(("saturates", "steps"), [(False, 127), (True, 64)])
@@ -84,8 +84,8 @@ def test_weights_are_off_by_half_a_step_at_most(
         weight = before[name].reshape(len(before[name]), -1)
         scale = after[f"{name}_scale"].reshape(-1, 1)
         np.testing.assert_allclose(scale[:, 0], np.abs(weight).max(axis=1) / steps, rtol=1e-5)
-        found = after[f"{name}_quantized"].reshape(weight.shape) * scale
-        assert (np.abs(found - weight) <= 0.5001 * scale).all()
+        result = after[f"{name}_quantized"].reshape(weight.shape) * scale
+        assert (np.abs(result - weight) <= 0.5001 * scale).all()
 
 
 def test_random_weights_follow_their_seed() -> None:
@@ -107,25 +107,25 @@ def test_matrix_products(
 ) -> None:
     source = saved(mlp(gemm=gemm), tmp_path / "mlp.onnx")
     calibration = samples(tmp_path / "x.npz", x=vectors()) if calibrated else None
-    made = quantize(source, tmp_path / "out.onnx", type_name, calibration)
+    built = quantize(source, tmp_path / "out.onnx", type_name, calibration)
     assert operator in operators(tmp_path / "out.onnx")
-    assert (made.weights_quantized, made.weights_left) == (2, 0)
-    assert least < cosine(made) < 1
-    assert made.open_dims == {"x": ("batch",)}
-    assert made.samples_made_up is not calibrated
+    assert (built.weights_quantized, built.weights_left) == (2, 0)
+    assert least < cosine(built) < 1
+    assert built.open_dims == {"x": ("batch",)}
+    assert built.samples_made_up is not calibrated
     # A batch of another size runs, too.
     x = vectors()
-    [expected], [found] = run(source, x), run(tmp_path / "out.onnx", x)
-    assert found.shape == expected.shape == (6, 10)
-    assert 0 < np.abs(found - expected).max() < 0.3 * np.abs(expected).max()
+    [expected], [result] = run(source, x), run(tmp_path / "out.onnx", x)
+    assert result.shape == expected.shape == (6, 10)
+    assert 0 < np.abs(result - expected).max() < 0.3 * np.abs(expected).max()
 
 
 def test_int4_blocks(tmp_path: Path) -> None:
     source = saved(mlp((256, 256, 16)), tmp_path / "mlp.onnx")
-    made = [quantize(source, tmp_path / f"{n}.onnx", "int4", block_size=n) for n in BLOCK_SIZES]
-    sizes = [one.size_bytes for one in made]
+    built = [quantize(source, tmp_path / f"{n}.onnx", "int4", block_size=n) for n in BLOCK_SIZES]
+    sizes = [item.size_bytes for item in built]
     assert sizes == sorted(sizes, reverse=True)
-    assert cosine(made[0]) > cosine(made[-1])
+    assert cosine(built[0]) > cosine(built[-1])
     default = quantize(source, tmp_path / "default.onnx", "int4")
     assert (default.block_size, default.size_bytes) == (32, sizes[1])
 
@@ -148,8 +148,8 @@ def test_int4_takes_tables_in_any_operator_set(tmp_path: Path) -> None:
         assert quantize(source, target, "int4").weights_quantized == 2
         assert operators(target) == {"GatherBlockQuantized", "MatMulNBits"}
         assert [entry.version for entry in onnx.load(target).opset_import if not entry.domain] == [opset]
-        [expected], [found] = run(source, ids), run(target, ids)
-        assert np.linalg.norm(found - expected) < 0.2 * np.linalg.norm(expected)
+        [expected], [result] = run(source, ids), run(target, ids)
+        assert np.linalg.norm(result - expected) < 0.2 * np.linalg.norm(expected)
 
 
 def test_a_weight_that_two_products_share(tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_a_weight_that_two_products_share(tmp_path: Path) -> None:
     model.graph.node[3].input[1] = "w0"
     source = saved(model, tmp_path / "shared.onnx")
     for type_name in ("int8", "int4"):
-        made = quantize(source, tmp_path / f"{type_name}.onnx", type_name)
-        assert made.weights_quantized == 1
-        assert cosine(made) > 0.98
+        built = quantize(source, tmp_path / f"{type_name}.onnx", type_name)
+        assert built.weights_quantized == 1
+        assert cosine(built) > 0.98
 
 
 def test_a_transposed_weight_that_two_products_share(tmp_path: Path) -> None:
@@ -240,12 +240,12 @@ def test_what_made_up_inputs_cannot_run_is_written_and_not_compared(tmp_path: Pa
         [weight, shape],
     )
     source = saved(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "in")
-    made = quantize(source, tmp_path / "out.onnx", "int8")
-    assert made.comparison is None
-    assert "cannot run the float model on made-up inputs" in (made.not_compared or "")
-    assert "calibration samples" in (made.not_compared or "")
-    given = samples(tmp_path / "x.npz", x=vectors(3, 128))
-    assert quantize(source, tmp_path / "out.onnx", "int4", given).comparison is not None
+    built = quantize(source, tmp_path / "out.onnx", "int8")
+    assert built.comparison is None
+    assert "cannot run the float model on made-up inputs" in (built.not_compared or "")
+    assert "calibration samples" in (built.not_compared or "")
+    provided = samples(tmp_path / "x.npz", x=vectors(3, 128))
+    assert quantize(source, tmp_path / "out.onnx", "int4", provided).comparison is not None
 
 
 def test_weights_in_branches(tmp_path: Path) -> None:
@@ -273,12 +273,12 @@ def test_weights_in_branches(tmp_path: Path) -> None:
     )
     source = saved(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "in")
     assert not onnx.load(onnx_tools._weights_in_branches(source, external=False)).graph.initializer  # all have moved
-    made = quantize(source, tmp_path / "int8.onnx", "int8")
-    assert (made.weights_quantized, made.weights_left) == (2, 0)
+    built = quantize(source, tmp_path / "int8.onnx", "int8")
+    assert (built.weights_quantized, built.weights_left) == (2, 0)
     x = vectors()
     for first in (True, False):
-        expected, found = (run(path, x, np.array(first))[0] for path in (source, tmp_path / "int8.onnx"))
-        assert 0 < np.linalg.norm(found - expected) < 0.03 * np.linalg.norm(expected)
+        expected, result = (run(path, x, np.array(first))[0] for path in (source, tmp_path / "int8.onnx"))
+        assert 0 < np.linalg.norm(result - expected) < 0.03 * np.linalg.norm(expected)
     calibration = samples(tmp_path / "x.npz", x=x[:, None], first=np.ones(6, np.bool_))
     with pytest.raises(EngineError, match=r"weights in branches .* leave out calibration"):
         quantize(source, tmp_path / "out.onnx", "int8", calibration)
@@ -289,13 +289,13 @@ def test_a_bias_that_is_a_row(tmp_path: Path) -> None:
     """A product and a sum are fused to a Gemm, whose bias then has the shape (1, n)."""
     model = mlp((64, 64, 64), gemm=True)
     bias = model.graph.node[0].input[2]
-    [tensor] = [one for one in model.graph.initializer if one.name == bias]
+    [tensor] = [item for item in model.graph.initializer if item.name == bias]
     del tensor.dims[:]
     tensor.dims.extend([1, 64])
     source = saved(model, tmp_path / "row.onnx")
-    made = quantize(source, tmp_path / "int8.onnx", "int8", samples(tmp_path / "x.npz", x=vectors()))
-    assert (made.method, made.weights_left) == ("static", 0)
-    assert cosine(made) > 0.99
+    built = quantize(source, tmp_path / "int8.onnx", "int8", samples(tmp_path / "x.npz", x=vectors()))
+    assert (built.method, built.weights_left) == ("static", 0)
+    assert cosine(built) > 0.99
 
 
 def test_open_axes_are_as_long_as_the_model_needs(tmp_path: Path) -> None:
@@ -314,8 +314,8 @@ def test_open_axes_are_as_long_as_the_model_needs(tmp_path: Path) -> None:
         [weight, *(numpy_helper.from_array(np.array(values), name) for name, values in constants.items())],
     )
     source = saved(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "in")
-    made = quantize(source, tmp_path / "out.onnx", "int8")
-    assert made.open_size == made.to_json()["open_size"] == 64
-    assert made.comparison is not None
-    assert made.comparison.outputs[0].relative_l2 is not None  # null of outputs that are all 0
-    assert any("were 64 at the end of an input, otherwise 1" in note for note in made.notes)
+    built = quantize(source, tmp_path / "out.onnx", "int8")
+    assert built.open_size == built.to_json()["open_size"] == 64
+    assert built.comparison is not None
+    assert built.comparison.outputs[0].relative_l2 is not None  # null of outputs that are all 0
+    assert any("were 64 at the end of an input, otherwise 1" in note for note in built.notes)

@@ -29,9 +29,9 @@ def test_a_folder_of_samples(tmp_path: Path, source: Path) -> None:
     samples(folder / "a.npz", x=vectors(2), label=np.arange(2))
     samples(folder / "b.npz", x=vectors(3).reshape(3, 1, 64))  # each of them an input as it is
     samples(folder / "c.npz", x=vectors(8).reshape(2, 4, 64))
-    made = quantize(source, tmp_path / "out.onnx", "int8", folder)
-    assert made.comparison is not None
-    assert made.comparison.samples == 2 + 3 + 2
+    built = quantize(source, tmp_path / "out.onnx", "int8", folder)
+    assert built.comparison is not None
+    assert built.comparison.samples == 2 + 3 + 2
 
 
 def test_samples_of_a_fixed_batch(tmp_path: Path) -> None:

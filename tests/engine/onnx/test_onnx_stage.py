@@ -47,17 +47,17 @@ def cut_in_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[OnnxPlan, list
 @pytest.fixture(params=[0, 1])
 def stage(request: pytest.FixtureRequest, cut: tuple[OnnxPlan, list[CutStage], Path]) -> Iterator[LoadedStage]:
     plan, parts, folder = cut
-    one = loaded(parts[request.param], plan, request.param, folder)
-    yield one
-    one.close()
+    item = loaded(parts[request.param], plan, request.param, folder)
+    yield item
+    item.close()
 
 
 @pytest.fixture
 def first(cut: tuple[OnnxPlan, list[CutStage], Path]) -> Iterator[LoadedStage]:
     plan, parts, folder = cut
-    one = loaded(parts[0], plan, 0, folder)
-    yield one
-    one.close()
+    item = loaded(parts[0], plan, 0, folder)
+    yield item
+    item.close()
 
 
 class Held(LoadedStage):
@@ -86,10 +86,10 @@ class Around:
         send(self.before, self.stage.takes, Item(op, number), feeds)
 
     def take(self) -> tuple[Item, Feeds]:
-        held: Feeds = {}
+        current: Feeds = {}
         item, shapes = self._receiver.item(WAIT_S)
-        self._receiver.tensors(item, shapes, held) if item.op is Op.RUN else None
-        return item, held
+        self._receiver.tensors(item, shapes, current) if item.op is Op.RUN else None
+        return item, current
 
 
 @contextmanager
@@ -121,12 +121,12 @@ def test_threads_are_the_plans_up_to_the_workers(cut: tuple[OnnxPlan, list[CutSt
     path = folder / parts[0].digest
     path.write_bytes(parts[0].content)
     stage = stage_message(OnnxStage("b", Range(0, 1)), parts[0].takes, parts[0].gives)
-    for asked, lent, expected in ((None, 2, 2), (1, 2, 1), (5, 2, 2), (0, 2, 2), (-3, 2, 1)):
-        if asked is not None:
-            stage.threads = asked
-        one = load_stage.load(pb.Load(path=str(path), stage=stage), 1, ResourceLimits(lent), lambda _: None)
-        assert one.stage.engine.threads == one.describe().threads == expected
-        one.close()
+    for request, borrowed, expected in ((None, 2, 2), (1, 2, 1), (5, 2, 2), (0, 2, 2), (-3, 2, 1)):
+        if request is not None:
+            stage.threads = request
+        item = load_stage.load(pb.Load(path=str(path), stage=stage), 1, ResourceLimits(borrowed), lambda _: None)
+        assert item.stage.engine.threads == item.describe().threads == expected
+        item.close()
 
 
 def test_a_stage_without_a_description(cut: tuple[OnnxPlan, list[CutStage], Path]) -> None:
@@ -178,20 +178,20 @@ def test_what_leaves_a_stage(first: LoadedStage) -> None:
 def test_items_go_through_in_order(first: LoadedStage) -> None:
     with around(first) as here:
         n = 4 * SETS
-        given = [mixed_feeds(1 + seed % 3, seed) for seed in range(n)]
+        provided = [mixed_feeds(1 + seed % 3, seed) for seed in range(n)]
 
         def giving() -> None:
-            for number, feeds in enumerate(given):
+            for number, feeds in enumerate(provided):
                 here.give(feeds, number)
             here.give({}, op=Op.END)
 
         giving_ = start(giving)
-        taken = [here.take() for _ in range(n + 1)]
+        used = [here.take() for _ in range(n + 1)]
         giving_.result(WAIT_S)
         here.done.result(WAIT_S)
-        assert [item.number for item, _ in taken[:n]] == list(range(n))
-        assert taken[n] == (Item(Op.END), {})
-        for feeds, (_, came) in zip(given, taken[:n], strict=True):
+        assert [item.number for item, _ in used[:n]] == list(range(n))
+        assert used[n] == (Item(Op.END), {})
+        for feeds, (_, came) in zip(provided, used[:n], strict=True):
             same(came, gives(first, feeds))
 
 
@@ -215,14 +215,14 @@ def test_what_a_stage_holds_is_bounded(first: LoadedStage) -> None:
 def test_a_receiver_that_is_slow_holds_the_stage_back(first: LoadedStage) -> None:
     """Results that nobody receives keep their buffers: so many items are computed, and no more."""
     stage = Held(first)
-    taken: queue.SimpleQueue[None] = queue.SimpleQueue()
+    used: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     class Narrow(memory_link.MemoryLink):
         """A link whose peer takes an item when the test says so."""
 
         def _write(self, header: bytes, payload: memoryview, timeout_s: float) -> None:
             if header[5] == Kind.CONTROL:
-                taken.get(timeout=WAIT_S)
+                used.get(timeout=WAIT_S)
             super()._write(header, payload, timeout_s)
 
     before, source = memory_link.pair(deadlines=QUICK)
@@ -238,11 +238,11 @@ def test_a_receiver_that_is_slow_holds_the_stage_back(first: LoadedStage) -> Non
         receiver = Receiver(behind, stage.gives)
         for done in range(2 * SETS):
             until(lambda: stage.computed == min(SETS + done, 2 * SETS), "all that it may")  # noqa: B023
-            taken.put(None)
+            used.put(None)
             item, shapes = receiver.item(WAIT_S)
             receiver.tensors(item, shapes, {})
             assert item.number == done
-        taken.put(None)
+        used.put(None)
         assert receiver.item(WAIT_S)[0].op is Op.END
         following.result(WAIT_S)
 
@@ -327,7 +327,7 @@ def test_the_whole_as_one_stage(cut: tuple[OnnxPlan, list[CutStage], Path]) -> N
     plan = model.plan(["a"], [])
     assert plan.n_nodes == FULL_MODEL
     [part] = model.parts(plan)
-    one = loaded(part, plan, 0, folder)
+    item = loaded(part, plan, 0, folder)
     feeds = mixed_feeds(4, 2)
-    same(one.compute(Item(Op.RUN), feeds)[1], whole(mixed(), feeds))
-    one.close()
+    same(item.compute(Item(Op.RUN), feeds)[1], whole(mixed(), feeds))
+    item.close()

@@ -59,23 +59,23 @@ def unruly() -> ModelProto:
     return model
 
 
-def segments(found: Survey[OnnxDevice]) -> list[tuple[float, ...]]:
+def segments(result: Survey[OnnxDevice]) -> list[tuple[float, ...]]:
     """Seconds of each, by device."""
-    return [speed.segments_s for speed in found.speeds]
+    return [speed.segments_s for speed in result.speeds]
 
 
 def surveyed(
     two: list[Worker], model: OnnxSource, which: str, **how: Any
 ) -> tuple[Survey[OnnxDevice], list[tuple[float, float]]]:
     steps: list[tuple[float, float]] = []
-    addresses = [one.address for one in two]
+    addresses = [item.address for item in two]
     with Fleet(addresses) as fleet:
-        found = onnx_survey(
+        result = onnx_survey(
             fleet, addresses, model, choose(model.graph, which), threads=1,
-            on_step=lambda done, of: steps.append((done, of)), **how,
+            on_step=lambda done, total: steps.append((done, total)), **how,
         )  # fmt: skip
         survey_is_over(two)  # though the fleet is still there
-    return found, steps
+    return result, steps
 
 
 # ----------------------------------------------------------------------------------------------------- on real devices
@@ -83,44 +83,44 @@ def surveyed(
 
 def test_devices_are_measured_and_remembered(two: list[Worker], tmp_path: Path) -> None:
     model = owned(residual(), tmp_path / "residual.onnx")
-    found, steps = surveyed(two, model, "blocks")
-    names = [LOCAL, *(one.address for one in two)]
-    assert [one.device for one in found.speeds] == names
-    assert [one.name for one in found.speeds] == ["this device", "one", "two"]
+    result, steps = surveyed(two, model, "blocks")
+    names = [LOCAL, *(item.address for item in two)]
+    assert [speed.device for speed in result.speeds] == names
+    assert [speed.name for speed in result.speeds] == ["this device", "one", "two"]
     cuts = choose(model.graph, "blocks")
     n = len(cuts) + 1
-    for seconds in segments(found):
+    for seconds in segments(result):
         assert len(seconds) == n
         assert 0 < sum(seconds) < 1
-    assert set(found.links.between) == {(a, b) for a in names for b in names if a != b}
-    for one in found.speeds:
-        assert 1e-4 < one.stage_s < 1
-        assert one.memory_bytes > one.runtime_bytes > 0
-        assert one.age_s == 0
-    assert found.estimated == ()
+    assert set(result.links.between) == {(a, b) for a in names for b in names if a != b}
+    for speed in result.speeds:
+        assert 1e-4 < speed.stage_s < 1
+        assert speed.memory_bytes > speed.runtime_bytes > 0
+        assert speed.age_s == 0
+    assert result.estimated == ()
     all_steps = 3 * (n + 1) + 3
     assert steps == [(i, all_steps) for i in range(1, all_steps + 1)]
 
     again, steps = surveyed(two, model, "blocks")
     assert len(steps) == 3  # the links alone
-    assert segments(again) == segments(found)
-    assert all(one.age_s > 0 for one in again.speeds)
+    assert segments(again) == segments(result)
+    assert all(item.age_s > 0 for item in again.speeds)
 
-    planner = OnnxPlanner(OnnxWork.from_graph(model.graph, cuts), found.speeds, found.links, model.name, model.digest)
+    planner = OnnxPlanner(OnnxWork.from_graph(model.graph, cuts), result.speeds, result.links, model.name, model.digest)
     placed, exact = planner.front()
     assert exact
-    for one in placed:  # type: ignore[assignment]
-        model.check(one.plan)  # type: ignore[attr-defined]
+    for speed in placed:  # type: ignore[assignment]
+        model.check(speed.plan)  # type: ignore[attr-defined]
     assert len(planner.singles()) == 3
 
 
 def test_what_does_not_run_on_noise_is_estimated(two: list[Worker], tmp_path: Path) -> None:
     model = owned(unruly(), tmp_path / "unruly.onnx")
-    found, _ = surveyed(two, model, "all")
-    [label] = found.estimated
+    result, _ = surveyed(two, model, "all")
+    [label] = result.estimated
     assert "gather" in label
     assert [cut.label for cut in choose(model.graph, "all")].index(label) == 2
-    for seconds in segments(found):
+    for seconds in segments(result):
         assert 0 < seconds[2] < 1
 
 
@@ -142,12 +142,12 @@ def test_this_device_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     measure = survey_module.timed  # type: ignore[attr-defined]
     monkeypatch.setattr(survey_module, "timed", counted)
-    found = onnx_survey(None, [], model, at(model, 3), threads=1, provider="cpu")
-    assert [one.device for one in found.speeds] == [LOCAL]
-    assert len(segments(found)[0]) == 2
-    assert found.links.between == {}
+    result = onnx_survey(None, [], model, at(model, 3), threads=1, provider="cpu")
+    assert [speed.device for speed in result.speeds] == [LOCAL]
+    assert len(segments(result)[0]) == 2
+    assert result.links.between == {}
     again = onnx_survey(None, [], model, at(model, 3), threads=1, provider="cpu")
-    assert (segments(again), len(timed)) == (segments(found), 1)
+    assert (segments(again), len(timed)) == (segments(result), 1)
     fresh = onnx_survey(None, [], model, at(model, 3), threads=1, provider="cpu", fresh=True)
     assert len(timed) == 2
     assert fresh.speeds[0].age_s == 0
@@ -180,7 +180,7 @@ def test_a_file_of_remembered_times_that_is_none(
     ):
         path.write_text(text)
         steps: list[float] = []
-        onnx_survey(None, [], model, at(model, 3), threads=1, on_step=lambda done, of: steps.append(of))  # noqa: B023
+        onnx_survey(None, [], model, at(model, 3), threads=1, on_step=lambda done, total: steps.append(total))  # noqa: B023
         assert steps == [3, 3, 3]  # measured again
 
 
@@ -212,7 +212,7 @@ def test_estimates_go_by_what_was_measured() -> None:
 def test_many_segments_are_timed_in_groups() -> None:
     rng = np.random.default_rng(0)
     for n in (1, 2, MOST_PARTS, MOST_PARTS + 1, 500):
-        seconds = [float(one) for one in rng.exponential(1.0, n)]
+        seconds = [float(item) for item in rng.exponential(1.0, n)]
         for own in (seconds, [0.0] * n, [1e9, *seconds[1:]]):
             groups = onnx_times._groups(own)
             assert [i for group in groups for i in group] == list(range(n))

@@ -10,19 +10,19 @@ from edge.llm.engine import Engine
 from tests.support import paging
 from tests.support.paging import answer, least, paged, weight_threads
 
-Made = Callable[..., Path]
+MakeModel = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
     """Makes the model that `paging.model` does, once."""
     return lambda *args, **figures: paging.model(tmp_path_factory, *args, **figures)
 
 
 @pytest.fixture(params=["llama", "qwen3moe"])
-def original(request: pytest.FixtureRequest, made: Made) -> Path:
+def original(request: pytest.FixtureRequest, make_model: MakeModel) -> Path:
     """A model with experts, and one without."""
-    return made(request.param)
+    return make_model(request.param)
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ def child(page: int, path: Path) -> dict[str, Any]:
     command = [sys.executable, "-c", _CHILD, str(page), str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,6 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 @pytest.mark.parametrize("page", [64 << 10, *thorough(16 << 10)])
 def test_what_a_paged_model_computes(usual: tuple[Path, dict[str, Any]], page: int) -> None:
     path, expected = usual
-    found = child(page, path)
-    assert found["greatest"] == expected["greatest"]
-    assert found["streamed"] > 0
+    result = child(page, path)
+    assert result["greatest"] == expected["greatest"]
+    assert result["streamed"] > 0

@@ -20,8 +20,8 @@ def test_paged_weights_compute_the_bits_of_resident_ones(arch: str, tmp_path: Pa
     model = synthetic(tmp_path / f"{arch}.gguf", arch, "f16", layers=6, embd=256, ff=256, vocab=320)
     with paging.paged(model, paging.halfway(model), repack=False) as engine:
         assert paging.streams(engine) or arch in NOT_PAGED
-        found = paging.answer(engine, PROMPT, 4)
+        result = paging.answer(engine, PROMPT, 4)
     with paging.resident(model, repack=False) as engine:
         expected = paging.answer(engine, PROMPT, 4)
     assert np.isfinite(expected).all()
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(result, expected)

@@ -28,7 +28,7 @@ from edge.speculate.factory import with_room
 from partition.model.model import ModelShape
 from partition.predict.paging import Speed
 from quant.gguf.file import GgufFile
-from tests.engine.paging.conftest import Made
+from tests.engine.paging.conftest import MakeModel
 from tests.support import paging
 from tests.support.paging import ALL_FITS, FIGURES, MIB, OPTIONS, PROMPT, answer, least, paged, weight_threads
 from tests.support.thorough import each_once, thorough
@@ -61,9 +61,9 @@ def sorted_weights() -> Iterator[Callable[[Path, bool], Roles]]:
     "arch", ["llama", "gpt-oss", *thorough(*(arch for arch in FIGURES if arch not in ("llama", "gpt-oss")))]
 )
 def test_the_least_parts_are_enough_to_the_byte(
-    made: Made, sorted_weights: Callable[[Path, bool], Roles], arch: str, type_name: str, repack: bool
+    make_model: MakeModel, sorted_weights: Callable[[Path, bool], Roles], arch: str, type_name: str, repack: bool
 ) -> None:
-    roles = sorted_weights(made(arch, type_name), repack)
+    roles = sorted_weights(make_model(arch, type_name), repack)
     for window in (None, 3 * MIB):
         read = ReadOptions(2, 64 << 10, window)
         need = sum(least_parts(roles, read, 16, 4).values())
@@ -80,8 +80,8 @@ def test_the_least_parts_are_enough_to_the_byte(
                 assert {piece for pieces in roles.experts.values() for piece in pieces} <= stays
 
 
-def test_too_small_a_budget_is_refused_with_the_least_and_its_parts(made: Made) -> None:
-    path = made("qwen3moe")
+def test_too_small_a_budget_is_refused_with_the_least_and_its_parts(make_model: MakeModel) -> None:
+    path = make_model("qwen3moe")
     error = paging.refusal(path, replace(OPTIONS, memory=20 * MIB))
     message = str(error)
     assert ModelShape.from_gguf(GgufFile.open(path)).name in message
@@ -95,19 +95,21 @@ def test_too_small_a_budget_is_refused_with_the_least_and_its_parts(made: Made) 
     assert abs(sum(parts.values()) - paging.named_least(error) / MIB) <= len(parts) / 2 + 1  # each is rounded
 
 
-def test_too_small_a_budget_names_the_options_that_save_enough_and_their_bytes(made: Made, tmp_path: Path) -> None:
-    path = made()
+def test_too_small_a_budget_names_the_options_that_save_enough_and_their_bytes(
+    make_model: MakeModel, tmp_path: Path
+) -> None:
+    path = make_model()
     prefixes = PrefixOptions(folder=tmp_path / "prefixes", key_folder=tmp_path / "keys")
     plain = replace(OPTIONS, sequences=1, outputs=None)
     greedy = replace(with_room(plain, "auto"), prefixes=prefixes)
     n_vocab = ModelShape.from_gguf(GgufFile.open(path)).n_vocab
     drafts = 2 * 4 * n_vocab * (min(MOST_ROWS, plain.rows) - 1)
-    held = held_bytes(ModelShape.from_gguf(GgufFile.open(path)))
+    current = held_bytes(ModelShape.from_gguf(GgufFile.open(path)))
     assert greedy.draft_rows == MOST_ROWS - 1
     with_all, without = least(path, greedy), least(path, plain)
-    assert abs(with_all - without - drafts - held) <= MIB  # each least is rounded up to a MiB
+    assert abs(with_all - without - drafts - current) <= MIB  # each least is rounded up to a MiB
     message = str(paging.refusal(path, replace(greedy, memory=with_all - MIB)))
-    assert f"It fits with --prefix-cache 0 (saves {held / MIB:.1f} MiB); or use a larger --memory" in message
+    assert f"It fits with --prefix-cache 0 (saves {current / MIB:.1f} MiB); or use a larger --memory" in message
     assert "draft off" not in message  # that is not needed
     paged(path, with_all - MIB, greedy, prefixes=None).close()  # it does fit with that
     message = str(paging.refusal(path, replace(greedy, memory=2 * paging.RUNTIME)))
@@ -115,8 +117,8 @@ def test_too_small_a_budget_names_the_options_that_save_enough_and_their_bytes(m
     assert "--prefix-cache" not in str(paging.refusal(path, replace(plain, memory=without - MIB)))
 
 
-def test_without_a_draft_model_its_bytes_are_saved_too(made: Made) -> None:
-    path = made()
+def test_without_a_draft_model_its_bytes_are_saved_too(make_model: MakeModel) -> None:
+    path = make_model()
     plain = replace(OPTIONS, sequences=1, outputs=None)
     drafting = with_room(replace(plain, memory=MIB), path)  # the model drafts for itself
     with_all, without = least(path, drafting), least(path, plain)
@@ -141,24 +143,24 @@ def test_advice_names_no_more_options_than_are_needed() -> None:
 
 
 @pytest.mark.parametrize("given_mib", [9, 12, 24])
-def test_the_least_that_is_named_does_not_depend_on_what_was_given(made: Made, given_mib: int) -> None:
-    path = made()
+def test_the_least_that_is_named_does_not_depend_on_what_was_given(make_model: MakeModel, given_mib: int) -> None:
+    path = make_model()
     error = paging.refusal(path, replace(OPTIONS, memory=given_mib * MIB))
     assert paging.named_least(error) == least(path)
 
 
-def test_a_byte_less_than_the_least_by_a_mebibyte_is_refused(made: Made) -> None:
-    path = made()
+def test_a_byte_less_than_the_least_by_a_mebibyte_is_refused(make_model: MakeModel) -> None:
+    path = make_model()
     paged(path, least(path)).close()
     error = paging.refusal(path, replace(OPTIONS, memory=least(path) - MIB))
     assert paging.named_least(error) == least(path)
 
 
-def test_the_least_that_is_named_works_and_less_does_not(made: Made) -> None:
+def test_the_least_that_is_named_works_and_less_does_not(make_model: MakeModel) -> None:
     """Whatever the process holds already, to a part of a mebibyte."""
-    path = made()
-    for held in range(paging.RUNTIME, paging.RUNTIME + MIB, 90_001):
-        with paging.steady_runtime(held):
+    path = make_model()
+    for number in range(paging.RUNTIME, paging.RUNTIME + MIB, 90_001):
+        with paging.steady_runtime(number):
             with pytest.raises(NotEnoughMemory) as caught:
                 Engine(path, replace(OPTIONS, memory=16 * MIB))
             named = paging.named_least(caught.value)
@@ -170,10 +172,10 @@ def test_the_least_that_is_named_works_and_less_does_not(made: Made) -> None:
 @pytest.mark.parametrize("read", [1e5, 1e12])
 @pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
 def test_what_is_measured_never_makes_the_least_budget_too_small(
-    made: Made, monkeypatch: pytest.MonkeyPatch, arch: str, read: float
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, arch: str, read: float
 ) -> None:
     """A slow disk asks for long batches, a parallel one for many buffers: as far as there is room."""
-    path = made(arch)
+    path = make_model(arch)
     options = replace(OPTIONS, io_threads=None, io_chunk=None, batch=None)
     lowest = least(path, options)
     monkeypatch.setitem(paging.speeds, "read", read)
@@ -184,8 +186,8 @@ def test_what_is_measured_never_makes_the_least_budget_too_small(
         answer(engine, n=2)
 
 
-def test_a_slow_disk_makes_longer_batches(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = made("llama", "f16", ff=4096)
+def test_a_slow_disk_makes_longer_batches(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_model("llama", "f16", ff=4096)
     options = replace(OPTIONS, batch=None, context=512)
     memory = paging.halfway(path, options)
     batches = []
@@ -197,8 +199,8 @@ def test_a_slow_disk_makes_longer_batches(made: Made, monkeypatch: pytest.Monkey
     assert batches == [128, 512]
 
 
-def test_disk_and_processor_are_measured(made: Made, sorted_weights: Callable[[Path, bool], Roles]) -> None:
-    piece = sorted_weights(made(), True).factors[0]
+def test_disk_and_processor_are_measured(make_model: MakeModel, sorted_weights: Callable[[Path, bool], Roles]) -> None:
+    piece = sorted_weights(make_model(), True).factors[0]
     for threads, chunk in ((1, 4096), (3, None), (None, 128 << 10)):
         n, size, rate = measure.measure_reads(piece, threads, chunk, 1 << 30)
         assert n == threads or (threads is None and n in {threads for threads, _ in measure._SETTINGS})
@@ -211,14 +213,14 @@ def test_disk_and_processor_are_measured(made: Made, sorted_weights: Callable[[P
 # Contexts.
 
 
-def test_a_cache_larger_than_the_budget_is_refused_with_both(made: Made) -> None:
-    path = made(context=1 << 18)
+def test_a_cache_larger_than_the_budget_is_refused_with_both(make_model: MakeModel) -> None:
+    path = make_model(context=1 << 18)
     with pytest.raises(NotEnoughMemory, match=r"at least \d+ MiB \(.*KV cache 512, .*; 64 MiB were given.* --context"):
         paged(path, 64 * MIB, context=1 << 18)
 
 
-def test_a_context_that_is_not_asked_for_fits_the_budget(made: Made) -> None:
-    path = made(context=1 << 18)  # 2 KiB a token
+def test_a_context_that_is_not_asked_for_fits_the_budget(make_model: MakeModel) -> None:
+    path = make_model(context=1 << 18)  # 2 KiB a token
     contexts = {mib: context(path, mib) for mib in (44, 48, 1024)}
     assert contexts[1024] == 4096
     assert 512 <= contexts[44] <= contexts[48] < 4096
@@ -262,8 +264,8 @@ def test_options_within_their_range() -> None:
     EngineOptions(memory=1, window=1, io_threads=64, io_chunk=256 * MIB, verify=True, gpu_layers=0)
 
 
-def test_a_window_that_is_given_is_kept(made: Made) -> None:
-    path = made()
+def test_a_window_that_is_given_is_kept(make_model: MakeModel) -> None:
+    path = make_model()
     for window in (600 << 10, 900 << 10):
         with paged(path, paging.halfway(path), window=window) as engine:
             assert engine.paging is not None
@@ -271,23 +273,23 @@ def test_a_window_that_is_given_is_kept(made: Made) -> None:
             answer(engine, n=2)
 
 
-def test_a_window_that_cannot_be_is_refused(made: Made) -> None:
-    path = made()
+def test_a_window_that_cannot_be_is_refused(make_model: MakeModel) -> None:
+    path = make_model()
     with pytest.raises(NotEnoughMemory, match=r"cannot hold the largest matrix, .*; use a larger --window"):
         paged(path, paging.halfway(path), window=1000)
     error = paging.refusal(path, replace(OPTIONS, memory=least(path), window=64 * MIB))
     assert paging.named_least(error) > 64 * MIB
 
 
-def test_as_many_threads_read_as_are_asked_for(made: Made) -> None:
-    path = made()
+def test_as_many_threads_read_as_are_asked_for(make_model: MakeModel) -> None:
+    path = make_model()
     for n in (1, 5):
         with paged(path, ALL_FITS, io_threads=n):
             assert len(weight_threads()) == n
 
 
-def test_chunks_are_as_long_as_asked_for(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = made()
+def test_chunks_are_as_long_as_asked_for(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_model()
     lengths: list[int] = []
     preadv = os.preadv
 
@@ -303,8 +305,8 @@ def test_chunks_are_as_long_as_asked_for(made: Made, monkeypatch: pytest.MonkeyP
         assert chunk // 2 < max(lengths) <= chunk + 2 * 4096
 
 
-def test_all_parts_are_said_and_add_up(made: Made) -> None:
-    path = made("qwen3moe")
+def test_all_parts_are_said_and_add_up(make_model: MakeModel) -> None:
+    path = make_model("qwen3moe")
     with paged(path, paging.halfway(path)) as engine:
         memory = engine.memory
         assert memory.budget == paging.halfway(path)
@@ -318,8 +320,8 @@ def test_all_parts_are_said_and_add_up(made: Made) -> None:
         assert engine.memory.budget is None
 
 
-def test_without_a_budget_nothing_is_paged_and_with_room_nothing_is_read_again(made: Made) -> None:
-    path = made()
+def test_without_a_budget_nothing_is_paged_and_with_room_nothing_is_read_again(make_model: MakeModel) -> None:
+    path = make_model()
     with paged(path, ALL_FITS) as engine:
         assert engine.paging is not None
         engine.paging.clear_stats()
@@ -330,8 +332,8 @@ def test_without_a_budget_nothing_is_paged_and_with_room_nothing_is_read_again(m
     assert stats.decode.hit_rate is stats.decode.predicted_right is None
 
 
-def test_a_pass_reads_what_is_streamed_once(made: Made) -> None:
-    path = made()
+def test_a_pass_reads_what_is_streamed_once(make_model: MakeModel) -> None:
+    path = make_model()
     with paged(path, paging.halfway(path)) as engine:
         assert engine.paging is not None
         plan_ = engine.paging.plan
@@ -354,8 +356,8 @@ def test_a_pass_reads_what_is_streamed_once(made: Made) -> None:
     }
 
 
-def test_no_engine_is_left_behind_by_a_refusal(made: Made) -> None:
-    path = made()
+def test_no_engine_is_left_behind_by_a_refusal(make_model: MakeModel) -> None:
+    path = make_model()
     for _ in range(3):
         paging.refusal(path, replace(OPTIONS, memory=20 * MIB))
     assert not weight_threads()

@@ -14,7 +14,7 @@ from edge.llama.hooks import Hook
 from edge.llama.llama import Batch
 from edge.llm.engine import Engine, ModelRunner
 from edge.paging import token_rows
-from tests.engine.paging.conftest import Made
+from tests.engine.paging.conftest import MakeModel
 from tests.support import paging
 from tests.support.paging import ALL_FITS, EXPERTS, FIGURES, OPTIONS, PROMPT, answer, paged, resident, resident_answer
 from tests.support.thorough import each_once, thorough
@@ -37,21 +37,23 @@ BUDGETS: dict[str, Callable[[Path], int]] = {
 
 
 @pytest.mark.parametrize(("kind", "which"), each_once(TYPES, BUDGETS))
-def test_logits_and_tokens_are_those_of_resident_weights(made: Made, kind: tuple[str, str], which: str) -> None:
-    path = made(*kind)
+def test_logits_and_tokens_are_those_of_resident_weights(
+    make_model: MakeModel, kind: tuple[str, str], which: str
+) -> None:
+    path = make_model(*kind)
     memory = BUDGETS[which](path)
     with paged(path, memory) as engine:
         assert paging.streams(engine) == (which != "all fits")
-        found = answer(engine)
+        result = answer(engine)
         chunk = min(16, engine.batch)
         assert engine.memory.total <= memory
-    np.testing.assert_array_equal(found, resident_answer(path, True, chunk))
+    np.testing.assert_array_equal(result, resident_answer(path, True, chunk))
 
 
 @pytest.mark.parametrize("arch", [arch for arch in FIGURES if arch not in ("gemma2", "gpt-oss")])  # keys before values
-def test_the_first_pass_asks_in_the_order_that_is_read_ahead(made: Made, arch: str) -> None:
+def test_the_first_pass_asks_in_the_order_that_is_read_ahead(make_model: MakeModel, arch: str) -> None:
     """In another order, much would be read twice."""
-    path = made(arch)
+    path = make_model(arch)
     with paged(path, paging.least(path)) as engine:
         pager = engine.paging._pager  # type: ignore[union-attr]
         assert pager is not None
@@ -61,8 +63,8 @@ def test_the_first_pass_asks_in_the_order_that_is_read_ahead(made: Made, arch: s
 
 
 @pytest.mark.parametrize("which", BUDGETS)
-def test_a_tied_head_that_is_laid_out_for_products_but_not_for_tokens(made: Made, which: str) -> None:
-    path = made("gemma", "q4_0", head_type="q4_0")
+def test_a_tied_head_that_is_laid_out_for_products_but_not_for_tokens(make_model: MakeModel, which: str) -> None:
+    path = make_model("gemma", "q4_0", head_type="q4_0")
     with paged(path, BUDGETS[which](path)) as engine:
         roles = engine.paging._roles  # type: ignore[union-attr]
         assert roles.tied
@@ -74,21 +76,21 @@ def test_a_tied_head_that_is_laid_out_for_products_but_not_for_tokens(made: Made
 @pytest.mark.parametrize(
     "arch", ["llama", "qwen3moe", *thorough(*(arch for arch in FIGURES if arch not in ("llama", "qwen3moe")))]
 )
-def test_plain_layouts_compute_as_plain_resident_weights_do(made: Made, arch: str) -> None:
-    path = made(arch)
+def test_plain_layouts_compute_as_plain_resident_weights_do(make_model: MakeModel, arch: str) -> None:
+    path = make_model(arch)
     with paged(path, BUDGETS["halfway"](path), repack=False) as engine:
         assert paging.streams(engine)
-        found = answer(engine)
+        result = answer(engine)
         chunk = min(16, engine.batch)
-    np.testing.assert_array_equal(found, resident_answer(path, False, chunk))
+    np.testing.assert_array_equal(result, resident_answer(path, False, chunk))
 
 
-def test_the_comparison_sees_which_kernels_computed(made: Made) -> None:
+def test_the_comparison_sees_which_kernels_computed(make_model: MakeModel) -> None:
     """Repacked and plain weights round differently: a test that could not tell them apart would compare nothing.
 
     llama.cpp has kernels for repacked weights from AVX2 on. Where this CPU has none, there is nothing to tell apart.
     """
-    path = made()
+    path = make_model()
     with paged(path, paging.halfway(path)) as engine:
         repacks = any(piece.weight.repacks for piece in engine.paging._roles.factors)  # type: ignore[union-attr]
     assert (resident_answer(path, True, 16) != resident_answer(path, False, 16)).any() == repacks
@@ -98,14 +100,14 @@ def test_the_comparison_sees_which_kernels_computed(made: Made) -> None:
 
 
 @pytest.fixture(params=["llama", "gemma3", *EXPERTS])
-def pair(request: pytest.FixtureRequest, made: Made):  # type: ignore[no-untyped-def]
+def pair(request: pytest.FixtureRequest, make_model: MakeModel):  # type: ignore[no-untyped-def]
     """The same model with little memory and resident, with room for two sequences and four rows that give logits."""
-    path = made(request.param)
+    path = make_model(request.param)
     options = replace(OPTIONS, sequences=2, outputs=4)
-    with paged(path, paging.halfway(path, options), options) as one, resident(path, options) as other:
-        assert paging.streams(one)
-        assert one.batch >= 4
-        yield one, other
+    with paged(path, paging.halfway(path, options), options) as first, resident(path, options) as other:
+        assert paging.streams(first)
+        assert first.batch >= 4
+        yield first, other
 
 
 Pair = tuple[Engine, Engine]
@@ -113,9 +115,9 @@ Pair = tuple[Engine, Engine]
 
 def both(pair: Pair, do: Callable[[Engine], np.ndarray]) -> None:
     """Require that `do` gives the same for both."""
-    one, other = (do(engine).copy() for engine in pair)
-    assert one.size
-    np.testing.assert_array_equal(one, other)
+    first, other = (do(engine).copy() for engine in pair)
+    assert first.size
+    np.testing.assert_array_equal(first, other)
 
 
 def test_all_rows_of_a_batch(pair: Pair) -> None:
@@ -154,18 +156,18 @@ def test_positions_forgotten_copied_and_cleared(pair: Pair) -> None:
     both(pair, lambda engine: answer(engine, PROMPT[:7], 3, chunk=4))
 
 
-def test_shifted_positions(made: Made) -> None:
-    path = made()
-    with paged(path, paging.least(path)) as one, resident(path) as other:
-        for engine in (one, other):
+def test_shifted_positions(make_model: MakeModel) -> None:
+    path = make_model()
+    with paged(path, paging.least(path)) as first, resident(path) as other:
+        for engine in (first, other):
             answer(engine, PROMPT[:10], 3)
             engine.kv_remove(0, 0, 4)
             engine.kv_shift(0, 4, -1, -4)
-        both((one, other), lambda engine: answer(engine, PROMPT[:4], 3, start=engine.kv_last(0) + 1))
+        both((first, other), lambda engine: answer(engine, PROMPT[:4], 3, start=engine.kv_last(0) + 1))
 
 
-def test_hidden_states_in_place_of_tokens(made: Made) -> None:
-    path = made("qwen2")
+def test_hidden_states_in_place_of_tokens(make_model: MakeModel) -> None:
+    path = make_model("qwen2")
     embedded: list[np.ndarray] = []
     hook = Hook(lambda node: node.name == "embd", lambda node: embedded.append(node.read()))
     with Engine(path, paging.unpaged(), hooks=[hook]) as engine:
@@ -183,8 +185,8 @@ def test_hidden_states_in_place_of_tokens(made: Made) -> None:
         np.testing.assert_array_equal(runner.logits(-1), expected)
 
 
-def test_hooks_of_others_see_the_same_states(made: Made) -> None:
-    path = made()
+def test_hooks_of_others_see_the_same_states(make_model: MakeModel) -> None:
+    path = make_model()
     seen: list[np.ndarray] = []
     hook = Hook(lambda node: node.name == "l_out-2", lambda node: seen.append(node.read()))
     with Engine(path, paging.unpaged(), hooks=[hook]) as engine:
@@ -193,33 +195,33 @@ def test_hooks_of_others_see_the_same_states(made: Made) -> None:
     with paging.steady_runtime(), Engine(path, replace(OPTIONS, memory=paging.least(path)), hooks=[hook]) as engine:
         answer(engine, PROMPT[:5], 3)
     assert len(seen) == len(states) == 3
-    for found, expected in zip(seen, states, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for result, expected in zip(seen, states, strict=True):
+        np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma", "qwen3moe"])
-def test_token_rows_that_come_and_go(made: Made, monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
+def test_token_rows_that_come_and_go(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
     """With room for few of them: those of other decodes are given back, and read again."""
-    path = made(arch)
+    path = make_model(arch)
     monkeypatch.setattr(token_rows, "MOST_BYTES", 20 * 8192)
     prompt = [*PROMPT[:16], *PROMPT[8:16], *PROMPT[16:24]]  # some of those given back are used on
     with paged(path, paging.least(path)) as engine:
         chunk = min(16, engine.batch)
-        found = answer(engine, prompt, chunk=chunk)
+        result = answer(engine, prompt, chunk=chunk)
         rows = engine.paging._rows  # type: ignore[union-attr]
         assert rows is not None
         assert 0 < len(rows._there) < len(set(prompt))
     with resident(path) as engine:
-        np.testing.assert_array_equal(found, answer(engine, prompt, chunk=chunk))
+        np.testing.assert_array_equal(result, answer(engine, prompt, chunk=chunk))
 
 
 # Interruptions.
 
 
 @pytest.mark.parametrize(("arch", "at"), each_once(["llama", "gemma3", "qwen3moe"], [0, 5, 12]))
-def test_an_interrupted_decode_leaves_nothing_wrong_behind(made: Made, arch: str, at: int) -> None:
+def test_an_interrupted_decode_leaves_nothing_wrong_behind(make_model: MakeModel, arch: str, at: int) -> None:
     """A stop that comes in the middle of a pass, before its node number `at` of some."""
-    path = made(arch)
+    path = make_model(arch)
     count = 0
 
     def stop(_: object) -> None:
@@ -244,8 +246,8 @@ def test_an_interrupted_decode_leaves_nothing_wrong_behind(made: Made, arch: str
             np.testing.assert_array_equal(answer(engine, n=3), resident_answer(path, True, chunk)[:3])
 
 
-def test_a_decode_stopped_before_it_begins(made: Made) -> None:
-    path = made()
+def test_a_decode_stopped_before_it_begins(make_model: MakeModel) -> None:
+    path = make_model()
     with paged(path, paging.least(path)) as engine:
         engine.stop()
         with pytest.raises(Interrupted):
@@ -255,8 +257,8 @@ def test_a_decode_stopped_before_it_begins(made: Made) -> None:
         np.testing.assert_array_equal(answer(engine), resident_answer(path))
 
 
-def test_decodes_that_are_refused_change_nothing(made: Made) -> None:
-    path = made()
+def test_decodes_that_are_refused_change_nothing(make_model: MakeModel) -> None:
+    path = make_model()
     with paged(path, paging.least(path)) as engine:
         with pytest.raises(EngineError):
             engine.decode([5000], 0)  # no such token

@@ -31,7 +31,7 @@ from edge.paging.reader import Reader
 from edge.paging.roles import Roles, sort_weights
 from edge.paging.window import Source
 from quant.gguf.file import GgufFile
-from tests.engine.paging.conftest import Made
+from tests.engine.paging.conftest import MakeModel
 from tests.engine.paging.test_paging_ring import Bytes, bytes_at
 from tests.support import paging
 from tests.support.helpers import TIMEOUT_S, until
@@ -81,13 +81,13 @@ def chosen_there(stored: Stored, experts: Experts, layer: int, numbers: set[int]
         experts.wait(bank)
         assert experts.arrived(bank)
     for number, slot in slots.items():
-        for found, plain in stored.right(layer, number, slot):
-            np.testing.assert_array_equal(found, plain)
+        for result, plain in stored.right(layer, number, slot):
+            np.testing.assert_array_equal(result, plain)
 
 
 @pytest.fixture
-def stored(made: Made) -> Iterator[Stored]:
-    path = made("qwen3moe")
+def stored(make_model: MakeModel) -> Iterator[Stored]:
+    path = make_model("qwen3moe")
     file = GgufFile.open(path)
     model, own = load_stub(file)
     opened = DirectFile(path, path.stat().st_size)
@@ -113,20 +113,20 @@ def test_what_is_chosen_is_there_and_no_more_than_fits(
     predictions: dict[int, set[int]] = {}
     try:
         for what, layer, some in steps:
-            wanted = set(sorted(some)[:slots])  # more than fit are never asked for
+            target = set(sorted(some)[:slots])  # more than fit are never asked for
             if what == "choose":
-                chosen_there(stored, experts, layer, wanted)
+                chosen_there(stored, experts, layer, target)
                 prediction = predictions.pop(layer, set())
                 chosen, right, expected = (
-                    chosen + len(wanted),
-                    right + len(prediction & wanted),
+                    chosen + len(target),
+                    right + len(prediction & target),
                     expected + len(prediction),
                 )
             else:
-                experts.expect(layer, wanted)
-                predictions[layer] = wanted
-            taken = sorted([*experts._free, *(cached.slot for cached in experts._cached.values())])
-            assert taken == list(range(slots))  # each slot has one expert or none
+                experts.expect(layer, target)
+                predictions[layer] = target
+            used = sorted([*experts._free, *(cached.slot for cached in experts._cached.values())])
+            assert used == list(range(slots))  # each slot has one expert or none
         counts = experts.counts
         assert (counts.chosen, counts.right, counts.expected) == (chosen, right, expected)
         assert counts.hits <= counts.chosen
@@ -140,19 +140,22 @@ def test_what_is_chosen_is_there_and_no_more_than_fits(
 def test_those_used_longest_ago_go_first(stored: Stored, choices: list[tuple[int, set[int]]], slots: int) -> None:
     reader = Reader(paging.MIB, 2, 64 << 10)
     experts = stored.experts(slots, reader)
-    held: OrderedDict[tuple[int, int], None] = OrderedDict()
+    current: OrderedDict[tuple[int, int], None] = OrderedDict()
     hits = 0
     try:
         for layer, some in choices:
-            wanted = [(layer, number) for number in sorted(some)[:slots]]
-            hits += sum(one in held for one in wanted)
-            for one in (*(one for one in wanted if one in held), *(one for one in wanted if one not in held)):
-                held[one] = None
-                held.move_to_end(one)
-            while len(held) > slots:
-                held.popitem(last=False)
-            chosen_there(stored, experts, layer, {number for _, number in wanted})
-            assert set(experts._cached) == set(held)
+            expected = [(layer, number) for number in sorted(some)[:slots]]
+            hits += sum(item in current for item in expected)
+            for item in (
+                *(item for item in expected if item in current),
+                *(item for item in expected if item not in current),
+            ):
+                current[item] = None
+                current.move_to_end(item)
+            while len(current) > slots:
+                current.popitem(last=False)
+            chosen_there(stored, experts, layer, {number for _, number in expected})
+            assert set(experts._cached) == set(current)
         assert experts.counts.hits == hits
     finally:
         reader.close()
@@ -184,8 +187,8 @@ def test_reading_one_weight_of_an_expert_leaves_the_others(stored: Stored) -> No
             slot = experts._cached[1, 5].slot * experts._slot_bytes
             reader.wait(reader.submit(experts._banks[1][bank].read(5, slot, experts._arena)))
             for number in (4, 5, 6):
-                for found, plain in stored.right(1, number, experts._cached[1, number].slot):
-                    np.testing.assert_array_equal(found, plain)
+                for result, plain in stored.right(1, number, experts._cached[1, number].slot):
+                    np.testing.assert_array_equal(result, plain)
     finally:
         reader.close()
         experts.close()
@@ -265,8 +268,10 @@ def test_a_read_that_hangs_costs_no_slot(stored: Stored, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("arch", EXPERTS)
-def test_the_router_chooses_what_it_does_with_all_in_memory_and_choices_add_up(made: Made, arch: str) -> None:
-    path = made(arch)
+def test_the_router_chooses_what_it_does_with_all_in_memory_and_choices_add_up(
+    make_model: MakeModel, arch: str
+) -> None:
+    path = make_model(arch)
     seen: list[tuple[str, list[list[int]]]] = []
     hook = Hook(
         lambda node: node.name.startswith("ffn_moe_topk-"),
@@ -281,19 +286,19 @@ def test_the_router_chooses_what_it_does_with_all_in_memory_and_choices_add_up(m
         answer(engine, chunk=1)
         assert seen == expected
         stats = engine.paging.stats().decode
-        held = engine.paging._experts
-        assert held is not None
+        current = engine.paging._experts
+        assert current is not None
         assert stats.tokens == len(PROMPT) + 11
-        assert held.counts.chosen == sum(len({n for row in rows for n in row}) for _, rows in seen)
-        assert 0 <= held.counts.hits < held.counts.chosen
-        assert stats.hit_rate == held.counts.hits / held.counts.chosen
-        assert held.counts.expected <= held.counts.chosen
-        assert stats.predicted_right == held.counts.right / held.counts.expected
-        assert held._arena.n_bytes <= engine.paging.plan.expert_room + PAGE
+        assert current.counts.chosen == sum(len({n for row in rows for n in row}) for _, rows in seen)
+        assert 0 <= current.counts.hits < current.counts.chosen
+        assert stats.hit_rate == current.counts.hits / current.counts.chosen
+        assert current.counts.expected <= current.counts.chosen
+        assert stats.predicted_right == current.counts.right / current.counts.expected
+        assert current._arena.n_bytes <= engine.paging.plan.expert_room + PAGE
         # What was not there was read, and each read is of a missing expert, a prediction, or a dense weight.
-        size = held._slot_bytes
-        missing = held.counts.chosen - held.counts.hits
-        assert stats.bytes_per_token * stats.tokens >= (missing - held.counts.right) * (size - 3 * 4096)
+        size = current._slot_bytes
+        missing = current.counts.chosen - current.counts.hits
+        assert stats.bytes_per_token * stats.tokens >= (missing - current.counts.right) * (size - 3 * 4096)
 
 
 def test_a_router_before_attention_is_known_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,8 +319,8 @@ def test_a_router_before_attention_is_known_exactly(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("arch", EXPERTS)
-def test_more_room_means_more_hits_and_fewer_bytes(made: Made, arch: str) -> None:
-    path = made(arch)
+def test_more_room_means_more_hits_and_fewer_bytes(make_model: MakeModel, arch: str) -> None:
+    path = make_model(arch)
     rates, n_bytes = [], []
     low = least(path)
     for memory in (low, low + 4 * paging.MIB, low + 12 * paging.MIB):
@@ -334,8 +339,8 @@ def test_more_room_means_more_hits_and_fewer_bytes(made: Made, arch: str) -> Non
 
 
 @pytest.mark.parametrize("arch", EXPERTS)
-def test_a_batch_is_no_longer_than_the_room_for_its_experts(made: Made, arch: str) -> None:
-    path = made(arch)
+def test_a_batch_is_no_longer_than_the_room_for_its_experts(make_model: MakeModel, arch: str) -> None:
+    path = make_model(arch)
     batches = []
     for more in (0, 1, 3, 40):
         with paged(path, least(path) + more * paging.MIB) as engine:
@@ -350,9 +355,9 @@ def test_a_batch_is_no_longer_than_the_room_for_its_experts(made: Made, arch: st
     assert batches[0] < 16 <= batches[-1]
 
 
-def test_sequences_of_a_model_with_little_room_for_experts(made: Made) -> None:
+def test_sequences_of_a_model_with_little_room_for_experts(make_model: MakeModel) -> None:
     """A row of each sequence must fit into one decode; llama.cpp would end the process over less."""
-    path = made("qwen3moe")
+    path = make_model("qwen3moe")
     options = replace(OPTIONS, sequences=8)
     with paged(path, least(path, options), options) as engine:
         assert engine.batch >= 8
@@ -360,17 +365,17 @@ def test_sequences_of_a_model_with_little_room_for_experts(made: Made) -> None:
         rows.tokens[:8], rows.positions[:8] = PROMPT[:8], 0
         rows.sequences[:8], rows.outputs[:8] = range(8), 1
         engine.decode_rows(rows, 8)
-        found = np.stack([engine.logits(i) for i in range(8)])
+        result = np.stack([engine.logits(i) for i in range(8)])
     with paging.resident(path, options) as engine:
         engine.rows.tokens[:8], engine.rows.positions[:8] = PROMPT[:8], 0
         engine.rows.sequences[:8], engine.rows.outputs[:8] = range(8), 1
         engine.decode_rows(engine.rows, 8)
-        np.testing.assert_array_equal(found, np.stack([engine.logits(i) for i in range(8)]))
+        np.testing.assert_array_equal(result, np.stack([engine.logits(i) for i in range(8)]))
 
 
-def test_predictions_change_no_logits(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_change_no_logits(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right or wrong, made or not."""
-    path = made("qwen3moe")
+    path = make_model("qwen3moe")
     monkeypatch.setattr(experts_module, "_RUN", 2)
     with paged(path, least(path)) as engine:
         np.testing.assert_array_equal(answer(engine), resident_answer(path, True, min(16, engine.batch)))
@@ -383,9 +388,9 @@ def test_predictions_change_no_logits(made: Made, monkeypatch: pytest.MonkeyPatc
         np.testing.assert_array_equal(answer(engine), resident_answer(path, True, min(16, engine.batch)))
 
 
-def test_experts_that_nobody_has_chosen_are_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_that_nobody_has_chosen_are_refused(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their product has numbers of experts where it needs slots, over which ggml would end the process."""
-    path = made("qwen3moe")
+    path = make_model("qwen3moe")
     monkeypatch.setattr(node_hooks, "_CHOSEN", re.compile("another name"))
     with paged(path, least(path)) as engine:
         for _ in range(2):
@@ -394,9 +399,9 @@ def test_experts_that_nobody_has_chosen_are_refused(made: Made, monkeypatch: pyt
                 answer(engine)
 
 
-def test_reads_of_chosen_experts_that_fail_end_the_decode_only(made: Made) -> None:
+def test_reads_of_chosen_experts_that_fail_end_the_decode_only(make_model: MakeModel) -> None:
     """At each weight: what was read ahead is none of it, as the first layer's experts are not expected."""
-    path = made("qwen3moe")
+    path = make_model("qwen3moe")
     with paged(path, least(path)) as engine:
         expected = answer(engine)
         assert engine.paging is not None
@@ -420,9 +425,9 @@ def test_reads_of_chosen_experts_that_fail_end_the_decode_only(made: Made) -> No
             np.testing.assert_array_equal(answer(engine), expected)
 
 
-def test_no_graph_is_changed_between_passes(made: Made) -> None:
+def test_no_graph_is_changed_between_passes(make_model: MakeModel) -> None:
     """It may be freed with its context before the next pass, of another one."""
-    path = made("qwen3moe")
+    path = make_model("qwen3moe")
     with paged(path, least(path)) as engine:
         assert engine.paging is not None
         hooks = engine.paging._at_nodes

@@ -15,7 +15,7 @@ from edge.llama.address_space import PAGE
 from edge.llm.engine import Engine
 from edge.paging import direct_file
 from edge.paging.direct_file import DirectFile
-from tests.engine.paging.conftest import Made
+from tests.engine.paging.conftest import MakeModel
 from tests.support.paging import (
     answer,
     descriptors,
@@ -48,9 +48,9 @@ def test_a_file_that_was_written_to(engine: Engine, path: Path, original: Path) 
         fails(engine, str(path), "at offset ", "was changed while in use")
 
 
-def test_a_file_that_was_replaced_is_read_on(engine: Engine, path: Path, original: Path, made: Made) -> None:
+def test_a_file_that_was_replaced_is_read_on(engine: Engine, path: Path, original: Path, make_model: MakeModel) -> None:
     other = path.with_suffix(".new")
-    shutil.copy(made("llama", "q4_0", ff=256), other)
+    shutil.copy(make_model("llama", "q4_0", ff=256), other)
     os.replace(other, path)
     goes_on(engine, original)
 

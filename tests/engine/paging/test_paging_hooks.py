@@ -39,12 +39,12 @@ class Graph:
         first = 0
         while first < n:
             last = first
-            wanted = self._hooks.callback(last, True, None)
-            while not wanted and last < n - 1:
+            expected = self._hooks.callback(last, True, None)
+            while not expected and last < n - 1:
                 last += 1
-                wanted = self._hooks.callback(last, True, None)
+                expected = self._hooks.callback(last, True, None)
             self.log.append("compute " + "".join(NAMES[first : last + 1]))
-            if wanted and not self._hooks.callback(last, False, None):
+            if expected and not self._hooks.callback(last, False, None):
                 break
             first = last + 1
         self._hooks.end(completed=True)
@@ -59,9 +59,9 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> Graphed:
     """`graph(*hooks)`; each hook (nodes, name) logs "NAME before x" and "NAME run x"."""
 
     def make(*hooks: Hook) -> Graph:
-        made = Graph(NodeHooks(hooks), monkeypatch)
-        logs.append(made)
-        return made
+        built = Graph(NodeHooks(hooks), monkeypatch)
+        logs.append(built)
+        return built
 
     logs.clear()
     return make
@@ -80,15 +80,15 @@ def hook(nodes: str, name: str, *, ready: Callable[[], bool] = lambda: True, bef
 
 
 def test_before_comes_before_a_node_is_computed_and_run_after(graph: Graphed) -> None:
-    made = graph(hook("c", "one"))
+    built = graph(hook("c", "one"))
     for _ in range(2):  # learned, and from memory
-        assert made.compute() == ["one before c", "compute abc", "one run c", "compute de"]
+        assert built.compute() == ["one before c", "compute abc", "one run c", "compute de"]
 
 
 def test_hooks_of_one_node_act_in_their_order(graph: Graphed) -> None:
-    made = graph(hook("bd", "one"), hook("bc", "two"), hook("b", "three", before=False))
+    built = graph(hook("bd", "one"), hook("bc", "two"), hook("b", "three", before=False))
     for _ in range(2):
-        assert made.compute() == [
+        assert built.compute() == [
             *("one before b", "two before b", "compute ab", "one run b", "two run b", "three run b"),
             *("two before c", "compute c", "two run c"),
             *("one before d", "compute d", "one run d"),
@@ -98,31 +98,31 @@ def test_hooks_of_one_node_act_in_their_order(graph: Graphed) -> None:
 
 def test_what_precedes_a_node_that_must_wait_is_computed_first(graph: Graphed) -> None:
     ready = True
-    made = graph(hook("d", "one", ready=lambda: ready))
+    built = graph(hook("d", "one", ready=lambda: ready))
     together = ["one before d", "compute abcd", "one run d", "compute e"]
-    assert made.compute() == together
+    assert built.compute() == together
     ready = False
-    assert made.compute() == ["compute abc", "one before d", "compute d", "one run d", "compute e"]
+    assert built.compute() == ["compute abc", "one before d", "compute d", "one run d", "compute e"]
     ready = True
-    assert made.compute() == together
+    assert built.compute() == together
 
 
 def test_one_hook_that_must_wait_is_enough(graph: Graphed) -> None:
-    made = graph(hook("d", "one"), hook("d", "two", ready=lambda: False))
-    made.compute()
-    assert made.compute()[0] == "compute abc"
+    built = graph(hook("d", "one"), hook("d", "two", ready=lambda: False))
+    built.compute()
+    assert built.compute()[0] == "compute abc"
 
 
 def test_the_first_node_has_nothing_before_it_to_compute(graph: Graphed) -> None:
-    made = graph(hook("a", "one", ready=lambda: False))
+    built = graph(hook("a", "one", ready=lambda: False))
     for _ in range(3):
-        assert made.compute() == ["one before a", "compute a", "one run a", "compute bcde"]
+        assert built.compute() == ["one before a", "compute a", "one run a", "compute bcde"]
 
 
 def test_wanted_nodes_in_a_row_that_must_wait(graph: Graphed) -> None:
-    made = graph(hook("bc", "one", ready=lambda: False))
-    made.compute()
-    assert made.compute() == [
+    built = graph(hook("bc", "one", ready=lambda: False))
+    built.compute()
+    assert built.compute() == [
         *("compute a", "one before b", "compute b", "one run b", "one before c", "compute c", "one run c", "compute de")
     ]
 
@@ -131,12 +131,12 @@ def test_an_error_before_a_node_ends_the_graph_there(graph: Graphed) -> None:
     def fail(_: Node) -> None:
         raise KeyError("no weights")
 
-    made = graph(Hook(lambda node: str(node) == "c", lambda node: None, fail), hook("bce", "two"))
+    built = graph(Hook(lambda node: str(node) == "c", lambda node: None, fail), hook("bce", "two"))
     for _ in range(3):
         with pytest.raises(KeyError, match="no weights"):
-            made.compute()
+            built.compute()
         # What it needs may not be there, so it is left out; later graphs have it.
-        assert made.log == ["two before b", "compute ab", "two run b", "skip c", "compute c", "unskip c"]
+        assert built.log == ["two before b", "compute ab", "two run b", "skip c", "compute c", "unskip c"]
 
 
 def test_an_error_while_others_wait(graph: Graphed) -> None:
@@ -146,24 +146,24 @@ def test_an_error_while_others_wait(graph: Graphed) -> None:
         if broken:
             raise KeyError("no weights")
 
-    made = graph(Hook(lambda node: str(node) == "d", lambda node: None, fail, lambda: False), hook("e", "two"))
-    whole = made.compute()
+    built = graph(Hook(lambda node: str(node) == "d", lambda node: None, fail, lambda: False), hook("e", "two"))
+    whole = built.compute()
     broken = True
     with pytest.raises(KeyError, match="no weights"):
-        made.compute()
-    assert made.log == ["compute abc", "skip d", "compute d", "unskip d"]
+        built.compute()
+    assert built.log == ["compute abc", "skip d", "compute d", "unskip d"]
     broken = False
-    assert made.compute() == ["compute abc", "compute d", *whole[-3:]]
+    assert built.compute() == ["compute abc", "compute d", *whole[-3:]]
 
 
 def test_an_error_in_ready_is_an_error_of_the_graph(graph: Graphed) -> None:
     def fail() -> bool:
         raise KeyError("no reader")
 
-    made = graph(hook("d", "one", ready=fail))
-    made.compute()
+    built = graph(hook("d", "one", ready=fail))
+    built.compute()
     with pytest.raises(KeyError, match="no reader"):
-        made.compute()
+        built.compute()
 
 
 # With llama.cpp.
@@ -176,10 +176,10 @@ def test_what_is_written_to_a_weight_before_its_node_is_computed_with(synthetic:
         plain = [engine.decode([token], i).copy() for i, token in enumerate(TOKENS)]
     for ready in (True, False):
         seen: list[str] = []
-        found = on_ffn_down(path, lambda node: seen.append(node.name), ready)  # noqa: B023
+        result = on_ffn_down(path, lambda node: seen.append(node.name), ready)  # noqa: B023
         assert len(seen) == 2 * len(TOKENS)
-        for one, other in zip(found, plain, strict=True):
-            np.testing.assert_array_equal(one, other)
+        for item, other in zip(result, plain, strict=True):
+            np.testing.assert_array_equal(item, other)
 
 
 def on_ffn_down(path: Path, before: Callable[[Node], None], ready: bool) -> list[np.ndarray]:

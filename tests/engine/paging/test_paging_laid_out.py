@@ -11,7 +11,7 @@ import pytest
 from edge.errors import WeightsError
 from edge.llm.engine import Engine
 from edge.paging import repacked_cache
-from tests.engine.paging.conftest import Made
+from tests.engine.paging.conftest import MakeModel
 from tests.support import paging
 from tests.support.paging import answer, halfway, least, resident_answer
 
@@ -41,8 +41,10 @@ def files(cache: Path) -> list[Path]:
 
 @pytest.mark.parametrize("which", [halfway, least], ids=["halfway", "least"])
 @pytest.mark.parametrize("arch", ["llama", "gemma", "phi3", "gpt-oss"])
-def test_logits_are_those_of_resident_weights(made: Made, cache: Path, arch: str, which: Callable[[Path], int]) -> None:
-    path = made(arch)
+def test_logits_are_those_of_resident_weights(
+    make_model: MakeModel, cache: Path, arch: str, which: Callable[[Path], int]
+) -> None:
+    path = make_model(arch)
     for _ in range(2):  # written, and found
         with fast(path, which(path)) as engine:
             assert engine.paging is not None
@@ -53,8 +55,8 @@ def test_logits_are_those_of_resident_weights(made: Made, cache: Path, arch: str
             right(engine, path)
 
 
-def test_files_are_written_once_and_read_again(made: Made, cache: Path) -> None:
-    path = made()
+def test_files_are_written_once_and_read_again(make_model: MakeModel, cache: Path) -> None:
+    path = make_model()
     memory = halfway(path)
     fast(path, memory).close()
     times = {file: file.stat().st_mtime_ns for file in files(cache)}
@@ -65,8 +67,8 @@ def test_files_are_written_once_and_read_again(made: Made, cache: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["a byte", "a digest", "shorter", "longer", "empty", "gone"])
-def test_files_that_were_damaged_are_written_again(made: Made, cache: Path, damage: str) -> None:
-    path = made()
+def test_files_that_were_damaged_are_written_again(make_model: MakeModel, cache: Path, damage: str) -> None:
+    path = make_model()
     memory = halfway(path)
     fast(path, memory).close()
     whole = {file: file.read_bytes() for file in files(cache)}
@@ -88,8 +90,8 @@ def test_files_that_were_damaged_are_written_again(made: Made, cache: Path, dama
     assert {file: file.read_bytes() for file in files(cache)} == whole
 
 
-def test_files_that_change_while_they_are_read_are_not_trusted(made: Made, cache: Path) -> None:
-    path = made()
+def test_files_that_change_while_they_are_read_are_not_trusted(make_model: MakeModel, cache: Path) -> None:
+    path = make_model()
     with fast(path, halfway(path)) as engine:
         right(engine, path)
         paging.idle(engine)
@@ -100,20 +102,22 @@ def test_files_that_change_while_they_are_read_are_not_trusted(made: Made, cache
             answer(engine)
 
 
-def test_files_that_are_deleted_while_they_are_read_are_read_on(made: Made, cache: Path) -> None:
-    path = made()
+def test_files_that_are_deleted_while_they_are_read_are_read_on(make_model: MakeModel, cache: Path) -> None:
+    path = make_model()
     with fast(path, halfway(path)) as engine:
         for file in files(cache):
             file.unlink()
         right(engine, path)
 
 
-def test_another_model_of_the_same_sizes_has_files_of_its_own(made: Made, cache: Path, tmp_path: Path) -> None:
-    path = made()
+def test_another_model_of_the_same_sizes_has_files_of_its_own(
+    make_model: MakeModel, cache: Path, tmp_path: Path
+) -> None:
+    path = make_model()
     memory = halfway(path)
     fast(path, memory).close()
     before = set(files(cache))
-    other = made("llama", "q4_0", rms_eps=1e-6)  # the same shapes and the same seed
+    other = make_model("llama", "q4_0", rms_eps=1e-6)  # the same shapes and the same seed
     fast(other, memory).close()
     assert len(files(cache)) == 2 * len(before)
     with fast(other, memory) as engine:
@@ -121,9 +125,9 @@ def test_another_model_of_the_same_sizes_has_files_of_its_own(made: Made, cache:
 
 
 def test_nothing_is_written_where_the_disk_has_no_room(
-    made: Made, cache: Path, monkeypatch: pytest.MonkeyPatch
+    make_model: MakeModel, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = made()
+    path = make_model()
     usage = repacked_cache.shutil.disk_usage(path)._replace(free=100_000)  # type: ignore[attr-defined]
     monkeypatch.setattr(repacked_cache.shutil, "disk_usage", lambda _: usage)  # type: ignore[attr-defined]
     with fast(path, halfway(path)) as engine:
@@ -131,8 +135,8 @@ def test_nothing_is_written_where_the_disk_has_no_room(
     assert not files(cache)
 
 
-def test_a_cache_that_cannot_be_written_to_is_done_without(made: Made, cache: Path) -> None:
-    path = made()
+def test_a_cache_that_cannot_be_written_to_is_done_without(make_model: MakeModel, cache: Path) -> None:
+    path = make_model()
     cache.parent.mkdir()
     cache.write_text("a file where a folder should be")
     with fast(path, halfway(path)) as engine:
@@ -140,24 +144,24 @@ def test_a_cache_that_cannot_be_written_to_is_done_without(made: Made, cache: Pa
 
 
 def test_what_other_models_left_goes_when_there_is_too_much(
-    made: Made, cache: Path, monkeypatch: pytest.MonkeyPatch
+    make_model: MakeModel, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = made()
+    path = make_model()
     memory = halfway(path)
     fast(path, memory).close()
     size = sum(file.stat().st_size for file in files(cache))
     old, (folder,) = set(files(cache)), cache.iterdir()
     os.utime(folder, (1, 1))
     monkeypatch.setattr(repacked_cache, "MOST_BYTES", size + size // 2)
-    other = made("llama", "q4_0", rms_eps=1e-6)
+    other = make_model("llama", "q4_0", rms_eps=1e-6)
     with fast(other, memory) as engine:
         right(engine, other)
     assert files(cache)
     assert not old & set(files(cache))
 
 
-def test_threads_and_descriptors_of_such_files_end_with_the_engine(made: Made, cache: Path) -> None:
-    path = made()
+def test_threads_and_descriptors_of_such_files_end_with_the_engine(make_model: MakeModel, cache: Path) -> None:
+    path = make_model()
     engine = fast(path, halfway(path))
     assert paging.descriptors(*files(cache))
     engine.close()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.paging.conftest import Made
+from tests.engine.paging.conftest import MakeModel
 from tests.support import ROOT
 from tests.support.paging import MIB
 
@@ -63,8 +63,8 @@ def child(path: Path, memory: int, group: Path | None = None, step: int = 100) -
         check=False,
     )
     assert done.returncode == 0, (done.returncode, done.stderr)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 # At q4_0 65 MB: as much again as a process holds beside weights.
@@ -72,28 +72,28 @@ LARGE = {"layers": 9, "embd": 1024, "ff": 3072, "heads": 8, "vocab": 8192}
 LARGE_EXPERTS = {"layers": 4, "embd": 1024, "experts": 16, "expert_ff": 512, "vocab": 4096}
 
 
-def large(made: Made, arch: str) -> Path:
-    return made(arch, "q4_0", **(LARGE if arch == "llama" else LARGE_EXPERTS))
+def large(built: MakeModel, arch: str) -> Path:
+    return built(arch, "q4_0", **(LARGE if arch == "llama" else LARGE_EXPERTS))
 
 
 @functools.cache
 def child_least(path: Path) -> int:
     """Return the least budget by the error of a process, and a little: processes are not the same to the page."""
-    found = re.search(r"at least ([\d,]+) MiB", child(path, 64 * MIB)["error"])
-    assert found
-    return (int(found[1].replace(",", "")) + 4) * MIB
+    result = re.search(r"at least ([\d,]+) MiB", child(path, 64 * MIB)["error"])
+    assert result
+    return (int(result[1].replace(",", "")) + 4) * MIB
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
-def test_a_process_stays_within_its_budget(made: Made, arch: str) -> None:
-    path = large(made, arch)
+def test_a_process_stays_within_its_budget(make_model: MakeModel, arch: str) -> None:
+    path = large(make_model, arch)
     assert path.stat().st_size > 50 * MIB
     memory = child_least(path)
-    found = child(path, memory)
-    assert found["streamed"] > 0
-    assert found["total"] <= memory
-    assert found["peak"] <= memory
-    assert found["chosen"] == child(path, 1 << 30, step=found["step"])["chosen"]
+    result = child(path, memory)
+    assert result["streamed"] > 0
+    assert result["total"] <= memory
+    assert result["peak"] <= memory
+    assert result["chosen"] == child(path, 1 << 30, step=result["step"])["chosen"]
 
 
 @pytest.fixture
@@ -122,13 +122,13 @@ def memory_group() -> Iterator[Callable[[int], Path]]:
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
 def test_a_process_is_never_killed_in_a_group_as_large_as_its_budget(
-    made: Made, memory_group: Callable[[int], Path], arch: str
+    make_model: MakeModel, memory_group: Callable[[int], Path], arch: str
 ) -> None:
-    path = large(made, arch)
+    path = large(make_model, arch)
     memory = child_least(path)
     group = memory_group(memory)
-    found = child(path, memory, group)
-    assert found["streamed"] > 0
+    result = child(path, memory, group)
+    assert result["streamed"] > 0
     most = int((group / "memory.max_usage_in_bytes").read_text())
     assert memory // 4 < most <= memory
     assert "oom_kill 0" in (group / "memory.oom_control").read_text()

@@ -32,20 +32,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def most_held(pid: int) -> Iterator[list[int]]:
     """The most bytes that a process and its children held together inside the block, looked at again and again: pages
     that several share are counted once."""
-    held, done = [0], threading.Event()
+    current, done = [0], threading.Event()
 
     def look() -> None:
         while not done.wait(0.01):
             try:
-                one = psutil.Process(pid)
-                held[0] = max(held[0], sum(p.memory_full_info().pss for p in (one, *one.children(recursive=True))))
+                first = psutil.Process(pid)
+                current[0] = max(
+                    current[0], sum(p.memory_full_info().pss for p in (first, *first.children(recursive=True)))
+                )
             except psutil.Error:
                 pass  # one has ended between two questions
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        yield held
+        yield current
     finally:
         done.set()
         thread.join()
@@ -69,7 +71,7 @@ def test_two_ranks_within_their_budgets(
         resident = chat(model, "--workers", free.address, *several)
     with (
         worker(tmp_path / "small", "--name", "small", "--memory", f"{THERE}B", *ONE_THREAD) as small,
-        most_held(small.process.pid) as held,
+        most_held(small.process.pid) as current,
     ):
         text = Path(plan).read_text().replace(free.address, small.address)
         Path(plan).write_text(text)
@@ -79,21 +81,21 @@ def test_two_ranks_within_their_budgets(
         assert paged["token_ids"] == chat(model)["token_ids"]
     assert paged["paging"]["streamed_bytes"] > 10 * MIB
     assert paged["memory"]["total_bytes"] <= HERE
-    assert 100 * MIB < held[0] <= THERE
+    assert 100 * MIB < current[0] <= THERE
     assert resident["memory"] is None
 
 
 def test_a_plan_gives_each_shard_a_budget(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_folders(monkeypatch, tmp_path / "own")
     plan = tmp_path / "plan.json"
-    with worker(tmp_path / "w", "--name", "w", *ONE_THREAD) as one:
-        chat(model, "--workers", one.address, "--shares", "1,1", "--parallel", "tensor", "--save-plan", str(plan))
+    with worker(tmp_path / "w", "--name", "w", *ONE_THREAD) as first:
+        chat(model, "--workers", first.address, "--shares", "1,1", "--parallel", "tensor", "--save-plan", str(plan))
         values = json.loads(plan.read_text())
         for shard in values["stages"][0]["shards"]:
             shard["memory"] = HERE
         plan.write_text(json.dumps(values))
-        with most_held(one.process.pid) as held:
+        with most_held(first.process.pid) as current:
             paged = chat(model, "--plan", str(plan))
     assert paged["memory"]["budget_bytes"] == HERE
     assert paged["paging"]["streamed_bytes"] > 0
-    assert 100 * MIB < held[0] <= THERE
+    assert 100 * MIB < current[0] <= THERE

@@ -65,8 +65,8 @@ def load(path: Path) -> Loaded:
     sources = {name: Source(opened, tensor.offset) for name, tensor in file.tensors.items()}
     roles = {repack: sort_weights(own.weights, sources, repack=repack, tokens=True) for repack in (True, False)}
     cuts = {
-        repack: [piece for most in (20_000, 100_000, 300_000) for piece in one.head_pieces(most)]
-        for repack, one in roles.items()
+        repack: [piece for most in (20_000, 100_000, 300_000) for piece in role.head_pieces(most)]
+        for repack, role in roles.items()
     }
     loaded = Loaded(model, own, [opened], roles, cuts, {})
     loaded.whole.update((piece, whole(file, piece)) for repack in roles for piece in loaded.pieces(repack))
@@ -83,17 +83,17 @@ def whole(file: GgufFile, piece: Piece) -> Bytes:
     spaces = [AddressSpace(piece.n_bytes) for _ in range(2)]
     np.frombuffer(spaces[0].view(0, piece.n_bytes), np.uint8)[:] = plain
     piece.weight.repack(spaces[0].address, piece.rows, spaces[1].address)
-    found = np.frombuffer(spaces[1].view(0, piece.n_bytes), np.uint8).copy()
+    result = np.frombuffer(spaces[1].view(0, piece.n_bytes), np.uint8).copy()
     for space in spaces:
         space.close()
-    return found
+    return result
 
 
 @pytest.fixture(scope="module", params=["q4_0", "f16"])
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
-    made = load(paging.model(tmp_path_factory, "llama", request.param))
-    yield made
-    made.close()
+    built = load(paging.model(tmp_path_factory, "llama", request.param))
+    yield built
+    built.close()
 
 
 def acquired(pager: Pager, piece: Piece) -> Bytes:
@@ -134,16 +134,16 @@ def test_any_pass_over_any_window_finds_the_bytes_of_the_file(
     pager = Pager(order, window, threads)
     try:
         for _ in range(data.draw(st.integers(1, 4))):
-            asked, done = passes(data, order), 0
-            for piece in asked:
-                found = acquired(pager, piece)
+            request, done = passes(data, order), 0
+            for piece in request:
+                result = acquired(pager, piece)
                 apart(pager, window)
-                np.testing.assert_array_equal(found, loaded.whole[piece])
+                np.testing.assert_array_equal(result, loaded.whole[piece])
                 if data.draw(st.integers(0, 9)) == 0:
                     break  # the pass failed here
                 pager.release()
                 done += 1
-            if done == len(asked):
+            if done == len(request):
                 pager.end()
             pager.begin()
     finally:
@@ -154,7 +154,7 @@ def test_any_pass_over_any_window_finds_the_bytes_of_the_file(
 def apart(pager: Pager, window: int) -> None:
     """No two that have a place share any of it, and all lie in the window."""
     end = 0
-    for start, piece in sorted(((start, piece) for piece, _, start in pager._placed), key=lambda one: one[0]):
+    for start, piece in sorted(((start, piece) for piece, _, start in pager._placed), key=lambda item: item[0]):
         assert start >= end
         end = start + piece.span
     assert end <= window
@@ -175,16 +175,16 @@ def passes(data: st.DataObject, order: list[Piece]) -> list[Piece]:
 @pytest.fixture
 def ring(loaded: Loaded) -> Iterator[Callable[..., Pager]]:
     """`ring(pieces, window)`: a pager, closed at the end."""
-    made: list[tuple[Pager, Reader]] = []
+    built: list[tuple[Pager, Reader]] = []
 
     def make(order: list[Piece], window: int, chunk: int = 64 << 10) -> Pager:
         reader = Reader(max(piece.weight.row_bytes for piece in order), 2, chunk)
         pager = Pager(order, window, reader)
-        made.append((pager, reader))
+        built.append((pager, reader))
         return pager
 
     yield make
-    for pager, reader in made:
+    for pager, reader in built:
         reader.close()
         pager.close()
 
@@ -194,9 +194,9 @@ def test_a_window_of_one_matrix_has_it_while_it_is_used(loaded: Loaded, ring: Ma
     pager = ring(order, max(piece.span for piece in order))
     for _ in range(3):
         for piece in order:
-            found = acquired(pager, piece)
+            result = acquired(pager, piece)
             for _ in range(3):  # nothing is read over it
-                np.testing.assert_array_equal(found, loaded.whole[piece])
+                np.testing.assert_array_equal(result, loaded.whole[piece])
             pager.release()
         pager.begin()
 
@@ -283,12 +283,12 @@ def test_a_read_that_hangs_writes_to_no_place_that_others_have(
             pager.acquire(first)
         pager.begin()
         with suppress(WeightsError):  # it may go on saying so
-            found = acquired(pager, second)
-            np.testing.assert_array_equal(found, loaded.whole[second])
+            result = acquired(pager, second)
+            np.testing.assert_array_equal(result, loaded.whole[second])
             go_on.set()
             reader = pager._reader
             until(lambda: not (reader._at_work or reader._ahead), "all reads return")
-            np.testing.assert_array_equal(found, loaded.whole[second])
+            np.testing.assert_array_equal(result, loaded.whole[second])
         go_on.set()
         until(lambda: not pager._reader._at_work, "what hung returns")
         monkeypatch.setattr(reader_module, "READ_TIMEOUT_S", TIMEOUT_S)

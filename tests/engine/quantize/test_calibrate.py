@@ -38,14 +38,14 @@ def numpy_sums(path: Path, chunks: Chunks) -> dict[str, tuple[Doubles, list[int]
     heads, kv, size = shape.n_heads[0], shape.n_heads_kv[0], shape.head_k
     eps = float(file.metadata["llama.attention.layer_norm_rms_epsilon"])  # type: ignore[arg-type]
     base = float(file.metadata.get("llama.rope.freq_base", 10000.0))  # type: ignore[arg-type]
-    found: dict[str, tuple[Doubles, list[int]]] = {}
+    results: dict[str, tuple[Doubles, list[int]]] = {}
 
     def weight(name: str) -> Doubles:
         tensor = file.tensors[name]
         return np.frombuffer(file.data(name), np.float32).reshape(tensor.shape[::-1]).astype(np.float64)
 
     def add(name: str, x: Doubles, expert: int = 0, experts: int = 1) -> None:
-        sums, counts = found.setdefault(name, (np.zeros((experts, x.shape[1])), [0] * experts))
+        sums, counts = results.setdefault(name, (np.zeros((experts, x.shape[1])), [0] * experts))
         sums[expert] += (x**2).sum(axis=0)
         counts[expert] += len(x)
 
@@ -67,9 +67,9 @@ def numpy_sums(path: Path, chunks: Chunks) -> dict[str, tuple[Doubles, list[int]
 
     def attention(at: str, x: Doubles) -> Doubles:
         n = len(x)
-        q, k, v = (product(f"{at}.attn_{one}.weight", x) for one in "qkv")
+        q, k, v = (product(f"{at}.attn_{item}.weight", x) for item in "qkv")
         q, k = rope(q.reshape(n, heads, size)), rope(k.reshape(n, kv, size))
-        k, v = (np.repeat(one.reshape(n, kv, size), heads // kv, axis=1) for one in (k, v))
+        k, v = (np.repeat(item.reshape(n, kv, size), heads // kv, axis=1) for item in (k, v))
         scores = np.einsum("ihd,jhd->hij", q, k) / size**0.5 + np.triu(np.full((n, n), -np.inf), 1)
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
         mixed = np.einsum("hij,jhd->ihd", p / p.sum(axis=-1, keepdims=True), v).reshape(n, -1)
@@ -80,7 +80,7 @@ def numpy_sums(path: Path, chunks: Chunks) -> dict[str, tuple[Doubles, list[int]
         gates /= gates.sum(axis=1, keepdims=True)
         best = np.argsort(-gates, axis=1)[:, : shape.n_experts_used]
         out = np.zeros_like(x)
-        up, gate, down = (f"{at}.ffn_{one}_exps.weight" for one in ("up", "gate", "down"))
+        up, gate, down = (f"{at}.ffn_{item}_exps.weight" for item in ("up", "gate", "down"))
         for expert in range(shape.n_experts):
             rows = np.flatnonzero((best == expert).any(axis=1))
             for name in (up, gate):
@@ -102,7 +102,7 @@ def numpy_sums(path: Path, chunks: Chunks) -> dict[str, tuple[Doubles, list[int]
                 inner = silu(product(f"{at}.ffn_gate.weight", y)) * product(f"{at}.ffn_up.weight", y)
                 x = x + product(f"{at}.ffn_down.weight", inner)
         add("output.weight", norm("output_norm.weight", x))
-    return found
+    return results
 
 
 @pytest.mark.parametrize("experts", [{}, {"experts": 4, "experts_used": 2}], ids=["dense", "experts"])
@@ -131,11 +131,11 @@ def test_all_weights_of_the_layers_are_covered(synthetic: Synthetic, arch: str) 
         n for n, t in file.tensors.items() if n.startswith("blk.") and n.endswith(".weight") and len(t.shape) > 1
     }
     assert matrix.entries.keys() == weights | {head}
-    for name, one in matrix.entries.items():
+    for name, entry in matrix.entries.items():
         tensor = file.tensors[name]
-        assert one.sums.size == tensor.shape[0] * int(np.prod(tensor.shape[2:], dtype=int))
-        assert one.counts.sum() == 64 * (shape.n_experts_used if "_exps" in name else 1), name
-        values = matrix.weights(name, len(one.counts), tensor.shape[0])
+        assert entry.sums.size == tensor.shape[0] * int(np.prod(tensor.shape[2:], dtype=int))
+        assert entry.counts.sum() == 64 * (shape.n_experts_used if "_exps" in name else 1), name
+        values = matrix.weights(name, len(entry.counts), tensor.shape[0])
         assert values is not None
         assert (values > 0).all()
     layers = collect(file.path, TEXT, EXACT, chunk_tokens=32, most=2)
@@ -147,10 +147,10 @@ def test_all_weights_of_the_layers_are_covered(synthetic: Synthetic, arch: str) 
 @pytest.mark.parametrize(("type_name", "tolerance"), [("f32", 1e-5), ("f16", 1e-2)])
 def test_threads_and_batches_make_no_difference(synthetic: Synthetic, type_name: str, tolerance: float) -> None:
     path = synthetic("llama", type_name)
-    one = collect(path, TEXT, EXACT, chunk_tokens=128, most=2)
+    first = collect(path, TEXT, EXACT, chunk_tokens=128, most=2)
     for options in (replace(EXACT, threads=2), replace(EXACT, batch=24)):
         other = collect(path, TEXT, options, chunk_tokens=128, most=2)
-        for name, entry in one.entries.items():
+        for name, entry in first.entries.items():
             np.testing.assert_allclose(other.entries[name].sums, entry.sums, rtol=tolerance, err_msg=name)
             np.testing.assert_array_equal(other.entries[name].counts, entry.counts)
 
@@ -158,9 +158,9 @@ def test_threads_and_batches_make_no_difference(synthetic: Synthetic, type_name:
 def test_time_is_kept_to_after_the_first_chunk(synthetic: Synthetic) -> None:
     path = synthetic("llama")
     short = collect(path, TEXT, EXACT, chunk_tokens=32, most=5, within_s=0)
-    one = collect(path, TEXT, EXACT, chunk_tokens=32, most=1)
-    assert short.chunk_count == one.chunk_count == 1
-    for name, entry in one.entries.items():
+    first = collect(path, TEXT, EXACT, chunk_tokens=32, most=1)
+    assert short.chunk_count == first.chunk_count == 1
+    for name, entry in first.entries.items():
         np.testing.assert_array_equal(short.entries[name].sums, entry.sums)
     assert collect(path, TEXT, EXACT, chunk_tokens=32, most=5, within_s=60).chunk_count == 5
 

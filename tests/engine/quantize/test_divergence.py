@@ -70,17 +70,17 @@ def test_divergence_is_that_of_the_definition(seed: int, spread: float, distance
     a = (spread * rng.standard_normal((3, 300))).astype(np.float32)
     b = a + (distance * rng.standard_normal((3, 300))).astype(np.float32)
     p, q = exactly(a), exactly(b)
-    found = divergence(log_softmax(a), log_softmax(b))
-    np.testing.assert_allclose(found, (np.exp(p) * (p - q)).sum(axis=1), rtol=2e-3, atol=1e-11)
-    assert (found >= 0).all()
+    result = divergence(log_softmax(a), log_softmax(b))
+    np.testing.assert_allclose(result, (np.exp(p) * (p - q)).sum(axis=1), rtol=2e-3, atol=1e-11)
+    assert (result >= 0).all()
 
 
 def test_large_vocabularies_are_computed_in_parts() -> None:
     rng = np.random.default_rng(1)
     a, b = (rng.standard_normal((40, 100_000), np.float32) for _ in range(2))
     p, q = exactly(a[-3:]), exactly(b[-3:])
-    found = divergence(log_softmax(a), log_softmax(b))
-    np.testing.assert_allclose(found[-3:], (np.exp(p) * (p - q)).sum(axis=1), rtol=1e-5)
+    result = divergence(log_softmax(a), log_softmax(b))
+    np.testing.assert_allclose(result[-3:], (np.exp(p) * (p - q)).sum(axis=1), rtol=1e-5)
 
 
 def test_a_summary_of_known_predictions() -> None:
@@ -140,22 +140,22 @@ def test_predictions_are_those_of_llama_cpp(tmp_path: Path) -> None:
     with Engine(F16, options_for(options, 128, 2048)) as engine:
         chunks = Chunks.cut(engine.model, TEXT, 128)
         inputs = chunks.inputs(1)
-        found = log_probabilities(engine, inputs)
+        result = log_probabilities(engine, inputs)
         again = log_probabilities(engine, inputs)
-    np.testing.assert_array_equal(found, again)
+    np.testing.assert_array_equal(result, again)
     command = [sys.executable, "-c", LOGITS, str(F16), str(tmp_path / "l.npy"), *map(str, inputs)]
     subprocess.run(command, check=True, timeout=60, capture_output=True)
     logits = np.load(tmp_path / "l.npy")[64:127]
     expected = logits - logits.max(axis=1, keepdims=True)
     expected -= np.log(np.exp(expected).sum(axis=1, keepdims=True))
-    assert found.shape == (chunks.scored, 2048) == expected.shape
+    assert result.shape == (chunks.scored, 2048) == expected.shape
     # Keys and values of 16 bits: on some processors one of 129,024 values is off by 0.025, on others none by 0.02.
-    off = np.abs(found - expected)
+    off = np.abs(result - expected)
     assert np.mean(off > 0.02) < 1e-4
     assert off.max() < 0.05
     assert np.sqrt(np.mean(off**2)) < 0.004
     nll = [-expected[i, inputs[65 + i]] for i in range(63)]
-    np.testing.assert_allclose(-found[np.arange(63), chunks.targets(1)].mean(), np.mean(nll), rtol=1e-3)
+    np.testing.assert_allclose(-result[np.arange(63), chunks.targets(1)].mean(), np.mean(nll), rtol=1e-3)
     assert np.mean(nll) < 5  # it knows such sentences
 
 

@@ -250,19 +250,19 @@ def test_names_that_are_alike_are_told_apart(run: Run, text: Path, tmp_path: Pat
 
 
 def test_bad_input(run: Run, text: Path, tmp_path: Path, synthetic: Synthetic) -> None:
-    given = ("--text", text, "--no-speed")
-    assert_refused(run(F16, tmp_path / "none.gguf", *given), 3, "none.gguf")
-    assert_refused(run(F16, synthetic("llama"), *given, "--chunk-tokens", "64"), 3, "vocabulary")
+    provided = ("--text", text, "--no-speed")
+    assert_refused(run(F16, tmp_path / "none.gguf", *provided), 3, "none.gguf")
+    assert_refused(run(F16, synthetic("llama"), *provided, "--chunk-tokens", "64"), 3, "vocabulary")
     assert_refused(run(F16, "--text", tmp_path / "none.txt"), 3, "none.txt: cannot be read: No such file")
     assert_refused(run(F16, "--text", tmp_path), 3, "cannot be read: Is a directory")
-    assert_refused(run(F16, *given, "--chunk-tokens", "20000"), 3, "20000 tokens is needed, this one has")
-    assert_refused(run(F16, *given, "--tokens", "100"), 2, "--tokens 100 is less than one chunk of 512")
-    assert_refused(run(F16, *given, "--context", "100"), 2, "use --chunk-tokens in its place")
-    assert_refused(run(F16, F16, *given, "--png", tmp_path / "a.jpg"), 2, "must end in .png")
-    assert_refused(run(F16, F16, *given, "--png", tmp_path / "none" / "a.png"), 2, "a folder that exists")
-    assert_refused(run(F16, *given, "--png", tmp_path / "a.png"), 2, "give some, or leave --png out")
+    assert_refused(run(F16, *provided, "--chunk-tokens", "20000"), 3, "20000 tokens is needed, this one has")
+    assert_refused(run(F16, *provided, "--tokens", "100"), 2, "--tokens 100 is less than one chunk of 512")
+    assert_refused(run(F16, *provided, "--context", "100"), 2, "use --chunk-tokens in its place")
+    assert_refused(run(F16, F16, *provided, "--png", tmp_path / "a.jpg"), 2, "must end in .png")
+    assert_refused(run(F16, F16, *provided, "--png", tmp_path / "none" / "a.png"), 2, "a folder that exists")
+    assert_refused(run(F16, *provided, "--png", tmp_path / "a.png"), 2, "give some, or leave --png out")
     text.write_bytes(TEXT.encode("utf-16"))
-    assert_refused(run(F16, *given), 3, "text.txt: not UTF-8, byte 0 is 0xff")
+    assert_refused(run(F16, *provided), 3, "text.txt: not UTF-8, byte 0 is 0xff")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt"]
 
 
@@ -307,7 +307,9 @@ def test_labels_do_not_cover_each_other() -> None:
 
 @pytest.mark.parametrize("divergences", [[3e-4], [7.4e-4, 2.8e-4], [2.1e-4, 2.2e-4], [9e-4, 1e-4], [1e-5, 0.1], [0.0]])
 def test_the_divergence_has_numbers_however_alike_models_are(divergences: list[float]) -> None:
-    (axes,) = _figure([ModelPoint(f"m{i}", 10**6 + i, found) for i, found in enumerate(divergences)], None, "f16").axes
+    (axes,) = _figure(
+        [ModelPoint(f"m{i}", 10**6 + i, divergence) for i, divergence in enumerate(divergences)], None, "f16"
+    ).axes
     low, high = axes.get_ylim()
     ticks = zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
     assert len([tick.get_text() for place, tick in ticks if low <= place <= high and tick.get_text()]) >= 3
@@ -325,7 +327,7 @@ def test_a_picture_is_whole_or_not_there(tmp_path: Path) -> None:
     path = tmp_path / "p.png"
     size_against_divergence(POINTS[:1], None, path)
     assert path.read_bytes()[-8:-4] == b"IEND"
-    assert [one.name for one in tmp_path.iterdir()] == ["p.png"]
+    assert [item.name for item in tmp_path.iterdir()] == ["p.png"]
 
 
 def test_without_matplotlib_the_message_says_what_to_install(text: Path) -> None:

@@ -108,7 +108,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
         patch.setattr("edge.quantization.sensitivity.log_probabilities", chunks.log_probabilities)
         fits = {budget: fitted(file, paths[budget], budget, MEASURE, options)[0] for budget in BUDGETS}  # type: ignore[attr-defined]
     quality = evaluate(F16, list(paths.values()), OTHER, ONE, chunk_tokens=128, most=8)[1:]
-    losses = {name: one.summary.mean_divergence for name, one in zip(paths, quality, strict=True)}
+    losses = {name: item.summary.mean_divergence for name, item in zip(paths, quality, strict=True)}
     assert {budget: paths[budget].stat().st_size for budget in BUDGETS} == {  # type: ignore[attr-defined]
         b: f.outcome.n_bytes for b, f in fits.items()
     }
@@ -185,24 +185,24 @@ def test_it_is_measured_once_and_again_where_something_has_changed(
 ) -> None:
     budget, matrix = small.size_bytes // 2, tmp_path / "m.gguf"
 
-    def made(name: str, text: str = SHORT, options: FitOptions = QUICK, part: float = 1.0) -> tuple[Fitted, list[str]]:
+    def fit(name: str, text: str = SHORT, options: FitOptions = QUICK, part: float = 1.0) -> tuple[Fitted, list[str]]:
         return fitted(GgufFile.open(small.path), tmp_path / name, int(budget * part), text, options)
 
-    before, stages = made("first.gguf")
+    before, stages = fit("first.gguf")
     assert stages == MEASURED
-    after, stages = made("second.gguf")
+    after, stages = fit("second.gguf")
     assert stages == MEASURED[3:]
     assert after.outcome == before.outcome
     assert after.expected_divergence == pytest.approx(before.measured_divergence)  # it is known now
     assert (tmp_path / "first.gguf").read_bytes() == (tmp_path / "second.gguf").read_bytes()
     for path in (cache / "edge" / "quantize").rglob("*.json"):
         path.write_text("{}")  # damaged
-    assert made("smaller.gguf", part=0.7)[1] == MEASURED[1:]
-    assert made("first.gguf", text=SHORT + " More.")[1] == MEASURED
+    assert fit("smaller.gguf", part=0.7)[1] == MEASURED[1:]
+    assert fit("first.gguf", text=SHORT + " More.")[1] == MEASURED
     collect(small.path, SHORT, ONE, chunk_tokens=64, most=1).write(matrix)
-    assert made("first.gguf", options=replace(QUICK, imatrix=matrix))[1] == MEASURED[1:]
+    assert fit("first.gguf", options=replace(QUICK, imatrix=matrix))[1] == MEASURED[1:]
     os.utime(small.path, ns=(1, 1))
-    assert made("first.gguf")[1] == MEASURED
+    assert fit("first.gguf")[1] == MEASURED
 
 
 # Time.
@@ -357,10 +357,10 @@ def test_a_model_that_is_made_to_fit_pages_nothing(mid: Path, tmp_path: Path) ->
     (tmp_path / "text.txt").write_text(SHORT)
     options = ("--types", "q4_0,q8_0", "--minutes", "0.001", "--threads", "1", "--text", tmp_path / "text.txt")
 
-    def made(memory: int, context: int, *more: str) -> tuple[Path, dict[str, Any]]:
+    def fit(memory: int, context: int, *more: str) -> tuple[Path, dict[str, Any]]:
         out = tmp_path / "out.gguf"
-        asked = ("--fit", f"{memory}B", "--context", str(context), "--force", "--json", *more)
-        done = run_edge("quantize", mid, out, *asked, *options)
+        request = ("--fit", f"{memory}B", "--context", str(context), "--force", "--json", *more)
+        done = run_edge("quantize", mid, out, *request, *options)
         assert done.returncode == 0, done.stderr
         assert "are left: runtime" in done.stderr
         return out, json.loads(done.stdout)
@@ -368,16 +368,16 @@ def test_a_model_that_is_made_to_fit_pages_nothing(mid: Path, tmp_path: Path) ->
     refused = run_edge("quantize", mid, tmp_path / "out.gguf", "--fit", "60MiB", "--context", "1024", *options)
     assert_one_line_error(refused, 4, "0 of 60 MiB are left for weights", "--kv-type")
     parts = refused.stderr.split("beside ")[1].split(" MiB;")[0].split(", ")
-    beside = sum(int(part.split()[-1]) for part in parts) * MIB
+    baseline = sum(int(part.split()[-1]) for part in parts) * MIB
     sizes = []
     for spare, context, more in ((12, 1024, ()), (16, 2048, ("--kv-type", "q8_0")))[: some(1, 2)]:
-        memory = beside + spare * MIB
-        out, said = made(memory, context, *more)
+        memory = baseline + spare * MIB
+        out, said = fit(memory, context, *more)
         # How full it is, of so few tensors, depends on the damages that were measured; tests/unit/quant/test_fit.py.
         assert 0.9 * said["budget_bytes"] < said["size_bytes"] == out.stat().st_size <= said["budget_bytes"]
         sizes.append(said["size_bytes"])
-        asked = ("--memory", f"{memory}B", "--context", str(context), *more)
-        done = run_edge("chat", out, *asked, "-p", "hello", "--max-tokens", "4", "--threads", "1", "--json")
+        query = ("--memory", f"{memory}B", "--context", str(context), *more)
+        done = run_edge("chat", out, *query, "-p", "hello", "--max-tokens", "4", "--threads", "1", "--json")
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
         assert answer["paging"]["streamed_bytes"] == 0

@@ -37,7 +37,7 @@ def test_speeds_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(kernels, "KINDS", ("q4_0", "q8_0"))  # all of them take seconds
 
     def rates(again: bool = False) -> dict[str, float]:
-        return {one.type.name: one.decode for one in known_kernels(1, again=again)}
+        return {known_kernel.type.name: known_kernel.decode for known_kernel in known_kernels(1, again=again)}
 
     first = rates()
     assert list(first) == ["q4_0", "q8_0"]
@@ -85,18 +85,18 @@ def test_nothing_is_slow_alone() -> None:
 def test_speeds_are_measured(prompts: bool) -> None:
     seen: list[tuple[int, int]] = []
     kinds = [TYPES[name] for name in NAMES]
-    found = measure_kernels(kinds, 256, 1, prompts=prompts, progress=lambda *at: seen.append(at))
-    assert [one.type for one in found] == kinds
+    result = measure_kernels(kinds, 256, 1, prompts=prompts, progress=lambda *at: seen.append(at))
+    assert [item.type for item in result] == kinds
     assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
     assert {total for _, total in seen} == {len(seen)}
-    for one in found:
-        assert math.isfinite(one.decode)
-        assert one.decode > 0
-        with loose_weight(one.type.id, 256, 1024) as weight:
-            assert one.repacked == weight.repacks
+    for item in result:
+        assert math.isfinite(item.decode)
+        assert item.decode > 0
+        with loose_weight(item.type.id, 256, 1024) as weight:
+            assert item.repacked == weight.repacks
         if prompts:
-            assert one.prefill is not None
-            assert math.isfinite(one.prefill)
-            assert one.prefill > 0
+            assert item.prefill is not None
+            assert math.isfinite(item.prefill)
+            assert item.prefill > 0
         else:
-            assert one.prefill is None
+            assert item.prefill is None

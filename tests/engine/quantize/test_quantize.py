@@ -60,7 +60,7 @@ for name in names:
 
 
 @dataclass(frozen=True)
-class Made:
+class RoundTrips:
     """The bundled model in ROUND_TRIPS."""
 
     ours: dict[str, Path]
@@ -74,13 +74,13 @@ def f16() -> GgufFile:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, f16: GgufFile) -> Made:
+def quantized(tmp_path_factory: pytest.TempPathFactory, f16: GgufFile) -> RoundTrips:
     ours, theirs = tmp_path_factory.mktemp("ours"), tmp_path_factory.mktemp("theirs")
     command = [sys.executable, "-c", LLAMA_CPP, str(F16), str(theirs), *ROUND_TRIPS]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     outcomes = {name: quantize(f16, ours / f"{name}.gguf", MIXES[name], threads=1) for name in ROUND_TRIPS}
     assert sorted(path.name for path in ours.iterdir()) == sorted(f"{name}.gguf" for name in ROUND_TRIPS)
-    return Made(*({name: folder / f"{name}.gguf" for name in ROUND_TRIPS} for folder in (ours, theirs)), outcomes)  # type: ignore[call-arg]
+    return RoundTrips(*({name: folder / f"{name}.gguf" for name in ROUND_TRIPS} for folder in (ours, theirs)), outcomes)  # type: ignore[call-arg]
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +120,8 @@ def children() -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("name", ROUND_TRIPS)
-def test_a_file_is_what_llama_cpp_makes(made: Made, name: str) -> None:
-    ours, theirs = GgufFile.open(made.ours[name]), GgufFile.open(made.theirs[name])
+def test_a_file_is_what_llama_cpp_makes(quantized: RoundTrips, name: str) -> None:
+    ours, theirs = GgufFile.open(quantized.ours[name]), GgufFile.open(quantized.theirs[name])
     assert list(ours.tensors) == list(theirs.tensors)
     for tensor, other in theirs.tensors.items():
         assert (ours.tensors[tensor].type, ours.tensors[tensor].shape) == (other.type, other.shape)
@@ -130,22 +130,22 @@ def test_a_file_is_what_llama_cpp_makes(made: Made, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROUND_TRIPS)
-def test_what_is_announced_is_what_is_written(made: Made, f16: GgufFile, name: str) -> None:
-    outcome, written = made.outcomes[name], GgufFile.open(made.ours[name])
+def test_what_is_announced_is_what_is_written(quantized: RoundTrips, f16: GgufFile, name: str) -> None:
+    outcome, written = quantized.outcomes[name], GgufFile.open(quantized.ours[name])
     assert outcome.types == {n: tensor.type for n, tensor in written.tensors.items()}
-    assert outcome.n_bytes == made.ours[name].stat().st_size == file_bytes(f16, outcome.types)
+    assert outcome.n_bytes == quantized.ours[name].stat().st_size == file_bytes(f16, outcome.types)
     assert outcome.misfits == ()
     first = min(tensor.offset for tensor in written.tensors.values())
     assert first == header_bytes(f16)
 
 
-def test_types_are_known_without_making_the_file(made: Made, f16: GgufFile) -> None:
-    assert types_of(f16, MIXES["q4_k_m"]) == made.outcomes["q4_k_m"]
+def test_types_are_known_without_making_the_file(quantized: RoundTrips, f16: GgufFile) -> None:
+    assert types_of(f16, MIXES["q4_k_m"]) == quantized.outcomes["q4_k_m"]
 
 
 @pytest.mark.parametrize("name", ROUND_TRIPS)
-def test_it_loads_and_chats(made: Made, name: str) -> None:
-    with Engine(made.ours[name], ONE) as engine:
+def test_it_loads_and_chats(quantized: RoundTrips, name: str) -> None:
+    with Engine(quantized.ours[name], ONE) as engine:
         pieces = list(Chat(engine).ask("What is 27 plus 38?", SamplingParams(temperature=0), max_tokens=40))
     answer = "".join(piece.text for piece in pieces)
     assert "27" in answer
@@ -153,13 +153,13 @@ def test_it_loads_and_chats(made: Made, name: str) -> None:
         assert "65" in answer
 
 
-def test_it_chats_from_the_command_line(made: Made) -> None:
-    answer = chat_json(made.ours["q4_k_m"], "-p", "What is 27 plus 38?", "--temperature", "0")
+def test_it_chats_from_the_command_line(quantized: RoundTrips) -> None:
+    answer = chat_json(quantized.ours["q4_k_m"], "-p", "What is 27 plus 38?", "--temperature", "0")
     assert "65" in answer["text"]
 
 
-def test_quality_falls_with_the_bits(made: Made) -> None:
-    paths = [made.ours[name] for name in FALLING]
+def test_quality_falls_with_the_bits(quantized: RoundTrips) -> None:
+    paths = [quantized.ours[name] for name in FALLING]
     quality = evaluate(F16, paths, TEXT, EngineOptions(threads=1), chunk_tokens=128, most=3)
     losses = [result.summary.mean_divergence for result in quality]
     assert losses[0] == 0
@@ -178,20 +178,20 @@ def values(path: Path, name: str) -> np.ndarray:
 
 
 def test_an_importance_matrix_lowers_the_error_that_it_weighs(
-    made: Made, f16: GgufFile, imatrix: Path, tmp_path: Path
+    quantized: RoundTrips, f16: GgufFile, imatrix: Path, tmp_path: Path
 ) -> None:
     seen: list[tuple[int, int, str]] = []
     out = tmp_path / "q2_k.gguf"
     outcome = quantize(f16, out, MIXES["q2_k"], imatrix=imatrix, threads=1, progress=lambda *said: seen.append(said))
-    assert outcome.types == made.outcomes["q2_k"].types
+    assert outcome.types == quantized.outcomes["q2_k"].types
     weights = read_imatrix(imatrix).weights_of(f16)
     for name, importance in weights.items():
         right = values(F16, name)
-        errors = [((values(path, name) - right) ** 2 @ importance).sum() for path in (out, made.ours["q2_k"])]
+        errors = [((values(path, name) - right) ** 2 @ importance).sum() for path in (out, quantized.ours["q2_k"])]
         assert errors[0] < errors[1], name
     total = sum(tensor.n_bytes for tensor in f16.tensors.values())
     assert sorted(name for _, _, name in seen) == sorted([*f16.tensors, ""])
-    assert [of for _, of, _ in seen] == [total] * len(seen)
+    assert [whole for _, whole, _ in seen] == [total] * len(seen)
     dones = [done for done, _, _ in seen]
     assert dones == sorted(dones)
     assert (dones[0], dones[-1]) == (0, total)
@@ -216,7 +216,7 @@ def test_an_importance_matrix_of_another_model(f16: GgufFile, tmp_path: Path, sy
     collect(synthetic("llama"), TEXT, EngineOptions(threads=1), chunk_tokens=64, most=1).write(path)
     with pytest.raises(ModelFileError, match=r"has 128 values for blk.0.* it was made for another model"):
         quantize(f16, tmp_path / "out.gguf", MIXES["q4_0"], imatrix=path)
-    assert [one.name for one in tmp_path.iterdir()] == ["m.gguf"]
+    assert [item.name for item in tmp_path.iterdir()] == ["m.gguf"]
 
 
 # Types of single tensors, other inputs.
@@ -230,12 +230,12 @@ def test_tensors_may_have_types_of_their_own(f16: GgufFile, tmp_path: Path) -> N
     assert rest == {"q8_0", "f32"}
 
 
-def test_what_is_quantized_already_is_quantized_again(made: Made, tmp_path: Path) -> None:
-    source = GgufFile.open(made.ours["q8_0"])
+def test_what_is_quantized_already_is_quantized_again(quantized: RoundTrips, tmp_path: Path) -> None:
+    source = GgufFile.open(quantized.ours["q8_0"])
     outcome = quantize(source, tmp_path / "out.gguf", MIXES["q4_k_m"], threads=1)
-    assert outcome.types == made.outcomes["q4_k_m"].types
-    assert outcome.n_bytes == made.outcomes["q4_k_m"].n_bytes
-    assert (tmp_path / "out.gguf").read_bytes() != made.ours["q4_k_m"].read_bytes()
+    assert outcome.types == quantized.outcomes["q4_k_m"].types
+    assert outcome.n_bytes == quantized.outcomes["q4_k_m"].n_bytes
+    assert (tmp_path / "out.gguf").read_bytes() != quantized.ours["q4_k_m"].read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_rows_that_do_not_fill_blocks(tmp_path: Path, mix: str, ff: int, used: s
     [misfit] = outcome.misfits
     assert (misfit.tensor, misfit.columns) == ("blk.0.ffn_down.weight", ff)
     assert misfit.used == used == outcome.types[misfit.tensor].name
-    assert ff % TYPES[misfit.wanted].block
+    assert ff % TYPES[misfit.requested].block
     assert outcome == types_of(file, MIXES[mix])
     assert outcome.n_bytes == file_bytes(file, outcome.types)
     with Engine(tmp_path / "out.gguf", EngineOptions(threads=1, context=64)) as engine:
@@ -277,8 +277,8 @@ def split(source: GgufFile, folder: Path, n_parts: int) -> Path:
         pairs = {key: source.raw_value(key) for key in source.metadata} if part == 0 else {}
         pairs |= {"split.no": encoded("u16", part), "split.count": encoded("u16", n_parts)}
         pairs |= {"split.tensors.count": encoded("i32", len(names))}
-        held = [source.tensors[name] for name in names[part::n_parts]]
-        tensors = [NewTensor(tensor.name, tensor.shape, tensor.type) for tensor in held]
+        current = [source.tensors[name] for name in names[part::n_parts]]
+        tensors = [NewTensor(tensor.name, tensor.shape, tensor.type) for tensor in current]
         with (folder / f"m-{part + 1:05d}-of-{n_parts:05d}.gguf").open("wb") as out:
             out.write(header(pairs, tensors))
             for tensor in tensors:
@@ -286,12 +286,12 @@ def split(source: GgufFile, folder: Path, n_parts: int) -> Path:
     return folder / f"m-00001-of-{n_parts:05d}.gguf"
 
 
-def test_a_model_in_parts_becomes_one_file(f16: GgufFile, made: Made, tmp_path: Path) -> None:
+def test_a_model_in_parts_becomes_one_file(f16: GgufFile, quantized: RoundTrips, tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     source = GgufFile.open(split(f16, tmp_path / "parts", 3))
     outcome = quantize(source, tmp_path / "one.gguf", MIXES["q8_0"], threads=1)
     assert outcome.n_bytes == (tmp_path / "one.gguf").stat().st_size
-    ours, theirs = GgufFile.open(tmp_path / "one.gguf"), GgufFile.open(made.theirs["q8_0"])
+    ours, theirs = GgufFile.open(tmp_path / "one.gguf"), GgufFile.open(quantized.theirs["q8_0"])
     assert not [key for key in ours.metadata if key.startswith("split.")]
     assert ours.tensors.keys() == theirs.tensors.keys()
     assert all(ours.data(name) == theirs.data(name) for name in theirs.tensors)
@@ -380,6 +380,6 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["truncated.gguf", "unknown.gguf"]
 
 
-def test_a_file_has_the_rights_of_others(made: Made, tmp_path: Path) -> None:
+def test_a_file_has_the_rights_of_others(quantized: RoundTrips, tmp_path: Path) -> None:
     (tmp_path / "usual").touch()
-    assert made.ours["q8_0"].stat().st_mode == (tmp_path / "usual").stat().st_mode
+    assert quantized.ours["q8_0"].stat().st_mode == (tmp_path / "usual").stat().st_mode

@@ -54,7 +54,7 @@ def measure(
     seen: list[tuple[int, int]] = []
     rows = {name: TensorRows(file, name, importance.get(name)) for name in types}
     errors = measure_errors(rows, types, 1, lambda *at: None)
-    found = measure_damages(
+    result = measure_damages(
         file,
         text,
         rows,
@@ -63,7 +63,7 @@ def measure(
         threads=1,
         progress=lambda done, planned, left_s: seen.append((done, planned)),
     )
-    return found, seen
+    return result, seen
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +87,15 @@ TABLE = Sensitivity(
 
 
 def test_damage_is_measured_or_follows_from_the_nearest_error() -> None:
-    found = Sensitivity(
+    result = Sensitivity(
         {"a": {"q4_k": 0.02, "q2_k": 0.5}},
         {"a": {"f16": 0.0, "q4_k": 1e-3, "q2_k": 1e-1, "q5_k": 5e-4, "q3_k": 4e-2}},
         9,
     )
-    assert found.damage("a", "q4_k") == 0.02
-    assert found.damage("a", "q5_k") == pytest.approx(0.01)
-    assert found.damage("a", "q3_k") == pytest.approx(0.2)  # from q2_k, which is nearer
-    assert found.damage("a", "f16") == 0
+    assert result.damage("a", "q4_k") == 0.02
+    assert result.damage("a", "q5_k") == pytest.approx(0.01)
+    assert result.damage("a", "q3_k") == pytest.approx(0.2)  # from q2_k, which is nearer
+    assert result.damage("a", "f16") == 0
 
 
 def test_damage_where_nothing_is_known() -> None:
@@ -112,18 +112,18 @@ def test_it_is_kept_as_json() -> None:
 
 
 def test_values_on_the_grid_of_a_type_lose_nothing() -> None:
-    found = Sensitivity({"a": {"q4_0": 0.02}}, {"a": {"q4_0": 4e-3, "q4_1": 4e-8, "q5_0": 1e-3, "q8_0": 3e-5}}, 9)
-    assert found.damage("a", "q4_1") == 0 < found.damage("a", "q8_0") < found.damage("a", "q5_0")
+    result = Sensitivity({"a": {"q4_0": 0.02}}, {"a": {"q4_0": 4e-3, "q4_1": 4e-8, "q5_0": 1e-3, "q8_0": 3e-5}}, 9)
+    assert result.damage("a", "q4_1") == 0 < result.damage("a", "q8_0") < result.damage("a", "q5_0")
 
 
 def test_a_whole_file_costs_the_sum_times_what_others_cost() -> None:
-    found = replace(TABLE, wholes=((0.16, 0.28), (0.01, 0.01)))
-    assert found.together(0.16) == pytest.approx(0.28)
-    assert found.together(0.01) == pytest.approx(0.01)
-    assert found.together(0.04) == pytest.approx(0.04 * 1.75**0.5)  # half way between them
-    assert found.together(0.32) == pytest.approx(0.56)  # beyond what is known, as the nearest
-    assert found.together(0.001) == pytest.approx(0.001)
-    assert found.together(0.0) == 0
+    result = replace(TABLE, wholes=((0.16, 0.28), (0.01, 0.01)))
+    assert result.together(0.16) == pytest.approx(0.28)
+    assert result.together(0.01) == pytest.approx(0.01)
+    assert result.together(0.04) == pytest.approx(0.04 * 1.75**0.5)  # half way between them
+    assert result.together(0.32) == pytest.approx(0.56)  # beyond what is known, as the nearest
+    assert result.together(0.001) == pytest.approx(0.001)
+    assert result.together(0.0) == 0
     assert TABLE.together(0.3) == 0.3  # nothing is known
 
 
@@ -208,10 +208,10 @@ def test_the_grid_of_a_type_is_seen_in_wider_floats(tmp_path: Path, kind: str) -
     file = GgufFile.open(tmp_path / "f16.gguf")
     assert file.tensors[name].type.name == "f16"
     rows = TensorRows(file, name, np.ones(file.tensors[name].shape[0], np.float32))
-    found = rows.errors(kinds("q4_0", "iq4_nl", "q4_1", "q5_0", "q8_0"))
-    assert found[kind] <= EXACT
-    others = {other for other in found if TYPES[other].bits_per_weight <= TYPES[kind].bits_per_weight} - {kind}
-    assert all(found[other] > 100 * EXACT for other in others)
+    result = rows.errors(kinds("q4_0", "iq4_nl", "q4_1", "q5_0", "q8_0"))
+    assert result[kind] <= EXACT
+    others = {other for other in result if TYPES[other].bits_per_weight <= TYPES[kind].bits_per_weight} - {kind}
+    assert all(result[other] > 100 * EXACT for other in others)
     values = np.frombuffer(file.data(name), np.float16).reshape(rows.rows, -1).copy()
     values[30] = np.random.default_rng(0).standard_normal(values.shape[1])
     rows._bytes = values.view(np.uint8)
@@ -222,14 +222,14 @@ def test_errors_that_are_not_read_in_time_are_those_of_the_layer_before() -> Non
     file = GgufFile.open(F16)
     names = [f"blk.{i}.{what}.weight" for i in range(4) for what in ("attn_q", "ffn_up")]
     rows = {name: TensorRows(file, name, None) for name in names}
-    asked: list[int] = []
+    requests: list[int] = []
     types = dict.fromkeys(names, kinds("q4_0", "q8_0"))
-    found = measure_errors(rows, types, 1, lambda done, total: asked.append(done), lambda: len(asked) == 3)
-    assert asked == [1, 2, 3]
-    assert list(found) == names
-    assert found["blk.1.attn_q.weight"] == rows["blk.1.attn_q.weight"].errors(types[names[0]])
-    assert found["blk.1.attn_q.weight"] == found["blk.3.attn_q.weight"] != found["blk.0.attn_q.weight"]
-    assert found["blk.0.ffn_up.weight"] == found["blk.3.ffn_up.weight"]
+    result = measure_errors(rows, types, 1, lambda done, total: requests.append(done), lambda: len(requests) == 3)
+    assert requests == [1, 2, 3]
+    assert list(result) == names
+    assert result["blk.1.attn_q.weight"] == rows["blk.1.attn_q.weight"].errors(types[names[0]])
+    assert result["blk.1.attn_q.weight"] == result["blk.3.attn_q.weight"] != result["blk.0.attn_q.weight"]
+    assert result["blk.0.ffn_up.weight"] == result["blk.3.ffn_up.weight"]
 
 
 # Measured in memory, and in a file.
@@ -251,27 +251,27 @@ def test_it_is_what_a_file_with_that_tensor_changed_predicts(
     source, out = synthetic(arch), tmp_path / "out.gguf"
     file = GgufFile.open(source)
     importance = read_imatrix(matrices[arch]).weights_of(file)
-    found, _ = measure(file, {name: kinds("f16", kind)}, importance, 30)
+    result, _ = measure(file, {name: kinds("f16", kind)}, importance, 30)
     types = {n: tensor.type for n, tensor in file.tensors.items() if tensor.type.name == "f16"} | {name: TYPES[kind]}
     quantize(file, out, MIXES["q8_0"], types=types, imatrix=matrices[arch], threads=1)
     written = {n: tensor.type.name for n, tensor in GgufFile.open(out).tensors.items()}
     assert [n for n, tensor in file.tensors.items() if tensor.type.name != written[n]] == [name]
     summary = evaluate(source, [out], TEXT, AS_MEASURED, most=MOST_CHUNKS)[1].summary
-    assert found.damages == {name: {kind: pytest.approx(summary.mean_divergence, rel=1e-6)}}
+    assert result.damages == {name: {kind: pytest.approx(summary.mean_divergence, rel=1e-6)}}
     assert summary.mean_divergence > 1e-9
-    assert found.errors[name]["f16"] == 0 < found.errors[name][kind]
+    assert result.errors[name]["f16"] == 0 < result.errors[name][kind]
 
 
 def test_weights_are_as_before_afterwards(synthetic: Synthetic) -> None:
     file = GgufFile.open(synthetic("llama"))
     names = {name: () for name, tensor in file.tensors.items() if len(tensor.shape) > 1}
-    found: dict[str, list[Weight]] = {}
+    results: dict[str, list[Weight]] = {}
     options = options_for(AS_MEASURED, CHUNK_TOKENS, 512)
-    with Engine(file.path, options, [_finds(names, found)]) as engine, ThreadPoolExecutor(1) as pool:
+    with Engine(file.path, options, [_finds(names, results)]) as engine, ThreadPoolExecutor(1) as pool:
         before = engine.decode([1, 2, 3], 0, outputs="all").copy()
-        assert found.keys() == names.keys()
+        assert results.keys() == names.keys()
         probe = _Probe(engine, TEXT, time.monotonic)
-        changed = {n: (TensorRows(file, n, None), found[n], TYPES["q4_0"]) for n in names}
+        changed = {n: (TensorRows(file, n, None), results[n], TYPES["q4_0"]) for n in names}
         losses = [probe.loss(changed, pool) for _ in range(2)]
         assert losses[0] == losses[1] > 0
         assert probe.loss({}, pool) == 0
@@ -285,22 +285,22 @@ def test_weights_are_as_before_afterwards(synthetic: Synthetic) -> None:
 def test_little_time_is_spent_on_groups(synthetic: Synthetic) -> None:
     file = GgufFile.open(synthetic("llama"))
     names = [name for name, tensor in file.tensors.items() if tensor.type.name == "f16"]
-    found, seen = measure(file, {name: kinds("f16", "q8_0", "q4_0", "q5_1") for name in names}, {}, 1e-3)
+    result, seen = measure(file, {name: kinds("f16", "q8_0", "q4_0", "q5_1") for name in names}, {}, 1e-3)
     assert len(seen) == 9  # seven kinds of matrices in layers, and two outside: one type
-    assert all(set(row) == {"q4_0"} for row in found.damages.values())
+    assert all(set(row) == {"q4_0"} for row in result.damages.values())
     up = [f"blk.{i}.ffn_up.weight" for i in range(2)]
-    shares = [found.damages[name]["q4_0"] / found.errors[name]["q4_0"] for name in up]
+    shares = [result.damages[name]["q4_0"] / result.errors[name]["q4_0"] for name in up]
     assert shares[0] == pytest.approx(shares[1])
 
 
 def test_more_time_is_spent_on_single_tensors_and_more_types(synthetic: Synthetic) -> None:
     file = GgufFile.open(synthetic("llama"))
     names = [f"blk.{i}.ffn_up.weight" for i in range(2)]
-    found, seen = measure(file, {name: kinds("f16", "q8_0", "q4_0", "q5_1") for name in names}, {}, 60)
+    result, seen = measure(file, {name: kinds("f16", "q8_0", "q4_0", "q5_1") for name in names}, {}, 60)
     assert all(done <= planned for done, planned in seen)
     for name in names:
-        assert set(found.damages[name]) == {"q8_0", "q4_0"}
-        assert found.damages[name]["q8_0"] < found.damage(name, "q5_1") < found.damages[name]["q4_0"]
+        assert set(result.damages[name]) == {"q8_0", "q4_0"}
+        assert result.damages[name]["q8_0"] < result.damage(name, "q5_1") < result.damages[name]["q4_0"]
 
 
 def test_every_tensor_is_measured_however_little_time_there_is(tmp_path: Path) -> None:
@@ -309,8 +309,8 @@ def test_every_tensor_is_measured_however_little_time_there_is(tmp_path: Path) -
     file = GgufFile.open(source)
     [head] = [name for name, tensor in file.tensors.items() if tensor.type.name == "q6_k"]
     rows = {name: TensorRows(file, name, None) for name in ("blk.0.attn_v.weight", head)}
-    found, _ = measure(file, {name: probes(one) for name, one in rows.items()}, {}, 1e-6)
-    assert {name: list(row) for name, row in found.damages.items()} == {
+    result, _ = measure(file, {name: probes(row) for name, row in rows.items()}, {}, 1e-6)
+    assert {name: list(row) for name, row in result.damages.items()} == {
         "blk.0.attn_v.weight": ["q3_k"],
         head: ["q4_0"],  # it is q6_k
     }

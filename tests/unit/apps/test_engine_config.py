@@ -21,10 +21,10 @@ def config(*args: str, sequences: int = 1, draft: str = "off", follows_load: boo
 
 @pytest.mark.parametrize("command", ["chat", "serve"])
 def test_every_option_of_several_devices_is_in_it(command: str) -> None:
-    plain, asked = config(command, *SEVERAL[:2]), config(command, *SEVERAL)
-    assert plain.workers == asked.workers == ("10.0.0.1:7070", "10.0.0.2:7071")
+    plain, request = config(command, *SEVERAL[:2]), config(command, *SEVERAL)
+    assert plain.workers == request.workers == ("10.0.0.1:7070", "10.0.0.2:7071")
     assert (plain.parallel, plain.shares, plain.insecure) == ("auto", None, False)
-    assert (asked.parallel, asked.shares, asked.insecure) == ("tensor", (1.0, 2.0, 3.0), True)
+    assert (request.parallel, request.shares, request.insecure) == ("tensor", (1.0, 2.0, 3.0), True)
     travel = config(command, *SEVERAL[:2], "--transport", "grpc", "--allreduce", "ring", "--wire", "q8", "--spare", "2")
     assert (travel.transport, travel.allreduce, travel.wire, travel.spare) == ("grpc", "ring", "q8", 2)
 
@@ -49,5 +49,5 @@ def test_defaults_are_those_of_the_command() -> None:
 
 
 def test_it_crosses_to_an_engine_process_unchanged() -> None:
-    asked = replace(config("serve", *SEVERAL), affinity=(0, 2))
-    assert EngineConfig.from_json(json.loads(json.dumps(asked.to_json()))) == asked
+    request = replace(config("serve", *SEVERAL), affinity=(0, 2))
+    assert EngineConfig.from_json(json.loads(json.dumps(request.to_json()))) == request

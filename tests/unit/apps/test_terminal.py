@@ -363,18 +363,18 @@ def test_a_question_that_was_stopped_is_asked_as_it_was_meant(
                 patch.setattr(conversation, "answer", interrupted)
                 talk._answer(text, again=again)
 
-        def asked() -> list[str]:
+        def questions() -> list[str]:
             return [message["content"] for message in chat.messages if message["role"] == "user"]
 
         stop("two")
         assert "without this question" in capsys.readouterr().out
         talk._edit("")
-        assert (talk._draft, asked()) == ("two", ["one"])
+        assert (talk._draft, questions()) == ("two", ["one"])
         talk._retry("")
-        assert asked() == ["one", "two"]
+        assert questions() == ["one", "two"]
         stop("2", again=True)
         talk._retry("")
-        assert asked() == ["one", "2"]
+        assert questions() == ["one", "2"]
         stop(None, again=True)
         talk._edit("")
         assert talk._draft == "2"
@@ -416,8 +416,8 @@ def test_only_what_is_new_is_computed(chat: Terminal) -> None:
     chat.enter("/stats")
     shown = chat.sees(r"(\d+) tokens, (\d+) of them already held")
     chat.ready()
-    prompt, held = map(int, re.findall(r"(\d+) tokens, (\d+) of them", shown)[-1])
-    assert 0 < held < prompt
+    prompt, current = map(int, re.findall(r"(\d+) tokens, (\d+) of them", shown)[-1])
+    assert 0 < current < prompt
 
 
 def test_a_prompt_that_does_not_fit_is_said_and_forgotten(open_chat: Open, tmp_path: Path) -> None:

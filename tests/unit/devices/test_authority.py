@@ -19,7 +19,7 @@ from devices.errors import TrustError
 from devices.trust import certificates, credentials
 from devices.trust.authority import Authority
 from devices.trust.invitation import parse_token
-from tests.support.trust import HOUR_S, YEAR_S, Cluster, held
+from tests.support.trust import HOUR_S, YEAR_S, Cluster, membership_in
 from transport import security
 
 NOW = 1_800_000_000.0
@@ -125,7 +125,7 @@ def test_invite_enroll_revoke(cluster: Cluster) -> None:
     assert cluster.authority.revoke("pi", NOW + 1)
     assert states(cluster) == {"desk": "joined", "pi": "revoked"}
     assert pi.holder.serial in revoked(cluster)
-    assert pi.holder.serial in held(cluster.at("desk")).revoked  # the owner's own list, at once
+    assert pi.holder.serial in membership_in(cluster.at("desk")).revoked  # the owner's own list, at once
     assert not cluster.authority.revoke("pi", NOW + 2)
 
 
@@ -268,7 +268,7 @@ def test_open_mends_a_lost_membership(cluster: Cluster) -> None:
     """As after a crash between the list of members and the owner's own files, or an accident with rm."""
     (cluster.at("desk") / "device.pem").unlink()
     reopened(cluster)
-    owner = held(cluster.at("desk"))
+    owner = membership_in(cluster.at("desk"))
     assert owner.holder.role == "owner"
     assert owner.holder.serial != cluster.owner.holder.serial
     assert cluster.owner.holder.serial in owner.revoked
@@ -280,19 +280,19 @@ def test_open_mends_an_older_list_of_revoked(cluster: Cluster) -> None:
     cluster.authority.revoke("pi", NOW)
     (cluster.at("desk") / "revoked.pem").write_bytes(before)
     reopened(cluster)
-    assert pi.holder.serial in held(cluster.at("desk")).revoked
+    assert pi.holder.serial in membership_in(cluster.at("desk")).revoked
 
 
 def test_a_restored_backup_lets_nobody_back_in(cluster: Cluster) -> None:
     pi = cluster.joined("pi")
     before = (cluster.authority.folder / "members.json").read_bytes()
     cluster.authority.revoke("pi", NOW)
-    number = held(cluster.at("desk")).crl_number
+    number = membership_in(cluster.at("desk")).crl_number
     (cluster.authority.folder / "members.json").write_bytes(before)
     cluster.authority = reopened(cluster)
     assert states(cluster) == {"desk": "joined", "pi": "revoked"}
     assert pi.holder.serial in revoked(cluster)
-    assert held(cluster.at("desk")).crl_number > number
+    assert membership_in(cluster.at("desk")).crl_number > number
 
 
 def test_the_list_is_signed_only_when_it_changes(cluster: Cluster) -> None:
@@ -315,11 +315,11 @@ def test_a_members_newer_list_is_learned(cluster: Cluster) -> None:
         cluster.authority = reopened(cluster)
         for name in more:
             cluster.authority.revoke(name, NOW)
-        number = max(held(cluster.at("desk")).crl_number, 3)
+        number = max(membership_in(cluster.at("desk")).crl_number, 3)
         gone = {pi.holder.serial, attic.holder.serial} | ({tv.holder.serial} if more else set())
         assert cluster.authority.learn(newer, NOW + 9) >= gone
-        assert revoked(cluster) == held(cluster.at("desk")).revoked >= gone
-        assert (held(cluster.at("desk")).crl_number > number) is (len(more) < 3)
+        assert revoked(cluster) == membership_in(cluster.at("desk")).revoked >= gone
+        assert (membership_in(cluster.at("desk")).crl_number > number) is (len(more) < 3)
         state = {"desk": "joined", "pi": "revoked", "attic": "revoked", "tv": "revoked" if more else "joined"}
         assert states(cluster) == state
         before = cluster.authority.crl()
@@ -349,7 +349,7 @@ def test_only_what_this_cluster_signed_is_learned(cluster: Cluster, tmp_path: Pa
 
 def test_the_owners_certificate_is_renewed(cluster: Cluster) -> None:
     reopened(cluster, NOW + 11 * YEAR_S)
-    assert held(cluster.at("desk")).holder.expires > NOW + 20 * YEAR_S
+    assert membership_in(cluster.at("desk")).holder.expires > NOW + 20 * YEAR_S
 
 
 def test_credentials_of_another_cluster_are_not_replaced(cluster: Cluster, tmp_path: Path) -> None:

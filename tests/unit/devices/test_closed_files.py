@@ -35,6 +35,6 @@ def test_no_interface_is_known() -> None:
 
 
 def test_who_has_the_port_is_not_known() -> None:
-    with machine.socket.create_server(("", 0)) as taken:  # type: ignore[attr-defined]
-        found = machine.read_port(taken.getsockname()[1])
-    assert (found.free, found.holder) == (False, "")
+    with machine.socket.create_server(("", 0)) as used:  # type: ignore[attr-defined]
+        result = machine.read_port(used.getsockname()[1])
+    assert (result.free, result.holder) == (False, "")

@@ -88,7 +88,7 @@ def test_a_preset_is_not_asked_even_at_an_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "address"),
+    ("written", "address"),
     [
         ("pi", "pi:7070"),
         ("pi:1", "pi:1"),
@@ -97,8 +97,8 @@ def test_a_preset_is_not_asked_even_at_an_address() -> None:
         ("[fd00::7]:65535", "[fd00::7]:65535"),
     ],
 )
-def test_addresses(given: str, address: str) -> None:
-    cluster = parsed(f'[[device]]\nname = "a"\naddress = "{given}"')
+def test_addresses(written: str, address: str) -> None:
+    cluster = parsed(f'[[device]]\nname = "a"\naddress = "{written}"')
     assert cluster.devices[0].address == address
 
 

@@ -65,7 +65,7 @@ def test_a_system_that_does_not_let_programs_choose(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("asked", "most", "used"),
+    ("layers", "most", "used"),
     [
         (None, None, None),
         (None, 5, None),  # it is for the engine to choose, up to so many
@@ -75,8 +75,8 @@ def test_a_system_that_does_not_let_programs_choose(monkeypatch: pytest.MonkeyPa
         (9, None, 9),
     ],
 )
-def test_no_more_layers_on_the_gpu_than_are_lent(asked: int | None, most: int | None, used: int | None) -> None:
-    options = load.limit_options(EngineOptions(gpu_layers=asked), ResourceLimits(2, gpu_layers=most))
+def test_no_more_layers_on_the_gpu_than_are_lent(layers: int | None, most: int | None, used: int | None) -> None:
+    options = load.limit_options(EngineOptions(gpu_layers=layers), ResourceLimits(2, gpu_layers=most))
     assert (options.gpu_layers, options.most_gpu_layers) == (used, most)
     assert options.threads == 2
 

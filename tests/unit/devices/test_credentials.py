@@ -13,7 +13,7 @@ from devices.errors import TrustError
 from devices.trust import certificates, credentials
 from devices.trust.credentials import Membership
 from devices.trust.invitation import MAX_TOKEN, PREFIX, Invitation, parse_token
-from tests.support.trust import HOUR_S, Cluster, held
+from tests.support.trust import HOUR_S, Cluster, membership_in
 
 NOW = 1_800_000_000.0
 
@@ -89,10 +89,10 @@ def test_a_mistyped_token_is_the_same_or_an_error(token: str, data: st.DataObjec
     end = data.draw(st.integers(start, min(len(token), start + 8)), "end")
     typed = token[:start] + data.draw(st.text(max_size=8) | st.text("AB-_= \n", max_size=8), "typed") + token[end:]
     try:
-        found = parse_token(typed)
+        result = parse_token(typed)
     except TrustError:
         return
-    assert content(found) == content(parse_token(token))
+    assert content(result) == content(parse_token(token))
 
 
 @given(data=st.data())
@@ -101,10 +101,10 @@ def test_a_forged_token_is_the_same_or_an_error(token: str, data: st.DataObject)
     for _ in range(data.draw(st.integers(1, 3), "changes")):
         body[data.draw(st.integers(0, len(body) - 1), "at")] = data.draw(st.integers(0, 255), "byte")
     try:
-        found = parse_token(sealed(bytes(body)))
+        result = parse_token(sealed(bytes(body)))
     except TrustError:
         return
-    assert content(found) == content(parse_token(token))
+    assert content(result) == content(parse_token(token))
 
 
 @given(body=st.binary(max_size=200))
@@ -152,7 +152,7 @@ def test_joining_stores_what_the_token_holds(cluster: Cluster, tmp_path: Path) -
     assert credentials.load(folder) is None
     token = cluster.authority.invite("joins", HOUR_S, NOW)
     credentials.store_token(folder, token, NOW)
-    membership = held(folder)
+    membership = membership_in(folder)
     assert (membership.holder.name, membership.holder.role, membership.crl) == ("joins", "invited", None)
     assert membership.fingerprint == cluster.authority.fingerprint
     assert stat.S_IMODE((folder / "device.pem").stat().st_mode) == 0o600
@@ -163,10 +163,10 @@ def test_the_same_token_again_is_fine_also_later(cluster: Cluster, tmp_path: Pat
     token = cluster.authority.invite("again", HOUR_S, NOW)
     credentials.store_token(tmp_path, token, NOW)
     key, csr = credentials.make_csr("again")
-    credentials.install(tmp_path, cluster.authority.enroll(held(tmp_path).certificate, csr, NOW), key, NOW)
-    before = held(tmp_path)
+    credentials.install(tmp_path, cluster.authority.enroll(membership_in(tmp_path).certificate, csr, NOW), key, NOW)
+    before = membership_in(tmp_path)
     credentials.store_token(tmp_path, token, NOW + 1000 * HOUR_S)  # as at every start of a service
-    assert held(tmp_path) == before
+    assert membership_in(tmp_path) == before
     assert before.holder.role == "worker"
 
 
@@ -192,7 +192,7 @@ def test_a_member_of_another_cluster_is_told_what_to_delete(cluster: Cluster, ot
     token = other.authority.invite("faithful", HOUR_S, NOW)
     with pytest.raises(TrustError, match=f"in another cluster; to leave that one, delete {cluster.at('faithful')}"):
         credentials.store_token(cluster.at("faithful"), token, NOW)
-    assert held(cluster.at("faithful")) == before
+    assert membership_in(cluster.at("faithful")) == before
 
 
 def test_the_owner_does_not_join_itself(cluster: Cluster, token: str) -> None:
@@ -220,7 +220,7 @@ def test_only_our_own_certificate_is_installed(cluster: Cluster, other: Cluster)
     ):
         with pytest.raises(TrustError, match=why):
             credentials.install(cluster.at("picky"), certificate, with_key, when)
-        assert held(cluster.at("picky")) == before
+        assert membership_in(cluster.at("picky")) == before
     assert credentials.install(cluster.at("picky"), good, key, NOW).holder.role == "worker"
 
 
@@ -236,7 +236,7 @@ def test_a_crash_while_installing_leaves_the_old_pair(cluster: Cluster, monkeypa
     with pytest.raises(OSError, match="No space"):
         credentials.install(cluster.at("crashes"), certificate, key, NOW)
     monkeypatch.undo()
-    assert held(cluster.at("crashes")) == before
+    assert membership_in(cluster.at("crashes")) == before
     assert sorted(path.name for path in cluster.at("crashes").iterdir()) == [".lock", "device.pem"]
 
 
@@ -260,7 +260,7 @@ def test_newer_lists_are_kept_and_older_ones_are_not(cluster: Cluster) -> None:
     for _ in range(2):  # the same list twice is fine
         assert gone.holder.serial in credentials.update_crl(cluster.at("reader"), new).revoked
     assert credentials.update_crl(cluster.at("reader"), old).crl == new
-    assert held(cluster.at("reader")).crl == new
+    assert membership_in(cluster.at("reader")).crl == new
 
 
 def test_no_list_takes_a_revocation_back(cluster: Cluster, other: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,11 +271,11 @@ def test_no_list_takes_a_revocation_back(cluster: Cluster, other: Cluster, monke
     def numbered(number: int, *serials: int) -> bytes:
         return certificates.make_crl(authority.certificate, authority._key, number, dict.fromkeys(serials, NOW), NOW)
 
-    kept = numbered(50, 7, 8)
-    assert credentials.update_crl(cluster.at("firm"), kept).revoked == {7, 8}
+    saved = numbered(50, 7, 8)
+    assert credentials.update_crl(cluster.at("firm"), saved).revoked == {7, 8}
     monkeypatch.setattr(credentials, "write_private", lambda *_: pytest.fail("written"))
-    for crl in (kept, numbered(50, 7, 8), numbered(50, 7), numbered(50, 7, 8, 9), numbered(49, 7, 8), numbered(51, 7)):
-        assert credentials.update_crl(cluster.at("firm"), crl).crl == kept
+    for crl in (saved, numbered(50, 7, 8), numbered(50, 7), numbered(50, 7, 8, 9), numbered(49, 7, 8), numbered(51, 7)):
+        assert credentials.update_crl(cluster.at("firm"), crl).crl == saved
     monkeypatch.undo()
     assert credentials.update_crl(cluster.at("firm"), numbered(51, 7, 8, 9)).revoked == {7, 8, 9}
 
@@ -287,7 +287,7 @@ def test_a_list_that_others_signed_is_refused(cluster: Cluster, other: Cluster) 
     for crl in (other.authority.crl(), forged, b"", b"x" * 10_000, b"\xff" * ((1 << 20) + 1)):
         with pytest.raises(TrustError, match="list of revoked"):
             credentials.update_crl(cluster.at("wary"), crl)
-    assert held(cluster.at("wary")).crl is None
+    assert membership_in(cluster.at("wary")).crl is None
 
 
 # Files.

@@ -55,27 +55,27 @@ def longer_and_longer() -> Iterator[float]:
 
 def found_within(expected: Callable[[list[Discovered]], bool]) -> list[Discovered]:
     """Return the devices on loopback once they are as expected; other tests' workers may be there too."""
-    found: list[Discovered] = []
+    results: list[Discovered] = []
 
     def look() -> bool:
-        found[:] = browse(next(seconds), LOOPBACK)
-        return expected(found)
+        results[:] = browse(next(seconds), LOOPBACK)
+        return expected(results)
 
     seconds = longer_and_longer()
 
     until(look, "the workers announced are found")
-    return found
+    return results
 
 
 @needs_loopback
 def test_a_worker_is_found_until_it_says_goodbye() -> None:
     with Announcer(announcement("Küche 2.0")) as announcer:
         assert announcer.name == "Küche 2.0"
-        found = found_within(lambda all_: any(one.name == "Küche 2.0" for one in all_))
-        (one,) = (one for one in found if one.name == "Küche 2.0")
-        assert (one.addresses, one.port) == (("127.0.0.1",), 7000)
-        assert one.properties == {"version": "0.1.0", "cluster": CLUSTER, "secure": "1"}
-    until(lambda: "Küche 2.0" not in {one.name for one in browse(BROWSE_S, LOOPBACK)}, "its goodbye arrived")
+        result = found_within(lambda all_: any(item.name == "Küche 2.0" for item in all_))
+        (first,) = (item for item in result if item.name == "Küche 2.0")
+        assert (first.addresses, first.port) == (("127.0.0.1",), 7000)
+        assert first.properties == {"version": "0.1.0", "cluster": CLUSTER, "secure": "1"}
+    until(lambda: "Küche 2.0" not in {item.name for item in browse(BROWSE_S, LOOPBACK)}, "its goodbye arrived")
     announcer.close()
 
 
@@ -94,7 +94,7 @@ def test_a_goodbye_during_the_browse_counts(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(discovery, "_Listener", Listener)
     announcer.start()
-    assert "short-lived" not in {one.name for one in browse(BROWSE_S, LOOPBACK)}
+    assert "short-lived" not in {item.name for item in browse(BROWSE_S, LOOPBACK)}
     assert seen
 
 
@@ -105,16 +105,16 @@ def test_two_of_one_name_are_told_apart(name: str) -> None:
     with Announcer(announcement(name, 7000)) as first, Announcer(announcement(name, 7001)) as second:
         assert first.name == name
         assert second.name == f"{name}-2"
-        found = found_within(lambda all_: {name, f"{name}-2"} <= {one.name for one in all_})
-        assert [one.name for one in found] == sorted(one.name for one in found)
-        assert {one.name: one.port for one in found}.items() >= {(name, 7000), (f"{name}-2", 7001)}
+        result = found_within(lambda all_: {name, f"{name}-2"} <= {item.name for item in all_})
+        assert [item.name for item in result] == sorted(item.name for item in result)
+        assert {item.name: item.port for item in result}.items() >= {(name, 7000), (f"{name}-2", 7001)}
 
 
 @needs_loopback
 def test_it_works_within_an_event_loop() -> None:
     async def blocking() -> list[Discovered]:
         with Announcer(announcement("looped")):
-            return found_within(lambda all_: any(one.name == "looped" for one in all_))
+            return found_within(lambda all_: any(item.name == "looped" for item in all_))
 
     assert asyncio.run(blocking())
 
@@ -134,13 +134,13 @@ def test_a_hostile_announcement_is_cut_to_size() -> None:
     with zeroconf.Zeroconf(interfaces=LOOPBACK) as responder:
         responder.register_service(info)
         responder.register_service(nowhere)
-        found = found_within(lambda all_: any(one.name == "ev?il" for one in all_))
-    assert "nowhere" not in {one.name for one in found}
-    (one,) = (one for one in found if one.name == "ev?il")
-    assert one.addresses == ("127.0.0.1",)
-    assert not {"version", "cluster", "secure"} & one.properties.keys()
-    assert 0 < len(one.properties) <= discovery.MAX_PROPERTIES
-    for key, value in one.properties.items():
+        result = found_within(lambda all_: any(item.name == "ev?il" for item in all_))
+    assert "nowhere" not in {item.name for item in result}
+    (first,) = (item for item in result if item.name == "ev?il")
+    assert first.addresses == ("127.0.0.1",)
+    assert not {"version", "cluster", "secure"} & first.properties.keys()
+    assert 0 < len(first.properties) <= discovery.MAX_PROPERTIES
+    for key, value in first.properties.items():
         assert len(key) <= discovery.MAX_KEY
         assert len(value) <= discovery.MAX_VALUE
         assert (key + value).isprintable()
@@ -202,9 +202,9 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> None:
                 SimpleNamespace(
                     family=socket.AF_INET6 if ":" in address else socket.AF_INET, address=address, netmask=mask
                 )
-                for address, mask in found  # type: ignore[attr-defined]
+                for address, mask in entry  # type: ignore[attr-defined]
             ]
-            for name, found in entries.items()
+            for name, entry in entries.items()
         },
     )
     monkeypatch.setattr(
@@ -252,30 +252,32 @@ def test_addresses_in_a_network_of_this_machine_come_first() -> None:
 def found_from(host: Host, seconds: float = BROWSE_S) -> list[tuple[str, list[str], int, dict[str, str]]]:
     done = host.run([sys.executable, "-c", BROWSER, str(seconds)])
     assert done.returncode == 0, done.stderr
-    return [tuple(one) for one in json.loads(done.stdout)]
+    return [tuple(load) for load in json.loads(done.stdout)]
 
 
 def test_two_hosts_find_each_other() -> None:
-    with two_hosts() as (one, two):
-        first = one.start([sys.executable, "-c", WORKER, "pi"])
+    with two_hosts() as (item, two):
+        first = item.start([sys.executable, "-c", WORKER, "pi"])
         assert first.stdout is not None
         assert first.stdout.readline() == "pi\n"
         second = two.start([sys.executable, "-c", WORKER, "pi"])
         assert second.stdout is not None
         assert second.stdout.readline() == "pi-2\n"
         said = {"version": "0.1.0", "cluster": CLUSTER, "secure": "1"}
-        both = [("pi", [one.address], 7001, said), ("pi-2", [two.address], 7001, said)]
-        for host in (one, two):
+        both = [("pi", [item.address], 7001, said), ("pi-2", [two.address], 7001, said)]
+        for host in (item, two):
             seconds = longer_and_longer()
             until(lambda host=host, seconds=seconds: found_from(host, next(seconds)) == both, "both are found")  # type: ignore[misc]
         first.communicate("", timeout=30)
         assert first.returncode == 0
         until(lambda: found_from(two) == both[1:], "the one that left is not found")
-        until(lambda: found_from(one) == both[1:], "the one that stayed is found from the other host")
+        until(lambda: found_from(item) == both[1:], "the one that stayed is found from the other host")
 
 
 def test_a_host_whose_network_is_down_is_told() -> None:
-    with two_hosts() as (one, _):
-        one.unplug()
-        done = one.run([sys.executable, "-c", "import devices.discovery as d; print(d.announced_addresses('0.0.0.0'))"])
+    with two_hosts() as (first, _):
+        first.unplug()
+        done = first.run(
+            [sys.executable, "-c", "import devices.discovery as d; print(d.announced_addresses('0.0.0.0'))"]
+        )
         assert "DiscoveryError: no address to announce" in done.stderr

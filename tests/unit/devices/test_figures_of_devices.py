@@ -26,14 +26,14 @@ MIB = 1 << 20
 
 
 def test_memory_bandwidth_is_bytes_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    Clock(tick_s=0.25).of(monkeypatch, probe)
+    Clock(tick_s=0.25).install(monkeypatch, probe)
     monkeypatch.setattr(probe, "available_memory", lambda: 1 << 40)
     assert probe.memory_bandwidth_gbps(2, 64_000_000, repeats=3) == pytest.approx(64e6 / 0.25 / 1e9)
 
 
 def test_a_disks_rate_is_bytes_over_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three blocks that each take half a second, by two threads in turn."""
-    clock = Clock().of(monkeypatch, machine_disk)
+    clock = Clock().install(monkeypatch, machine_disk)
     block = machine_disk._BLOCK
     monkeypatch.setattr(machine_disk, "_THREADS", 1)
     monkeypatch.setattr(machine_disk, "_MOST_READ_S", 9.0)
@@ -50,7 +50,7 @@ def test_a_disks_rate_is_bytes_over_seconds(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("n_bytes", [1 * MIB, 3 * MIB])
 def test_weights_come_at_bytes_over_seconds(n_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rate that windows are chosen by: jobs are under way until the clock says so."""
-    clock = Clock().of(monkeypatch, measure)
+    clock = Clock().install(monkeypatch, measure)
     weight = SimpleNamespace(row_bytes=4096, name="w", n_bytes=n_bytes)
 
     class Part(SimpleNamespace):
@@ -100,7 +100,7 @@ def multiplying(clock: Clock, seconds_a_row: float) -> type:
 
 
 def test_rates_of_products_count_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock().of(monkeypatch, measure)
+    clock = Clock().install(monkeypatch, measure)
     monkeypatch.setattr(measure, "Products", multiplying(clock, 0.5))
     weight = SimpleNamespace(shape=(1, 8, 256), row_bytes=1024)
     piece: Any = SimpleNamespace(span=8192, n_bytes=8192, rows=8, repacked=False, weight=weight)
@@ -108,13 +108,13 @@ def test_rates_of_products_count_all_rows(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_kernels_speeds_count_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock().of(monkeypatch, kernels)
+    clock = Clock().install(monkeypatch, kernels)
     monkeypatch.setattr(kernels, "Products", multiplying(clock, 0.125))
     monkeypatch.setattr(kernels, "_MATRIX_BYTES", 1 << 16)
-    (found,) = measure_kernels([TYPES["f16"]], 256, 1, prompts=True)
+    (result,) = measure_kernels([TYPES["f16"]], 256, 1, prompts=True)
     values = (1 << 16) // 2
-    assert found.decode == pytest.approx(values / 0.125 / 1e9)
-    assert found.prefill == pytest.approx(values / 0.125 / 1e9)  # so many for each row, and 32 rows take 32 times
+    assert result.decode == pytest.approx(values / 0.125 / 1e9)
+    assert result.prefill == pytest.approx(values / 0.125 / 1e9)  # so many for each row, and 32 rows take 32 times
 
 
 def test_what_paging_cost_by_known_reads() -> None:
@@ -135,9 +135,9 @@ def test_what_paging_cost_by_known_reads() -> None:
     passes.clear()
     a_pass([0, 1], n_bytes=4_000_000, busy_s=0.010, wait_s=0.004)
     a_pass([0, 0, 0, 0], n_bytes=8_000_000, busy_s=0.010, wait_s=0.012)
-    found = passes.stats()
-    assert found.decode.tokens == 2
-    assert found.decode.to_json() == pytest.approx(
+    result = passes.stats()
+    assert result.decode.tokens == 2
+    assert result.decode.to_json() == pytest.approx(
         {
             "bytes_per_token": 2e6,
             "disk_gbps": 0.4,
@@ -148,19 +148,19 @@ def test_what_paging_cost_by_known_reads() -> None:
             "predicted_right": 0.8,
         }
     )
-    assert found.prefill.tokens == 4
-    assert (found.prefill.bytes_per_token, found.prefill.disk_gbps) == pytest.approx((2e6, 0.8))
-    assert (found.prefill.stall_ms, found.prefill.hidden_ms) == pytest.approx((3.0, 0.0))
-    assert found.prefill.compute_ms == pytest.approx(1.0)
+    assert result.prefill.tokens == 4
+    assert (result.prefill.bytes_per_token, result.prefill.disk_gbps) == pytest.approx((2e6, 0.8))
+    assert (result.prefill.stall_ms, result.prefill.hidden_ms) == pytest.approx((3.0, 0.0))
+    assert result.prefill.compute_ms == pytest.approx(1.0)
     costs = (
         "1.91 MiB read a token at 0.40 GB/s, 2.0 ms waited for, 6.0 ms computing, 3.0 ms of reading hidden behind that"
     )
-    assert _costs(found.decode) == f"{costs}, 75% of the experts were in memory, 80% of those expected were chosen"
+    assert _costs(result.decode) == f"{costs}, 75% of the experts were in memory, 80% of those expected were chosen"
 
 
 def test_a_readers_seconds_are_those_it_read_and_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two chunks that take a second each, while the engine waits, and a second job later that nobody waits for."""
-    clock = Clock().of(monkeypatch, reader)
+    clock = Clock().install(monkeypatch, reader)
     go = threading.Event()
 
     def bring(self: reader.Reader, *_: Any) -> None:
@@ -168,14 +168,14 @@ def test_a_readers_seconds_are_those_it_read_and_was_waited_for(monkeypatch: pyt
         clock.now += 1.0
 
     monkeypatch.setattr(reader.Reader, "_bring", bring)
-    one = reader.Reader(1024, 1, PAGE)
-    waited = one._until_done
+    first = reader.Reader(1024, 1, PAGE)
+    waited = first._until_done
 
     def until_done(job: Job) -> None:
         go.set()
         waited(job)
 
-    monkeypatch.setattr(one, "_until_done", until_done)
+    monkeypatch.setattr(first, "_until_done", until_done)
 
     def job(n_bytes: int) -> Job:
         weight: Any = SimpleNamespace(row_bytes=1024)
@@ -183,13 +183,13 @@ def test_a_readers_seconds_are_those_it_read_and_was_waited_for(monkeypatch: pyt
         return Job(weight, nowhere, 0, n_bytes, nowhere, 0, False)
 
     try:
-        two_chunks = one.submit(job(PAGE + 1024))
-        one.wait(two_chunks)
-        assert one.counts() == ReaderCounts(PAGE + 1024, pytest.approx(2.0), pytest.approx(2.0))
+        two_chunks = first.submit(job(PAGE + 1024))
+        first.wait(two_chunks)
+        assert first.counts() == ReaderCounts(PAGE + 1024, pytest.approx(2.0), pytest.approx(2.0))
         clock.now += 5.0  # nothing is read
-        alone = one.submit(job(1024))
+        alone = first.submit(job(1024))
         until(lambda: alone.done, "the second job")
-        one.wait(alone)
-        assert one.counts() == ReaderCounts(PAGE + 2048, pytest.approx(3.0), pytest.approx(2.0))
+        first.wait(alone)
+        assert first.counts() == ReaderCounts(PAGE + 2048, pytest.approx(3.0), pytest.approx(2.0))
     finally:
-        one.close()
+        first.close()

@@ -27,7 +27,7 @@ def test_a_full_disk_is_said_with_the_file_and_leaves_nothing(tmp_path: Path) ->
         with pytest.raises(OSError, match="No space left on device") as caught:
             write_whole(path, bytes(1 << 20))
         assert caught.value.filename == str(path)
-        assert [(one.name, one.read_bytes()) for one in disk.iterdir()] == [("plan.json", b"old")]
+        assert [(item.name, item.read_bytes()) for item in disk.iterdir()] == [("plan.json", b"old")]
 
 
 @pytest.fixture

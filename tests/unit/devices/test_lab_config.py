@@ -82,9 +82,9 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_device_that_cannot_be(device: dict[str, Any], words: list[str]) -> None:
-    given = {"name": "a", **device} if device else {}
+    provided = {"name": "a", **device} if device else {}
     with pytest.raises(LabFileError) as error:
-        parse_lab({"device": [given]})
+        parse_lab({"device": [provided]})
     assert all(word in str(error.value) for word in words), error.value
 
 

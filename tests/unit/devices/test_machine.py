@@ -133,8 +133,8 @@ def test_instruction_sets(tmp_path: Path) -> None:
 def test_thermal_state(
     profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch, readings: list[tuple[float, ...]], state: str | None
 ) -> None:
-    found = {"coretemp": [SimpleNamespace(current=c, high=h, critical=k) for c, h, k in readings]}
-    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: found, raising=False)
+    results = {"coretemp": [SimpleNamespace(current=c, high=h, critical=k) for c, h, k in readings]}
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: results, raising=False)
     monkeypatch.setattr(machine.probe, "_LEAST_MEMORY_MB", 1 << 40)  # type: ignore[attr-defined]  # nothing else is asked for
     assert describe_machine(profile, folder=Path("/dev/null")).thermal == state
 
@@ -243,9 +243,9 @@ def test_figures_are_of_what_they_depend_on(profile: DeviceProfile, tmp_path: Pa
 def test_a_damaged_cache_is_none(profile: DeviceProfile, tmp_path: Path, content: str) -> None:
     cache(tmp_path).parent.mkdir(parents=True)
     cache(tmp_path).write_text(content)
-    found = describe_machine(profile, folder=ROOT)
-    assert found.memory is not None
-    assert describe_machine(profile, folder=ROOT).memory == found.memory
+    result = describe_machine(profile, folder=ROOT)
+    assert result.memory is not None
+    assert describe_machine(profile, folder=ROOT).memory == result.memory
 
 
 def test_a_damaged_figure_is_measured_anew(profile: DeviceProfile, tmp_path: Path) -> None:
@@ -270,18 +270,18 @@ def test_without_a_place_to_remember_it_is_measured_each_time(
 
 def test_what_cannot_be_measured_says_why(profile: DeviceProfile, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    found = describe_machine(profile, folder=tmp_path / "file" / "below")
-    assert found.disk is None
-    assert found.memory is not None
-    assert found.not_measured == {"disk": "Not a directory"}
+    result = describe_machine(profile, folder=tmp_path / "file" / "below")
+    assert result.disk is None
+    assert result.memory is not None
+    assert result.not_measured == {"disk": "Not a directory"}
 
 
 def test_little_memory_is_not_measured(profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.probe, "_LEAST_MEMORY_MB", 1 << 40)  # type: ignore[attr-defined]
-    found = describe_machine(profile, folder=ROOT)
-    assert found.memory is None
-    assert found.disk is not None
-    assert re.fullmatch("less than [0-9]+ MB of memory may be taken to measure it", found.not_measured["memory"])
+    result = describe_machine(profile, folder=ROOT)
+    assert result.memory is None
+    assert result.disk is not None
+    assert re.fullmatch("less than [0-9]+ MB of memory may be taken to measure it", result.not_measured["memory"])
 
 
 # --- as JSON ---

@@ -41,8 +41,8 @@ def sys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "wg0": [(VPN, socket.AF_INET)],
     }
     entries = {
-        name: [SimpleNamespace(address=address, family=family) for address, family in found]  # type: ignore[attr-defined]
-        for name, found in addresses.items()
+        name: [SimpleNamespace(address=address, family=family) for address, family in result]  # type: ignore[attr-defined]
+        for name, result in addresses.items()
     }
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: entries)
     return tmp_path

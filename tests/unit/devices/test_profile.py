@@ -50,10 +50,10 @@ def test_this_machine(described: DeviceProfile) -> None:
 
 
 def test_what_is_not_given_is_measured_or_unknown() -> None:
-    found = describe("pi")
-    assert found.threads >= 1
-    assert (found.memory_limit_bytes, found.gpu) == (None, None)
-    assert (found.runtime, found.llama_cpp) == ("unknown", "unknown")
+    result = describe("pi")
+    assert result.threads >= 1
+    assert (result.memory_limit_bytes, result.gpu) == (None, None)
+    assert (result.runtime, result.llama_cpp) == ("unknown", "unknown")
 
 
 def test_devices_of_one_machine_have_one_host_until_it_starts_again(
@@ -78,22 +78,22 @@ def test_devices_of_one_machine_have_one_host_until_it_starts_again(
 
 
 def test_a_profile_survives_json(described: DeviceProfile) -> None:
-    for one in (described, describe("pi")):
-        assert DeviceProfile.from_json(json.loads(json.dumps(one.to_json()))) == one
+    for item in (described, describe("pi")):
+        assert DeviceProfile.from_json(json.loads(json.dumps(item.to_json()))) == item
 
 
 def test_a_name_that_could_not_be_read_back_is_made_readable() -> None:
-    one = describe("pi\x1b[2J" + "x" * 500, gpu="a\nb")
-    assert one.name.startswith("pi?[2Jx")
-    assert one.gpu == "a?b"
-    assert DeviceProfile.from_json(one.to_json()) == one
+    first = describe("pi\x1b[2J" + "x" * 500, gpu="a\nb")
+    assert first.name.startswith("pi?[2Jx")
+    assert first.gpu == "a?b"
+    assert DeviceProfile.from_json(first.to_json()) == first
 
 
 def test_newer_versions_may_add_and_leave_out_what_may_be_unknown(described: DeviceProfile) -> None:
     values = changed(described.to_json(), npu="yes", battery_percent=80)
     del values["temperature_c"], values["gpu"]
-    found = DeviceProfile.from_json(values)
-    assert (found.temperature_c, found.gpu, found.battery_percent) == (None, None, 80.0)
+    result = DeviceProfile.from_json(values)
+    assert (result.temperature_c, result.gpu, result.battery_percent) == (None, None, 80.0)
 
 
 @pytest.mark.parametrize(
@@ -176,12 +176,12 @@ def test_the_name_of_a_processor_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_hottest_believable_sensor_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[str, list[SimpleNamespace]] = {}
-    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: found, raising=False)
+    results: dict[str, list[SimpleNamespace]] = {}
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: results, raising=False)
     assert temperature() is None
-    found["nvme"] = [SimpleNamespace(current=70.0)]
+    results["nvme"] = [SimpleNamespace(current=70.0)]
     assert temperature() is None
-    found["cpu_thermal"] = [SimpleNamespace(current=value) for value in (51.25, 62.04, 0.0, 255.0, None)]
+    results["cpu_thermal"] = [SimpleNamespace(current=value) for value in (51.25, 62.04, 0.0, 255.0, None)]
     assert temperature() == 62.0
     monkeypatch.delattr(psutil, "sensors_temperatures")
     assert temperature() is None
@@ -191,8 +191,8 @@ def test_the_hottest_believable_sensor_of_the_processor(monkeypatch: pytest.Monk
 def test_a_battery(monkeypatch: pytest.MonkeyPatch, plugged: bool | None, expected: bool | None) -> None:
     battery = SimpleNamespace(percent=81.26, power_plugged=plugged)
     monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
-    found = describe("laptop")
-    assert (found.battery_percent, found.plugged) == (81.3, expected)
+    result = describe("laptop")
+    assert (result.battery_percent, result.plugged) == (81.3, expected)
 
 
 def test_a_link_as_plain_values() -> None:

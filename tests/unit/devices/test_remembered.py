@@ -10,20 +10,20 @@ from devices.remembered import MAX_AGE_S, Remembered
 
 def test_what_was_put_last_is_forgotten_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "_MOST", 3)
-    kept = Remembered("figures", tmp_path)
+    saved = Remembered("figures", tmp_path)
     for key in ("a", "b", "c", "a", "d"):  # a anew
-        kept.put(key, key)
-    assert [key for key in "abcd" if kept.get(key)] == ["a", "c", "d"]
+        saved.put(key, key)
+    assert [key for key in "abcd" if saved.get(key)] == ["a", "c", "d"]
 
 
 def test_what_is_a_day_old_or_from_the_future_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [1000.0]
     monkeypatch.setattr(remembered.time, "time", lambda: now_s[0])  # type: ignore[attr-defined]
-    kept = Remembered("figures", tmp_path)
-    kept.put("a", 7)
+    saved = Remembered("figures", tmp_path)
+    saved.put("a", 7)
     now_s[0] += MAX_AGE_S
-    assert kept.get("a") == (7, MAX_AGE_S)
+    assert saved.get("a") == (7, MAX_AGE_S)
     now_s[0] += 1
-    assert kept.get("a") is None
+    assert saved.get("a") is None
     now_s[0] = 999.0
-    assert kept.get("a") is None
+    assert saved.get("a") is None

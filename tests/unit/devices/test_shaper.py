@@ -17,11 +17,11 @@ packets = st.lists(st.tuples(st.floats(0, 0.5), st.integers(20, 65520)), max_siz
 
 def sent(shape: Shape, gaps: list[tuple[float, int]], seed: int = 0) -> list[tuple[float, int, float | None]]:
     """(sent, bytes, arrived or None) of every packet."""
-    line, now, found = Shaper(shape, seed), 1000.0, []
+    line, now, results = Shaper(shape, seed), 1000.0, []
     for gap, n_bytes in gaps:
         now += gap
-        found.append((now, n_bytes, line.arrival(now, n_bytes)))
-    return found
+        results.append((now, n_bytes, line.arrival(now, n_bytes)))
+    return results
 
 
 @given(shapes, packets, st.integers(0, 9))

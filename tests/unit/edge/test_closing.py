@@ -49,7 +49,7 @@ def test_results_are_in_order_and_the_first_error_is_not_waited_for() -> None:
         with pytest.raises(ValueError, match="this one"):
             results([waiting[1]], also_watched=[pool.submit(fail)])
         assert results([pool.submit(int)], also_watched=[waiting[2]]) == [0]
-        assert not any(one.done() for one in waiting)
+        assert not any(item.done() for item in waiting)
         go.set()
 
 

@@ -42,9 +42,9 @@ def lacking(feedback: ErrorFeedback | None) -> float:
 def test_hidden_states_lack_what_the_last_sum_lost_alone() -> None:
     feedback = ErrorFeedback()
     feedback.begin()
-    one = float(np.sqrt(np.mean((crossed(parts()[-1]) - parts()[-1]) ** 2)))
-    assert lacking(feedback) < 1.1 * one
-    assert lacking(None) > 4 * one  # the square root of 40 of them
+    first = float(np.sqrt(np.mean((crossed(parts()[-1]) - parts()[-1]) ** 2)))
+    assert lacking(feedback) < 1.1 * first
+    assert lacking(None) > 4 * first  # the square root of 40 of them
 
 
 def test_a_step_begins_without_what_another_left() -> None:

@@ -49,9 +49,9 @@ def figures(machine: Machine, kinds: int = 3, **how: float) -> list[BestTime]:
 
 def test_a_quiet_device() -> None:
     machine = Machine([])
-    found = figures(machine)
-    assert [one.seconds for one in found] == pytest.approx([TRUE_S, 2 * TRUE_S, 3 * TRUE_S])
-    assert not any(one.busy for one in found)
+    result = figures(machine)
+    assert [item.seconds for item in result] == pytest.approx([TRUE_S, 2 * TRUE_S, 3 * TRUE_S])
+    assert not any(item.busy for item in result)
     assert machine.now_s < 3 * 4 * 0.04 + 0.1  # four samples of each, and no more
 
 
@@ -66,9 +66,9 @@ def test_bursts_that_take_half_of_the_time(seed: int, tells: bool) -> None:
         long = dice.uniform(0.01, 0.5)
         bursts.append((at, at + long))
         at += long + dice.uniform(0.01, 0.5)
-    for i, one in enumerate(figures(Machine(bursts, tells=tells))):
-        assert one.busy or one.seconds == pytest.approx(TRUE_S * (i + 1), rel=0.03)
-        assert one.seconds < 1.2 * TRUE_S * (i + 1)
+    for i, figure in enumerate(figures(Machine(bursts, tells=tells))):
+        assert figure.busy or figure.seconds == pytest.approx(TRUE_S * (i + 1), rel=0.03)
+        assert figure.seconds < 1.2 * TRUE_S * (i + 1)
 
 
 @pytest.mark.parametrize("half", [range(0, 4, 2), range(1, 4, 2), range(2), range(2, 4)])
@@ -83,13 +83,13 @@ def test_any_half_of_the_pieces(half: range) -> None:
         slow = next(number) in half
 
     kind = TimedTask(lambda: machine.run(TRUE_S * (5 if slow else 1)), prepare)
-    [found] = best_of([kind], clock=lambda: machine.now_s, watch=machine.watch)
-    assert found == BestTime(pytest.approx(TRUE_S), False)
+    [result] = best_of([kind], clock=lambda: machine.now_s, watch=machine.watch)
+    assert result == BestTime(pytest.approx(TRUE_S), False)
 
 
 def test_what_is_never_alone_is_marked() -> None:
-    found = figures(Machine([(0.0, 1e9)]))
-    assert all(one.busy for one in found)
+    result = figures(Machine([(0.0, 1e9)]))
+    assert all(item.busy for item in result)
     once = figures(Machine([(0.0, 1e9)]), kinds=1, samples=1)
     assert once[0].busy
     assert not figures(Machine([]), kinds=1, samples=1)[0].busy
@@ -154,8 +154,8 @@ def test_kernels_that_do_not_count_waits(
 
 
 def test_a_quota_is_no_disturbance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = iter([1.0, 1.4])
-    monkeypatch.setattr(busy, "throttled_s", lambda: next(held))
+    current = iter([1.0, 1.4])
+    monkeypatch.setattr(busy, "throttled_s", lambda: next(current))
     system(tmp_path, {"1": 0}, 0)
     watch = busy.LostTimeMeter(tmp_path)
     system(tmp_path, {"1": 500_000_000}, 0)

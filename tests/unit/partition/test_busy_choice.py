@@ -64,8 +64,8 @@ def surveys(draw: st.DrawFn, *, remembers: bool) -> Survey:
 
 def took(survey: Survey, placed: Placed, objective: str) -> float:
     """Return what a plan takes on the devices as they are."""
-    of = {speed.device: speed for speed in survey.true}
-    predicted = predict(placed.plan, WORK, of, survey.links, placed.microbatches)
+    total = {speed.device: speed for speed in survey.true}
+    predicted = predict(placed.plan, WORK, total, survey.links, placed.microbatches)
     seconds = {"latency": predicted.latency_s, "throughput": 1 / predicted.throughput_per_s, "ttft": predicted.ttft_s}
     return float(seconds[objective] or 0.0)
 
@@ -122,10 +122,10 @@ def test_a_busy_worker_is_left_out_before_all_are() -> None:
 
 def test_what_does_not_fit_here_is_spread_all_the_same() -> None:
     small = replace(device(LOCAL, 10 * MS), busy=True, memory_bytes=30 << 20)
-    made = planner(small, replace(device(A, MS), busy=True))
-    placed = best(made, "latency")
+    built = planner(small, replace(device(A, MS), busy=True))
+    placed = best(built, "latency")
     assert placed.plan.world_size == 2
-    assert reason(made, placed, "latency").endswith(f"; measured while busy: {LOCAL}, {A}")
+    assert reason(built, placed, "latency").endswith(f"; measured while busy: {LOCAL}, {A}")
 
 
 def test_how_much_less_it_may_take() -> None:

@@ -42,49 +42,49 @@ def a_pair(a: DeviceSpeed, b: DeviceSpeed, way: LinkSpeed = FAST, **to_do: Any) 
 def in_a_row(speeds: list[DeviceSpeed], *cuts: int) -> Plan:
     """A stage for each device."""
     n = cuts[-1]
-    made = []
+    built = []
     for speed, start, stop in zip(speeds, (0, *cuts), cuts, strict=False):
         vocab = Range(0, 1024) if stop == n else NOTHING
-        made.append(Stage(Range(start, stop), (replace(WHOLE, device=speed.device, vocab=vocab),)))
-    return Plan("m", "", model(n)[1].sizes, tuple(made))
+        built.append(Stage(Range(start, stop), (replace(WHOLE, device=speed.device, vocab=vocab),)))
+    return Plan("m", "", model(n)[1].sizes, tuple(built))
 
 
 def predicted(speeds: list[DeviceSpeed], links: Links, *cuts: int, many: int | None = None, **to_do: Any) -> Prediction:
-    of = {speed.device: speed for speed in speeds}
-    return predict(in_a_row(speeds, *cuts), work(cuts[-1], **to_do), of, links, many)
+    total = {speed.device: speed for speed in speeds}
+    return predict(in_a_row(speeds, *cuts), work(cuts[-1], **to_do), total, links, many)
 
 
 # ------------------------------------------------------------------------------------------------------- one stage
 
 
 def test_one_device_takes_its_step_its_layers_and_the_head() -> None:
-    one = only(device(layer_s=2 * MS, head_s=3 * MS, step_s=0.5 * MS, token_s=1e-6), depth=100)
-    assert one.seconds(4, 1, False) == pytest.approx((0.5 + 4 * (2 + 0.1)) * MS)
-    assert one.seconds(4, 1, True) == pytest.approx((0.5 + 4 * (2 + 0.1) + 3) * MS)
-    assert one.seconds(4, 5, True) == pytest.approx((0.5 + 4 * (2 + 0.5) + 3) * MS)  # each row has what is behind it
+    first = only(device(layer_s=2 * MS, head_s=3 * MS, step_s=0.5 * MS, token_s=1e-6), depth=100)
+    assert first.seconds(4, 1, False) == pytest.approx((0.5 + 4 * (2 + 0.1)) * MS)
+    assert first.seconds(4, 1, True) == pytest.approx((0.5 + 4 * (2 + 0.1) + 3) * MS)
+    assert first.seconds(4, 5, True) == pytest.approx((0.5 + 4 * (2 + 0.5) + 3) * MS)  # each row has what is behind it
 
 
 def test_the_head_is_for_rows_that_give_logits() -> None:
     """Rows of a prompt, of which the last alone does, have nothing behind them that was not measured with them."""
-    one = only(device(layer_s=MS, head_s=3 * MS, token_s=1e-6, by_row=True), depth=1000, prompt=8)
-    assert one.seconds(1, 8, True) == pytest.approx((8 + 8 + 24) * MS)
-    assert one.prompt_s(1, True, 8) == pytest.approx((8 + 3) * MS)
+    first = only(device(layer_s=MS, head_s=3 * MS, token_s=1e-6, by_row=True), depth=1000, prompt=8)
+    assert first.seconds(1, 8, True) == pytest.approx((8 + 8 + 24) * MS)
+    assert first.prompt_s(1, True, 8) == pytest.approx((8 + 3) * MS)
 
 
 def test_a_prompt_takes_its_chunks_and_all_attention_between_them() -> None:
     """150 tokens in chunks of 64: rows of the second have 64 behind them, of the third 128; layers of 0.5 ms a row."""
     speed = device(layer_s=0.5 * MS, head_s=5 * MS, step_s=2 * MS, token_s=1e-6, by_row=True)
-    one = only(speed, depth=1000, prompt=150)
+    first = only(speed, depth=1000, prompt=150)
     own = 2 * (64 + 64 + 22)  # a step's own part is by row, too
     attention = 64 * 64 * 1e-3 + 22 * 128 * 1e-3
-    assert one.prompt_s(3, False, 64) == pytest.approx((own + 3 * (75 + attention)) * MS)
-    assert one.prompt_s(3, True, 64) == pytest.approx((own + 3 * (75 + attention) + 5) * MS)
-    assert one.prompt_s(3, False, 64, disk_s=1.0) == 3.0  # weights are read in each of them
-    one = only(device(layer_s=MS, token_s=2e-6, by_row=True), prompt=4096)
+    assert first.prompt_s(3, False, 64) == pytest.approx((own + 3 * (75 + attention)) * MS)
+    assert first.prompt_s(3, True, 64) == pytest.approx((own + 3 * (75 + attention) + 5) * MS)
+    assert first.prompt_s(3, False, 64, disk_s=1.0) == 3.0  # weights are read in each of them
+    first = only(device(layer_s=MS, token_s=2e-6, by_row=True), prompt=4096)
     twice = 2 * 2e-6 * sum(512 * 512 * i for i in range(8))
-    assert one.prompt_s(2, False, 512) == pytest.approx(2 * 4.096 + twice)
-    one = only(device(layer_s=MS, token_s=2e-6, prompt_token_s=1e-7, by_row=True), prompt=4096)
-    assert one.prompt_s(2, False, 512) == pytest.approx(2 * 4.096 + twice / 20)  # rows of a chunk read keys together
+    assert first.prompt_s(2, False, 512) == pytest.approx(2 * 4.096 + twice)
+    first = only(device(layer_s=MS, token_s=2e-6, prompt_token_s=1e-7, by_row=True), prompt=4096)
+    assert first.prompt_s(2, False, 512) == pytest.approx(2 * 4.096 + twice / 20)  # rows of a chunk read keys together
     pair = a_pair(device(token_s=1e-6), device("b", token_s=1e-6), prompt=1024)
     assert pair.prompt_s(1, False, 512) == pytest.approx(pair.layer_s(512, 0) + pair.layer_s(512, 512), rel=1e-3)
 
@@ -105,13 +105,13 @@ def test_two_ranks_wait_for_each_other_after_attention_and_after_the_ffn() -> No
     """
     a = device(LOCAL, 10 * MS, half_s=6 * MS, head_s=4 * MS, step_s=1 * MS, token_s=1e-6, sum_s=0.1 * MS)
     b = replace(a, device="b", layer_s=Curve(((1, 20 * MS),)), half_layer_s=Curve(((1, 12 * MS),)))
-    of = a_pair(a, b, LinkSpeed(0.2 * MS, 512 / (0.3 * MS)), depth=1000)  # a row has 128 floats
+    total = a_pair(a, b, LinkSpeed(0.2 * MS, 512 / (0.3 * MS)), depth=1000)  # a row has 128 floats
     attention = max(1 + 0.75 * 0.25 * 8 + 0.75 + 0.1, 2 + 0.25 * 0.25 * 16 + 0.25 + 0.1)
     ffn = max(1 + 0.25 * 0.75 * 8 + 0.1, 2 + 0.75 * 0.75 * 16 + 0.1)
-    assert of.layer_s(1, 1000) == pytest.approx((attention + ffn + 2 * 0.5) * MS)
-    assert of.seconds(3, 1, False) == pytest.approx(1 * MS + 3 * of.layer_s(1, 1000))
-    assert of.seconds(3, 1, True) == pytest.approx(1 * MS + 3 * of.layer_s(1, 1000) + 0.75 * 4 * MS)
-    assert of.sum_s(4) == pytest.approx((0.2 + 4 * 0.3) * MS)
+    assert total.layer_s(1, 1000) == pytest.approx((attention + ffn + 2 * 0.5) * MS)
+    assert total.seconds(3, 1, False) == pytest.approx(1 * MS + 3 * total.layer_s(1, 1000))
+    assert total.seconds(3, 1, True) == pytest.approx(1 * MS + 3 * total.layer_s(1, 1000) + 0.75 * 4 * MS)
+    assert total.sum_s(4) == pytest.approx((0.2 + 4 * 0.3) * MS)
 
 
 def test_sums_go_by_the_slowest_way() -> None:
@@ -119,16 +119,16 @@ def test_sums_go_by_the_slowest_way() -> None:
     names = [LOCAL, "b", "c"]
     links = linked(names, but={("c", "b"): slow})
     third = [Shard(name, Range(2 * i, 2 * i + 2), Range(16 * i, 16 * i + 16), NOTHING) for i, name in enumerate(names)]
-    of = GroupCost(work(), [device(name) for name in names], third, links)
-    assert of.sum_s(1) == pytest.approx(mesh_s(512, 3, 5 * MS, 1e6))
+    total = GroupCost(work(), [device(name) for name in names], third, links)
+    assert total.sum_s(1) == pytest.approx(mesh_s(512, 3, 5 * MS, 1e6))
 
 
 @given(st.floats(1e-4, 1), st.floats(0.5, 1), st.floats(0, 1))
 def test_a_part_of_a_layer_lies_on_a_line_through_half_and_whole(whole: float, of_it: float, part: float) -> None:
-    one = device(layer_s=whole, half_s=whole * of_it)
-    assert one.part_s(1, 1) == pytest.approx(whole)
-    assert one.part_s(0.5, 1) == pytest.approx(whole * of_it)
-    assert one.part_s(part, 1) == pytest.approx(whole * of_it + whole * (1 - of_it) * (2 * part - 1), abs=1e-12)
+    first = device(layer_s=whole, half_s=whole * of_it)
+    assert first.part_s(1, 1) == pytest.approx(whole)
+    assert first.part_s(0.5, 1) == pytest.approx(whole * of_it)
+    assert first.part_s(part, 1) == pytest.approx(whole * of_it + whole * (1 - of_it) * (2 * part - 1), abs=1e-12)
     assert device(layer_s=whole, half_s=0.4 * whole).part_s(0, 1) == 0  # never less than nothing
 
 
@@ -136,17 +136,17 @@ def test_a_part_of_a_layer_lies_on_a_line_through_half_and_whole(whole: float, o
 
 
 def test_memory_is_weights_kv_cache_and_the_process() -> None:
-    one = only(device(runtime_bytes=MIB), context=2048)
-    kv = one.work.kv_before[3]
+    first = only(device(runtime_bytes=MIB), context=2048)
+    kv = first.work.kv_before[3]
     assert kv == 3 * 2048 * KV_LAYER
-    assert one.bytes_needed(24 * MIB, kv, False) == [MIB + 24 * MIB + kv]
-    assert one.bytes_needed(24 * MIB, kv, True) == [MIB + 24 * MIB + kv + 4 * MIB]
+    assert first.bytes_needed(24 * MIB, kv, False) == [MIB + 24 * MIB + kv]
+    assert first.bytes_needed(24 * MIB, kv, True) == [MIB + 24 * MIB + kv + 4 * MIB]
 
 
 def test_ranks_hold_their_parts() -> None:
     a, b = device(runtime_bytes=MIB), device("b", runtime_bytes=2 * MIB)
-    of = a_pair(a, b)
-    needs = of.bytes_needed(80 * MIB, 8 * MIB, True)
+    total = a_pair(a, b)
+    needs = total.bytes_needed(80 * MIB, 8 * MIB, True)
     assert needs == pytest.approx(
         [
             MIB + 80 * MIB * (0.75 * 0.25 + 0.25 * 0.75) + 6 * MIB + 3 * MIB,
@@ -164,35 +164,37 @@ def test_ranks_that_each_have_all_of_attention() -> None:
     shards = [
         Shard(name, Range(0, 8), columns, NOTHING) for name, columns in ((LOCAL, Range(0, 48)), ("b", Range(48, 64)))
     ]
-    of = GroupCost(work((shape, limits)), [a, b], shards, linked([LOCAL, "b"], LinkSpeed(0.2 * MS, 512 / (0.3 * MS))))
-    assert of.layer_s(1, 1000) == pytest.approx((6 + 1 + 0.75 * 4 + 0.1 + 0.5) * MS)
-    assert of.bytes_needed(80 * MIB, 8 * MIB, False) == pytest.approx(
+    total = GroupCost(
+        work((shape, limits)), [a, b], shards, linked([LOCAL, "b"], LinkSpeed(0.2 * MS, 512 / (0.3 * MS)))
+    )
+    assert total.layer_s(1, 1000) == pytest.approx((6 + 1 + 0.75 * 4 + 0.1 + 0.5) * MS)
+    assert total.bytes_needed(80 * MIB, 8 * MIB, False) == pytest.approx(
         [MIB + 80 * MIB * (0.25 + 0.75 * part) + 8 * MIB for part in (0.75, 0.25)]
     )
 
 
 @given(st.integers(1, 4000), st.integers(2, 5))
 def test_the_kv_cache_grows_with_the_context(context: int, times: int) -> None:
-    one, more = (work(4, context=n).kv_before for n in (context, times * context))
-    assert [times * n for n in one] == list(more)
-    assert one[-1] == 4 * context * KV_LAYER
+    first, more = (work(4, context=n).kv_before for n in (context, times * context))
+    assert [times * n for n in first] == list(more)
+    assert first[-1] == 4 * context * KV_LAYER
 
 
 def test_what_has_no_room_is_read_while_the_rest_is_computed() -> None:
     """10 layers of 8 MiB, 4 MiB of head and 60 free: 24 are read in every pass."""
 
-    def of(disk: float | None, layer_s: float = 2 * MS) -> Prediction:
+    def predicted_with(disk: float | None, layer_s: float = 2 * MS) -> Prediction:
         speed = device(layer_s=layer_s, memory_bytes=60 * MIB, disk_bytes_per_s=disk)
         return predicted([speed], Links({}), 10, context=1)
 
     missing = 24 * MIB + 10 * KV_LAYER
-    slow, fast = of(1e9), of(1e10)
+    slow, fast = predicted_with(1e9), predicted_with(1e10)
     assert slow.stages[0].paged_bytes == fast.stages[0].paged_bytes == missing
     assert slow.stages[0].compute_s == pytest.approx(missing / 1e9) == pytest.approx(0.0252, rel=0.01)
     assert fast.stages[0].compute_s == pytest.approx(20 * MS)
     assert slow.memory_bytes == {LOCAL: 60 * MIB}
     with pytest.raises(PlanError, match=r"layers 0-9 on local need 84 MiB there, and 60 are free; use a smaller type"):
-        of(None)
+        predicted_with(None)
 
 
 def test_paging_needs_room_for_two_layers_at_least() -> None:
@@ -205,8 +207,8 @@ def test_who_pages_is_given_a_budget() -> None:
     speed = device(memory_bytes=200 * MIB, disk_bytes_per_s=1e9)
     budgets = []
     for layers in (20, 40):
-        (found,), _ = Planner(work(layers, context=1), [speed], Links({}), "m", "").front(("latency",))
-        budgets.append(found.plan.shard(0).memory)
+        (result,), _ = Planner(work(layers, context=1), [speed], Links({}), "m", "").front(("latency",))
+        budgets.append(result.plan.shard(0).memory)
     assert budgets[0] is None
     assert budgets[1] is not None
     assert 100 * MIB < budgets[1] <= 200 * MIB
@@ -234,23 +236,23 @@ def test_latency_is_of_one_row_and_throughput_of_all_in_flight() -> None:
     """Stages of 6 and 2 ms and 1 ms for each way: a token takes 10; two in flight wait for the stage of 6."""
     speeds = [device(layer_s=2 * MS), device("b", MS)]
     links = linked([LOCAL, "b"], LinkSpeed(MS, 1e10))
-    one = predicted(speeds, links, 3, 5)
-    assert one.latency_s == pytest.approx(10 * MS, rel=1e-4)
-    assert one.throughput_per_s == pytest.approx(1 / one.latency_s)
+    first = predicted(speeds, links, 3, 5)
+    assert first.latency_s == pytest.approx(10 * MS, rel=1e-4)
+    assert first.throughput_per_s == pytest.approx(1 / first.latency_s)
     two = predicted(speeds, links, 3, 5, concurrency=2)
-    assert (two.microbatches, two.latency_s) == (2, one.latency_s)
+    assert (two.microbatches, two.latency_s) == (2, first.latency_s)
     assert two.throughput_per_s == pytest.approx(1 / (6 * MS), rel=1e-4)
     assert predicted(speeds, links, 3, 5, concurrency=2, many=1).throughput_per_s == pytest.approx(200, rel=1e-4)
-    assert one.bound == "computing on local takes 6.00 of 10.0 ms"
-    assert [stage.what for stage in one.stages] == ["layers 0-2", "layers 3-4"]
+    assert first.bound == "computing on local takes 6.00 of 10.0 ms"
+    assert [stage.what for stage in first.stages] == ["layers 0-2", "layers 3-4"]
 
 
 def test_a_thin_link_bounds_the_throughput() -> None:
     links = linked([LOCAL, "b"], LinkSpeed(0, 512 / (20 * MS)))  # 20 ms for a row
-    found = predicted([device(), device("b")], links, 2, 4, concurrency=4, many=4)
-    assert found.throughput_per_s == pytest.approx(50)
-    assert found.latency_s == pytest.approx(44 * MS)
-    assert found.bound == "the way from local to b takes 20.0 of 44.0 ms"
+    result = predicted([device(), device("b")], links, 2, 4, concurrency=4, many=4)
+    assert result.throughput_per_s == pytest.approx(50)
+    assert result.latency_s == pytest.approx(44 * MS)
+    assert result.bound == "the way from local to b takes 20.0 of 44.0 ms"
 
 
 @pytest.mark.parametrize(
@@ -271,13 +273,13 @@ def test_two_groups_compute_while_sums_travel(way: LinkSpeed, one_ms: float, two
     plan = Plan("m", "", model(4)[1].sizes, (Stage(Range(0, 4), (half, other)),))
     speeds = {name: device(name, 2 * MS, by_row=True) for name in (LOCAL, "b")}
     to_do, links = work(4, concurrency=4), linked([LOCAL, "b"], way)
-    one, two = (predict(replace(plan, microbatches=n), to_do, speeds, links) for n in (1, 2))
-    assert (one.microbatches, two.microbatches) == (1, 2)
-    assert 1e3 / one.throughput_per_s == pytest.approx(one_ms, rel=1e-3)
+    first, two = (predict(replace(plan, microbatches=n), to_do, speeds, links) for n in (1, 2))
+    assert (first.microbatches, two.microbatches) == (1, 2)
+    assert 1e3 / first.throughput_per_s == pytest.approx(one_ms, rel=1e-3)
     assert 1e3 / two.throughput_per_s == pytest.approx(two_ms, rel=1e-3)
-    assert two.latency_s == one.latency_s
+    assert two.latency_s == first.latency_s
     kv = to_do.kv_before[-1] / 2  # of each rank, for every group
-    assert [two.memory_bytes[name] - one.memory_bytes[name] for name in speeds] == pytest.approx([kv, kv])
+    assert [two.memory_bytes[name] - first.memory_bytes[name] for name in speeds] == pytest.approx([kv, kv])
 
 
 def test_the_head_is_on_the_last_stage_only() -> None:
@@ -310,7 +312,7 @@ def test_a_prompt_crosses_a_way_while_stages_compute(
 ) -> None:
     """As worked out by playing it: a stage, the way to the next and that stage, chunk by chunk."""
     speeds = [device(layer_s=layers[0]), device("b", layers[1])]  # a chunk takes as long whatever rows it has
-    found = predicted(speeds, linked([LOCAL, "b"], LinkSpeed(latency_s, bytes_per_s)), 2, 4, prompt=prompt)
+    result = predicted(speeds, linked([LOCAL, "b"], LinkSpeed(latency_s, bytes_per_s)), 2, 4, prompt=prompt)
     n = cost.chunks(prompt)
     chunk_s = work(4).state_bytes(prompt / n) / bytes_per_s
     stations, free = (2 * layers[0], chunk_s, 2 * layers[1]), [0.0] * 3
@@ -318,7 +320,7 @@ def test_a_prompt_crosses_a_way_while_stages_compute(
         at = 0.0
         for i, seconds in enumerate(stations):
             free[i] = at = max(at, free[i]) + seconds
-    assert found.ttft_s == pytest.approx(at + 2 * latency_s + 512 / bytes_per_s, rel=1e-6)
+    assert result.ttft_s == pytest.approx(at + 2 * latency_s + 512 / bytes_per_s, rel=1e-6)
 
 
 def test_how_a_prompt_is_cut() -> None:
@@ -333,9 +335,9 @@ def test_how_a_prompt_is_cut() -> None:
 def test_the_first_token_comes_after_the_prompt_and_one_head() -> None:
     """64 tokens in 2 chunks, a millisecond for a row and layer: stages of 192 and 64 ms, and the head once."""
     speeds = [device(by_row=True), device("b", head_s=7 * MS, by_row=True)]
-    found = predicted(speeds, linked([LOCAL, "b"], LinkSpeed(5 * MS, 1e10)), 3, 4, prompt=64)
-    assert found.ttft_s == pytest.approx((192 + (64 + 7) / 2 + 5 + 5) * MS, rel=1e-4)
-    assert found.prompt == 64
+    result = predicted(speeds, linked([LOCAL, "b"], LinkSpeed(5 * MS, 1e10)), 3, 4, prompt=64)
+    assert result.ttft_s == pytest.approx((192 + (64 + 7) / 2 + 5 + 5) * MS, rel=1e-4)
+    assert result.prompt == 64
 
 
 @given(st.tuples(*[st.floats(1e-3, 10)] * 3), st.floats(0, 1), st.integers(1, 5000), st.integers(1, 4))
@@ -353,11 +355,11 @@ def test_a_prompt_is_handed_over_in_chunks_behind_each_other(
 
 def test_keys_and_values_take_their_bytes_and_a_latency_for_each_chunk() -> None:
     """256 tokens of 3 layers in 8 chunks; of the pair the first has 3 of 4 KV heads."""
-    of = a_pair(device(), device("b"), prompt=256)
-    kv = of.work.prompt_kv_before[3]
+    total = a_pair(device(), device("b"), prompt=256)
+    kv = total.work.prompt_kv_before[3]
     assert kv == 3 * 256 * KV_LAYER
     ways = [LinkSpeed(MS, 1e6), LinkSpeed(5 * MS, 1e9)]
-    assert float(of.moved_s(kv, ways)) == pytest.approx(max(8 * MS + 0.75 * kv / 1e6, 40 * MS + 0.25 * kv / 1e9))
+    assert float(total.moved_s(kv, ways)) == pytest.approx(max(8 * MS + 0.75 * kv / 1e6, 40 * MS + 0.25 * kv / 1e9))
 
 
 @given(st.floats(1e-3, 1), st.floats(0.01, 1), st.integers(1, 16), st.integers(1, 16))
@@ -365,10 +367,10 @@ def test_a_token_of_many_takes_its_part_of_a_pass_or_of_the_busiest(
     pass_s: float, part: float, concurrency: int, many: int
 ) -> None:
     rows, busy_s = concurrency / many, pass_s * part
-    found = float(cost.per_token_s(pass_s, busy_s, rows, concurrency))
-    assert found >= pass_s / concurrency
-    assert found >= busy_s / rows
-    assert found == pytest.approx(max(pass_s, many * busy_s) / concurrency)
+    result = float(cost.per_token_s(pass_s, busy_s, rows, concurrency))
+    assert result >= pass_s / concurrency
+    assert result >= busy_s / rows
+    assert result == pytest.approx(max(pass_s, many * busy_s) / concurrency)
 
 
 def test_ways_are_those_in_the_direction_of_what_crosses() -> None:
@@ -402,25 +404,25 @@ def ranks(draw: st.DrawFn) -> tuple[list[float], list[float], list[float]]:
     """Draw what some ranks take beside a layer, for all of it, and the most that each has memory for."""
     n = draw(st.integers(1, 8))
     constant, slope, most = st.floats(0, 2 * MS), st.floats(0.1 * MS, 20 * MS), st.floats(0, 1.5)
-    return tuple(draw(st.lists(of, min_size=n, max_size=n)) for of in (constant, slope, most))  # type: ignore[return-value]
+    return tuple(draw(st.lists(total, min_size=n, max_size=n)) for total in (constant, slope, most))  # type: ignore[return-value]
 
 
 @given(ranks())
 def test_all_ranks_that_are_free_to_end_at_once(given_: tuple[list[float], list[float], list[float]]) -> None:
     constant, slope, most = given_
-    found = parts(constant, slope, most)
-    assert sum(found) == pytest.approx(1)
-    assert min(found) > 0
+    result = parts(constant, slope, most)
+    assert sum(result) == pytest.approx(1)
+    assert min(result) > 0
     caps = [max(0.02, min(1.0, cap)) for cap in most]
     if sum(caps) <= 1:  # nobody has room for its part
-        assert [a / b for a, b in zip(found, caps, strict=True)] == pytest.approx([1 / sum(caps)] * len(caps))
+        assert [a / b for a, b in zip(result, caps, strict=True)] == pytest.approx([1 / sum(caps)] * len(caps))
         return
-    ends = [c + s * part for c, s, part in zip(constant, slope, found, strict=True)]
-    free = [i for i, part in enumerate(found) if 0.02 * (1 + 1e-6) < part < caps[i] * (1 - 1e-6)]
-    assert all(part <= cap * (1 + 1e-9) for part, cap in zip(found, caps, strict=True))
+    ends = [c + s * part for c, s, part in zip(constant, slope, result, strict=True)]
+    free = [i for i, part in enumerate(result) if 0.02 * (1 + 1e-6) < part < caps[i] * (1 - 1e-6)]
+    assert all(part <= cap * (1 + 1e-9) for part, cap in zip(result, caps, strict=True))
     assert [ends[i] for i in free] == pytest.approx([ends[i] for i in free[:1]] * len(free), rel=1e-6)
     for i in free[:1]:
-        for j, part in enumerate(found):  # who could do more would not end later, who can do no less not earlier
+        for j, part in enumerate(result):  # who could do more would not end later, who can do no less not earlier
             if j not in free and part < caps[j] * (1 - 1e-6):
                 assert ends[j] >= ends[i] * (1 - 1e-6)
             elif j not in free and part > 0.02 * (1 + 1e-6):

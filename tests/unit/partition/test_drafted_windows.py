@@ -95,14 +95,14 @@ def test_each_window_behind_another_has_one_draft_more() -> None:
 def test_a_worker_that_drafts_is_waited_for() -> None:
     """A draft takes it 0.2 ms, and 1 ms the ways there and back; where it holds a stage, that waits for its drafts."""
     draft = Draft("small", 0.9, 2, 0.2 * MS, 1000, worker="b", ask_s=MS)
-    assert draft.asked_s(0) == 0
-    assert draft.asked_s(3) == pytest.approx(1.6 * MS)
+    assert draft.waiting_s(0) == 0
+    assert draft.waiting_s(3) == pytest.approx(1.6 * MS)
     to_do = replace(work(4), draft=draft)
     stages = ((LOCAL,), ("b",), ("c",), (LOCAL, "b"))
     drafting = [to_do.drafting_s(devices, LOCAL) for devices in stages]
     assert drafting == pytest.approx([1.4 * MS, 0.4 * MS, 0.0, 1.4 * MS])
-    held = with_draft_held([device(), device("b"), device("c")], draft)
-    assert [speed.runtime_bytes for speed in held] == [0, 1000, 0]
+    current = with_draft_held([device(), device("b"), device("c")], draft)
+    assert [speed.runtime_bytes for speed in current] == [0, 1000, 0]
     assert draft.describe({"b": "pi"}) == "2 rows a pass, drafted by small on pi, 0.9 of the drafts right"
     assert Draft.from_json(draft.to_json(), "draft") == draft
     for name, value in (("worker", "a\n"), ("worker", 1), ("ask_s", -1), ("ask_s", True)):
@@ -113,19 +113,19 @@ def test_a_worker_that_drafts_is_waited_for() -> None:
 def test_a_simulated_request_waits_for_the_worker_that_drafts() -> None:
     """One window of two rows: 1.2 ms for its draft, 1.3 for its layer, and always two tokens."""
     draft = Draft("small", 1.0, 2, 0.2 * MS, worker="b", ask_s=MS)
-    found = several(draft, [stage(LOCAL, MS)], 0.0)
-    assert found.latency_s == pytest.approx(2.5 / 2 * MS, rel=1e-3)
-    tpot_s = simulate(found, closed(1, 1, 1, 201)).tpot_s
+    result = several(draft, [stage(LOCAL, MS)], 0.0)
+    assert result.latency_s == pytest.approx(2.5 / 2 * MS, rel=1e-3)
+    tpot_s = simulate(result, closed(1, 1, 1, 201)).tpot_s
     assert tpot_s is not None
-    assert tpot_s.mean == pytest.approx(found.latency_s, rel=1e-3)
+    assert tpot_s.mean == pytest.approx(result.latency_s, rel=1e-3)
 
 
 def test_windows_are_those_that_stages_may_have() -> None:
     assert [most_windows(stages) for stages in (1, 2, 3, 8)] == [1, 4, 6, 16]
     for stages in (1, 2, 4):
         speeds = [stage(LOCAL if i == 0 else f"d{i}", MS) for i in range(stages)]
-        found = several(Draft("ngram", 0.99, 1), speeds, 100 * MS).draft
-        assert (found.windows if found else 1) == max(n for n in WINDOWS if n <= most_windows(stages))
+        result = several(Draft("ngram", 0.99, 1), speeds, 100 * MS).draft
+        assert (result.windows if result else 1) == max(n for n in WINDOWS if n <= most_windows(stages))
 
 
 def test_stages_of_one_machine_compute_one_after_the_other() -> None:
@@ -146,16 +146,16 @@ def test_it_is_what_counting_events_gives() -> None:
         delay_s = chosen.choice([0.0, 0.1, 1.0, 5.0]) * MS
         guess_s = chosen.choice([0.0, 0.0, 0.05]) * MS
         acceptance = chosen.choice([0.0, 0.3, 0.5, 0.8, 0.95, 1.0])
-        speeds = [stage(LOCAL if i == 0 else f"d{i}", one) for i, one in enumerate(seconds)]
+        speeds = [stage(LOCAL if i == 0 else f"d{i}", second) for i, second in enumerate(seconds)]
         counted: dict[tuple[int, int], float] = {}
         predicted: dict[tuple[int, int], float] = {}
         for rows in ROWS:
-            found = several(Draft("small", acceptance, rows, guess_s), speeds, delay_s)
-            fastest = found.draft or Draft("small", acceptance, 1, guess_s)
-            predicted[rows, fastest.windows] = found.latency_s
+            result = several(Draft("small", acceptance, rows, guess_s), speeds, delay_s)
+            fastest = result.draft or Draft("small", acceptance, 1, guess_s)
+            predicted[rows, fastest.windows] = result.latency_s
             for windows in [n for n in WINDOWS if n <= most_windows(len(seconds))]:
                 draft = replace(fastest, rows=rows, windows=windows)
-                stages = [STEEP[rows] * one for one in seconds]
+                stages = [STEEP[rows] * second for second in seconds]
                 ways = [delay_s] * len(seconds)
                 counted[rows, windows] = counted_s(draft, stages, ways, 1000, seed)
                 busy_s = max(stages[0] + rows * guess_s, *stages[1:])
@@ -183,11 +183,11 @@ def test_the_planner_finds_what_trying_everything_finds() -> None:
         if i % 2:
             draft = replace(draft, worker="b", ask_s=float(rng.uniform(0, 2)) * MS)
         case.work = replace(case.work, context=64, draft=draft)
-        [found, *_], exact = case.planner().front(("latency",))
+        [result, *_], exact = case.planner().front(("latency",))
         assert exact
-        assert found.objectives[0] == pytest.approx(min(one["latency"] for one in case.all()))
-        predicted = case.predict(found.plan, found.microbatches)
-        assert found.objectives[0] == pytest.approx(predicted.latency_s)
+        assert result.objectives[0] == pytest.approx(min(item["latency"] for item in case.all()))
+        predicted = case.predict(result.plan, result.microbatches)
+        assert result.objectives[0] == pytest.approx(predicted.latency_s)
         found_windows.add(predicted.draft.windows if predicted.draft else 1)
     assert found_windows >= {1, 2, 4}
 
@@ -195,12 +195,12 @@ def test_the_planner_finds_what_trying_everything_finds() -> None:
 def test_a_simulated_request_has_windows() -> None:
     for acceptance, rel in ((0.5, 0.05), (0.9, 0.05), (1.0, 0.01)):
         for delay_s in (0.0, 10 * MS):
-            found = several(Draft("small", acceptance, 2, 0.02 * MS), [stage(LOCAL, MS), stage("b", MS)], delay_s)
-            assert found.draft is not None
-            assert found.draft.windows > 1
-            result = simulate(found, closed(1, 4, 1, 1001), seed=3)
+            outcome = several(Draft("small", acceptance, 2, 0.02 * MS), [stage(LOCAL, MS), stage("b", MS)], delay_s)
+            assert outcome.draft is not None
+            assert outcome.draft.windows > 1
+            result = simulate(outcome, closed(1, 4, 1, 1001), seed=3)
             assert result.tpot_s is not None
-            assert result.tpot_s.mean == pytest.approx(found.latency_s, rel=rel)
+            assert result.tpot_s.mean == pytest.approx(outcome.latency_s, rel=rel)
             assert result.completed / result.seconds == pytest.approx(result.capacity_per_s, rel=0.05)
 
 
@@ -209,36 +209,39 @@ def test_who_comes_beside_it_gets_all_that_is_asked_for() -> None:
     to_do = replace(work(2, concurrency=2), draft=Draft("ngram", 0.7, 2))
     plan = make_plan(to_do.limits, "m", "", [LOCAL, "b"], stages_of=[1, 1])
     speeds = {name: stage(name, MS) for name in (LOCAL, "b")}
-    found = predict(plan, to_do, speeds, linked([LOCAL, "b"], LinkSpeed(5 * MS, 5e10)))
-    assert found.draft is not None
-    assert found.draft.windows > 1
+    outcome = predict(plan, to_do, speeds, linked([LOCAL, "b"], LinkSpeed(5 * MS, 5e10)))
+    assert outcome.draft is not None
+    assert outcome.draft.windows > 1
     requests = tuple(Request(0.05 * i * (1 + i % 3), 4, 20 + i) for i in range(30))
-    arrivals = Arrivals(tuple(sorted(requests, key=lambda one: one.arrival_s)), "made up")
-    drafted, plain = (simulate(one, arrivals, seed=1) for one in (found, replace(found, draft=None)))
+    arrivals = Arrivals(tuple(sorted(requests, key=lambda item: item.arrival_s)), "made up")
+    drafted, plain = (simulate(item, arrivals, seed=1) for item in (outcome, replace(outcome, draft=None)))
     for result in (drafted, plain):
         assert result.completed == 30
-        assert result.throughput_per_s * result.seconds == pytest.approx(sum(one.tokens for one in requests))
-    assert simulate(found, arrivals, seed=1) == drafted
+        assert result.throughput_per_s * result.seconds == pytest.approx(sum(request.tokens for request in requests))
+    assert simulate(outcome, arrivals, seed=1) == drafted
     assert drafted.latency_s is not None
     assert plain.latency_s is not None
     assert drafted.latency_s.mean < plain.latency_s.mean
 
 
 def test_windows_are_kept_with_a_plan() -> None:
-    made = Draft("ngram", 0.4, 4, MS, 12, windows=2)
-    assert Draft.from_json(made.to_json(), "draft") == made
-    assert made.describe({}) == "4 rows a pass, drafted by ngram, 0.4 of the drafts right, 2 windows at once"
+    built = Draft("ngram", 0.4, 4, MS, 12, windows=2)
+    assert Draft.from_json(built.to_json(), "draft") == built
+    assert built.describe({}) == "4 rows a pass, drafted by ngram, 0.4 of the drafts right, 2 windows at once"
     since = ("windows", "worker", "ask_s")
-    before = {name: value for name, value in made.to_json().items() if name not in since}
-    assert Draft.from_json(before, "draft") == replace(made, windows=1)  # as plans were saved before
+    before = {name: value for name, value in built.to_json().items() if name not in since}
+    assert Draft.from_json(before, "draft") == replace(built, windows=1)  # as plans were saved before
     for windows in (0, 17, True, 1.5):
         with pytest.raises(PlanError, match=r"draft\.windows"):
-            Draft.from_json({**made.to_json(), "windows": windows}, "draft")
+            Draft.from_json({**built.to_json(), "windows": windows}, "draft")
 
 
 def test_one_row_is_tried_where_there_can_be_stages() -> None:
     draft = Draft("ngram", 0.4, 1)
-    rows = [[one.draft.rows for one in with_drafts(work(4), draft, devices) if one.draft] for devices in (1, 2)]
+    rows = [
+        [with_draft.draft.rows for with_draft in with_drafts(work(4), draft, devices) if with_draft.draft]
+        for devices in (1, 2)
+    ]
     assert rows == [[2, 4, 8, 16], [1, 2, 4, 8, 16]]
 
 

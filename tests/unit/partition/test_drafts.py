@@ -60,10 +60,10 @@ def test_tokens_of_a_pass(acceptance: float, rows: int, tokens: float) -> None:
 
 def test_a_device_alone_by_hand() -> None:
     """Ten layers of 2.8 ms for four rows, three drafts of 2 ms, and 2.734375 tokens of it all."""
-    found = drafted([slower_with_rows()], Draft("small", 0.75, 4, 2 * MS))
-    assert found.plain_s == pytest.approx(10 * MS, rel=1e-5)
-    assert found.latency_s == pytest.approx((28 * MS + 6 * MS) / 2.734375, rel=1e-5)
-    assert found.throughput_per_s == pytest.approx(1 / found.latency_s)  # of one request
+    result = drafted([slower_with_rows()], Draft("small", 0.75, 4, 2 * MS))
+    assert result.plain_s == pytest.approx(10 * MS, rel=1e-5)
+    assert result.latency_s == pytest.approx((28 * MS + 6 * MS) / 2.734375, rel=1e-5)
+    assert result.throughput_per_s == pytest.approx(1 / result.latency_s)  # of one request
 
 
 def test_stages_pay_their_links_once_for_all_windows() -> None:
@@ -82,10 +82,10 @@ def test_stages_pay_their_links_once_for_all_windows() -> None:
 
 def test_weights_from_a_disk_are_read_once_a_pass() -> None:
     """80 MiB of layers, 4 of the head and 2.5 of KV cache, with room for 46.5: 40 come from the disk, in 400 ms."""
-    one = slower_with_rows(memory_bytes=93 * MIB // 2, disk_bytes_per_s=100 * MIB)
-    found = drafted([one], Draft("ngram", 0.75, 8))
-    assert found.plain_s == pytest.approx(0.4, rel=1e-5)
-    assert found.latency_s == pytest.approx(0.4 / tokens_a_pass(0.75, 8), rel=1e-5)
+    first = slower_with_rows(memory_bytes=93 * MIB // 2, disk_bytes_per_s=100 * MIB)
+    result = drafted([first], Draft("ngram", 0.75, 8))
+    assert result.plain_s == pytest.approx(0.4, rel=1e-5)
+    assert result.latency_s == pytest.approx(0.4 / tokens_a_pass(0.75, 8), rel=1e-5)
 
 
 def test_where_passes_are_dear_drafts_bring_the_most() -> None:
@@ -112,8 +112,8 @@ def test_drafts_that_are_never_right_bring_nothing() -> None:
         drafted([slower_with_rows()], Draft("ngram", 0.0, 1)).latency_s == drafted([slower_with_rows()], None).latency_s
     )
     for rows in ROWS[1:]:
-        found = drafted([slower_with_rows()], Draft("ngram", 0.0, rows))
-        assert found.latency_s > found.plain_s
+        result = drafted([slower_with_rows()], Draft("ngram", 0.0, rows))
+        assert result.latency_s > result.plain_s
 
 
 def test_the_planner_finds_what_trying_everything_finds_with_drafts() -> None:
@@ -126,16 +126,16 @@ def test_the_planner_finds_what_trying_everything_finds_with_drafts() -> None:
         for rows in ROWS:
             draft = Draft("small", a, rows, float(rng.choice([0, 1])) * MS)
             case.work = replace(plain, draft=draft)
-            wanted = ("latency", "throughput") if i % 2 else ("latency",)
-            found, exact = case.planner().front(wanted)
-            every = [tuple(one[name] for name in wanted) for one in case.all()]
+            expected = ("latency", "throughput") if i % 2 else ("latency",)
+            result, exact = case.planner().front(expected)
+            every = [tuple(item[name] for name in expected) for item in case.all()]
             assert exact
-            assert bool(found) == bool(every)
-            if found:
+            assert bool(result) == bool(every)
+            if result:
                 feasible += 1
-                assert found[0].objectives[0] == pytest.approx(min(one[0] for one in every))
-                best = case.predict(found[0].plan, found[0].microbatches)
-                assert found[0].objectives == pytest.approx(tuple(objectives(best)[name] for name in wanted))
+                assert result[0].objectives[0] == pytest.approx(min(item[0] for item in every))
+                best = case.predict(result[0].plan, result[0].microbatches)
+                assert result[0].objectives == pytest.approx(tuple(objectives(best)[name] for name in expected))
                 assert best.latency_s >= best.plain_s * (1 - a) * (1 - 1e-9)
     assert feasible > 60
 
@@ -144,10 +144,10 @@ def test_what_drafts_holds_memory_of_this_device() -> None:
     draft = Draft("small", 0.7, 4, MS, held_bytes=30 * MIB)
     speeds = [device(memory_bytes=100 * MIB), device("b", memory_bytes=100 * MIB)]
     to_do = replace(work(10), draft=draft)
-    held = with_draft_held(speeds, draft)
-    assert [speed.runtime_bytes for speed in held] == [30 * MIB, 0]
+    current = with_draft_held(speeds, draft)
+    assert [speed.runtime_bytes for speed in current] == [30 * MIB, 0]
     plain, _ = Planner(work(10), speeds, linked([LOCAL, "b"]), "m", "").only_own().front(("latency",))
-    with_drafts, _ = Planner(to_do, held, linked([LOCAL, "b"]), "m", "").only_own().front(("latency",))
+    with_drafts, _ = Planner(to_do, current, linked([LOCAL, "b"]), "m", "").only_own().front(("latency",))
     assert plain
     assert not with_drafts
 
@@ -155,10 +155,10 @@ def test_what_drafts_holds_memory_of_this_device() -> None:
 def test_a_simulated_request_has_the_latency_that_is_predicted() -> None:
     """Up to the last steps, which have no more rows than the request may still get tokens."""
     for a, rel in ((0.0, 0.002), (0.75, 0.02), (1.0, 1e-9)):
-        found = drafted([slower_with_rows()], Draft("small", a, 4, MS))
-        result = simulate(found, closed(1, 20, 1, 1001), seed=3)
+        outcome = drafted([slower_with_rows()], Draft("small", a, 4, MS))
+        result = simulate(outcome, closed(1, 20, 1, 1001), seed=3)
         assert result.tpot_s is not None
-        assert result.tpot_s.mean == pytest.approx(found.latency_s, rel=rel)
+        assert result.tpot_s.mean == pytest.approx(outcome.latency_s, rel=rel)
 
 
 def test_a_microbatch_of_one_row_is_no_pass_with_drafts() -> None:
@@ -169,10 +169,10 @@ def test_a_microbatch_of_one_row_is_no_pass_with_drafts() -> None:
 
 def test_the_way_back_carries_logits_of_each_row() -> None:
     """25 windows, of which the first takes 10 ms at its stages and 2.048 on each link; the others follow 5 ms apart."""
-    found = drafted([device(), device("b")], Draft("ngram", 1.0, 4), 5, link=LinkSpeed(0.0, 1e6))
-    tpot_s = simulate(found, closed(1, 1, 1, 101)).tpot_s
+    result = drafted([device(), device("b")], Draft("ngram", 1.0, 4), 5, link=LinkSpeed(0.0, 1e6))
+    tpot_s = simulate(result, closed(1, 1, 1, 101)).tpot_s
     assert tpot_s is not None
-    assert found.latency_s == pytest.approx(5 / 4 * MS, rel=1e-6)
+    assert result.latency_s == pytest.approx(5 / 4 * MS, rel=1e-6)
     assert tpot_s.mean == pytest.approx((10 + 2 * 2.048 + 24 * 5) / 100 * MS, rel=1e-6)
 
 
@@ -204,14 +204,14 @@ def test_several_requests_are_simulated_without_drafts() -> None:
     ],
 )
 def test_a_damaged_draft_is_refused(change: dict[str, object], message: str) -> None:
-    made = Draft("ngram", 0.4, 4, MS, 12)
-    assert Draft.from_json(made.to_json(), "draft") == made
+    built = Draft("ngram", 0.4, 4, MS, 12)
+    assert Draft.from_json(built.to_json(), "draft") == built
     with pytest.raises(PlanError, match=message):
-        Draft.from_json({**made.to_json(), **change}, "draft")
+        Draft.from_json({**built.to_json(), **change}, "draft")
 
 
 def test_a_prediction_keeps_its_draft() -> None:
-    found = drafted([slower_with_rows()], Draft("small", 0.75, 4, MS))
-    assert Prediction.from_json(found.to_json()) == found
+    result = drafted([slower_with_rows()], Draft("small", 0.75, 4, MS))
+    assert Prediction.from_json(result.to_json()) == result
     with pytest.raises(PlanError, match="an acceptance of 2; needed is a part of drafts, from 0 to 1"):
         Draft("small", 2, 4)

@@ -47,12 +47,12 @@ def small(folder: Path, arch: str, type_name: str, layers: int = 3) -> Path:
 
 def shards(file: GgufFile) -> list[Slice]:
     """Three ranks that cut through KV groups where the quantization's blocks allow, else two."""
-    found = limits(file)
-    heads = ranges(1, 2, 1) if found.head_unit == 1 else ranges(2, 2)
-    third = found.sizes.ff // 3
+    result = limits(file)
+    heads = ranges(1, 2, 1) if result.head_unit == 1 else ranges(2, 2)
+    third = result.sizes.ff // 3
     columns = ranges(third, third, third) if len(heads) == 3 else ranges(2 * third, third)
     rows = ranges(100, 12, 400) if len(heads) == 3 else ranges(500, 12)
-    layers = Range(0, found.sizes.layers)
+    layers = Range(0, result.sizes.layers)
     return [Slice(layers, *part, first=i == 0) for i, part in enumerate(zip(heads, columns, rows, strict=True))]
 
 
@@ -200,13 +200,13 @@ def test_a_blank_slice_is_one_without_weights(arch: str, folder: Path, tmp_path:
         assert not any(isinstance(s, Copy) for s in blank.segments)
         path = tmp_path / "blank.gguf"
         path.write_bytes(b"".join(cutting.chunks(blank, model)))
-        found, full = GgufFile.open(path), GgufFile.open(write(model, cut, tmp_path / "full.gguf"))
-        assert {k: found.raw_value(k) for k in found.metadata} == {k: full.raw_value(k) for k in full.metadata}
-        assert [(t.name, t.shape, t.type) for t in found.tensors.values()] == [
+        result, full = GgufFile.open(path), GgufFile.open(write(model, cut, tmp_path / "full.gguf"))
+        assert {k: result.raw_value(k) for k in result.metadata} == {k: full.raw_value(k) for k in full.metadata}
+        assert [(t.name, t.shape, t.type) for t in result.tensors.values()] == [
             (t.name, t.shape, t.type) for t in full.tensors.values()
         ]
-        for name in found.tensors:
-            assert any(found.data(name)) == name.startswith("rope_f"), name
+        for name in result.tensors:
+            assert any(result.data(name)) == name.startswith("rope_f"), name
 
 
 def test_rotation_factors_stay_in_a_blank_slice(folder: Path, tmp_path: Path) -> None:
@@ -253,19 +253,19 @@ def test_a_recipe_of_many_layers_is_short(folder: Path) -> None:
 
 def test_limits_say_what_things_weigh(folder: Path) -> None:
     file = GgufFile.open(small(folder, "qwen3moe", "q8_0"))
-    found = limits(file)
+    result = limits(file)
     row, per_value = 128 * 34 / 32, 34 / 32
-    assert found.head_unit == 1
-    assert found.ff_unit == 32
-    assert (found.sizes.layers, found.sizes.heads, found.sizes.heads_kv) == (3, 4, 2)
-    assert (found.sizes.ff, found.sizes.vocab) == (96, SMALL["vocab"])
-    assert found.head_bytes == 32 * row + 128 * 32 * per_value
-    assert found.kv_head_bytes == 2 * 32 * row
-    assert found.ff_bytes == pytest.approx(2 * (2 * row + 128 * per_value))  # of two experts
-    assert found.vocab_bytes == row
+    assert result.head_unit == 1
+    assert result.ff_unit == 32
+    assert (result.sizes.layers, result.sizes.heads, result.sizes.heads_kv) == (3, 4, 2)
+    assert (result.sizes.ff, result.sizes.vocab) == (96, SMALL["vocab"])
+    assert result.head_bytes == 32 * row + 128 * 32 * per_value
+    assert result.kv_head_bytes == 2 * 32 * row
+    assert result.ff_bytes == pytest.approx(2 * (2 * row + 128 * per_value))  # of two experts
+    assert result.vocab_bytes == row
     rest = 4 * (2 * 128 + 2 * 32 + 4 * 128)  # norms and the router
-    layer = 4 * found.head_bytes + 2 * found.kv_head_bytes + 96 * found.ff_bytes + rest
-    assert found.layer_bytes == pytest.approx((layer,) * 3)
+    layer = 4 * result.head_bytes + 2 * result.kv_head_bytes + 96 * result.ff_bytes + rest
+    assert result.layer_bytes == pytest.approx((layer,) * 3)
     wide = limits(GgufFile.open(small(folder, "qwen3", "q4_k")))
     assert (wide.head_unit, wide.ff_unit) == (2, 256)
 

@@ -74,8 +74,8 @@ def test_stages_on_one_machine_wait_for_each_other_only_with_several_under_way()
     assert crowd.latency_s == apart.latency_s
     assert crowd.throughput_per_s == pytest.approx(apart.throughput_per_s / 3, rel=1e-3)
     assert [stage.crowding for stage in crowd.stages] == pytest.approx([3, 3, 3])
-    one = predicted(on("x"), [1, 1, 1])
-    assert [stage.crowding for stage in one.stages] == [1, 1, 1]
+    first = predicted(on("x"), [1, 1, 1])
+    assert [stage.crowding for stage in first.stages] == [1, 1, 1]
     # 12 layers of 1 ms a chunk: a third of them here and two on the way, or all of them here, where nothing overlaps.
     n = chunks(128)
     assert (crowd.ttft_s, apart.ttft_s) == pytest.approx((n * 12 * MS, n * 4 * MS + 8 * MS), rel=1e-2)
@@ -122,7 +122,7 @@ def test_stages_of_a_network_that_share_a_machine() -> None:
     to_do = OnnxWork((0, 2, 4), ("", "s1", ""), (1, 1, 1), (1, 1), (), (1, 1))
     plan = OnnxPlan("m", "", 4, (OnnxStage(LOCAL, Range(0, 2)), OnnxStage("b", Range(2, 4))))
     apart = {name: OnnxDevice(name, name, (2.0, 1.0), 0.0, 1 << 30, 0) for name in NAMES[:2]}
-    crowd = {name: replace(one, host=Host("x", 2, 2)) for name, one in apart.items()}
+    crowd = {name: replace(item, host=Host("x", 2, 2)) for name, item in apart.items()}
     links = linked(NAMES[:2])
     assert 1 / predict_onnx(plan, to_do, apart, links).throughput_per_s == pytest.approx(2)
     assert 1 / predict_onnx(plan, to_do, crowd, links).throughput_per_s == pytest.approx(3)

@@ -41,15 +41,15 @@ MOBILENET = {
 def test_every_cut_of_a_real_graph_is_found(name: str) -> None:
     model = onnx.load(light(name))
     graph = OnnxGraph.from_model(model)
-    found = cuts(graph)
+    result = cuts(graph)
     n, inside = len(graph.nodes), computed_as_one(graph)
-    assert (len(model.graph.node), n, max(len(cut.tensors) for cut in found)) == LIGHT[name]
-    assert [cut.position for cut in found] == [at for at in range(1, n) if at not in inside]
-    assert len({cut.label for cut in found}) == len(found)
-    assert any(cut.distinct for cut in found)
-    assert {cut.flops[0] + cut.flops[1] for cut in found} == {graph.flops}
+    assert (len(model.graph.node), n, max(len(cut.tensors) for cut in result)) == LIGHT[name]
+    assert [cut.position for cut in result] == [at for at in range(1, n) if at not in inside]
+    assert len({cut.label for cut in result}) == len(result)
+    assert any(cut.distinct for cut in result)
+    assert {cut.flops[0] + cut.flops[1] for cut in result} == {graph.flops}
     total = graph.stage_weight_bytes(0, n)
-    for cut in found:
+    for cut in result:
         assert cut.payload_bytes == sum(value.n_bytes for value in cut.tensors) > 0
         assert cut.weight_bytes == (
             graph.stage_weight_bytes(0, cut.position),
@@ -89,31 +89,31 @@ def test_a_convolution_and_its_normalization_stay_together() -> None:
         cut_at(graph, 1)
     for used in (helper.make_node("Exp", ["c"], ["e"]), helper.make_node("Neg", ["n"], ["e"])):
         also = model_of([*nodes[:2], used, *nodes[2:]], {"x": [1, 3, 2, 2]}, ["y", "e"], weights)
-        found = [cut.position for cut in cuts(OnnxGraph.from_model(also))]
-        assert found == ([1, 2, 3] if used.op_type == "Exp" else [2, 3])  # what others use is computed in any case
-    given = model_of(nodes, {"x": [1, 3, 2, 2]}, ["y", "c"], weights)
-    assert [cut.position for cut in cuts(OnnxGraph.from_model(given))] == [1, 2]
+        results = [cut.position for cut in cuts(OnnxGraph.from_model(also))]
+        assert results == ([1, 2, 3] if used.op_type == "Exp" else [2, 3])  # what others use is computed in any case
+    provided = model_of(nodes, {"x": [1, 3, 2, 2]}, ["y", "c"], weights)
+    assert [cut.position for cut in cuts(OnnxGraph.from_model(provided))] == [1, 2]
 
 
 def test_the_payloads_of_mobilenet_v2() -> None:
     graph = OnnxGraph.from_model(mobilenet_v2(), {"batch": 8})
-    found = {cut.label: cut for cut in cuts(graph)}
-    assert {(child, found[f"features.{child}"].payload_bytes) for child in range(18)} == {
+    results = {cut.label: cut for cut in cuts(graph)}
+    assert {(child, results[f"features.{child}"].payload_bytes) for child in range(18)} == {
         (child, payload) for children, payload in MOBILENET.items() for child in children
     }
-    assert found["features.15"].tensors[0].shape == (8, 160, 7, 7)
-    assert found["features.15"].tensors[0].dims == ("batch", 160, 7, 7)
-    assert [cut.label for cut in found.values() if cut.block] == [f"features.{child}" for child in range(19)]
+    assert results["features.15"].tensors[0].shape == (8, 160, 7, 7)
+    assert results["features.15"].tensors[0].dims == ("batch", 160, 7, 7)
+    assert [cut.label for cut in results.values() if cut.block] == [f"features.{child}" for child in range(19)]
     # The paper: 300 million multiply-adds an image, 3.4 million parameters.
     assert graph.flops / 2 / 8 == pytest.approx(300e6, rel=0.02)
     assert graph.stage_weight_bytes(0, len(graph.nodes)) / 4 == pytest.approx(3.4e6, rel=0.03)
 
 
 def test_the_blocks_of_resnet18() -> None:
-    found = cuts(OnnxGraph.from_model(resnet18(batch=1)))
+    result = cuts(OnnxGraph.from_model(resnet18(batch=1)))
     residual = [f"layer{layer}.{block}" for layer in range(1, 5) for block in range(2)]
-    assert [cut.label for cut in found if cut.block] == ["conv1", "relu", "maxpool", *residual, "avgpool"]
-    by_label = {cut.label: cut for cut in found}
+    assert [cut.label for cut in result if cut.block] == ["conv1", "relu", "maxpool", *residual, "avgpool"]
+    by_label = {cut.label: cut for cut in result}
     assert [len(by_label[label].tensors) for label in residual] == [1] * 8
     # Inside a block, its input crosses, too: in the second one until the sum, in one that halves until that is made.
     inside = [len(by_label[f"layer2.0/{name}"].tensors) for name in ("conv1/Conv", "conv2/Conv", "Add")]
@@ -252,10 +252,10 @@ def test_stages_tile_the_nodes_and_get_exactly_what_they_need(model: ModelProto,
     n = len(graph.nodes)
     if not n:
         return
-    found = cuts(graph)
-    assert [cut.position for cut in found] == list(range(1, n))
+    result = cuts(graph)
+    assert [cut.position for cut in result] == list(range(1, n))
     positions = sorted(
-        data.draw(st.sets(st.sampled_from([cut.position for cut in found])) if found else st.just(set()))
+        data.draw(st.sets(st.sampled_from([cut.position for cut in result])) if result else st.just(set()))
     )
     bounds = [0, *positions, n]
     route = routes(graph, positions)
@@ -263,16 +263,16 @@ def test_stages_tile_the_nodes_and_get_exactly_what_they_need(model: ModelProto,
     for i, (start, stop) in enumerate(pairwise(bounds)):
         io = stage_io(graph, start, stop)
         assert (io.tensors_in, io.tensors_out) == (route[i], route[i + 1])
-        made = {name for node in graph.nodes[start:stop] for name in node.outputs}
+        built = {name for node in graph.nodes[start:stop] for name in node.outputs}
         used = {name for node in graph.nodes[start:stop] for name in node.inputs}
-        assert set(io.takes) == used - made
+        assert set(io.takes) == used - built
         if stop == n:
-            made |= set(graph.outputs) - set(graph.makers)  # constants
-        there |= made
+            built |= set(graph.outputs) - set(graph.makers)  # constants
+        there |= built
         later = {name for node in graph.nodes[stop:] for name in node.inputs} | set(graph.outputs)
         # What crosses was made before, and something after needs it; nothing that is needed stays behind.
         assert {value.name for value in io.tensors_out} == there & later
-        assert set(io.makes) <= made
+        assert set(io.makes) <= built
         assert set(passed_on(io)) <= {value.name for value in io.tensors_in}
         assert io.makes
     assert {value.name for value in route[-1]} == set(graph.outputs)

@@ -40,8 +40,8 @@ def device(name: str, segments_s: Sequence[float], stage_s: float = 0.0, memory:
     return OnnxDevice(name, name, tuple(segments_s), stage_s, memory, 0, watts=5.0)
 
 
-def all_links(names: Sequence[str], one: LinkSpeed = LAN) -> Links:
-    return Links(dict.fromkeys(permutations({LOCAL, *names}, 2), one))
+def all_links(names: Sequence[str], item: LinkSpeed = LAN) -> Links:
+    return Links(dict.fromkeys(permutations({LOCAL, *names}, 2), item))
 
 
 def planner_of(work: OnnxWork, devices: Sequence[OnnxDevice], links: Links, many: int | None = None) -> OnnxPlanner:
@@ -74,18 +74,21 @@ def random_planner(rng: random.Random) -> OnnxPlanner:
 def every_plan(planner: OnnxPlanner) -> Iterator[OnnxPlan]:
     """All that have room, with the owner's device first where it takes part."""
     at, n = planner.work.positions, planner.work.segments
-    of = {speed.device: speed for speed in planner.speeds}
-    for k in range(1, min(n, len(of)) + 1):
-        for order in permutations(of, k):
+    total = {speed.device: speed for speed in planner.speeds}
+    for k in range(1, min(n, len(total)) + 1):
+        for order in permutations(total, k):
             if LOCAL in order[1:]:
                 continue
             for inner in combinations(range(1, n), k - 1):
                 spans = list(zip(order, pairwise((0, *inner, n)), strict=True))
-                if all(of[d].runtime_bytes + held(planner.work, *span) <= of[d].memory_bytes for d, span in spans):
+                if all(
+                    total[d].runtime_bytes + weight_bytes(planner.work, *span) <= total[d].memory_bytes
+                    for d, span in spans
+                ):
                     yield OnnxPlan("m", "", at[-1], tuple(OnnxStage(d, Range(at[i], at[j])) for d, (i, j) in spans))
 
 
-def held(work: OnnxWork, start: int, stop: int) -> int:
+def weight_bytes(work: OnnxWork, start: int, stop: int) -> int:
     """Weights and activations, counted the long way."""
     shared = [n for a, b, n in work.again if start <= a < stop and start <= b < stop]
     return sum(work.weight_bytes[start:stop]) - sum(shared) + max(work.activation_bytes[start:stop])
@@ -93,9 +96,9 @@ def held(work: OnnxWork, start: int, stop: int) -> int:
 
 def values(planner: OnnxPlanner, plan: OnnxPlan) -> tuple[float, ...]:
     """As AXES, each to be small."""
-    found = planner.predict(plan)
-    assert found.energy_j is not None
-    return found.latency_s, 1 / found.throughput_per_s, max(found.memory_bytes.values()), found.energy_j
+    result = planner.predict(plan)
+    assert result.energy_j is not None
+    return result.latency_s, 1 / result.throughput_per_s, max(result.memory_bytes.values()), result.energy_j
 
 
 def same(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -118,10 +121,10 @@ def test_the_front_is_that_of_all_plans(seed: int) -> None:
         every = {tuple(float(f"{values(planner, p)[i]:.11e}") for i in axes) for p in every_plan(planner)}
         best = sorted(a for a in every if not any(b != a and all(map(float.__le__, b, a)) for b in every))
         assert len(placed) == len(best)
-        for one, expected in zip(placed, best, strict=True):
-            assert same(one.objectives, expected)
-            assert same([values(planner, one.plan)[i] for i in axes], expected)
-            assert one.predicted == planner.predict(one.plan)
+        for item, expected in zip(placed, best, strict=True):
+            assert same(item.objectives, expected)
+            assert same([values(planner, item.plan)[i] for i in axes], expected)
+            assert item.predicted == planner.predict(item.plan)
         several += len(best) > 1
     assert several > 50
 
@@ -135,7 +138,7 @@ def test_caps_leave_what_is_under_them() -> None:
         if len(placed) > 1:
             cap = placed[-1].objectives[1]
             capped, _ = planner.front(("latency", "memory"), caps=(float("inf"), cap))
-            assert [one.objectives for one in capped] == [placed[-1].objectives]
+            assert [item.objectives for item in capped] == [placed[-1].objectives]
             checked += 1
     assert checked > 5
 
@@ -145,12 +148,12 @@ def test_no_plan_is_worse_than_the_best_device_alone() -> None:
     for _ in range(100):
         planner = random_planner(rng)
         for axis in ("latency", "throughput"):
-            found, _ = planner.front((axis,))
+            result, _ = planner.front((axis,))
             alone = planner.singles((axis,))
             assert len(alone) <= len(planner.speeds)
-            assert all(len(one.plan.stages) == 1 for one in alone)
+            assert all(len(item.plan.stages) == 1 for item in alone)
             if alone:
-                assert found[0].objectives <= min(one.objectives for one in alone)
+                assert result[0].objectives <= min(item.objectives for item in alone)
 
 
 def test_it_is_fast_also_with_many_devices() -> None:
@@ -177,18 +180,18 @@ def two_stages(many: int | None = None, slow: float = 10.0) -> OnnxPlaced:
 
 
 def test_latency_and_throughput_by_hand() -> None:
-    found = two_stages().predicted
-    assert found.enter_s == pytest.approx(0.5 + 1)
-    assert [one.compute_s for one in found.stages] == [3.25, 4.125]
-    assert [one.transfer_s for one in found.stages] == pytest.approx([5.5, 2.5])
-    assert [one.transfer_busy_s for one in found.stages] == pytest.approx([5, 2])
-    assert found.latency_s == pytest.approx(1.5 + 3.25 + 5.5 + 4.125 + 2.5)
-    assert found.throughput_per_s == pytest.approx(1 / 5)  # the link between is the busiest
-    assert found.in_flight == 4
-    assert found.memory_bytes == {"a": 12, "b": 8}
-    assert found.energy_j == pytest.approx(5 * (3.25 + 4.125))
-    assert [one.what for one in found.stages] == ["up to s2", "up to its end"]
-    assert (found.ttft_s, found.prompt) == (None, None)
+    result = two_stages().predicted
+    assert result.enter_s == pytest.approx(0.5 + 1)
+    assert [stage.compute_s for stage in result.stages] == [3.25, 4.125]
+    assert [stage.transfer_s for stage in result.stages] == pytest.approx([5.5, 2.5])
+    assert [stage.transfer_busy_s for stage in result.stages] == pytest.approx([5, 2])
+    assert result.latency_s == pytest.approx(1.5 + 3.25 + 5.5 + 4.125 + 2.5)
+    assert result.throughput_per_s == pytest.approx(1 / 5)  # the link between is the busiest
+    assert result.in_flight == 4
+    assert result.memory_bytes == {"a": 12, "b": 8}
+    assert result.energy_j == pytest.approx(5 * (3.25 + 4.125))
+    assert [stage.what for stage in result.stages] == ["up to s2", "up to its end"]
+    assert (result.ttft_s, result.prompt) == (None, None)
 
 
 def test_a_smaller_window_is_what_limits() -> None:
@@ -265,7 +268,7 @@ def network(name: str) -> tuple[OnnxWork, tuple[float, ...]]:
 
 def fronts(name: str, speeds: dict[str, float], link: LinkSpeed) -> OnnxPlanner:
     work, seconds = network(name)
-    devices = [device(who, [one / by for one in seconds], 3e-4) for who, by in speeds.items()]
+    devices = [device(who, [second / by for second in seconds], 3e-4) for who, by in speeds.items()]
     return planner_of(work, devices, all_links(tuple(speeds), link))
 
 
@@ -289,11 +292,11 @@ def test_the_front_collapses_to_a_device_that_is_ten_times_faster(name: str) -> 
     equal, _ = fronts(name, {LOCAL: 1, "a": 1, "b": 1}, LAN).front()
     faster, _ = fronts(name, {LOCAL: 1, "a": 10, "b": 1}, LAN).front()
     assert len(faster) < len(equal)
-    assert any("a" not in one.plan.devices for one in equal)
-    for one in faster:
-        assert "a" in one.plan.devices
-        [stage] = [stage for stage in one.plan.stages if stage.device == "a"]
-        assert len(stage.nodes) > one.plan.n_nodes / 2
+    assert any("a" not in item.plan.devices for item in equal)
+    for item in faster:
+        assert "a" in item.plan.devices
+        [stage] = [stage for stage in item.plan.stages if stage.device == "a"]
+        assert len(stage.nodes) > item.plan.n_nodes / 2
     assert faster[0].plan.devices == ("a",)  # alone it is the fastest
 
 
@@ -327,11 +330,13 @@ def test_what_cannot_be_planned() -> None:
 
 
 def test_plans_that_were_not_measured() -> None:
-    work, of = work_of((1, 1, 1), (1, 1)), {"a": device("a", (1, 1))}
+    work, total = work_of((1, 1, 1), (1, 1)), {"a": device("a", (1, 1))}
     odd = OnnxPlan("m", "", 4, (OnnxStage("a", Range(0, 1)), OnnxStage("b", Range(1, 4))))
     with pytest.raises(PlanError, match=r"the plan cuts 4 nodes at \[1\]; measured are 4 nodes with cuts at \[2\]"):
-        predict(odd, work, of, all_links(("a", "b")))
+        predict(odd, work, total, all_links(("a", "b")))
     whole = OnnxPlan("m", "", 4, (OnnxStage("b", Range(0, 4)),))
     with pytest.raises(PlanError, match="b was not measured; measured are a"):
-        predict(whole, work, of, all_links(("a", "b")))
-    assert planner_of(work, [replace(of["a"], watts=None)], all_links(("a",))).front()[0][0].predicted.energy_j is None
+        predict(whole, work, total, all_links(("a", "b")))
+    assert (
+        planner_of(work, [replace(total["a"], watts=None)], all_links(("a",))).front()[0][0].predicted.energy_j is None
+    )

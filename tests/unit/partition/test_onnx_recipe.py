@@ -129,11 +129,11 @@ def cut_from_itself(model: OnnxSource, *positions: int) -> list[bool]:
     own = []
     for part in model.parts(model.plan(["w"] * (len(positions) + 1), at(model, *positions))):
         with model.recipe(part) as (recipe, path):
-            made = cut(recipe, path)
+            built = cut(recipe, path)
             own.append(path == model.file.path)
         assert path.exists() == own[-1]
-        assert made == part.content
-        assert hashlib.sha256(made).hexdigest() == part.digest
+        assert built == part.content
+        assert hashlib.sha256(built).hexdigest() == part.digest
     return own
 
 

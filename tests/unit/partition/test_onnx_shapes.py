@@ -91,14 +91,14 @@ def test_shapes_that_were_seen() -> None:
         helper.make_node("Squeeze", ["found"], ["less"]),
         helper.make_node("Cast", ["less"], ["y"], to=TensorProto.FLOAT),
     ]
-    asked: list[str] = []
+    requests: list[str] = []
 
     def observe(names: Sequence[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
-        asked.extend(names)
+        requests.extend(names)
         return {"found": ("int64", (2, 5)), "less": ("int64", (5,))}
 
     graph = OnnxGraph.from_model(model_of(nodes, {"x": [4, 4]}, ["y"]), {}, observe)
-    assert asked == ["found", "less", "y"]
+    assert requests == ["found", "less", "y"]
     first, second = cuts(graph)
     assert [(v.shape, v.dims, v.ranked, v.n_bytes) for v in first.tensors] == [((2, 5), ("", ""), True, 80)]
     assert [(v.shape, v.dims, v.ranked, v.n_bytes) for v in second.tensors] == [((5,), ("",), False, 40)]

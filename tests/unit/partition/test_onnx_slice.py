@@ -58,8 +58,8 @@ def outputs(model: ModelProto, feeds: Mapping[str, Any], optimized: bool = True)
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_outputs()]
-    taken = {value.name: feeds[value.name] for value in session.get_inputs()}
-    return dict(zip(names, session.run(names, taken), strict=True))
+    used = {value.name: feeds[value.name] for value in session.get_inputs()}
+    return dict(zip(names, session.run(names, used), strict=True))
 
 
 def pipeline(model: ModelProto, graph: OnnxGraph, positions: Sequence[int], feeds: Feeds) -> dict[str, Any]:
@@ -70,9 +70,9 @@ def pipeline(model: ModelProto, graph: OnnxGraph, positions: Sequence[int], feed
         stage = slice_model(model, graph, start, stop)
         onnx.checker.check_model(stage)
         assert [value.name for value in stage.graph.input] == list(io.takes)
-        made = outputs(stage, crossing)
-        assert tuple(made) == io.makes
-        crossing = {value.name: (crossing | made)[value.name] for value in io.tensors_out}
+        built = outputs(stage, crossing)
+        assert tuple(built) == io.makes
+        crossing = {value.name: (crossing | built)[value.name] for value in io.tensors_out}
     return crossing
 
 
@@ -84,9 +84,9 @@ def second_stages(model: ModelProto, graph: OnnxGraph, tried: Sequence[Cut], fee
     exposed.CopyFrom(model)
     names = {value.name for cut in tried for value in cut.tensors} - {*graph.inputs, *graph.outputs}
     exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(names))
-    made = feeds | outputs(exposed, feeds)
+    built = feeds | outputs(exposed, feeds)
     n = len(graph.nodes)
-    return [outputs(slice_model(model, graph, cut.position, n), made) for cut in tried]
+    return [outputs(slice_model(model, graph, cut.position, n), built) for cut in tried]
 
 
 @pytest.mark.parametrize("name", [*SAMPLED, *thorough(*SLOW), *(LARGE if ALL else ())])
@@ -99,22 +99,25 @@ def test_stages_of_real_graphs_equal_the_whole(name: str) -> None:
     assert difference(expected, other) > 0.01
     feeds: Feeds = {graph.inputs[0]: pictures[:1]}
     [output], n = graph.outputs, len(graph.nodes)
-    found = cuts(graph)
+    result = cuts(graph)
     rng = random.Random(name)
-    tried = found if ALL else rng.sample(found, min((SAMPLED | SLOW)[name], len(found)))
-    worst = max((difference(expected, made[output]) for made in second_stages(model, graph, tried, feeds)), default=0)
+    tried = result if ALL else rng.sample(result, min((SAMPLED | SLOW)[name], len(result)))
+    worst = max(
+        (difference(expected, second_stage[output]) for second_stage in second_stages(model, graph, tried, feeds)),
+        default=0,
+    )
     # From slices only: where most tensors cross, and three and four stages.
-    widest = max(len(cut.tensors) for cut in found)
-    plans = [[rng.choice([cut.position for cut in found if len(cut.tensors) == widest])]]
-    plans += [sorted(rng.sample([cut.position for cut in found], stages - 1)) for stages in (3, 4)]
+    widest = max(len(cut.tensors) for cut in result)
+    plans = [[rng.choice([cut.position for cut in result if len(cut.tensors) == widest])]]
+    plans += [sorted(rng.sample([cut.position for cut in result], stages - 1)) for stages in (3, 4)]
     for positions in plans:
         worst = max(worst, difference(expected, pipeline(model, graph, positions, feeds)[output]))
     if ALL:
         print(f"{name}: {n} nodes, {len(tried)} cuts, {widest} tensors, largest difference {worst:.1e}")
     assert worst < TOLERANCE
     if name in SMALL:  # another input goes through to its own output
-        made = pipeline(model, graph, plans[-1], {graph.inputs[0]: pictures[1:]})
-        assert difference(other, made[output]) < TOLERANCE
+        built = pipeline(model, graph, plans[-1], {graph.inputs[0]: pictures[1:]})
+        assert difference(other, built[output]) < TOLERANCE
 
 
 @pytest.mark.parametrize("build", [mobilenet_v2, resnet18])
@@ -126,8 +129,8 @@ def test_blocks_of_networks_that_people_have(build: Any) -> None:
     assert difference(expected[:1], expected[1:2]) > 0.01
     blocks = [cut.position for cut in cuts(graph) if cut.block]
     for positions in ([blocks[4]], blocks[2::3], blocks):
-        made = pipeline(model, graph, positions, {"image": picture})  # a batch of three: dimensions stay open
-        assert difference(expected, made["logits"]) < TOLERANCE
+        built = pipeline(model, graph, positions, {"image": picture})  # a batch of three: dimensions stay open
+        assert difference(expected, built["logits"]) < TOLERANCE
     middle = slice_model(model, graph, blocks[3], blocks[5])
     [value] = middle.graph.input
     assert value.type.tensor_type.shape.dim[0].dim_param == "batch"
@@ -142,8 +145,8 @@ def test_every_cut_of_small_graphs_at_a_batch_that_was_not_planned(model: ModelP
     [expected] = run(model, x)
     every = range(1, len(graph.nodes))
     for positions in ([], *([at] for at in every), list(every)):
-        made = pipeline(model, graph, positions, {"x": x})
-        assert difference(expected, made["y"]) < TOLERANCE
+        built = pipeline(model, graph, positions, {"x": x})
+        assert difference(expected, built["y"]) < TOLERANCE
 
 
 def test_shared_weights_and_constants_are_in_each_stage_that_uses_them() -> None:
@@ -166,9 +169,9 @@ def test_shared_weights_and_constants_are_in_each_stage_that_uses_them() -> None
     assert second.metadata_props[0].value == "somebody"
     assert [entry.version for entry in first.opset_import] == [17]
     x = rng.standard_normal((1, 4), dtype=np.float32)
-    expected, made = outputs(model, {"x": x}), pipeline(model, graph, [2], {"x": x})
-    assert made.keys() == expected.keys()  # also what depends on no input
-    assert all(difference(expected[name], made[name]) < TOLERANCE for name in expected)
+    expected, built = outputs(model, {"x": x}), pipeline(model, graph, [2], {"x": x})
+    assert built.keys() == expected.keys()  # also what depends on no input
+    assert all(difference(expected[name], built[name]) < TOLERANCE for name in expected)
 
 
 def test_outputs_that_are_made_early_and_inputs_that_are_used_late() -> None:
@@ -180,9 +183,9 @@ def test_outputs_that_are_made_early_and_inputs_that_are_used_late() -> None:
     feeds: Feeds = {name: rng.standard_normal(4, dtype=np.float32) for name in ("x", "late")}
     expected = outputs(model, feeds)
     for positions in ([1], [2], [3], [1, 2, 3]):
-        made = pipeline(model, graph, positions, feeds)
-        assert list(made) == ["y", "early"]
-        assert all(difference(expected[name], made[name]) < TOLERANCE for name in expected)
+        built = pipeline(model, graph, positions, feeds)
+        assert list(built) == ["y", "early"]
+        assert all(difference(expected[name], built[name]) < TOLERANCE for name in expected)
 
 
 def test_subgraphs_bring_what_they_use_from_outside() -> None:
@@ -234,10 +237,10 @@ def test_a_slice_is_a_file_like_any_other(tmp_path: Path) -> None:
     stage = slice_model(model, graph, 0, 3)
     x = np.random.default_rng(0).standard_normal((2, 64), dtype=np.float32)
     [expected] = run(stage, x)
-    beside = tmp_path / "beside.onnx"
-    file.save(OnnxFile(beside, stage, frozenset({Path("was-external")}), 0, 0), beside)
-    assert beside.stat().st_size < 5000 < (tmp_path / "beside.onnx.data").stat().st_size
-    read = file.load(beside)
+    baseline = tmp_path / "beside.onnx"
+    file.save(OnnxFile(baseline, stage, frozenset({Path("was-external")}), 0, 0), baseline)
+    assert baseline.stat().st_size < 5000 < (tmp_path / "beside.onnx.data").stat().st_size
+    read = file.load(baseline)
     onnx.checker.check_model(read.model, full_check=True)
     assert np.array_equal(run(read.model, x)[0], expected)
 

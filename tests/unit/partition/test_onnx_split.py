@@ -40,7 +40,7 @@ def worth(graph: OnnxGraph, chosen: Sequence[Cut], shares: Sequence[float]) -> t
     """Seconds of the slowest stage, where the largest share is 1; bytes that are moved."""
     bounds = [0, *(cut.position for cut in chosen), len(graph.nodes)]
     work = [sum(map(node_seconds, graph.nodes[start:stop])) for start, stop in pairwise(bounds)]
-    seconds = max(one / (share / max(shares)) for one, share in zip(work, shares, strict=True))
+    seconds = max(item / (share / max(shares)) for item, share in zip(work, shares, strict=True))
     return seconds, sum(cut.payload_bytes for cut in chosen)
 
 
@@ -52,11 +52,11 @@ def test_no_other_cuts_are_better(graph: OnnxGraph, shares: list[float]) -> None
         with pytest.raises(PlanError, match=f"so it runs on at most {len(places) + 1} device"):
             split(graph, places, shares)
         return
-    found = split(graph, places, shares)
-    positions = [cut.position for cut in found]
+    result = split(graph, places, shares)
+    positions = [cut.position for cut in result]
     assert positions == sorted(set(positions))
     best = min(worth(graph, chosen, shares) for chosen in combinations(places, len(shares) - 1))
-    assert worth(graph, found, shares) == best
+    assert worth(graph, result, shares) == best
 
 
 @settings(max_examples=some(25, 100))
@@ -76,9 +76,9 @@ def test_measured_stages_that_are_alike_are_chosen_by_what_crosses(
 
     every = list(combinations(places, len(shares) - 1))
     alike = [chosen for chosen in every if slowest(chosen) <= 1.05 * min(map(slowest, every))]
-    found = split(graph, places, shares, seconds)
-    assert tuple(found) in alike
-    assert sum(cut.payload_bytes for cut in found) == min(sum(cut.payload_bytes for cut in one) for one in alike)
+    result = split(graph, places, shares, seconds)
+    assert tuple(result) in alike
+    assert sum(cut.payload_bytes for cut in result) == min(sum(cut.payload_bytes for cut in item) for item in alike)
 
 
 def test_shares_are_respected() -> None:
@@ -99,9 +99,9 @@ def test_shares_are_respected() -> None:
 def test_cuts_are_taken_from_those_that_are_given() -> None:
     graph = OnnxGraph.from_model(mobilenet_v2(batch=1, size=64))
     blocks = [cut for cut in cuts(graph) if cut.block]
-    found = split(graph, blocks, [1, 1, 1])
-    assert len(found) == 2
-    assert all(cut in blocks for cut in found)
+    result = split(graph, blocks, [1, 1, 1])
+    assert len(result) == 2
+    assert all(cut in blocks for cut in result)
 
 
 @pytest.mark.parametrize("shares", [[1, 0], [1, -1], [1, float("nan")], [1, float("inf")], []])

@@ -26,19 +26,19 @@ speeds = st.builds(Speed, st.floats(1e6, 1e11), st.floats(1e6, 1e12))
 def rooms(draw: st.DrawFn, sizes: st.SearchStrategy[list[int]] = any_sizes) -> tuple[list[Matrix], int]:
     """Matrices, and a room that at least the largest fits in."""
     drawn = matrices(draw(sizes))
-    return drawn, draw(st.integers(least_room(drawn), sum(one.n_bytes for one in drawn) + 3))
+    return drawn, draw(st.integers(least_room(drawn), sum(item.n_bytes for item in drawn) + 3))
 
 
 def spread(drawn: list[Matrix], room: int, window: int) -> Pages:
     """The plan with a window, where any matrix may be streamed."""
-    found = paging._spread(drawn, room - window, window, least_room(drawn))
-    assert found is not None
-    return found
+    result = paging._spread(drawn, room - window, window, least_room(drawn))
+    assert result is not None
+    return result
 
 
 def streamed_of(drawn: list[Matrix], plan: Pages) -> list[Matrix]:
     names = set(plan.streamed)
-    return [one for one in drawn if one.name in names]
+    return [item for item in drawn if item.name in names]
 
 
 @given(rooms(), speeds, st.booleans())
@@ -48,15 +48,15 @@ def test_what_stays_and_the_window_fit_and_all_is_accounted_for(
     drawn, room = case
     window = (least_room(drawn) + room) // 2 if given_window else None
     plan = plan_pages(drawn, room, speed, window)
-    total = sum(one.n_bytes for one in drawn)
+    total = sum(item.n_bytes for item in drawn)
     streamed = streamed_of(drawn, plan)
     assert plan.resident_bytes + plan.window_bytes <= room
     assert plan.resident_bytes + plan.streamed_bytes == total
-    assert plan.streamed_bytes == sum(one.n_bytes for one in streamed)
-    assert plan.streamed == tuple(one.name for one in streamed)  # each once, in the order of use
+    assert plan.streamed_bytes == sum(item.n_bytes for item in streamed)
+    assert plan.streamed == tuple(item.name for item in streamed)  # each once, in the order of use
     assert bool(plan.streamed) == (total > room)
     if plan.streamed:
-        assert plan.window_bytes >= max(one.n_bytes for one in streamed)
+        assert plan.window_bytes >= max(item.n_bytes for item in streamed)
         assert window is None or plan.window_bytes == window
 
 
@@ -76,7 +76,7 @@ def test_no_more_is_streamed_than_the_room_and_one_matrix_ask_for(case: tuple[li
     drawn, room = case
     plan = plan_pages(drawn, room, speed)
     if plan.streamed:
-        needed = sum(one.n_bytes for one in drawn) - (room - plan.window_bytes)
+        needed = sum(item.n_bytes for item in drawn) - (room - plan.window_bytes)
         assert plan.streamed_bytes - needed <= least_room(drawn)
 
 
@@ -84,15 +84,15 @@ def test_no_more_is_streamed_than_the_room_and_one_matrix_ask_for(case: tuple[li
 @example((matrices([100] * 7), 500))
 def test_what_is_streamed_lies_evenly_between_what_stays(case: tuple[list[Matrix], int]) -> None:
     drawn, room = case
-    if sum(one.n_bytes for one in drawn) <= room:
+    if sum(item.n_bytes for item in drawn) <= room:
         return
     plan = spread(drawn, room, least_room(drawn))
-    share = plan.streamed_bytes / sum(one.n_bytes for one in drawn)
+    share = plan.streamed_bytes / sum(item.n_bytes for item in drawn)
     names = set(plan.streamed)
     passed = streamed = 0
-    for one in drawn:
-        passed += one.n_bytes
-        streamed += one.n_bytes if one.name in names else 0
+    for item in drawn:
+        passed += item.n_bytes
+        streamed += item.n_bytes if item.name in names else 0
         assert abs(streamed - share * passed) <= least_room(drawn) + 1
 
 
@@ -121,7 +121,7 @@ def test_a_pass_is_never_faster_than_its_reading_or_its_computing(case: tuple[li
     drawn, room = case
     plan = plan_pages(drawn, room, speed)
     seconds = pass_seconds(drawn, plan, speed)
-    computing = sum(one.n_bytes for one in drawn) / speed.compute + len(plan.streamed) * paging._STOP_S
+    computing = sum(item.n_bytes for item in drawn) / speed.compute + len(plan.streamed) * paging._STOP_S
     assert seconds >= plan.streamed_bytes / speed.read * (1 - 1e-9)
     assert seconds >= computing * (1 - 1e-9)
     assert seconds <= (plan.streamed_bytes / speed.read + computing) * (1 + 1e-9)  # not even worse than taking turns
@@ -133,7 +133,7 @@ def test_a_pass_takes_its_computing_where_the_disk_is_as_fast_as_memory(case: tu
     speed = Speed(float("inf"), 1e9)
     plan = plan_pages(drawn, room, speed)
     assert pass_seconds(drawn, plan, speed) == pytest.approx(
-        sum(one.n_bytes for one in drawn) / 1e9 + len(plan.streamed) * paging._STOP_S
+        sum(item.n_bytes for item in drawn) / 1e9 + len(plan.streamed) * paging._STOP_S
     )
 
 

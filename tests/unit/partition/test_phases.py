@@ -50,12 +50,12 @@ class PairCase(Case):
             except PlanError:
                 continue
 
-    def pairs_of(self, decode: Plan, held: dict[str, int]) -> Iterator[tuple[Plan, Prediction]]:
+    def pairs_of(self, decode: Plan, current: dict[str, int]) -> Iterator[tuple[Plan, Prediction]]:
         """Every pair with this placement, on the memory that it leaves, where the other one does not page."""
         other = object.__new__(Case)
         other.work, other.tensor, other.links = self.work, self.tensor, self.links
         other.speeds = [
-            replace(speed, memory_bytes=speed.memory_bytes - held.get(speed.device, 0), disk_bytes_per_s=None)
+            replace(speed, memory_bytes=speed.memory_bytes - current.get(speed.device, 0), disk_bytes_per_s=None)
             for speed in self.speeds
         ]
         for prefill in other.plans(for_prompts=True):
@@ -73,7 +73,7 @@ def rounded(vectors: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
         Placed(None, 1, tuple(float(f"{x:.9g}") for x in vector))  # type: ignore[arg-type]
         for vector in vectors
     ]
-    return [one.objectives for one in non_dominated(placed, lambda one: one.objectives)]
+    return [item.objectives for item in non_dominated(placed, lambda item: item.objectives)]
 
 
 @pytest.mark.parametrize(
@@ -96,19 +96,21 @@ def test_pairs_are_those_that_trying_everything_finds(
             every += [(said["latency"], said["ttft"]) for said in pairs]
             least = min((said["ttft"] for said in pairs), default=math.inf)
             assert predicted.ttft_s is not None
-            found = phases.with_prefill(Placed(decode, 1, ()))
+            result = phases.with_prefill(Placed(decode, 1, ()))
             if abs(PREFILL * least - predicted.ttft_s) < 1e-9 * predicted.ttft_s:
                 continue
-            assert (found is not None) == (PREFILL * least < predicted.ttft_s)
-            if found is not None:
-                assert case.predict(found.plan, 1).ttft_s == pytest.approx(least, rel=1e-9)
+            assert (result is not None) == (PREFILL * least < predicted.ttft_s)
+            if result is not None:
+                assert case.predict(result.plan, 1).ttft_s == pytest.approx(least, rel=1e-9)
                 better += 1
         front = phases.pairs(BOTH)
         assert phases.exact
-        assert rounded([one.objectives for one in front]) == [pytest.approx(one, rel=1e-8) for one in rounded(every)]
-        for one in front:
-            said = objectives(case.predict(one.plan, 1))
-            assert one.objectives == pytest.approx((said["latency"], said["ttft"]), rel=1e-9)
+        assert rounded([item.objectives for item in front]) == [
+            pytest.approx(item, rel=1e-8) for item in rounded(every)
+        ]
+        for item in front:
+            said = objectives(case.predict(item.plan, 1))
+            assert item.objectives == pytest.approx((said["latency"], said["ttft"]), rel=1e-9)
         several += len(front) > 1
         none += not every
     assert several > cases / 20
@@ -172,11 +174,11 @@ def test_pairs_that_have_room_stay_where_no_other_is_given_it(monkeypatch: pytes
     bounds: list[Pair] = []
     run = PairSearch.run
 
-    def kept(self: PairSearch) -> list[Pair]:
+    def all_pairs(self: PairSearch) -> list[Pair]:
         bounds[:] = run(self)
         return list(bounds)
 
-    monkeypatch.setattr(PairSearch, "run", kept)
+    monkeypatch.setattr(PairSearch, "run", all_pairs)
     monkeypatch.setattr("partition.search.phases.MANY_SHORT", 0)
     monkeypatch.setattr("partition.search.phases.MOST_REPAIRED", 0)
     pairs = phases.pairs(BOTH)

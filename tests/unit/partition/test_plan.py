@@ -60,8 +60,8 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 def test_a_range() -> None:
-    held = Range(3, 8)
-    assert (len(held), bool(held), str(held)) == (5, True, "3-7")
+    current = Range(3, 8)
+    assert (len(current), bool(current), str(current)) == (5, True, "3-7")
     assert (len(Range(4, 4)), bool(Range(4, 4)), str(Range(4, 4)), str(Range(4, 5))) == (0, False, "none", "4")
     for start, stop in ((-1, 3), (4, 3)):
         with pytest.raises(PlanError, match="needed is 0 <= start <= stop"):

@@ -30,11 +30,11 @@ Vector = tuple[float, ...]
 
 def front(vectors: Sequence[Vector]) -> list[Vector]:
     """Those that no other is as good as in everything, up to rounding."""
-    kept: list[Vector] = []
-    for one in sorted({tuple(float(f"{value:.10g}") for value in vector) for vector in vectors}):
-        if not any(all(a <= b for a, b in zip(other, one, strict=True)) for other in kept):
-            kept.append(one)
-    return kept
+    saved: list[Vector] = []
+    for item in sorted({tuple(float(f"{value:.10g}") for value in vector) for vector in vectors}):
+        if not any(all(a <= b for a, b in zip(other, item, strict=True)) for other in saved):
+            saved.append(item)
+    return saved
 
 
 @pytest.mark.parametrize(
@@ -54,21 +54,22 @@ def test_the_planner_finds_what_trying_everything_finds(
         case = Case(
             rng, int(rng.integers(*layers, endpoint=True)), int(rng.integers(*devices, endpoint=True)), i % 3 > 0
         )
-        wanted = BOTH if i % 2 else (names[i // 2 % len(names)],)
-        if wanted == ("energy",) and case.speeds[0].watts is None:
+        expected = BOTH if i % 2 else (names[i // 2 % len(names)],)
+        if expected == ("energy",) and case.speeds[0].watts is None:
             with pytest.raises(PlanError, match="energy needs the power of each device; give watts of local"):
-                case.planner().front(wanted)
+                case.planner().front(expected)
             continue
-        found, exact = case.planner().front(wanted)
+        result, exact = case.planner().front(expected)
         every = case.all()
-        tolerance = {"rel": 1e-9, "abs": 0.5 if wanted == ("memory",) else 0.0}  # predicted are whole bytes
+        tolerance = {"rel": 1e-9, "abs": 0.5 if expected == ("memory",) else 0.0}  # predicted are whole bytes
         assert exact
-        assert front([placed.objectives for placed in found]) == [
-            pytest.approx(one, **tolerance) for one in front([tuple(said[name] for name in wanted) for said in every])
+        assert front([placed.objectives for placed in result]) == [
+            pytest.approx(item, **tolerance)
+            for item in front([tuple(said[name] for name in expected) for said in every])
         ]
-        for placed in found:  # and the plans are what they are said to be
+        for placed in result:  # and the plans are what they are said to be
             said = objectives(case.predict(placed.plan, placed.microbatches))
-            assert placed.objectives == pytest.approx(tuple(said[name] for name in wanted), **tolerance)
+            assert placed.objectives == pytest.approx(tuple(said[name] for name in expected), **tolerance)
         empty += not every
     assert 0.02 < empty / cases < 0.3 or cases < 100
 
@@ -82,21 +83,21 @@ small = st.integers(0, 3).map(float)
 @given(st.lists(st.tuples(small, small) | st.tuples(small, small, small), max_size=8))
 def test_nothing_on_a_front_is_matched_by_another(drawn: list[Vector]) -> None:
     width = len(drawn[0]) if drawn else 2
-    some = [Placed(None, i, one) for i, one in enumerate(drawn) if len(one) == width]  # type: ignore[arg-type]
-    kept = non_dominated(some, lambda one: one.objectives)
+    some = [Placed(None, i, item) for i, item in enumerate(drawn) if len(item) == width]  # type: ignore[arg-type]
+    saved = non_dominated(some, lambda item: item.objectives)
 
     def no_worse(a: Placed, b: Placed) -> bool:
         return all(x <= y for x, y in zip(a.objectives, b.objectives, strict=True))
 
-    assert not any(no_worse(a, b) for a in kept for b in kept if a is not b)
-    assert all(any(no_worse(a, b) for a in kept) for b in some)
-    for one in kept:  # of equals the first
-        assert one.microbatches == min(other.microbatches for other in some if other.objectives == one.objectives)
+    assert not any(no_worse(a, b) for a in saved for b in saved if a is not b)
+    assert all(any(no_worse(a, b) for a in saved) for b in some)
+    for item in saved:  # of equals the first
+        assert item.microbatches == min(other.microbatches for other in some if other.objectives == item.objectives)
 
 
 def least(planner: Planner, objective: str) -> float:
-    found, _ = planner.front((objective,))
-    return found[0].objectives[0] if found else float("inf")
+    result, _ = planner.front((objective,))
+    return result[0].objectives[0] if result else float("inf")
 
 
 def test_one_more_device_never_makes_it_worse() -> None:
@@ -115,9 +116,9 @@ def test_one_more_device_never_makes_it_worse() -> None:
 def test_a_device_without_memory_is_never_used(disk: float | None) -> None:
     speeds = [device(), device("b", MS / 10, memory_bytes=0, disk_bytes_per_s=disk), device("c", MS / 2)]
     planner = Planner(work(5, concurrency=2), speeds, linked(NAMES[:3]), "m", "")
-    found, _ = planner.front(BOTH)
-    assert found
-    assert {name for placed in found for name in placed.plan.devices} == {LOCAL, "c"}
+    result, _ = planner.front(BOTH)
+    assert result
+    assert {name for placed in result for name in placed.plan.devices} == {LOCAL, "c"}
 
 
 def test_a_fast_device_with_little_memory_has_the_part_that_fits() -> None:
@@ -125,11 +126,11 @@ def test_a_fast_device_with_little_memory_has_the_part_that_fits() -> None:
     speeds = [device(memory_bytes=34 * MIB), device("b", 3 * MS, memory_bytes=44 * MIB)]
     to_do = work(model(8, heads=32, kv=32, ff=256, embd=512), context=1)
     planner = Planner(to_do, speeds, linked(NAMES[:2]), "m", "", pipeline=False)
-    (found,), _ = planner.front(("latency",))
-    assert kind_of(found.plan) == "tensor"
-    held = predict(found.plan, to_do, {s.device: s for s in speeds}, planner.links).memory_bytes
-    assert 30 * MIB < held[LOCAL] <= 34 * MIB
-    assert held["b"] <= 44 * MIB
+    (result,), _ = planner.front(("latency",))
+    assert kind_of(result.plan) == "tensor"
+    current = predict(result.plan, to_do, {s.device: s for s in speeds}, planner.links).memory_bytes
+    assert 30 * MIB < current[LOCAL] <= 34 * MIB
+    assert current["b"] <= 44 * MIB
 
 
 @given(
@@ -143,21 +144,21 @@ def test_throughput_is_not_made_of_latency(stages: int, layers: int, latency_s: 
     to_do = work(layers, concurrency=stages)
     planner = Planner(to_do, speeds, links, "m", "", tensor=False)
     cuts = [round(i * layers / stages) for i in range(stages + 1)]
-    made = [
+    built = [
         Stage(Range(*cut), StageGroup(to_do, speeds, links, (i,)).shards(*cut)) for i, cut in enumerate(pairwise(cuts))
     ]
-    plan = Plan("m", "", to_do.limits.sizes, tuple(made))
-    of = {speed.device: speed for speed in speeds}
-    predicted = predict(plan, to_do, of, links)
+    plan = Plan("m", "", to_do.limits.sizes, tuple(built))
+    total = {speed.device: speed for speed in speeds}
+    predicted = predict(plan, to_do, total, links)
     busiest = max(stop - start for start, stop in pairwise(cuts)) * layer_s
     transfers = predicted.latency_s - layers * layer_s
     assert transfers >= stages * latency_s
     assert predicted.throughput_per_s == pytest.approx(min(1 / busiest, stages / predicted.latency_s), rel=1e-3)
     assert predicted.throughput_per_s > 1.2 / predicted.latency_s
-    alone = predict(plan, work(layers), of, links)  # of one request
+    alone = predict(plan, work(layers), total, links)  # of one request
     assert alone.throughput_per_s == pytest.approx(1 / alone.latency_s)
-    found, _ = planner.front(BOTH)
-    assert [kind_of(placed.plan) for placed in (found[0], found[-1])] == ["single", "pipeline"]
+    result, _ = planner.front(BOTH)
+    assert [kind_of(placed.plan) for placed in (result[0], result[-1])] == ["single", "pipeline"]
 
 
 def test_what_is_above_a_cap_is_left_out() -> None:
@@ -169,12 +170,12 @@ def test_what_is_above_a_cap_is_left_out() -> None:
         "",
         tensor=False,
     )
-    found, _ = planner.front(BOTH)
-    assert [kind_of(placed.plan) for placed in found] == ["single", "pipeline"]
+    result, _ = planner.front(BOTH)
+    assert [kind_of(placed.plan) for placed in result] == ["single", "pipeline"]
     for i in range(2):
         cap = [float("inf")] * 2
-        cap[i] = found[i].objectives[i]
-        assert planner.front(BOTH, caps=cap)[0] == [found[i]]
+        cap[i] = result[i].objectives[i]
+        assert planner.front(BOTH, caps=cap)[0] == [result[i]]
     assert planner.front(BOTH, caps=[0.0, 0.0])[0] == []
 
 
@@ -182,23 +183,23 @@ def test_requests_form_groups_that_can_be() -> None:
     """Six in four groups are two in each of three, as `predict` and the scheduler have it."""
     two = [device(by_row=True), device("b", by_row=True)]
     planner = Planner(work(4, concurrency=6), two, linked(NAMES[:2], LinkSpeed(MS, 1e6)), "m", "", tensor=False)
-    for asked, made in ((4, 3), (5, 3), (6, 6), (8, 6)):
-        found, _ = planner.front(BOTH, microbatches=[asked])
-        assert [kind_of(placed.plan) for placed in found] == ["single", "pipeline"]
-        for placed in found:
-            of = predict(placed.plan, planner.work, {s.device: s for s in two}, planner.links, asked)
-            assert placed.microbatches == of.microbatches == (made if len(placed.plan.stages) > 1 else 1)
-            assert placed.objectives == pytest.approx((of.latency_s, 1 / of.throughput_per_s), rel=1e-9)
+    for request, built in ((4, 3), (5, 3), (6, 6), (8, 6)):
+        result, _ = planner.front(BOTH, microbatches=[request])
+        assert [kind_of(placed.plan) for placed in result] == ["single", "pipeline"]
+        for placed in result:
+            total = predict(placed.plan, planner.work, {s.device: s for s in two}, planner.links, request)
+            assert placed.microbatches == total.microbatches == (built if len(placed.plan.stages) > 1 else 1)
+            assert placed.objectives == pytest.approx((total.latency_s, 1 / total.throughput_per_s), rel=1e-9)
 
 
 def test_more_devices_than_all_groups_are_tried_of() -> None:
     names = [LOCAL, *(f"d{i}" for i in range(9))]
     speeds = [device(name, MS * (1 + i % 3)) for i, name in enumerate(names)]
     planner = Planner(work(12, concurrency=8), speeds, linked(names, LinkSpeed(1e-4, 1e9)), "m", "")
-    found, _ = planner.front(BOTH, microbatches=[8])
-    assert found[0].objectives[0] < 12 * MS
-    assert min(placed.objectives[1] for placed in found) < 12 * MS / 4  # with 7.3 of them at work it would be 1.6 ms
-    for placed in found:
+    result, _ = planner.front(BOTH, microbatches=[8])
+    assert result[0].objectives[0] < 12 * MS
+    assert min(placed.objectives[1] for placed in result) < 12 * MS / 4  # with 7.3 of them at work it would be 1.6 ms
+    for placed in result:
         said = objectives(predict(placed.plan, planner.work, {s.device: s for s in speeds}, planner.links, 8))
         assert placed.objectives == pytest.approx((said["latency"], said["throughput"]), rel=1e-9)
 
@@ -223,8 +224,8 @@ def test_one_device_is_taken_where_others_bring_little() -> None:
     assert why == "tensor on 2 devices: 2.09 ms a token, 4.00 ms a token on this device alone"
     little = [device(), device("b", 25 * MS)]  # it could have one head of 32
     planner = Planner(work(model(4, heads=32, kv=32, ff=1024, embd=512)), little, linked(NAMES[:2]), "m", "")
-    found, _ = planner.front(("latency",))
-    assert 4 * MS / PLAN < found[0].objectives[0] < 4 * MS
+    result, _ = planner.front(("latency",))
+    assert 4 * MS / PLAN < result[0].objectives[0] < 4 * MS
     assert best(planner, "latency").plan.world_size == 1
 
 
@@ -304,8 +305,8 @@ def test_tensor_parallel_gives_way_where_latency_says(layers: int, layer_s: floa
     memory = (round(0.6 * layers * 24_772_608 + 50e6),) * 2 if short else ()
 
     def kind(latency_s: float) -> str:
-        found, _ = llm(layers, layer_s, latency_s, *memory).front(("latency",))
-        return kind_of(found[0].plan)
+        result, _ = llm(layers, layer_s, latency_s, *memory).front(("latency",))
+        return kind_of(result[0].plan)
 
     low, high = 1e-6, 1.0
     assert kind(low) == "tensor"
@@ -323,9 +324,9 @@ def test_a_device_ten_times_as_fast_has_nearly_all_layers() -> None:
         planner = Planner(
             work(limits, concurrency=2), speeds, linked(NAMES[:3], LinkSpeed(2e-4, 1e8)), "m", "", tensor=tensor
         )
-        found, _ = planner.front(BOTH)
-        assert found
-        for placed in found:
+        result, _ = planner.front(BOTH)
+        assert result
+        for placed in result:
             done = dict.fromkeys(NAMES, 0.0)
             for stage in placed.plan.stages:
                 for shard in stage.shards:

@@ -82,7 +82,7 @@ class Searched(MadeUp):
     def points(self, axes: Sequence[str]) -> list[Point]:
         placed, exact = self.case.planner().front(axes)
         assert exact
-        said = [(one.plan, self.case.predict(one.plan, one.microbatches)) for one in placed]
+        said = [(item.plan, self.case.predict(item.plan, item.microbatches)) for item in placed]
         return MadeUp(self.number, self.divergence, said).every
 
 
@@ -113,8 +113,8 @@ def made_up(rng: np.random.Generator, one_plan: tuple[Plan, Prediction]) -> list
     plan, said = one_plan
 
     def prediction() -> Prediction:
-        latency, rate, held = (int(n) for n in rng.integers(1, 7, 3))
-        stage = replace(said.stages[0], memory_bytes={"local": held})
+        latency, rate, current = (int(n) for n in rng.integers(1, 7, 3))
+        stage = replace(said.stages[0], memory_bytes={"local": current})
         return replace(said, latency_s=latency * MS, throughput_per_s=float(rate), stages=(stage,))
 
     return [
@@ -142,9 +142,9 @@ def front_is_exact(spaces: Sequence[MadeUp], axes: Sequence[str], most: float | 
     assert [kind["left_out"] for kind in result["types"]] == [space not in inside for space in spaces]
     points = [point for point in result["points"] if point["on_front"]]
     keys = [OBJECTIVES[axis] for axis in axes]
-    found = [tuple(row.on_axis(point["predicted"][row.key]) for row in keys) for point in points]
-    assert least(found) == least(every)
-    assert len(found) == len(least(every))
+    results = [tuple(row.on_axis(point["predicted"][row.key]) for row in keys) for point in points]
+    assert least(results) == least(every)
+    assert len(results) == len(least(every))
     by_type = {space.type: space.divergence for space in inside}
     assert all(point["predicted"]["divergence"] == by_type[point["type"]] for point in points)
     is_known = "divergence" in axes and any(space.divergence is not None and space.every for space in inside)
@@ -201,11 +201,11 @@ def test_the_best_of_types_is_what_trying_everything_finds(one_plan: tuple[Plan,
             for point in space.every
             if all(cost(point, name) <= cap for name, cap in caps.items())
         ]
-        inside = [one for one in fits if most is None or one[1] <= most]
+        inside = [fit for fit in fits if most is None or fit[1] <= most]
         limits = caps if most is None else {**caps, "divergence": most}
         if inside:
             space, point, why = best_of(spaces, objective, limits)
-            assert (cost(point, objective), figure(space.divergence)) == min(one[:2] for one in inside)
+            assert (cost(point, objective), figure(space.divergence)) == min(item[:2] for item in inside)
             assert why == f"{space.type}: it is the best"
             outcomes["a plan"] += 1
             continue
@@ -217,7 +217,7 @@ def test_the_best_of_types_is_what_trying_everything_finds(one_plan: tuple[Plan,
             assert f"least there is is {nats.describe(figure(nearest.divergence))}, of {nearest.type};" in said
             outcomes["no type"] += 1
         elif fits and len(spaces) > 1:
-            _, divergence, space = min(fits, key=lambda one: one[1])
+            _, divergence, space = min(fits, key=lambda item: item[1])
             assert said.endswith(f"within the other limits is {nats.describe(divergence)}, of {space.type}")
             outcomes["least within the others"] += 1
         else:

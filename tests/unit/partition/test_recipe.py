@@ -31,7 +31,7 @@ def recipes(model: bytes) -> st.SearchStrategy[Recipe]:
     zeros = st.integers(1, 40).map(Zeros)
     segments: st.SearchStrategy[Segment] = copies(len(model)) | literal | zeros
     digest = hashlib.sha256(model).hexdigest()
-    return st.lists(segments, min_size=1, max_size=8).map(lambda found: Recipe(digest, len(model), tuple(found)))
+    return st.lists(segments, min_size=1, max_size=8).map(lambda result: Recipe(digest, len(model), tuple(result)))
 
 
 def parse(data: bytes) -> Recipe | None:

@@ -30,11 +30,11 @@ def test_a_thousand_small_problems_have_the_front_that_brute_force_finds(
     empty = several = 0
     for seed in range(first, first + PROBLEMS):
         problem = small_problem(np.random.default_rng(seed))
-        found, wanted = front(problem), brute_force.front(problem)
-        assert found.exact
-        assert {one.objectives: devices(problem, one) for one in found.solutions} == wanted, seed
-        empty += not wanted
-        several += len(wanted) > 1
+        result, expected = front(problem), brute_force.front(problem)
+        assert result.exact
+        assert {solution.objectives: devices(problem, solution) for solution in result.solutions} == expected, seed
+        empty += not expected
+        several += len(expected) > 1
     assert empty > PROBLEMS / 20
     assert several > PROBLEMS / 5
 
@@ -43,15 +43,15 @@ def test_a_thousand_small_problems_have_the_front_that_brute_force_finds(
 @settings(max_examples=some(20, 60), deadline=None)
 def test_a_front_is_sorted_has_nothing_dominated_and_costs_what_it_says(seed: int) -> None:
     problem = small_problem(np.random.default_rng(seed))
-    found = front(problem).solutions
-    assert [one.objectives for one in found] == sorted(one.objectives for one in found)
-    for one in found:
-        assert priced(problem, one.groups, one.cuts) == one
-        used = [member for g in one.groups for member in problem.groups[g].members]
+    result = front(problem).solutions
+    assert [item.objectives for item in result] == sorted(item.objectives for item in result)
+    for item in result:
+        assert priced(problem, item.groups, item.cuts) == item
+        used = [member for g in item.groups for member in problem.groups[g].members]
         assert len(used) == len(set(used))
-        no_worse = [all(a <= b for a, b in zip(other.objectives, one.objectives, strict=True)) for other in found]
+        no_worse = [all(a <= b for a, b in zip(other.objectives, item.objectives, strict=True)) for other in result]
         assert sum(no_worse) == 1  # itself
-    assert front(problem).solutions == found
+    assert front(problem).solutions == result
 
 
 @given(SEEDS)
@@ -65,19 +65,21 @@ def test_how_devices_are_numbered_changes_no_objective(seed: int) -> None:
         replace(problem.groups[g], members=tuple(int(names[m]) for m in problem.groups[g].members)) for g in order
     )
     other = replace(problem, groups=renamed, hop=lambda a, b: problem.hop(order[a], order[b]))
-    assert [one.objectives for one in front(other).solutions] == [one.objectives for one in front(problem).solutions]
+    assert [solution.objectives for solution in front(other).solutions] == [
+        solution.objectives for solution in front(problem).solutions
+    ]
 
 
 @given(SEEDS, st.integers(1, 8))
 @settings(max_examples=some(20, 60), deadline=None)
 def test_a_beam_finds_true_solutions_and_says_whether_there_may_be_better(seed: int, beam: int) -> None:
     problem = small_problem(np.random.default_rng(seed))
-    found, best = front(problem, beam=beam), front(problem)
-    for one in found.solutions:
-        assert priced(problem, one.groups, one.cuts) == one
-        assert any(all(a <= b for a, b in zip(b.objectives, one.objectives, strict=True)) for b in best.solutions)
-    if found.exact:
-        assert [one.objectives for one in found.solutions] == [one.objectives for one in best.solutions]
+    result, best = front(problem, beam=beam), front(problem)
+    for solution in result.solutions:
+        assert priced(problem, solution.groups, solution.cuts) == solution
+        assert any(all(a <= b for a, b in zip(b.objectives, solution.objectives, strict=True)) for b in best.solutions)
+    if result.exact:
+        assert [item.objectives for item in result.solutions] == [item.objectives for item in best.solutions]
 
 
 def pipeline(n: int, speeds: list[float], hop_s: float, microbatches: float) -> Problem:
@@ -98,19 +100,19 @@ def pipeline(n: int, speeds: list[float], hop_s: float, microbatches: float) -> 
 def test_sixteen_devices_in_a_row_come_near_the_least_that_is_possible() -> None:
     """Where each of 8 fast devices has 4 layers and each of 8 slow ones 2, all 48 are done in 2.1 s a stage."""
     problem = pipeline(48, [2.0, 1.0] * 8, 0.01, 100)
-    found = front(problem, beam=40)
-    assert not found.exact
-    assert found.solutions[0].groups == (0,)
-    assert found.solutions[-1].objectives[1] == pytest.approx(2.1)
+    result = front(problem, beam=40)
+    assert not result.exact
+    assert result.solutions[0].groups == (0,)
+    assert result.solutions[-1].objectives[1] == pytest.approx(2.1)
 
 
 def test_equal_devices_are_interchangeable_and_few_are_preferred() -> None:
     problem = pipeline(12, [1.0] * 6, 0.0, 1)  # one request at a time: others only add their fixed time
-    [one] = front(problem).solutions
-    assert one.groups == (0,)
-    found = front(pipeline(12, [1.0] * 6, 0.0, 100))
-    assert found.exact
-    assert [len(one.groups) for one in found.solutions] == [1, 2, 3, 4, 6]  # five do no better than four
+    [first] = front(problem).solutions
+    assert first.groups == (0,)
+    result = front(pipeline(12, [1.0] * 6, 0.0, 100))
+    assert result.exact
+    assert [len(solution.groups) for solution in result.solutions] == [1, 2, 3, 4, 6]  # five do no better than four
 
 
 def test_at_most_so_many_labels_are_held_and_then_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,19 +120,19 @@ def test_at_most_so_many_labels_are_held_and_then_it_says_so(monkeypatch: pytest
     best = front(problem)
     monkeypatch.setattr(search, "QUICK_BEAM", 2)
     monkeypatch.setattr(labels, "MAX_LABELS", 5)
-    found = front(problem)
+    result = front(problem)
     assert best.exact
-    assert not found.exact
-    assert found.solutions
-    assert all(priced(problem, one.groups, one.cuts) for one in found.solutions)
+    assert not result.exact
+    assert result.solutions
+    assert all(priced(problem, solution.groups, solution.cuts) for solution in result.solutions)
 
 
 def test_nothing_is_possible() -> None:
     problem = pipeline(4, [1.0, 1.0], 0.1, 10)
     capped = replace(problem, caps=np.array([1.0, 1.0]))
     first_nowhere = replace(problem, groups=tuple(replace(g, enter_sums=np.array([np.inf])) for g in problem.groups))
-    for one in (capped, first_nowhere, replace(problem, groups=())):
-        assert front(one) == search.Front((), True)
+    for item in (capped, first_nowhere, replace(problem, groups=())):
+        assert front(item) == search.Front((), True)
 
 
 def test_a_group_that_one_of_its_members_replaces_at_no_cost_is_left_out() -> None:

@@ -42,12 +42,12 @@ def limits(draw: st.DrawFn) -> Limits:
     return Limits(sizes, head_unit, ff_unit, draw(size), draw(size), draw(size), draw(size), tuple(layers))
 
 
-def cut(of: Limits, shares: list[float], last: bool = True) -> tuple[Shard, ...]:
-    return shards(of, [f"device-{i}" for i in range(len(shares))], shares, last)
+def cut(total: Limits, shares: list[float], last: bool = True) -> tuple[Shard, ...]:
+    return shards(total, [f"device-{i}" for i in range(len(shares))], shares, last)
 
 
-def lengths(made: tuple[Shard, ...], name: str) -> list[int]:
-    return [len(getattr(shard, name)) for shard in made]
+def lengths(built: tuple[Shard, ...], name: str) -> list[int]:
+    return [len(getattr(shard, name)) for shard in built]
 
 
 # ------------------------------------------------------------------------------------------------ things and shares
@@ -93,16 +93,16 @@ def test_equal_ranks_the_lower_gets_more() -> None:
 def test_every_query_head_meets_its_kv_head(kv: int, group: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, kv * group - 1))
     stop = data.draw(st.integers(start + 1, kv * group))
-    held = kv_heads(Range(start, stop), kv * group, kv)
-    wanted = [head // group for head in range(start, stop)]
-    assert len(wanted) % len(held) == 0
-    serves = len(wanted) // len(held)
-    assert [held[i // serves] for i in range(len(wanted))] == wanted
+    current = kv_heads(Range(start, stop), kv * group, kv)
+    expected = [head // group for head in range(start, stop)]
+    assert len(expected) % len(current) == 0
+    serves = len(expected) // len(current)
+    assert [current[i // serves] for i in range(len(expected))] == expected
     # Nothing is repeated that need not be: with fewer KV heads some query head would meet a wrong one.
-    for fewer in range(1, len(held)):
-        if len(wanted) % fewer == 0:
-            step = len(wanted) // fewer
-            assert any(len(set(wanted[i : i + step])) > 1 for i in range(0, len(wanted), step))
+    for fewer in range(1, len(current)):
+        if len(expected) % fewer == 0:
+            step = len(expected) // fewer
+            assert any(len(set(expected[i : i + step])) > 1 for i in range(0, len(expected), step))
 
 
 def test_kv_heads_of_whole_and_of_cut_groups() -> None:
@@ -126,30 +126,30 @@ def test_kv_heads_of_what_is_not_in_the_model() -> None:
 
 @settings(max_examples=some(75, 300))
 @given(limits(), st.lists(some_shares, min_size=1, max_size=9), st.booleans())
-def test_shards_tile_the_stage_on_units(of: Limits, shares: list[float], last: bool) -> None:
-    sizes, n = of.sizes, len(shares)
-    room = min(sizes.heads // of.head_unit, sizes.ff // of.ff_unit)
+def test_shards_tile_the_stage_on_units(whole: Limits, shares: list[float], last: bool) -> None:
+    sizes, n = whole.sizes, len(shares)
+    room = min(sizes.heads // whole.head_unit, sizes.ff // whole.ff_unit)
     if (n > 1 and n > room) or (last and n > sizes.vocab):
         with pytest.raises(PlanError, match=rf"{n} ranks share"):
-            cut(of, shares, last)
+            cut(whole, shares, last)
         return
-    made = cut(of, shares, last)
-    for name, total, unit in (("heads", sizes.heads, of.head_unit), ("ff", sizes.ff, of.ff_unit)):
-        held = [getattr(shard, name) for shard in made]
-        assert (held[0].start, held[-1].stop) == (0, total)
-        assert all(a.stop == b.start for a, b in pairwise(held))
-        assert all(len(part) >= unit and len(part) % unit == 0 for part in held)
+    built = cut(whole, shares, last)
+    for name, total, unit in (("heads", sizes.heads, whole.head_unit), ("ff", sizes.ff, whole.ff_unit)):
+        current = [getattr(shard, name) for shard in built]
+        assert (current[0].start, current[-1].stop) == (0, total)
+        assert all(a.stop == b.start for a, b in pairwise(current))
+        assert all(len(part) >= unit and len(part) % unit == 0 for part in current)
     if last:
-        rows = [shard.vocab for shard in made]
+        rows = [shard.vocab for shard in built]
         assert (rows[0].start, rows[-1].stop) == (0, sizes.vocab)
         assert all(a.stop == b.start for a, b in pairwise(rows))
         assert all(rows)
         if sizes.vocab >= 32 * n:
             assert all(row.start % 32 == 0 for row in rows)
     else:
-        assert not any(shard.vocab for shard in made)
-    assert made == cut(of, shares, last)
-    assert made == cut(of, [share * 4 for share in shares], last)
+        assert not any(shard.vocab for shard in built)
+    assert built == cut(whole, shares, last)
+    assert built == cut(whole, [share * 4 for share in shares], last)
 
 
 @pytest.mark.parametrize(
@@ -171,50 +171,50 @@ def test_shards_tile_the_stage_on_units(of: Limits, shares: list[float], last: b
 def test_heads_go_out_in_kv_groups_or_parts_of_them(
     heads: int, kv: int, shares: list[float], expected: list[int]
 ) -> None:
-    of = make_limits(heads, kv, ff=heads * 176)
-    made = cut(of, shares)
-    assert lengths(made, "heads") == expected
+    total = make_limits(heads, kv, ff=heads * 176)
+    built = cut(total, shares)
+    assert lengths(built, "heads") == expected
 
 
 def test_columns_do_not_make_up_for_heads() -> None:
     """All ranks wait for each other between the two."""
-    of = make_limits(32, 4)
-    first, second = cut(of, [2, 1])
+    total = make_limits(32, 4)
+    first, second = cut(total, [2, 1])
     assert (len(first.heads), len(second.heads)) == (24, 8)
     assert (len(first.ff), len(second.ff)) == (3776, 1856)
 
 
 def test_a_group_is_cut_for_a_rank_that_is_far_slower() -> None:
     """A whole group would be too much for it."""
-    made = cut(make_limits(32, 4), [10, 1])
-    assert lengths(made, "heads") == [30, 2]
-    assert kv_heads(made[1].heads, 32, 4) == (3,)
+    built = cut(make_limits(32, 4), [10, 1])
+    assert lengths(built, "heads") == [30, 2]
+    assert kv_heads(built[1].heads, 32, 4) == (3,)
 
 
 def test_a_unit_that_does_not_divide_the_group() -> None:
-    made = cut(make_limits(12, 4, ff=2048, head_unit=4), [1, 1, 1])
-    assert lengths(made, "heads") == [4, 4, 4]
-    assert [kv_heads(shard.heads, 12, 4) for shard in made] == [(0, 0, 0, 1), (1, 2), (2, 3, 3, 3)]
+    built = cut(make_limits(12, 4, ff=2048, head_unit=4), [1, 1, 1])
+    assert lengths(built, "heads") == [4, 4, 4]
+    assert [kv_heads(shard.heads, 12, 4) for shard in built] == [(0, 0, 0, 1), (1, 2), (2, 3, 3, 3)]
 
 
 def test_the_head_is_cut_at_rows_that_kernels_like() -> None:
-    made = shards(make_limits(8, 4), ["a", "b"], [1, 4])
-    assert lengths(made, "vocab") == [6400, 25600]
-    made = shards(make_limits(8, 4, vocab=100), ["a", "b"], [1, 1])
-    assert lengths(made, "vocab") == [64, 36]
-    made = shards(make_limits(8, 4, vocab=7), ["a", "b"], [1, 1])
-    assert lengths(made, "vocab") == [4, 3]
+    built = shards(make_limits(8, 4), ["a", "b"], [1, 4])
+    assert lengths(built, "vocab") == [6400, 25600]
+    built = shards(make_limits(8, 4, vocab=100), ["a", "b"], [1, 1])
+    assert lengths(built, "vocab") == [64, 36]
+    built = shards(make_limits(8, 4, vocab=7), ["a", "b"], [1, 1])
+    assert lengths(built, "vocab") == [4, 3]
 
 
 def test_one_rank_holds_all_of_any_model() -> None:
-    of = make_limits(0, 0, ff=0)
-    assert cut(of, [1]) == (Shard("device-0", Range(0, 0), Range(0, 0), Range(0, 32000)),)
+    total = make_limits(0, 0, ff=0)
+    assert cut(total, [1]) == (Shard("device-0", Range(0, 0), Range(0, 0), Range(0, 32000)),)
     with pytest.raises(PlanError, match="2 ranks share 0 attention heads; use one rank a stage, or --parallel pipe"):
-        cut(of, [1, 1])
+        cut(total, [1, 1])
 
 
 @pytest.mark.parametrize(
-    ("of", "ranks", "message"),
+    ("whole", "ranks", "message"),
     [
         (make_limits(4, 2), 5, "5 ranks share 4 attention heads; use at most 4 ranks a stage, or --parallel pipeline"),
         (
@@ -233,9 +233,9 @@ def test_one_rank_holds_all_of_any_model() -> None:
         (make_limits(8, 8), 65, "65 ranks; needed are 1 to 64"),
     ],
 )
-def test_more_ranks_than_there_is_to_share(of: Limits, ranks: int, message: str) -> None:
+def test_more_ranks_than_there_is_to_share(whole: Limits, ranks: int, message: str) -> None:
     with pytest.raises(PlanError) as raised:
-        cut(of, [1.0] * ranks)
+        cut(whole, [1.0] * ranks)
     assert str(raised.value) == message
 
 
@@ -268,30 +268,30 @@ def test_limits_that_cannot_be() -> None:
 # ---------------------------------------------------------------------------------------------------------- stages
 
 
-def slowest_stage(of: Limits, edges: tuple[int, ...], shares: list[float]) -> float:
-    loads = [sum(of.layer_bytes[a:b]) for a, b in pairwise(edges)]
-    loads[-1] += of.vocab_bytes * of.sizes.vocab
+def slowest_stage(total: Limits, edges: tuple[int, ...], shares: list[float]) -> float:
+    loads = [sum(total.layer_bytes[a:b]) for a, b in pairwise(edges)]
+    loads[-1] += total.vocab_bytes * total.sizes.vocab
     return max(load / share for load, share in zip(loads, shares, strict=True))
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=9), st.floats(0, 20), st.data())
 def test_the_slowest_stage_is_as_fast_as_can_be(layers: list[float], head: float, data: st.DataObject) -> None:
-    of = Limits(Sizes(len(layers), 8, 8, 64, 1), 1, 1, 1.0, 1.0, 1.0, head, tuple(layers))
+    total = Limits(Sizes(len(layers), 8, 8, 64, 1), 1, 1, 1.0, 1.0, 1.0, head, tuple(layers))
     shares = data.draw(st.lists(some_shares, min_size=1, max_size=len(layers)))
-    made = stages(of, len(shares), shares)
-    edges = (0, *(stage.stop for stage in made))
-    assert [stage.start for stage in made] == list(edges[:-1])
+    built = stages(total, len(shares), shares)
+    edges = (0, *(stage.stop for stage in built))
+    assert [stage.start for stage in built] == list(edges[:-1])
     assert edges[-1] == len(layers)
-    assert all(made)
+    assert all(built)
     ways = ((0, *inner, len(layers)) for inner in combinations(range(1, len(layers)), len(shares) - 1))
-    assert slowest_stage(of, edges, shares) <= min(slowest_stage(of, way, shares) for way in ways) * (1 + 1e-9)
-    assert made == stages(of, len(shares), shares)
+    assert slowest_stage(total, edges, shares) <= min(slowest_stage(total, way, shares) for way in ways) * (1 + 1e-9)
+    assert built == stages(total, len(shares), shares)
 
 
 def test_stages_in_proportion() -> None:
     def layers(shares: list[float], head: float = 0.0) -> list[int]:
-        of = Limits(Sizes(24, 8, 8, 64, 1), 1, 1, 1.0, 1.0, 1.0, head, (1.0,) * 24)
-        return [len(stage) for stage in stages(of, len(shares), shares)]
+        total = Limits(Sizes(24, 8, 8, 64, 1), 1, 1, 1.0, 1.0, 1.0, head, (1.0,) * 24)
+        return [len(stage) for stage in stages(total, len(shares), shares)]
 
     assert layers([1, 1, 1]) == [8, 8, 8]
     assert layers([1, 2, 3]) == [4, 8, 12]
@@ -307,8 +307,8 @@ def test_more_stages_than_layers() -> None:
 
 def test_all_heads_for_each_where_they_are_not_shared() -> None:
     """There can be more ranks than heads then."""
-    made = cut(replace(make_limits(2, 1), shares_heads=False), [1.0, 2.0, 1.0])
-    assert [shard.heads for shard in made] == [Range(0, 2)] * 3
-    assert lengths(made, "ff") == [1408, 2816, 1408]
+    built = cut(replace(make_limits(2, 1), shares_heads=False), [1.0, 2.0, 1.0])
+    assert [shard.heads for shard in built] == [Range(0, 2)] * 3
+    assert lengths(built, "ff") == [1408, 2816, 1408]
     with pytest.raises(PlanError, match=r"3 ranks share 64 FFN columns, of which .* allow 2 pieces of 32"):
         cut(replace(make_limits(2, 1, ff=64), shares_heads=False), [1.0] * 3)

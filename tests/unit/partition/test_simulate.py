@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request as Asked
+from edge.llm.requests import Request as ArrivingRequest
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from partition.errors import PlanError
@@ -49,9 +49,9 @@ def of_text(
     to_do = work(layers, prompt=prompt, concurrency=concurrency)
     speeds = {}
     for i, name in enumerate(names):
-        one = device(name, step_s=MS / 5, head_s=MS)
+        first = device(name, step_s=MS / 5, head_s=MS)
         layer = Curve(((1, (1 + i / 4) * MS), (64, (1 + i / 4) * 9 * MS)))
-        speeds[name] = type(one)(**{**one.__dict__, "layer_s": layer, "half_layer_s": layer.times(0.5)})
+        speeds[name] = type(first)(**{**first.__dict__, "layer_s": layer, "half_layer_s": layer.times(0.5)})
     plan = make_plan(to_do.limits, "m", "", names, stages_of=stages_of)
     return predict(plan, to_do, speeds, linked(names, link or LinkSpeed(0.0, 5e10)), microbatches)
 
@@ -62,12 +62,12 @@ def of_images(
     """An ONNX model with such stages, and such links between them and to them."""
     stages = [
         StagePrediction(
-            (f"d{i}",), f"up to {i}", one, one, latency_s + busy_s, busy_s, {f"d{i}": 1}, Curve(((1, one),))
+            (f"d{i}",), f"up to {i}", second, second, latency_s + busy_s, busy_s, {f"d{i}": 1}, Curve(((1, second),))
         )
-        for i, one in enumerate(seconds)
+        for i, second in enumerate(seconds)
     ]
     enter_s = latency_s + enter_busy_s
-    latency = enter_s + sum(one.compute_s + one.transfer_s for one in stages)
+    latency = enter_s + sum(stage.compute_s + stage.transfer_s for stage in stages)
     busiest = max(enter_busy_s, busy_s, *seconds)
     return Prediction(
         latency, 1 / max(busiest, latency / in_flight), None, None, None, enter_s, tuple(stages), in_flight, in_flight,
@@ -78,13 +78,13 @@ def of_images(
 @pytest.mark.parametrize("stages_of", [(1,), (1, 1), (1, 2), (3,), (1, 1, 1, 1)])
 def test_one_request_alone_is_as_the_formula_says(stages_of: Sequence[int]) -> None:
     plan = of_text(stages_of, link=LinkSpeed(2 * MS, 1e6), prompt=32)  # one chunk
-    found = simulate(plan, closed(1, 3, 32, 50))
-    assert found.tpot_s is not None
-    assert found.ttft_s is not None
-    assert (found.tpot_s.p50, found.tpot_s.p99) == pytest.approx((plan.latency_s,) * 2, rel=1e-9)
-    assert found.ttft_s.p99 == pytest.approx(plan.ttft_s, rel=1e-9)
-    assert found.completed == 3
-    assert found.waiting_max == 0
+    result = simulate(plan, closed(1, 3, 32, 50))
+    assert result.tpot_s is not None
+    assert result.ttft_s is not None
+    assert (result.tpot_s.p50, result.tpot_s.p99) == pytest.approx((plan.latency_s,) * 2, rel=1e-9)
+    assert result.ttft_s.p99 == pytest.approx(plan.ttft_s, rel=1e-9)
+    assert result.completed == 3
+    assert result.waiting_max == 0
 
 
 def test_a_thin_owner_is_no_stage_of_its_own() -> None:
@@ -96,24 +96,24 @@ def test_a_thin_owner_is_no_stage_of_its_own() -> None:
         both, stages=(owner, replace(other, compute_s=9 * MS, rows_s=Curve(((1, 9 * MS),)), transfer_s=5 * MS))
     )
     assert (both.n_stages, thin.n_stages) == (2, 1)
-    found = simulate(thin, closed(4, 8, 1, 30))
-    assert found.tpot_s is not None
-    assert found.tpot_s.p50 == pytest.approx(19 * MS, rel=0.1)
+    result = simulate(thin, closed(4, 8, 1, 30))
+    assert result.tpot_s is not None
+    assert result.tpot_s.p50 == pytest.approx(19 * MS, rel=0.1)
 
 
 @pytest.mark.parametrize("prompt", [64, 100, 256, 700])
 @pytest.mark.parametrize("stages_of", [(1,), (1, 1), (1, 2, 1)])
 def test_a_prompt_in_chunks_is_as_the_formula_says(stages_of: Sequence[int], prompt: int) -> None:
-    found = simulate(plan := of_text(stages_of, link=LinkSpeed(3 * MS, 5e10), prompt=prompt), closed(1, 1, prompt, 1))
-    assert found.ttft_s is not None
-    assert found.ttft_s.p50 == pytest.approx(plan.ttft_s, rel=1e-4)
-    assert found.tpot_s is None
+    result = simulate(plan := of_text(stages_of, link=LinkSpeed(3 * MS, 5e10), prompt=prompt), closed(1, 1, prompt, 1))
+    assert result.ttft_s is not None
+    assert result.ttft_s.p50 == pytest.approx(plan.ttft_s, rel=1e-4)
+    assert result.tpot_s is None
     # On thin links, too: a chunk is on its way while stages compute others, also where ways take longer than stages.
     for bytes_per_s in (1e7, 1e5):
         thin = of_text(stages_of, link=LinkSpeed(3 * MS, bytes_per_s), prompt=prompt)
-        found = simulate(thin, closed(1, 1, prompt, 1))
-        assert found.ttft_s is not None
-        assert found.ttft_s.p50 == pytest.approx(thin.ttft_s, rel=0.02)  # a way of a whole number of rows
+        result = simulate(thin, closed(1, 1, prompt, 1))
+        assert result.ttft_s is not None
+        assert result.ttft_s.p50 == pytest.approx(thin.ttft_s, rel=0.02)  # a way of a whole number of rows
 
 
 @pytest.mark.parametrize(
@@ -160,13 +160,13 @@ def test_waiting_is_as_pollaczek_and_khinchine_say(load: float, variation: float
     for seed in range(3):
         plan = of_images((MS,), 64)
         arrivals = poisson(load / MS, 30_000, 1, 1, seed)
-        found = simulate(plan, arrivals, Conditions(variation), seed=seed, owner="d0")
-        assert found.latency_s is not None
-        waits.append(found.latency_s.mean - MS)
-        assert found.devices["d0"] == pytest.approx(load, rel=0.03)
+        result = simulate(plan, arrivals, Conditions(variation), seed=seed, owner="d0")
+        assert result.latency_s is not None
+        waits.append(result.latency_s.mean - MS)
+        assert result.devices["d0"] == pytest.approx(load, rel=0.03)
         # Little's law, of all that is in the plan.
-        assert found.in_flight_mean + found.waiting_mean == pytest.approx(
-            30_000 / found.seconds * found.latency_s.mean, rel=1e-6
+        assert result.in_flight_mean + result.waiting_mean == pytest.approx(
+            30_000 / result.seconds * result.latency_s.mean, rel=1e-6
         )
     expected = load * MS * (1 + variation**2) / (2 * (1 - load))
     assert np.mean(waits) == pytest.approx(expected, rel=0.06)
@@ -183,12 +183,12 @@ def test_a_slow_device_is_slow_for_its_time() -> None:
 def test_the_deployment_ends_when_a_device_leaves() -> None:
     plan = of_images((1.0, 1.0), 2)
     arrivals = Arrivals(tuple(Request(float(i), 1, 1) for i in range(20)), "by hand", 1.0)
-    found = simulate(plan, arrivals, Conditions(leave=(("d0", 99.0), ("d1", 10.5))))
+    result = simulate(plan, arrivals, Conditions(leave=(("d0", 99.0), ("d1", 10.5))))
     # Those of 0 to 8 s are done by 10 s; those of 9 and 10 s are in flight; nine more were to come.
-    assert (found.completed, found.failed, found.failed_in_flight) == (9, 11, 2)
-    assert (found.stalled_s, found.left, found.seconds) == (10.5, "d1", 10.5)
-    assert found.devices == {"d0": 1.0, "d1": 9.5 / 10.5}
-    assert "d1 left at 10.5 s" in found.notes[-1]
+    assert (result.completed, result.failed, result.failed_in_flight) == (9, 11, 2)
+    assert (result.stalled_s, result.left, result.seconds) == (10.5, "d1", 10.5)
+    assert result.devices == {"d0": 1.0, "d1": 9.5 / 10.5}
+    assert "d1 left at 10.5 s" in result.notes[-1]
     late = simulate(plan, arrivals, Conditions(leave=(("d1", 50.0),)))
     assert (late.failed, late.stalled_s, late.left, late.notes) == (0, None, None, [])
     at_once = simulate(of_text(), closed(2, 5, 1, 9), Conditions(leave=((LOCAL, 0.0),)))
@@ -229,9 +229,9 @@ def test_a_step_with_a_prompt_and_answers_reads_weights_once() -> None:
 def test_no_plan_does_more_than_its_capacity() -> None:
     for stages_of in ((1,), (1, 1), (1, 1, 2)):
         plan = of_text(stages_of, link=LinkSpeed(MS, 1e7), prompt=128, concurrency=8)
-        found = simulate(plan, closed(8, 80, 128, 20))
-        assert 80 / found.seconds <= capacity_per_s(plan, 128, 20) * 1.001
-        assert 80 / found.seconds >= capacity_per_s(plan, 128, 20) * 0.6
+        result = simulate(plan, closed(8, 80, 128, 20))
+        assert 80 / result.seconds <= capacity_per_s(plan, 128, 20) * 1.001
+        assert 80 / result.seconds >= capacity_per_s(plan, 128, 20) * 0.6
 
 
 def test_the_seed_decides() -> None:
@@ -274,30 +274,30 @@ def test_every_request_ends_once(
 ) -> None:
     link = LinkSpeed(2 * MS, 1e6)
     plan = of_text(stages_of, link=link, prompt=96, concurrency=concurrency, microbatches=microbatches)
-    requests = tuple(Request(*one) for one in sorted(drawn))
+    requests = tuple(Request(*item) for item in sorted(drawn))
     conditions = Conditions(jitter, (Slow(LOCAL, 3.0, 0.5, 1.0),), () if leave is None else ((LOCAL, leave),))
-    found = simulate(plan, Arrivals(requests, "drawn", clients=clients), conditions, seed=seed)
-    assert found.completed + found.failed == found.requests == len(requests)
-    assert 0 <= found.failed_in_flight <= found.failed
-    assert (found.failed > 0) == (found.stalled_s is not None)
-    assert found.failed == 0 or leave is not None
-    if not found.failed:
-        assert found.throughput_per_s * found.seconds == pytest.approx(sum(one.tokens for one in requests))
-    for use in (*found.stages, *found.links):
+    result = simulate(plan, Arrivals(requests, "drawn", clients=clients), conditions, seed=seed)
+    assert result.completed + result.failed == result.requests == len(requests)
+    assert 0 <= result.failed_in_flight <= result.failed
+    assert (result.failed > 0) == (result.stalled_s is not None)
+    assert result.failed == 0 or leave is not None
+    if not result.failed:
+        assert result.throughput_per_s * result.seconds == pytest.approx(sum(request.tokens for request in requests))
+    for use in (*result.stages, *result.links):
         assert 0 <= use.utilization <= 1
         assert 0 <= use.queue_mean <= use.queue_max
-    assert 0 <= found.in_flight_mean <= concurrency + 1e-9
-    if found.completed:
-        assert found.ttft_s is not None
-        assert found.latency_s is not None
-        assert 0 < found.ttft_s.p50 <= found.latency_s.p50
-        assert found.latency_s.p50 <= found.latency_s.p90 <= found.latency_s.p99
+    assert 0 <= result.in_flight_mean <= concurrency + 1e-9
+    if result.completed:
+        assert result.ttft_s is not None
+        assert result.latency_s is not None
+        assert 0 < result.ttft_s.p50 <= result.latency_s.p50
+        assert result.latency_s.p50 <= result.latency_s.p90 <= result.latency_s.p99
 
 
 @pytest.mark.parametrize(("stages", "concurrency"), [(1, 3), (2, 4), (3, 5)])
 def test_groups_are_those_of_the_scheduler(stages: int, concurrency: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same requests make the same steps, where results take longer than the first stage's work on all groups."""
-    asked = [(5, 7), (3, 1), (9, 4), (2, 12), (4, 3), (6, 5), (1, 2), (8, 9)]
+    requests = [(5, 7), (3, 1), (9, 4), (2, 12), (4, 3), (6, 5), (1, 2), (8, 9)]
     sizes: list[int] = []
     with Engine(MODEL_PATH, EngineOptions(context=512, sequences=concurrency, threads=1)) as engine:
         submit = engine.submit
@@ -309,11 +309,11 @@ def test_groups_are_those_of_the_scheduler(stages: int, concurrency: int, monkey
         monkeypatch.setattr(engine, "submit", counted)
         monkeypatch.setattr(engine, "stages", stages, raising=False)
         greedy = SamplingParams(temperature=0)
-        Scheduler(engine).run([Asked(list(range(3, 3 + p)), n, greedy, ends=False) for p, n in asked])
+        Scheduler(engine).run([ArrivingRequest(list(range(3, 3 + p)), n, greedy, ends=False) for p, n in requests])
     plan = of_text((1,) * stages, link=LinkSpeed(9.0, 5e10), concurrency=concurrency)
-    clock, made = Clock(), parts(plan)
-    servers = [Server(clock, Jitter(0, 0), part.seconds, part.latency_s) for part in made]
-    arrivals = Arrivals(tuple(Request(0.0, p, n) for p, n in asked), "at once")
+    clock, built = Clock(), parts(plan)
+    servers = [Server(clock, Jitter(0, 0), part.seconds, part.latency_s) for part in built]
+    arrivals = Arrivals(tuple(Request(0.0, p, n) for p, n in requests), "at once")
     source, steps = Texts(clock, servers, plan, arrivals), []
     take = servers[0].take
 
@@ -324,7 +324,7 @@ def test_groups_are_those_of_the_scheduler(stages: int, concurrency: int, monkey
     monkeypatch.setattr(servers[0], "take", noted)
     source.begin()
     clock.run(math.inf)
-    assert all(one.done for one in source.states)
+    assert all(state.done for state in source.states)
     assert steps == sizes
 
 
@@ -348,18 +348,18 @@ def test_spreads() -> None:
     assert Spread.from_values([]) is None
     assert Spread.from_values([3.0]) == Spread(3.0, 3.0, 3.0, 3.0)
     values = [5.0, 1.0, 4.0, 2.0, 9.0, 3.0]
-    found = Spread.from_values(values)
-    assert found is not None
-    assert (found.p50, found.p90, found.p99) == pytest.approx(tuple(np.percentile(values, [50, 90, 99])))
+    result = Spread.from_values(values)
+    assert result is not None
+    assert (result.p50, result.p90, result.p99) == pytest.approx(tuple(np.percentile(values, [50, 90, 99])))
 
 
 def test_random_arrivals() -> None:
-    found = poisson(4.0, 20_000, 1, 1, 5)
-    times = [one.arrival_s for one in found.requests]
+    result = poisson(4.0, 20_000, 1, 1, 5)
+    times = [request.arrival_s for request in result.requests]
     gaps = [b - a for a, b in pairwise([0.0, *times])]
     assert np.mean(gaps) == pytest.approx(0.25, rel=0.03)
     assert np.std(gaps) == pytest.approx(0.25, rel=0.03)
-    assert poisson(4.0, 20_000, 1, 1, 5) == found
+    assert poisson(4.0, 20_000, 1, 1, 5) == result
 
 
 def test_a_trace() -> None:
@@ -371,9 +371,9 @@ def test_a_trace() -> None:
         "0.5",
         '{"arrival_s": 2, "gen_tokens": 9}',
     ]
-    found = trace(lines, 100, 200)
-    assert found.requests == (Request(0, 5, 6), Request(0.5, 100, 3), Request(0.5, 100, 200), Request(2, 100, 9))
-    assert found.rate_per_s == pytest.approx(1.5)
+    result = trace(lines, 100, 200)
+    assert result.requests == (Request(0, 5, 6), Request(0.5, 100, 3), Request(0.5, 100, 200), Request(2, 100, 9))
+    assert result.rate_per_s == pytest.approx(1.5)
     assert trace(lines, 1, 1, 2).requests == (Request(0, 5, 6), Request(0.5, 1, 3))
     assert trace(["7"], 1, 1).rate_per_s is None
 

@@ -47,12 +47,12 @@ def test_a_shard_says_both_widths(model: Path, tmp_path: Path) -> None:
     use."""
     can = limits(GgufFile.open(model))
     cut = Slice(Range(0, 3), Range(0, 2), Range(0, 32), Range(0, can.sizes.vocab), True)
-    found = GgufFile.open(write(model, cut, tmp_path / "shard.gguf"))
-    assert found.metadata["glm4moe.feed_forward_length"] == 672
-    assert found.metadata["glm4moe.expert_feed_forward_length"] == 32
-    shapes = {name: tensor.shape for name, tensor in found.tensors.items()}
+    result = GgufFile.open(write(model, cut, tmp_path / "shard.gguf"))
+    assert result.metadata["glm4moe.feed_forward_length"] == 672
+    assert result.metadata["glm4moe.expert_feed_forward_length"] == 32
+    shapes = {name: tensor.shape for name, tensor in result.tensors.items()}
     assert shapes["blk.0.ffn_up.weight"] == (128, 672)
     assert shapes["blk.1.ffn_down_exps.weight"] == (32, 128, 4)
     whole = GgufFile.open(model).tensors["blk.1.ffn_down_shexp.weight"].shape[0]
     assert shapes["blk.1.ffn_down_shexp.weight"] == (whole // 3, 128)
-    assert slice_recipe(GgufFile.open(model), DIGEST, cut).n_bytes == found.size_bytes
+    assert slice_recipe(GgufFile.open(model), DIGEST, cut).n_bytes == result.size_bytes

@@ -184,8 +184,8 @@ def test_measured_again_is_what_counts(tmp_path: Path) -> None:
     for value in (3, 5):
         cache.put("key", value)
     cache.put("other", 7)
-    found = [cache.get(key) for key in ("key", "other")]
-    assert [one and one[0] for one in found] == [5, 7]
+    results = [cache.get(key) for key in ("key", "other")]
+    assert [item and item[0] for item in results] == [5, 7]
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ def test_the_oldest_are_forgotten(tmp_path: Path) -> None:
     remembered = Remembered("x", tmp_path)
     remembered.put("k1", 2)  # it is the newest now
     remembered.put("new", 3)
-    found = [remembered.get(key) for key in ("k0", "k1", "k2", "new")]
-    assert [one and one[0] for one in found] == [None, 2, 1, 3]
+    results = [remembered.get(key) for key in ("k0", "k1", "k2", "new")]
+    assert [item and item[0] for item in results] == [None, 2, 1, 3]
 
 
 def test_what_times_depend_on() -> None:
@@ -251,8 +251,8 @@ def test_what_times_depend_on() -> None:
     same = replace(profile, memory_available_bytes=1, battery_percent=5.0, plugged=False, temperature_c=80.0)
     assert key(["a", "b"], profile) == key(["a", "b"], same)
     others = [
-        replace(profile, **one)
-        for one in (
+        replace(profile, **item)
+        for item in (
             {"name": "other"},
             {"cpu": "other"},
             {"machine": "other"},
@@ -264,7 +264,7 @@ def test_what_times_depend_on() -> None:
             {"llama_cpp": "other"},
         )
     ]
-    keys = {key(["a", "b"], one) for one in (profile, *others)}
+    keys = {key(["a", "b"], item) for item in (profile, *others)}
     keys |= {key(["a"], profile), key(["ab"], profile), key(["b", "a"], profile), key(["a", "b"], profile, profile)}
     assert len(keys) == len(others) + 5
 

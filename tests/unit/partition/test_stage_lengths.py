@@ -50,15 +50,15 @@ def test_shares_become_the_best_stages_that_there_can_be(limits: Limits, n: int,
         with pytest.raises(PlanError, match=rf"{n} stages share {limits.sizes.layers} layers"):
             stages(limits, n, shares)
         return
-    found = stages(limits, n, shares)
-    edges = (0, *(stage.stop for stage in found))
+    result = stages(limits, n, shares)
+    edges = (0, *(stage.stop for stage in result))
     assert edges in possible
     parts = [share / sum(shares) for share in shares]
 
     def slowest(cut: tuple[int, ...]) -> float:
-        held = [sum(limits.layer_bytes[a:b]) for a, b in pairwise(cut)]
-        held[-1] += limits.vocab_bytes * limits.sizes.vocab
-        return max(n_bytes / part for n_bytes, part in zip(held, parts, strict=True))
+        current = [sum(limits.layer_bytes[a:b]) for a, b in pairwise(cut)]
+        current[-1] += limits.vocab_bytes * limits.sizes.vocab
+        return max(n_bytes / part for n_bytes, part in zip(current, parts, strict=True))
 
     assert slowest(edges) == pytest.approx(min(map(slowest, possible)))
 
@@ -89,8 +89,8 @@ def test_what_is_planned_can_be_cut(arch: str, layers: int, tmp_path: Path) -> N
     never = {*rules.no_stage_of, *rules.layers_of_other_kind, rules.layers_of_other_scale} - {0, layers}
     assert set(can.no_stage_of) >= never
     lengths = set()
-    for asked in {1, layers // 2, *can.no_stage_of, *(layers - n for n in can.no_stage_of)} & set(range(1, layers)):
-        plan = make_plan(can, "model", DIGEST, ("local", "pi"), "pipeline", (asked, layers - asked))
+    for request in {1, layers // 2, *can.no_stage_of, *(layers - n for n in can.no_stage_of)} & set(range(1, layers)):
+        plan = make_plan(can, "model", DIGEST, ("local", "pi"), "pipeline", (request, layers - request))
         assert_can_be_cut(file, plan)
         lengths |= {len(stage.layers) for stage in plan.stages}
     assert len(lengths) > 1

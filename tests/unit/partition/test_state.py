@@ -86,15 +86,15 @@ def parts_of(draw: st.DrawFn, whole: StateShape) -> list[StateShape]:
         is_even = all(len(layer.kv_heads) == n_kv for layer in of_stage)
         for heads in between(draw, groups * n_kv) if is_even else [Range(0, groups * n_kv)]:
             is_all = len(heads) == groups * n_kv
-            kept = kv_heads(heads, groups * n_kv, n_kv)
+            saved = kv_heads(heads, groups * n_kv, n_kv)
             parts.append(
                 StateShape(
                     tuple(
                         replace(
                             layer,
-                            kv_heads=layer.kv_heads if is_all else kept,
-                            key_bytes=layer.key_bytes if is_all else layer.key_head_bytes * len(kept),
-                            value_bytes=layer.value_bytes if is_all else layer.value_head_bytes * len(kept),
+                            kv_heads=layer.kv_heads if is_all else saved,
+                            key_bytes=layer.key_bytes if is_all else layer.key_head_bytes * len(saved),
+                            value_bytes=layer.value_bytes if is_all else layer.value_head_bytes * len(saved),
                             windowed=both and (layer.windowed or not windows),
                         )
                         for layer in of_stage
@@ -404,9 +404,9 @@ def header(data: bytes, shape: StateShape, tokens: int, *, transposed: bool) -> 
     pieces = [
         part for at in cells for part in sorted(data[at + i * _CELL : at + (i + 1) * _CELL] for i in range(tokens))
     ]
-    taken = sorted([*payload, *((at, at + tokens * _CELL) for at in cells)])
-    ends = [0, *(stop for _, stop in taken)]
-    return [*pieces, *(data[a:b] for a, (b, _) in zip(ends, taken, strict=False)), data[ends[-1] :]]
+    used = sorted([*payload, *((at, at + tokens * _CELL) for at in cells)])
+    ends = [0, *(stop for _, stop in used)]
+    return [*pieces, *(data[a:b] for a, (b, _) in zip(ends, used, strict=False)), data[ends[-1] :]]
 
 
 def test_what_is_accepted_of_random_changes_changed_keys_and_values_only() -> None:

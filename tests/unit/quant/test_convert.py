@@ -36,8 +36,8 @@ def test_logits_and_tokens(tmp_path: Path, family: str) -> None:
     assert logits.std() > 0.4
     converted(DATA / family, tmp_path / "model.gguf", "f32")
     with Engine(tmp_path / "model.gguf", EXACT) as engine:
-        found = engine.decode(expected["input_ids"], 0, outputs="all")[-len(logits) :]
-        assert np.abs(found - logits).max() < (CLOSE if "gemma" in family else CLOSE_ELSE)
+        result = engine.decode(expected["input_ids"], 0, outputs="all")[-len(logits) :]
+        assert np.abs(result - logits).max() < (CLOSE if "gemma" in family else CLOSE_ELSE)
         assert len(expected["texts"]) > 9
         for text, tokens in expected["texts"]:
             assert engine.model.tokenize(text, add_special=True, parse_special=True) == tokens, text
@@ -71,10 +71,10 @@ def test_rows_of_queries_and_keys_take_turns(tmp_path: Path) -> None:
     file = converted(DATA / "llama3", tmp_path / "model.gguf")
     for name, source, heads in (("attn_q", "q_proj", 4), ("attn_k", "k_proj", 2)):
         rows = np.frombuffer(stored[f"model.layers.0.self_attn.{source}.weight"][2], "<u2").reshape(heads, 16, -1)
-        found = np.frombuffer(file.data(f"blk.0.{name}.weight"), "<u2").reshape(heads, 16, -1)
+        result = np.frombuffer(file.data(f"blk.0.{name}.weight"), "<u2").reshape(heads, 16, -1)
         for i in range(8):
-            assert (found[:, 2 * i] == rows[:, i]).all()
-            assert (found[:, 2 * i + 1] == rows[:, i + 8]).all()
+            assert (result[:, 2 * i] == rows[:, i]).all()
+            assert (result[:, 2 * i + 1] == rows[:, i + 8]).all()
 
 
 def test_experts_are_stacked_from_either_layout(tmp_path: Path) -> None:
@@ -102,60 +102,60 @@ def test_experts_are_stacked_from_either_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored", ["F32", "F16", "BF16"])
-@pytest.mark.parametrize("wanted", ["f32", "f16", "bf16"])
-def test_every_type_becomes_every_other(tmp_path: Path, stored: str, wanted: str) -> None:
+@pytest.mark.parametrize("target", ["f32", "f16", "bf16"])
+def test_every_type_becomes_every_other(tmp_path: Path, stored: str, target: str) -> None:
     folder = copy("qwen3", tmp_path)
     name = "model.layers.0.mlp.up_proj.weight"
-    given = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)
-    given[0, :6] = 0.0, -0.0, 1 + 2**-8, 1 + 3 * 2**-8, 6e-8, -3e4  # ties of both roundings, a subnormal half
+    provided = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)
+    provided[0, :6] = 0.0, -0.0, 1 + 2**-8, 1 + 3 * 2**-8, 6e-8, -3e4  # ties of both roundings, a subnormal half
 
     def put(tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> None:
         raw = {
-            "F32": given.tobytes(),
-            "F16": given.astype("<f2").tobytes(),
-            "BF16": gguf.quants.quantize(given, gguf.GGMLQuantizationType.BF16).tobytes(),
+            "F32": provided.tobytes(),
+            "F16": provided.astype("<f2").tobytes(),
+            "BF16": gguf.quants.quantize(provided, gguf.GGMLQuantizationType.BF16).tobytes(),
         }[stored]
         tensors[name] = stored, (32, 32), raw
 
     change_tensors(folder, put)
-    file = converted(folder, tmp_path / "model.gguf", wanted)
-    need = gguf.quants.quantize(floats(read_folder(folder)[name]), gguf.GGMLQuantizationType[wanted.upper()])
+    file = converted(folder, tmp_path / "model.gguf", target)
+    need = gguf.quants.quantize(floats(read_folder(folder)[name]), gguf.GGMLQuantizationType[target.upper()])
     assert bytes(file.data("blk.0.ffn_up.weight")) == need.tobytes()
 
 
 def test_nan_and_infinity_stay_what_they_are(tmp_path: Path) -> None:
     folder = copy("qwen3", tmp_path)
-    given = np.zeros((32, 32), np.float32)
-    given.view(np.uint32)[0, :4] = 0x7F800001, 0xFFFFFFFF, 0x7F800000, 0xFF800000
+    provided = np.zeros((32, 32), np.float32)
+    provided.view(np.uint32)[0, :4] = 0x7F800001, 0xFFFFFFFF, 0x7F800000, 0xFF800000
 
     def put(tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> None:
-        tensors["model.layers.0.mlp.up_proj.weight"] = "F32", (32, 32), given.tobytes()
+        tensors["model.layers.0.mlp.up_proj.weight"] = "F32", (32, 32), provided.tobytes()
 
     change_tensors(folder, put)
     for kind in ("f16", "bf16"):
         file = converted(folder, tmp_path / "model.gguf", kind)
         raw = np.frombuffer(file.data("blk.0.ffn_up.weight"), "<u2")[:4]
-        found = raw.view("<f2").astype(np.float32) if kind == "f16" else (raw.astype(np.uint32) << 16).view(np.float32)
-        assert np.isnan(found[:2]).all()
-        assert found[2:].tolist() == [np.inf, -np.inf]
+        result = raw.view("<f2").astype(np.float32) if kind == "f16" else (raw.astype(np.uint32) << 16).view(np.float32)
+        assert np.isnan(result[:2]).all()
+        assert result[2:].tolist() == [np.inf, -np.inf]
 
 
 def test_special_tokens_and_what_is_put_around_a_text(tmp_path: Path) -> None:
-    def found(family: str) -> dict[str, object]:
+    def read_back(family: str) -> dict[str, object]:
         meta = converted(DATA / family, tmp_path / f"{family}.gguf").metadata
         return {key.removeprefix("tokenizer.ggml."): meta[key] for key in meta if "token_id" in key or "add_" in key}
 
     ends = json.loads((DATA / "qwen3" / "tokenizer.json").read_text())["added_tokens"]
     ids = {token["content"]: token["id"] for token in ends}
-    assert found("qwen3") == {
+    assert read_back("qwen3") == {
         "eos_token_id": ids["<|im_end|>"], "eot_token_id": ids["<|im_end|>"], "padding_token_id": ids["<|endoftext|>"],
         "add_bos_token": False, "add_eos_token": False,
     }  # fmt: skip
-    assert found("gemma") == {
+    assert read_back("gemma") == {
         "bos_token_id": 2, "eos_token_id": 1, "unknown_token_id": 3, "padding_token_id": 0, "eot_token_id": 5,
         "add_bos_token": True, "add_eos_token": False, "add_space_prefix": False,
     }  # fmt: skip
-    assert found("llama")["add_space_prefix"] is True
+    assert read_back("llama")["add_space_prefix"] is True
 
 
 @pytest.mark.parametrize("missing", ["tokenizer.model", "tokenizer.json"])
@@ -197,20 +197,20 @@ def test_added_tokens_are_found_in_three_files(tmp_path: Path) -> None:
 def test_the_chat_template_is_found_wherever_it_is(tmp_path: Path) -> None:
     folder = copy("llama", tmp_path)
 
-    def found() -> object:
+    def read_back() -> object:
         return converted(folder, tmp_path / "model.gguf").metadata.get("tokenizer.chat_template")
 
     several = [{"name": "tools", "template": "{{ 1 }}"}, {"name": "default", "template": "{{ 2 }}"}]
     edit(folder / "tokenizer_config.json", lambda settings: settings.update(chat_template=several))
-    assert found() == "{{ 2 }}"
+    assert read_back() == "{{ 2 }}"
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "{{ 3 }}"}))
-    assert found() == "{{ 3 }}"
+    assert read_back() == "{{ 3 }}"
     (folder / "chat_template.jinja").write_text("{{ 4 }}")
-    assert found() == "{{ 4 }}"
+    assert read_back() == "{{ 4 }}"
     for name in ("chat_template.json", "chat_template.jinja"):
         (folder / name).unlink()
     edit(folder / "tokenizer_config.json", lambda settings: settings.pop("chat_template"))
-    assert found() is None
+    assert read_back() is None
 
 
 def test_a_window_that_llama_cpp_lacks_bounds_the_context(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ Table = dict[str, list[Choice]]
 def choices(most_bytes: int) -> st.SearchStrategy[list[Choice]]:
     sizes = st.integers(1, most_bytes)
     damages = st.one_of(st.just(0.0), st.floats(1e-6, 1.0))
-    one = st.tuples(sizes, damages)
-    return st.lists(one, min_size=1, max_size=5).map(
+    first = st.tuples(sizes, damages)
+    return st.lists(first, min_size=1, max_size=5).map(
         lambda pairs: [Choice(kind, *pair) for kind, pair in zip(KINDS, pairs, strict=False)]
     )
 
@@ -38,13 +38,13 @@ def least(table: Mapping[str, Sequence[Choice]]) -> int:
 
 def best(table: Mapping[str, Sequence[Choice]], budget: int, reserved: int) -> float:
     """The least damage that can be, by trying everything: among what fills the budget, or else among what fits."""
-    found = {True: math.inf, False: math.inf}
+    results = {True: math.inf, False: math.inf}
     for chosen in itertools.product(*(undominated(row) for row in table.values())):
         n_bytes = sum(choice.n_bytes for choice in chosen) + reserved
         if n_bytes <= budget:
             fills = n_bytes > int(LEAST_FILL * budget)
-            found[fills] = min(found[fills], sum(choice.damage for choice in chosen))
-    return found[True] if found[True] < math.inf else found[False]
+            results[fills] = min(results[fills], sum(choice.damage for choice in chosen))
+    return results[True] if results[True] < math.inf else results[False]
 
 
 @settings(max_examples=some(37, 150))
@@ -52,17 +52,17 @@ def best(table: Mapping[str, Sequence[Choice]], budget: int, reserved: int) -> f
 def test_it_is_as_good_as_trying_everything(table: Table, part: float, reserved: int) -> None:
     most = sum(max(choice.n_bytes for choice in row) for row in table.values())
     budget = reserved + least(table) + int(part * (most - least(table)))
-    found = fit(table, budget, reserved)
-    assert found.choices.keys() == table.keys()
-    assert all(choice in table[name] for name, choice in found.choices.items())
-    assert found.n_bytes == sum(choice.n_bytes for choice in found.choices.values())
-    assert found.n_bytes + reserved <= budget
+    result = fit(table, budget, reserved)
+    assert result.choices.keys() == table.keys()
+    assert all(choice in table[name] for name, choice in result.choices.items())
+    assert result.n_bytes == sum(choice.n_bytes for choice in result.choices.values())
+    assert result.n_bytes + reserved <= budget
     expected = best(table, budget, reserved)
     largest = {name: undominated(row)[-1] for name, row in table.items()}
-    if found.choices == largest:
-        expected = min(expected, found.damage)  # nothing is better, whether or not it fills
-    assert 0 <= found.gap < 0.01
-    assert found.damage <= expected * (1 + 2 * found.gap + 1e-6) + 1e-9
+    if result.choices == largest:
+        expected = min(expected, result.damage)  # nothing is better, whether or not it fills
+    assert 0 <= result.gap < 0.01
+    assert result.damage <= expected * (1 + 2 * result.gap + 1e-6) + 1e-9
 
 
 @settings(max_examples=some(25, 100))
@@ -70,12 +70,12 @@ def test_it_is_as_good_as_trying_everything(table: Table, part: float, reserved:
 def test_models_of_gigabytes_keep_to_the_byte(rows: Table, data: st.DataObject) -> None:
     """Budgets are just below what some choice takes: a solver's tolerance must not matter."""
     table = {n: [Choice(c.type, 32 * c.n_bytes, c.damage) for c in row] for n, row in rows.items()}
-    wanted = sum(data.draw(st.sampled_from(undominated(row))).n_bytes for row in table.values())
-    budget = max(least(table), wanted - data.draw(st.integers(0, 2000)))
-    found = fit(table, budget)
-    assert found.n_bytes <= budget
-    if any(found.choices[name] != undominated(row)[-1] for name, row in table.items()):
-        assert found.damage <= best(table, budget, 0) * (1 + 2 * found.gap + 1e-6) + 1e-9
+    expected = sum(data.draw(st.sampled_from(undominated(row))).n_bytes for row in table.values())
+    budget = max(least(table), expected - data.draw(st.integers(0, 2000)))
+    result = fit(table, budget)
+    assert result.n_bytes <= budget
+    if any(result.choices[name] != undominated(row)[-1] for name, row in table.items()):
+        assert result.damage <= best(table, budget, 0) * (1 + 2 * result.gap + 1e-6) + 1e-9
 
 
 @settings(max_examples=some(25, 100))
@@ -99,13 +99,13 @@ def test_what_does_not_fit_says_the_least(table: Table, reserved: int, short: in
 
 @given(choices(1000))
 def test_undominated(row: list[Choice]) -> None:
-    kept = undominated(row)
-    assert all(choice in row for choice in kept)
-    for one, other in itertools.pairwise(kept):
-        assert one.n_bytes < other.n_bytes
-        assert one.damage > other.damage
+    saved = undominated(row)
+    assert all(choice in row for choice in saved)
+    for first, other in itertools.pairwise(saved):
+        assert first.n_bytes < other.n_bytes
+        assert first.damage > other.damage
     for choice in row:
-        assert any(other.n_bytes <= choice.n_bytes and other.damage <= choice.damage for other in kept)
+        assert any(other.n_bytes <= choice.n_bytes and other.damage <= choice.damage for other in saved)
 
 
 def test_a_budget_is_filled_where_less_would_do_no_more_harm() -> None:
@@ -113,9 +113,9 @@ def test_a_budget_is_filled_where_less_would_do_no_more_harm() -> None:
     small, large, worse = Choice(KINDS[0], 400, 0.5), Choice(KINDS[2], 500, 0.5 - 1e-9), Choice(KINDS[1], 499, 0.6)
     table = {f"{i}": [small, large, worse] for i in range(4)}
     assert {choice.n_bytes for choice in fit(table, 2000).choices.values()} == {500}
-    found = fit(table, 1802)
-    assert (found.n_bytes, found.gap) == (1800, pytest.approx(0, abs=1e-3))
-    assert worse not in found.choices.values()
+    result = fit(table, 1802)
+    assert (result.n_bytes, result.gap) == (1800, pytest.approx(0, abs=1e-3))
+    assert worse not in result.choices.values()
 
 
 def test_a_model_of_hundreds_of_tensors_is_solved_to_the_gap() -> None:
@@ -128,9 +128,9 @@ def test_a_model_of_hundreds_of_tensors_is_solved_to_the_gap() -> None:
     smallest, largest = (sum(row[i].n_bytes for row in table.values()) for i in (0, -1))
     for part in (0.2, 0.5, 0.8):
         budget = int(smallest + part * (largest - smallest))
-        found = fit(table, budget)
-        assert LEAST_FILL * budget < found.n_bytes <= budget
-        assert found.gap <= 1e-4
+        result = fit(table, budget)
+        assert LEAST_FILL * budget < result.n_bytes <= budget
+        assert result.gap <= 1e-4
         uniform = [sum(row[i].damage for row in table.values()) for i in range(5)]
         sizes = [sum(row[i].n_bytes for row in table.values()) for i in range(5)]
-        assert found.damage < min(d for d, n in zip(uniform, sizes, strict=True) if n <= budget)
+        assert result.damage < min(d for d, n in zip(uniform, sizes, strict=True) if n <= budget)

@@ -56,7 +56,7 @@ def test_what_is_written_is_read(rows: list[list[float]], data: st.DataObject) -
         path = Path(folder) / "matrix.gguf"
         assert matrix.write(path) == path.stat().st_size
         assert_same(read_imatrix(path), matrix)
-        assert [one.name for one in path.parent.iterdir()] == [path.name]
+        assert [item.name for item in path.parent.iterdir()] == [path.name]
 
 
 def test_the_gguf_package_reads_it(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ Types = dict[int, dict[str, str] | None]
 
 
 @pytest.fixture(scope="module")
-def made() -> Types:
+def llama_types() -> Types:
     """Types that llama.cpp makes of the bundled model: by mix, the types of the tensors that change."""
     sizes = {name: t.shape[0] for name, t in GgufFile.open(F16).tensors.items() if len(t.shape) > 1}
     command = [sys.executable, "-c", DRY_RUN, str(F16), json.dumps(sizes)]
@@ -68,13 +68,13 @@ def test_names_and_ids_are_those_of_llama_cpp() -> None:
     assert all(mix.name == name for name, mix in MIXES.items())
 
 
-def test_all_that_llama_cpp_makes_are_there_and_no_others(made: Types) -> None:
-    assert {number for number, types in made.items() if types is not None} == {mix.id for mix in MIXES.values()}
+def test_all_that_llama_cpp_makes_are_there_and_no_others(llama_types: Types) -> None:
+    assert {number for number, types in llama_types.items() if types is not None} == {mix.id for mix in MIXES.values()}
 
 
 @pytest.mark.parametrize("name", MIXES)
-def test_most_tensors_get_the_main_type(made: Types, name: str) -> None:
-    types = made[MIXES[name].id]
+def test_most_tensors_get_the_main_type(llama_types: Types, name: str) -> None:
+    types = llama_types[MIXES[name].id]
     assert types is not None
     counts = Counter(kind.lower() for kind in types.values() if kind)
     if name == "f16":

@@ -19,7 +19,7 @@ def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
         file.flush()
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
-    assert [one.name for one in tmp_path.iterdir()] == ["out"]
+    assert [item.name for item in tmp_path.iterdir()] == ["out"]
 
 
 def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(TypeError), temporary_beside(path) as temporary:
         temporary.write_bytes("no bytes")  # type: ignore[arg-type]
     assert path.read_bytes() == b"old"
-    assert [one.name for one in tmp_path.iterdir()] == ["out"]
+    assert [item.name for item in tmp_path.iterdir()] == ["out"]
     with pytest.raises(FileNotFoundError), whole_file(tmp_path / "none" / "out", 3):
         pass
 
@@ -39,13 +39,13 @@ def test_a_temporary_name_is_beside_it_and_its_own(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     usual = tmp_path / "usual"
     usual.touch()
-    with temporary_beside(Path("out.gguf"), ".x.gguf") as one, temporary_beside(Path("out.gguf"), ".x.gguf") as other:
-        assert one != other
-        assert one.parent == tmp_path
-        assert one.name.startswith(".out.gguf.")
-        assert one.name.endswith(".x.gguf")
-        assert (one.stat().st_size, one.stat().st_mode) == (0, usual.stat().st_mode)
-        one.replace("out.gguf")
+    with temporary_beside(Path("out.gguf"), ".x.gguf") as first, temporary_beside(Path("out.gguf"), ".x.gguf") as other:
+        assert first != other
+        assert first.parent == tmp_path
+        assert first.name.startswith(".out.gguf.")
+        assert first.name.endswith(".x.gguf")
+        assert (first.stat().st_size, first.stat().st_mode) == (0, usual.stat().st_mode)
+        first.replace("out.gguf")
     assert sorted(os.listdir()) == ["out.gguf", "usual"]
 
 

@@ -17,10 +17,10 @@ ANY = st.floats(width=32, allow_nan=False, allow_infinity=False)
 def there_and_back(wire: F16 | Q8, x: Floats) -> Floats:
     data = np.full(wire.n_bytes(x.size), 0xA5, np.uint8)
     out = np.full(x.size, 7, np.float32)
-    kept = x.copy()
+    saved = x.copy()
     wire.encode(x, data)
     wire.decode(data, out)
-    assert x.tobytes() == kept.tobytes()
+    assert x.tobytes() == saved.tobytes()
     return out
 
 

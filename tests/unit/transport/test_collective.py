@@ -106,13 +106,13 @@ def close(ranks: list[Group]) -> None:
 def tensors(ranks: int, n: int, seed: int, special: float = 0.0) -> list[Floats]:
     """One of each rank; a share of the values is out of the ordinary."""
     rng = np.random.default_rng([seed, ranks, n])
-    found = []
+    results = []
     for _ in range(ranks):
         x = (rng.standard_normal(n) * 10.0 ** rng.integers(-3, 4, n)).astype(np.float32)
         odd = rng.random(n) < special
         x[odd] = rng.choice(SPECIAL, int(odd.sum()))
-        found.append(x)
-    return found
+        results.append(x)
+    return results
 
 
 def decoded(x: Floats, wire: Wire | None) -> Floats:
@@ -365,22 +365,22 @@ def test_auto_uses_what_is_cheapest() -> None:
     ranks = groups(8)
     for latency_s, bandwidth, n, want in ((0.001, 12.5e6, 8192, "ring"), (0.05, 12.5e6, 8192, "mesh")):
         on_all(ranks, lambda group, a=latency_s, b=bandwidth: group.agree(a, b))  # type: ignore[misc]
-        found = on_all(ranks, lambda group, n=n: group.allreduce(np.zeros(n, np.float32)))  # type: ignore[misc]
-        assert set(found) == {ranks[0].choice(n).algorithm}
-        assert want == "ring" or found[0] == want
+        result = on_all(ranks, lambda group, n=n: group.allreduce(np.zeros(n, np.float32)))  # type: ignore[misc]
+        assert set(result) == {ranks[0].choice(n).algorithm}
+        assert want == "ring" or result[0] == want
     close(ranks)
 
 
 def test_a_choice_is_made_once_for_each_size() -> None:
     ranks = groups(3)
     group = ranks[0]
-    found = group.choice(1000)
-    assert group.choice(1000) is found
-    assert group.choice(1001) is not found
-    assert group.choice(1000, WIRES["q8"]) is not found
+    result = group.choice(1000)
+    assert group.choice(1000) is result
+    assert group.choice(1001) is not result
+    assert group.choice(1000, WIRES["q8"]) is not result
     on_all(ranks, lambda group: group.agree(0.02, 1e6))
-    assert group.choice(1000) is not found  # other figures, another choice
-    assert group.choice(1000).seconds != found.seconds
+    assert group.choice(1000) is not result  # other figures, another choice
+    assert group.choice(1000).seconds != result.seconds
     assert group.choice(1000) is group.choice(1000)
     close(ranks)
 
@@ -408,11 +408,11 @@ def test_parts_of_a_group_sum_by_themselves() -> None:
             part.barrier()
             return x
 
-        found = on_all(ranks, work)
+        result = on_all(ranks, work)
         for part in split:
             want = expected([inputs[rank] for rank in part], None)
             for rank in part:
-                np.testing.assert_array_equal(found[rank], want)
+                np.testing.assert_array_equal(result[rank], want)
         assert_sums(ranks, inputs, "mesh", None)  # the whole is as it was
     close(ranks)
 
@@ -438,9 +438,9 @@ def outcomes(ranks: list[Group], work: Callable[[Group], Any]) -> list[BaseExcep
             group.close()
             raise
 
-    found = [done.exception(WAIT_S) for done in [start(guarded, group) for group in ranks]]
+    results = [done.exception(WAIT_S) for done in [start(guarded, group) for group in ranks]]
     close(ranks)
-    return found
+    return results
 
 
 @pytest.mark.parametrize("mode", ALGORITHMS)
@@ -486,18 +486,18 @@ def test_lost_and_cut_frames_are_errors_and_never_a_wrong_sum(mode: Any, shape: 
         return outcomes(groups(3, shaped, IMPATIENT), work)
 
     for done in [start(lose, seed) for seed in range(4)]:
-        found = done.result(WAIT_S)
-        assert all(isinstance(error, TransportError) for error in found), found
+        result = done.result(WAIT_S)
+        assert all(isinstance(error, TransportError) for error in result), result
 
 
 def test_another_size_is_an_error() -> None:
     for mode, sizes in (("star", (100, 101)), ("mesh", (100, 99)), ("split", (1000, 3000)), ("ring", (1000, 1100))):
         ranks = groups(2, memory, Deadlines(step_timeout_s=0.3))
-        found = outcomes(ranks, lambda group: group.allreduce(np.ones(sizes[group.rank], np.float32), mode))  # noqa: B023  # type: ignore[misc]
-        assert any(isinstance(error, ProtocolError) for error in found), (mode, found)
+        result = outcomes(ranks, lambda group: group.allreduce(np.ones(sizes[group.rank], np.float32), mode))  # noqa: B023  # type: ignore[misc]
+        assert any(isinstance(error, ProtocolError) for error in result), (mode, result)
     ranks = groups(2, memory, Deadlines(step_timeout_s=0.3))
-    found = outcomes(ranks, lambda group: group.broadcast(np.zeros(10 + group.rank, np.uint8)))
-    assert isinstance(found[1], ProtocolError)
+    result = outcomes(ranks, lambda group: group.broadcast(np.zeros(10 + group.rank, np.uint8)))
+    assert isinstance(result[1], ProtocolError)
 
 
 def test_another_collective_is_an_error() -> None:
@@ -509,5 +509,5 @@ def test_another_collective_is_an_error() -> None:
         else:
             group.allreduce(np.ones(100, np.float32), "mesh")
 
-    found = outcomes(ranks, work)
-    assert any(isinstance(error, ProtocolError) for error in found)
+    result = outcomes(ranks, work)
+    assert any(isinstance(error, ProtocolError) for error in result)

@@ -27,55 +27,55 @@ def crowd(host: str, n: int, first_port: int = 1) -> dict[tuple[str, int], int]:
 
 def test_who_makes_no_call_is_hung_up_on_in_time() -> None:
     clock = Clock()
-    one = ConnectionLimiter(64, clock)
+    first = ConnectionLimiter(64, clock)
     sockets = crowd("10.0.0.1", 2)
-    assert one.look(sockets) == []
-    one.admitted("ipv4:10.0.0.1:1", "pi", owner=False)
+    assert first.look(sockets) == []
+    first.admitted("ipv4:10.0.0.1:1", "pi", owner=False)
     clock.now_s += FIRST_CALL_S
-    assert one.look(sockets) == []
+    assert first.look(sockets) == []
     clock.now_s += 0.1
-    assert one.look(sockets) == [("10.0.0.1", 2)]
+    assert first.look(sockets) == [("10.0.0.1", 2)]
 
 
 def test_another_connection_from_the_same_port_is_another() -> None:
     clock = Clock()
-    one = ConnectionLimiter(64, clock)
-    one.admitted("ipv6:%5B::1%5D:5", "pi", owner=False)
-    assert one.look({("::1", 5): 77}) == []
+    first = ConnectionLimiter(64, clock)
+    first.admitted("ipv6:%5B::1%5D:5", "pi", owner=False)
+    assert first.look({("::1", 5): 77}) == []
     clock.now_s += FIRST_CALL_S + 1
-    assert one.look({("::1", 5): 77}) == []
-    assert one.look({("::1", 5): 78}) == []  # its time begins now
+    assert first.look({("::1", 5): 77}) == []
+    assert first.look({("::1", 5): 78}) == []  # its time begins now
     clock.now_s += FIRST_CALL_S + 1
-    assert one.look({("::1", 5): 78}) == [("::1", 5)]
+    assert first.look({("::1", 5): 78}) == [("::1", 5)]
 
 
 def test_where_there_are_too_many_the_oldest_of_the_largest_crowd_go() -> None:
     clock = Clock()
-    one = ConnectionLimiter(64, clock)  # 16 may wait
+    first = ConnectionLimiter(64, clock)  # 16 may wait
     honest, many = crowd("10.0.0.1", 3), crowd("10.0.0.66", 13)
-    assert one.look(honest | many) == []
+    assert first.look(honest | many) == []
     clock.now_s += 1
     more = crowd("10.0.0.66", 5, 500)
-    assert sorted(one.look(honest | many | more)) == sorted(list(many)[:5], key=lambda address: address[1])
+    assert sorted(first.look(honest | many | more)) == sorted(list(many)[:5], key=lambda address: address[1])
 
 
 def test_members_have_a_share_each_and_leave_room_for_the_owner() -> None:
-    one = ConnectionLimiter(64, Clock())  # 32 for members, 8 for each
+    first = ConnectionLimiter(64, Clock())  # 32 for members, 8 for each
     sockets = crowd("10.0.0.1", 64)
-    one.look(sockets)
+    first.look(sockets)
     ports = iter(range(1, 65))
     for name in ("a", "b", "c", "d"):
         for _ in range(8):
-            one.admitted(f"ipv4:10.0.0.1:{next(ports)}", name, owner=False)
+            first.admitted(f"ipv4:10.0.0.1:{next(ports)}", name, owner=False)
     with pytest.raises(Refused, match="d has 8 connections to this worker; close some"):
-        one.admitted("ipv4:10.0.0.1:60", "d", owner=False)
+        first.admitted("ipv4:10.0.0.1:60", "d", owner=False)
     with pytest.raises(Refused, match="this worker has 32 connections of members"):
-        one.admitted("ipv4:10.0.0.1:61", "e", owner=False)
-    one.admitted("ipv4:10.0.0.1:1", "a", owner=False)  # one that is known makes further calls
+        first.admitted("ipv4:10.0.0.1:61", "e", owner=False)
+    first.admitted("ipv4:10.0.0.1:1", "a", owner=False)  # one that is known makes further calls
     for _ in range(20):
-        one.admitted(f"ipv4:10.0.0.1:{next(ports)}", "desk", owner=True)
-    one.look({address: inode for address, inode in sockets.items() if address[1] > 1})
-    one.admitted("ipv4:10.0.0.1:62", "a", owner=False)  # in the place of the one that ended
+        first.admitted(f"ipv4:10.0.0.1:{next(ports)}", "desk", owner=True)
+    first.look({address: inode for address, inode in sockets.items() if address[1] > 1})
+    first.admitted("ipv4:10.0.0.1:62", "a", owner=False)  # in the place of the one that ended
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ def test_the_limit_of_open_files_is_raised_and_leaves_a_reserve(monkeypatch: pyt
 def test_it_finds_the_connections_to_its_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)) as out, server.accept()[0] as taken:
-            found = []
+        with socket.create_connection(("127.0.0.1", port)) as out, server.accept()[0] as used:
+            results = []
             for number in connection_limit._sockets():
                 with connection_limit._borrowed(number) as sock:
                     if connection_limit._is_connection(sock, port):
-                        found.append(number)
-            assert found == [taken.fileno()]
+                        results.append(number)
+            assert results == [used.fileno()]
             assert out.fileno() >= 0

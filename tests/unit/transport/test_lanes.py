@@ -39,7 +39,7 @@ def test_each_lane_has_its_own_order() -> None:
     there[1].links[0].send(b"back", Kind.CONTROL)
     frame = here[1].links[1].receive()
     assert (frame.kind, bytes(frame.payload)) == (Kind.CONTROL, b"back")
-    assert [(one.latency_s, one.bandwidth) for one in here] == [(0.5, 7.0)] * 3
+    assert [(item.latency_s, item.bandwidth) for item in here] == [(0.5, 7.0)] * 3
 
 
 def test_large_tensors_over_two_lanes_at_once_block_nobody() -> None:
@@ -76,9 +76,9 @@ def test_sums_of_two_lanes_do_not_mix() -> None:
         start(add, here[1], second.copy()),
         start(add, there[0], first.copy()),
     ]
-    a, b, c, d = (one.result(WAIT_S) for one in done)
-    for found, expected in ((a, 2 * first), (b, 2 * second), (c, 2 * second), (d, 2 * first)):
-        assert np.array_equal(found, expected)
+    a, b, c, d = (item.result(WAIT_S) for item in done)
+    for result, expected in ((a, 2 * first), (b, 2 * second), (c, 2 * second), (d, 2 * first)):
+        assert np.array_equal(result, expected)
 
 
 def test_a_reason_reaches_the_lane_that_waits_and_then_all() -> None:

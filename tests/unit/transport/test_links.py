@@ -35,7 +35,7 @@ from tests.support.links import (
     Server,
     checked,
     frame,
-    held,
+    own_credentials,
     secured,
     start,
     tcp_sockets,
@@ -127,8 +127,8 @@ def test_frames_arrive_in_order_both_ways(bench: Bench, kind: str) -> None:
         sending = start(lambda: [source.send(p, what) for p in payloads for what in (Kind.DATA, Kind.CONTROL)])  # noqa: B023
         for payload in payloads:
             for what in (Kind.DATA, Kind.CONTROL):
-                found = target.receive()
-                assert (found.kind, bytes(found.payload)) == (what, payload)
+                result = target.receive()
+                assert (result.kind, bytes(result.payload)) == (what, payload)
         sending.result(WAIT_S)
 
 
@@ -605,7 +605,7 @@ def be_a_peer(kind: str, port: str, folder: str) -> None:
     else:
         sock = socket.create_connection(("127.0.0.1", int(port)))
         if kind == "tls":
-            context = security.client_context(held(Path(folder) / "pi"))
+            context = security.client_context(own_credentials(Path(folder) / "pi"))
             sock = security.handshake(sock, context, server_side=False, peer="test", timeout_s=WAIT_S)
         link = TcpLink(sock, "test")
     link.send(b"here")
@@ -776,18 +776,18 @@ def test_a_pulled_cable_is_noticed_in_seconds_and_a_busy_peer_is_left_alone() ->
     left, right = tcp_sockets()
     busy = TcpLink(left, "busy", Deadlines(send_timeout_s=60))
     sending = start(send_for_ever, busy)
-    with two_hosts() as (one, two):
+    with two_hosts() as (first, two):
         callers = []
         for way in ("waits", "sends"):
-            server = one.start([sys.executable, "-c", SILENT, one.address])
+            server = first.start([sys.executable, "-c", SILENT, first.address])
             assert server.stdout is not None
             port = server.stdout.readline().strip()
-            caller = two.start([sys.executable, "-c", CALLER, one.address, port, way])
+            caller = two.start([sys.executable, "-c", CALLER, first.address, port, way])
             assert caller.stdout is not None
             assert caller.stdin is not None
             assert caller.stdout.readline() == "b'here'\n"
             callers.append(caller)
-        one.unplug()
+        first.unplug()
         for caller in callers:
             caller.stdin.write("\n")
             caller.stdin.flush()

@@ -39,7 +39,7 @@ def test_a_tcp_link_on_this_machine() -> None:
 def test_a_shaped_link_is_as_it_was_shaped(monkeypatch: pytest.MonkeyPatch) -> None:
     """5 ms one way; 20 MB/s there, 5 MB/s back. No time passes but what frames wait: where a thread sends a block only
     after the one before it has come, that takes another 5 ms beside its 13 or 52."""
-    clock = Clock(tick_s=1e-5).of(monkeypatch, transport.measure, shaped_link)
+    clock = Clock(tick_s=1e-5).install(monkeypatch, transport.measure, shaped_link)
     left, right = memory_link.pair(deadlines=PATIENT)
     shape = Shape(delay_s=0.005)
     figures = measured(

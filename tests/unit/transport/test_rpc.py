@@ -34,18 +34,18 @@ def test_the_compiled_description_is_up_to_date(tmp_path: Path) -> None:
     compile_ = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--descriptor_set_out={out}", "transport/edge.proto"]
     subprocess.run(compile_, cwd=ROOT, check=True, timeout=60)
     (fresh,) = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file
-    held = descriptor_pb2.FileDescriptorProto()
-    pb.DESCRIPTOR.CopyToProto(held)
-    assert plain(held) == plain(fresh)
+    current = descriptor_pb2.FileDescriptorProto()
+    pb.DESCRIPTOR.CopyToProto(current)
+    assert plain(current) == plain(fresh)
 
 
 def test_types_of_the_compiled_description_are_up_to_date(tmp_path: Path) -> None:
     compile_ = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--pyi_out={tmp_path}", "transport/edge.proto"]
     subprocess.run(compile_, cwd=ROOT, check=True, timeout=60)
     fresh = (tmp_path / "transport" / "edge_pb2.pyi").read_text()
-    held = (ROOT / "transport" / "edge_pb2.pyi").read_text()
+    current = (ROOT / "transport" / "edge_pb2.pyi").read_text()
     assert [line for line in fresh.splitlines() if "class " in line] == [
-        line for line in held.splitlines() if "class " in line
+        line for line in current.splitlines() if "class " in line
     ]
 
 

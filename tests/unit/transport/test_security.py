@@ -63,9 +63,9 @@ def expired(tmp_path_factory: pytest.TempPathFactory) -> tuple[Credentials, Cred
 def test_an_identity_is_what_the_owner_signed(pi: Membership) -> None:
     der = certificates.to_der(certificates.from_pem(pi.certificate))
     for form in (der, pi.certificate):
-        found = security.peer_identity(form)
-        assert vars(found) == vars(pi.holder)
-        assert found.pin == f"serial-{pi.holder.serial:x}.edge"
+        result = security.peer_identity(form)
+        assert vars(result) == vars(pi.holder)
+        assert result.pin == f"serial-{pi.holder.serial:x}.edge"
     assert "PRIVATE" not in repr(shown(pi))
 
 

@@ -49,8 +49,8 @@ def pair(
 ) -> tuple[ShapedLink, ShapedLink]:
     """Two ends over memory; the first sends as `shape` says."""
     a, b = memory_link.pair(deadlines=Deadlines(step_timeout_s=5))
-    one, two = nics or (Nic(), Nic())
-    return ShapedLink(a, shape, one, seed, clock), ShapedLink(b, Shape(), two, seed, clock)
+    first, two = nics or (Nic(), Nic())
+    return ShapedLink(a, shape, first, seed, clock), ShapedLink(b, Shape(), two, seed, clock)
 
 
 def arrivals(clock: Clock, sender: Link, receiver: Link, sizes: list[int]) -> list[float]:
@@ -76,10 +76,10 @@ def test_delay_is_added_once_to_each_frame(clock: Clock) -> None:
 
 def test_delay_on_a_real_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round trip takes twice the delay at least, and no more sleep than that is asked for."""
-    asked: list[float] = []
+    requests: list[float] = []
 
     def sleep(seconds: float) -> None:
-        asked.append(seconds)
+        requests.append(seconds)
         time.sleep(seconds)
 
     monkeypatch.setattr(shaped_link, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
@@ -100,7 +100,7 @@ def test_delay_on_a_real_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         times.append(time.perf_counter() - began)
     echoing.result(WAIT_S)
     assert min(times) >= 0.008
-    assert 0 < sum(asked) <= 18 * 0.004
+    assert 0 < sum(requests) <= 18 * 0.004
 
 
 def test_a_cap_makes_bytes_take_their_time(clock: Clock) -> None:
@@ -186,12 +186,12 @@ def test_jitter_and_faults_are_the_same_for_the_same_seed(clock: Clock) -> None:
         for i in range(20):
             link.send(bytes([i]) * 10)
         inner.close("end")
-        found = []
+        results = []
         try:
             while True:
-                found.append(bytes(far.receive().payload))
+                results.append(bytes(far.receive().payload))
         except LinkClosed:
-            return found
+            return results
 
     assert sent(1) == sent(1)
     assert sent(1) != sent(2)

@@ -29,13 +29,13 @@ def test_frames_come_whole_and_in_order(n: int) -> None:
     def swap(link: Link) -> list[bytes]:
         for size in SIZES:
             link.send(data[size])
-        found = []
+        results = []
         for i, size in enumerate(SIZES):
             into = bytearray(size)
             if i % 2:
                 link.receive_into(into)
-            found.append(bytes(into) if i % 2 else bytes(link.receive(max_bytes=size).payload))
-        return found
+            results.append(bytes(into) if i % 2 else bytes(link.receive(max_bytes=size).payload))
+        return results
 
     other = start(swap, there)
     assert swap(here) == other.result(WAIT_S) == list(data.values())

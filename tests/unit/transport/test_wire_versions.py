@@ -70,13 +70,13 @@ def test_recorded_frames_are_read() -> None:
 
 
 def test_recorded_steps_are_read() -> None:
-    rows, wanted = Batch(4), wire_bytes.rows()
+    rows, expected = Batch(4), wire_bytes.rows()
     for sent, there in (("decode step", DECODE), ("masked step", MASKED)):
         step = parse_frame(memoryview(recorded()[sent]), 0)
         assert step.kind is Kind.CONTROL
         assert unpack(step.payload, rows) == there
         for name in ("positions", "sequences", "outputs"):
-            assert np.array_equal(getattr(rows, name), getattr(wanted, name))
+            assert np.array_equal(getattr(rows, name), getattr(expected, name))
     (mask,) = masks.unpack(MASKED.masks, 1, 1, 0, 40)
     assert mask is not None
     assert np.flatnonzero(mask).tolist() == [*range(0, 40, 3)]
@@ -96,9 +96,9 @@ def test_recorded_floats_are_read() -> None:
 
 
 def test_a_recorded_draft_is_read() -> None:
-    asked = parse_frame(memoryview(recorded()["guess"]), 0)
-    assert asked.kind is Kind.CONTROL
-    assert draft_queries.unpack(asked.payload) == DRAFT_QUERY
+    request = parse_frame(memoryview(recorded()["guess"]), 0)
+    assert request.kind is Kind.CONTROL
+    assert draft_queries.unpack(request.payload) == DRAFT_QUERY
 
 
 @pytest.mark.parametrize(("name", "message"), [("open", OPEN), ("load", LOAD)])

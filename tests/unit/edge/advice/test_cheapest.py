@@ -37,15 +37,15 @@ class Market:
             return float(rng.uniform(low, high))
 
         n = int(rng.integers(2, 4))
-        made = model([between(4, 12) for _ in range(n)] if rng.random() < 0.5 else n)
+        built = model([between(4, 12) for _ in range(n)] if rng.random() < 0.5 else n)
         self.work: Work = work(
-            made,
+            built,
             context=64,
             depth=int(rng.choice([0, 100])),
             prompt=int(rng.choice([8, 80])),
             concurrency=int(rng.integers(1, 4)),
         )
-        whole = sum(made[0].layer_bytes) + 2 * made[0].head_bytes
+        whole = sum(built[0].layer_bytes) + 2 * built[0].head_bytes
         self.offers = []
         for i in range(int(rng.integers(2, 4))):
             layer_s = float(rng.choice([1, 1.5, 2, 5])) * MS
@@ -119,7 +119,7 @@ class Market:
         """Every cluster of up to so many devices that can be bought."""
         kinds = range(len(self.offers))
         every = [members for n in range(1, size + 1) for members in combinations_with_replacement(kinds, n)]
-        return [one for one in every if all(one.count(kind) <= self.offers[kind].kind.most for kind in one)]
+        return [item for item in every if all(item.count(kind) <= self.offers[kind].kind.most for kind in item)]
 
     def cheapest(self, by: str, size: int) -> list[str] | None:
         """The kinds of the cheapest cluster, by trying all."""
@@ -142,18 +142,18 @@ def test_the_cheapest_is_what_trying_all_finds() -> None:
     none, several, cheaper = 0, 0, 0
     for i in range(n):
         market, by = Market(rng), BY[i % 3]
-        wanted = market.cheapest(by, 3)
-        if wanted is None:
+        expected = market.cheapest(by, 3)
+        if expected is None:
             with pytest.raises(PlanError, match="no cluster of up to 3 of these devices reaches"):
                 market.search().cheapest(by, 3)
             none += 1
             continue
-        found = market.search().cheapest(by, 3)
-        assert sorted(kind.name for kind in found.served.kinds) == wanted, (i, by)
-        assert found.served.excess <= EPSILON
-        assert found.planned <= found.cheaper + 1
-        several += len(wanted) > 1
-        cheaper += found.cheaper
+        result = market.search().cheapest(by, 3)
+        assert sorted(kind.name for kind in result.served.kinds) == expected, (i, by)
+        assert result.served.excess <= EPSILON
+        assert result.planned <= result.cheaper + 1
+        several += len(expected) > 1
+        cheaper += result.cheaper
     assert 0 < none < 0.8 * n
     assert several > n / 20
     assert cheaper > n / 2
@@ -165,7 +165,7 @@ def test_no_plan_is_better_than_the_bounds() -> None:
     ruled_out = 0
     for _ in range(some(20, 200)):
         market = Market(rng)
-        targets, speeds = market.targets, [replace(one.speed, disk_bytes_per_s=None) for one in market.offers]
+        targets, speeds = market.targets, [replace(offer.speed, disk_bytes_per_s=None) for offer in market.offers]
         bounds = ClusterBounds(market.work, speeds, market.link, tokens=targets.tokens, tensor=market.tensor)
         arrivals = poisson(targets.arrivals_per_s, 10, market.work.prompt, targets.tokens, 0)
         for members in market.all(3):
@@ -209,7 +209,7 @@ def test_what_cannot_be_reached_is_told_with_what_is_near() -> None:
     search = ClusterSearch(to_do, offers, LinkSpeed(0.1, 1e9), targets)
     with pytest.raises(PlanError, match=r"reaches 2\.00 ms a token .*nearest of those tried, 1 fast, takes 16\.0 ms"):
         search.cheapest(PRICE, 2)
-    tiny = [Offer(one.kind, replace(one.speed, memory_bytes=1 << 20)) for one in offers]
+    tiny = [Offer(offer.kind, replace(offer.speed, memory_bytes=1 << 20)) for offer in offers]
     with pytest.raises(PlanError, match="none has room for the model's 3"):
         ClusterSearch(to_do, tiny, LinkSpeed(0.1, 1e9), targets).cheapest(PRICE, 2)
 

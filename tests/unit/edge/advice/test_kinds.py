@@ -37,9 +37,9 @@ def read(tmp_path: Path, text: str) -> DeviceKinds:
 
 
 def test_a_file_of_kinds(tmp_path: Path) -> None:
-    found = read(tmp_path, MINE)
-    assert (found.currency, found.latency_s, found.bytes_per_s) == ("EUR", 0.0005, 125e6)
-    pi, box = found.kinds
+    result = read(tmp_path, MINE)
+    assert (result.currency, result.latency_s, result.bytes_per_s) == ("EUR", 0.0005, 125e6)
+    pi, box = result.kinds
     assert (pi.name, pi.price, pi.price_source, pi.most) == ("pi5", 95.0, "a shop, 2026-03-01", MANY)
     assert pi.preset == CATALOG["pi5"]
     assert (box.name, box.price, box.most) == ("box", 210.5, 2)

@@ -40,8 +40,8 @@ class Wire(Link):
             is_late = self._late and self._trips % self._late == 0
             self._answers.append((Kind.PONG, bytes(payload), ROUND_TRIP_S * (5 if is_late else 1)))
         elif kind is Kind.CONTROL:
-            asked, blocks = bytes(payload[:1]), int.from_bytes(payload[1:], "little")
-            if asked == b"s":
+            request, blocks = bytes(payload[:1]), int.from_bytes(payload[1:], "little")
+            if request == b"s":
                 self._answers.append((Kind.CONTROL, b"\0", ROUND_TRIP_S))
             else:
                 for i in range(blocks):
@@ -60,25 +60,25 @@ class Wire(Link):
 
 
 def test_a_link_is_what_its_trips_and_bytes_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock().of(monkeypatch, measuring, link_module)
+    clock = Clock().install(monkeypatch, measuring, link_module)
     wire = Wire(clock)
-    found = measure(wire, 0.4)
-    trips = (found.round_trip_best_s, found.round_trip_median_s, found.round_trip_p99_s)
+    result = measure(wire, 0.4)
+    trips = (result.round_trip_best_s, result.round_trip_median_s, result.round_trip_p99_s)
     assert trips == pytest.approx((ROUND_TRIP_S,) * 3)
-    assert found.latency_s == pytest.approx(ROUND_TRIP_S / 2)
-    assert found.send_bytes_per_s == pytest.approx(SEND)
-    assert found.receive_bytes_per_s == pytest.approx(RECEIVE)
+    assert result.latency_s == pytest.approx(ROUND_TRIP_S / 2)
+    assert result.send_bytes_per_s == pytest.approx(SEND)
+    assert result.receive_bytes_per_s == pytest.approx(RECEIVE)
     assert clock.now < 1.0  # about as long as was asked
 
 
 def test_late_messages_are_the_99th_percentile(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = measure(Wire(Clock().of(monkeypatch, measuring, link_module), late=40), 1.0)
-    assert found.round_trip_median_s == pytest.approx(ROUND_TRIP_S)
-    assert found.round_trip_p99_s == pytest.approx(5 * ROUND_TRIP_S)
+    result = measure(Wire(Clock().install(monkeypatch, measuring, link_module), late=40), 1.0)
+    assert result.round_trip_median_s == pytest.approx(ROUND_TRIP_S)
+    assert result.round_trip_p99_s == pytest.approx(5 * ROUND_TRIP_S)
 
 
 def test_a_link_counts_what_it_sent_received_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock().of(monkeypatch, link_module)
+    clock = Clock().install(monkeypatch, link_module)
     wire = Wire(clock)
     wire.send(bytes(5), Kind.PING)
     wire.receive()
@@ -127,13 +127,13 @@ def test_a_plan_has_links_in_their_directions(monkeypatch: pytest.MonkeyPatch, t
     sessions: Any = [a, b]
 
     def between(state: pb.LinkState = state) -> list[tuple[str, str, float, float]]:
-        found = links.measure_links(sessions, ["local", "pi:1"], [[state], []], pause=lambda _: None).between
-        return [(*ends, way.latency_s, way.bytes_per_s) for ends, way in found.items()]
+        result = links.measure_links(sessions, ["local", "pi:1"], [[state], []], pause=lambda _: None).between
+        return [(*ends, way.latency_s, way.bytes_per_s) for ends, way in result.items()]
 
     expected = [("local", "pi:1", 0.002, 125e6), ("pi:1", "local", 0.002, 12.5e6)]
     assert between() == expected
-    assert {one.measure.rank for one in a.reported} == {1}
-    assert {one.answer.rank for one in b.reported} == {0}
+    assert {item.measure.rank for item in a.reported} == {1}
+    assert {item.answer.rank for item in b.reported} == {0}
     assert between() == expected  # remembered, the same way round: nobody is asked again
     assert len(a.reported) == 2
     over_grpc = pb.LinkState(rank=1, kind="grpc", tcp_round_trip_s=9.0, grpc_round_trip_s=0.004)
@@ -190,10 +190,10 @@ def test_a_deadline_is_told_by_its_name() -> None:
 
 def test_a_choice_says_by_what_it_was_made() -> None:
     """Two ranks, 100 Mbit/s, 1 ms one way: the mesh takes that and 80 us a kilobyte."""
-    found = choose(12_500, 12_500, 2, 0.001, 12.5e6)
-    assert found.seconds["mesh"] == pytest.approx(0.002)
-    assert found.why.startswith("mesh 2 ms against ")
-    assert found.why.endswith(": 2 ranks, 12500 bytes, 1 ms one way, 100 Mbit/s")
+    result = choose(12_500, 12_500, 2, 0.001, 12.5e6)
+    assert result.seconds["mesh"] == pytest.approx(0.002)
+    assert result.why.startswith("mesh 2 ms against ")
+    assert result.why.endswith(": 2 ranks, 12500 bytes, 1 ms one way, 100 Mbit/s")
 
 
 def test_half_a_round_trip_is_the_latency() -> None:

@@ -37,8 +37,8 @@ def test_one_device_has_many_addresses(tmp_path: Path) -> None:
     assert device("pi") == device("PI:7070") == "pi:7070"
     assert device("::1") == device("[::1]") == "[::1]:7070"
     assert device(LOCAL) == LOCAL
-    with worker(tmp_path / "w", *ONE_THREAD) as one:
-        addresses = (f"localhost:{one.port}", f"LOCALHOST:{one.port}")
+    with worker(tmp_path / "w", *ONE_THREAD) as item:
+        addresses = (f"localhost:{item.port}", f"LOCALHOST:{item.port}")
         with Fleet((*addresses, addresses[0])) as fleet:
             first, second = (fleet.workers[address] for address in addresses)
             assert first is second
@@ -57,7 +57,7 @@ def test_devices_of_one_name_are_told_apart_by_their_addresses() -> None:
     """One that is named as this device is, too."""
     workers: list[Any] = [Named("pi", 1), Named("pi", 2), Named("desk", 3), Named("nas", 4)]
     label(workers, "desk")
-    assert [one.label for one in workers] == ["pi at 10.1.1.1:1", "pi at 10.1.1.1:2", "desk at 10.1.1.1:3", "nas"]
+    assert [item.label for item in workers] == ["pi at 10.1.1.1:1", "pi at 10.1.1.1:2", "desk at 10.1.1.1:3", "nas"]
 
 
 @pytest.mark.parametrize("changed", ["runtime", "llama_cpp"])
@@ -94,11 +94,11 @@ def test_what_is_reached_after_the_end_is_closed(monkeypatch: pytest.MonkeyPatch
 
 def test_a_closed_connection_is_not_made_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recipe = whole("0" * 64, MODEL_PATH.stat().st_size)
-    with worker(tmp_path / "w", *ONE_THREAD) as one:
-        remote = one.remote()
+    with worker(tmp_path / "w", *ONE_THREAD) as first:
+        remote = first.remote()
         until_moved = threading.Event()
 
-        def progress(done: float, of: float) -> None:
+        def progress(done: float, total: float) -> None:
             until_moved.set()
             remote.close()
 
@@ -118,9 +118,9 @@ def test_who_waits_for_a_worker_to_come_back_ends_with_the_connection(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     recipe = whole("0" * 64, MODEL_PATH.stat().st_size)
-    with worker(tmp_path / "w", *ONE_THREAD) as one:
-        remote: Remote = one.remote()
-        one.end()
+    with worker(tmp_path / "w", *ONE_THREAD) as first:
+        remote: Remote = first.remote()
+        first.end()
         remote.return_s = 0.1  # after a loss, an answer waits for it
         with pytest.raises(LinkClosed, match=r"did not come back for 0\.1 s"):
             remote.send_slice(recipe, MODEL_PATH, "0" * 64)
@@ -146,8 +146,8 @@ def test_workers_of_one_name_are_told_apart(tmp_path: Path) -> None:
         worker(tmp_path / "c", "--name", "pi", *ONE_THREAD) as c,
         Fleet([a.address, b.address, c.address], return_s=1.5) as fleet,
     ):
-        assert {one.return_s for one in fleet.workers.values()} == {1.5}
-        labels = [one.label for one in fleet.workers.values()]
+        assert {item.return_s for item in fleet.workers.values()} == {1.5}
+        labels = [item.label for item in fleet.workers.values()]
         assert labels == [f"vm at {a.address}", f"vm at {b.address}", "pi"]
         with RemoteSession(fleet.workers[b.address], 0, 1, SECRET) as session:
             os.kill(session.pid, signal.SIGKILL)

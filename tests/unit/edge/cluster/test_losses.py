@@ -2,7 +2,7 @@
 
 import pytest
 
-from edge.cluster.failures import LostLately, failure_reason, is_cause, is_loss, lost_words
+from edge.cluster.failures import LostLately, failure_reason, is_cause, is_loss, loss_reason
 from edge.errors import WorkerError
 from transport.errors import LinkClosed, LinkTimeout, Refused
 
@@ -43,6 +43,6 @@ def test_the_error_that_says_most_is_the_reason() -> None:
 
 
 def test_what_a_person_is_told() -> None:
-    assert lost_words(["pi"], LinkClosed("pi: went away")) == "pi was lost (went away)"
-    assert lost_words(["pi", "nas"], LinkClosed("no power")) == "pi and nas were lost (no power)"
-    assert lost_words([], LinkClosed("went away")) == "a device was lost (went away)"
+    assert loss_reason(["pi"], LinkClosed("pi: went away")) == "pi was lost (went away)"
+    assert loss_reason(["pi", "nas"], LinkClosed("no power")) == "pi and nas were lost (no power)"
+    assert loss_reason([], LinkClosed("went away")) == "a device was lost (went away)"

@@ -73,8 +73,8 @@ def cut(workers: Sequence[str]) -> tuple[Plan, str]:
 
 def most(memory: Callable[[Plan], int] = lambda plan: MIB, disk: Mapping[str, int] | None = None) -> tuple[int, str]:
     """The losses that there is room for, and why no more."""
-    made = Spares(cut(WORKERS)[0], WORKERS, cut, SLICES)
-    spare, why = made.most(Room(memory, disk or {}), MIB)
+    built = Spares(cut(WORKERS)[0], WORKERS, cut, SLICES)
+    spare, why = built.most(Room(memory, disk or {}), MIB)
     return spare.losses, why
 
 
@@ -83,8 +83,8 @@ def test_as_many_losses_as_can_be_are_prepared_for() -> None:
 
 
 def test_no_more_than_the_plan_has_devices_to_lose() -> None:
-    made = Spares(cut(())[0], WORKERS, cut, SLICES)
-    assert made.most(Room(lambda plan: MIB, {}), MIB)[0].losses == 0
+    built = Spares(cut(())[0], WORKERS, cut, SLICES)
+    assert built.most(Room(lambda plan: MIB, {}), MIB)[0].losses == 0
 
 
 def test_memory_that_plans_take_is_not_lent() -> None:
@@ -98,10 +98,10 @@ def test_memory_that_plans_take_is_not_lent() -> None:
 
 
 def test_disks_keep_so_many_slices() -> None:
-    one = Spares(cut(WORKERS)[0], WORKERS, cut, SLICES).after(1)
+    first = Spares(cut(WORKERS)[0], WORKERS, cut, SLICES).after(1)
     [running] = [rank for rank, address in enumerate(cut(WORKERS)[0].devices) if address == "b:1"]
-    beside = sum(part.recipe.n_bytes for part in one.standby if part.address == "b:1")
-    need = beside + rank_recipe(FILE, DIGEST, cut(WORKERS)[0].slice(running)).n_bytes
+    baseline = sum(part.recipe.n_bytes for part in first.standby if part.address == "b:1")
+    need = baseline + rank_recipe(FILE, DIGEST, cut(WORKERS)[0].slice(running)).n_bytes
     assert most(disk={"b:1": need - 1})[0] == 0
     assert "on b:1, which keeps" in most(disk={"b:1": need - 1})[1]
     assert most(disk={"b:1": need})[0] >= 1
@@ -130,12 +130,12 @@ def test_a_loss_that_nothing_is_left_for_is_the_end() -> None:
 
 
 def test_where_there_is_no_room_for_a_spare_it_is_said() -> None:
-    made, heard = Spares(cut(WORKERS)[0], WORKERS, cut, SLICES), Heard()
+    built, heard = Spares(cut(WORKERS)[0], WORKERS, cut, SLICES), Heard()
     mirror = Mirror(4096, MIB)
     with pytest.raises(PlanError, match="spare is 'all'; needed is a number of devices, or 'auto'"):
-        stand_by("all", made, mirror, Room(lambda plan: 0, {}), NOBODY, SLICES, cut(WORKERS)[0].sizes, heard)
+        stand_by("all", built, mirror, Room(lambda plan: 0, {}), NOBODY, SLICES, cut(WORKERS)[0].sizes, heard)
     assert (
-        stand_by("auto", made, mirror, Room(lambda plan: 0, {}), NOBODY, SLICES, cut(WORKERS)[0].sizes, heard) is None
+        stand_by("auto", built, mirror, Room(lambda plan: 0, {}), NOBODY, SLICES, cut(WORKERS)[0].sizes, heard) is None
     )
     [line] = heard.lines
     assert line.startswith("ready for no loss: a copy of keys and values takes 1.00 MiB")

@@ -47,14 +47,14 @@ def shared(*names: str) -> Plan:
 
 
 def test_only_those_that_answer_are_planned_for() -> None:
-    one = replanner(shared(LOCAL, A, B), {LOCAL: MS, A: MS, B: MS})
-    assert one.addresses == [A, B]
-    plan, _ = one.plan([B])
+    first = replanner(shared(LOCAL, A, B), {LOCAL: MS, A: MS, B: MS})
+    assert first.addresses == [A, B]
+    plan, _ = first.plan([B])
     assert set(plan.devices) == {LOCAL, B}
-    alone, why = one.plan([])
+    alone, why = first.plan([])
     assert (list(alone.devices), why) == ([LOCAL], "no other device answers")
-    one.shunned.add(A)
-    assert one.addresses == [B]
+    first.shunned.add(A)
+    assert first.addresses == [B]
 
 
 @pytest.mark.parametrize(("times", "pays"), [(NEW_PLAN * 0.99, False), (NEW_PLAN * 1.01, True)])
@@ -149,16 +149,16 @@ def test_what_pays_is_a_matter_of_the_objective(objective: str, pays: bool) -> N
 def test_a_given_plan_goes_on_with_the_shares_it_had() -> None:
     can = limits(FILE)
     plan = make_plan(can, "", "", (LOCAL, A, B), "tensor", (4, 1, 3))
-    one = replanner(plan, None)
-    assert one.plan([B, A]) == (plan, "as the plan says")
-    left, _ = one.plan([A])
+    first = replanner(plan, None)
+    assert first.plan([B, A]) == (plan, "as the plan says")
+    left, _ = first.plan([A])
     assert set(left.devices) == {LOCAL, A}
     assert left.microbatches is None
     assert replanner(replace(plan, microbatches=2), None).plan([A])[0] == replace(left, microbatches=2)
     ff = {name: len(left.slice(rank).ff) for rank, name in enumerate(left.devices)}
     assert ff[LOCAL] > 2 * ff[A]
-    assert one.pays(left, plan)
-    assert not one.pays(plan, plan)
+    assert first.pays(left, plan)
+    assert not first.pays(plan, plan)
 
 
 def test_a_given_plan_with_a_thin_owner_keeps_it_thin_while_others_are_there() -> None:
@@ -197,10 +197,10 @@ def test_a_thin_owner_needs_no_memory_for_weights(monkeypatch: pytest.MonkeyPatc
 
 def test_what_a_measured_plan_leaves_of_this_device() -> None:
     alone, both = (make_plan(WORK.limits, "made up", "", there, "pipeline") for there in ([LOCAL], [LOCAL, A]))
-    made = replanner(both, {LOCAL: MS, A: MS})
-    assert made.survey is not None
-    [memory] = [speed.memory_bytes for speed in made.survey.speeds if speed.device == LOCAL]
-    left, left_beside = made.left_here(alone), made.left_here(both)
+    built = replanner(both, {LOCAL: MS, A: MS})
+    assert built.survey is not None
+    [memory] = [speed.memory_bytes for speed in built.survey.speeds if speed.device == LOCAL]
+    left, left_beside = built.left_here(alone), built.left_here(both)
     assert left is not None
     assert left_beside is not None
     assert memory > left_beside >= left + 4 * 8 * MIB  # half of the layers
@@ -212,8 +212,8 @@ def test_what_a_given_plan_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(limits(FILE), "", "", (LOCAL, A), "pipeline")
     digest, layers = 64 * "0", len(plan.slice(0).layers)
     slices = ModelSlices(FILE, digest, ())
-    held = slice_recipe(FILE, digest, plan.slice(0)).n_bytes + layers * 256 * 512  # bytes of a token in a layer
-    free = 100 * MIB - held - preflight.LEAST_PROCESS_BYTES
+    current = slice_recipe(FILE, digest, plan.slice(0)).n_bytes + layers * 256 * 512  # bytes of a token in a layer
+    free = 100 * MIB - current - preflight.LEAST_PROCESS_BYTES
     assert preflight.left_here(plan, slices, EngineOptions(context=256)) == free
     budget = EngineOptions(context=256, memory=90 * MIB)  # of which this process has a part
     assert preflight.left_here(plan, slices, budget) == free - 30 * MIB

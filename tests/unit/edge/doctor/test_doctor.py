@@ -231,11 +231,11 @@ def test_who_has_a_port_is_named() -> None:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         number = listening.getsockname()[1]
-        taken = machine.read_port(number)
-    assert not taken.free
-    assert not taken.is_worker
+        used = machine.read_port(number)
+    assert not used.free
+    assert not used.is_worker
     if sys.platform == "linux":  # others show it to root alone
-        assert taken.holder.startswith(f"process {os.getpid()}: ")
+        assert used.holder.startswith(f"process {os.getpid()}: ")
     assert machine.read_port(number).free
 
 

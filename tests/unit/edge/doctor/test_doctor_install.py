@@ -84,10 +84,10 @@ def test_a_build_that_leaves_out_what_the_processor_has_is_slower(build: Build, 
 def test_a_build_with_what_the_processor_lacks_would_crash_and_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     build = replace(BUILD, cpu_sets=INTEL - {"avx2", "fma"})
     assert_verdict(install.instructions(build), PROBLEM, "built with avx2, fma, which this processor lacks")
-    asked: list[str] = []
-    monkeypatch.setattr(native, "ask", asked.append)
+    requests: list[str] = []
+    monkeypatch.setattr(native, "ask", requests.append)
     assert_verdict(examine.answer_of(build), NOTE, "not tried")
-    assert asked == []
+    assert requests == []
 
 
 def test_what_the_system_does_not_tell_is_not_lacking() -> None:

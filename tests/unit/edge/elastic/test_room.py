@@ -4,7 +4,7 @@ from edge.elastic.room import Room
 
 
 def test_what_a_process_holds_beyond_its_plan_is_not_there_for_weights() -> None:
-    held, free = 500, 300
-    room = Room(lambda: held, lambda: free)
+    resident, free = 500, 300
+    room = Room(lambda: resident, lambda: free)
     assert room.for_process(400) == 400 + 300
     assert room.for_process(900) == 500 + 300  # of what is planned, the rest is not there yet

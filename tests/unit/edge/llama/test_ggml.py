@@ -72,14 +72,14 @@ def test_a_view_is_the_node_itself(synthetic: Synthetic) -> None:
         view *= 2
         np.testing.assert_array_equal(node.read(), 2 * seen[-1])
 
-    def wanted(node: Node) -> bool:
+    def wants(node: Node) -> bool:
         return node.name == "l_out-0"
 
-    with Engine(path, OPTIONS, hooks=[Hook(wanted, double)]) as engine:
-        found = engine.decode(TOKENS, 0).copy()
+    with Engine(path, OPTIONS, hooks=[Hook(wants, double)]) as engine:
+        result = engine.decode(TOKENS, 0).copy()
         again = [engine.decode([7], position).copy() for position in (4, 5)]
-    with Engine(path, OPTIONS, hooks=[Hook(wanted, lambda node: node.write(2 * node.read()))]) as engine:
-        np.testing.assert_array_equal(engine.decode(TOKENS, 0), found)
+    with Engine(path, OPTIONS, hooks=[Hook(wants, lambda node: node.write(2 * node.read()))]) as engine:
+        np.testing.assert_array_equal(engine.decode(TOKENS, 0), result)
         for position, row in zip((4, 5), again, strict=True):
             np.testing.assert_array_equal(engine.decode([7], position), row)
     assert [x.shape for x in seen] == [(4, 128), (1, 128), (1, 128)]

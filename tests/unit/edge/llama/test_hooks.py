@@ -26,10 +26,10 @@ def test_a_hook_sees_the_values_of_its_nodes_in_order(synthetic: Synthetic) -> N
 
 
 def test_the_second_graph_of_a_kind_runs_the_same_hooks_without_asking(synthetic: Synthetic) -> None:
-    asked, ran = [], []
+    requests, ran = [], []
 
     def wants(node: Node) -> bool:
-        asked.append(node.name)
+        requests.append(node.name)
         return node.weight.endswith(("attn_output.weight", "ffn_down.weight"))
 
     hook = Hook(wants, lambda node: ran.append(node.weight))
@@ -37,12 +37,12 @@ def test_the_second_graph_of_a_kind_runs_the_same_hooks_without_asking(synthetic
         for position in range(3):
             engine.decode([7], position)
             if position == 0:
-                first_asked, first_ran = len(asked), list(ran)
+                first_asked, first_ran = len(requests), list(ran)
         assert len(first_ran) == 4  # two layers, two products
         assert ran == first_ran * 3
-        assert len(asked) == first_asked
+        assert len(requests) == first_asked
         engine.decode(TOKENS, 3)  # another number of rows is another graph
-        assert len(asked) > first_asked
+        assert len(requests) > first_asked
 
 
 def test_a_node_that_is_computed_for_the_next_one_runs_no_hook_of_another(synthetic: Synthetic) -> None:

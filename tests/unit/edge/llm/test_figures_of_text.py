@@ -51,7 +51,7 @@ def timed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cloc
     it is after each time everything was forgotten."""
 
     def start(*modules: Any, slow: list[float] | None = None) -> Clock:
-        clock = Clock().of(monkeypatch, *modules)
+        clock = Clock().install(monkeypatch, *modules)
         factors = iter(slow or ())
         factor = [1.0]
 
@@ -76,13 +76,13 @@ def test_ttft_tpot_and_rates_of_an_answer(engine: Engine, timed: Callable[..., C
     prompt = list(range(10, 26))  # two chunks of 8 rows
     responses = generate.generate(session, prompt, GREEDY, max_tokens=5)
     clock.now += 0.5  # before anybody asks: an answer is accepted when its first piece is asked for
-    found = list(responses)
-    first, last = found[0].timing, found[-1].timing
+    result = list(responses)
+    first, last = result[0].timing, result[-1].timing
     prompt_s = 16 * ROW_S
-    assert [one.usage.completion_tokens for one in found] == [1, 2, 3, 4, 5, 5]
+    assert [item.usage.completion_tokens for item in result] == [1, 2, 3, 4, 5, 5]
     assert first.ttft_s == last.ttft_s == pytest.approx(prompt_s)
     assert (first.tpot_s, first.decode_tokens_per_s) == (0, 0)  # nothing to measure yet
-    assert [one.timing.tpot_s for one in found[1:]] == pytest.approx([TOKEN_S] * 5)
+    assert [item.timing.tpot_s for item in result[1:]] == pytest.approx([TOKEN_S] * 5)
     assert last.decode_tokens_per_s == pytest.approx(20)
     assert last.prefill_tokens_per_s == pytest.approx(100)
     # Half of the next prompt is held already: what was not computed counts for no rate.
@@ -95,41 +95,41 @@ def test_ttft_tpot_and_rates_of_an_answer(engine: Engine, timed: Callable[..., C
 
 def test_a_benchmark_of_known_steps(engine: Engine, timed: Callable[..., Clock]) -> None:
     timed(bench, slow=[10, 1, 2])  # the warm-up, then two repeats
-    found = bench.measure(engine, prompt_tokens=16, gen_tokens=5, repeats=2)
-    assert found.prefill.mean == pytest.approx((100 + 50) / 2)
-    assert found.prefill.deviation == pytest.approx(50 / 2**0.5)
-    assert found.decode.mean == pytest.approx((20 + 10) / 2)
-    assert found.decode.deviation == pytest.approx(10 / 2**0.5)
-    assert found.decode_ms_median == pytest.approx(75)  # of five steps of 50 and five of 100
-    assert (found.decode_ms_p10, found.decode_ms_p90) == pytest.approx((50, 100))
-    assert found.scattered
-    assert (found.prefill.median, found.decode.median) == pytest.approx((75, 15))
+    result = bench.measure(engine, prompt_tokens=16, gen_tokens=5, repeats=2)
+    assert result.prefill.mean == pytest.approx((100 + 50) / 2)
+    assert result.prefill.deviation == pytest.approx(50 / 2**0.5)
+    assert result.decode.mean == pytest.approx((20 + 10) / 2)
+    assert result.decode.deviation == pytest.approx(10 / 2**0.5)
+    assert result.decode_ms_median == pytest.approx(75)  # of five steps of 50 and five of 100
+    assert (result.decode_ms_p10, result.decode_ms_p90) == pytest.approx((50, 100))
+    assert result.scattered
+    assert (result.prefill.median, result.decode.median) == pytest.approx((75, 15))
     shape, tensors = engine.shape, engine.file.tensors
     assert shape.head_is_tied is False
     table = tensors["token_embd.weight"]
-    read = sum(one.n_bytes for one in tensors.values()) - table.n_bytes * (shape.n_vocab - 1) // shape.n_vocab
-    assert found.decode_bytes == read
-    assert found.bandwidth_gbps == pytest.approx(read / 0.075 / 1e9)
-    assert (found.prompt_tokens, found.gen_tokens, found.repeats, found.threads) == (16, 5, 2, 1)
-    assert found.throughput is None
+    read = sum(tensor.n_bytes for tensor in tensors.values()) - table.n_bytes * (shape.n_vocab - 1) // shape.n_vocab
+    assert result.decode_bytes == read
+    assert result.bandwidth_gbps == pytest.approx(read / 0.075 / 1e9)
+    assert (result.prompt_tokens, result.gen_tokens, result.repeats, result.threads) == (16, 5, 2, 1)
+    assert result.throughput is None
 
 
 def test_a_mixture_reads_the_experts_it_uses(synthetic: Synthetic) -> None:
     with Engine(synthetic("qwen3moe"), EngineOptions(threads=1, context=32)) as engine:
         tensors = engine.file.tensors
         assert "output.weight" in tensors
-        experts = sum(one.n_bytes for name, one in tensors.items() if "_exps." in name)
+        experts = sum(tensor.n_bytes for name, tensor in tensors.items() if "_exps." in name)
         table = tensors["token_embd.weight"].n_bytes
-        rest = sum(one.n_bytes for one in tensors.values()) - experts - table
+        rest = sum(tensor.n_bytes for tensor in tensors.values()) - experts - table
         assert decode_bytes(engine.file, engine.shape) == rest + experts * 2 // 4 + table // engine.shape.n_vocab
 
 
 def test_throughput_counts_what_all_requests_generate(engine: Engine, timed: Callable[..., Clock]) -> None:
     timed(bench, slow=[3, 1, 2])
-    found = bench.throughput(engine, requests=2, prompt_tokens=8, gen_tokens=4, repeats=2)
+    result = bench.throughput(engine, requests=2, prompt_tokens=8, gen_tokens=4, repeats=2)
     # The second prompt has 7 rows beside the first one's second token, and its last beside the third.
     once_s = 2 * 8 * ROW_S + 4 * TOKEN_S
-    assert found.mean == pytest.approx((8 / once_s + 4 / once_s) / 2)
+    assert result.mean == pytest.approx((8 / once_s + 4 / once_s) / 2)
 
 
 def test_bandwidth_is_measured_with_as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,13 +194,13 @@ def test_a_summary_of_known_predictions() -> None:
     """-log p of 0 and 2, in turns: the mean is 1, the deviation 1; divergences are 0, 1, ... 100."""
     n = 101
     nll = np.array([0.0, 2.0] * 50 + [1.0])
-    found = summarize(nll, np.arange(n, dtype=np.float64), np.arange(n) < 99)
+    result = summarize(nll, np.arange(n, dtype=np.float64), np.arange(n) < 99)
     deviation = (100 / 101) ** 0.5
-    assert (found.tokens, found.perplexity) == (n, pytest.approx(np.e))
-    assert found.perplexity_error == pytest.approx(np.e * deviation / 10)
-    assert (found.mean_divergence, found.median_divergence) == (50, 50)
-    assert (found.divergence_99, found.max_divergence) == pytest.approx((99, 100))
-    assert found.top_1_agreement == pytest.approx(99 / 101)
+    assert (result.tokens, result.perplexity) == (n, pytest.approx(np.e))
+    assert result.perplexity_error == pytest.approx(np.e * deviation / 10)
+    assert (result.mean_divergence, result.median_divergence) == (50, 50)
+    assert (result.divergence_99, result.max_divergence) == pytest.approx((99, 100))
+    assert result.top_1_agreement == pytest.approx(99 / 101)
 
 
 def test_divergence_is_from_the_reference() -> None:
@@ -209,18 +209,18 @@ def test_divergence_is_from_the_reference() -> None:
     expected = 0.5 * np.log(0.5 / 0.9) + 0.5 * np.log(0.5 / 0.1)
     scores = Scores(2)
     scores.add(0, np.array([0, 1], np.int32), q, p)
-    (found,) = scores.summaries()
-    assert found.max_divergence == pytest.approx(expected, rel=1e-5)
-    assert found.perplexity == pytest.approx((0.9 * 0.1) ** -0.5, rel=1e-5)
-    assert found.top_1_agreement == 1  # of two equal ones the first is the likeliest
+    (result,) = scores.summaries()
+    assert result.max_divergence == pytest.approx(expected, rel=1e-5)
+    assert result.perplexity == pytest.approx((0.9 * 0.1) ** -0.5, rel=1e-5)
+    assert result.top_1_agreement == 1  # of two equal ones the first is the likeliest
 
 
 def test_edge_evaluate_shows_each_figure_where_it_belongs() -> None:
     summary = Summary(1000, 12.5, 0.25, 0.01234, 0.005, 0.25, 0.75, 0.975)
     result = Quality(Path("small.gguf"), 3 << 20, 4.5, summary)
     speed = comparison.ModelSpeed((321.0,), (45.0,))
-    found = Evaluation(["small"], [result], [speed], [])
-    (row,) = found.rows()
+    outcome = Evaluation(["small"], [result], [speed], [])
+    (row,) = outcome.rows()
     assert dict(zip(COLUMNS, row, strict=True)) == {
         "model": "small",
         "size": "3.00 MiB",
@@ -232,7 +232,7 @@ def test_edge_evaluate_shows_each_figure_where_it_belongs() -> None:
         "decode tok/s": "45.0",
         "prefill tok/s": "321.0",
     }
-    assert found.to_json()["models"][0] == {
+    assert outcome.to_json()["models"][0] == {
         "model": "small",
         "size_bytes": 3 << 20,
         "bits_per_weight": 4.5,
@@ -294,17 +294,17 @@ def test_what_a_plan_does_by_known_steps(engine: Engine, timed: Callable[..., Cl
     up, and then by the prompt, the one token and the two requests of each round."""
     timed(measure, microbenchmark, slow=[0.1, 2, 1, 4, 1.5, 3, 1, 3, 4, 2])
     work: Any = SimpleNamespace(prompt=16, depth=40, concurrency=2)
-    found = measure.measured(engine, work, 1, {"pi": 7})
-    assert found.ttft_s == pytest.approx(16 * ROW_S * 1.5)
-    assert found.latency_s == pytest.approx(TOKEN_S)
+    result = measure.measured(engine, work, 1, {"pi": 7})
+    assert result.ttft_s == pytest.approx(16 * ROW_S * 1.5)
+    assert result.latency_s == pytest.approx(TOKEN_S)
     # Two requests in one step: two tokens every TOKEN_S.
-    assert found.throughput_per_s == pytest.approx(2 / TOKEN_S)
-    assert found.spread == pytest.approx(3)
-    assert found.memory_bytes["pi"] == 7
+    assert result.throughput_per_s == pytest.approx(2 / TOKEN_S)
+    assert result.spread == pytest.approx(3)
+    assert result.memory_bytes["pi"] == 7
 
 
 def test_a_step_takes_what_its_best_piece_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock().of(monkeypatch, microbenchmark)
+    clock = Clock().install(monkeypatch, microbenchmark)
     computed: list[tuple[int, int, bool]] = []
     rows = SimpleNamespace(
         capacity=64,
@@ -321,8 +321,8 @@ def test_a_step_takes_what_its_best_piece_takes(monkeypatch: pytest.MonkeyPatch)
 
     engine = SimpleNamespace(kv_clear=lambda: None, kv_remove=lambda *_: None, threads=1, sequences=8)
     shard: Any = SimpleNamespace(rows=rows, engine=engine, compute=compute)
-    found = profiler.time_shard(shard, (1, 4, 64), samples=4, depth=32)
-    assert [one.seconds for one in found] == pytest.approx([0.1, 0.4, 6.4, 0.1])
+    result = profiler.time_shard(shard, (1, 4, 64), samples=4, depth=32)
+    assert [item.seconds for item in result] == pytest.approx([0.1, 0.4, 6.4, 0.1])
     assert {(n, decodes) for n, at, decodes in computed if at == 0} == {(1, True), (4, True), (64, False), (32, False)}
     assert {n for n, at, _ in computed if at == 32} == {1}
     computed.clear()

@@ -80,9 +80,9 @@ def test_a_message_has_a_field_for_each_value_and_no_other(message: Any, values:
     # Of each device, or the owner.
     own = {"prefixes", "most_gpu_layers", "gpu_memory", "least_memory", "prefer"}
     own |= {"draft_rows", "draft_bytes", "lora", "attention_window"}
-    crosses = [one.name for one in dataclasses.fields(values) if one.name not in own]
-    assert [one.name for one in message.DESCRIPTOR.fields] == crosses
-    assert all(one.has_presence for one in message.DESCRIPTOR.fields)  # 0 is not the same as not said
+    crosses = [field.name for field in dataclasses.fields(values) if field.name not in own]
+    assert [field.name for field in message.DESCRIPTOR.fields] == crosses
+    assert all(field.has_presence for field in message.DESCRIPTOR.fields)  # 0 is not the same as not said
 
 
 @given(ANY_OPTIONS)
@@ -100,9 +100,9 @@ def test_options_that_are_absent_are_the_defaults() -> None:
     [
         *((name, 0) for name in ("context", "batch", "sequences", "outputs", "threads", "memory", "io_threads")),
         *(
-            (one.name, value)
-            for one in pb.EngineOptions.DESCRIPTOR.fields
-            if one.cpp_type == one.CPPTYPE_INT64
+            (field.name, value)
+            for field in pb.EngineOptions.DESCRIPTOR.fields
+            if field.cpp_type == field.CPPTYPE_INT64
             for value in (-1, -(1 << 63), (1 << 63) - 1)
         ),
         ("flash_attention", "maybe"),

@@ -15,11 +15,11 @@ def test_borders_of_some() -> None:
 
 @given(st.integers(1, 100_000), st.integers(1, 16), st.integers(0, 100_000))
 def test_a_prompt_that_differs_at_its_end_computes_little_more(n_tokens: int, block: int, differs: int) -> None:
-    found = borders(n_tokens, block)
-    assert found == sorted(set(found))
-    assert all(0 < at < n_tokens and at % block == 0 for at in found)
+    result = borders(n_tokens, block)
+    assert result == sorted(set(result))
+    assert all(0 < at < n_tokens and at % block == 0 for at in result)
     shared = max(0, n_tokens - differs)
-    last = max((at for at in found if at <= shared), default=0)
+    last = max((at for at in result if at <= shared), default=0)
     assert n_tokens - last <= max(LAST_TOKENS, 2 * differs) + block
 
 

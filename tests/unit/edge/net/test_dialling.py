@@ -16,7 +16,7 @@ from edge.net.dialling import Dialled, Dialler
 from edge.net.peers import HELLO, SECRET_BYTES, STRIPE, Listener, Peer
 from tests.support import memory_link
 from tests.support.helpers import until
-from tests.support.trust import Cluster, held, shown
+from tests.support.trust import Cluster, membership_in, shown
 from transport import security
 from transport.errors import LinkClosed, ProtocolError, Refused
 from transport.frame import Kind
@@ -41,14 +41,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 def dialled(cluster: Cluster, transport: str, **where: Any) -> None:
     """Dial `pi` as the desk, and hang up."""
     peer = Peer(**({"rank": 1, "name": "pi", "host": "127.0.0.1", "port": 0, "tcp_port": 0, "session": "s"} | where))
-    own = shown(held(cluster.at("desk")))
+    own = shown(membership_in(cluster.at("desk")))
     Dialler(0, SECRET, QUICK, lambda: own, 0, transport).dial(peer).link.close()
 
 
 @pytest.mark.parametrize(("answers", "admitted"), [("pi", True), ("mallory", False)])
 def test_over_tcp(cluster: Cluster, tmp_path: Path, answers: str, admitted: bool) -> None:
     """mallory knows the secret and is a member: it may still not be taken for pi."""
-    own = shown(held(cluster.at(answers)))
+    own = shown(membership_in(cluster.at(answers)))
     listener = Listener("127.0.0.1", tmp_path / "door", 1, SECRET, QUICK, lambda: own, 0)
     try:
         if admitted:
@@ -61,7 +61,7 @@ def test_over_tcp(cluster: Cluster, tmp_path: Path, answers: str, admitted: bool
 
 
 def test_over_grpc(cluster: Cluster) -> None:
-    own = shown(held(cluster.at("mallory")))
+    own = shown(membership_in(cluster.at("mallory")))
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_secure_port("127.0.0.1:0", security.grpc_server_credentials(lambda: own))
     server.start()
@@ -115,28 +115,28 @@ def test_a_far_link_has_several_connections_where_they_carry_more(
     cluster: Cluster, tmp_path: Path, secure: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far(monkeypatch, 40e6)
-    with linked(cluster, tmp_path, secure) as (found, there):
-        assert isinstance(found.link, StripedLink)
+    with linked(cluster, tmp_path, secure) as (result, there):
+        assert isinstance(result.link, StripedLink)
         assert isinstance(there, StripedLink)
-        assert len(found.link.links) == len(there.links) == 4
-        assert "; 4 connections carry 38.1 MiB/s together, one 7.63 MiB/s" in found.why
-        assert found.figures.send_bytes_per_s == 40e6
+        assert len(result.link.links) == len(there.links) == 4
+        assert "; 4 connections carry 38.1 MiB/s together, one 7.63 MiB/s" in result.why
+        assert result.figures.send_bytes_per_s == 40e6
         data = bytes(range(256)) * 4000
-        found.link.send(data)
+        result.link.send(data)
         assert bytes(there.receive(max_bytes=len(data)).payload) == data
         there.send(data[:7])
-        assert bytes(found.link.receive().payload) == data[:7]
+        assert bytes(result.link.receive().payload) == data[:7]
 
 
 def test_a_far_link_stays_one_connection_where_more_carry_no_more(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far(monkeypatch, 9e6)
-    with linked(cluster, tmp_path) as (found, there):
-        assert type(found.link) is type(there) is TcpLink
-        assert found.why.endswith("; 4 connections carry no more than one: 7.63 MiB/s")
+    with linked(cluster, tmp_path) as (result, there):
+        assert type(result.link) is type(there) is TcpLink
+        assert result.why.endswith("; 4 connections carry no more than one: 7.63 MiB/s")
         there.send(b"x")
-        assert bytes(found.link.receive().payload) == b"x"
+        assert bytes(result.link.receive().payload) == b"x"
 
 
 def test_a_peer_that_knows_no_such_links_is_reached_over_one(
@@ -145,17 +145,17 @@ def test_a_peer_that_knows_no_such_links_is_reached_over_one(
     """An older one takes a longer HELLO for a damaged one."""
     far(monkeypatch, 40e6)
     monkeypatch.setattr(peers, "STRIPE", struct.Struct(""))
-    with linked(cluster, tmp_path) as (found, there):
-        assert type(found.link) is type(there) is TcpLink
-        assert "; 4 connections at once failed: " in found.why
+    with linked(cluster, tmp_path) as (result, there):
+        assert type(result.link) is type(there) is TcpLink
+        assert "; 4 connections at once failed: " in result.why
 
 
 def test_a_near_link_is_not_tried_with_several(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Dialler, "_striped", None)  # calling it fails
-    with linked(cluster, tmp_path) as (found, _):
-        assert type(found.link) is TcpLink
+    with linked(cluster, tmp_path) as (result, _):
+        assert type(result.link) is TcpLink
 
 
 @pytest.mark.parametrize(("number", "n"), [(0, MOST_STRIPES + 1), (2, 2), (0, 0)])
@@ -179,14 +179,14 @@ def test_a_connection_that_cannot_be_is_refused(cluster: Cluster, tmp_path: Path
 @contextmanager
 def linked(cluster: Cluster, folder: Path, secure: bool = False) -> Iterator[tuple[Dialled, Link]]:
     """A link as rank 0 dialled it, and as rank 1 has it."""
-    here, there = (shown(held(cluster.at(name))) for name in ("desk", "pi"))
+    here, there = (shown(membership_in(cluster.at(name))) for name in ("desk", "pi"))
     listener = Listener("127.0.0.1", folder / "door", 1, SECRET, QUICK, (lambda: there) if secure else None, 0)
     dialler = Dialler(0, SECRET, QUICK, (lambda: here) if secure else None, 0, "tcp")
     try:
-        found = dialler.dial(Peer(1, "pi", "127.0.0.1", 0, listener.tcp_port, "s"))
+        result = dialler.dial(Peer(1, "pi", "127.0.0.1", 0, listener.tcp_port, "s"))
         links = listener.wait_for({0: "desk"}, 5.0)
-        yield found, links[0]
-        found.link.close()
+        yield result, links[0]
+        result.link.close()
         links[0].close()
     finally:
         listener.close()

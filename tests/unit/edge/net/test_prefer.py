@@ -45,8 +45,8 @@ def test_bursts_never_choose_the_slower_way(
     usual_s: float, slower: float, hit: Collection[int], burst_s: float
 ) -> None:
     ways = Ways(usual_s, usual_s * slower, dict.fromkeys(hit, burst_s))
-    found = ways.decide()
-    assert not found.other
+    result = ways.decide()
+    assert not result.other
     assert len(ways.order) <= TRIES
 
 

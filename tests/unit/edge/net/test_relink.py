@@ -53,17 +53,17 @@ def answers(engine: TextEngine, n: int = 1) -> list[str]:
 
 
 def test_a_link_that_noise_chose_is_left_after_one_answer(
-    one: Worker, noise: list[bool], monkeypatch: pytest.MonkeyPatch
+    one_worker: Worker, noise: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_watch, "_FITS", 0.0)  # as if tokens took far longer than was measured
-    with deployed(one, MODEL_PATH, tensor(1, 1)) as deployment, Engine(MODEL_PATH, OPTIONS) as single:
+    with deployed(one_worker, MODEL_PATH, tensor(1, 1)) as deployment, Engine(MODEL_PATH, OPTIONS) as single:
         engine = deployment.engine
-        wanted = answers(single, 3)
+        expected = answers(single, 3)
         assert engine.links == {1: OTHER}
         assert [state.usual for state in engine.rank_links.states] == [False]
         chat = Chat(engine)
         kinds = []
-        for question, text in zip(("How many minutes are in 3 hours?", "What is 12 + 30?"), wanted, strict=False):
+        for question, text in zip(("How many minutes are in 3 hours?", "What is 12 + 30?"), expected, strict=False):
             pieces = chat.ask(question, SamplingParams(temperature=0), max_tokens=24)
             assert "".join(piece.text for piece in pieces) == text
             kinds.append(engine.links[1])
@@ -75,29 +75,29 @@ def test_a_link_that_noise_chose_is_left_after_one_answer(
         assert [state.kind for state in engine.rank_links.states] == [USUAL]
 
 
-def test_all_ranks_change_their_links_in_step(one: Worker, noise: list[bool]) -> None:
+def test_all_ranks_change_their_links_in_step(one_worker: Worker, noise: list[bool]) -> None:
     """Three ranks, two of them in one stage: each pair has a link, and what they compute stays the same."""
-    with deployed(one, MODEL_PATH, stages(1, 2)) as deployment, Engine(MODEL_PATH, OPTIONS) as single:
+    with deployed(one_worker, MODEL_PATH, stages(1, 2)) as deployment, Engine(MODEL_PATH, OPTIONS) as single:
         engine = deployment.engine
-        [wanted] = answers(single)
+        [expected] = answers(single)
         assert engine.links == {1: OTHER, 2: OTHER}
         for order, kind in ((Order.USUAL, USUAL), (Order.COMPARED, OTHER), (Order.COMPARE, OTHER)):
             reports = engine.guarded(lambda: engine.rank_links.reports(order))  # noqa: B023
             assert engine.links == {1: kind, 2: kind}
             assert [[link.ranks for link in report.links] for report in reports] == [[(0, 1), (0, 2)], [(1, 2)], []]
             assert {link.kind for link in reports[0].links} == {kind}
-            assert answers(engine) == [wanted]
+            assert answers(engine) == [expected]
             engine.kv_clear()
         noise[:] = [False]
         engine.guarded(lambda: engine.rank_links.reports(Order.COMPARE))
         assert engine.links == {1: USUAL, 2: USUAL}
-        assert answers(engine) == [wanted]
+        assert answers(engine) == [expected]
 
 
 def test_what_cannot_be_dialled_changes_nothing_and_is_not_tried_again(
-    one: Worker, noise: list[bool], monkeypatch: pytest.MonkeyPatch
+    one_worker: Worker, noise: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with deployed(one, MODEL_PATH, tensor(1, 1)) as deployment:
+    with deployed(one_worker, MODEL_PATH, tensor(1, 1)) as deployment:
         engine = deployment.engine
         [before] = answers(engine)
         tried = []
@@ -118,9 +118,9 @@ def test_what_cannot_be_dialled_changes_nothing_and_is_not_tried_again(
 
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
-def test_a_way_that_was_asked_for_stays(one: Worker, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_that_was_asked_for_stays(one_worker: Worker, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_watch, "_FITS", 0.0)
-    with deployed(one, MODEL_PATH, tensor(1, 1), exchange=Exchange(transport)) as deployment:
+    with deployed(one_worker, MODEL_PATH, tensor(1, 1), exchange=Exchange(transport)) as deployment:
         answers(deployment.engine, 3)
         assert deployment.engine.links == {1: transport}
         assert not deployment.engine.rank_links.watch.changes
@@ -131,7 +131,7 @@ def test_a_listener_takes_whom_it_expects(tmp_path: Path) -> None:
     listener = Listener("127.0.0.1", tmp_path / "door", 2, SECRET, QUICK, None, 0)
     peer = Peer(2, "pi", "127.0.0.1", 0, listener.tcp_port, "")
     dial = [Dialler(rank, SECRET, QUICK, None, 0, USUAL).dial for rank in (0, 1)]
-    links = [one(peer).link for one in dial]
+    links = [item(peer).link for item in dial]
     try:
         links += listener.wait_for({0: "a", 1: "b"}, 5).values()
         with pytest.raises(TransportError):  # no answer, or none that it would like
@@ -160,7 +160,9 @@ def test_a_group_plans_for_its_worst_link() -> None:
             agreed.append((latency_s, bandwidth))
 
     link, _ = memory_link.pair()
-    dialled = [Dialled(link, 0.0, 0.0, of, "", (USUAL,)) for of in (figures(1e-3, 5e6, 9e6), figures(4e-3, 8e6, 7e6))]
+    dialled = [
+        Dialled(link, 0.0, 0.0, total, "", (USUAL,)) for total in (figures(1e-3, 5e6, 9e6), figures(4e-3, 8e6, 7e6))
+    ]
     agree(Agrees(), dict(enumerate(dialled, 1)))  # type: ignore[arg-type]
     assert agreed == [(2e-3, 5e6)]
 

@@ -33,11 +33,11 @@ class Timer:
     """Tells made-up times by the layers on the GPU, and counts the questions."""
 
     def __init__(self, seconds: Mapping[int, float], *, busy: bool = False) -> None:
-        self.asked: list[int] = []
+        self.measured: list[int] = []
         self._seconds, self._busy = seconds, busy
 
     def __call__(self, layers: int) -> BestTime:
-        self.asked.append(layers)
+        self.measured.append(layers)
         return BestTime(self._seconds[layers], self._busy)
 
 
@@ -85,36 +85,36 @@ def test_what_is_used_stays_unless_another_is_clearly_faster(
 
 def test_all_are_on_a_gpu_that_is_fast_and_half_and_none_were_tried() -> None:
     timer = Timer({OF: 1.0, OF // 2: 2.0, 0: 3.0})
-    found = chosen(timer)
-    assert (found.layers, found.native, timer.asked) == (OF, -1, [OF, OF // 2, 0])
-    assert found.describe() == f"{OF} of {OF} layers on the GPU (all fit, measured now)"
+    result = chosen(timer)
+    assert (result.layers, result.native, timer.measured) == (OF, -1, [OF, OF // 2, 0])
+    assert result.describe() == f"{OF} of {OF} layers on the GPU (all fit, measured now)"
 
 
 def test_what_was_measured_is_remembered_with_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = Timer({OF: 3.0, OF // 2: 2.0, 0: 1.0})
     assert chosen(timer).layers == 0
     get = Remembered.get
-    monkeypatch.setattr(Remembered, "get", lambda self, key: (found := get(self, key)) and (found[0], 7200.0))
+    monkeypatch.setattr(Remembered, "get", lambda self, key: (result := get(self, key)) and (result[0], 7200.0))
     again = chosen(timer)
     assert again.to_json() == {"layers": 0, "of": OF, "why": f"3.0 times as fast as with {OF}, measured 2 h ago"}
-    assert len(timer.asked) == 3
+    assert len(timer.measured) == 3
     chosen(timer, threads=1)  # other threads take other times
-    assert len(timer.asked) == 6
+    assert len(timer.measured) == 6
 
 
 def test_a_busy_moment_is_not_remembered() -> None:
     timer = Timer({OF: 2.0, OF // 2: 1.5, 0: 1.0}, busy=True)
     assert chosen(timer).describe().endswith("(all fit, measured now, while this device was busy)")
     assert chosen(timer).layers == OF
-    assert len(timer.asked) == 6
+    assert len(timer.measured) == 6
 
 
-@pytest.mark.parametrize("kept", [{"9": 1.0}, {"9": 1.0, "4": "x", "0": 1.0}, [], {"9": 1.0, "4": 0.0, "0": 1.0}])
-def test_what_cannot_have_been_measured_is_measured_again(kept: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Remembered, "get", lambda *_: (kept, 1.0))
+@pytest.mark.parametrize("entry", [{"9": 1.0}, {"9": 1.0, "4": "x", "0": 1.0}, [], {"9": 1.0, "4": 0.0, "0": 1.0}])
+def test_what_cannot_have_been_measured_is_measured_again(entry: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Remembered, "get", lambda *_: (entry, 1.0))
     timer = Timer({OF: 1.0, OF // 2: 2.0, 0: 3.0})
     assert chosen(timer).layers == OF
-    assert timer.asked == [OF, OF // 2, 0]
+    assert timer.measured == [OF, OF // 2, 0]
 
 
 def test_as_many_as_have_room_and_why() -> None:
@@ -147,16 +147,16 @@ def test_keys_and_values_count() -> None:
 
 def test_a_worker_lends_no_more_than_it_says() -> None:
     timer = Timer({5: 2.0, 2: 1.0, 0: 3.0})
-    found = chosen(timer, most=5)
-    assert (found.layers, found.why) == (2, "2.0 times as fast as with 5, measured now")
-    assert timer.asked == [5, 2, 0]
+    result = chosen(timer, most=5)
+    assert (result.layers, result.why) == (2, "2.0 times as fast as with 5, measured now")
+    assert timer.measured == [5, 2, 0]
     assert chosen(Timer({}), most=0).layers == 0
 
 
 def test_what_the_processors_memory_has_no_room_for_is_not_tried() -> None:
     timer = Timer({OF: 2.0, OF // 2: 1.0, 0: 0.1})
     assert chosen(timer, available=sum(layer_sizes(SHAPE, SIZES)[OF // 2 :])).layers == OF // 2
-    assert timer.asked == [OF, OF // 2]
+    assert timer.measured == [OF, OF // 2]
 
 
 @pytest.mark.parametrize("seed", range(4))

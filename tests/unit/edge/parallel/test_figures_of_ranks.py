@@ -24,8 +24,8 @@ def test_a_summary_is_of_its_kind_in_its_units() -> None:
     for i in range(1, 101):
         times.add(StepTime(1, i * MS, 2 * i * MS, 3 * i * MS, 1000 * i, 2000 * i))
     times.add(StepTime(0, 5.0, 6.0, 7.0, 8_000_000, 9_000_000))
-    found = times.summaries()
-    assert (found["decode"].steps, found["prefill"].steps) == (100, 1)
+    result = times.summaries()
+    assert (result["decode"].steps, result["prefill"].steps) == (100, 1)
     expected = {
         "compute_ms": (50.5, 100),
         "communication_ms": (101, 200),
@@ -34,11 +34,11 @@ def test_a_summary_is_of_its_kind_in_its_units() -> None:
         "received_bytes": (101_000, 200_000),
     }
     for name, (median, p99) in expected.items():
-        figure: Figure = getattr(found["decode"], name)
+        figure: Figure = getattr(result["decode"], name)
         assert (figure.median, figure.p99) == pytest.approx((median, p99))
-    one = found["prefill"]
-    assert [getattr(one, name).median for name in expected] == pytest.approx([5000, 6000, 7000, 8e6, 9e6])
-    decode, prefill = step_table.rows(["desk"], [found])
+    first = result["prefill"]
+    assert [getattr(first, name).median for name in expected] == pytest.approx([5000, 6000, 7000, 8e6, 9e6])
+    decode, prefill = step_table.rows(["desk"], [result])
     assert dict(zip(step_table.NAMES, decode, strict=True)) == {
         "rank": "0",
         "device": "desk",
@@ -58,9 +58,9 @@ def test_a_summary_is_of_so_many_of_the_last_steps() -> None:
     for ms in (100, 100, 1, 3, 2):
         times.add(StepTime(1, ms * MS))
         times.add(StepTime(0, 10 * ms * MS))
-    found = times.summaries(3)
-    assert (found["decode"].steps, found["decode"].compute_ms.median) == (3, pytest.approx(2))
-    assert (found["prefill"].steps, found["prefill"].compute_ms.p99) == (3, pytest.approx(30))
+    result = times.summaries(3)
+    assert (result["decode"].steps, result["decode"].compute_ms.median) == (3, pytest.approx(2))
+    assert (result["prefill"].steps, result["prefill"].compute_ms.p99) == (3, pytest.approx(30))
     assert times.summaries()["decode"].steps == times.decoded == 5
 
 
@@ -77,14 +77,14 @@ def test_the_slowest_rank_is_the_one_that_computes_the_longest() -> None:
 
 def test_a_steps_seconds_are_computing_sums_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 s in llama.cpp, of which sums took 3; 2 s of sending before, 1 s of receiving after it."""
-    clock = Clock().of(monkeypatch, shard)
+    clock = Clock().install(monkeypatch, shard)
     link = SimpleNamespace(receive_s=10.0, sent_bytes=100, received_bytes=200)
-    one: Any = Shard.__new__(Shard)
-    one._feedback = None
-    one._links, one._exchange_s, one._compute_s = [link], 5.0, 0.0
-    one.times, one.hidden, one._sums_a_layer = StepTimes(), None, 2
-    one.place = SimpleNamespace(thin=False, last=True, group=(0, 1))
-    one.rows = SimpleNamespace(outputs=np.ones(1, np.int8), sequences=np.zeros(1, np.int32))
+    first: Any = Shard.__new__(Shard)
+    first._feedback = None
+    first._links, first._exchange_s, first._compute_s = [link], 5.0, 0.0
+    first.times, first.hidden, first._sums_a_layer = StepTimes(), None, 2
+    first.place = SimpleNamespace(thin=False, last=True, group=(0, 1))
+    first.rows = SimpleNamespace(outputs=np.ones(1, np.int8), sequences=np.zeros(1, np.int32))
 
     def allreduce(*_: Any) -> None:
         clock.now += 1.5
@@ -92,29 +92,29 @@ def test_a_steps_seconds_are_computing_sums_and_waits(monkeypatch: pytest.Monkey
         link.sent_bytes += 40
         link.received_bytes += 60
 
-    one._group = SimpleNamespace(allreduce=allreduce)
-    one._algorithm = one.wire = None
-    one._turns = Turns()
+    first._group = SimpleNamespace(allreduce=allreduce)
+    first._algorithm = first.wire = None
+    first._turns = Turns()
     node: Any = SimpleNamespace(view=lambda: object())
 
     def decode_rows(*_: Any) -> None:
         clock.now += 5.0
-        one._sum(node)
-        one._sum(node)
+        first._sum(node)
+        first._sum(node)
 
-    one.engine = SimpleNamespace(decode_rows=decode_rows, shape=SimpleNamespace(n_layers=1))
-    one.begin()
+    first.engine = SimpleNamespace(decode_rows=decode_rows, shape=SimpleNamespace(n_layers=1))
+    first.begin()
     clock.now += 2.0
     link.sent_bytes += 1000
-    one.compute(1)
+    first.compute(1)
     clock.now += 1.0
     link.receive_s += 0.75
-    found = one.end(one.time_of(1, idle_s=0.25))
-    assert found.decode
-    assert found.compute_s == pytest.approx(5.0)
-    assert found.communication_s == pytest.approx(2.0 + 3.0 + 1.0)
-    assert found.stall_s == pytest.approx(0.25 + 2 * 0.5 + 0.75)
-    assert (found.sent_bytes, found.received_bytes) == (1080, 120)
+    result = first.end(first.time_of(1, idle_s=0.25))
+    assert result.decode
+    assert result.compute_s == pytest.approx(5.0)
+    assert result.communication_s == pytest.approx(2.0 + 3.0 + 1.0)
+    assert result.stall_s == pytest.approx(0.25 + 2 * 0.5 + 0.75)
+    assert (result.sent_bytes, result.received_bytes) == (1080, 120)
 
 
 def curve(*points: tuple[int, float]) -> Curve:
@@ -129,20 +129,20 @@ def test_a_layer_is_its_part_of_what_was_timed() -> None:
         "half": curve((1, 7 * MS), (64, 25 * MS)),
         "head": curve((1, 7 * MS), (64, 27 * MS)),
     }
-    found = device_speed(LayerTimes(4, steps, 0.512, 300 << 20, 2e8), "pi:1", "pi", 4 << 30)
-    assert (found.device, found.name) == ("pi:1", "pi")
-    assert found.step_s.at(1) == pytest.approx(1 * MS)
-    assert [found.layer_s.at(n) for n in (1, 64)] == pytest.approx([2 * MS, 10 * MS])
-    assert [found.half_layer_s.at(n) for n in (1, 64)] == pytest.approx([1.5 * MS, 6 * MS])
-    assert [found.head_s.at(n) for n in (1, 64)] == pytest.approx([4 * MS, 16 * MS])
-    assert found.token_s == pytest.approx(0.512 / 4 / DEPTH)
-    assert (found.memory_bytes, found.runtime_bytes, found.disk_bytes_per_s) == (4 << 30, 300 << 20, 2e8)
+    result = device_speed(LayerTimes(4, steps, 0.512, 300 << 20, 2e8), "pi:1", "pi", 4 << 30)
+    assert (result.device, result.name) == ("pi:1", "pi")
+    assert result.step_s.at(1) == pytest.approx(1 * MS)
+    assert [result.layer_s.at(n) for n in (1, 64)] == pytest.approx([2 * MS, 10 * MS])
+    assert [result.half_layer_s.at(n) for n in (1, 64)] == pytest.approx([1.5 * MS, 6 * MS])
+    assert [result.head_s.at(n) for n in (1, 64)] == pytest.approx([4 * MS, 16 * MS])
+    assert result.token_s == pytest.approx(0.512 / 4 / DEPTH)
+    assert (result.memory_bytes, result.runtime_bytes, result.disk_bytes_per_s) == (4 << 30, 300 << 20, 2e8)
     # Without twice as many layers, and without halves: no step of its own, half a layer takes half.
     del steps["more"], steps["half"]
-    found = device_speed(LayerTimes(4, steps, 0.0, 1, None), "pi:1", "pi", 1)
-    assert found.step_s.at(1) == 0
-    assert found.layer_s.at(1) == pytest.approx(9 / 4 * MS)
-    assert found.half_layer_s.at(1) == pytest.approx(9 / 8 * MS)
+    result = device_speed(LayerTimes(4, steps, 0.0, 1, None), "pi:1", "pi", 1)
+    assert result.step_s.at(1) == 0
+    assert result.layer_s.at(1) == pytest.approx(9 / 4 * MS)
+    assert result.half_layer_s.at(1) == pytest.approx(9 / 8 * MS)
 
 
 def test_a_step_of_a_long_prompt_is_a_third_point() -> None:
@@ -158,14 +158,14 @@ def test_a_step_of_a_long_prompt_is_a_third_point() -> None:
     }
     depth_s, chunk_depth_s = 4 * 256 * 1e-6, 2 * 256 * 256 * 50e-9
     times = LayerTimes(4, steps, depth_s, 1, None, few_layers=2, chunk_depth_s=chunk_depth_s)
-    found = device_speed(times, "pi:1", "pi", 1)
-    assert found.head_s.points[0] == (1, pytest.approx(4 * MS))
-    assert [n for n, _ in found.head_s.points] == [1, 4]
-    assert [n for n, _ in found.layer_s.points] == [1, 64, 256]
-    assert [found.layer_s.at(n) for n in (1, 64, 256)] == pytest.approx([2 * MS, 10 * MS, 45 * MS])
-    assert found.half_layer_s.points[-1] == (256, pytest.approx(0.6 * 45 * MS))
-    assert found.part_s(1.0, 256) == pytest.approx(45 * MS)
-    assert (found.token_s, found.prompt_token_s) == (pytest.approx(1e-6), pytest.approx(50e-9))
+    result = device_speed(times, "pi:1", "pi", 1)
+    assert result.head_s.points[0] == (1, pytest.approx(4 * MS))
+    assert [n for n, _ in result.head_s.points] == [1, 4]
+    assert [n for n, _ in result.layer_s.points] == [1, 64, 256]
+    assert [result.layer_s.at(n) for n in (1, 64, 256)] == pytest.approx([2 * MS, 10 * MS, 45 * MS])
+    assert result.half_layer_s.points[-1] == (256, pytest.approx(0.6 * 45 * MS))
+    assert result.part_s(1.0, 256) == pytest.approx(45 * MS)
+    assert (result.token_s, result.prompt_token_s) == (pytest.approx(1e-6), pytest.approx(50e-9))
     noisy = device_speed(replace(times, chunk_depth_s=1.0), "pi:1", "pi", 1)
     assert noisy.prompt_token_s == noisy.token_s  # rows together never cost more than each alone
 
@@ -178,9 +178,9 @@ def test_a_slow_device_is_timed_with_fewer_rows_of_a_prompt() -> None:
 
 def test_layers_take_time_where_one_row_had_a_bad_moment() -> None:
     steps = {"layers": curve((1, 40 * MS), (2, 10 * MS), (64, 41 * MS)), "more": curve((1, 18 * MS))}
-    found = device_speed(LayerTimes(4, {**steps, "head": curve((1, 7 * MS))}, 0.0, 1, None), "pi:1", "pi", 1)
-    assert found.step_s.at(1) == pytest.approx(3 * MS)
-    assert [found.layer_s.at(n) for n in (1, 2, 64)] == pytest.approx([37 / 4 * MS, 7 / 4 * MS, 38 / 4 * MS])
+    result = device_speed(LayerTimes(4, {**steps, "head": curve((1, 7 * MS))}, 0.0, 1, None), "pi:1", "pi", 1)
+    assert result.step_s.at(1) == pytest.approx(3 * MS)
+    assert [result.layer_s.at(n) for n in (1, 2, 64)] == pytest.approx([37 / 4 * MS, 7 / 4 * MS, 38 / 4 * MS])
 
 
 def test_a_sum_takes_slow_devices_longer() -> None:

@@ -121,8 +121,8 @@ def test_what_communication_should_take(synthetic: Synthetic) -> None:
     back_s = 1e-3 + 4000 / 1e6 + message_s
     mesh_s = 1e-3 + 2 * 4000 / 1e6
     split_s = 2e-3 + 2 / 3 * 8000 / 1e6
-    found = expected_s(tensor, 1000, group, "mesh", None)
-    assert found == pytest.approx(sums * (mesh_s + message_s) + back_s)
+    result = expected_s(tensor, 1000, group, "mesh", None)
+    assert result == pytest.approx(sums * (mesh_s + message_s) + back_s)
     assert expected_s(tensor, 1000, group, "auto", None) == pytest.approx(
         sums * (min(mesh_s, split_s) + message_s) + back_s
     )

@@ -42,8 +42,8 @@ def test_each_rank_reads_its_part(masks: list[Mask | None]) -> None:
     data = pack(BOUNDS, masks)
     assert len(data) <= 4 * len(BOUNDS) + len(masks) * (TWO.size + -(-N_VOCAB // 8))
     for own, (start, stop) in enumerate(itertools.pairwise(BOUNDS)):
-        found = unpack(data, len(masks), 3, own, stop - start)
-        for mask, part in zip(masks, found, strict=True):
+        result = unpack(data, len(masks), 3, own, stop - start)
+        for mask, part in zip(masks, result, strict=True):
             assert (mask is None) == (part is None)
             if mask is not None and part is not None:
                 np.testing.assert_array_equal(part, mask[start:stop])
@@ -115,5 +115,5 @@ def test_masks_with_bytes_changed_are_masks_or_an_error(masks: list[Mask | None]
         packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
     del packed[data.draw(st.integers(0, len(packed))) :]
     with suppress(ProtocolError):
-        found = unpack(bytes(packed), len(masks), 3, 1, 27)
-        assert all(mask is None or (mask.dtype == bool and mask.shape == (27,)) for mask in found)
+        result = unpack(bytes(packed), len(masks), 3, 1, 27)
+        assert all(mask is None or (mask.dtype == bool and mask.shape == (27,)) for mask in result)

@@ -20,38 +20,38 @@ def places(stages: list[int]) -> list[Topology]:
 
 @given(STAGES)
 def test_every_rank_has_one_source_and_its_source_knows(stages: list[int]) -> None:
-    found = places(stages)
-    for one in found:
-        assert (one.source is None) == (one.rank == 0)
-        for peer in (*one.peers, *one.feeds):
-            assert found[peer].source == one.rank
-    reported = sorted(peer for one in found for peer in (*one.peers, *one.feeds))
+    result = places(stages)
+    for item in result:
+        assert (item.source is None) == (item.rank == 0)
+        for peer in (*item.peers, *item.feeds):
+            assert result[peer].source == item.rank
+    reported = sorted(peer for entry in result for peer in (*entry.peers, *entry.feeds))
     assert reported == list(range(1, world_size(stages)))
 
 
 @given(STAGES)
 def test_stages_are_groups_in_order(stages: list[int]) -> None:
-    found = places(stages)
+    result = places(stages)
     thin = stages[0] == 0
-    assert [one.thin for one in found] == [thin, *(len(found) - 1) * [False]]
+    assert [item.thin for item in result] == [thin, *(len(result) - 1) * [False]]
     starts = list(accumulate(stages[thin:], initial=int(thin)))
-    for one in found[thin:]:
-        assert one.group == tuple(range(starts[one.stage], starts[one.stage + 1]))
-        assert one.rank in one.group
-        assert one.n_stages == len(stages) - thin
-        assert one.last == (one.stage == one.n_stages - 1)
-        assert one.heads == found[-1].group
+    for item in result[thin:]:
+        assert item.group == tuple(range(starts[item.stage], starts[item.stage + 1]))
+        assert item.rank in item.group
+        assert item.n_stages == len(stages) - thin
+        assert item.last == (item.stage == item.n_stages - 1)
+        assert item.heads == result[-1].group
         # What it passes on it has: hidden states of its own stage go to the next one.
-        assert all(found[peer].stage == one.stage + 1 for peer in one.feeds)
-        assert all(found[peer].stage == 0 for peer in one.peers)
+        assert all(result[peer].stage == item.stage + 1 for peer in item.feeds)
+        assert all(result[peer].stage == 0 for peer in item.peers)
 
 
 @given(STAGES)
 def test_a_stage_shares_out_what_it_sends(stages: list[int]) -> None:
     """No rank sends to two of the next stage where another sends to none."""
-    for one in places(stages):
-        if not one.last and not one.thin:
-            peers = [len(place(rank, stages).feeds) for rank in one.group]
+    for item in places(stages):
+        if not item.last and not item.thin:
+            peers = [len(place(rank, stages).feeds) for rank in item.group]
             assert max(peers) - min(peers) <= 1
 
 

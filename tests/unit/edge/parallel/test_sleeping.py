@@ -202,11 +202,11 @@ def test_a_survey_gets_the_profile_without_waiting(tmp_path: Path, monkeypatch: 
         assert isinstance(shard.engine, SleepingEngine)
         assert clock is not None
         monkeypatch.setattr(shard.engine.sleeper, "_sleep", pytest.fail)
-        one, four, deep = time_shard(shard, (1, 4), 1, 8, clock)
+        first, four, deep = time_shard(shard, (1, 4), 1, 8, clock)
     layers = SIZES.layers
-    assert one.seconds == pytest.approx(0.003 + layers * 0.010, rel=1e-4)
+    assert first.seconds == pytest.approx(0.003 + layers * 0.010, rel=1e-4)
     assert four.seconds == pytest.approx(0.004 + layers * 0.018, rel=1e-4)
-    assert deep.seconds - one.seconds == pytest.approx(8 * layers * 1e-5, rel=1e-3)
+    assert deep.seconds - first.seconds == pytest.approx(8 * layers * 1e-5, rel=1e-3)
 
 
 def test_rows_of_a_prompt_read_keys_together(tmp_path: Path) -> None:

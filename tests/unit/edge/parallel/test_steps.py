@@ -47,10 +47,10 @@ def decodes(draw: st.DrawFn) -> tuple[Step, Batch]:
     rows.causal = draw(st.booleans())
     if draw(st.booleans()):
         rows.offsets = np.array(draw(st.lists(INT32, min_size=3 * n, max_size=3 * n)), np.int32).reshape(3, n)
-    wanted = int(rows.outputs[:n].sum())
+    expected = int(rows.outputs[:n].sum())
     top = draw(st.integers(0, 2**31 - 1))
-    masks = draw(st.binary(max_size=40)) if top and wanted else b""
-    numbers = n, wanted, top, len(masks)
+    masks = draw(st.binary(max_size=40)) if top and expected else b""
+    numbers = n, expected, top, len(masks)
     return Step(Op.DECODE, draw(st.booleans()), numbers, masks=masks, hidden=draw(st.booleans())), rows
 
 
@@ -202,9 +202,9 @@ def test_summaries_survive_the_wire(steps: list[StepTime]) -> None:
     times = StepTimes()
     for step in steps:
         times.add(step)
-    found = times.summaries()
-    assert sum(summary.steps for summary in found.values()) == len(steps)
-    for kind, summary in found.items():
+    result = times.summaries()
+    assert sum(summary.steps for summary in result.values()) == len(steps)
+    for kind, summary in result.items():
         assert Summary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
         of_it = [step for step in steps if step.decode == (kind == "decode")]
         assert summary.steps == len(of_it)

@@ -60,7 +60,7 @@ def planned_beside(here: float, strong: float) -> tuple[LlmSpace, dict[str, int]
     the best one on each device."""
     file, name = GgufFile.open(MODEL_PATH), "strong:7070"
     memory = ((LOCAL, 10 * MS, here), (name, 1 * MS, strong))
-    speeds = tuple(device(of, layer_s, memory_bytes=round(mib * MIB)) for of, layer_s, mib in memory)
+    speeds = tuple(device(total, layer_s, memory_bytes=round(mib * MIB)) for total, layer_s, mib in memory)
     known = ClusterProfile(speeds, linked([LOCAL, name], FAST), ())
     encoders = times(1.0, strong=(0.2, 0.0))
     places = [EncoderPlace(time.device, time.name, ENCODER, encoders) for time in by_preference(encoders)]

@@ -42,11 +42,11 @@ def test_what_a_cluster_file_says_of_a_device() -> None:
     """Twice as fast: half the time for everything. Less memory than there is counts, more does not."""
     measured = device("pi:1", 2 * MS, half_s=1.5 * MS, head_s=4 * MS, step_s=1 * MS, token_s=1e-6, memory_bytes=2 * GIB)
     said = ClusterDevice("pi", "pi:1", memory_bytes=GIB, watts=5.0, speed=2.0, disk_bytes_per_s=1e8)
-    found = with_overrides(measured, said)
-    curves = (found.layer_s, found.half_layer_s, found.head_s, found.step_s)
-    assert [one.at(1) for one in curves] == pytest.approx([1 * MS, 0.75 * MS, 2 * MS, 0.5 * MS])
-    assert found.token_s == pytest.approx(5e-7)
-    assert (found.name, found.memory_bytes, found.watts, found.disk_bytes_per_s) == ("pi", GIB, 5.0, 1e8)
+    result = with_overrides(measured, said)
+    curves = (result.layer_s, result.half_layer_s, result.head_s, result.step_s)
+    assert [curve.at(1) for curve in curves] == pytest.approx([1 * MS, 0.75 * MS, 2 * MS, 0.5 * MS])
+    assert result.token_s == pytest.approx(5e-7)
+    assert (result.name, result.memory_bytes, result.watts, result.disk_bytes_per_s) == ("pi", GIB, 5.0, 1e8)
     assert with_overrides(measured, ClusterDevice("pi", "pi:1", memory_bytes=4 * GIB)).memory_bytes == 2 * GIB
     assert with_overrides(measured, None) is measured
 
@@ -56,16 +56,16 @@ def test_a_preset_takes_what_its_memory_or_its_arithmetic_takes() -> None:
     shape, preset = ModelShape.from_gguf(file), CATALOG["pi5"]
     layer_bytes = sum(limits(file).layer_bytes) / shape.n_layers
     weights = sum(tensor.n_values for name, tensor in file.tensors.items() if name.startswith("blk.")) / shape.n_layers
-    found = estimated(ClusterDevice("pi", preset="pi5"), file)
-    assert found.estimate
-    assert found.layer_s.at(1) == pytest.approx(layer_bytes / preset.memory_bytes_per_s)
-    assert found.layer_s.at(64) == pytest.approx(2 * 64 * weights / preset.flops)
-    assert found.half_layer_s.at(64) == pytest.approx(64 * weights / preset.flops)
-    assert found.head_s.at(1) == pytest.approx(shape.head_bytes / preset.memory_bytes_per_s)
-    assert found.token_s == pytest.approx(
+    result = estimated(ClusterDevice("pi", preset="pi5"), file)
+    assert result.estimate
+    assert result.layer_s.at(1) == pytest.approx(layer_bytes / preset.memory_bytes_per_s)
+    assert result.layer_s.at(64) == pytest.approx(2 * 64 * weights / preset.flops)
+    assert result.half_layer_s.at(64) == pytest.approx(64 * weights / preset.flops)
+    assert result.head_s.at(1) == pytest.approx(shape.head_bytes / preset.memory_bytes_per_s)
+    assert result.token_s == pytest.approx(
         shape.n_heads_kv[0] * (shape.head_k + shape.head_v) * 2 / preset.memory_bytes_per_s
     )
-    assert (found.memory_bytes, found.disk_bytes_per_s) == (preset.memory_bytes, preset.disk_bytes_per_s)
+    assert (result.memory_bytes, result.disk_bytes_per_s) == (preset.memory_bytes, preset.disk_bytes_per_s)
 
 
 def test_links_are_as_said_as_measured_or_assumed() -> None:
@@ -73,10 +73,12 @@ def test_links_are_as_said_as_measured_or_assumed() -> None:
     devices = (ClusterDevice("desk", LOCAL), *(ClusterDevice(name, f"{name}:1") for name in names[1:]))
     cluster = Cluster(devices, (ClusterLink("desk", "pi", latency_s=0.003),))
     there, back = LinkSpeed(0.001, 1e8), LinkSpeed(0.001, 2e7)
-    found = with_links(cluster, [LOCAL, "pi:1", "tv:1"], Links({(LOCAL, "pi:1"): there, ("pi:1", LOCAL): back})).between
-    assert (found[LOCAL, "pi:1"].latency_s, found[LOCAL, "pi:1"].bytes_per_s) == (0.003, 1e8)
-    assert (found["pi:1", LOCAL].latency_s, found["pi:1", LOCAL].bytes_per_s) == (0.003, 2e7)
-    assert found["tv:1", LOCAL] == found[LOCAL, "tv:1"] == ASSUMED_LINK
+    result = with_links(
+        cluster, [LOCAL, "pi:1", "tv:1"], Links({(LOCAL, "pi:1"): there, ("pi:1", LOCAL): back})
+    ).between
+    assert (result[LOCAL, "pi:1"].latency_s, result[LOCAL, "pi:1"].bytes_per_s) == (0.003, 1e8)
+    assert (result["pi:1", LOCAL].latency_s, result["pi:1", LOCAL].bytes_per_s) == (0.003, 2e7)
+    assert result["tv:1", LOCAL] == result[LOCAL, "tv:1"] == ASSUMED_LINK
 
 
 # --------------------------------------------------------------------------------------------- what people read
@@ -187,17 +189,17 @@ def test_a_prediction_above_what_was_measured_is_a_plus() -> None:
 
 
 def test_figures_are_remembered_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock().of(monkeypatch, cache)
-    kept = cache.Remembered("figures", tmp_path)
-    kept.put("pi", 5)
-    for later_s, found in ((0, (5, 0.0)), (86_399, (5, 86_399.0)), (86_402, None), (-10, None)):
+    clock = Clock().install(monkeypatch, cache)
+    saved = cache.Remembered("figures", tmp_path)
+    saved.put("pi", 5)
+    for later_s, result in ((0, (5, 0.0)), (86_399, (5, 86_399.0)), (86_402, None), (-10, None)):
         clock.now = later_s
-        assert kept.get("pi") == found
+        assert saved.get("pi") == result
 
 
 def test_percentiles_lie_between_sorted_values() -> None:
-    found = Spread.from_values([float(n) for n in range(101)][::-1])
-    assert found == Spread(50.0, 50.0, 90.0, 99.0)
+    result = Spread.from_values([float(n) for n in range(101)][::-1])
+    assert result == Spread(50.0, 50.0, 90.0, 99.0)
     assert Spread.from_values([1.0, 2.0]) == Spread(1.5, 1.5, pytest.approx(1.9), pytest.approx(1.99))
 
 

@@ -78,10 +78,10 @@ class Space:
 
 def run(space: Space, points: list[Point], n: int | None = None, *, fresh: bool = False) -> dict[str, dict[str, Any]]:
     most = len(points) if n is None else n
-    of = dict.fromkeys([p.key for p in points], space)
-    found, errors = measure(points, of, None, AXES, most, fresh=fresh)  # type: ignore[arg-type]
+    total = dict.fromkeys([p.key for p in points], space)
+    result, errors = measure(points, total, None, AXES, most, fresh=fresh)  # type: ignore[arg-type]
     assert errors == {}
-    return found
+    return result
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -94,8 +94,8 @@ def test_no_plan_is_chosen_that_is_much_worse(seed: int) -> None:
         point.true_s = dice.uniform(0.01, 0.1)
         point.predicted_s = point.true_s * dice.uniform(0.25, 4)
     space = Space(dice, busy=0.5)
-    found = run(space, points)
-    measured = [(found[p.key]["latency_s"], -found[p.key]["throughput_per_s"]) for p in points]
+    result = run(space, points)
+    measured = [(result[p.key]["latency_s"], -result[p.key]["throughput_per_s"]) for p in points]
     front, knee = judged([p.objectives(AXES) for p in points], list(measured))
     assert knee is not None
     assert front[knee]
@@ -106,15 +106,15 @@ def test_no_plan_is_chosen_that_is_much_worse(seed: int) -> None:
 def test_what_is_sure_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     space = Space(random.Random(0), busy=0.0)
     points = [Point("a", 0.10, 0.10), Point("b", 0.12, 0.11)]
-    found = run(space, points)
+    result = run(space, points)
     assert sorted(space.order) == ["a", "b"]
-    assert {one["age_s"] for one in found.values()} == {0.0}
+    assert {item["age_s"] for item in result.values()} == {0.0}
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 3600)
     again = run(space, points)
     assert sorted(space.order) == ["a", "b"]  # it is remembered
-    assert all(3600 <= one["age_s"] < 7200 for one in again.values())
-    assert {k: v["latency_s"] for k, v in again.items()} == {k: v["latency_s"] for k, v in found.items()}
+    assert all(3600 <= item["age_s"] < 7200 for item in again.values())
+    assert {k: v["latency_s"] for k, v in again.items()} == {k: v["latency_s"] for k, v in result.items()}
     run(space, points, fresh=True)
     assert sorted(space.order) == ["a", "a", "b", "b"]
 
@@ -123,22 +123,22 @@ def test_a_prediction_that_is_far_off_is_looked_at_again() -> None:
     """209 ms predicted, 5.4 measured: it is measured twice, and the device's speeds are measured anew next time."""
     space = Space(random.Random(0), busy=0.0)
     points = [Point("off", 0.209, 0.0054), Point("fine", 0.1, 0.1), Point("slower", 0.05, 0.1)]
-    found = run(space, points)
+    result = run(space, points)
     assert {p.key: space.order.count(p.key) for p in points} == {"off": 2, "fine": 1, "slower": 2}
-    assert [found[p.key]["agree"] for p in points] == [True, False, True]
+    assert [result[p.key]["agree"] for p in points] == [True, False, True]
     assert space.forgotten == ["off"]
     assert space.order.index("fine") < len(space.order) - 2  # what is in doubt comes after all others
-    assert is_off(points[0].predicted.to_json(), found["off"])
-    assert not is_off(points[1].predicted.to_json(), found["fine"])
+    assert is_off(points[0].predicted.to_json(), result["off"])
+    assert not is_off(points[1].predicted.to_json(), result["fine"])
 
 
 def test_a_bad_moment_is_not_kept_for_a_day() -> None:
     point = Point("k", 0.1, 0.1)
     bad = {"latency_s": 0.3, "throughput_per_s": 3.0, "ttft_s": 1.0, "memory_bytes": {}, "spread": 2.0}
     Remembered("measured-plans").put("k", bad | {"visits": 1, "agree": False})
-    found = run(Space(random.Random(0), busy=0.0), [point])
-    assert found["k"]["latency_s"] < 0.104
-    assert found["k"]["ttft_s"] < 0.104
+    result = run(Space(random.Random(0), busy=0.0), [point])
+    assert result["k"]["latency_s"] < 0.104
+    assert result["k"]["ttft_s"] < 0.104
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143), Interrupted("stopped")])
@@ -156,9 +156,9 @@ def test_what_was_measured_before_an_interruption_is_kept(stop: BaseException, m
     monkeypatch.setattr(space, "measure", until_stopped)
     measured: dict[str, dict[str, Any]] = {}
     errors: dict[str, str] = {}
-    of: Any = dict.fromkeys("abc", space)
+    total: Any = dict.fromkeys("abc", space)
     with pytest.raises(type(stop)):
-        measure(points, of, None, AXES, 3, measured=measured, errors=errors)  # type: ignore[arg-type]
+        measure(points, total, None, AXES, 3, measured=measured, errors=errors)  # type: ignore[arg-type]
     [done] = measured
     assert errors == dict.fromkeys(set("abc") - {done}, INTERRUPTED)
     monkeypatch.setattr(space, "measure", measure_one)
@@ -168,18 +168,18 @@ def test_what_was_measured_before_an_interruption_is_kept(stop: BaseException, m
 
 
 def test_visits_end() -> None:
-    one = {"latency_s": 1.0, "throughput_per_s": 1.0, "memory_bytes": {}, "spread": 0.0}
-    first = better(None, one)
+    item = {"latency_s": 1.0, "throughput_per_s": 1.0, "memory_bytes": {}, "spread": 0.0}
+    first = better(None, item)
     assert (first["visits"], first["agree"]) == (1, False)
-    other = better(first, one | {"latency_s": 0.5, "throughput_per_s": 1.5})
+    other = better(first, item | {"latency_s": 0.5, "throughput_per_s": 1.5})
     assert (other["visits"], other["agree"], other["spread"]) == (2, False, 1.0)
     assert (other["latency_s"], other["throughput_per_s"]) == (0.5, 1.5)
     point: Any = Point("k", 1.0, 1.0)
     assert in_doubt(point, other)
-    same = better(first, one | {"latency_s": 0.95})
+    same = better(first, item | {"latency_s": 0.95})
     assert same["agree"]
     assert not in_doubt(point, same)
-    third = better(other, one | {"latency_s": 9.0})
+    third = better(other, item | {"latency_s": 9.0})
     assert third["latency_s"] == 0.5
     assert not in_doubt(point, third)  # often enough
 
@@ -191,7 +191,7 @@ numbers = st.tuples(st.integers(1, 5), st.integers(1, 5)).map(lambda pair: tuple
 def test_the_front_goes_by_measurement(points: list[tuple[tuple[float, ...], tuple[float, ...] | None]]) -> None:
     predicted, measured = [a for a, _ in points], [b for _, b in points]
     front, knee = judged(predicted, measured)
-    known = [one for one in measured if one is not None]
+    known = [item for item in measured if item is not None]
 
     def dominated(values: tuple[float, ...], by: list[tuple[float, ...]]) -> bool:
         return any(o != values and all(x <= y for x, y in zip(o, values, strict=True)) for o in by)
@@ -209,9 +209,9 @@ def test_the_front_goes_by_measurement(points: list[tuple[tuple[float, ...], tup
 
 def test_what_is_picked() -> None:
     def point(id_: str, said: float, was: float | None, **more: Any) -> dict[str, Any]:
-        of = {"throughput_per_s": 1.0, "memory_bytes": {"a": 1}, "ttft_s": None, "energy_j": None}
-        measured = None if was is None else of | {"latency_s": was}
-        return {"id": id_, "predicted": of | {"latency_s": said}, "measured": measured, "on_front": True, **more}
+        total = {"throughput_per_s": 1.0, "memory_bytes": {"a": 1}, "ttft_s": None, "energy_j": None}
+        measured = None if was is None else total | {"latency_s": was}
+        return {"id": id_, "predicted": total | {"latency_s": said}, "measured": measured, "on_front": True, **more}
 
     points = [point("p1", 1, None), point("p2", 2, 9.0, knee=False), point("p3", 3, 4.0, knee=True)]
     assert pick({"points": points}, "latency")["id"] == "p3"

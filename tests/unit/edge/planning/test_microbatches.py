@@ -74,11 +74,11 @@ def test_microbatches_that_cannot_be_are_refused() -> None:
 
 @pytest.mark.parametrize(("microbatches", "rows"), [(None, 2), (1, 4), (4, 1)])
 def test_a_scheduler_goes_by_the_plan(
-    one: Worker, microbatches: int | None, rows: int, monkeypatch: pytest.MonkeyPatch
+    one_worker: Worker, microbatches: int | None, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most so many of four answers are in a step."""
-    plan = replace(plan_for(MODEL_PATH, [one], pipeline(1, 1)), microbatches=microbatches)
-    with deployed(one, MODEL_PATH, pipeline(1, 1), replace(OPTIONS, sequences=4), plan=plan) as deployment:
+    plan = replace(plan_for(MODEL_PATH, [one_worker], pipeline(1, 1)), microbatches=microbatches)
+    with deployed(one_worker, MODEL_PATH, pipeline(1, 1), replace(OPTIONS, sequences=4), plan=plan) as deployment:
         usual, answering = deployment.engine.submit, list[int]()
 
         def submit(tokens: Any, positions: Any, sequences: Any, outputs: Any, **how: Any) -> None:

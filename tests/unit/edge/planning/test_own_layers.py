@@ -38,7 +38,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def of(path: Path, depth: int = 300, **how: Any) -> Draft | None:
+def own_layers(path: Path, depth: int = 300, **how: Any) -> Draft | None:
     file = GgufFile.open(path)
     options = PlanOptions(**how)
     work = work_of(file, context=512, depth=depth, concurrency=options.concurrency or 1)
@@ -49,7 +49,7 @@ def test_a_draft_takes_a_layer_and_the_head(tmp_path: Path, measured: list[str])
     """Behind the text, of which the layer sees no more than it holds; its memory is that of this device."""
     path = with_predictor(tmp_path)
     for depth, attention_s in ((300, 300e-6), (5000, 1024e-6)):
-        draft = of(path, depth, draft="mtp")
+        draft = own_layers(path, depth, draft="mtp")
         assert draft is not None
         assert draft.guess_s == pytest.approx(0.001 + 0.01 + 0.1 + attention_s)
     assert (draft.name, draft.acceptance, draft.worker) == ("mtp", ACCEPTANCE["mtp"], None)
@@ -59,13 +59,13 @@ def test_a_draft_takes_a_layer_and_the_head(tmp_path: Path, measured: list[str])
 
 def test_auto_counts_on_them_as_it_drafts(tmp_path: Path, measured: list[str]) -> None:
     path = with_predictor(tmp_path)
-    found = {name: of(path, **how) for name, how in {
+    results = {name: own_layers(path, **how) for name, how in {
         "auto": {"draft": "auto"},
         "within a budget": {"draft": "auto", "memory": 1 << 30},
         "asked": {"draft": "mtp", "memory": 1 << 30, "acceptance": 0.5},
         "ngram": {"draft": "ngram"},
     }.items()}  # fmt: skip
-    kinds = {name: (draft.name, draft.acceptance) for name, draft in found.items() if draft is not None}
+    kinds = {name: (draft.name, draft.acceptance) for name, draft in results.items() if draft is not None}
     assert kinds == {
         "auto": ("mtp", 0.8), "within a budget": ("ngram", 0.4), "asked": ("mtp", 0.5), "ngram": ("ngram", 0.4),
     }  # fmt: skip
@@ -76,12 +76,12 @@ def test_recurrent_layers_have_the_drafts_that_they_can_forget(tmp_path: Path) -
     """Those of one window, of one request."""
     path = with_predictor(tmp_path, "qwen35")
     for how in ("auto", "mtp", "ngram"):
-        draft = of(path, draft=how)
+        draft = own_layers(path, draft=how)
         assert draft is not None
         assert draft.rollback == ROLLBACK_ROWS
-    assert of(path, draft="auto", concurrency=2) is None
+    assert own_layers(path, draft="auto", concurrency=2) is None
     with pytest.raises(PlanError, match="cannot forget a draft that was wrong with several requests at once"):
-        of(path, draft="ngram", concurrency=2)
-    other = of(with_predictor(tmp_path), draft="auto", concurrency=2)
+        own_layers(path, draft="ngram", concurrency=2)
+    other = own_layers(with_predictor(tmp_path), draft="auto", concurrency=2)
     assert other is not None
     assert other.rollback is None

@@ -144,12 +144,12 @@ def test_links_are_what_the_page_says() -> None:
 def test_prompts_share_the_links_of_the_blocks_that_they_begin_with(
     start: list[int], a: list[int], b: list[int], block: int
 ) -> None:
-    one, other = start + a, start + b
-    both = [block_hashes(KEY, tokens, block) for tokens in (one, other)]
-    assert [len(chain) for chain in both] == [len(one) // block, len(other) // block]
+    first, other = start + a, start + b
+    both = [block_hashes(KEY, tokens, block) for tokens in (first, other)]
+    assert [len(chain) for chain in both] == [len(first) // block, len(other) // block]
     assert all(len(block_hash) == 32 for chain in both for block_hash in chain)
     for end in range(1, min(map(len, both)) + 1):
-        assert (both[0][end - 1] == both[1][end - 1]) == (one[: end * block] == other[: end * block])
+        assert (both[0][end - 1] == both[1][end - 1]) == (first[: end * block] == other[: end * block])
 
 
 @given(TOKENS, BLOCKS, st.integers(0, 31), st.integers(0, 7))

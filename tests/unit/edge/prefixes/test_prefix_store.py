@@ -218,11 +218,11 @@ def test_how_a_file_is_read(store: PrefixStore, monkeypatch: pytest.MonkeyPatch)
     refuses = threading.Event()
     read, flags = os.preadv, []
 
-    def noted(handle: int, *of: Any) -> int:
+    def noted(handle: int, *total: Any) -> int:
         flags.append(bool(fcntl.fcntl(handle, fcntl.F_GETFL) & prefix_store._DIRECT))
         if flags[-1] and refuses.is_set():
             raise OSError(errno.EINVAL, "no direct reads here")
-        return read(handle, *of)
+        return read(handle, *total)
 
     monkeypatch.setattr(os, "preadv", noted)
     assert store.write(name(1), b"abc")

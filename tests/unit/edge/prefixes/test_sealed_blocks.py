@@ -62,7 +62,7 @@ def one_by_one(blocks: SealedBlocks, i: int, data: bytes | None = None) -> None:
         blocks.keep([CHAIN[i]], block(i) if data is None else data)
 
 
-def taken(store: PrefixStore, key: bytes = KEY) -> list[bytes]:
+def blocks_of(store: PrefixStore, key: bytes = KEY) -> list[bytes]:
     """Return what another process would find."""
     return all_of(SealedBlocks(store, key).take(CHAIN))
 
@@ -165,12 +165,12 @@ def test_a_block_that_is_there_is_touched_and_not_written_again(store: PrefixSto
 
 def test_with_another_key_nothing_is_there(store: PrefixStore) -> None:
     keep(store, 2)
-    assert taken(store, OTHER_KEY) == []
+    assert blocks_of(store, OTHER_KEY) == []
     keep(store, 2, OTHER_KEY)
-    assert taken(store, OTHER_KEY) == taken(store) == [block(0), block(1)]
+    assert blocks_of(store, OTHER_KEY) == blocks_of(store) == [block(0), block(1)]
     for block_hash in CHAIN[:2]:
         path_of(store, block_hash, OTHER_KEY).replace(path_of(store, block_hash))
-    assert taken(store) == []
+    assert blocks_of(store) == []
     assert not path_of(store, CHAIN[0]).exists()
 
 
@@ -179,10 +179,10 @@ def test_under_another_name_nothing_is_there(store: PrefixStore) -> None:
     first, second = (path_of(store, block_hash) for block_hash in CHAIN[:2])
     first.replace(second)
     first.write_bytes(path_of(store, CHAIN[2]).read_bytes())
-    assert taken(store) == []
+    assert blocks_of(store) == []
     assert not first.exists()
     keep(store, 1)
-    assert taken(store) == [block(0)]
+    assert blocks_of(store) == [block(0)]
     assert not second.exists()
 
 
@@ -195,10 +195,10 @@ def test_a_block_with_a_byte_changed_is_removed(store: PrefixStore, at: int) -> 
         content[at] ^= 1 << bit
         path.write_bytes(content)
         content[at] ^= 1 << bit
-        assert taken(store) == []
+        assert blocks_of(store) == []
         assert not path.exists()
     path.write_bytes(content)
-    assert taken(store) == [block(0), block(1)]
+    assert blocks_of(store) == [block(0), block(1)]
 
 
 def test_a_block_that_was_cut_or_grew_is_removed(store: PrefixStore) -> None:
@@ -207,7 +207,7 @@ def test_a_block_that_was_cut_or_grew_is_removed(store: PrefixStore) -> None:
     content = path.read_bytes()
     for wrong in (*(content[:n] for n in range(len(content))), content + b"\0", content + content, content[1:]):
         path.write_bytes(wrong)
-        assert taken(store) == []
+        assert blocks_of(store) == []
         assert not path.exists()
 
 
@@ -219,13 +219,13 @@ def test_blocks_before_a_damaged_one_are_taken(store: PrefixStore, room: int, mo
     content[-1] ^= 1
     path_of(store, CHAIN[4]).write_bytes(content)
     assert SealedBlocks(store, KEY).count(CHAIN) == 10
-    assert taken(store) == [block(i) for i in range(4)]
+    assert blocks_of(store) == [block(i) for i in range(4)]
     assert SealedBlocks(store, KEY).count(CHAIN) == 4
     keep(store)
-    assert taken(store) == [block(i) for i in range(10)]
+    assert blocks_of(store) == [block(i) for i in range(10)]
     path_of(store, CHAIN[4]).write_bytes(b"edge.kv\x01" + bytes(100))  # another version
     assert SealedBlocks(store, KEY).count(CHAIN) == 4
-    assert taken(store) == [block(i) for i in range(4)]
+    assert blocks_of(store) == [block(i) for i in range(4)]
     assert not path_of(store, CHAIN[4]).exists()
 
 
@@ -243,7 +243,7 @@ def test_what_is_no_file_is_no_block(store: PrefixStore, tmp_path: Path) -> None
         assert blocks.count(CHAIN[n:]) == 0
         assert all_of(blocks.take(CHAIN[n:])) == []
     blocks = keep(store, 4)
-    assert taken(store) == [block(0), block(1)]
+    assert blocks_of(store) == [block(0), block(1)]
     assert (blocks.kept_blocks, blocks.dropped_blocks) == (3, 1)
     assert blocks.problem == f"a prompt is not kept in {store.folder}: Is a directory"
 
@@ -380,20 +380,20 @@ def test_reading_is_ahead_by_so_much_and_ends_with_the_iterator(gate: Gate, monk
     gate.may_write.set()
     gate.may_read.set()
     keep(gate)
-    made: list[int] = []
+    built: list[int] = []
     monkeypatch.setattr(sealed, "AHEAD_BYTES", 2 * PAGE)  # one page is read, one is taken: each has room for one file
     monkeypatch.setattr(
-        reading, "AddressSpace", lambda n_bytes, **how: made.append(n_bytes) or AddressSpace(n_bytes, **how)
+        reading, "AddressSpace", lambda n_bytes, **how: built.append(n_bytes) or AddressSpace(n_bytes, **how)
     )
     blocks = SealedBlocks(gate, KEY)
     unused = blocks.take(CHAIN)
     gate.n_looked_for = 0
-    assert (made, readers()) == ([], [])
+    assert (built, readers()) == ([], [])
     iterator = blocks.take(CHAIN)
     assert next(iterator)[0] == block(0)
     assert readers()
     iterator.close()
-    assert made == [PAGE, PAGE]
+    assert built == [PAGE, PAGE]
     assert gate.n_looked_for <= 4  # each found out that there is no room for one more
     assert readers() == []
     del unused
@@ -418,7 +418,7 @@ def how_read(gate: Gate, monkeypatch: pytest.MonkeyPatch, took: Iterable[float])
 
     with monkeypatch.context() as patched:
         patched.setattr(time, "perf_counter", clock)
-        assert taken(gate) == [block(i) for i in range(10)]
+        assert blocks_of(gate) == [block(i) for i in range(10)]
     return gate.direct
 
 
@@ -449,7 +449,7 @@ def test_a_disk_that_does_not_answer_has_no_blocks(gate: Gate, monkeypatch: pyte
             thread.join(WAIT_S)
     assert readers() == []
     monkeypatch.setattr(reading, "READ_TIMEOUT_S", WAIT_S)
-    assert taken(gate) == [block(0), block(1), block(2)]
+    assert blocks_of(gate) == [block(0), block(1), block(2)]
 
 
 def test_a_full_disk_keeps_what_it_can(tmp_path: Path) -> None:
@@ -502,17 +502,17 @@ def written(folder: Path, n_blocks: int) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("kept", [1, 5, 20])
-def test_a_killed_writer_leaves_whole_blocks(tmp_path: Path, kept: int) -> None:
+@pytest.mark.parametrize("whole_blocks", [1, 5, 20])
+def test_a_killed_writer_leaves_whole_blocks(tmp_path: Path, whole_blocks: int) -> None:
     with written(tmp_path, N_BLOCKS) as child:
         assert child.stdout
-        while int(child.stdout.readline()) < kept:
+        while int(child.stdout.readline()) < whole_blocks:
             pass
         child.kill()
     blocks = SealedBlocks(PrefixStore(tmp_path, 1 << 30), KEY)
     chain = [b"%032d" % i for i in range(N_BLOCKS)]
     n_there = blocks.count(chain)
-    assert kept <= n_there < N_BLOCKS
+    assert whole_blocks <= n_there < N_BLOCKS
     for i, (data, _, _) in enumerate(blocks.take(chain)):
         assert data == bytes([i % 251]) * 200_000
     assert blocks.count(chain) == n_there  # none was damaged
@@ -524,8 +524,8 @@ def test_two_processes_write_the_same_blocks(tmp_path: Path) -> None:
         with child:
             assert child.communicate()[0].endswith("\nwhole None\n")
         assert child.returncode == 0
-    taken = all_of(SealedBlocks(PrefixStore(tmp_path, 1 << 30), KEY).take([b"%032d" % i for i in range(60)]))
-    assert taken == [bytes([i]) * 200_000 for i in range(60)]
+    used = all_of(SealedBlocks(PrefixStore(tmp_path, 1 << 30), KEY).take([b"%032d" % i for i in range(60)]))
+    assert used == [bytes([i]) * 200_000 for i in range(60)]
     assert len(list(tmp_path.iterdir())) == 60
 
 
@@ -547,11 +547,11 @@ def keep_all(blocks: SealedBlocks, tokens: Sequence[int], a_file: int) -> None:
 def restored(tokens: Sequence[int], start: int, runs: Iterable[tuple[memoryview, int, int]]) -> int:
     """Return how many of the tokens' blocks come, from block `start` on. What comes must be theirs."""
     at = start
-    for data, n_blocks, n_wanted in runs:
-        assert 0 < n_wanted <= n_blocks <= MOST_BLOCKS
+    for data, n_blocks, n_shared in runs:
+        assert 0 < n_shared <= n_blocks <= MOST_BLOCKS
         assert len(data) == at + n_blocks  # and so it is the file that begins here
-        assert list(data[: at + n_wanted]) == list(tokens[: at + n_wanted])
-        at += n_wanted
+        assert list(data[: at + n_shared]) == list(tokens[: at + n_shared])
+        at += n_shared
     return at - start
 
 

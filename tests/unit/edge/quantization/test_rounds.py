@@ -101,7 +101,7 @@ def test_people_are_told_how_long_it_goes_on_at_most_and_what_decides_that(withi
     source = Source(SMOOTH)
     source.run(within_s)
     assert [_time_left(left_s) for *_, left_s in source.reported] == [
-        f"at most {one} left (--minutes)" for one in words
+        f"at most {word} left (--minutes)" for word in words
     ]
 
 

@@ -56,10 +56,10 @@ def test_chunks_are_the_slice(model: Path, recipe: Recipe, data: st.DataObject) 
             patch.setattr(cutting, "_SMALL_PIECE_BYTES", 30)
             patch.setattr(cutting, "_NEAR_BYTES", 20)
             patch.setattr(cutting, "_REGION_BYTES", 60)
-        found = list(chunks(recipe, model, start, size))
-    assert b"".join(found) == expected[start:]
-    assert all(len(chunk) == size for chunk in found[:-1])
-    assert all(found)
+        result = list(chunks(recipe, model, start, size))
+    assert b"".join(result) == expected[start:]
+    assert all(len(chunk) == size for chunk in result[:-1])
+    assert all(result)
     assert digest_of(recipe, model) == hashlib.sha256(expected).hexdigest()
 
 

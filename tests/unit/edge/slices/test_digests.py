@@ -113,9 +113,9 @@ def test_a_damaged_memory_only_costs_time(tmp_path: Path, state: Path, damaged: 
     (state / "digests.json").write_bytes(damaged)
     assert Digests(state).file_digest(path) == digest
     assert Digests(state).slice_digest(recipe, path) == hashlib.sha256(b"ode").hexdigest()
-    found = json.loads((state / "digests.json").read_bytes())
-    assert found["files"][str(path)]["sha256"] == digest
-    assert recipe.key in found["slices"]
+    result = json.loads((state / "digests.json").read_bytes())
+    assert result["files"][str(path)]["sha256"] == digest
+    assert recipe.key in result["slices"]
 
 
 def test_a_wrong_entry_in_the_memory_is_not_taken(tmp_path: Path, state: Path) -> None:

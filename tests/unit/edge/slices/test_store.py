@@ -307,7 +307,7 @@ class Model:
     def __init__(self, seed: int, size: int) -> None:
         self.data = content(seed, size)
         self.digest = sha(self.data)
-        self.held = 0
+        self.written = 0
         self.is_whole = False
         self.partial: Partial | None = None
         self.uses: list[AbstractContextManager[Path]] = []
@@ -340,21 +340,21 @@ class StoreMachine(RuleBasedStateMachine):
         """It is now what was used last."""
         self.order = [m for m in self.order if m is not model] + [model]
 
-    def evicted(self, wanted: Model | None, n_bytes: int) -> list[Model] | None:
+    def evicted(self, expected: Model | None, n_bytes: int) -> list[Model] | None:
         """Return what has to go for `n_bytes`; None if that is not enough."""
-        others = [m for m in self.order if m is not wanted]
-        over = sum(len(m.data) if m.partial else m.held for m in others) + n_bytes - self.LIMIT
+        others = [m for m in self.order if m is not expected]
+        over = sum(len(m.data) if m.partial else m.written for m in others) + n_bytes - self.LIMIT
         result = []
         for model in others:
             if over > 0 and not model.partial and not model.uses:
                 result.append(model)
-                over -= model.held
+                over -= model.written
         return result if over <= 0 else None
 
     def forget(self, models: list[Model]) -> None:
         """They are gone."""
         for model in models:
-            model.held, model.is_whole = 0, False
+            model.written, model.is_whole = 0, False
             self.order.remove(model)
 
     @rule(i=st.integers(0, 7))
@@ -372,7 +372,7 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             self.forget(gone)
             model.partial = self.store.receive(model.digest, len(model.data))
-            assert model.partial.received == model.held
+            assert model.partial.received == model.written
             self.touched(model)
 
     @precondition(lambda self: any(model.partial for model in self.slices))
@@ -380,8 +380,8 @@ class StoreMachine(RuleBasedStateMachine):
     def write(self, data: st.DataObject, n: int, damage: bool) -> None:
         model = data.draw(st.sampled_from([m for m in self.slices if m.partial]))
         assert model.partial
-        chunk = model.data[model.held : model.held + n]
-        if damage and model.held + len(chunk) == len(model.data) and chunk:
+        chunk = model.data[model.written : model.written + n]
+        if damage and model.written + len(chunk) == len(model.data) and chunk:
             model.partial.write(bytes(b ^ 1 for b in chunk))
             with pytest.raises(DigestMismatch):
                 model.partial.commit()
@@ -389,21 +389,21 @@ class StoreMachine(RuleBasedStateMachine):
             self.forget([model])
             return
         model.partial.write(chunk)
-        model.held += len(chunk)
+        model.written += len(chunk)
 
     @precondition(lambda self: any(model.partial for model in self.slices))
     @rule(data=st.data(), commit=st.booleans())
     def finish(self, data: st.DataObject, commit: bool) -> None:
         model = data.draw(st.sampled_from([m for m in self.slices if m.partial]))
         assert model.partial
-        if commit and model.held == len(model.data):
+        if commit and model.written == len(model.data):
             model.partial.commit()
             model.is_whole = True
         else:
             model.partial.close()
         model.partial = None
         self.touched(model)
-        if not model.held:
+        if not model.written:
             self.order.remove(model)
 
     @rule(i=st.integers(0, 7))
@@ -411,9 +411,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.receive(i)
         model = self.slices[i]
         if model.partial:
-            model.partial.write(model.data[model.held :])
+            model.partial.write(model.data[model.written :])
             model.partial.commit()
-            model.held, model.is_whole, model.partial = len(model.data), True, None
+            model.written, model.is_whole, model.partial = len(model.data), True, None
             self.touched(model)
 
     @rule(i=st.integers(0, 7))
@@ -460,13 +460,13 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.used_bytes() <= self.LIMIT
         names = {f"{m.digest}.slice" if m.is_whole else f"{m.digest}.{len(m.data)}.partial" for m in self.order}
         assert {path.name for path in self.store.folder.iterdir()} - {".lock"} == names
-        assert self.store.used_bytes() == sum(model.held for model in self.order)
+        assert self.store.used_bytes() == sum(model.written for model in self.order)
 
     @invariant()
     def times_tell_what_was_used_last(self) -> None:
         names = [model.digest for model in self.order if not model.partial]
-        found = [path for path in self.store.folder.iterdir() if path.name.split(".")[0] in names]
-        assert [path.name.split(".")[0] for path in sorted(found, key=lambda path: path.stat().st_atime_ns)] == names
+        results = [path for path in self.store.folder.iterdir() if path.name.split(".")[0] in names]
+        assert [path.name.split(".")[0] for path in sorted(results, key=lambda path: path.stat().st_atime_ns)] == names
 
 
 StoreMachine.TestCase.settings = settings(max_examples=some(20, 60), stateful_step_count=40, deadline=None)

@@ -24,7 +24,7 @@ class Small:
 
     def __init__(self, context: int = 4096, token_s: float = 0.003, draft_s: float = 0.03) -> None:
         self.context, self._token_s, self._draft_s = context, token_s, draft_s
-        self.now, self.computed, self.held = 0.0, 0, list[int]()
+        self.now, self.computed, self.computed_tokens = 0.0, 0, list[int]()
         self.texts: list[int] = []  # lengths of all that it was asked to continue
         self.answer: list[int] = []
 
@@ -33,17 +33,17 @@ class Small:
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         assert 0 < len(tokens) <= self.context - n
-        new = len(tokens) - min(common_prefix(self.held, tokens), len(tokens) - 1)
+        new = len(tokens) - min(common_prefix(self.computed_tokens, tokens), len(tokens) - 1)
         self.computed += new
         self.now += new * self._token_s + n * self._draft_s
         self.texts.append(len(tokens))
         place = tokens[-1] + 1
         drafted = [place + i for i in range(n)]
-        self.held = [*tokens, *drafted[:-1]]
+        self.computed_tokens = [*tokens, *drafted[:-1]]
         return drafted
 
 
-class Asked:
+class TextSlot:
     """A request whose first token was chosen."""
 
     left, sequence = 1 << 20, 0
@@ -64,10 +64,10 @@ class Answering:
 
     def answer(self, tokens: int) -> float:
         """Return how many times as fast as without drafts an answer of so many tokens came."""
-        speculation, request = self.speculation, Asked(self.prompt)
+        speculation, request = self.speculation, TextSlot(self.prompt)
         speculation.begin()
-        began, made = self.small.now, 0
-        while made < tokens:
+        began, built = self.small.now, 0
+        while built < tokens:
             rows, _ = speculation.shape([request], 16, 1)
             window = speculation.draft(request, request.answer[-1:], rows)
             used = 1
@@ -76,9 +76,9 @@ class Answering:
             self.small.now += PLAIN_S * self._costs[len(window)]
             speculation.verified([VerifyResult(len(window), used)])
             request.answer += [request.answer[-1] + 1 + i for i in range(used)]
-            made += used
+            built += used
         speculation.ended(request)
-        return made * PLAIN_S / (self.small.now - began)
+        return built * PLAIN_S / (self.small.now - began)
 
 
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
@@ -164,10 +164,10 @@ def test_texts_fit_a_small_context(context: int) -> None:
 
 def test_who_shares_a_model_does_not_count_on_what_the_other_left() -> None:
     small, pace = Small(), DraftPace()
-    one, other = (ModelDrafts(small, pace, small.clock) for _ in range(2))
-    for drafts, prompt in ((one, PROMPT), (other, list(range(5000, 5100)))):
+    first, other = (ModelDrafts(small, pace, small.clock) for _ in range(2))
+    for drafts, prompt in ((first, PROMPT), (other, list(range(5000, 5100)))):
         drafts.begin(prompt)
         drafts.catch_up(lambda _: True)
         drafts.draft(2)
-    assert one.behind_s == pytest.approx(12 * pace.token_s)  # its end would be taken in again
+    assert first.behind_s == pytest.approx(12 * pace.token_s)  # its end would be taken in again
     assert other.behind_s == pytest.approx(0.0)

@@ -29,7 +29,7 @@ def test_they_are_of_the_text_and_reach_as_far_back_as_they_can(seed: int) -> No
     rng = np.random.default_rng(seed)
     states, most = HiddenStates(N_EMBD, most=24), 24
     texts: dict[int, list[int]] = {0: [], 1: []}
-    held: dict[int, dict[int, int]] = {0: {}, 1: {}}  # tokens by position, of what was computed in a row
+    current: dict[int, dict[int, int]] = {0: {}, 1: {}}  # tokens by position, of what was computed in a row
     for _ in range(200):
         sequence = int(rng.integers(2))
         text = texts[sequence]
@@ -45,18 +45,18 @@ def test_they_are_of_the_text_and_reach_as_far_back_as_they_can(seed: int) -> No
         new = rng.integers(0, 4, int(rng.integers(1, 7))).tolist()
         at = range(len(text), len(text) + len(new))
         add(states, [sequence] * len(new), new, list(at))
-        own = held[sequence]
+        own = current[sequence]
         if at.start - 1 not in own:
             own.clear()
-        held[sequence] = {p: token for p, token in own.items() if p < at.start} | dict(zip(at, new, strict=True))
+        current[sequence] = {p: token for p, token in own.items() if p < at.start} | dict(zip(at, new, strict=True))
         text += new
         start = int(rng.integers(len(text)))
-        asked = np.array([*text[start:], 9], np.int32)
-        first, rows = states.behind(sequence, asked, start)
+        request = np.array([*text[start:], 9], np.int32)
+        first, rows = states.behind(sequence, request, start)
         assert first + len(rows) == len(text)
         assert rows.tolist() == [state(text[p], p) for p in range(first, len(text))]
         longest = first
-        while longest - 1 >= start and held[sequence].get(longest - 1) == text[longest - 1]:
+        while longest - 1 >= start and current[sequence].get(longest - 1) == text[longest - 1]:
             longest -= 1
         assert first == longest or len(rows) >= min(most // 2, len(text) - start)
 
@@ -87,10 +87,10 @@ def test_many_sequences_have_none() -> None:
     states = HiddenStates(N_EMBD)
     many = list(range(FEW + 1))
     add(states, many, [1] * len(many), [0] * len(many))
-    assert not any(len(states.behind(one, np.array([1, 2], np.int32), 0)[1]) for one in many)
-    for one in many:
-        add(states, [one], [1], [0])
-    assert [len(states.behind(one, np.array([1, 2], np.int32), 0)[1]) for one in many] == [0, *[1] * FEW]
+    assert not any(len(states.behind(item, np.array([1, 2], np.int32), 0)[1]) for item in many)
+    for item in many:
+        add(states, [item], [1], [0])
+    assert [len(states.behind(entry, np.array([1, 2], np.int32), 0)[1]) for entry in many] == [0, *[1] * FEW]
 
 
 def test_one_thread_at_a_time_looks_up_and_adds() -> None:

@@ -14,22 +14,22 @@ TEXTS = st.lists(st.integers(0, 3), max_size=40)
 
 def drafts(text: Sequence[int]) -> NgramDrafts:
     """That took in a text in pieces."""
-    found = NgramDrafts()
-    found.begin(text[: len(text) // 2])
+    result = NgramDrafts()
+    result.begin(text[: len(text) // 2])
     for token in text[len(text) // 2 :]:
-        found.extend([token])
-    return found
+        result.extend([token])
+    return result
 
 
 def by_definition(text: Sequence[int], n: int, assumed: Sequence[int]) -> list[int]:
     """Draft from the place where most is the same, among the last places behind the last two tokens."""
     whole = [*text, *assumed]
     places = [i for i in range(len(text) - 1, LEAST - 1, -1) if text[i - LEAST : i] == whole[-LEAST:]][:_MOST_PLACES]
-    found = {}
+    results = {}
     for place in places:
         equal = (a == b for a, b in zip(reversed(text[:place]), reversed(whole), strict=False))
-        found[place] = sum(1 for _ in itertools.takewhile(bool, equal))
-    best = max(found, key=found.__getitem__, default=0)
+        results[place] = sum(1 for _ in itertools.takewhile(bool, equal))
+    best = max(results, key=results.__getitem__, default=0)
     following = [*text[best : best + n], *assumed]
     return [following[i % len(following)] for i in range(n)] if best else []
 

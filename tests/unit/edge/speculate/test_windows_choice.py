@@ -37,10 +37,10 @@ def vocabulary() -> Iterator[llama.Model]:
 
 def plain(n_tokens: int) -> list[int]:
     """Return the model's answer to the prompt."""
-    held = list(PROMPT)
+    current = list(PROMPT)
     for _ in range(n_tokens):
-        held.append(StagedModel.token_after(held))
-    return held[len(PROMPT) :]
+        current.append(StagedModel.token_after(current))
+    return current[len(PROMPT) :]
 
 
 ANSWER = plain(1100)
@@ -110,16 +110,16 @@ def test_answers_are_the_same(
     drafter = speculate(Sometimes(right, seed, ends), choice=lambda: AnyShape(seed))
     scheduler = one_slot(engine, drafter)
     responses = generate(scheduler, PROMPT, GREEDY, max_tokens=n_tokens)
-    found = ids([response for _, response in zip(range(left_at), responses, strict=False)])
+    result = ids([response for _, response in zip(range(left_at), responses, strict=False)])
     responses.close()  # type: ignore[attr-defined]
     most = min(n_tokens, context - len(PROMPT) + 1, left_at)
-    assert found == ANSWER[:most]
+    assert result == ANSWER[:most]
     assert engine.uncollected == 0
-    held = tokens_of(scheduler)
-    assert held == [*PROMPT, *ANSWER][: len(held)]
+    current = tokens_of(scheduler)
+    assert current == [*PROMPT, *ANSWER][: len(current)]
     if left_at:
-        assert len(held) >= len(PROMPT) + most - 1  # some may be chosen that were not told yet
-        assert engine.replacements.engine.held == held  # type: ignore[attr-defined]
+        assert len(current) >= len(PROMPT) + most - 1  # some may be chosen that were not told yet
+        assert engine.replacements.engine.tokens == current  # type: ignore[attr-defined]
     stats = drafter.stats
     assert stats.accepted <= stats.drafted <= stats.rows
 
@@ -132,13 +132,13 @@ def test_windows_in_flight_are_computed_again_where_another_engine_takes_over_be
     engine = replaceable(first, lambda error: second)  # type: ignore[arg-type, return-value]
     scheduler = one_slot(engine, speculate(Sometimes(0.7), choice=lambda: AnyShape(1)))
     responses = generate(scheduler, PROMPT, GREEDY, max_tokens=60)
-    found = ids([next(responses)])
+    result = ids([next(responses)])
     while len(engine.replacements.ready) < 2:
-        found += ids([next(responses)])
+        result += ids([next(responses)])
         engine.replacements.take_in()
     engine.replacements.switch_to(lambda: second)  # type: ignore[arg-type, return-value]
-    found += ids(list(responses))
-    assert found == ANSWER[:60]
+    result += ids(list(responses))
+    assert result == ANSWER[:60]
     assert (engine.replacements.engine, engine.replacements.moves, engine.uncollected) == (second, 1, 0)
 
 
@@ -221,8 +221,8 @@ def test_where_drafts_keep_a_stage_the_gain_is_near_the_formula(vocabulary: llam
 
 def test_drafts_that_are_never_right_turn_it_off(vocabulary: llama.Model) -> None:
     """Few are made in 300 tokens, and those are trials."""
-    found = Conversation(vocabulary, 0.0, STEEP, *SETTINGS["two stages"], 300)
-    assert found.drafter.stats.drafted <= 40
+    result = Conversation(vocabulary, 0.0, STEEP, *SETTINGS["two stages"], 300)
+    assert result.drafter.stats.drafted <= 40
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

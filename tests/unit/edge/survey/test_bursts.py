@@ -61,12 +61,12 @@ def clocked(patch: pytest.MonkeyPatch, clock: Clock) -> None:
 @pytest.mark.parametrize("begins", [0.0, 0.3, 0.5, 0.8])
 def test_one_burst_changes_no_figure_but_p99(begins: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """5 ms are gone from every message for a quarter of the measurement."""
-    found = []
+    results = []
     for gone in (lambda now: 0.0, lambda now: 0.005 if begins <= now < begins + 0.25 else 0.0):
         clock = Clock(gone)
         clocked(monkeypatch, clock)
-        found.append(measure(Modelled(clock, 1e-4, 1e9), 1.0))
-    quiet, burst = found
+        results.append(measure(Modelled(clock, 1e-4, 1e9), 1.0))
+    quiet, burst = results
     assert quiet.latency_s == pytest.approx(1e-4, rel=0.01)
     assert quiet.send_bytes_per_s == pytest.approx(1e9, rel=0.05)
     assert quiet.receive_bytes_per_s == pytest.approx(1e9, rel=0.05)
@@ -78,14 +78,14 @@ def test_one_burst_changes_no_figure_but_p99(begins: float, monkeypatch: pytest.
 
 def trials(patch: pytest.MonkeyPatch, **takes: Sequence[float | Exception]) -> dict[str, Trial]:
     """Two ways; what the round trips of each try take, in turn, the last one from then on."""
-    left = {kind: list(of) for kind, of in takes.items()}
+    left = {kind: list(take) for kind, take in takes.items()}
     ways = {kind: Trial(memory_link.pair()[0]) for kind in takes}
     kinds = {id(trial.link): kind for kind, trial in ways.items()}
 
     def round_trips(link: Any, n_bytes: int, seconds: float) -> list[float]:
         assert n_bytes == TENSOR_BYTES
-        of = left[kinds[id(link)]]
-        took = of.pop(0) if len(of) > 1 else of[0]
+        total = left[kinds[id(link)]]
+        took = total.pop(0) if len(total) > 1 else total[0]
         if isinstance(took, Exception):
             raise took
         return [took] * 20
@@ -124,15 +124,15 @@ def test_the_reasons_for_a_way(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize(("breaks", "kept"), [(USUAL, OTHER), (OTHER, USUAL)])
-def test_a_way_that_breaks_is_not_taken(breaks: str, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    takes: dict[str, list[float | Exception]] = {breaks: [1e-4, LinkClosed("gone")], kept: [9e-4]}
+@pytest.mark.parametrize(("breaks", "remaining"), [(USUAL, OTHER), (OTHER, USUAL)])
+def test_a_way_that_breaks_is_not_taken(breaks: str, remaining: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    takes: dict[str, list[float | Exception]] = {breaks: [1e-4, LinkClosed("gone")], remaining: [9e-4]}
     if breaks == OTHER:
         takes[breaks] = [LinkClosed("gone")]
     failed: dict[str, Any] = {}
     ways = trials(monkeypatch, **takes)
-    assert dialler([]).compare(ways, failed)[0] == kept
-    assert list(ways) == [kept]
+    assert dialler([]).compare(ways, failed)[0] == remaining
+    assert list(ways) == [remaining]
     assert list(failed) == [breaks]
 
 
@@ -141,7 +141,7 @@ class Reported(EngineSession):
 
     def __init__(self, rank: int, events: Sequence[pb.Event]) -> None:
         super().__init__(f"d{rank}", rank)
-        self.asked: list[pb.Command] = []
+        self.commands: list[pb.Command] = []
         for event in events:
             self._events.put(event)
 
@@ -149,7 +149,7 @@ class Reported(EngineSession):
         pass
 
     def _send(self, command: pb.Command) -> None:
-        self.asked.append(command)
+        self.commands.append(command)
 
 
 def test_links_are_surveyed_twice_and_the_best_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,10 +169,10 @@ def test_links_are_surveyed_twice_and_the_best_is_remembered(tmp_path: Path, mon
     assert links.between["local", "x"].latency_s == pytest.approx(1e-4)
     assert links.between["local", "x"].bytes_per_s == 1e9
     assert links.between["x", "local"].bytes_per_s == 9e8
-    assert len(a.asked) == 2
+    assert len(a.commands) == 2
     assert pauses == [pytest.approx(0.6)]  # longer than a burst of half a second
     again = measure_links([a, b], ["local", "x"], [[state], []], lambda: pairs.append(1), **how)
-    assert len(a.asked) == 2  # remembered
+    assert len(a.commands) == 2  # remembered
     assert again.between["local", "x"].bytes_per_s == 1e9
     assert len(pairs) == 2
 

@@ -39,9 +39,9 @@ def remembered(folder: Path, speed: DeviceSpeed) -> DeviceSpeed:
 
 
 def test_figures_of_steps() -> None:
-    found = steps(2 * MS, n=100, slow=30)
-    assert found.compute_ms == Figure(2.0, 20.0, 2.0)
-    assert Summary.from_json(found.to_json()) == found
+    result = steps(2 * MS, n=100, slow=30)
+    assert result.compute_ms == Figure(2.0, 20.0, 2.0)
+    assert Summary.from_json(result.to_json()) == result
     times = StepTimes()
     for i in range(100):
         times.add(StepTime(1, compute_s=i * MS))
@@ -58,7 +58,7 @@ def test_how_far_off() -> None:
 
 
 def plan(by: list[DeviceSpeed], shares: tuple[float, float]) -> Plan:
-    return make_plan(work(8).limits, "m", "0" * 64, [one.device for one in by], "tensor", shares)
+    return make_plan(work(8).limits, "m", "0" * 64, [item.device for item in by], "tensor", shares)
 
 
 @pytest.mark.parametrize("kind", ["tensor", "pipeline"])
@@ -67,20 +67,20 @@ def test_what_each_rank_computes(kind: str) -> None:
     doing = work(8, depth=10)
     mine = device(LOCAL, 4 * MS, half_s=2.5 * MS, head_s=8 * MS, step_s=MS, token_s=1e-6)
     its = device(PI, 8 * MS, half_s=4 * MS, head_s=16 * MS, token_s=2e-6)
-    made = make_plan(doing.limits, "m", "0" * 64, [LOCAL, PI], kind, (3, 1))
-    found = compute_s(made, doing, {LOCAL: mine, PI: its}, linked([LOCAL, PI]))
+    built = make_plan(doing.limits, "m", "0" * 64, [LOCAL, PI], kind, (3, 1))
+    result = compute_s(built, doing, {LOCAL: mine, PI: its}, linked([LOCAL, PI]))
     if kind == "pipeline":
-        [first, last] = (made.slice(rank).layers for rank in range(2))
+        [first, last] = (built.slice(rank).layers for rank in range(2))
         n, m = len(first), len(last)
-        assert found == pytest.approx([MS + n * (4 * MS + 1e-5), m * (8 * MS + 2e-5) + 16 * MS])
+        assert result == pytest.approx([MS + n * (4 * MS + 1e-5), m * (8 * MS + 2e-5) + 16 * MS])
         return
-    [a, b] = (made.shard(rank) for rank in range(2))
+    [a, b] = (built.shard(rank) for rank in range(2))
     part = 0.25 * len(a.heads) / 8 + 0.75 * len(a.ff) / 64
     mine_s = MS + 8 * (MS + 3 * MS * part + 1e-5 * len(a.heads) / 8) + 8 * MS * len(a.vocab) / 1024
-    assert found[0] == pytest.approx(mine_s, rel=0.02)
+    assert result[0] == pytest.approx(mine_s, rel=0.02)
     part = 0.25 * len(b.heads) / 8 + 0.75 * len(b.ff) / 64
     its_s = 8 * (8 * MS * part + 2e-5 * len(b.heads) / 8) + 16 * MS * len(b.vocab) / 1024
-    assert found[1] == pytest.approx(its_s, rel=0.02)
+    assert result[1] == pytest.approx(its_s, rel=0.02)
 
 
 def test_the_next_plan_is_better(tmp_path: Path) -> None:
@@ -88,16 +88,16 @@ def test_the_next_plan_is_better(tmp_path: Path) -> None:
     doing, links = work(8), linked([LOCAL, PI])
     true = [device(LOCAL, 4 * MS), device(PI, 4.6 * MS)]
     thought = [device(LOCAL, 4 * MS), device(PI, 4 * MS)]
-    speeds = [remembered(tmp_path, one) for one in thought]
-    made = plan(speeds, (1, 1))
-    took = compute_s(made, doing, {one.device: one for one in true}, links)
+    speeds = [remembered(tmp_path, item) for item in thought]
+    built = plan(speeds, (1, 1))
+    took = compute_s(built, doing, {item.device: item for item in true}, links)
     times = [{"decode": steps(seconds or 0.0)} for seconds in took]
-    [line] = correct(made, doing, speeds, links, times, Corrections(tmp_path))
+    [line] = correct(built, doing, speeds, links, times, Corrections(tmp_path))
     assert line.startswith(f"{PI} computed 15 % longer than it was measured to take (")
-    after = [remembered(tmp_path, one) for one in thought]
-    assert [one.layer_s.at(1) for one in after] == pytest.approx([4 * MS, 4.6 * MS])
-    assert [one.corrected for one in after] == pytest.approx([1, 1.15])
-    assert correct(made, doing, after, links, times, Corrections(tmp_path)) == []  # now it is as predicted
+    after = [remembered(tmp_path, item) for item in thought]
+    assert [item.layer_s.at(1) for item in after] == pytest.approx([4 * MS, 4.6 * MS])
+    assert [item.corrected for item in after] == pytest.approx([1, 1.15])
+    assert correct(built, doing, after, links, times, Corrections(tmp_path)) == []  # now it is as predicted
 
 
 def test_what_is_not_clear_changes_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from edge.errors import EngineError
 from edge.net import rendezvous
-from edge.survey.joining import TRIES, Newcomers
+from edge.survey.joining import TRIES, JoiningDevices
 from edge.survey.survey import Survey
 from tests.support import planning
 from transport.tcp_link import POLL_S
@@ -31,14 +31,14 @@ def test_a_device_that_cannot_be_measured_is_tried_so_often_and_then_left_alone(
 ) -> None:
     tried: list[str] = []
 
-    def fails(self: Newcomers, address: str, *_: Any) -> None:
+    def fails(self: JoiningDevices, address: str, *_: Any) -> None:
         tried.append(address)
         raise EngineError("it went away")
 
-    monkeypatch.setattr(Newcomers, "_measured", fails)
+    monkeypatch.setattr(JoiningDevices, "_measured", fails)
     no_file: Any = None
-    newcomers = Newcomers(lambda: ["pi:7070"], no_file, "", "auto", insecure=True)
+    joining = JoiningDevices(lambda: ["pi:7070"], no_file, "", "auto", insecure=True)
     known = Survey((planning.device("local", planning.MS),), planning.linked(("local",)))
     for _ in range(TRIES + 3):
-        assert newcomers.measured(known, lambda done, of: None) is None
+        assert joining.measured(known, lambda done, total: None) is None
     assert tried == ["pi:7070"] * TRIES

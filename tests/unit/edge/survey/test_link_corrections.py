@@ -20,7 +20,7 @@ from tests.support.planning import MS, device, linked, work
 A, B = "a:1", "b:1"
 DOING = work(8)
 SPEEDS = [device(LOCAL, MS), device(A, MS), device(B, MS)]
-BY = {one.device: one for one in SPEEDS}
+BY = {speed.device: speed for speed in SPEEDS}
 SLOW = LinkSpeed(2 * MS, 1e5)  # 5 ms for a row of 512 bytes
 
 
@@ -33,19 +33,19 @@ def measured(folder: Path) -> Links:
     return LinkCorrections(folder).applied(linked([LOCAL, A, B], SLOW))
 
 
-def times(made: Plan, links: Links, *, compute: float = 1.0, n: int = 40) -> list[dict[str, Summary]]:
+def times(built: Plan, links: Links, *, compute: float = 1.0, n: int = 40) -> list[dict[str, Summary]]:
     """Steps of each rank that take what is true of the links, and so many times what is predicted of its computing."""
-    own_s = [one or 0.0 for one in compute_s(made, DOING, BY, links)]
+    own_s = [item or 0.0 for item in compute_s(built, DOING, BY, links)]
     ranks = iter(own_s)
-    stages_s = [max(next(ranks) for _ in stage.shards) for stage in made.stages]
-    token_s = predict(made, DOING, BY, links).latency_s + (compute - 1) * sum(stages_s)
-    found = []
+    stages_s = [max(next(ranks) for _ in stage.shards) for stage in built.stages]
+    token_s = predict(built, DOING, BY, links).latency_s + (compute - 1) * sum(stages_s)
+    results = []
     for seconds in own_s:
         record = StepTimes()
         for _ in range(n):
             record.add(StepTime(1, compute * seconds, token_s - compute * seconds))
-        found.append(record.summaries())
-    return found
+        results.append(record.summaries())
+    return results
 
 
 def scaled(times_: float, *ends: str) -> Links:
@@ -60,47 +60,47 @@ def scaled(times_: float, *ends: str) -> Links:
 def test_the_next_prediction_is_what_a_token_took(
     tmp_path: Path, kind: str, shares: tuple[float, float], slower: float
 ) -> None:
-    made, true = plan(LOCAL, A, kind=kind, shares=shares), scaled(slower, LOCAL, A)
-    took = times(made, true)
-    [line] = correct_links(made, DOING, SPEEDS, measured(tmp_path), took, LinkCorrections(tmp_path))
+    built, true = plan(LOCAL, A, kind=kind, shares=shares), scaled(slower, LOCAL, A)
+    took = times(built, true)
+    [line] = correct_links(built, DOING, SPEEDS, measured(tmp_path), took, LinkCorrections(tmp_path))
     assert line.startswith("communication took ")
     after = measured(tmp_path)
-    wanted_s = predict(made, DOING, BY, true).latency_s
-    assert predict(made, DOING, BY, after).latency_s == pytest.approx(wanted_s, rel=1e-3)
+    wanted_s = predict(built, DOING, BY, true).latency_s
+    assert predict(built, DOING, BY, after).latency_s == pytest.approx(wanted_s, rel=1e-3)
     assert after.get(LOCAL, A).corrected == pytest.approx(slower, rel=1e-3)
     for ends in ((LOCAL, B), (A, B), (B, A)):
         assert after.get(*ends) == SLOW  # no token took them
-    assert correct_links(made, DOING, SPEEDS, after, took, LinkCorrections(tmp_path)) == []  # it is as predicted now
+    assert correct_links(built, DOING, SPEEDS, after, took, LinkCorrections(tmp_path)) == []  # it is as predicted now
 
 
 def test_only_ways_that_a_token_takes_are_corrected(tmp_path: Path) -> None:
-    made = plan(LOCAL, A, B)
+    built = plan(LOCAL, A, B)
     assert correct_links(
-        made, DOING, SPEEDS, measured(tmp_path), times(made, scaled(2, LOCAL, A, B)), LinkCorrections(tmp_path)
+        built, DOING, SPEEDS, measured(tmp_path), times(built, scaled(2, LOCAL, A, B)), LinkCorrections(tmp_path)
     )
     corrected = {ends for ends, link in measured(tmp_path).between.items() if link.corrected != 1}
     assert corrected == {(LOCAL, A), (A, B), (B, LOCAL)}
 
 
 def test_slow_devices_are_not_taken_for_slow_links(tmp_path: Path) -> None:
-    made = plan(LOCAL, A)
-    took = times(made, measured(tmp_path), compute=2.0)
-    assert correct_links(made, DOING, SPEEDS, measured(tmp_path), took, LinkCorrections(tmp_path)) == []
+    built = plan(LOCAL, A)
+    took = times(built, measured(tmp_path), compute=2.0)
+    assert correct_links(built, DOING, SPEEDS, measured(tmp_path), took, LinkCorrections(tmp_path)) == []
 
 
 def test_what_is_not_clear_changes_nothing(tmp_path: Path) -> None:
     """A token 15 % longer is the least."""
-    made, links = plan(LOCAL, A), measured(tmp_path)
-    total_s = predict(made, DOING, BY, links).latency_s
-    apart_s = total_s - sum(one or 0.0 for one in compute_s(made, DOING, BY, links))
+    built, links = plan(LOCAL, A), measured(tmp_path)
+    total_s = predict(built, DOING, BY, links).latency_s
+    apart_s = total_s - sum(item or 0.0 for item in compute_s(built, DOING, BY, links))
     for share, count in ((PLAN_OFF - 0.005, 0), (PLAN_OFF + 0.005, 1)):
         slower = 1 + (share - 1) * total_s / apart_s
-        took = times(made, scaled(slower, LOCAL, A))
-        assert len(correct_links(made, DOING, SPEEDS, links, took, LinkCorrections(tmp_path / str(count)))) == count
-    slow = times(made, scaled(9, LOCAL, A))
-    assert correct_links(made, DOING, SPEEDS, links, slow, LinkCorrections(tmp_path), disturbed=True) == []
-    few = times(made, scaled(9, LOCAL, A), n=15)
-    assert correct_links(made, DOING, SPEEDS, links, few, LinkCorrections(tmp_path)) == []
+        took = times(built, scaled(slower, LOCAL, A))
+        assert len(correct_links(built, DOING, SPEEDS, links, took, LinkCorrections(tmp_path / str(count)))) == count
+    slow = times(built, scaled(9, LOCAL, A))
+    assert correct_links(built, DOING, SPEEDS, links, slow, LinkCorrections(tmp_path), disturbed=True) == []
+    few = times(built, scaled(9, LOCAL, A), n=15)
+    assert correct_links(built, DOING, SPEEDS, links, few, LinkCorrections(tmp_path)) == []
     assert correct_links(plan(LOCAL), DOING, SPEEDS, links, few[:1], LinkCorrections(tmp_path)) == []
     assert not LinkCorrections(tmp_path).learn((LOCAL, A), SLOW, 1e6)
 

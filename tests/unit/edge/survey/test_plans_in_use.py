@@ -45,7 +45,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
     import devices.remembered as remembered
 
     own_folders(monkeypatch, tmp_path)
-    clock = Clock().of(monkeypatch, remembered)
+    clock = Clock().install(monkeypatch, remembered)
     clock.now = 1e9
     return clock
 
@@ -58,13 +58,13 @@ def replanner(plan: Plan, speeds: Sequence[DeviceSpeed]) -> Replanner:
 
 def ranks(compute_s: Sequence[float], waits_s: float, n: int = 32) -> list[dict[str, Summary]]:
     """Summarize so many steps that compute so long, by rank, and wait for others."""
-    found = []
+    results = []
     for seconds in compute_s:
         times = StepTimes()
         for _ in range(n):
             times.add(StepTime(1, compute_s=seconds, communication_s=waits_s))
-        found.append(times.summaries())
-    return found
+        results.append(times.summaries())
+    return results
 
 
 def several() -> tuple[Plan, float]:

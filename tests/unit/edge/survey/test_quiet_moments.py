@@ -33,18 +33,18 @@ class Profiler:
     keys: tuple[str, ...] = ("own", "worker")
     steps: int = 1
     streams: bool = False
-    taken: list[int] = field(default_factory=list)  # ranks, in order
+    timed: list[int] = field(default_factory=list)  # ranks, in order
 
     def send(self, worker: Any, check: Any) -> None:
         """There is nothing to send."""
 
     def time(self, session: Any, on_step: Any) -> Times:
-        self.taken.append(session.rank)
+        self.timed.append(session.rank)
         on_step()
         return self.moments[session.rank].pop(0)
 
-    def to_json(self, taken: Times) -> Any:
-        return [taken.seconds, taken.busy]
+    def to_json(self, used: Times) -> Any:
+        return [used.seconds, used.busy]
 
     def read(self, rank: int, values: Any) -> Times | None:
         return Times(*values)
@@ -70,17 +70,17 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
     monkeypatch.setattr(module, "RemoteSession", lambda _, rank, *__, **___: Session(rank))
     monkeypatch.setattr(module, "connect_all", lambda *_: [])
     monkeypatch.setattr(module, "measure_links", lambda *_, **__: Links())
-    clock = Clock().of(monkeypatch, remembered)
+    clock = Clock().install(monkeypatch, remembered)
     clock.now = 1e9
     return clock
 
 
 def devices(workers: int) -> Devices:
-    made = Devices(None, (), 1)
-    made.addresses = ("local", "worker:1")[: workers + 1]
-    made.workers = [None, object()][: workers + 1]  # type: ignore[assignment, list-item]
-    made.profiles = made.profiles * (workers + 1)
-    return made
+    built = Devices(None, (), 1)
+    built.addresses = ("local", "worker:1")[: workers + 1]
+    built.workers = [None, object()][: workers + 1]  # type: ignore[assignment, list-item]
+    built.profiles = built.profiles * (workers + 1)
+    return built
 
 
 def surveyed(
@@ -90,12 +90,12 @@ def surveyed(
     timing = Profiler({0: own, 1: worker or []})
     reported: list[tuple[float, float]] = []
     with CancelScope() as closing:
-        found, _ = survey(
+        result, _ = survey(
             devices(worker is not None), timing, closing, fresh=fresh, on_step=lambda *step: reported.append(step)
         )
     assert [done for done, _ in reported] == list(range(1, len(reported) + 1))
-    assert all(done <= of for done, of in reported)  # what is measured once more is no step
-    return found, timing.taken
+    assert all(done <= total for done, total in reported)  # what is measured once more is no step
+    return result, timing.timed
 
 
 SLOW, SLOWER, QUIET = Times(3.0, True), Times(4.0, True), Times(1.0)

@@ -22,21 +22,21 @@ MS = 1e-3
 
 def changes_of(expected: list[float | None], windows: list[tuple[float, ...]]) -> list[list[SpeedChange]]:
     """Return what each window reports, in ms."""
-    one = StragglerDetector([None if ms is None else ms * MS for ms in expected])
-    return [one.window([ms * MS for ms in window]) for window in windows]
+    first = StragglerDetector([None if ms is None else ms * MS for ms in expected])
+    return [first.window([ms * MS for ms in window]) for window in windows]
 
 
 def test_a_rank_is_slow_after_three_windows_and_then_that_is_expected_of_it() -> None:
-    found = changes_of([10, 20], [(10, 40), (11, 42), (10, 44), (10, 42), (10, 42), (10, 42)])
-    assert found[:2] == [[], []]
-    assert found[2] == [SpeedChange(1, pytest.approx(2.1))]
-    assert found[3:] == [[], [], []]
+    result = changes_of([10, 20], [(10, 40), (11, 42), (10, 44), (10, 42), (10, 42), (10, 42)])
+    assert result[:2] == [[], []]
+    assert result[2] == [SpeedChange(1, pytest.approx(2.1))]
+    assert result[3:] == [[], [], []]
 
 
 def test_it_is_fast_again_likewise() -> None:
-    found = changes_of([10, 20], [(10, 40)] * 3 + [(10, 20)] * 3)
-    assert found[2] == [SpeedChange(1, pytest.approx(2.0))]
-    assert (found[3], found[4], found[5]) == ([], [], [SpeedChange(1, pytest.approx(0.5))])
+    result = changes_of([10, 20], [(10, 40)] * 3 + [(10, 20)] * 3)
+    assert result[2] == [SpeedChange(1, pytest.approx(2.0))]
+    assert (result[3], result[4], result[5]) == ([], [], [SpeedChange(1, pytest.approx(0.5))])
 
 
 @pytest.mark.parametrize(
@@ -61,15 +61,15 @@ def test_the_only_rank_that_computes_is_slow_by_itself() -> None:
 
 
 def test_after_a_change_a_bad_moment_is_none_either() -> None:
-    found = changes_of([10, 20], [(10, 40)] * 3 + [(10, 90)] + [(10, 40)] * 3)
-    assert found[2] == [SpeedChange(1, pytest.approx(2.0))]
-    assert not any(found[3:])
+    result = changes_of([10, 20], [(10, 40)] * 3 + [(10, 90)] + [(10, 40)] * 3)
+    assert result[2] == [SpeedChange(1, pytest.approx(2.0))]
+    assert not any(result[3:])
 
 
 def test_what_was_never_predicted_is_expected_to_stay_as_it_was() -> None:
-    found = changes_of([None, None], [(10, 20), (10, 90), (10, 21)] + [(10, 21)] * 3 + [(10, 63)] * 3)
-    assert not any(found[:-1])
-    assert found[-1] == [SpeedChange(1, pytest.approx(3.0))]
+    result = changes_of([None, None], [(10, 20), (10, 90), (10, 21)] + [(10, 21)] * 3 + [(10, 63)] * 3)
+    assert not any(result[:-1])
+    assert result[-1] == [SpeedChange(1, pytest.approx(3.0))]
 
 
 class Timed(DistributedEngine):
@@ -89,9 +89,9 @@ class Timed(DistributedEngine):
 def looked(watch: StragglerWatch, engine: DistributedEngine) -> list[str]:
     """Return what a look finds."""
     watch.look(engine)
-    found = [*watch.notes]
+    results = [*watch.notes]
     watch.notes.clear()
-    return found
+    return results
 
 
 def test_the_next_plan_goes_by_what_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,9 +121,9 @@ def test_the_next_plan_goes_by_what_was_seen(tmp_path: Path, monkeypatch: pytest
     assert watch.survey.speeds[1].corrected == pytest.approx(30)
     by_now, _ = best_of(Planner(work, watch.survey.speeds, links, "made up", ""))
     assert by_now.devices == [LOCAL] or by_now.devices == (LOCAL,)
-    found = Remembered("slow-workers").get(pi)
-    assert found is not None
-    assert found[0] == 30
+    result = Remembered("slow-workers").get(pi)
+    assert result is not None
+    assert result[0] == 30
     assert [answer(1) for _ in range(IN_A_ROW)][-1] == ["pi computes 97 % less than it did"]
     assert Remembered("slow-workers").get(pi) is None
     assert watch.survey.speeds[1].corrected == pytest.approx(1)

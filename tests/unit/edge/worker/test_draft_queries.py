@@ -25,10 +25,10 @@ class Counting:
     context, n_vocab = CONTEXT, N_VOCAB
 
     def __init__(self) -> None:
-        self.asked: list[tuple[list[int], int]] = []
+        self.queries: list[tuple[list[int], int]] = []
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
-        self.asked.append((list(tokens), n))
+        self.queries.append((list(tokens), n))
         return [(tokens[-1] + i) % N_VOCAB for i in range(1, n + 1)]
 
 
@@ -52,7 +52,7 @@ def test_a_token_crosses_once() -> None:
             assert proposer.propose(now, n) == [now[-1] + i for i in range(1, n + 1)]
             assert link.sent_bytes - sent == 12 + 4 * (len(now) - known)
             assert link.received_bytes - received == 4 * n
-            assert model.asked[-1] == (now, n)
+            assert model.queries[-1] == (now, n)
         proposer.end()
         assert done.result(WAIT_S) is None
 
@@ -62,13 +62,13 @@ def test_a_long_text_goes_in_parts() -> None:
     model, text = Counting(), [i % N_VOCAB for i in range(2 * MOST_TOKENS + 1)]
     with followed(model) as (proposer, _, _):
         assert proposer.propose(text, 2) == [text[-1] + 1, text[-1] + 2]
-    assert [(len(tokens), n) for tokens, n in model.asked] == [(512, 0), (1024, 0), (1025, 2)]
-    assert model.asked[-1][0] == text
+    assert [(len(tokens), n) for tokens, n in model.queries] == [(512, 0), (1024, 0), (1025, 2)]
+    assert model.queries[-1][0] == text
 
 
 def test_requests_are_what_was_packed() -> None:
-    for asked in (DraftQuery(0, 7, (1, 2, 3)), DraftQuery(9, 0, ()), None):
-        assert unpack(pack(asked)) == asked
+    for request in (DraftQuery(0, 7, (1, 2, 3)), DraftQuery(9, 0, ()), None):
+        assert unpack(pack(request)) == request
 
 
 HEAD = struct.Struct("<BBHII")
@@ -96,7 +96,7 @@ def test_what_cannot_be_asked_is_refused(data: bytes, words: str) -> None:
         link.send(data, Kind.CONTROL)
         with pytest.raises(ProtocolError, match=words):
             done.result(WAIT_S)
-    assert not model.asked
+    assert not model.queries
 
 
 def test_only_requests_are_taken() -> None:

@@ -12,14 +12,14 @@ from edge.worker.service import Worker
 class Busy(Worker):
     """A worker that somebody uses for so many looks."""
 
-    def __init__(self, looks: int) -> None:
-        self.looks, self.seen, self.left = looks, 0, False
+    def __init__(self, checks: int) -> None:
+        self.checks, self.seen, self.left = checks, 0, False
 
     @property
     def in_use(self) -> int:
         self.seen += 1
-        assert self.seen <= self.looks + 1, "nobody uses it any more"
-        return int(self.seen <= self.looks)
+        assert self.seen <= self.checks + 1, "nobody uses it any more"
+        return int(self.seen <= self.checks)
 
     def leave(self) -> None:
         self.left = True
@@ -45,10 +45,10 @@ def test_a_second_word_or_control_c_ends_it_at_once(signals: list[int], at_once:
 
 def test_it_stays_while_it_is_used_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "_LEAVE_POLL_S", 0.0)
-    one = Busy(5)
-    _leave(one, _EndSignal())
-    assert one.left
-    assert one.seen == 6
+    first = Busy(5)
+    _leave(first, _EndSignal())
+    assert first.left
+    assert first.seen == 6
 
 
 @pytest.mark.parametrize("limit", ["time", "word"])
@@ -59,7 +59,7 @@ def test_it_does_not_stay_for_ever(limit: str, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(daemon, "LEAVE_S", 0.0)
     else:
         signal_(signal.SIGINT, None)
-    one = Busy(1000)
-    _leave(one, signal_)
-    assert one.left
-    assert one.seen < 1000
+    first = Busy(1000)
+    _leave(first, signal_)
+    assert first.left
+    assert first.seen < 1000

@@ -9,7 +9,7 @@ from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
-from edge.llama.token_table import TokenTable
+from edge.llama.vocabulary import TokenTable
 from edge.llm.engine import Engine
 from quant.gguf.file import GgufFile
 from tests.conftest import FIGURES, OPTIONS, Synthetic
